@@ -1,0 +1,32 @@
+"""torchprof: which layer? Time, memory and calls of a PyTorch model, layer by layer, forward and backward.
+
+The public names are loaded when they are first used, so that reading a saved run imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torchprof.version import __version__
+
+if TYPE_CHECKING:
+    from torchprof.errors import TorchprofError
+    from torchprof.profile import Profile
+    from torchprof.run import Run, load
+
+__all__ = ["Profile", "Run", "TorchprofError", "__version__", "load"]
+
+_ROOMS = {"Profile": "profile", "Run": "run", "TorchprofError": "errors", "load": "run", "profile": "profile"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOMS:
+        raise AttributeError(f"module 'torchprof' has no attribute {name!r}")
+    from importlib import import_module
+
+    room = import_module(f"torchprof.{_ROOMS[name]}")
+    return room if name == "profile" else getattr(room, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

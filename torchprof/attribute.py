@@ -1,0 +1,268 @@
+"""The rule of ownership: which layer an event worked for, and in which phase. Knows no torch."""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+OUTSIDE = -1
+"""The layer index of work that belongs to no layer: loss, optimizer, data."""
+NOT_SELECTED = -2
+"""The layer index of work in layers that ``paths=`` did not select."""
+
+FORWARD = "forward"
+BACKWARD = "backward"
+RECOMPUTE = "recompute"
+PHASES = (FORWARD, BACKWARD, RECOMPUTE)
+
+
+class Kind(Enum):
+    """What sort of thing an event reports."""
+
+    OP = "op"
+    USER_LABEL = "label"
+    LABEL = "forward of a labelled module"
+    NODE = "autograd node, with the engine's work around it"
+    BACKWARD_FUNCTION = "autograd node"
+    KERNEL = "kernel"
+    MEMORY = "memory"
+
+
+class Event(NamedTuple):
+    """What ``attribute`` needs of one profiler event, and no more.
+
+    ``name`` of a LABEL event is its label. ``sequence`` is the autograd sequence number (-1: none) and
+    ``forward_thread`` the thread that it was counted on. ``correlation`` is an op's own number (0: none) and a
+    kernel's number of the op that launched it. ``device`` names where the memory is or the kernel ran, ``nbytes`` is
+    negative for a free.
+    """
+
+    kind: Kind
+    name: str
+    start_ns: int
+    end_ns: int
+    thread: int
+    sequence: int = -1
+    forward_thread: int = 0
+    correlation: int = 0
+    device: str = "cpu"
+    nbytes: int = 0
+
+
+class Site(NamedTuple):
+    """What a label stands for: one module, the layers it may be (one for each of its paths, first path first).
+
+    ``wrapper`` is the label of the module that only wraps this one and is shown as the same layer: its range around
+    ours is the same call.
+    """
+
+    layers: tuple[int, ...]
+    wrapper: str | None = None
+
+
+class Frame(NamedTuple):
+    """One step inward from a layer to an event: ``kind`` is op, label, kernel, region, collective or python."""
+
+    kind: str
+    name: str
+
+
+class Place:
+    """Where work belongs: a layer, a phase, and the frames from the layer's range inward to the work itself.
+
+    There is one object for each distinct place, numbered in the order of first use.
+    """
+
+    __slots__ = ("_inner", "frame", "index", "is_node", "layer", "outer", "phase")
+
+    def __init__(self, index: int, layer: int, phase: str, outer: Place | None, frame: Frame | None) -> None:
+        self.index = index
+        self.layer = layer
+        self.phase = phase
+        self.outer = outer
+        self.frame = frame
+        self.is_node = False
+        self._inner: dict[str, Place] = {}
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        """Outer to inner; ``()`` is the layer's own time between ops."""
+        frames = []
+        place: Place | None = self
+        while place is not None and place.frame is not None:
+            frames.append(place.frame)
+            place = place.outer
+        return tuple(reversed(frames))
+
+
+class Attributed(NamedTuple):
+    """An event with its place. ``around`` is the place whose time it interrupts, ``calls`` is 0 where the event only
+    continues a call (an op directly inside one of its name, a module inside its wrapper), ``ns`` its time."""
+
+    event: Event
+    place: Place
+    around: Place | None
+    calls: int
+    ns: int
+
+
+class Places:
+    """All places of one run."""
+
+    def __init__(self) -> None:
+        self.all: list[Place] = []
+        self._layers: dict[tuple[int, str], Place] = {}
+
+    def of_layer(self, layer: int, phase: str) -> Place:
+        place = self._layers.get((layer, phase))
+        if place is None:
+            place = self._layers[layer, phase] = self._new(layer, phase, None, None)
+        return place
+
+    def inside(self, outer: Place, kind: str, name: str) -> Place:
+        key = name if kind == "op" else f"{kind}:{name}"
+        place = outer._inner.get(key)
+        if place is None:
+            place = outer._inner[key] = self._new(outer.layer, outer.phase, outer, Frame(kind, name))
+        return place
+
+    def _new(self, layer: int, phase: str, outer: Place | None, frame: Frame | None) -> Place:
+        place = Place(len(self.all), layer, phase, outer, frame)
+        self.all.append(place)
+        return place
+
+
+class Makers:
+    """Which layer made the autograd nodes of one forward thread, by sequence number.
+
+    Several ops can carry one number: the one that started last made the node. An in-place write to a view gives a node
+    a number that no op carries, so the last op at or below the number is the maker.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._layers: dict[int, int] = {}
+
+    def add(self, number: int, layer: int) -> None:
+        if not self._numbers or number > self._numbers[-1]:
+            self._numbers.append(number)
+        elif number not in self._layers:
+            insort(self._numbers, number)
+        self._layers[number] = layer
+
+    def find(self, number: int) -> int:
+        at = bisect_right(self._numbers, number)
+        return self._layers[self._numbers[at - 1]] if at else OUTSIDE
+
+
+class Attribution:
+    """One walk over the events of one session, in the order of their start.
+
+    After the walk, ``callers`` holds which layer called which (OUTSIDE: nobody), and ``places`` all places.
+    """
+
+    def __init__(self, sites: Mapping[str, Site], paths: Sequence[tuple[str, ...]]) -> None:
+        """``sites`` by label; ``paths`` of the layers, which tell the calls of a module with several paths apart."""
+        self.places = Places()
+        self.callers: set[tuple[int, int]] = set()
+        self._sites = sites
+        self._paths = paths
+
+    def attribute(self, events: Iterable[Event]) -> Iterator[Attributed]:
+        """Say, for every event, which layer it worked for and in which phase.
+
+        Forward work belongs to the innermost labelled range around it on its thread; a labelled range inside backward
+        is recompute. Backward work belongs to the layer of the op that made its autograd node, wherever it runs; a
+        kernel to the op that launched it. Work that belongs to nobody has the layer OUTSIDE: it is shown, never
+        dropped. Events must come in the order of their start, an outer one before an inner one.
+        """
+        places = self.places
+        inside = places.inside
+        outside = places.of_layer(OUTSIDE, FORWARD)
+        stacks: dict[int, list[tuple[int, Place, str | None]]] = {}  # per thread: end, place, innermost label
+        makers: dict[int, Makers] = {}
+        node_before: dict[tuple[int, int], int] = {}  # (thread, depth) → layer of the last autograd node there
+        launched_by: dict[int, Place] = {}
+        op, label_kind, node, memory, kernel = Kind.OP, Kind.LABEL, Kind.NODE, Kind.MEMORY, Kind.KERNEL
+
+        for event in events:
+            kind, name, start, end, thread, sequence, forward_thread, correlation, _, _ = event
+            if kind is kernel:
+                launcher = launched_by.get(correlation, outside)
+                yield Attributed(event, inside(launcher, "kernel", name), None, 1, end - start)
+                continue
+            stack = stacks.get(thread)
+            if stack is None:
+                stack = stacks[thread] = []
+            while stack and stack[-1][0] <= start:
+                stack.pop()
+            around: Place | None = None
+            label: str | None = None
+            if stack:
+                limit, around, label = stack[-1]
+                # Clocks of different sources differ by a few ns: what sticks out would break the nesting after it.
+                if end > limit:
+                    end = limit
+            if kind is memory:
+                yield Attributed(event, around or outside, around, 0, 0)
+                continue
+
+            calls = 1
+            if kind is op:
+                outer = around or outside
+                frame = outer.frame
+                if frame is not None and frame.name == name and frame.kind == "op":
+                    place, calls = outer, 0
+                else:
+                    place = inside(outer, "op", name)
+                if sequence >= 0:
+                    made = makers.get(thread)
+                    if made is None:
+                        made = makers[thread] = Makers()
+                    made.add(sequence, place.layer)
+            elif kind is label_kind:
+                site = self._sites[name]
+                caller = around.layer if around is not None else OUTSIDE
+                layer = site.layers[0] if len(site.layers) == 1 else self._nearest(site.layers, caller)
+                phase = FORWARD if around is None or around.phase == FORWARD else RECOMPUTE
+                place = places.of_layer(layer, phase)
+                if label is not None and label == site.wrapper:
+                    calls = 0
+                elif phase == FORWARD:
+                    self.callers.add((caller, layer))
+                label = name
+            elif kind is node or (kind is Kind.BACKWARD_FUNCTION and not (around is not None and around.is_node)):
+                depth = (thread, len(stack))
+                if sequence >= 0:
+                    layer = makers[forward_thread].find(sequence) if forward_thread in makers else OUTSIDE
+                else:
+                    # AccumulateGrad has no number; the engine runs it right after the node that made its gradient.
+                    layer = node_before.get(depth, OUTSIDE)
+                node_before[depth] = layer
+                place = inside(places.of_layer(layer, BACKWARD), "op", name)
+                place.is_node = True
+            else:
+                place = inside(around or outside, "label" if kind is Kind.USER_LABEL else "op", name)
+
+            stack.append((end, place, label))
+            if correlation:
+                launched_by[correlation] = place
+            yield Attributed(event, place, around, calls, end - start)
+
+    def _nearest(self, layers: tuple[int, ...], caller: int) -> int:
+        """Of a module's several paths, the one that shares most steps with its caller's; the first where none does."""
+        if caller < 0:
+            return layers[0]
+        around = self._paths[caller]
+
+        def shared(layer: int) -> int:
+            steps = 0
+            for ours, theirs in zip(self._paths[layer], around):
+                if ours != theirs:
+                    break
+                steps += 1
+            return steps
+
+        return max(layers, key=shared)

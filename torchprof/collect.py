@@ -1,0 +1,300 @@
+"""One profiler session, and its events: the only file that touches ``torch.autograd.profiler``.
+
+Every difference between torch versions ends here.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+from torch.autograd import profiler as torch_profiler
+from torch.autograd.profiler_util import EventList
+
+from torchprof.attribute import Event, Kind
+from torchprof.errors import TorchprofError
+from torchprof.instrument import PREFIX, RAISED
+
+# What torch's own EventList leaves out: bookkeeping of record_function and of autograd (torch.autograd.profiler_util).
+_BOOKKEEPING = frozenset(
+    {
+        "profiler::_record_function_enter",
+        "profiler::_record_function_enter_new",
+        "profiler::_record_function_exit",
+        "aten::is_leaf",
+        "aten::output_nr",
+        "aten::_version",
+        "[OutOfMemory]",
+    }
+)
+_NODE_PREFIX = "autograd::engine::evaluate_function: "
+_USER_SCOPE, _BACKWARD_SCOPE = 7, 1
+
+_WAY_OUT = (
+    "torch runs one profiler session in a process at a time. End it before the `with torchprof.Profile(...)` block, or "
+    "take one of the two away: torchprof's own figures come with torch's `prof.key_averages()` and `prof.raw()`."
+)
+
+
+class Call(NamedTuple):
+    """One forward call of a labelled module: its label and where its events are."""
+
+    label: str
+    start_ns: int
+    end_ns: int
+    thread: int
+    finished: bool
+
+
+class Session:
+    """One session of torch's profiler, from ``start`` to ``stop``.
+
+    ``device`` is the kind of device whose kernels are recorded ("cuda", "xpu", …), None for the CPU alone.
+    """
+
+    _running: Session | None = None  # one in a process
+
+    def __init__(
+        self, device: str | None, *, profile_memory: bool = False, record_shapes: bool = False, with_stack: bool = False
+    ) -> None:
+        self.device = device
+        self.wall_ns = 0
+        config = torch._C._profiler._ExperimentalConfig(verbose=True) if with_stack else None
+        self._profiler: Any = torch_profiler.profile(
+            use_kineto=True,
+            use_device=device,
+            profile_memory=profile_memory,
+            record_shapes=record_shapes,
+            with_stack=with_stack,
+            experimental_config=config,
+        )
+        self.started = False
+        self._started_ns = 0
+        self._guarded: dict[str, Any] = {}
+
+    def start(self) -> None:
+        """Raises TorchprofError where another session, ours or the user's, is active or in warm-up in this process."""
+        refuse_if_profiled()
+        Session._running = self
+        try:
+            self._profiler.__enter__()
+            self._guard()
+        except BaseException:
+            Session._running = None
+            raise
+        self.started = True
+        self._started_ns = time.perf_counter_ns()
+
+    def stop(self) -> None:
+        self.wall_ns = time.perf_counter_ns() - self._started_ns
+        for name, original in self._guarded.items():
+            setattr(torch_profiler.profile, name, original)
+        try:
+            self._profiler.__exit__(None, None, None)
+        finally:
+            Session._running = None
+
+    def _guard(self) -> None:
+        """A session that somebody starts inside ours would end ours, or kill the process: refuse it."""
+
+        def refusing(original: Any) -> Any:
+            def guarded(other: Any, *args: Any, **kwargs: Any) -> Any:
+                raise TorchprofError(f"A profiler was started inside a torchprof.Profile block. {_WAY_OUT}")
+
+            return guarded
+
+        for name in ("_prepare_trace", "_start_trace"):
+            original = torch_profiler.profile.__dict__.get(name)
+            if original is not None:
+                self._guarded[name] = original
+                setattr(torch_profiler.profile, name, refusing(original))
+
+    def events(self) -> Iterator[Event]:
+        """What happened, in the order of start: ops, labels, autograd nodes, memory, and the work of the device."""
+        on_device = self.device is not None
+        kinds: dict[str, Kind | None] = {}  # by name; None: left out
+        threads: dict[int, int] = {}  # correlation number of an op → its thread
+        devices: dict[tuple[Any, int], str] = {}
+        cpu = DeviceType.CPU
+        correlation = 0
+        for raw in self._raw():
+            name = raw.name()
+            thread = raw.start_thread_id()
+            if on_device:
+                if raw.device_type() != cpu and name != "[memory]":
+                    if not _is_annotation(raw):
+                        device = _device(raw, devices)
+                        launcher = raw.linked_correlation_id()
+                        yield Event(Kind.KERNEL, name, raw.start_ns(), raw.end_ns(), thread, -1, 0, launcher, device)
+                    continue
+                # A call of the device's runtime (cudaLaunchKernel) is linked to the op it ran in, on that op's thread.
+                launcher = raw.linked_correlation_id()
+                thread = threads.get(launcher, thread) if launcher else thread
+                correlation = 0 if launcher else raw.correlation_id()
+                if correlation:
+                    threads[correlation] = thread
+            try:
+                kind = kinds[name]
+            except KeyError:
+                kind = kinds[name] = _kind(raw, name)
+            if kind is None:
+                continue
+            if kind is Kind.MEMORY:
+                at = raw.start_ns()
+                yield Event(kind, name, at, at, thread, -1, 0, 0, _device(raw, devices), raw.nbytes())
+                continue
+            sequence = raw.sequence_nr()
+            forward_thread = 0
+            if sequence >= 0:
+                if kind is Kind.NODE:
+                    forward_thread = raw.fwd_thread_id()
+                elif raw.scope() == _BACKWARD_SCOPE:
+                    kind = Kind.BACKWARD_FUNCTION
+                    forward_thread = raw.fwd_thread_id()
+            yield Event(kind, name, raw.start_ns(), raw.end_ns(), thread, sequence, forward_thread, correlation)
+
+    def calls(self) -> list[Call]:
+        """The forward calls of labelled modules, in the order in which they ended."""
+        found = []
+        raised: list[tuple[int, int]] = []
+        for raw in self._raw():
+            name = raw.name()
+            if name == RAISED:
+                raised.append((raw.start_thread_id(), raw.start_ns()))
+            elif name.startswith(PREFIX) and raw.device_type() == DeviceType.CPU:
+                found.append(Call(name, raw.start_ns(), raw.end_ns(), raw.start_thread_id(), True))
+        # The mark of a failed call is the last thing in its range: of the ranges around it, the innermost failed.
+        for thread, at in raised:
+            around = [
+                number
+                for number, call in enumerate(found)
+                if call.finished and call.thread == thread and call.start_ns <= at <= call.end_ns
+            ]
+            innermost = max(around, key=lambda number: found[number].start_ns)
+            found[innermost] = found[innermost]._replace(finished=False)
+        return sorted(found, key=lambda call: call.end_ns)
+
+    def event_list(self) -> EventList:
+        """torch's own list of the whole session, as it would be without our labels."""
+        return self._event_list(self._unlabelled())
+
+    def event_lists(self, calls: list[Call]) -> list[EventList]:
+        """For each call, torch's own list of what happened in it: its ops, their kernels and their memory."""
+        by_thread: dict[int, list[Any]] = {}
+        kernels: dict[int, list[Any]] = {}  # by the correlation number of the op
+        for raw in self._unlabelled():
+            launcher = raw.linked_correlation_id()
+            if launcher:
+                kernels.setdefault(launcher, []).append(raw)
+            elif raw.device_type() == DeviceType.CPU or raw.name() == "[memory]":
+                by_thread.setdefault(raw.start_thread_id(), []).append(raw)
+        starts = {thread: [raw.start_ns() for raw in raws] for thread, raws in by_thread.items()}
+        lists = []
+        for call in calls:
+            on_thread = starts.get(call.thread, [])
+            first, last = bisect_left(on_thread, call.start_ns), bisect_left(on_thread, call.end_ns)
+            inside = by_thread.get(call.thread, [])[first:last]
+            launched = [
+                kernel for raw in inside if raw.correlation_id() for kernel in kernels.get(raw.correlation_id(), ())
+            ]
+            lists.append(self._event_list(inside + launched))
+        return lists
+
+    def _event_list(self, raws: list[Any]) -> EventList:
+        parsed = self._profiler._parse_kineto_results(_Results(raws, self._profiler.kineto_results.trace_start_ns()))
+        events = EventList(parsed, use_device=self.device, profile_memory=self._profiler.profile_memory)
+        events._build_tree()
+        return events
+
+    def _unlabelled(self) -> list[Any]:
+        return [raw for raw in self._raw() if not raw.name().startswith(PREFIX)]
+
+    def _raw(self) -> list[Any]:
+        results = self._profiler.kineto_results
+        if results is None:
+            return []
+        raws: list[Any] = results.events()
+        if raws:
+            raws.sort(key=type(raws[0]).start_ns)  # they come sorted, so this is one cheap pass
+        return raws
+
+
+class _Results(NamedTuple):
+    """What torch's parser asks of a result, for a part of the events."""
+
+    raws: list[Any]
+    start_ns: int
+
+    def events(self) -> list[Any]:
+        return self.raws
+
+    def trace_start_ns(self) -> int:
+        return self.start_ns
+
+
+def empty_event_list() -> EventList:
+    """What a profiler that was switched off has seen."""
+    events = EventList([])
+    events._build_tree()
+    return events
+
+
+def refuse_if_profiled() -> None:
+    """Raise TorchprofError where a profiler session is active, or prepared, in this process."""
+    if Session._running is not None:
+        raise TorchprofError(f"Another torchprof.Profile block is active. {_WAY_OUT}")
+    active = getattr(torch_profiler, "_is_profiler_enabled", False) or torch._C._autograd._profiler_enabled()
+    if active:
+        raise TorchprofError(f"Another profiler is active in this process. {_WAY_OUT}")
+    for thing in gc.get_objects():
+        # A schedule in warm-up has prepared a session that no flag tells of; starting ours then kills the process.
+        if type(thing) is torch_profiler.profile and getattr(thing, "entered", False) and thing.kineto_results is None:
+            raise TorchprofError(f"A torch profiler is in the warm-up of its schedule. {_WAY_OUT}")
+
+
+def missing_device(device: str) -> str | None:
+    """Why kernels of this kind of device cannot be recorded here, None where they can."""
+    name = device.upper()
+    if device == "mps":
+        return f"{name} reports no kernels to torch's profiler: its columns are unknown, the CPU's are right."
+    module = getattr(torch, device, None)
+    if module is None or not module.is_available():
+        return f"{name} was asked for, but torch finds no {name} device here: its columns are unknown."
+    activity = getattr(torch.profiler.ProfilerActivity, name, torch.profiler.ProfilerActivity.CPU)
+    if activity not in torch.profiler.supported_activities():
+        return f"{name} was asked for, but this torch cannot record its kernels: its columns are unknown."
+    return None
+
+
+def _kind(raw: Any, name: str) -> Kind | None:
+    """The kind of the CPU events of one name; None for what is left out."""
+    if name == "[memory]":
+        return Kind.MEMORY
+    if name in _BOOKKEEPING or name == RAISED or getattr(raw, "is_python_function", bool)():
+        return None
+    if name.startswith(PREFIX):
+        return Kind.LABEL
+    if name.startswith(_NODE_PREFIX):
+        return Kind.NODE
+    if raw.scope() == _USER_SCOPE:
+        return Kind.USER_LABEL
+    return Kind.BACKWARD_FUNCTION if raw.scope() == _BACKWARD_SCOPE else Kind.OP
+
+
+def _is_annotation(raw: Any) -> bool:
+    """Whether a span on the device's timeline only mirrors a range of the CPU: it is no work."""
+    return bool(raw.is_user_annotation()) or raw.name().startswith(PREFIX)
+
+
+def _device(raw: Any, known: dict[tuple[Any, int], str]) -> str:
+    key = (raw.device_type(), raw.device_index())
+    device = known.get(key)
+    if device is None:
+        kind = key[0].name.lower()
+        device = known[key] = "cpu" if kind in ("cpu", "mkldnn", "ideep") else f"{kind}:{max(key[1], 0)}"
+    return device

@@ -1,0 +1,19 @@
+"""The one error of torchprof, and the sentence that helps out of it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TorchprofError(RuntimeError):
+    """Something that torchprof cannot do. The message says what was wrong, what was expected and what to do."""
+
+
+def suggest(given: str, choices: Iterable[str], limit: int = 3) -> str:
+    """Say which of the choices were probably meant, or list all of them when none is near."""
+    known = list(choices)
+    near = difflib.get_close_matches(given, known, n=limit, cutoff=0.5)
+    if near:
+        return "Did you mean " + " or ".join(repr(choice) for choice in near) + "?"
+    return "Choose from " + ", ".join(repr(choice) for choice in known) + "."

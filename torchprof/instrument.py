@@ -1,0 +1,264 @@
+"""Labels on the forwards of modules: put on for a while, and taken off again.
+
+``forward`` is wrapped where it is defined, on the class, and the wrapper looks its label up by the identity of the
+module. So copies, pickles and replicas made meanwhile run their own weights, ``type(module)`` and the instance's
+``__dict__`` stay as they are, and a module that is not ours passes through.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import operator
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from threading import get_ident
+from typing import Any
+from urllib.parse import quote
+
+import torch
+from torch import nn
+
+PREFIX = "torchprof:"
+RAISED = PREFIX + "!raised"
+"""A label of no length inside the range of a call that did not finish."""
+
+_record: Callable[[str], Any] = getattr(
+    getattr(torch._C, "_profiler", None), "_RecordFunctionFast", torch.autograd.profiler.record_function
+)
+_is_observed: Callable[[], bool] = torch._C._autograd._profiler_enabled
+
+
+@dataclass
+class Target:
+    """A module to be labelled: what it is called in a trace, and what was seen at its first call."""
+
+    module: nn.Module
+    label: str
+    input_shapes: tuple[tuple[int, ...], ...] = ()
+    output_shapes: tuple[tuple[int, ...], ...] = ()
+    training: bool = True
+
+
+def label_of(path: Iterable[str]) -> str:
+    """The label of a path, in plain ASCII, so that a trace carries it whole."""
+    return PREFIX + ".".join(quote(step, safe="#()") for step in path)
+
+
+class _InstanceForward:
+    """The stand-in for a ``forward`` that an instance carries itself (``torch.compile``, accelerate do that).
+
+    A copy or a pickle of the module made meanwhile gets what was there before.
+    """
+
+    def __init__(self, original: Callable[..., Any], call: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, original)
+        self._original = original
+        self._call = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_original"], name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self._original, memo)
+
+    def __reduce__(self) -> Any:
+        return operator.getitem, ((self._original,), 0)
+
+
+class _BoundLater:
+    """The stand-in for a ``forward`` on a class that is no plain function: a staticmethod, or TorchScript's own."""
+
+    def __init__(self, original: Any, wrap: Callable[[Callable[..., Any], Any], Callable[..., Any]]) -> None:
+        self._original = original
+        self._wrap = wrap
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        bound = self._original.__get__(instance, owner) if hasattr(self._original, "__get__") else self._original
+        return bound if instance is None else self._wrap(bound, instance)
+
+
+@dataclass
+class Labels:
+    """The labels on some modules, from ``attach`` to ``detach``.
+
+    ``unobserved`` counts the calls on threads that the profiler does not record, by label; ``unlabelled`` lists the
+    labels of modules whose forward could not be wrapped. ``before_first``, where given, is called before every call of
+    ``trigger`` until it returns True: only from then on are calls labelled.
+    """
+
+    targets: Sequence[Target]
+    trigger: Sequence[nn.Module] = ()
+    before_first: Callable[[], bool] | None = None
+    unobserved: Counter[str] = field(default_factory=Counter)
+    unlabelled: list[str] = field(default_factory=list)
+
+    def attach(self) -> None:
+        self._home = get_ident()
+        self._restore: list[Callable[[], None]] = []
+        self._seen: list[dict[int, str]] = []  # the labels of the modules that were called, by class that has forward
+        self._unseen: list[dict[int, Target]] = []
+        self._on_class: dict[type, tuple[dict[int, str], dict[int, Target]]] = {}
+        self._armed = self.before_first is None
+        self._triggers = {id(module) for module in self.trigger}
+        self._limit = sys.getrecursionlimit()
+        # Of four frames that a nested call costs, one is ours: what fitted in the limit before must still fit.
+        self._raised_limit = self._limit * 2
+        sys.setrecursionlimit(self._raised_limit)
+        try:
+            for target in self.targets:
+                self._attach(target)
+        except BaseException:
+            self.detach()
+            raise
+
+    def detach(self) -> None:
+        """Leave every class and instance as it was. A wrapper that somebody has wrapped since passes calls through."""
+        for restore in reversed(self._restore):
+            restore()
+        for labels in self._seen:
+            labels.clear()
+        for targets in self._unseen:
+            targets.clear()
+        if sys.getrecursionlimit() == self._raised_limit:
+            sys.setrecursionlimit(self._limit)
+
+    def _attach(self, target: Target) -> None:
+        module = target.module
+        own = "_compiled_call_impl" if getattr(module, "_compiled_call_impl", None) is not None else "forward"
+        if own in module.__dict__:
+            self._attach_to_instance(target, own)
+            return
+        # A lazy module becomes another class in its first call, before its forward is looked up there again.
+        classes = [type(module)] + [cls for cls in [getattr(type(module), "cls_to_become", None)] if cls is not None]
+        for cls in classes:
+            owner = next((base for base in cls.__mro__ if "forward" in base.__dict__), None)
+            if owner is None or owner is nn.Module:
+                continue  # a container without a forward: nobody can call it
+            if owner not in self._on_class and not self._wrap_class(owner):
+                self.unlabelled.append(target.label)
+                continue
+            self._on_class[owner][1][id(module)] = target
+
+    def _wrap_class(self, owner: type) -> bool:
+        original = owner.__dict__["forward"]
+        labels, unseen = self._tables()
+        stand_in: Any
+        if hasattr(original, "__code__"):
+            stand_in = self._wrapper(original, labels, unseen)
+        else:
+
+            def wrap(bound: Callable[..., Any], instance: Any) -> Callable[..., Any]:
+                if id(instance) not in labels and id(instance) not in unseen:
+                    return bound
+                labelled = self._wrapper(lambda _, *args, **kwargs: bound(*args, **kwargs), labels, unseen)
+                return functools.wraps(bound)(lambda *args, **kwargs: labelled(instance, *args, **kwargs))
+
+            stand_in = _BoundLater(original, wrap)
+        try:
+            owner.forward = stand_in  # type: ignore[attr-defined]
+        except (AttributeError, TypeError):
+            return False
+        self._on_class[owner] = labels, unseen
+
+        def restore() -> None:
+            if owner.__dict__.get("forward") is stand_in:
+                owner.forward = original  # type: ignore[attr-defined]
+
+        self._restore.append(restore)
+        return True
+
+    def _attach_to_instance(self, target: Target, name: str) -> None:
+        module = target.module
+        original = module.__dict__[name]
+        labels, unseen = self._tables()
+        unseen[id(module)] = target
+        wrapper = self._wrapper(lambda _, *args, **kwargs: original(*args, **kwargs), labels, unseen)
+        stand_in = _InstanceForward(original, functools.partial(wrapper, module))
+        module.__dict__[name] = stand_in
+
+        def restore() -> None:
+            if module.__dict__.get(name) is stand_in:
+                module.__dict__[name] = original
+
+        self._restore.append(restore)
+
+    def _tables(self) -> tuple[dict[int, str], dict[int, Target]]:
+        labels: dict[int, str] = {}
+        unseen: dict[int, Target] = {}
+        self._seen.append(labels)
+        self._unseen.append(unseen)
+        return labels, unseen
+
+    def _wrapper(
+        self, original: Callable[..., Any], labels: dict[int, str], unseen: dict[int, Target]
+    ) -> Callable[..., Any]:
+        home = self._home
+        record, is_observed, thread = _record, _is_observed, get_ident
+
+        @functools.wraps(original)
+        def forward(self_: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            label = labels.get(id(self_))
+            target = None
+            if label is None:
+                target = unseen.get(id(self_))
+                if target is None or not self._arm(target.module):
+                    return original(self_, *args, **kwargs)
+                label = target.label
+            if thread() != home and not is_observed():
+                self.unobserved[label] += 1
+                return original(self_, *args, **kwargs)
+            if target is not None:
+                unseen.pop(id(self_), None)
+                labels[id(self_)] = label
+                target.training = self_.training
+                target.input_shapes = _shapes(args, kwargs)
+            with record(label):
+                try:
+                    result = original(self_, *args, **kwargs)
+                except BaseException:
+                    with record(RAISED):
+                        raise
+            if target is not None:
+                target.output_shapes = _shapes((result,), {})
+            return result
+
+        # torch.compile traces the forward that was there, and compiles it under the wrapper, not the wrapper.
+        forward._torchdynamo_inline = original  # type: ignore[attr-defined]
+        _leave_to_eager(forward)
+        return forward
+
+    def _arm(self, module: nn.Module) -> bool:
+        if not self._armed and id(module) in self._triggers and self.before_first is not None:
+            self._armed = self.before_first()
+        return self._armed
+
+
+def _leave_to_eager(wrapper: Callable[..., Any]) -> None:
+    """Have torch.compile run this very frame as it is and look at the calls inside it again."""
+    frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    if hasattr(frames, "set_code_exec_strategy"):
+        strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+        frames.set_code_exec_strategy(wrapper.__code__, strategy)
+    elif hasattr(frames, "skip_code"):
+        frames.skip_code(wrapper.__code__)
+
+
+def _shapes(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
+    """The shapes of the tensors in some arguments or results, through tuples, lists and dicts."""
+    found = []
+    waiting = [*reversed(kwargs.values()), *reversed(args)] if kwargs else list(reversed(args))
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            found.append(tuple(value.shape))
+        elif isinstance(value, (tuple, list)):
+            waiting.extend(reversed(value))
+        elif isinstance(value, dict):
+            waiting.extend(reversed(value.values()))
+    return tuple(found)

@@ -1,0 +1,385 @@
+"""``Profile``: labels on, session on, the user's code, both off, and a ``Run``. The one conductor."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import nn
+from torch.autograd.profiler_util import EventList
+
+from torchprof.attribute import Attribution, Kind
+from torchprof.collect import Session, empty_event_list, missing_device, refuse_if_profiled
+from torchprof.cost import FIELDS, format_time
+from torchprof.errors import TorchprofError, suggest
+from torchprof.instrument import Labels, Target, label_of
+from torchprof.modules import Plan, Trace, some, walk_modules
+from torchprof.run import Meta, Rows, Run, SampleKey, Spread, fold
+from torchprof.version import __version__
+
+__all__ = ["Profile", "Trace", "walk_modules"]
+
+_UNFINISHED = "<unfinished torchprof.profile>"
+_DEVICES = ("cuda", "xpu", "mps", "mtia", "hpu")
+_WORTH_SAYING = 0.02  # the share of the time from which on the labels' own cost is told
+
+
+class Profile:
+    """Profile a model, layer by layer, forward and backward, in a ``with`` block.
+
+    ``model``: a module, or a list of modules that run together. ``enabled=False`` records nothing and costs nothing.
+    ``use_cuda`` records CUDA kernels; ``use_device`` names another kind of device ("xpu", "mps", …).
+    ``profile_memory`` records allocations. ``paths`` selects modules, leaf or not: tuples of names or dotted strings,
+    with or without the root, ``*`` for any one step; work elsewhere is shown as ``(not selected)``. ``warmup``: so many
+    calls of the model come first and are not recorded. ``record_shapes`` and ``with_stack`` record input shapes and
+    source lines for ``key_averages`` and ``raw``.
+
+    Afterwards ``run`` holds the result, ``display()`` the table, ``raw()`` and ``key_averages()`` torch's own lists.
+    A Profile is used once. Raises TorchprofError (a RuntimeError) on entry for a path that matches nothing, while
+    another profiler is active, and for a second entry.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Sequence[nn.Module],
+        enabled: bool = True,
+        use_cuda: bool = False,
+        profile_memory: bool = False,
+        paths: Iterable[Any] | None = None,
+        *,
+        use_device: str | None = None,
+        warmup: int = 0,
+        record_shapes: bool = False,
+        with_stack: bool = False,
+    ) -> None:
+        self._model = model
+        self.enabled = enabled
+        self.use_cuda = use_cuda
+        self.profile_memory = profile_memory
+        self.paths = paths
+        self.use_device = use_device
+        self.warmup = warmup
+        self.record_shapes = record_shapes
+        self.with_stack = with_stack
+
+        self.entered = False
+        self.exited = False
+        self.traces: tuple[Trace, ...] = ()
+        self._event_lists: defaultdict[tuple[str, ...], list[EventList]] = defaultdict(list)
+        self._run: Run | None = None
+
+    # The block
+
+    def __enter__(self) -> Profile:
+        if not self.enabled:
+            return self
+        if self.entered:
+            raise TorchprofError("torchprof profiler is not reentrant")
+        self._models = _checked_models(self._model)
+        self._device = self._checked_device()
+        if not isinstance(self.warmup, int) or self.warmup < 0:
+            raise TorchprofError(f"warmup is a number of calls, 0 or more, not {self.warmup!r}.")
+        self._plan = Plan(self._models, self.paths)
+        refuse_if_profiled()
+        unseen = missing_device(self._device) if self._device else None
+        self._doubts = [unseen] if unseen else []
+        self._session = Session(
+            self._device if not unseen else None,
+            profile_memory=self.profile_memory,
+            record_shapes=self.record_shapes,
+            with_stack=self.with_stack,
+        )
+        self._labels = Labels(self._plan.targets)
+        if self.warmup:
+            self._labels.trigger = self._models
+            self._labels.before_first = self._warm
+        self._labels.attach()
+        try:
+            if not self.warmup:
+                self._session.start()
+        except BaseException:
+            self._labels.detach()
+            raise
+        self.entered = True
+        self.traces = self._plan.traces
+        return self
+
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+        if not self.enabled or not self.entered or self.exited:
+            return
+        self._labels.detach()
+        try:
+            if self._session.started:
+                self._session.stop()
+        finally:
+            self._facts = self._plan.layers()
+            self._doubts += self._plan.changes(self._models)
+            self.exited = True
+
+    def _warm(self) -> bool:
+        """Called before each call of the model until the session starts; says whether it has."""
+        self.warmup_left = getattr(self, "warmup_left", self.warmup) - 1
+        if self.warmup_left >= 0:
+            return False
+        self._session.start()
+        return True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model."""
+        if not isinstance(self._model, nn.Module):
+            raise TorchprofError("This Profile holds several models: call the one you mean itself.")
+        return self._model(*args, **kwargs)
+
+    # The result
+
+    @property
+    def run(self) -> Run:
+        """The result. Raises TorchprofError before the block has ended, and where profiling was switched off."""
+        if not self.enabled:
+            raise TorchprofError("This Profile was made with enabled=False: nothing was recorded.")
+        if not self.exited:
+            raise TorchprofError("The block of this Profile has not ended: there is no run yet.")
+        if self._run is None:
+            self._run = self._make_run()
+        return self._run
+
+    def display(
+        self,
+        show_events: bool = False,
+        *,
+        depth: int | None = None,
+        sort_by: str | None = None,
+        top: int | None = None,
+        percent: bool = False,
+        tablefmt: str | None = None,
+        file: TextIO | None = None,
+    ) -> str:
+        """The tree table; see ``torchprof.reports.tree`` for what the options do.
+
+        With ``file``, an open text file, the table is written there as well, with a line's end. Before the block has
+        ended, and with ``enabled=False``, the text is ``<unfinished torchprof.profile>``.
+        """
+        if file is not None and not hasattr(file, "write"):
+            raise TorchprofError(f"file={file!r} is no open text file: use `open(path, 'w')`, or sys.stdout.")
+        text = _UNFINISHED
+        if self.exited:
+            text = self.run.report(
+                "tree",
+                show_events=show_events,
+                depth=depth,
+                sort_by=sort_by,
+                top=top,
+                percent=percent,
+                tablefmt=tablefmt,
+            )
+        if file is not None:
+            file.write(text + "\n")
+        return text
+
+    def __str__(self) -> str:
+        return self.display()
+
+    def raw(self) -> tuple[tuple[Trace, ...], defaultdict[tuple[str, ...], list[EventList]]] | None:
+        """``(traces, event_lists)``, None before the end.
+
+        ``event_lists[path]`` holds torch's own ``EventList`` for each finished call of that module, in order: of the
+        selected modules, or of the leaves where no paths were given. Built when first asked for.
+        """
+        return (self.traces, self.trace_profile_events) if self.exited else None
+
+    @property
+    def trace_profile_events(self) -> defaultdict[tuple[str, ...], list[EventList]]:
+        """The mapping that ``raw()`` gives; empty before the end."""
+        if self.exited and not self._event_lists:
+            attribution = Attribution(self._plan.sites, [layer.path for layer in self._facts])
+            paths = {
+                (event.thread, event.start_ns): self._plan.real_path(event.name, place.layer)
+                for event, place, *_ in attribution.attribute(self._session.events())
+                if event.kind is Kind.LABEL and place.layer >= 0
+            }
+            calls = [
+                call
+                for call in self._session.calls()
+                if call.finished and paths.get((call.thread, call.start_ns)) in self._plan.with_event_lists
+            ]
+            for call, events in zip(calls, self._session.event_lists(calls)):
+                self._event_lists[paths[call.thread, call.start_ns]].append(events)
+        return self._event_lists
+
+    def key_averages(self, *args: Any, **kwargs: Any) -> EventList:
+        """torch's own averages over all events, with torch's arguments (``group_by_input_shape`` needs
+        ``record_shapes=True``, ``group_by_stack_n`` needs ``with_stack=True``). Empty with ``enabled=False``; raises
+        TorchprofError before the end."""
+        if not self.enabled:
+            return empty_event_list()
+        if not self.exited:
+            raise TorchprofError("The block of this Profile has not ended: there are no averages yet.")
+        if "group_by_input_shape" in kwargs:  # torch.profiler's spelling; EventList's has an s
+            kwargs["group_by_input_shapes"] = kwargs.pop("group_by_input_shape")
+        averages: EventList = self._session.event_list().key_averages(*args, **kwargs)
+        return averages
+
+    # How it comes about
+
+    def _checked_device(self) -> str | None:
+        if self.use_device is None:
+            return "cuda" if self.use_cuda else None
+        backend = torch._C._get_privateuse1_backend_name()
+        known = (*_DEVICES, *([backend] if backend != "privateuseone" else []))
+        if self.use_device not in known:
+            raise TorchprofError(
+                f"use_device={self.use_device!r} is no kind of device. {suggest(str(self.use_device), known)}"
+            )
+        if self.use_cuda and self.use_device != "cuda":
+            raise TorchprofError(
+                f"use_cuda=True and use_device={self.use_device!r} contradict each other: leave one out."
+            )
+        return self.use_device
+
+    def _make_run(self) -> Run:
+        layers = self._facts
+        attribution = Attribution(self._plan.sites, [layer.path for layer in layers])
+        rank = _rank()
+        rows, samples = fold(attribution.attribute(self._session.events()), attribution.places.all, layers, rank)
+        doubts = [*self._doubts, *self._doubts_about(rows, samples, attribution.callers)]
+        kinds = [name for name in FIELDS if name == "cpu_ns" or (self.profile_memory and name.startswith("cpu_"))]
+        of_device = [
+            name for name in FIELDS if name == "device_ns" or (self.profile_memory and name.startswith("device_"))
+        ]
+        requested = kinds + (of_device if self._device else [])
+        measured = kinds + (of_device if self._session.device else [])
+        meta = Meta(
+            model=tuple(layer.kind for layer in layers if len(layer.path) == 1),
+            rank=rank,
+            device=self._device,
+            requested=tuple(requested),
+            measured=tuple(measured),
+            paths=self._plan.selected_paths,
+            wall_ns=self._session.wall_ns,
+            warnings=tuple(doubts),
+            versions=(
+                ("torchprof", __version__),
+                ("torch", torch.__version__),
+                ("python", platform.python_version()),
+            ),
+            flags=(
+                ("use_cuda", bool(self.use_cuda)),
+                ("profile_memory", bool(self.profile_memory)),
+                ("record_shapes", bool(self.record_shapes)),
+                ("with_stack", bool(self.with_stack)),
+            ),
+            machine=platform.node(),
+            script=str(Path(sys.argv[0]).absolute()) if sys.argv and sys.argv[0] else "",
+        )
+        return Run((meta,), layers, rows, samples)
+
+    def _doubts_about(self, rows: Rows, samples: dict[SampleKey, Spread], callers: set[tuple[int, int]]) -> list[str]:
+        doubts = []
+        layers = rows.layers
+        if not self._session.started:
+            doubts.append(f"Nothing was recorded: the model was called no more than warmup={self.warmup} times.")
+        called = {key.layer for key in samples}
+        silent = [layers[index].name for index in sorted(self._plan.callable_layers) if index not in called]
+        if silent and self._session.started:
+            doubts.append(
+                f"Never called: {some(silent)}. If they did work, it ran in a function of the layer above, "
+                "and is shown there."
+            )
+        for label, calls in sorted(self._labels.unobserved.items()):
+            name = layers[self._plan.sites[label].layers[0]].name
+            doubts.append(
+                f"Not counted: {_times(calls)} of {name} on a thread that torch's profiler does not record. It records "
+                "the thread that enters the block, and autograd's."
+            )
+        if self._labels.unlabelled:
+            doubts.append(f"Could not be labelled, and are part of the layer above: {some(self._labels.unlabelled)}.")
+        crossing = [
+            f"{layers[inner].name} by {layers[outer].name}"
+            for outer, inner in sorted(callers)
+            if outer >= 0 and layers[inner].path[: len(layers[outer].path)] != layers[outer].path
+        ]
+        if crossing:
+            doubts.append(
+                f"Called from outside the layer above them: {some(crossing)}. Their time is in their own place in the "
+                "tree, not in the caller's total."
+            )
+        calls = sum(spread.count for spread in samples.values())
+        if calls * 10_000 > _WORTH_SAYING * self._session.wall_ns:  # a label costs well under 10 us
+            cost = calls * label_ns()
+            if cost > _WORTH_SAYING * self._session.wall_ns:
+                doubts.append(
+                    f"The labels themselves took about {format_time(cost)} of {format_time(self._session.wall_ns)} "
+                    f"({cost / self._session.wall_ns:.0%}): {calls} calls of {format_time(label_ns())}, measured here."
+                )
+        return doubts
+
+
+def _checked_models(model: Any) -> list[nn.Module]:
+    models = list(model) if isinstance(model, (list, tuple)) else [model]
+    if not models:
+        raise TorchprofError("Profile needs a model; the list is empty.")
+    for one in models:
+        if not isinstance(one, nn.Module):
+            hint = ""
+            if hasattr(one, "_torchdynamo_orig_callable"):
+                hint = " A compiled function has no layers: profile the module it calls."
+            elif isinstance(one, type) and issubclass(one, nn.Module):
+                hint = f" Make one first: {one.__name__}(...)."
+            raise TorchprofError(f"Profile needs a torch.nn.Module or a list of them, not {one!r:.80}.{hint}")
+        for module in one.modules():
+            if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
+                raise TorchprofError(
+                    f"nn.DataParallel runs replicas of {type(module.module).__name__} on {len(module.device_ids)} "
+                    "devices, in threads that torch's profiler does not record. Profile its `.module` on one device, "
+                    "or use DistributedDataParallel."
+                )
+    return models
+
+
+def _rank() -> int:
+    distributed = torch.distributed
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+
+
+def _times(calls: int) -> str:
+    return "1 call" if calls == 1 else f"{calls} calls"
+
+
+_calibration = threading.Lock()
+_label_ns: list[float] = []
+
+
+def label_ns() -> float:
+    """What one label costs inside a session, in nanoseconds.
+
+    Measured once in a process, in a session of its own: 2,000 calls of a module that does nothing, labelled and bare.
+    """
+    with _calibration:
+        if not _label_ns:
+            module = nn.Identity()
+            took = []
+            session = Session(None)
+            session.start()
+            try:
+                for targets in ([], [Target(module, label_of(("calibration",)))]):
+                    labels = Labels(targets)
+                    labels.attach()
+                    try:
+                        module(None)
+                        start = time.perf_counter_ns()
+                        for _ in range(2000):
+                            module(None)
+                        took.append(time.perf_counter_ns() - start)
+                    finally:
+                        labels.detach()
+            finally:
+                session.stop()
+            _label_ns.append(max(took[1] - took[0], 0) / 2000)
+        return _label_ns[0]

@@ -1,0 +1,289 @@
+"""The tree table: every layer with self and total costs and calls, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate, tabulate_formats
+
+from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE
+from torchprof.cost import MEASURES, Cost, Measure, Unit, as_key
+from torchprof.errors import TorchprofError, suggest
+from torchprof.reports import report
+from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Node, Op, Run
+
+CALLS = "Number of Calls"
+UNKNOWN = "–"
+
+# How torchprof's table always looked: no outer bars, and a line of dashes under the headings.
+LOOK = TableFormat(
+    lineabove=None,
+    linebelowheader=Line("", "-", "-|-", ""),
+    linebetweenrows=None,
+    linebelow=None,
+    headerrow=DataRow("", " | ", ""),
+    datarow=DataRow("", " | ", ""),
+    padding=0,
+    with_header_hide=None,
+)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of figures: one measure, in one phase, self or total. No measure: the number of calls."""
+
+    heading: str
+    phase: str
+    measure: Measure | None = None
+    is_self: bool = False
+    measured: bool = True
+
+    @property
+    def key(self) -> str:
+        return "calls" if self.measure is None else as_key(self.heading)
+
+    def of(self, figures: Figures) -> int:
+        if self.measure is None:
+            return figures.calls
+        return self.measure.of((figures.own if self.is_self else figures.total).get(self.phase, Cost()))
+
+    def text(self, figures: Figures, whole: int | None) -> str:
+        """The cell; ``whole`` is what 100 % is, None for no percentage."""
+        if self.measure is None:
+            return "" if figures.calls < 0 else str(figures.calls)
+        if self.phase not in figures.total:
+            return ""
+        if not self.measured or figures.unknown or (figures.timeless and self.measure.unit is Unit.TIME):
+            return UNKNOWN
+        value = self.of(figures)
+        text = self.measure.text(value)
+        return text if not whole or self.measure.unit is not Unit.TIME else f"{text} ({value / whole:.1%})"
+
+
+@dataclass
+class Figures:
+    """What one row shows: self and total by phase (no entry: blank) and calls (-1: blank)."""
+
+    own: dict[str, Cost] = field(default_factory=dict)
+    total: dict[str, Cost] = field(default_factory=dict)
+    calls: int = -1
+    unknown: bool = False  # never called: what it would have cost, nobody knows
+    timeless: bool = False  # outside of all layers, between ops: no range tells how long that was
+
+
+@dataclass
+class Entry:
+    """A row of the table with the rows below it."""
+
+    name: str
+    figures: Figures
+    children: list[Entry] = field(default_factory=list)
+    ops: list[Entry] = field(default_factory=list)
+    shown: bool = True
+
+
+def columns_of(run: Run, show_events: bool = False) -> list[Column]:
+    """The columns that a run can fill: forward first, then calls, then what the other phases took.
+
+    What was asked for and could not be measured has a column of unknowns; what was not asked for has none. Self columns
+    of backward and recompute stand only beside operators.
+    """
+    meta = run.meta
+    device = (meta.device or "device").upper()
+    columns = []
+    for phase in run.phases():
+        lead = "" if phase == FORWARD else phase.capitalize() + " "
+        for measure in MEASURES:
+            names = {name for name, _ in measure.fields}
+            if not names <= set(meta.requested):
+                continue
+            heading = measure.heading.format(device=device)
+            measured = names <= set(meta.measured)
+            if phase == FORWARD or show_events:
+                columns.append(Column(f"{lead}Self {heading}", phase, measure, True, measured))
+            columns.append(Column(f"{lead}{heading}", phase, measure, False, measured))
+        if phase == FORWARD:
+            columns.append(Column(CALLS, phase))
+    return columns
+
+
+@report("tree")
+def tree(
+    run: Run,
+    *,
+    show_events: bool = False,
+    depth: int | None = None,
+    sort_by: str | None = None,
+    top: int | None = None,
+    percent: bool = False,
+    tablefmt: str | None = None,
+) -> str:
+    """The module tree with a row for each layer.
+
+    ``show_events`` lists under each layer the operators that ran directly in it, those of backward and recompute marked
+    so. ``depth`` hides the layers below that depth (0: the model alone); totals stay. ``sort_by`` orders siblings by a
+    column, largest first: its heading, or that in lower case with underscores (``self_cpu_total``, ``calls``). ``top``
+    shows only so many layers, the largest by self of that column (of CPU where there is none), with those above them.
+    ``percent`` writes beside each time its share of all that was recorded in that phase. ``tablefmt`` is any of
+    tabulate's formats. Under the table stand the run's doubts.
+
+    Raises TorchprofError for an unknown column or format and for a negative number.
+    """
+    for name, number in (("depth", depth), ("top", top)):
+        if number is not None and (not isinstance(number, int) or number < 0):
+            raise TorchprofError(f"{name} is a number of {'levels' if name == 'depth' else 'rows'}, not {number!r}.")
+    columns = columns_of(run, show_events)
+    sorting = _column(sort_by, columns) if sort_by is not None else None
+    lines = _lines(run, show_events)
+    if sorting is not None:
+        _sort(lines, sorting)
+    hidden = ""
+    if top is not None:
+        hidden = _keep_top(lines, sorting or columns[0], top)
+    wholes = {column: _whole(lines, column) if percent else None for column in columns}
+    table = [
+        [text, *(column.text(line.figures, wholes[column]) for column in columns)]
+        for text, line in _drawn(lines, depth)
+    ]
+    text = draw(["Module", *(column.heading for column in columns)], table, tablefmt)
+    notes = [hidden] if hidden else []
+    notes += [warning for meta in run.metas for warning in meta.warnings]
+    return "\n".join([text, *([""] if notes else []), *notes])
+
+
+def draw(headings: Sequence[str], table: Sequence[Sequence[str]], tablefmt: str | None = None) -> str:
+    """A table as text, in torchprof's own look or any of tabulate's formats; tree lines keep their indentation."""
+    if tablefmt is not None:
+        if tablefmt not in tabulate_formats:
+            raise TorchprofError(f"tabulate has no format {tablefmt!r}. {suggest(str(tablefmt), tabulate_formats)}")
+        return str(tabulate(table, headings, tablefmt, disable_numparse=True, preserve_whitespace=True))
+    # As a heading tabulate would make each column two characters wider than its content.
+    rows = [headings, SEPARATING_LINE, *table]
+    return str(tabulate(rows, tablefmt=LOOK, disable_numparse=True, preserve_whitespace=True))
+
+
+def _column(name: str, columns: Sequence[Column]) -> Column:
+    for column in columns:
+        if name in (column.heading, column.key):
+            return column
+    raise TorchprofError(f"This run has no column {name!r}. {suggest(str(name), [column.key for column in columns])}")
+
+
+def _lines(run: Run, show_events: bool) -> list[Entry]:
+    phases = run.phases()
+    ops = {phase: run.ops(phase) for phase in phases} if show_events else {}
+    index = {layer.path: number for number, layer in enumerate(run.layers)}
+    selected = None if run.meta.paths is None else set(run.meta.paths)
+    lines = []
+    for root in range(len(run.roots)):
+        lines_of: dict[tuple[str, ...], Entry] = {}
+        for nodes in zip(*(run.tree(phase, root).walk() for phase in phases)):
+            layer = nodes[0].layer
+            blank = selected is not None and layer.path not in selected
+            line = Entry(layer.path[-1], Figures() if blank else _figures(phases, nodes))
+            line.ops = [] if blank else _op_lines({phase: ops[phase].get(index[layer.path], []) for phase in ops})
+            lines_of[layer.path] = line
+            if len(layer.path) == 1:
+                lines.append(line)
+            else:
+                lines_of[layer.path[:-1]].children.append(line)
+    for name, is_selected in ((NOT_SELECTED_NAME, False), (OUTSIDE_NAME, True)):
+        costs = {phase: run.no_layer(phase, selected=is_selected) for phase in phases}
+        if any(costs.values()):
+            line = Entry(name, Figures(costs, costs))
+            key = OUTSIDE if is_selected else NOT_SELECTED
+            line.ops = _op_lines({phase: ops[phase].get(key, []) for phase in ops}, is_selected)
+            lines.append(line)
+    return lines
+
+
+def _figures(phases: Sequence[str], nodes: Sequence[Node]) -> Figures:
+    called = any(node.calls or node.total for node in nodes)
+    return Figures(
+        {phase: node.self for phase, node in zip(phases, nodes)},
+        {phase: node.total for phase, node in zip(phases, nodes)},
+        nodes[0].calls,
+        not called,
+    )
+
+
+def _op_lines(ops: dict[str, list[Op]], in_no_layer: bool = False) -> list[Entry]:
+    return [
+        Entry(
+            op.name if phase == FORWARD else f"{op.name} ({phase})",
+            Figures(
+                {phase: op.self},
+                {phase: op.total},
+                -1 if op.name == BETWEEN_OPS else op.calls,
+                timeless=op.name == BETWEEN_OPS and in_no_layer,
+            ),
+        )
+        for phase, found in ops.items()
+        for op in sorted(found, key=lambda op: op.name == BETWEEN_OPS)
+    ]
+
+
+def _sort(lines: list[Entry], column: Column) -> None:
+    waiting = [lines]
+    while waiting:
+        siblings = waiting.pop()
+        of_layers = [line for line in siblings if line.name not in (OUTSIDE_NAME, NOT_SELECTED_NAME)]
+        siblings[: len(of_layers)] = sorted(of_layers, key=lambda line: -column.of(line.figures))
+        for line in siblings:
+            line.ops.sort(key=lambda op: -column.of(op.figures))
+            waiting.append(line.children)
+
+
+def _keep_top(lines: list[Entry], column: Column, top: int) -> str:
+    """Hide all but the layers with the largest self of a column, and those above them; say how many were hidden."""
+    by_self = Column(column.heading, column.phase, column.measure, True)
+    below: list[tuple[Entry, Entry | None]] = []  # every layer's line, with the one above it, those above first
+    waiting: list[tuple[Entry, Entry | None]] = [
+        (line, None) for line in lines if line.name not in (OUTSIDE_NAME, NOT_SELECTED_NAME)
+    ]
+    while waiting:
+        line, above = waiting.pop()
+        below.append((line, above))
+        waiting.extend((child, line) for child in line.children)
+    ranked = sorted((line for line, _ in below if line.figures.total), key=lambda line: -by_self.of(line.figures))
+    kept = {id(line) for line in ranked[:top]}
+    for line, above in reversed(below):
+        line.shown = id(line) in kept
+        if line.shown and above is not None:
+            kept.add(id(above))
+    hidden = sum(not line.shown for line, _ in below)
+    by = column.heading if column.measure is None or column.is_self else f"self of {column.heading}"
+    return f"{hidden} rows hidden: these are the {min(top, len(ranked))} largest by {by}, with the layers above them."
+
+
+def _whole(lines: Sequence[Entry], column: Column) -> int | None:
+    """All that was recorded of a measure in a phase: the self of every row."""
+    if column.measure is None:
+        return None
+    whole = 0
+    waiting = list(lines)
+    while waiting:
+        line = waiting.pop()
+        whole += column.measure.of(line.figures.own.get(column.phase, Cost()))
+        waiting.extend(line.children)
+    return whole
+
+
+def _drawn(lines: Sequence[Entry], depth: int | None) -> list[tuple[str, Entry]]:
+    """Each line with its name behind the lines of the tree."""
+    drawn = []
+    waiting = [(line, "", "", 0) for line in reversed(lines)]
+    while waiting:
+        line, own, below, level = waiting.pop()
+        if not line.shown:
+            continue
+        drawn.append((own + line.name, line))
+        deeper = depth is None or level < depth
+        children = [*line.ops, *(child for child in line.children if deeper and child.shown)]
+        for number in range(len(children) - 1, -1, -1):
+            last = number == len(children) - 1
+            waiting.append(
+                (children[number], below + ("└── " if last else "├── "), below + (" " if last else "│"), level + 1)
+            )
+    return drawn

@@ -1,0 +1,3 @@
+"""The version of torchprof, known without torch."""
+
+__version__ = "2.0.0"
