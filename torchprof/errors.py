@@ -11,9 +11,10 @@ class TorchprofError(RuntimeError):
 
 
 def suggest(given: str, choices: Iterable[str], limit: int = 3) -> str:
-    """Say which of the choices were probably meant, or list all of them when none is near."""
+    """Say which of the choices were probably meant, or list them when none is near."""
     known = list(choices)
     near = difflib.get_close_matches(given, known, n=limit, cutoff=0.5)
     if near:
         return "Did you mean " + " or ".join(repr(choice) for choice in near) + "?"
-    return "Choose from " + ", ".join(repr(choice) for choice in known) + "."
+    more = f" and {len(known) - 20} more" if len(known) > 20 else ""
+    return "Choose from " + ", ".join(repr(choice) for choice in known[:20]) + more + "."

@@ -24,8 +24,10 @@ from torch import nn
 PREFIX = "torchprof:"
 RAISED = PREFIX + "!raised"
 """A label of no length inside the range of a call that did not finish."""
+STARTED = PREFIX + "!started"
+"""A label of no length at the start of a session."""
 
-_record: Callable[[str], Any] = getattr(
+record: Callable[[str], Any] = getattr(
     getattr(torch._C, "_profiler", None), "_RecordFunctionFast", torch.autograd.profiler.record_function
 )
 _is_observed: Callable[[], bool] = torch._C._autograd._profiler_enabled
@@ -104,7 +106,7 @@ class Labels:
         self._seen: list[dict[int, str]] = []  # the labels of the modules that were called, by class that has forward
         self._unseen: list[dict[int, Target]] = []
         self._on_class: dict[type, tuple[dict[int, str], dict[int, Target]]] = {}
-        self._armed = self.before_first is None
+        self._waiting = self.before_first is not None
         self._triggers = {id(module) for module in self.trigger}
         self._limit = sys.getrecursionlimit()
         # Of four frames that a nested call costs, one is ours: what fitted in the limit before must still fit.
@@ -199,7 +201,7 @@ class Labels:
         self, original: Callable[..., Any], labels: dict[int, str], unseen: dict[int, Target]
     ) -> Callable[..., Any]:
         home = self._home
-        record, is_observed, thread = _record, _is_observed, get_ident
+        enter, is_observed, thread = record, _is_observed, get_ident
 
         @functools.wraps(original)
         def forward(self_: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
@@ -207,7 +209,7 @@ class Labels:
             target = None
             if label is None:
                 target = unseen.get(id(self_))
-                if target is None or not self._arm(target.module):
+                if target is None or (self._waiting and not self._arm(self_)):
                     return original(self_, *args, **kwargs)
                 label = target.label
             if thread() != home and not is_observed():
@@ -217,15 +219,15 @@ class Labels:
                 unseen.pop(id(self_), None)
                 labels[id(self_)] = label
                 target.training = self_.training
-                target.input_shapes = _shapes(args, kwargs)
-            with record(label):
+                target.input_shapes = _shapes(args) if not kwargs else _shapes((*args, *kwargs.values()))
+            with enter(label):
                 try:
                     result = original(self_, *args, **kwargs)
                 except BaseException:
-                    with record(RAISED):
+                    with enter(RAISED):
                         raise
             if target is not None:
-                target.output_shapes = _shapes((result,), {})
+                target.output_shapes = _shapes((result,))
             return result
 
         # torch.compile traces the forward that was there, and compiles it under the wrapper, not the wrapper.
@@ -234,9 +236,9 @@ class Labels:
         return forward
 
     def _arm(self, module: nn.Module) -> bool:
-        if not self._armed and id(module) in self._triggers and self.before_first is not None:
-            self._armed = self.before_first()
-        return self._armed
+        if id(module) in self._triggers and self.before_first is not None:
+            self._waiting = not self.before_first()
+        return not self._waiting
 
 
 def _leave_to_eager(wrapper: Callable[..., Any]) -> None:
@@ -249,14 +251,16 @@ def _leave_to_eager(wrapper: Callable[..., Any]) -> None:
         frames.skip_code(wrapper.__code__)
 
 
-def _shapes(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
+def _shapes(values: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
     """The shapes of the tensors in some arguments or results, through tuples, lists and dicts."""
+    if len(values) == 1 and isinstance(values[0], torch.Tensor):
+        return (values[0].shape,)
     found = []
-    waiting = [*reversed(kwargs.values()), *reversed(args)] if kwargs else list(reversed(args))
+    waiting = list(reversed(values))
     while waiting:
         value = waiting.pop()
         if isinstance(value, torch.Tensor):
-            found.append(tuple(value.shape))
+            found.append(value.shape)
         elif isinstance(value, (tuple, list)):
             waiting.extend(reversed(value))
         elif isinstance(value, dict):

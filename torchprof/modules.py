@@ -226,8 +226,8 @@ class Plan:
                     params=None if unknown else sum(param.numel() for param in params),
                     trainable_params=None if unknown else sum(p.numel() for p in params if p.requires_grad),
                     param_bytes=None if unknown else sum(param.numel() * param.element_size() for param in params),
-                    input_shapes=target.input_shapes if target else (),
-                    output_shapes=target.output_shapes if target else (),
+                    input_shapes=tuple(map(tuple, target.input_shapes)) if target else (),
+                    output_shapes=tuple(map(tuple, target.output_shapes)) if target else (),
                     training=target.training if target else core.training,
                     shared_with=tuple(self._layer_paths[at] for at in places[id(core)] if at != index),
                 )

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.autograd.profiler_util import EventList
 
-from torchprof.attribute import Attribution, Kind
+from torchprof.attribute import FORWARD, Attribution, Kind
 from torchprof.collect import Session, empty_event_list, missing_device, refuse_if_profiled
 from torchprof.cost import FIELDS, format_time
 from torchprof.errors import TorchprofError, suggest
@@ -28,6 +28,7 @@ __all__ = ["Profile", "Trace", "walk_modules"]
 
 _UNFINISHED = "<unfinished torchprof.profile>"
 _DEVICES = ("cuda", "xpu", "mps", "mtia", "hpu")
+_SLOW_START = 2  # so many times a later call's time, and the first call's is told
 _WORTH_SAYING = 0.02  # the share of the time from which on the labels' own cost is told
 
 
@@ -310,6 +311,13 @@ class Profile:
                 f"Called from outside the layer above them: {some(crossing)}. Their time is in their own place in the "
                 "tree, not in the caller's total."
             )
+        for key, spread in samples.items():
+            later = (spread.sum - spread.first) / (spread.count - 1) if spread.count > 1 else 0
+            if key.phase == FORWARD and len(layers[key.layer].path) == 1 and 0 < later * _SLOW_START < spread.first:
+                doubts.append(
+                    f"The first call of {layers[key.layer].name} took {format_time(spread.first)}, the later ones "
+                    f"{format_time(later)} on average: that start-up is in the totals (warmup= leaves the model's out)."
+                )
         calls = sum(spread.count for spread in samples.values())
         if calls * 10_000 > _WORTH_SAYING * self._session.wall_ns:  # a label costs well under 10 us
             cost = calls * label_ns()

@@ -367,12 +367,13 @@ def fold(
     allocated = {True: FIELDS.index("cpu_allocated"), False: FIELDS.index("device_allocated")}
     freed = {True: FIELDS.index("cpu_freed"), False: FIELDS.index("device_freed")}
     device_ns = FIELDS.index("device_ns")
+    memory, kernel, label = Kind.MEMORY, Kind.KERNEL, Kind.LABEL
 
     for event, place, around, counted, ns in attributed:
-        kind = event.kind
-        if kind is Kind.MEMORY or kind is Kind.KERNEL:
+        kind = event[0]
+        if kind is memory or kind is kernel:
             values = other.setdefault((place.index, event.device), [0] * (len(FIELDS) + 1))
-            if kind is Kind.KERNEL:
+            if kind is kernel:
                 values[device_ns] += ns
                 values[-1] += counted
             elif event.nbytes >= 0:
@@ -389,7 +390,7 @@ def fold(
         calls[index] += counted
         if around is not None:
             cpu_ns[around.index] -= ns
-        if kind is Kind.LABEL and counted and place.layer >= 0:
+        if kind is label and counted and place.layer >= 0:
             durations.setdefault((place.layer, place.phase), []).append((event.start_ns, ns))
 
     for index in range(len(cpu_ns)):

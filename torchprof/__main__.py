@@ -1,0 +1,7 @@
+"""``python -m torchprof``."""
+
+import sys
+
+from torchprof.cli import main
+
+sys.exit(main())

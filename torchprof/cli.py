@@ -1,0 +1,305 @@
+"""The command line: ``torchprof profile`` and ``torchprof show``. The only file that prints or exits.
+
+It uses public names only. torch is imported by ``profile`` alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torchprof
+from torchprof.errors import TorchprofError
+
+if TYPE_CHECKING:
+    import torch
+
+_INPUT = re.compile(
+    r"(?:(?P<name>[A-Za-z_]\w*)=)?(?:(?P<dtype>[a-z]\w*):)?(?P<shape>\d+(?:,\d+)*)"
+    r"(?::(?P<low>-?\d+(?:\.\d+)?)\.\.(?P<high>-?\d+(?:\.\d+)?))?"
+)
+
+_EPILOG = """\
+SPEC names what makes the model: package.module:callable or file.py:callable, a class, a function or a module.
+
+An input is [NAME=][DTYPE:]SHAPE[:LOW..HIGH], as in
+  1,3,224,224                    a float32 tensor of random numbers from 0 to 1, passed by position
+  ids=int64:1,128:0..30522       whole numbers from 0 to 30521, passed as ids=
+
+Examples:
+  torchprof profile torchvision.models:alexnet --input 1,3,224,224 --memory
+  torchprof profile net.py:Net --kwargs '{"width": 64}' --input 8,64 --backward --train --steps 20 -o run.json
+  torchprof profile transformers:BertModel --kwargs '{"config": {"num_hidden_layers": 2}}' \\
+      --input input_ids=int64:1,128:0..30522
+  torchprof show run.json --depth 2
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0, 1 where the model failed, 2 for bad input."""
+    arguments = _parser().parse_args(argv)
+    try:
+        code: int = arguments.command(arguments)
+        sys.stdout.flush()
+        return code
+    except (TorchprofError, OSError) as error:
+        if isinstance(error, BrokenPipeError):  # whoever read our output has seen enough (`| head`)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        print(f"torchprof: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="torchprof",
+        description="Which layer? Time, memory and calls of a PyTorch model, layer by layer, forward and backward.",
+    )
+    parser.add_argument("--version", action="version", version=f"torchprof {torchprof.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    profile = commands.add_parser(
+        "profile",
+        help="profile a model on random inputs",
+        description="Make a model, run it on random inputs, and print what each layer cost.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    profile.add_argument("spec", metavar="SPEC", help="package.module:callable or file.py:callable")
+    profile.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments for the callable, a JSON object")
+    profile.add_argument("--input", action="append", default=[], metavar="INPUT", help="an input, once for each")
+    profile.add_argument("--cuda", action="store_true", help="run on the GPU and record its kernels")
+    profile.add_argument("--memory", action="store_true", help="record allocations")
+    profile.add_argument("--backward", action="store_true", help="also run backward, from the sum of the outputs")
+    profile.add_argument("--train", action="store_true", help="model.train() instead of model.eval()")
+    profile.add_argument("--warmup", type=_count, default=1, metavar="N", help="steps before, not recorded (default 1)")
+    profile.add_argument("--steps", type=_count, default=1, metavar="N", help="recorded steps (default 1)")
+    profile.add_argument("--paths", nargs="+", metavar="PATH", help="profile only these layers: features.0, layer.*")
+    profile.add_argument("-o", "--output", metavar="RUN.json", help="save the run (gzipped where it ends in .gz)")
+    _add_table_options(profile)
+    profile.set_defaults(command=_profile)
+
+    show = commands.add_parser("show", help="show a saved run", description="Show a saved run; needs no torch.")
+    show.add_argument("run", metavar="RUN.json")
+    _add_table_options(show)
+    show.set_defaults(command=_show)
+    return parser
+
+
+def _add_table_options(parser: argparse.ArgumentParser) -> None:
+    table = parser.add_argument_group("the table")
+    table.add_argument("--depth", type=_count, metavar="N", help="hide the layers below this depth; totals stay")
+    table.add_argument("--show-events", action="store_true", help="list the operators of each layer")
+    table.add_argument("--sort-by", metavar="COLUMN", help="order siblings: cpu_total, self_cpu_mem, calls, …")
+    table.add_argument("--top", type=_count, metavar="N", help="only the N largest layers, with those above them")
+    table.add_argument("--percent", action="store_true", help="write the share beside each time")
+    table.add_argument("--tablefmt", metavar="FORMAT", help="any of tabulate's formats: github, html, …")
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is below 0")
+    return number
+
+
+def _table_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {
+        name: getattr(arguments, name) for name in ("depth", "show_events", "sort_by", "top", "percent", "tablefmt")
+    }
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    _print_run(torchprof.load(arguments.run), arguments)
+    return 0
+
+
+def _print_run(run: torchprof.Run, arguments: argparse.Namespace) -> None:
+    print(run.report("tree", **_table_options(arguments)))
+    if any(spread.count > 1 for spread in run.samples.values()):
+        print("\nOne forward call, on the CPU's clock:\n")
+        print(run.report("calls", tablefmt=arguments.tablefmt))
+
+
+def _profile(arguments: argparse.Namespace) -> int:
+    # torch 2.13 writes two lines a session to stderr, for every session, unless told otherwise before its import.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    inputs = [_parse_input(text) for text in arguments.input]
+    if not arguments.steps:
+        raise TorchprofError("--steps is at least 1.")
+    import torch
+
+    if arguments.cuda and not torch.cuda.is_available():
+        raise TorchprofError("--cuda: torch finds no CUDA device here. Leave it out to profile on the CPU.")
+    torch.manual_seed(0)
+    model = _make_model(arguments.spec, arguments.kwargs)
+    model.train(arguments.train)
+    device = torch.device("cuda" if arguments.cuda else "cpu")
+    model.to(device)
+    args = [one.make(device) for one in inputs if one.name is None]
+    kwargs = {one.name: one.make(device) for one in inputs if one.name is not None}
+
+    def step() -> None:
+        with nullcontext() if arguments.backward else torch.no_grad():
+            output = model(*args, **kwargs)
+        if arguments.backward:
+            _sum_of(output).backward()
+            model.zero_grad(set_to_none=True)
+
+    prof = torchprof.Profile(model, use_cuda=arguments.cuda, profile_memory=arguments.memory, paths=arguments.paths)
+    failure = None
+    try:
+        for _ in _progress("warm-up", arguments.warmup):
+            step()
+        with prof:
+            for _ in _progress("step", arguments.steps):
+                step()
+    except TorchprofError:
+        raise
+    except Exception as error:
+        failure = error
+    if prof.exited:
+        _print_run(prof.run, arguments)
+        if arguments.output:
+            prof.run.save(arguments.output)
+    if failure is not None:
+        given = " ".join(arguments.input) or "no input (--input)"
+        print(f"torchprof: the model failed on {given}: {type(failure).__name__}: {failure}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _progress(what: str, count: int) -> Iterator[int]:
+    """Count up, and on a terminal say where we are."""
+    for number in range(count):
+        if sys.stderr.isatty():
+            print(f"\r{what} {number + 1} of {count} ", end="", file=sys.stderr, flush=True)
+        yield number
+    if count and sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _make_model(spec: str, kwargs_text: str) -> torch.nn.Module:
+    from torch import nn
+
+    try:
+        kwargs = json.loads(kwargs_text)
+    except ValueError as error:
+        raise TorchprofError(f"--kwargs is no JSON ({error}). Write an object: '{{\"width\": 64}}'.") from error
+    if not isinstance(kwargs, dict):
+        raise TorchprofError(f"--kwargs is {kwargs_text}; it has to be a JSON object: '{{\"width\": 64}}'.")
+    made = _find(spec)
+    if not isinstance(made, nn.Module):
+        if not callable(made):
+            raise TorchprofError(f"{spec} is {made!r:.60}: neither a module nor something that makes one.")
+        if isinstance(kwargs.get("config"), dict) and hasattr(made, "config_class"):
+            kwargs["config"] = made.config_class(**kwargs["config"])  # as models of transformers take it
+        elif hasattr(made, "config_class") and "config" not in kwargs and not kwargs:
+            kwargs["config"] = made.config_class()
+        try:
+            made = made(**kwargs)
+        except Exception as error:
+            raise TorchprofError(f"{spec} could not be made: {type(error).__name__}: {error}") from error
+    elif kwargs:
+        raise TorchprofError(f"{spec} is a module already: --kwargs has nothing to go to.")
+    if not isinstance(made, nn.Module):
+        raise TorchprofError(f"{spec} made {made!r:.60}, which is no torch.nn.Module.")
+    return made
+
+
+def _find(spec: str) -> Any:
+    """The object that ``package.module:name`` or ``file.py:name`` names."""
+    place, colon, name = spec.rpartition(":")
+    if not colon or not place or not name:
+        raise TorchprofError(f"{spec!r} names no model: write package.module:callable or file.py:callable.")
+    try:
+        if place.endswith(".py"):
+            path = Path(place).resolve()
+            if not path.is_file():
+                raise TorchprofError(f"There is no file {place}.")
+            sys.path.insert(0, str(path.parent))
+            found = importlib.util.spec_from_file_location(path.stem, path)
+            assert found is not None and found.loader is not None
+            module = importlib.util.module_from_spec(found)
+            sys.modules[path.stem] = module
+            found.loader.exec_module(module)
+        else:
+            sys.path.insert(0, str(Path.cwd()))
+            module = importlib.import_module(place)
+    except TorchprofError:
+        raise
+    except Exception as error:
+        raise TorchprofError(f"{place} could not be imported: {type(error).__name__}: {error}") from error
+    try:
+        return attrgetter(name)(module)
+    except AttributeError as error:
+        from torchprof.errors import suggest
+
+        names = [one for one in vars(module) if not one.startswith("_")]
+        raise TorchprofError(f"{place} has no {name!r}. {suggest(name, names)}") from error
+
+
+class _Input(NamedTuple):
+    """A random tensor to be made."""
+
+    text: str
+    name: str | None
+    dtype: str
+    shape: tuple[int, ...]
+    low: float | None
+    high: float | None
+
+    def make(self, device: torch.device) -> torch.Tensor:
+        import torch
+
+        dtype = getattr(torch, self.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise TorchprofError(f"--input {self.text}: torch has no dtype {self.dtype!r}; int64 or float32, say.")
+        if dtype.is_floating_point or dtype.is_complex:
+            low, high = self.low or 0.0, 1.0 if self.high is None else self.high
+            return torch.rand(self.shape, device=device).mul_(high - low).add_(low).to(dtype)
+        low, high = int(self.low or 0), 2 if self.high is None else int(self.high)
+        return torch.randint(low, high, self.shape, device=device).to(dtype)
+
+
+def _parse_input(text: str) -> _Input:
+    match = _INPUT.fullmatch(text)
+    if match is None:
+        raise TorchprofError(
+            f"--input {text!r} reads as [NAME=][DTYPE:]SHAPE[:LOW..HIGH]: 1,3,224,224 or ids=int64:1,128:0..30522."
+        )
+    low, high = (None if match[end] is None else float(match[end]) for end in ("low", "high"))
+    if low is not None and high is not None and low >= high:
+        raise TorchprofError(f"--input {text!r}: the range {match['low']}..{match['high']} is empty.")
+    shape = tuple(map(int, match["shape"].split(",")))
+    return _Input(text, match["name"], match["dtype"] or "float32", shape, low, high)
+
+
+def _sum_of(output: Any) -> torch.Tensor:
+    """The sum of all floating-point tensors in an output that have a gradient, for backward to start from."""
+    import torch
+
+    total: torch.Tensor | None = None
+    waiting = [output]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad:
+                total = value.sum() if total is None else total + value.sum()
+        elif isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, (tuple, list)):
+            waiting.extend(value)
+    if total is None:
+        raise TorchprofError("--backward: no output of the model has a gradient.")
+    return total

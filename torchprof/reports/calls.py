@@ -1,0 +1,34 @@
+"""The calls table: how long one forward call of each layer took, first call and later ones apart."""
+
+from __future__ import annotations
+
+from torchprof.attribute import FORWARD
+from torchprof.cost import format_time
+from torchprof.reports import report
+from torchprof.reports.tree import CALLS, draw
+from torchprof.run import Run
+
+
+@report("calls")
+def calls(run: Run, *, tablefmt: str | None = None) -> str:
+    """CPU time of single forward calls of each layer that was called, its child layers included.
+
+    The first call stands apart, since it often pays for memory, kernels and caches that later calls find ready. Median
+    and 5th to 95th percentile are over all calls (over 256 of them, chosen evenly, where there were more).
+    """
+    headings = ["Module", CALLS, "First call", "Median", "P5 to P95", "Min", "Max"]
+    table = []
+    for key, spread in sorted(run.samples.items()):
+        if key.phase == FORWARD and key.measure == "cpu_ns":
+            table.append(
+                [
+                    run.layers[key.layer].name,
+                    str(spread.count),
+                    format_time(spread.first),
+                    format_time(spread.median),
+                    f"{format_time(spread.quantile(0.05))} to {format_time(spread.quantile(0.95))}",
+                    format_time(spread.min),
+                    format_time(spread.max),
+                ]
+            )
+    return draw(headings, table, tablefmt)
