@@ -1,0 +1,48 @@
+# Two commands on a fresh machine with Python 3.10 or newer:
+#   make demo     profiles a training step of AlexNet and prints its table
+#   make test     passes the tests
+# Each makes the virtual environment it needs. Another torch: make test TORCH=2.6.0. Another Python: PYTHON=python3.12.
+
+PYTHON ?= python3
+TORCH ?= 2.13.0
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+READY := $(VENV)/ready-with-torch-$(TORCH)
+TOOLS := $(VENV)/ready-with-tools-$(TORCH)
+
+# torch 2.13 writes two lines a session to stderr unless this is set before it is imported.
+export KINETO_LOG_LEVEL ?= 99
+
+.PHONY: demo test lint types bench clean
+
+demo: $(READY)
+	$(BIN)/python examples/training_step.py
+
+test: $(TOOLS)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(TOOLS)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(TOOLS)
+	$(BIN)/python -m mypy
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("torchprof needs Python 3.10 or newer" if sys.version_info < (3, 10) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) -c constraints.txt torch==$(TORCH) -e .
+	touch $@
+
+# transformers asks for more than the tests need of it: they build models from a config and load nothing.
+$(TOOLS): $(READY)
+	$(PIP) -c constraints.txt -e '.[test,lint]'
+	$(PIP) -c constraints.txt --no-deps transformers
+	touch $@

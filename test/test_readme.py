@@ -1,0 +1,92 @@
+"""Every block of the README runs, and prints tables of the shape that the README shows."""
+
+import contextlib
+import io
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def shape(text: str) -> list[str]:
+    """The first column and the headings: what does not change from run to run. Shares and times do."""
+    lines = [line for line in text.splitlines() if " | " in line and "---" not in line]
+    headings = [cell.strip() for cell in lines[0].split(" | ")] if lines else []
+    return headings + [line.split(" | ")[0].rstrip() for line in lines[1:]]
+
+
+@pytest.fixture
+def in_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """As a user in a clone: the repository is importable, and what is written lands in a folder of its own."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    return tmp_path
+
+
+def test_python_blocks_run_in_order_and_print_what_is_shown(in_root: Path) -> None:
+    space: dict[str, object] = {}
+    printed = ""
+    compared = 0
+    for language, block in BLOCKS:
+        if language == "python":
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                exec(compile(block, "README.md", "exec"), space)
+            printed = out.getvalue()
+        elif language == "text":
+            if "rows hidden" in block:
+                # Which layers are the largest is for the machine to say: the headings and the last line are ours.
+                assert shape(printed)[:8] == shape(block)[:8]
+                assert printed.rstrip().splitlines()[-1] == block.rstrip().splitlines()[-1]
+            elif block.startswith("Trace("):
+                assert printed.splitlines()[0] == block.splitlines()[0]
+            else:
+                shown = shape(block)
+                assert shape(printed)[: len(shown)] == shown
+                assert ("..." in block) or shape(printed) == shown
+            compared += 1
+    assert compared == 4
+
+
+def test_console_blocks_run_and_print_what_is_shown(in_root: Path) -> None:
+    commands = 0
+    for language, block in BLOCKS:
+        if language != "console":
+            continue
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            line, _, shown = part.partition("\n")
+            words = shlex.split(line)
+            assert words[:3] == ["python", "-m", "torchprof"]
+            result = subprocess.run(
+                [sys.executable, *words[1:]], capture_output=True, text=True, check=False, encoding="utf-8"
+            )
+            assert result.returncode == 0, result.stderr
+            expected = shape(shown)
+            assert shape(result.stdout)[: len(expected)] == expected
+            commands += 1
+    assert commands == 2
+
+
+def test_the_two_commands_are_in_the_makefile_and_in_ci() -> None:
+    shell = next(block for language, block in BLOCKS if language == "sh")
+    commands = [line.split("#")[0].split() for line in shell.splitlines()]
+    assert commands == [["make", "demo"], ["make", "test"]]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for _, target in commands:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+    assert "\nmake test\n" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "bash .ci/run" in (ROOT / ".circleci" / "config.yml").read_text(encoding="utf-8")
+
+
+def test_links_in_the_documents_lead_somewhere() -> None:
+    for document in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8")):
+            assert (document.parent / target).exists(), f"{document.name} links to {target}"

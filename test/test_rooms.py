@@ -1,0 +1,124 @@
+"""Which file may import which: the picture in CONTRIBUTING.md, held."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "torchprof"
+
+# Room → the rooms of torchprof it may import. What is not here may import nothing of ours.
+ALLOWED = {
+    "__init__": {"version", "errors", "profile", "run"},
+    "__main__": {"cli"},
+    "attribute": set(),
+    "cli": {"", "errors"},
+    "collect": {"attribute", "errors", "instrument"},
+    "cost": set(),
+    "errors": set(),
+    "instrument": set(),
+    "modules": {"attribute", "errors", "instrument", "run"},
+    "profile": {"attribute", "collect", "cost", "errors", "instrument", "modules", "run", "version"},
+    "reports": {"errors", "run"},
+    "reports.calls": {"attribute", "cost", "reports", "reports.tree", "run"},
+    "reports.tree": {"attribute", "cost", "errors", "reports", "run"},
+    "run": {"attribute", "cost", "errors", "reports"},
+    "version": set(),
+}
+KNOWS_TORCH = {"collect", "instrument", "modules", "profile"}
+TOUCHES_THE_PROFILER = {"collect"}
+
+
+def room_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every module that a file imports, at its top or inside a function, except under TYPE_CHECKING."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        for name, value in ast.iter_fields(node):
+            if isinstance(value, list):
+                kept = [
+                    one for one in value if not (isinstance(one, ast.If) and ast.unparse(one.test) == "TYPE_CHECKING")
+                ]
+                setattr(node, name, kept)
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            found.add(node.module or "")
+            if node.module in ("torch.autograd", "torch"):
+                found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=room_of)
+def test_a_room_imports_only_what_the_picture_allows(path: Path) -> None:
+    ours = {
+        name.removeprefix("torchprof").removeprefix(".")
+        for name in imports_of(path)
+        if name.split(".")[0] == "torchprof"
+    }
+    assert ours <= ALLOWED[room_of(path)]
+
+
+@pytest.mark.parametrize("path", FILES, ids=room_of)
+def test_only_the_left_half_knows_torch(path: Path) -> None:
+    if room_of(path) not in KNOWS_TORCH | {"cli"}:
+        assert not {name for name in imports_of(path) if name.split(".")[0] == "torch"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=room_of)
+def test_only_collect_touches_the_profiler(path: Path) -> None:
+    if room_of(path) not in TOUCHES_THE_PROFILER:
+        assert "torch.autograd.profiler" not in imports_of(path)
+
+
+def test_every_room_is_in_the_picture() -> None:
+    assert {room_of(path) for path in FILES} == set(ALLOWED)
+
+
+def run_fresh(code: str) -> str:
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_importing_torchprof_imports_no_torch() -> None:
+    code = (
+        "import sys, torchprof; torchprof.load, torchprof.Run, torchprof.TorchprofError; print('torch' in sys.modules)"
+    )
+    assert run_fresh(code) == "False"
+
+
+def test_the_profile_room_is_an_attribute_of_the_package() -> None:
+    assert run_fresh("import torchprof; print(torchprof.profile.Trace._fields)") == "('path', 'leaf', 'module')"
+
+
+def test_showing_a_saved_run_imports_no_torch(tmp_path: Path) -> None:
+    import torch
+
+    import torchprof
+
+    model = torch.nn.Linear(2, 2)
+    with torchprof.Profile(model) as prof:
+        model(torch.rand(1, 2))
+    prof.run.save(tmp_path / "run.json")
+    code = (
+        "import sys\n"
+        "from torchprof.cli import main\n"
+        f"assert main(['show', {str(tmp_path / 'run.json')!r}]) == 0\n"
+        "print('torch' in sys.modules)"
+    )
+    lines = run_fresh(code).splitlines()
+    assert lines[0].split(" | ")[1:] == ["Self CPU total", "CPU total", "Number of Calls"]
+    assert lines[-1] == "False"
