@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+ALEXNET_LAYERS = 24
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 
 
@@ -45,7 +46,9 @@ def test_python_blocks_run_in_order_and_print_what_is_shown(in_root: Path) -> No
             if "rows hidden" in block:
                 # Which layers are the largest is for the machine to say: the headings and the last line are ours.
                 assert shape(printed)[:8] == shape(block)[:8]
-                assert printed.rstrip().splitlines()[-1] == block.rstrip().splitlines()[-1]
+                hidden, said = printed.rstrip().splitlines()[-1].split(" ", 1)
+                assert said == block.rstrip().splitlines()[-1].split(" ", 1)[1]
+                assert int(hidden) == ALEXNET_LAYERS - sum("|" in line for line in printed.splitlines()[2:]) + 1
             elif block.startswith("Trace("):
                 assert printed.splitlines()[0] == block.splitlines()[0]
             else:

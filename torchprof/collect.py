@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -32,8 +32,15 @@ _BOOKKEEPING = frozenset(
         "[OutOfMemory]",
     }
 )
+_RANGES = (Kind.LABEL, Kind.USER_LABEL)
 _NODE_PREFIX = "autograd::engine::evaluate_function: "
 _USER_SCOPE, _BACKWARD_SCOPE = 7, 1
+
+_RawEvent = torch._C._autograd._KinetoEvent
+# torch 2.4 has none of these: an end, a mark of annotations, a mark of Python functions.
+_end_ns: Callable[[Any], int] = getattr(_RawEvent, "end_ns", lambda raw: raw.start_ns() + raw.duration_ns())
+_is_annotation: Callable[[Any], bool] = getattr(_RawEvent, "is_user_annotation", lambda raw: False)
+_is_python_function: Callable[[Any], bool] = getattr(_RawEvent, "is_python_function", lambda raw: False)
 
 _WAY_OUT = (
     "torch runs one profiler session in a process at a time. End it before the `with torchprof.Profile(...)` block, or "
@@ -131,10 +138,11 @@ class Session:
             thread = raw.start_thread_id()
             if on_device:
                 if raw.device_type() != cpu and name != "[memory]":
-                    if not _is_annotation(raw):
+                    # A span that only mirrors a range of the CPU on the device's timeline is no work.
+                    if not _is_annotation(raw) and kinds.get(name) not in _RANGES:
                         device = _device(raw, devices)
                         launcher = raw.linked_correlation_id()
-                        start, end = raw.start_ns(), raw.end_ns()
+                        start, end = raw.start_ns(), _end_ns(raw)
                         yield new(Event, (Kind.KERNEL, name, start, end, thread, -1, 0, launcher, device, 0))
                     continue
                 # A call of the device's runtime (cudaLaunchKernel) is linked to the op it ran in, on that op's thread.
@@ -161,7 +169,7 @@ class Session:
                 elif raw.scope() == _BACKWARD_SCOPE:
                     kind = Kind.BACKWARD_FUNCTION
                     forward_thread = raw.fwd_thread_id()
-            start, end = raw.start_ns(), raw.end_ns()
+            start, end = raw.start_ns(), _end_ns(raw)
             yield new(Event, (kind, name, start, end, thread, sequence, forward_thread, correlation, "cpu", 0))
 
     def calls(self) -> list[Call]:
@@ -173,7 +181,7 @@ class Session:
             if name == RAISED:
                 raised.append((raw.start_thread_id(), raw.start_ns()))
             elif name.startswith(PREFIX) and name != STARTED and raw.device_type() == DeviceType.CPU:
-                found.append(Call(name, raw.start_ns(), raw.end_ns(), raw.start_thread_id(), True))
+                found.append(Call(name, raw.start_ns(), _end_ns(raw), raw.start_thread_id(), True))
         # The mark of a failed call is the last thing in its range: of the ranges around it, the innermost failed.
         for thread, at in raised:
             around = [
@@ -225,6 +233,8 @@ class Session:
         if results is None:
             return []
         raws: list[Any] = results.events()
+        if self._profiler.with_stack:
+            raws = [raw for raw in raws if _has_name(raw)]
         if raws:
             raws.sort(key=type(raws[0]).start_ns)  # they come sorted, so this is one cheap pass
         return raws
@@ -281,7 +291,7 @@ def _kind(raw: Any, name: str) -> Kind | None:
     """The kind of the CPU events of one name; None for what is left out."""
     if name == "[memory]":
         return Kind.MEMORY
-    if name in _BOOKKEEPING or name in (RAISED, STARTED) or getattr(raw, "is_python_function", bool)():
+    if name in _BOOKKEEPING or name in (RAISED, STARTED) or _is_python_function(raw):
         return None
     if name.startswith(PREFIX):
         return Kind.LABEL
@@ -292,9 +302,12 @@ def _kind(raw: Any, name: str) -> Kind | None:
     return Kind.BACKWARD_FUNCTION if raw.scope() == _BACKWARD_SCOPE else Kind.OP
 
 
-def _is_annotation(raw: Any) -> bool:
-    """Whether a span on the device's timeline only mirrors a range of the CPU: it is no work."""
-    return bool(raw.is_user_annotation()) or raw.name().startswith(PREFIX)
+def _has_name(raw: Any) -> bool:
+    """Whether torch can say the name of an event: it cuts long names of Python functions inside a character."""
+    try:
+        return bool(raw.name())
+    except UnicodeDecodeError:
+        return False
 
 
 def _device(raw: Any, known: dict[tuple[Any, int], str]) -> str:

@@ -108,16 +108,15 @@ class Plan:
         self._layer_paths = list(dict.fromkeys(shown))
         number = {path: index for index, path in enumerate(self._layer_paths)}
         self._layer_of = [number[path] for path in shown]
-        chosen = (
-            set(range(len(traces)))
-            if paths is None
-            else select(paths, [(trace.path, path) for trace, path in zip(traces, shown)])
-        )
-        self.selected_paths = None if paths is None else tuple(dict.fromkeys(shown[index] for index in sorted(chosen)))
+        named = [(trace.path, path) for trace, path in zip(traces, shown)]
+        chosen = set(range(len(traces))) if paths is None else select(paths, named)
         self.with_event_lists = {
             trace.path for index, trace in enumerate(traces) if (trace.leaf if paths is None else index in chosen)
         }
-        self._label(chosen, inner_of)
+        # A wrapper and what it wraps are one layer: whoever selects one of them has selected both.
+        layers = {self._layer_of[index] for index in chosen}
+        self.selected_paths = None if paths is None else tuple(self._layer_paths[layer] for layer in sorted(layers))
+        self._label({index for index, layer in enumerate(self._layer_of) if layer in layers}, inner_of)
 
     def _walk(
         self,

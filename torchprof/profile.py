@@ -73,7 +73,7 @@ class Profile:
         self.entered = False
         self.exited = False
         self.traces: tuple[Trace, ...] = ()
-        self._event_lists: defaultdict[tuple[str, ...], list[EventList]] = defaultdict(list)
+        self._event_lists: defaultdict[tuple[str, ...], list[EventList]] | None = None
         self._run: Run | None = None
 
     # The block
@@ -198,7 +198,10 @@ class Profile:
     @property
     def trace_profile_events(self) -> defaultdict[tuple[str, ...], list[EventList]]:
         """The mapping that ``raw()`` gives; empty before the end."""
-        if self.exited and not self._event_lists:
+        if not self.exited:
+            return defaultdict(list)
+        if self._event_lists is None:
+            self._event_lists = defaultdict(list)
             attribution = Attribution(self._plan.sites, [layer.path for layer in self._facts])
             paths = {
                 (event.thread, event.start_ns): self._plan.real_path(event.name, place.layer)
