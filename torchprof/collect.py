@@ -64,8 +64,6 @@ class Session:
     ``device`` is the kind of device whose kernels are recorded ("cuda", "xpu", …), None for the CPU alone.
     """
 
-    _running: Session | None = None  # one in a process
-
     def __init__(
         self, device: str | None, *, profile_memory: bool = False, record_shapes: bool = False, with_stack: bool = False
     ) -> None:
@@ -87,13 +85,8 @@ class Session:
     def start(self) -> None:
         """Raises TorchprofError where another session, ours or the user's, is active or in warm-up in this process."""
         refuse_if_profiled()
-        Session._running = self
-        try:
-            self._profiler.__enter__()
-            self._guard()
-        except BaseException:
-            Session._running = None
-            raise
+        self._profiler.__enter__()
+        self._guard()
         # The first event of a session pays for its buffers: let it be ours, not one of the first layer's.
         with record(STARTED):
             pass
@@ -104,10 +97,7 @@ class Session:
         self.wall_ns = time.perf_counter_ns() - self._started_ns
         for name, original in self._guarded.items():
             setattr(torch_profiler.profile, name, original)
-        try:
-            self._profiler.__exit__(None, None, None)
-        finally:
-            Session._running = None
+        self._profiler.__exit__(None, None, None)
 
     def _guard(self) -> None:
         """A session that somebody starts inside ours would end ours, or kill the process: refuse it."""
@@ -220,7 +210,10 @@ class Session:
         return lists
 
     def _event_list(self, raws: list[Any]) -> EventList:
-        parsed = self._profiler._parse_kineto_results(_Results(raws, self._profiler.kineto_results.trace_start_ns()))
+        results = self._profiler.kineto_results
+        if results is None:
+            return empty_event_list()
+        parsed = self._profiler._parse_kineto_results(_Results(raws, results.trace_start_ns()))
         events = EventList(parsed, use_device=self.device, profile_memory=self._profiler.profile_memory)
         events._build_tree()
         return events
@@ -262,8 +255,6 @@ def empty_event_list() -> EventList:
 
 def refuse_if_profiled() -> None:
     """Raise TorchprofError where a profiler session is active, or prepared, in this process."""
-    if Session._running is not None:
-        raise TorchprofError(f"Another torchprof.Profile block is active. {_WAY_OUT}")
     active = getattr(torch_profiler, "_is_profiler_enabled", False) or torch._C._autograd._profiler_enabled()
     if active:
         raise TorchprofError(f"Another profiler is active in this process. {_WAY_OUT}")

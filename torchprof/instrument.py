@@ -31,6 +31,7 @@ record: Callable[[str], Any] = getattr(
     getattr(torch._C, "_profiler", None), "_RecordFunctionFast", torch.autograd.profiler.record_function
 )
 _is_observed: Callable[[], bool] = torch._C._autograd._profiler_enabled
+_is_traced: Callable[[], Any] = torch._C._get_tracing_state
 
 
 @dataclass
@@ -133,7 +134,7 @@ class Labels:
     def _attach(self, target: Target) -> None:
         module = target.module
         own = "_compiled_call_impl" if getattr(module, "_compiled_call_impl", None) is not None else "forward"
-        if own in module.__dict__:
+        if own in module.__dict__ or isinstance(module, torch.jit.ScriptModule):
             self._attach_to_instance(target, own)
             return
         # A lazy module becomes another class in its first call, before its forward is looked up there again.
@@ -177,7 +178,8 @@ class Labels:
 
     def _attach_to_instance(self, target: Target, name: str) -> None:
         module = target.module
-        original = module.__dict__[name]
+        was_there = name in module.__dict__
+        original = getattr(module, name)  # TorchScript keeps it in the instance from the first look on
         labels, unseen = self._tables()
         unseen[id(module)] = target
         wrapper = self._wrapper(lambda _, *args, **kwargs: original(*args, **kwargs), labels, unseen)
@@ -186,7 +188,10 @@ class Labels:
 
         def restore() -> None:
             if module.__dict__.get(name) is stand_in:
-                module.__dict__[name] = original
+                if was_there:
+                    module.__dict__[name] = original
+                else:
+                    del module.__dict__[name]
 
         self._restore.append(restore)
 
@@ -201,7 +206,7 @@ class Labels:
         self, original: Callable[..., Any], labels: dict[int, str], unseen: dict[int, Target]
     ) -> Callable[..., Any]:
         home = self._home
-        enter, is_observed, thread = record, _is_observed, get_ident
+        enter, is_observed, is_traced, thread = record, _is_observed, _is_traced, get_ident
 
         @functools.wraps(original)
         def forward(self_: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
@@ -215,19 +220,19 @@ class Labels:
             if thread() != home and not is_observed():
                 self.unobserved[label] += 1
                 return original(self_, *args, **kwargs)
-            if target is not None:
-                unseen.pop(id(self_), None)
-                labels[id(self_)] = label
-                target.training = self_.training
-                target.input_shapes = _shapes(args) if not kwargs else _shapes((*args, *kwargs.values()))
             with enter(label):
                 try:
                     result = original(self_, *args, **kwargs)
                 except BaseException:
                     with enter(RAISED):
                         raise
-            if target is not None:
+            if target is not None and not is_traced():  # TorchScript's tracer would record our looking at shapes
+                target.training = self_.training
+                target.input_shapes = _shapes(args) if not kwargs else _shapes((*args, *kwargs.values()))
                 target.output_shapes = _shapes((result,))
+                if target.input_shapes or target.output_shapes:  # not so where torch.fx traces with stand-ins
+                    unseen.pop(id(self_), None)
+                    labels[id(self_)] = label
             return result
 
         # torch.compile traces the forward that was there, and compiles it under the wrapper, not the wrapper.
@@ -252,17 +257,24 @@ def _leave_to_eager(wrapper: Callable[..., Any]) -> None:
 
 
 def _shapes(values: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
-    """The shapes of the tensors in some arguments or results, through tuples, lists and dicts."""
+    """The shapes of the tensors in some arguments or results, through tuples, lists and dicts of up to 1,000 items."""
     if len(values) == 1 and isinstance(values[0], torch.Tensor):
-        return (values[0].shape,)
+        return (_shape(values[0]),)
     found = []
+    seen = set()
     waiting = list(reversed(values))
     while waiting:
         value = waiting.pop()
         if isinstance(value, torch.Tensor):
-            found.append(value.shape)
-        elif isinstance(value, (tuple, list)):
-            waiting.extend(reversed(value))
-        elif isinstance(value, dict):
-            waiting.extend(reversed(value.values()))
+            found.append(_shape(value))
+        elif isinstance(value, (tuple, list, dict)) and id(value) not in seen and len(value) <= 1000:
+            seen.add(id(value))
+            waiting.extend(reversed(value.values() if isinstance(value, dict) else value))
     return tuple(found)
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    try:
+        return tensor.shape
+    except RuntimeError:  # a nested tensor in strided layout has none
+        return (-1,) * tensor.dim()

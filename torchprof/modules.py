@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import Counter, namedtuple
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -93,106 +94,116 @@ def select(paths: Iterable[Any], known: Sequence[tuple[tuple[str, ...], ...]]) -
     return chosen
 
 
-class Plan:
-    """What is labelled and where it is shown: modules, layers, and the map between them."""
+class Spot(NamedTuple):
+    """A module where it stands in a model: ``shown`` is the path that users see, without the steps that only wrap;
+    ``wrapper`` is the number of the spot of the module that only wraps this one; ``compiled``, whether it is inside a
+    ScriptModule or a module under torch.compile, and so may run without being called."""
 
-    def __init__(self, models: Sequence[nn.Module], paths: Iterable[Any] | None) -> None:
-        traces: list[Trace] = []
-        shown: list[tuple[str, ...]] = []  # the path that users see, for each trace
-        inner_of: dict[int, int] = {}  # a module that is only wrapped → the trace of its wrapper
-        taken: set[str] = set()
-        for model in models:
-            self._walk(model, traces, shown, inner_of, taken)
-        self.traces = tuple(traces)
-        self._shown = shown
-        self._layer_paths = list(dict.fromkeys(shown))
-        number = {path: index for index, path in enumerate(self._layer_paths)}
-        self._layer_of = [number[path] for path in shown]
-        named = [(trace.path, path) for trace, path in zip(traces, shown)]
-        chosen = set(range(len(traces))) if paths is None else select(paths, named)
-        self.with_event_lists = {
-            trace.path for index, trace in enumerate(traces) if (trace.leaf if paths is None else index in chosen)
-        }
-        # A wrapper and what it wraps are one layer: whoever selects one of them has selected both.
-        layers = {self._layer_of[index] for index in chosen}
-        self.selected_paths = None if paths is None else tuple(self._layer_paths[layer] for layer in sorted(layers))
-        self._label({index for index, layer in enumerate(self._layer_of) if layer in layers}, inner_of)
+    trace: Trace
+    shown: tuple[str, ...]
+    wrapper: int | None
+    compiled: bool
 
-    def _walk(
-        self,
-        model: nn.Module,
-        traces: list[Trace],
-        shown: list[tuple[str, ...]],
-        inner_of: dict[int, int],
-        taken: set[str],
-    ) -> None:
+
+def _spots(models: Sequence[nn.Module]) -> list[Spot]:
+    """All modules of some models, model after model, depth first. A second model of one class is ``Net#2``."""
+    spots: list[Spot] = []
+    taken: Counter[str] = Counter()
+    for model in models:
         core = model
         while (step := wrapped_step(core)) is not None:
             core = getattr(core, step)
-        root, copies = type(core).__name__, 1
-        while (root if copies == 1 else f"{root}#{copies}") in taken:
-            copies += 1
-        root = root if copies == 1 else f"{root}#{copies}"
-        taken.add(root)
-        at: dict[tuple[str, ...], int] = {}
-        name = type(model).__name__ if copies == 1 else f"{type(model).__name__}#{copies}"
-        for trace in walk_modules(model, name=name):
-            above = at.get(trace.path[:-1])
-            if above is None:
-                path: tuple[str, ...] = (root,)
-            elif wrapped_step(traces[above].module) == trace.path[-1]:
-                path = shown[above]
-                inner_of[len(traces)] = above
+        root = type(core).__name__
+        taken[root] += 1
+        mark = f"#{taken[root]}" if taken[root] > 1 else ""
+        numbers: dict[tuple[str, ...], int] = {}
+        for trace in walk_modules(model, name=type(model).__name__ + mark):
+            number = numbers.get(trace.path[:-1])
+            numbers[trace.path] = len(spots)
+            if number is None:
+                spots.append(Spot(trace, (root + mark,), None, False))
+                continue
+            above = spots[number]
+            compiled = above.compiled or _is_compiled(above.trace.module)
+            if wrapped_step(above.trace.module) == trace.path[-1]:
+                spots.append(Spot(trace, above.shown, number, compiled))
             else:
-                path = (*shown[above], trace.path[-1])
-            at[trace.path] = len(traces)
-            traces.append(trace)
-            shown.append(path)
+                spots.append(Spot(trace, (*above.shown, trace.path[-1]), None, compiled))
+    return spots
 
-    def _label(self, chosen: set[int], inner_of: dict[int, int]) -> None:
+
+def _is_compiled(module: nn.Module) -> bool:
+    return (
+        isinstance(module, torch.jit.ScriptModule)
+        or wrapped_step(module) == "_orig_mod"
+        or getattr(module, "_compiled_call_impl", None) is not None
+    )
+
+
+class Plan:
+    """What is labelled and where it is shown: modules, layers, and the map between them.
+
+    ``traces``: all modules. ``targets``: those to be labelled. ``sites``: what each label stands for.
+    ``selected_paths``: the layers that were selected, None for all. ``with_event_lists``: the real paths of the modules
+    whose calls ``raw()`` lists.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], paths: Iterable[Any] | None) -> None:
+        spots = self._spots = _spots(models)
+        self.traces = tuple(spot.trace for spot in spots)
+        self._layer_paths = list(dict.fromkeys(spot.shown for spot in spots))
+        number = {path: index for index, path in enumerate(self._layer_paths)}
+        self._layer_of = [number[spot.shown] for spot in spots]
+        chosen = set(range(len(spots)))
+        if paths is not None:
+            chosen = select(paths, [(spot.trace.path, spot.shown) for spot in spots])
+        self.with_event_lists = {
+            trace.path for at, trace in enumerate(self.traces) if (trace.leaf if paths is None else at in chosen)
+        }
+        # A wrapper and what it wraps are one layer: whoever selects one of them has selected both.
+        layers = {self._layer_of[at] for at in chosen}
+        self.selected_paths = None if paths is None else tuple(self._layer_paths[layer] for layer in sorted(layers))
+        self._chosen = {at for at, layer in enumerate(self._layer_of) if layer in layers}
+        self._label()
+
+    def _label(self) -> None:
         """Labels for what was selected, and for what is not inside anything selected: that work is told apart."""
-        traces = self.traces
-        selected_modules = {id(traces[index].module) for index in chosen}
-        below: set[tuple[str, ...]] = set()  # paths at or below a selected module
-        hidden: set[int] = set()
-        for index, trace in enumerate(traces):
-            if trace.path[:-1] in below or index in chosen:
-                below.add(trace.path)
-                hidden.add(id(trace.module))
-        numbers: dict[int, list[int]] = {}
-        for index, trace in enumerate(traces):
-            numbers.setdefault(id(trace.module), []).append(index)
         self.targets: list[Target] = []
         self.sites: dict[str, Site] = {}
         self._target_of: dict[int, Target] = {}
         self._real_paths: dict[tuple[str, int], tuple[str, ...]] = {}
-        labels: dict[int, str] = {}
-        for module, indices in numbers.items():
-            first = indices[0]
-            if module in selected_modules:
-                layers = tuple(dict.fromkeys(self._layer_of[index] for index in indices if index in chosen))
-            elif module not in hidden:
-                layers = (NOT_SELECTED,)
-            else:
+        at_or_below_chosen: set[tuple[str, ...]] = set()
+        inside_chosen: set[int] = set()
+        spots_of: dict[int, list[int]] = {}  # module → where it stands
+        for at, trace in enumerate(self.traces):
+            spots_of.setdefault(id(trace.module), []).append(at)
+            if at in self._chosen or trace.path[:-1] in at_or_below_chosen:
+                at_or_below_chosen.add(trace.path)
+                inside_chosen.add(id(trace.module))
+        for module, numbers in spots_of.items():
+            layers = tuple(dict.fromkeys(self._layer_of[at] for at in numbers if at in self._chosen))
+            if not layers and module in inside_chosen:
                 continue
-            label = labels[module] = label_of(traces[first].path)
-            target = Target(traces[first].module, label, training=traces[first].module.training)
-            wrapper = inner_of.get(first)
-            around = labels.get(id(traces[wrapper].module)) if wrapper is not None else None
-            self.sites[label] = Site(layers, around)
+            trace, _, wrapper, compiled = self._spots[numbers[0]]
+            if compiled and isinstance(trace.module, torch.jit.ScriptModule):
+                continue  # run by the ScriptModule around it: nobody calls it from Python
+            target = self._target_of[module] = Target(
+                trace.module, label_of(trace.path), training=trace.module.training
+            )
+            around = self._target_of.get(id(self.traces[wrapper].module)) if wrapper is not None else None
             self.targets.append(target)
-            self._target_of[module] = target
-            for index in reversed(indices):
-                self._real_paths[label, self._layer_of[index]] = traces[index].path
-        self._chosen = chosen
+            self.sites[target.label] = Site(layers or (NOT_SELECTED,), around.label if around else None)
+            for at in reversed(numbers):
+                self._real_paths[target.label, self._layer_of[at]] = self.traces[at].path
 
     @property
     def callable_layers(self) -> set[int]:
-        """The layers that were selected and whose module has a forward that somebody could call."""
+        """The layers that were selected and whose forward only runs when somebody calls it."""
         return {
-            self._layer_of[index]
-            for index in self._chosen
-            if getattr(type(self.traces[index].module), "forward", None) is not nn.Module.forward
+            self._layer_of[at]
+            for at in self._chosen
+            if not self._spots[at].compiled
+            and getattr(type(self.traces[at].module), "forward", None) is not nn.Module.forward
         }
 
     def real_path(self, label: str, layer: int) -> tuple[str, ...]:
@@ -221,12 +232,13 @@ class Plan:
             layers.append(
                 Layer(
                     path=path,
-                    kind=getattr(core, "original_name", None) or type(core).__name__,
+                    # A ScriptModule knows the class that it was made from.
+                    kind=getattr(core, "original_name", type(core).__name__),
                     params=None if unknown else sum(param.numel() for param in params),
                     trainable_params=None if unknown else sum(p.numel() for p in params if p.requires_grad),
                     param_bytes=None if unknown else sum(param.numel() * param.element_size() for param in params),
-                    input_shapes=tuple(map(tuple, target.input_shapes)) if target else (),
-                    output_shapes=tuple(map(tuple, target.output_shapes)) if target else (),
+                    input_shapes=_plain(target.input_shapes) if target else (),
+                    output_shapes=_plain(target.output_shapes) if target else (),
                     training=target.training if target else core.training,
                     shared_with=tuple(self._layer_paths[at] for at in places[id(core)] if at != index),
                 )
@@ -247,6 +259,11 @@ class Plan:
         if gone:
             sentences.append(f"Removed inside the block: {some(gone)}. They show what they did until then.")
         return sentences
+
+
+def _plain(shapes: Iterable[Iterable[Any]]) -> tuple[tuple[int, ...], ...]:
+    """Shapes as plain numbers; -1 for a size that is none (nested and symbolic tensors)."""
+    return tuple(tuple(size if type(size) is int else -1 for size in shape) for shape in shapes)
 
 
 def some(names: Sequence[str], limit: int = 3) -> str:

@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 import torch
 from torch import nn
@@ -47,6 +47,8 @@ class Profile:
     another profiler is active, and for a second entry.
     """
 
+    _open: ClassVar[Profile | None] = None  # one block at a time in a process
+
     def __init__(
         self,
         model: nn.Module | Sequence[nn.Module],
@@ -83,6 +85,10 @@ class Profile:
             return self
         if self.entered:
             raise TorchprofError("torchprof profiler is not reentrant")
+        if Profile._open is not None:
+            raise TorchprofError(
+                "Another torchprof.Profile block is open: end it first. One block can hold several models."
+            )
         self._models = _checked_models(self._model)
         self._device = self._checked_device()
         if not isinstance(self.warmup, int) or self.warmup < 0:
@@ -109,6 +115,7 @@ class Profile:
             self._labels.detach()
             raise
         self.entered = True
+        Profile._open = self
         self.traces = self._plan.traces
         return self
 
@@ -116,6 +123,7 @@ class Profile:
         if not self.enabled or not self.entered or self.exited:
             return
         self._labels.detach()
+        Profile._open = None
         try:
             if self._session.started:
                 self._session.stop()
@@ -344,7 +352,7 @@ def _checked_models(model: Any) -> list[nn.Module]:
             elif isinstance(one, type) and issubclass(one, nn.Module):
                 hint = f" Make one first: {one.__name__}(...)."
             raise TorchprofError(f"Profile needs a torch.nn.Module or a list of them, not {one!r:.80}.{hint}")
-        for module in one.modules():
+        for _, _, module in walk_modules(one):
             if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
                 raise TorchprofError(
                     f"nn.DataParallel runs replicas of {type(module.module).__name__} on {len(module.device_ids)} "

@@ -32,7 +32,8 @@ class Layer:
     ``path``: root class name, then attribute names. ``kind``: class name. ``params``, ``trainable_params`` and
     ``param_bytes`` count the parameters that the layer itself holds (not its children), each at the first layer that
     holds it; None where a lazy layer has not made them yet. Shapes are those of the first forward call: one tuple for
-    each tensor, ``()`` where it was not called. ``shared_with``: the other paths of the same module.
+    each tensor, with -1 for a size that is no number (nested tensors); ``()`` where it was not called.
+    ``shared_with``: the other paths of the same module.
     """
 
     path: tuple[str, ...]
@@ -146,7 +147,9 @@ class Spread:
     def of(cls, calls: Sequence[tuple[int, int]]) -> Spread:
         """From (start in ns, value), in any order, at least one."""
         values = [value for _, value in calls]
-        kept = nsmallest(cls.SIZE, calls, key=lambda call: _scrambled(call[0])) if len(calls) > cls.SIZE else calls
+        kept = calls
+        if len(calls) > cls.SIZE:
+            kept = nsmallest(cls.SIZE, calls, key=lambda call: (_scrambled(call[0]), call[1]))
         sample = tuple(sorted(value for _, value in kept))
         return cls(len(values), sum(values), min(values), max(values), min(calls)[1], sample)
 
