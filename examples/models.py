@@ -150,7 +150,7 @@ class EncoderLayer(nn.Module):
 
 
 class Bert(nn.Module):
-    """The encoder of BERT-base (Devlin et al., 2018) with its pooler: 11,174,215,680 multiply-accumulates at 1 x 128."""
+    """BERT-base (Devlin et al., 2018) with its pooler: 11,174,215,680 multiply-accumulates at 1 x 128."""
 
     def __init__(
         self,

@@ -12,11 +12,12 @@ from torchprof.version import __version__
 if TYPE_CHECKING:
     from torchprof.errors import TorchprofError
     from torchprof.profile import Profile
-    from torchprof.run import Run, load
+    from torchprof.run import Run
+    from torchprof.run_file import load
 
 __all__ = ["Profile", "Run", "TorchprofError", "__version__", "load"]
 
-_ROOMS = {"Profile": "profile", "Run": "run", "TorchprofError": "errors", "load": "run", "profile": "profile"}
+_ROOMS = {"Profile": "profile", "Run": "run", "TorchprofError": "errors", "load": "run_file", "profile": "profile"}
 
 
 def __getattr__(name: str) -> Any:

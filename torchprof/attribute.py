@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
@@ -84,7 +85,7 @@ class Place:
         self.outer = outer
         self.frame = frame
         self.is_node = False
-        self._inner: dict[str, Place] = {}
+        self._inner: dict[str, Place] | None = None  # most have none: a dict only for those that do
 
     @property
     def frames(self) -> tuple[Frame, ...]:
@@ -114,6 +115,7 @@ class Places:
     def __init__(self) -> None:
         self.all: list[Place] = []
         self._layers: dict[tuple[int, str], Place] = {}
+        self._frames: dict[str, Frame] = {}
 
     def of_layer(self, layer: int, phase: str) -> Place:
         place = self._layers.get((layer, phase))
@@ -123,9 +125,15 @@ class Places:
 
     def inside(self, outer: Place, kind: str, name: str) -> Place:
         key = name if kind == "op" else f"{kind}:{name}"
-        place = outer._inner.get(key)
+        inner = outer._inner
+        if inner is None:
+            inner = outer._inner = {}
+        place = inner.get(key)
         if place is None:
-            place = outer._inner[key] = self._new(outer.layer, outer.phase, outer, Frame(kind, name))
+            frame = self._frames.get(key)
+            if frame is None:
+                frame = self._frames[key] = Frame(kind, name)
+            place = inner[key] = self._new(outer.layer, outer.phase, outer, frame)
         return place
 
     def _new(self, layer: int, phase: str, outer: Place | None, frame: Frame | None) -> Place:
@@ -169,6 +177,8 @@ class Attribution:
         self.callers: set[tuple[int, int]] = set()
         self._sites = sites
         self._paths = paths
+        self._makers: defaultdict[int, Makers] = defaultdict(Makers)  # by forward thread
+        self._node_before: dict[tuple[int, int], int] = {}  # (thread, depth) → layer of the last autograd node there
 
     def attribute(self, events: Iterable[Event]) -> Iterator[Attributed]:
         """Say, for every event, which layer it worked for and in which phase.
@@ -176,20 +186,17 @@ class Attribution:
         Forward work belongs to the innermost labelled range around it on its thread; a labelled range inside backward
         is recompute. Backward work belongs to the layer of the op that made its autograd node, wherever it runs; a
         kernel to the op that launched it. Work that belongs to nobody has the layer OUTSIDE: it is shown, never
-        dropped. Events must come in the order of their start, an outer one before an inner one.
+        dropped. Events must come in the order of their start, an outer one before an inner one, and kernels after all.
         """
-        places = self.places
-        inside = places.inside
-        outside = places.of_layer(OUTSIDE, FORWARD)
-        stacks: dict[int, list[tuple[int, Place, str | None]]] = {}  # per thread: end, place, innermost label
-        makers: dict[int, Makers] = {}
-        node_before: dict[tuple[int, int], int] = {}  # (thread, depth) → layer of the last autograd node there
+        inside = self.places.inside
+        outside = self.places.of_layer(OUTSIDE, FORWARD)
+        stacks: dict[int, list[tuple[int, Place, str | None]]] = {}  # by thread: end, place, innermost label
         launched_by: dict[int, Place] = {}
         new = tuple.__new__  # a third of the time that Attributed(...) takes, once for every event
         op, label_kind, node, memory, kernel = Kind.OP, Kind.LABEL, Kind.NODE, Kind.MEMORY, Kind.KERNEL
 
         for event in events:
-            kind, name, start, end, thread, sequence, forward_thread, correlation, _, _ = event
+            kind, name, start, end, thread, sequence, _, correlation, _, _ = event
             if kind is kernel:
                 launcher = launched_by.get(correlation, outside)
                 yield new(Attributed, (event, inside(launcher, "kernel", name), None, 1, end - start))
@@ -219,31 +226,12 @@ class Attribution:
                 else:
                     place = inside(outer, "op", name)
                 if sequence >= 0:
-                    made = makers.get(thread)
-                    if made is None:
-                        made = makers[thread] = Makers()
-                    made.add(sequence, place.layer)
+                    self._makers[thread].add(sequence, place.layer)
             elif kind is label_kind:
-                site = self._sites[name]
-                caller = around.layer if around is not None else OUTSIDE
-                layer = site.layers[0] if len(site.layers) == 1 else self._nearest(site.layers, caller)
-                phase = FORWARD if around is None or around.phase == FORWARD else RECOMPUTE
-                place = places.of_layer(layer, phase)
-                if label is not None and label == site.wrapper:
-                    calls = 0
-                elif phase == FORWARD:
-                    self.callers.add((caller, layer))
+                place, calls = self._of_label(name, around, label)
                 label = name
             elif kind is node or (kind is Kind.BACKWARD_FUNCTION and not (around is not None and around.is_node)):
-                depth = (thread, len(stack))
-                if sequence >= 0:
-                    layer = makers[forward_thread].find(sequence) if forward_thread in makers else OUTSIDE
-                else:
-                    # AccumulateGrad has no number; the engine runs it right after the node that made its gradient.
-                    layer = node_before.get(depth, OUTSIDE)
-                node_before[depth] = layer
-                place = inside(places.of_layer(layer, BACKWARD), "op", name)
-                place.is_node = True
+                place = self._of_node(event, len(stack))
             else:
                 place = inside(around or outside, "label" if kind is Kind.USER_LABEL else "op", name)
 
@@ -251,6 +239,33 @@ class Attribution:
             if correlation:
                 launched_by[correlation] = place
             yield new(Attributed, (event, place, around, calls, end - start))
+
+    def _of_label(self, label: str, around: Place | None, label_around: str | None) -> tuple[Place, int]:
+        """The forward range of a module: a layer's own place, in recompute where backward work is around it. It is no
+        call of its own directly inside the range of its wrapper."""
+        layers, wrapper = self._sites[label]
+        caller = around.layer if around is not None else OUTSIDE
+        layer = layers[0] if len(layers) == 1 else self._nearest(layers, caller)
+        phase = FORWARD if around is None or around.phase == FORWARD else RECOMPUTE
+        place = self.places.of_layer(layer, phase)
+        if wrapper is not None and wrapper == label_around:
+            return place, 0
+        if phase == FORWARD:
+            self.callers.add((caller, layer))
+        return place, 1
+
+    def _of_node(self, event: Event, depth: int) -> Place:
+        """An autograd node: in the backward of the layer whose op made it, whatever is around it."""
+        level = (event.thread, depth)
+        if event.sequence >= 0:
+            layer = self._makers[event.forward_thread].find(event.sequence)
+        else:
+            # AccumulateGrad has no number; the engine runs it right after the node that made its gradient.
+            layer = self._node_before.get(level, OUTSIDE)
+        self._node_before[level] = layer
+        place = self.places.inside(self.places.of_layer(layer, BACKWARD), "op", event.name)
+        place.is_node = True
+        return place
 
     def _nearest(self, layers: tuple[int, ...], caller: int) -> int:
         """Of a module's several paths, the one that shares most steps with its caller's; the first where none does."""

@@ -83,8 +83,7 @@ class Session:
         self._guarded: dict[str, Any] = {}
 
     def start(self) -> None:
-        """Raises TorchprofError where another session, ours or the user's, is active or in warm-up in this process."""
-        refuse_if_profiled()
+        """Begin to record. ``refuse_if_profiled`` says whether that can be done."""
         self._profiler.__enter__()
         self._guard()
         # The first event of a session pays for its buffers: let it be ours, not one of the first layer's.
@@ -115,43 +114,44 @@ class Session:
                 setattr(torch_profiler.profile, name, refusing(original))
 
     def events(self) -> Iterator[Event]:
-        """What happened, in the order of start: ops, labels, autograd nodes, memory, and the work of the device."""
+        """What happened, in the order of start: ops, labels, autograd nodes and memory; then the work of the device.
+
+        That comes last because the device has a clock of its own: a kernel may seem to run before it was launched.
+        """
+        raws = self._raw()
         on_device = self.device is not None
         kinds: dict[str, Kind | None] = {}  # by name; None: left out
         threads: dict[int, int] = {}  # correlation number of an op → its thread
         devices: dict[tuple[Any, int], str] = {}
+        work: list[Any] = []
         cpu = DeviceType.CPU
         correlation = 0
         new = tuple.__new__  # a third of the time that Event(...) takes, once for every event
-        for raw in self._raw():
+        if on_device:
+            threads = {raw.correlation_id(): raw.start_thread_id() for raw in raws if not raw.linked_correlation_id()}
+        for raw in raws:
             name = raw.name()
             thread = raw.start_thread_id()
             if on_device:
                 if raw.device_type() != cpu and name != "[memory]":
-                    # A span that only mirrors a range of the CPU on the device's timeline is no work.
-                    if not _is_annotation(raw) and kinds.get(name) not in _RANGES:
-                        device = _device(raw, devices)
-                        launcher = raw.linked_correlation_id()
-                        start, end = raw.start_ns(), _end_ns(raw)
-                        yield new(Event, (Kind.KERNEL, name, start, end, thread, -1, 0, launcher, device, 0))
+                    work.append(raw)
                     continue
                 # A call of the device's runtime (cudaLaunchKernel) is linked to the op it ran in, on that op's thread.
                 launcher = raw.linked_correlation_id()
                 thread = threads.get(launcher, thread) if launcher else thread
                 correlation = 0 if launcher else raw.correlation_id()
-                if correlation:
-                    threads[correlation] = thread
             try:
                 kind = kinds[name]
             except KeyError:
                 kind = kinds[name] = _kind(raw, name)
             if kind is None:
                 continue
+            start = raw.start_ns()
             if kind is Kind.MEMORY:
-                at = raw.start_ns()
-                yield new(Event, (kind, name, at, at, thread, -1, 0, 0, _device(raw, devices), raw.nbytes()))
+                yield new(Event, (kind, name, start, start, thread, -1, 0, 0, _device(raw, devices), raw.nbytes()))
                 continue
             sequence = raw.sequence_nr()
+            end = _end_ns(raw)
             forward_thread = 0
             if sequence >= 0:
                 if kind is Kind.NODE:
@@ -159,8 +159,16 @@ class Session:
                 elif raw.scope() == _BACKWARD_SCOPE:
                     kind = Kind.BACKWARD_FUNCTION
                     forward_thread = raw.fwd_thread_id()
-            start, end = raw.start_ns(), _end_ns(raw)
+            elif kind is Kind.USER_LABEL and (raw.is_async() or raw.end_thread_id() != thread):
+                end = start  # the range of a collective ends whenever that is done: it is no time of this thread
             yield new(Event, (kind, name, start, end, thread, sequence, forward_thread, correlation, "cpu", 0))
+        for raw in work:
+            # A span that only mirrors a range of the CPU on the device's timeline is no work.
+            if not _is_annotation(raw) and kinds.get(raw.name()) not in _RANGES:
+                start, end = raw.start_ns(), _end_ns(raw)
+                launcher, device = raw.linked_correlation_id(), _device(raw, devices)
+                thread = raw.start_thread_id()
+                yield new(Event, (Kind.KERNEL, raw.name(), start, end, thread, -1, 0, launcher, device, 0))
 
     def calls(self) -> list[Call]:
         """The forward calls of labelled modules, in the order in which they ended."""

@@ -7,8 +7,10 @@ declares under which heading it is shown and in which unit; tables, sort keys an
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from operator import attrgetter
 
 
 class Unit(Enum):
@@ -48,13 +50,16 @@ class Cost:
     device_freed: int = _shown("{device} Mem", Unit.BYTES, -1)
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(*[getattr(self, name) + getattr(other, name) for name in FIELDS])
+        if not other:
+            return self
+        return Cost(*[mine + theirs for mine, theirs in zip(_values(self), _values(other))])
 
     def __bool__(self) -> bool:
-        return any(getattr(self, name) for name in FIELDS)
+        return any(_values(self))
 
 
 FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(Cost))
+_values: Callable[[Cost], tuple[int, ...]] = attrgetter(*FIELDS)
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ class TorchprofError(RuntimeError):
 
 
 def suggest(given: str, choices: Iterable[str], limit: int = 3) -> str:
-    """Say which of the choices were probably meant, or list them when none is near."""
+    """List a few choices; of many, say which were probably meant, or the first ones when none is near."""
     known = list(choices)
     near = difflib.get_close_matches(given, known, n=limit, cutoff=0.5)
-    if near:
+    if near and len(known) > 8:
         return "Did you mean " + " or ".join(repr(choice) for choice in near) + "?"
     more = f" and {len(known) - 20} more" if len(known) > 20 else ""
     return "Choose from " + ", ".join(repr(choice) for choice in known[:20]) + more + "."

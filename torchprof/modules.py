@@ -76,6 +76,8 @@ def select(paths: Iterable[Any], known: Sequence[tuple[tuple[str, ...], ...]]) -
     one_path = isinstance(paths, tuple) and len(paths) > 1 and all(isinstance(path, str) for path in paths)
     if one_path and matching(tuple(paths), 0):
         raise TorchprofError(f"paths={paths!r} is one path where a list of paths belongs: write paths=[{paths!r}].")
+    if isinstance(paths, nn.Module) or not isinstance(paths, Iterable):
+        raise TorchprofError(f"paths={paths!r:.80} is no list of paths: write paths=['features.3', ('Net', 'head')].")
     chosen: set[int] = set()
     for path in [paths] if isinstance(paths, str) else paths:
         steps = tuple(path.split(".")) if isinstance(path, str) else path
@@ -221,12 +223,12 @@ class Plan:
         layers = []
         for index, path in enumerate(self._layer_paths):
             core = modules[index][-1]
-            params = [
-                param
-                for module in modules[index]
-                for _, param in module.named_parameters(recurse=False)
-                if id(param) not in counted and not counted.add(id(param))  # type: ignore[func-returns-value]
-            ]
+            params = []
+            for module in modules[index]:
+                for param in module._parameters.values():
+                    if param is not None and id(param) not in counted:
+                        counted.add(id(param))
+                        params.append(param)
             unknown = any(is_lazy(param) for param in params)
             target = self._target_of.get(id(core)) or self._target_of.get(id(modules[index][0]))
             layers.append(

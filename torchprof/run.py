@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from heapq import nsmallest
 from os import PathLike
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, PHASES, Attributed, Frame, Kind, Place
 from torchprof.cost import FIELDS, Cost
 from torchprof.errors import TorchprofError, suggest
-
-SCHEMA = 1
-"""Version of the run file. It grows by one whenever a reader of the old file would misread the new one."""
-_FORMAT = "torchprof-run"
 
 OUTSIDE_NAME = "(outside)"
 NOT_SELECTED_NAME = "(not selected)"
@@ -124,6 +118,22 @@ class Rows(Sequence[Row]):
 
     def __iter__(self) -> Iterator[Row]:
         return (self[index] for index in range(len(self)))
+
+    @cached_property
+    def by_layer(self) -> dict[tuple[int, int], tuple[Cost, int]]:
+        """Self cost and calls of each (layer index, phase number), in one pass over the columns."""
+        own_time = [not frames for frames in self.frames]
+        keys = list(zip(self.columns["layer"], self.columns["phase"]))
+        calls = dict.fromkeys(keys, 0)
+        for key, frames, count in zip(keys, self.columns["frames"], self.columns["calls"]):
+            if own_time[frames]:
+                calls[key] += count
+        sums = {key: [0] * len(FIELDS) for key in calls}
+        for number, name in enumerate(FIELDS):
+            if any(self.columns[name]):
+                for key, value in zip(keys, self.columns[name]):
+                    sums[key][number] += value
+        return {key: (Cost(*total), calls[key]) for key, total in sums.items()}
 
 
 @dataclass(frozen=True)
@@ -243,23 +253,43 @@ class Run:
         (the forward calls for None; backward has no ranges of its own: 0). Raises TorchprofError for an unknown phase
         or root.
         """
-        if phase is not None and phase not in PHASES:
-            raise TorchprofError(f"Unknown phase {phase!r}. {suggest(str(phase), PHASES)}")
-        if not 0 <= root < len(self.roots):
-            raise TorchprofError(f"This run has {len(self.roots)} model(s): root must be below that, not {root}.")
-        costs, calls = self._by_layer(phase)
-        return self._trees(costs, calls)[root]
+        if not isinstance(root, int) or not 0 <= root < len(self.roots):
+            raise TorchprofError(
+                f"This run has {len(self.roots)} model(s), numbered from 0: there is no root {root!r}."
+            )
+        wanted = range(len(PHASES)) if phase is None else [_number_of(phase)]
+        counted = PHASES.index(phase or FORWARD)
+        nothing = (Cost(), 0)
+        sums = self.rows.by_layer
+        nodes: dict[tuple[str, ...], Node] = {}
+        top = self.roots[root].path[0]
+        for index, layer in enumerate(self.layers):
+            if layer.path[0] != top:
+                continue
+            own = Cost()
+            for number in wanted:
+                own = own + sums.get((index, number), nothing)[0]
+            node = Node(layer, sums.get((index, counted), nothing)[1], own, own, [])
+            nodes[layer.path] = node
+            if len(layer.path) > 1:
+                nodes[layer.path[:-1]].children.append(node)
+        for path, node in reversed(nodes.items()):
+            if len(path) > 1:
+                above = nodes[path[:-1]]
+                above.total = above.total + node.total
+        return nodes[(top,)]
 
     def no_layer(self, phase: str, *, selected: bool = True) -> Cost:
         """What belongs to no layer: loss, optimizer, data; with ``selected=False``, to layers not selected."""
-        return self._by_layer(phase)[0].get(OUTSIDE if selected else NOT_SELECTED, Cost())
+        layer = OUTSIDE if selected else NOT_SELECTED
+        return self.rows.by_layer.get((layer, _number_of(phase)), (Cost(), 0))[0]
 
     def ops(self, phase: str = FORWARD) -> dict[int, list[Op]]:
         """The operators of one phase under each layer (by index in ``layers``), in the order of first call.
 
         Σ self over the ops of a layer is the layer's self: ``(between ops)`` is one of them where it has any.
         """
-        wanted = PHASES.index(phase)
+        wanted = _number_of(phase)
         columns = self.rows.columns
         chains = [[frame.name for frame in frames if frame.kind != "kernel"] for frames in self.rows.frames]
         is_kernel = [bool(frames) and frames[-1].kind == "kernel" for frames in self.rows.frames]
@@ -291,7 +321,7 @@ class Run:
         """A report as text: ``run.report("tree", depth=2)``. Raises TorchprofError for an unknown name or option."""
         from torchprof.reports import render
 
-        return render(name, self, **options)
+        return render(name, self, options)
 
     def save(self, path: str | PathLike[str], *, strip: bool = False) -> None:
         """Write the run as JSON (see docs/run-file.md), gzipped where the name ends in ``.gz``.
@@ -299,60 +329,15 @@ class Run:
         The file holds names of layers, ops and the machine, shapes and figures; no tensor data and no source.
         ``strip=True`` leaves the names of files and machines out. Raises OSError as ``open`` does.
         """
-        metas = [replace(meta, machine="", script="") for meta in self.metas] if strip else self.metas
-        document = {
-            "format": _FORMAT,
-            "schema": SCHEMA,
-            "holds": "layer paths, operator and kernel names, shapes, costs; no tensor data"
-            + ("" if strip else "; the names of the machine and the script"),
-            "metas": [asdict(meta) for meta in metas],
-            "layers": [asdict(layer) for layer in self.layers],
-            "frames": self.rows.frames,
-            "devices": self.rows.devices,
-            "rows": {name: column.tolist() for name, column in self.rows.columns.items()},
-            "samples": [{**key._asdict(), **asdict(spread)} for key, spread in self.samples.items()],
-        }
-        text = json.dumps(document, separators=(",", ":"))
-        path = Path(path)
-        if path.suffix == ".gz":
-            path.write_bytes(gzip.compress(text.encode(), mtime=0))
-        else:
-            path.write_text(text, encoding="utf-8")
+        from torchprof.run_file import write
 
-    def _by_layer(self, phase: str | None) -> tuple[dict[int, Cost], dict[int, int]]:
-        """Self cost and calls of each layer index."""
-        wanted = PHASES.index(phase) if phase is not None else None
-        called = PHASES.index(phase or FORWARD)
-        columns = self.rows.columns
-        own_time = {number for number, frames in enumerate(self.rows.frames) if not frames}
-        sums: dict[int, list[int]] = {}
-        calls: dict[int, int] = {}
-        values = list(zip(*(columns[name] for name in FIELDS)))
-        for at, layer in enumerate(columns["layer"]):
-            row_phase = columns["phase"][at]
-            if row_phase == called and columns["frames"][at] in own_time:
-                calls[layer] = calls.get(layer, 0) + columns["calls"][at]
-            if wanted is None or row_phase == wanted:
-                total = sums.setdefault(layer, [0] * len(FIELDS))
-                for number, value in enumerate(values[at]):
-                    total[number] += value
-        return {layer: Cost(*total) for layer, total in sums.items()}, calls
+        write(self, path, strip=strip)
 
-    def _trees(self, costs: Mapping[int, Cost], calls: Mapping[int, int]) -> list[Node]:
-        nodes: dict[tuple[str, ...], Node] = {}
-        roots = []
-        for index, layer in enumerate(self.layers):
-            own = costs.get(index, Cost())
-            node = nodes[layer.path] = Node(layer, calls.get(index, 0), own, own, [])
-            if len(layer.path) == 1:
-                roots.append(node)
-            else:
-                nodes[layer.path[:-1]].children.append(node)
-        for layer in reversed(self.layers):
-            if len(layer.path) > 1:
-                parent = nodes[layer.path[:-1]]
-                parent.total = parent.total + nodes[layer.path].total
-        return roots
+
+def _number_of(phase: str) -> int:
+    if phase not in PHASES:
+        raise TorchprofError(f"There is no phase {phase!r}. {suggest(str(phase), PHASES)}")
+    return PHASES.index(phase)
 
 
 def fold(
@@ -396,11 +381,14 @@ def fold(
         if kind is label and counted and place.layer >= 0:
             durations.setdefault((place.layer, place.phase), []).append((event.start_ns, ns))
 
-    for index in range(len(cpu_ns)):
-        if cpu_ns[index] or calls[index]:
-            values = other.setdefault((index, "cpu"), [0] * (len(FIELDS) + 1))
-            values[FIELDS.index("cpu_ns")] = cpu_ns[index]
-            values[-1] = calls[index]
+    at_cpu_ns = FIELDS.index("cpu_ns")
+    for index, (ns, counted) in enumerate(zip(cpu_ns, calls)):
+        if ns or counted:
+            key = (index, "cpu")
+            if key not in other:
+                other[key] = [0] * (len(FIELDS) + 1)
+            other[key][at_cpu_ns] = ns
+            other[key][-1] = counted
     rows = _rows(other, places, layers, rank)
     samples = {
         SampleKey(layer, phase, rank, "cpu", "cpu_ns"): Spread.of(values)
@@ -412,70 +400,29 @@ def fold(
 def _rows(
     values: Mapping[tuple[int, str], Sequence[int]], places: Sequence[Place], layers: tuple[Layer, ...], rank: int
 ) -> Rows:
-    columns = {name: array("q") for name in Rows.COLUMNS}
-    frames: dict[tuple[Frame, ...], int] = {}
+    chains: list[tuple[Frame, ...]] = [()]
+    numbers: dict[tuple[int, Frame], int] = {}  # (the chain outside of a frame, the frame) → the chain with it
+    chain_of = [0] * len(places)
+    for place in places:  # a place comes after the one outside of it
+        if place.outer is not None and place.frame is not None:
+            step = (chain_of[place.outer.index], place.frame)
+            number = numbers.get(step)
+            if number is None:
+                number = numbers[step] = len(chains)
+                chains.append((*chains[step[0]], place.frame))
+            chain_of[place.index] = number
     devices: dict[str, int] = {}
-    for (index, device), (*cost, calls) in sorted(values.items()):
-        place = places[index]
-        line = (
-            place.layer,
-            PHASES.index(place.phase),
-            frames.setdefault(place.frames, len(frames)),
-            devices.setdefault(device, len(devices)),
-            rank,
-            calls,
-            *cost,
-        )
-        for name, value in zip(Rows.COLUMNS, line):
-            columns[name].append(value)
-    return Rows(layers, tuple(frames), tuple(devices), columns)
-
-
-def load(path: str | PathLike[str]) -> Run:
-    """Read a run that ``Run.save`` wrote. Needs no torch.
-
-    Raises OSError where the file cannot be read, TorchprofError where it is no run file, is damaged, or was written by
-    a newer torchprof.
-    """
-    path = Path(path)
-    data = path.read_bytes()
-    try:
-        document = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
-    except (ValueError, EOFError, OSError) as error:
-        raise TorchprofError(f"{path} is not a saved run: it does not read as JSON ({error}).") from error
-    if not isinstance(document, dict) or document.get("format") != _FORMAT:
-        raise TorchprofError(f"{path} is JSON, but no saved run: write one with `prof.run.save(path)`.")
-    schema = document.get("schema")
-    if not isinstance(schema, int) or schema > SCHEMA:
-        raise TorchprofError(
-            f"{path} has schema {schema}; this torchprof reads up to {SCHEMA}. Read it with a newer torchprof."
-        )
-    try:
-        return _run(document)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise TorchprofError(f"{path} is a damaged run file: {type(error).__name__} {error}.") from error
-
-
-def _run(document: dict[str, Any]) -> Run:
-    layers = tuple(Layer(**_tuples(layer)) for layer in document["layers"])
-    frames = tuple(tuple(Frame(*frame) for frame in chain) for chain in document["frames"])
-    columns = {name: array("q", document["rows"][name]) for name in Rows.COLUMNS}
-    if len({len(column) for column in columns.values()}) != 1:
-        raise ValueError("the columns of its rows differ in length")
-    rows = Rows(layers, frames, tuple(document["devices"]), columns)
-    for _ in rows:  # every number must point somewhere
-        pass
-    samples = {}
-    for sample in document["samples"]:
-        key = SampleKey(**{name: sample.pop(name) for name in SampleKey._fields})
-        samples[key] = Spread(**_tuples(sample))
-    return Run(tuple(Meta(**_tuples(meta)) for meta in document["metas"]), layers, rows, samples)
-
-
-def _tuples(document: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows only lists: give back the tuples they were."""
-
-    def deep(value: Any) -> Any:
-        return tuple(deep(item) for item in value) if isinstance(value, list) else value
-
-    return {name: deep(value) for name, value in document.items()}
+    phases = {phase: number for number, phase in enumerate(PHASES)}
+    keys = sorted(values)
+    indices = [index for index, _ in keys]
+    sums = zip(*(values[key] for key in keys)) if keys else ((),) * (len(FIELDS) + 1)
+    columns = {
+        "layer": [places[index].layer for index in indices],
+        "phase": [phases[places[index].phase] for index in indices],
+        "frames": [chain_of[index] for index in indices],
+        "device": [devices.setdefault(device, len(devices)) for _, device in keys],
+        "rank": [rank] * len(keys),
+        **dict(zip((*FIELDS, "calls"), sums)),
+    }
+    arrays = {name: array("q", columns[name]) for name in Rows.COLUMNS}
+    return Rows(layers, tuple(chains), tuple(devices), arrays)

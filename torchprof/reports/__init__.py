@@ -33,11 +33,11 @@ def known() -> dict[str, Callable[..., str]]:
     return _reports
 
 
-def render(name: str, run: Run, **options: Any) -> str:
+def render(name: str, run: Run, options: dict[str, Any]) -> str:
     """The report of that name. Raises TorchprofError for an unknown name or option."""
     reports = known()
     if name not in reports:
-        raise TorchprofError(f"There is no report {name!r}. {suggest(name, reports)}")
+        raise TorchprofError(f"There is no report {name!r}. {suggest(str(name), reports)}")
     accepted = list(inspect.signature(reports[name]).parameters)[1:]
     for option in options:
         if option not in accepted:

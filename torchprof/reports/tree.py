@@ -188,12 +188,11 @@ def _lines(run: Run, show_events: bool) -> list[Entry]:
                 lines.append(line)
             else:
                 lines_of[layer.path[:-1]].children.append(line)
-    for name, is_selected in ((NOT_SELECTED_NAME, False), (OUTSIDE_NAME, True)):
-        costs = {phase: run.no_layer(phase, selected=is_selected) for phase in phases}
+    for name, key in ((NOT_SELECTED_NAME, NOT_SELECTED), (OUTSIDE_NAME, OUTSIDE)):
+        costs = {phase: run.no_layer(phase, selected=key == OUTSIDE) for phase in phases}
         if any(costs.values()):
             line = Entry(name, Figures(costs, costs))
-            key = OUTSIDE if is_selected else NOT_SELECTED
-            line.ops = _op_lines({phase: ops[phase].get(key, []) for phase in ops}, is_selected)
+            line.ops = _op_lines({phase: ops[phase].get(key, []) for phase in ops}, in_no_layer=key == OUTSIDE)
             lines.append(line)
     return lines
 

@@ -1,0 +1,44 @@
+"""``python -m benchmarks [--quick] [QUESTION ...]``: all questions, or those named, each in a fresh process."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+
+QUESTIONS = {
+    "inside": "what the block costs while the model runs",
+    "reading": "what it takes from the profiler's stop to the printed table",
+    "display": "what drawing the table of a large model takes",
+    "importing": "what importing torchprof takes",
+    "edges": "what entering and leaving the block takes, and what a disabled one costs",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="What torchprof costs, as ratios within one run, with their limits.",
+        epilog="\n".join(f"{name:<10} {text}" for name, text in QUESTIONS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("questions", nargs="*", metavar="QUESTION", help=f"of: {', '.join(QUESTIONS)}; default: all")
+    parser.add_argument(
+        "--quick", action="store_true", help="shows in half a minute that all of it runs, not what it costs"
+    )
+    options = parser.parse_args()
+    for name in options.questions:
+        if name not in QUESTIONS:
+            parser.error(f"there is no question {name!r}; there are {', '.join(QUESTIONS)}")
+    start = time.perf_counter()
+    failed = False
+    for name in options.questions or QUESTIONS:
+        command = [sys.executable, "-m", f"benchmarks.{name}", *(["--quick"] if options.quick else [])]
+        failed |= subprocess.run(command, check=False).returncode != 0
+    print(f"It took {time.perf_counter() - start:.0f} s.", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
