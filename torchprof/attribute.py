@@ -18,6 +18,8 @@ BACKWARD = "backward"
 RECOMPUTE = "recompute"
 PHASES = (FORWARD, BACKWARD, RECOMPUTE)
 
+_GRAPH_NODE = "DifferentiableGraphBackward"
+
 
 class Kind(Enum):
     """What sort of thing an event reports."""
@@ -146,23 +148,29 @@ class Makers:
     """Which layer made the autograd nodes of one forward thread, by sequence number.
 
     Several ops can carry one number: the one that started last made the node. An in-place write to a view gives a node
-    a number that no op carries, so the last op at or below the number is the maker.
+    a number that no op carries, so the last op at or below the number is the maker. TorchScript numbers the node of a
+    whole graph before it runs the graph's ops: there the maker is the first op above the number.
     """
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
-        self._layers: dict[int, int] = {}
+        self._first: dict[int, int] = {}
+        self._last: dict[int, int] = {}
 
     def add(self, number: int, layer: int) -> None:
-        if not self._numbers or number > self._numbers[-1]:
-            self._numbers.append(number)
-        elif number not in self._layers:
-            insort(self._numbers, number)
-        self._layers[number] = layer
+        if number not in self._first:
+            if not self._numbers or number > self._numbers[-1]:
+                self._numbers.append(number)
+            else:
+                insort(self._numbers, number)
+            self._first[number] = layer
+        self._last[number] = layer
 
-    def find(self, number: int) -> int:
+    def find(self, number: int, of_graph: bool = False) -> int:
         at = bisect_right(self._numbers, number)
-        return self._layers[self._numbers[at - 1]] if at else OUTSIDE
+        if of_graph:
+            return self._first[self._numbers[at]] if at < len(self._numbers) else OUTSIDE
+        return self._last[self._numbers[at - 1]] if at else OUTSIDE
 
 
 class Attribution:
@@ -258,7 +266,8 @@ class Attribution:
         """An autograd node: in the backward of the layer whose op made it, whatever is around it."""
         level = (event.thread, depth)
         if event.sequence >= 0:
-            layer = self._makers[event.forward_thread].find(event.sequence)
+            of_graph = event.name.endswith(_GRAPH_NODE)
+            layer = self._makers[event.forward_thread].find(event.sequence, of_graph)
         else:
             # AccumulateGrad has no number; the engine runs it right after the node that made its gradient.
             layer = self._node_before.get(level, OUTSIDE)

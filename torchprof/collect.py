@@ -266,7 +266,7 @@ def refuse_if_profiled() -> None:
     active = getattr(torch_profiler, "_is_profiler_enabled", False) or torch._C._autograd._profiler_enabled()
     if active:
         raise TorchprofError(f"Another profiler is active in this process. {_WAY_OUT}")
-    for thing in gc.get_objects():
+    for thing in gc.get_referrers(torch_profiler.profile):
         # A schedule in warm-up has prepared a session that no flag tells of; starting ours then kills the process.
         if type(thing) is torch_profiler.profile and getattr(thing, "entered", False) and thing.kineto_results is None:
             raise TorchprofError(f"A torch profiler is in the warm-up of its schedule. {_WAY_OUT}")

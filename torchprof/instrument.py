@@ -108,6 +108,7 @@ class Labels:
         self._unseen: list[dict[int, Target]] = []
         self._on_class: dict[type, tuple[dict[int, str], dict[int, Target]]] = {}
         self._waiting = self.before_first is not None
+        self._inside_trigger = False
         self._triggers = {id(module) for module in self.trigger}
         self._limit = sys.getrecursionlimit()
         # Of four frames that a nested call costs, one is ours: what fitted in the limit before must still fit.
@@ -214,8 +215,10 @@ class Labels:
             target = None
             if label is None:
                 target = unseen.get(id(self_))
-                if target is None or (self._waiting and not self._arm(self_)):
+                if target is None:
                     return original(self_, *args, **kwargs)
+                if self._waiting:
+                    return self._wait(self_, forward, original, args, kwargs)
                 label = target.label
             if thread() != home and not is_observed():
                 self.unobserved[label] += 1
@@ -240,10 +243,20 @@ class Labels:
         _leave_to_eager(forward)
         return forward
 
-    def _arm(self, module: nn.Module) -> bool:
-        if id(module) in self._triggers and self.before_first is not None:
-            self._waiting = not self.before_first()
-        return not self._waiting
+    def _wait(
+        self, module: nn.Module, labelled: Callable[..., Any], original: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """A call that comes before labels are due. A trigger's call decides, unless it is part of another's."""
+        if id(module) not in self._triggers or self._inside_trigger or get_ident() != self._home:
+            return original(module, *args, **kwargs)
+        if self.before_first is None or self.before_first():
+            self._waiting = False
+            return labelled(module, *args, **kwargs)
+        self._inside_trigger = True
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            self._inside_trigger = False
 
 
 def _leave_to_eager(wrapper: Callable[..., Any]) -> None:

@@ -104,6 +104,7 @@ class Profile:
             with_stack=self.with_stack,
         )
         self._labels = Labels(self._plan.targets)
+        self._warmup_left = self.warmup
         if self.warmup:
             self._labels.trigger = self._models
             self._labels.before_first = self._warm
@@ -134,8 +135,8 @@ class Profile:
 
     def _warm(self) -> bool:
         """Called before each call of the model until the session starts; says whether it has."""
-        self.warmup_left = getattr(self, "warmup_left", self.warmup) - 1
-        if self.warmup_left >= 0:
+        if self._warmup_left:
+            self._warmup_left -= 1
             return False
         refuse_if_profiled()
         self._session.start()
@@ -297,7 +298,8 @@ class Profile:
         doubts = []
         layers = rows.layers
         if not self._session.started:
-            doubts.append(f"Nothing was recorded: the model was called no more than warmup={self.warmup} times.")
+            calls = self.warmup - self._warmup_left
+            doubts.append(f"Nothing was recorded: of warmup={self.warmup} calls of the model there were {calls}.")
         called = {key.layer for key in samples}
         silent = [layers[index].name for index in sorted(self._plan.callable_layers) if index not in called]
         if silent and self._session.started:

@@ -1,0 +1,669 @@
+"""The rule of ownership, on hand-built events: which layer, which phase, how many calls, how much time of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from torchprof.attribute import (
+    BACKWARD,
+    FORWARD,
+    NOT_SELECTED,
+    OUTSIDE,
+    RECOMPUTE,
+    Attributed,
+    Attribution,
+    Event,
+    Frame,
+    Kind,
+    Site,
+)
+
+MAIN, ENGINE = 1, 2  # threads
+NODE_PREFIX = "autograd::engine::evaluate_function: "
+
+
+def op(name: str, start: int, end: int, **fields: int) -> Event:
+    """An operator on the main thread, if nothing else is said."""
+    return Event(Kind.OP, name, start, end, fields.pop("thread", MAIN), **fields)
+
+
+def label(name: str, start: int, end: int, thread: int = MAIN) -> Event:
+    """The forward range of a labelled module."""
+    return Event(Kind.LABEL, name, start, end, thread)
+
+
+def user_label(name: str, start: int, end: int, thread: int = MAIN) -> Event:
+    """A ``record_function`` of the user's own."""
+    return Event(Kind.USER_LABEL, name, start, end, thread)
+
+
+def node(name: str, start: int, end: int, sequence: int = -1, forward_thread: int = MAIN, thread: int = MAIN) -> Event:
+    """An autograd node with the engine's work around it."""
+    return Event(Kind.NODE, NODE_PREFIX + name, start, end, thread, sequence, forward_thread if sequence >= 0 else 0)
+
+
+def function(
+    name: str, start: int, end: int, sequence: int = -1, forward_thread: int = MAIN, thread: int = MAIN
+) -> Event:
+    """The autograd node itself."""
+    return Event(Kind.BACKWARD_FUNCTION, name, start, end, thread, sequence, forward_thread if sequence >= 0 else 0)
+
+
+def memory(at: int, nbytes: int, device: str = "cpu", thread: int = MAIN) -> Event:
+    """An allocation, or a free where ``nbytes`` is negative."""
+    return Event(Kind.MEMORY, "[memory]", at, at, thread, device=device, nbytes=nbytes)
+
+
+def kernel(name: str, start: int, end: int, correlation: int, device: str = "cuda:0") -> Event:
+    """A kernel on the device, launched by the op of that correlation number."""
+    return Event(Kind.KERNEL, name, start, end, 0, correlation=correlation, device=device)
+
+
+class Walked:
+    """The events of one walk, found again by name and, where a name occurs more than once, by number."""
+
+    def __init__(self, events: Sequence[Event], sites: dict[str, Site], paths: Sequence[tuple[str, ...]]) -> None:
+        self.attribution = Attribution(sites, paths)
+        self.all: list[Attributed] = list(self.attribution.attribute(events))
+
+    def __getitem__(self, key: str | tuple[str, int]) -> Attributed:
+        name, number = key if isinstance(key, tuple) else (key, 0)
+        return [each for each in self.all if each.event.name == name][number]
+
+    def owner(self, name: str, number: int = 0) -> tuple[int, str]:
+        """Layer and phase of an event."""
+        place = self[name, number].place
+        return place.layer, place.phase
+
+    def frames(self, name: str, number: int = 0) -> list[str]:
+        """The names of the frames of an event's place, outer to inner."""
+        return [frame.name for frame in self[name, number].place.frames]
+
+    def self_ns(self) -> dict[tuple[int, str, tuple[str, ...]], int]:
+        """Self time of each place, by layer, phase and names of the frames: each event's time, less its children's."""
+        found: dict[tuple[int, str, tuple[str, ...]], int] = {}
+        for event, place, around, _, ns in self.all:
+            if event.kind in (Kind.MEMORY, Kind.KERNEL):
+                continue
+            for each, signed in ((place, ns), (around, -ns)):
+                if each is not None:
+                    key = (each.layer, each.phase, tuple(frame.name for frame in each.frames))
+                    found[key] = found.get(key, 0) + signed
+        return found
+
+
+NET, CONV, FC = 0, 1, 2
+PATHS = [("Net",), ("Net", "conv"), ("Net", "fc")]
+SITES = {"net": Site((NET,)), "conv": Site((CONV,)), "fc": Site((FC,))}
+
+
+def walk(*events: Event, sites: dict[str, Site] = SITES, paths: Sequence[tuple[str, ...]] = PATHS) -> Walked:
+    """Attribute events to the layers of a small net; they are sorted by their start, as the rule asks."""
+    return Walked(sorted(events, key=lambda event: event.start_ns), sites, paths)
+
+
+# Forward
+
+
+def test_the_innermost_label_owns_an_op() -> None:
+    """An op in a child's range is the child's, one beside it the parent's, one outside of all ranges nobody's."""
+    walked = walk(
+        op("data", 0, 10),
+        label("net", 10, 100),
+        op("aten::cat", 20, 30),
+        label("conv", 30, 60),
+        op("aten::conv2d", 40, 50),
+        op("aten::relu", 70, 80),
+        op("loss", 110, 120),
+    )
+    assert walked.owner("data") == (OUTSIDE, FORWARD)
+    assert walked.owner("aten::cat") == (NET, FORWARD)
+    assert walked.owner("aten::conv2d") == (CONV, FORWARD)
+    assert walked.owner("aten::relu") == (NET, FORWARD)
+    assert walked.owner("loss") == (OUTSIDE, FORWARD)
+    assert walked.attribution.callers == {(OUTSIDE, NET), (NET, CONV)}
+
+
+def test_self_times_of_nested_ranges_and_ops() -> None:
+    """Each range and op keeps what nothing inside it took."""
+    walked = walk(
+        label("net", 0, 100),
+        op("outer", 10, 30),
+        op("inner", 12, 20),
+        label("conv", 40, 90),
+        op("outer", 50, 60),
+    )
+    assert walked.self_ns() == {
+        (NET, FORWARD, ()): 100 - 20 - 50,
+        (NET, FORWARD, ("outer",)): 20 - 8,
+        (NET, FORWARD, ("outer", "inner")): 8,
+        (CONV, FORWARD, ()): 50 - 10,
+        (CONV, FORWARD, ("outer",)): 10,
+    }
+
+
+def test_an_op_that_ends_where_the_next_starts_is_its_sibling() -> None:
+    """Ranges are half open: what starts at another's end is not inside it."""
+    walked = walk(label("conv", 0, 10), label("fc", 10, 20), op("a", 10, 20), op("b", 20, 21))
+    assert walked.owner("a") == (FC, FORWARD)
+    assert walked.owner("b") == (OUTSIDE, FORWARD)
+
+
+def test_events_that_start_together_nest_in_the_order_given() -> None:
+    """An outer event comes before an inner one of the same start."""
+    walked = walk(label("net", 5, 50), label("conv", 5, 40), op("outer", 5, 30), op("inner", 5, 20))
+    assert walked.frames("inner") == ["outer", "inner"]
+    assert walked.owner("inner") == (CONV, FORWARD)
+
+
+def test_an_op_directly_inside_one_of_its_name_is_one_call() -> None:
+    """As in torch's tables: the inner one adds its time and no call; with another op between them it is a call."""
+    walked = walk(
+        label("net", 0, 100),
+        op("aten::sum", 10, 40),
+        op("aten::sum", 15, 30),
+        op("aten::to", 50, 90),
+        op("aten::copy_", 60, 80),
+        op("aten::to", 65, 70),
+    )
+    assert [walked["aten::sum", 0].calls, walked["aten::sum", 1].calls] == [1, 0]
+    assert walked["aten::sum", 0].place is walked["aten::sum", 1].place
+    assert [walked["aten::to", 0].calls, walked["aten::to", 1].calls] == [1, 1]
+    assert walked.frames("aten::to", 1) == ["aten::to", "aten::copy_", "aten::to"]
+    assert walked.self_ns()[NET, FORWARD, ("aten::sum",)] == 30
+
+
+def test_the_same_op_side_by_side_is_two_calls_in_one_place() -> None:
+    """Two calls of an op in one layer make one row of two calls."""
+    walked = walk(label("net", 0, 100), op("aten::add", 10, 20), op("aten::add", 30, 40))
+    assert [walked["aten::add", number].calls for number in (0, 1)] == [1, 1]
+    assert walked["aten::add", 0].place is walked["aten::add", 1].place
+
+
+def test_threads_do_not_nest_in_each_other() -> None:
+    """An op on another thread is in no range of this one, though it runs at the same time."""
+    walked = walk(label("net", 0, 100), op("elsewhere", 10, 20, thread=7), op("here", 30, 40))
+    assert walked.owner("elsewhere") == (OUTSIDE, FORWARD)
+    assert walked.owner("here") == (NET, FORWARD)
+    assert walked["elsewhere"].around is None
+
+
+def test_two_threads_call_the_layers_at_once() -> None:
+    """Each thread has its own innermost range."""
+    walked = walk(
+        label("conv", 0, 100, thread=1),
+        label("fc", 10, 90, thread=2),
+        op("a", 20, 30, thread=1),
+        op("b", 25, 35, thread=2),
+    )
+    assert walked.owner("a") == (CONV, FORWARD)
+    assert walked.owner("b") == (FC, FORWARD)
+
+
+def test_a_user_label_is_a_frame_and_changes_no_owner() -> None:
+    """``record_function`` in a forward stays in the layer; what is inside it has it among its frames."""
+    walked = walk(
+        label("net", 0, 100),
+        user_label("my part", 10, 50),
+        op("aten::mul", 20, 30),
+        user_label("Optimizer.step#SGD.step", 110, 130),
+        op("aten::add_", 115, 120),
+    )
+    assert walked["aten::mul"].place.frames == (Frame("label", "my part"), Frame("op", "aten::mul"))
+    assert walked.owner("aten::mul") == (NET, FORWARD)
+    assert walked.owner("Optimizer.step#SGD.step") == (OUTSIDE, FORWARD)
+    assert walked.owner("aten::add_") == (OUTSIDE, FORWARD)
+
+
+def test_a_user_label_named_like_an_op_is_no_op() -> None:
+    """An op inside a label of its own name is a call of its own."""
+    walked = walk(user_label("aten::add", 0, 50), op("aten::add", 10, 20))
+    assert walked["aten::add", 1].calls == 1
+    assert [frame.kind for frame in walked["aten::add", 1].place.frames] == ["label", "op"]
+
+
+def test_an_event_that_sticks_out_of_its_parent_is_cut() -> None:
+    """A few ns too long, by another clock: it takes from its parent what the parent has, and the nesting holds."""
+    walked = walk(label("net", 0, 100), label("conv", 10, 103), op("aten::conv2d", 20, 105), op("after", 101, 110))
+    assert walked.owner("after") == (OUTSIDE, FORWARD)
+    own = walked.self_ns()
+    assert own == {
+        (NET, FORWARD, ()): 10,
+        (CONV, FORWARD, ()): 10,
+        (CONV, FORWARD, ("aten::conv2d",)): 80,
+        (OUTSIDE, FORWARD, ("after",)): 9,
+    }
+    assert all(ns >= 0 for ns in own.values())
+
+
+def test_an_event_of_no_length_is_a_call() -> None:
+    """An op shorter than the clock's tick is counted, and owns nothing that follows."""
+    walked = walk(label("net", 0, 10), op("tick", 5, 5), op("next", 5, 8))
+    assert walked["tick"].calls == 1
+    assert walked.frames("next") == ["next"]
+    assert walked.owner("next") == (NET, FORWARD)
+
+
+# Which module, which path
+
+
+def test_a_module_at_two_paths_is_told_apart_by_its_caller() -> None:
+    """The call belongs to the path whose parent's range is around it, else to the first."""
+    paths = [("Net",), ("Net", "encoder"), ("Net", "encoder", "tied"), ("Net", "decoder"), ("Net", "decoder", "tied")]
+    sites = {"net": Site((0,)), "encoder": Site((1,)), "tied": Site((2, 4)), "decoder": Site((3,))}
+    walked = walk(
+        label("net", 0, 100),
+        label("encoder", 10, 30),
+        label("tied", 15, 25),
+        label("decoder", 40, 60),
+        label("tied", 45, 55),
+        label("tied", 70, 80),
+        label("tied", 110, 120),
+        sites=sites,
+        paths=paths,
+    )
+    assert [walked["tied", number].place.layer for number in range(4)] == [2, 4, 2, 2]
+
+
+def test_a_module_at_two_paths_called_below_its_parent() -> None:
+    """A caller deeper down, still within one of the parents, decides for that parent."""
+    paths = [("Net",), ("Net", "a"), ("Net", "a", "s"), ("Net", "b"), ("Net", "b", "deep"), ("Net", "b", "s")]
+    sites = {"b": Site((3,)), "deep": Site((4,)), "s": Site((2, 5))}
+    walked = walk(label("b", 0, 100), label("deep", 10, 90), label("s", 20, 30), sites=sites, paths=paths)
+    assert walked["s"].place.layer == 5
+
+
+def test_a_shared_module_called_by_another_model_is_at_its_first_path() -> None:
+    """A caller that is above none of the paths does not choose one."""
+    paths = [("Net",), ("Net", "a"), ("Net", "b"), ("Other",)]
+    sites = {"shared": Site((1, 2)), "other": Site((3,))}
+    walked = walk(label("other", 0, 100), label("shared", 10, 20), sites=sites, paths=paths)
+    assert walked["shared"].place.layer == 1
+    assert walked.attribution.callers == {(OUTSIDE, 3), (3, 1)}
+
+
+def test_a_wrapper_and_what_it_wraps_are_one_call() -> None:
+    """The range of a wrapped module directly inside its wrapper's continues the wrapper's call."""
+    sites = {"ddp": Site((0,)), "core": Site((0,), "ddp"), "fc": Site((2,))}
+    walked = walk(
+        label("ddp", 0, 100),
+        op("buckets", 5, 10),
+        label("core", 20, 90),
+        op("aten::add", 30, 40),
+        label("fc", 50, 60),
+        label("core", 200, 230),
+        sites=sites,
+    )
+    assert walked["ddp"].calls == 1
+    assert walked["core", 0].calls == 0
+    assert walked["core", 1].calls == 1, "called past its wrapper, it is a call of its own"
+    assert walked.self_ns()[0, FORWARD, ()] == 100 - 5 - 10 - 10 + 30
+    assert walked.attribution.callers == {(OUTSIDE, 0), (0, 2)}
+
+
+def test_a_wrapper_of_a_wrapper_is_one_call() -> None:
+    """``DDP(torch.compile(m))``: three ranges, one call."""
+    sites = {"ddp": Site((0,)), "compiled": Site((0,), "ddp"), "core": Site((0,), "compiled")}
+    walked = walk(label("ddp", 0, 100), label("compiled", 10, 90), label("core", 20, 80), sites=sites)
+    assert [each.calls for each in walked.all] == [1, 0, 0]
+    assert walked.self_ns() == {(0, FORWARD, ()): 100}
+
+
+def test_a_recursive_module_counts_every_call_and_its_time_once() -> None:
+    """A module that calls itself: each range is a call, together they last as long as the outermost."""
+    walked = walk(label("conv", 0, 100), op("a", 5, 10), label("conv", 20, 80), op("a", 25, 30), label("conv", 40, 60))
+    assert [walked["conv", number].calls for number in range(3)] == [1, 1, 1]
+    assert walked.self_ns() == {(CONV, FORWARD, ()): 90, (CONV, FORWARD, ("a",)): 10}
+
+
+def test_what_was_not_selected_is_told_apart() -> None:
+    """A range of a module that ``paths=`` did not select owns its work as such; a selected one inside it its own."""
+    sites = {"net": Site((NOT_SELECTED,)), "fc": Site((FC,))}
+    walked = walk(
+        op("before", 0, 5), label("net", 10, 100), op("a", 20, 30), label("fc", 40, 60), op("b", 45, 50), sites=sites
+    )
+    assert walked.owner("before") == (OUTSIDE, FORWARD)
+    assert walked.owner("a") == (NOT_SELECTED, FORWARD)
+    assert walked.owner("b") == (FC, FORWARD)
+
+
+def test_the_backward_of_what_was_not_selected_is_not_selected() -> None:
+    """The layer of the maker counts in backward too, also where it is none that was selected."""
+    sites = {"net": Site((NOT_SELECTED,)), "fc": Site((FC,))}
+    walked = walk(label("net", 10, 100), op("a", 20, 30, sequence=4), node("ABackward0", 200, 220, 4), sites=sites)
+    assert walked.owner(NODE_PREFIX + "ABackward0") == (NOT_SELECTED, BACKWARD)
+
+
+# Backward
+
+
+def forward_of_two() -> list[Event]:
+    """The net calls conv (nodes 10 and 11) and fc (node 12), then the loss makes node 13."""
+    return [
+        label("net", 0, 100),
+        label("conv", 10, 40),
+        op("aten::conv2d", 15, 30, sequence=10),
+        op("aten::convolution", 16, 28, sequence=10),
+        op("aten::relu", 32, 38, sequence=11),
+        label("fc", 50, 90),
+        op("aten::linear", 55, 80, sequence=12),
+        op("aten::mse_loss", 110, 120, sequence=13),
+    ]
+
+
+@pytest.mark.parametrize("thread", [MAIN, ENGINE])
+def test_backward_belongs_to_the_layer_of_the_op_that_made_the_node(thread: int) -> None:
+    """Whatever thread the engine uses, all inside a node belongs to the maker's layer, in the phase backward."""
+    walked = walk(
+        *forward_of_two(),
+        node("MseLossBackward0", 200, 210, 13, thread=thread),
+        node("AddmmBackward0", 220, 250, 12, thread=thread),
+        function("AddmmBackward0", 225, 245, 12, thread=thread),
+        op("aten::mm", 230, 240, thread=thread),
+        node("ReluBackward0", 260, 270, 11, thread=thread),
+        node("ConvolutionBackward0", 280, 300, 10, thread=thread),
+    )
+    assert walked.owner(NODE_PREFIX + "MseLossBackward0") == (OUTSIDE, BACKWARD)
+    assert walked.owner(NODE_PREFIX + "AddmmBackward0") == (FC, BACKWARD)
+    assert walked.owner("aten::mm") == (FC, BACKWARD)
+    assert walked.frames("aten::mm") == [NODE_PREFIX + "AddmmBackward0", "AddmmBackward0", "aten::mm"]
+    assert walked.owner(NODE_PREFIX + "ReluBackward0") == (CONV, BACKWARD)
+    assert walked.owner(NODE_PREFIX + "ConvolutionBackward0") == (CONV, BACKWARD)
+
+
+def test_a_node_whose_number_no_op_carries_goes_to_the_op_below() -> None:
+    """An in-place write to a view renumbers its node: the last op at or below the number is the maker."""
+    walked = walk(
+        label("conv", 0, 10),
+        op("aten::view", 1, 2, sequence=5),
+        label("fc", 20, 30),
+        op("aten::mul_", 21, 25, sequence=7),
+        node("AsStridedBackward0", 100, 110, 6),
+        node("CopySlices", 120, 130, 9),
+    )
+    assert walked.owner(NODE_PREFIX + "AsStridedBackward0") == (CONV, BACKWARD)
+    assert walked.owner(NODE_PREFIX + "CopySlices") == (FC, BACKWARD)
+
+
+def test_of_several_ops_with_one_number_the_last_to_start_made_the_node() -> None:
+    """An op that makes no node carries the number of the next one: here the first is another layer's."""
+    walked = walk(
+        label("conv", 0, 10),
+        op("aten::detach", 1, 2, sequence=5),
+        label("fc", 20, 30),
+        op("aten::linear", 21, 29, sequence=5),
+        op("aten::t", 22, 24, sequence=5),
+        node("TBackward0", 100, 110, 5),
+    )
+    assert walked.owner(NODE_PREFIX + "TBackward0") == (FC, BACKWARD)
+
+
+def test_a_number_met_again_after_higher_ones() -> None:
+    """The order in which numbers are met does not matter, only which op of a number started last."""
+    walked = walk(
+        label("conv", 0, 20),
+        op("a", 1, 2, sequence=9),
+        op("b", 3, 4, sequence=4),
+        op("c", 5, 6, sequence=6),
+        label("fc", 30, 50),
+        op("d", 31, 32, sequence=9),
+        op("e", 33, 34, sequence=2),
+        node("two", 98, 99, 2),
+        node("three", 99, 100, 3),
+        node("four", 100, 101, 4),
+        node("eight", 106, 107, 8),
+        node("nine", 108, 109, 9),
+    )
+    owners = [walked[NODE_PREFIX + name].place.layer for name in ("two", "three", "four", "eight", "nine")]
+    assert owners == [FC, FC, CONV, CONV, FC]
+
+
+def test_numbers_are_counted_per_forward_thread() -> None:
+    """The same number means another op where forward ran on another thread."""
+    walked = walk(
+        label("conv", 0, 10, thread=1),
+        op("a", 1, 5, sequence=3, thread=1),
+        label("fc", 2, 12, thread=5),
+        op("b", 3, 8, sequence=3, thread=5),
+        node("OfOne", 100, 110, 3, forward_thread=1, thread=ENGINE),
+        node("OfFive", 120, 130, 3, forward_thread=5, thread=ENGINE),
+        node("OfNobody", 140, 150, 3, forward_thread=6, thread=ENGINE),
+    )
+    assert walked.owner(NODE_PREFIX + "OfOne") == (CONV, BACKWARD)
+    assert walked.owner(NODE_PREFIX + "OfFive") == (FC, BACKWARD)
+    assert walked.owner(NODE_PREFIX + "OfNobody") == (OUTSIDE, BACKWARD)
+
+
+def test_a_node_made_before_the_session_is_outside() -> None:
+    """A number below all that were seen: its op was not recorded, and no later layer inherits it."""
+    walked = walk(*forward_of_two(), node("OldBackward0", 200, 210, 3), op("aten::mm", 201, 209))
+    assert walked.owner(NODE_PREFIX + "OldBackward0") == (OUTSIDE, BACKWARD)
+    assert walked.owner("aten::mm") == (OUTSIDE, BACKWARD)
+
+
+def test_backward_alone_is_outside() -> None:
+    """Nothing of the forward was recorded: the backward is shown, and belongs to nobody."""
+    walked = walk(node("AddmmBackward0", 0, 10, 7), function("AddmmBackward0", 1, 9, 7))
+    assert walked.owner("AddmmBackward0") == (OUTSIDE, BACKWARD)
+    assert sum(walked.self_ns().values()) == 10
+
+
+def test_accumulate_grad_belongs_with_the_node_before_it() -> None:
+    """It has no number: the engine runs it right after the node that made its gradient."""
+    accumulate = "torch::autograd::AccumulateGrad"
+    walked = walk(
+        *forward_of_two(),
+        node("AddmmBackward0", 200, 210, 12),
+        node(accumulate, 220, 230),
+        function(accumulate, 221, 229),
+        op("aten::add_", 222, 228),
+        node("ConvolutionBackward0", 240, 250, 10),
+        node(accumulate, 260, 270),
+        node(accumulate, 280, 290),
+        function(accumulate, 281, 289),
+    )
+    assert [walked[NODE_PREFIX + accumulate, number].place.layer for number in range(3)] == [FC, CONV, CONV]
+    assert walked.owner("aten::add_") == (FC, BACKWARD)
+    assert [walked[accumulate, number].place.layer for number in range(2)] == [FC, CONV]
+
+
+def test_accumulate_grad_follows_the_node_before_it_on_its_own_level() -> None:
+    """A node may run the engine again (reentrant checkpoints): after it, the outer level goes on where it was."""
+    walked = walk(
+        *forward_of_two(),
+        node("CheckpointFunctionBackward", 200, 300, 12),
+        function("CheckpointFunctionBackward", 205, 295, 12),
+        node("ConvolutionBackward0", 210, 220, 10),
+        node("AccumulateGrad", 230, 240),
+        node("AccumulateGrad", 310, 320),
+    )
+    assert walked[NODE_PREFIX + "AccumulateGrad", 0].place.layer == CONV
+    assert walked[NODE_PREFIX + "AccumulateGrad", 1].place.layer == FC
+
+
+def test_accumulate_grad_as_the_first_node_is_outside() -> None:
+    """``leaf.backward()``: no node came before it."""
+    walked = walk(*forward_of_two(), node("AccumulateGrad", 200, 210))
+    assert walked.owner(NODE_PREFIX + "AccumulateGrad") == (OUTSIDE, BACKWARD)
+
+
+def test_accumulate_grad_after_the_node_on_its_own_thread() -> None:
+    """Two engine threads at work: the node before it on the same thread counts, not the last one of all."""
+    walked = walk(
+        *forward_of_two(),
+        node("AddmmBackward0", 200, 210, 12, thread=8),
+        node("ConvolutionBackward0", 205, 215, 10, thread=9),
+        node("AccumulateGrad", 220, 230, thread=8),
+        node("AccumulateGrad", 222, 232, thread=9),
+    )
+    assert [walked[NODE_PREFIX + "AccumulateGrad", number].place.layer for number in range(2)] == [FC, CONV]
+
+
+def test_a_node_without_the_engines_range_around_it() -> None:
+    """Where only the autograd function itself was recorded, its own number finds the layer."""
+    walked = walk(*forward_of_two(), function("AddmmBackward0", 200, 220, 12), op("aten::mm", 205, 210))
+    assert walked.owner("AddmmBackward0") == (FC, BACKWARD)
+    assert walked.owner("aten::mm") == (FC, BACKWARD)
+    assert walked.frames("aten::mm") == ["AddmmBackward0", "aten::mm"]
+
+
+def test_backward_inside_a_labelled_range() -> None:
+    """A module that runs backward in its forward (a training step, forces from energies): each node has its maker."""
+    walked = walk(
+        label("net", 0, 200),
+        label("fc", 10, 40),
+        op("aten::linear", 15, 30, sequence=3),
+        op("aten::sum", 50, 60, sequence=4),
+        node("SumBackward0", 100, 110, 4),
+        node("AddmmBackward0", 120, 150, 3),
+        op("aten::mm", 125, 145),
+    )
+    assert walked.owner(NODE_PREFIX + "SumBackward0") == (NET, BACKWARD)
+    assert walked.owner("aten::mm") == (FC, BACKWARD)
+    assert walked.self_ns()[NET, FORWARD, ()] == 200 - 30 - 10 - 10 - 30
+
+
+def test_two_backwards_through_one_graph() -> None:
+    """``retain_graph=True``: the second run finds the same layers."""
+    walked = walk(*forward_of_two(), node("AddmmBackward0", 200, 210, 12), node("AddmmBackward0", 300, 310, 12))
+    assert [walked[NODE_PREFIX + "AddmmBackward0", number].place.layer for number in range(2)] == [FC, FC]
+
+
+def test_double_backward_goes_to_the_layer_of_the_backward_op_that_made_the_node() -> None:
+    """With ``create_graph`` the ops of a backward make nodes: those belong where the backward op does."""
+    walked = walk(
+        *forward_of_two(),
+        node("AddmmBackward0", 200, 250, 12),
+        function("AddmmBackward0", 205, 245, 12),
+        op("aten::mm", 210, 220, sequence=20),
+        node("ReluBackward0", 260, 290, 11),
+        op("aten::threshold_backward", 265, 285, sequence=21),
+        op("aten::norm", 300, 310, sequence=22),
+        node("NormBackward0", 400, 410, 22),
+        node("ThresholdBackwardBackward0", 420, 430, 21),
+        node("MmBackward0", 440, 460, 20),
+        op("aten::mm", 445, 455, sequence=30),
+        node("MmBackward0", 500, 510, 30),
+    )
+    assert walked.owner(NODE_PREFIX + "NormBackward0") == (OUTSIDE, BACKWARD)
+    assert walked.owner(NODE_PREFIX + "ThresholdBackwardBackward0") == (CONV, BACKWARD)
+    assert walked.owner(NODE_PREFIX + "MmBackward0", 0) == (FC, BACKWARD)
+    assert walked.owner(NODE_PREFIX + "MmBackward0", 1) == (FC, BACKWARD), "and so on, to any order"
+
+
+# Recompute
+
+
+def test_a_labelled_forward_inside_backward_is_recompute() -> None:
+    """Checkpointing runs forwards again in backward: a phase of its own, and no call made by a caller."""
+    walked = walk(
+        label("net", 0, 100),
+        op("CheckpointFunction", 10, 90, sequence=2),
+        label("conv", 20, 80),
+        node("CheckpointFunctionBackward", 200, 400, 2),
+        function("CheckpointFunctionBackward", 205, 395, 2),
+        label("conv", 210, 260),
+        op("aten::conv2d", 220, 240, sequence=5),
+        label("fc", 245, 255),
+        node("ConvolutionBackward0", 300, 350, 5),
+        op("aten::convolution_backward", 310, 340),
+    )
+    assert walked.owner("conv", 0) == (CONV, FORWARD)
+    assert walked.owner("conv", 1) == (CONV, RECOMPUTE)
+    assert walked.owner("fc") == (FC, RECOMPUTE)
+    assert walked.owner("aten::conv2d") == (CONV, RECOMPUTE)
+    assert walked.owner("aten::convolution_backward") == (CONV, BACKWARD)
+    assert walked.owner("CheckpointFunctionBackward") == (NET, BACKWARD)
+    assert walked.attribution.callers == {(OUTSIDE, NET), (NET, CONV)}
+    assert walked["conv", 1].calls == 1
+
+
+def test_a_labelled_forward_after_backward_is_forward_again() -> None:
+    """The next step is no recompute."""
+    walked = walk(*forward_of_two(), node("AddmmBackward0", 200, 210, 12), label("net", 210, 300), op("a", 220, 230))
+    assert walked.owner("net", 1) == (NET, FORWARD)
+    assert walked.owner("a") == (NET, FORWARD)
+
+
+# Memory and kernels
+
+
+def test_memory_belongs_to_the_innermost_op_around_it() -> None:
+    """Memory events have no parent: the op that is open on their thread at that time has them."""
+    walked = walk(
+        label("net", 0, 100),
+        op("aten::empty", 10, 20),
+        memory(15, 64),
+        memory(30, -16),
+        memory(15, 8, thread=9),
+        memory(100, -64),
+        node("Backward", 200, 300, -1),
+        memory(250, 128),
+    )
+    places = {each.event.nbytes: each.place for each in walked.all if each.event.kind is Kind.MEMORY}
+    assert [frame.name for frame in places[64].frames] == ["aten::empty"]
+    assert (places[-16].layer, places[-16].frames) == (NET, ())
+    assert places[8].layer == OUTSIDE
+    assert places[-64].layer == OUTSIDE, "freed when the forward had ended"
+    assert places[128].phase == BACKWARD
+    assert all(each.calls == 0 and each.ns == 0 for each in walked.all if each.event.kind is Kind.MEMORY)
+
+
+def test_a_kernel_belongs_to_the_op_that_launched_it() -> None:
+    """By correlation, however late it runs; one whose launch is not known is outside and not lost."""
+    walked = walk(
+        label("net", 0, 100),
+        label("conv", 10, 60),
+        op("aten::conv2d", 20, 50, correlation=71),
+        op("cudaLaunchKernel", 25, 30),
+        op("aten::relu", 70, 80, correlation=72),
+        kernel("gemm", 500, 900, 71),
+        kernel("relu", 900, 950, 72),
+        kernel("stray", 950, 960, 99),
+    )
+    assert walked.owner("gemm") == (CONV, FORWARD)
+    assert walked["gemm"].place.frames == (Frame("op", "aten::conv2d"), Frame("kernel", "gemm"))
+    assert walked.owner("relu") == (NET, FORWARD)
+    assert walked.owner("stray") == (OUTSIDE, FORWARD)
+    assert walked["stray"].ns == 10
+    assert all(walked[name].around is None for name in ("gemm", "relu", "stray")), "it takes no time from the CPU"
+
+
+def test_a_kernel_of_backward_is_in_the_layer_of_the_node() -> None:
+    """Launched by an op inside a node, it belongs to the layer that made the node, in the phase backward."""
+    walked = walk(
+        *forward_of_two(),
+        node("AddmmBackward0", 200, 240, 12, thread=ENGINE),
+        op("aten::mm", 210, 230, correlation=5, thread=ENGINE),
+        kernel("gemm", 220, 400, 5),
+    )
+    assert walked.owner("gemm") == (FC, BACKWARD)
+
+
+def test_kernels_of_one_name_from_two_layers_stay_apart() -> None:
+    """A kernel has a place below its launcher, not one for its name."""
+    walked = walk(
+        label("conv", 0, 10),
+        op("aten::mul", 1, 5, correlation=1),
+        label("fc", 20, 30),
+        op("aten::mul", 21, 25, correlation=2),
+        kernel("mul", 100, 110, 1),
+        kernel("mul", 110, 130, 2),
+    )
+    assert [walked.owner("mul", number) for number in range(2)] == [(CONV, FORWARD), (FC, FORWARD)]
+
+
+def test_a_kernel_named_like_its_op_is_no_op() -> None:
+    """The frame of a kernel differs from that of an op of the same name."""
+    walked = walk(op("same", 0, 10, correlation=1), op("same", 2, 8), kernel("same", 20, 30, 1))
+    assert [frame.kind for frame in walked["same", 2].place.frames] == ["op", "kernel"]
+    assert walked["same", 2].calls == 1
+
+
+def test_nothing_in_nothing_out() -> None:
+    """No events, no rows: the walk of an empty session."""
+    walked = walk()
+    assert walked.all == []
+    assert walked.attribution.callers == set()

@@ -1,0 +1,675 @@
+"""The table, checked against text and figures worked out by hand on runs that were put together by hand."""
+
+from __future__ import annotations
+
+import io
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tabulate import tabulate_formats
+from torch import nn
+
+from torchprof import Profile
+from torchprof.attribute import NOT_SELECTED, OUTSIDE, Frame
+from torchprof.cost import Cost
+from torchprof.run import Layer, Meta, Rows, Run
+
+FORWARD, BACKWARD, RECOMPUTE = 0, 1, 2
+CPU_MEMORY = ("cpu_allocated", "cpu_freed")
+DEVICE_MEMORY = ("device_allocated", "device_freed")
+
+
+def row(layer: int, phase: int = FORWARD, ops: str = "", *, calls: int = 1, device: int = 0, **cost: int) -> tuple:
+    """A line of the run: ``ops`` lead from the layer inward, ``kernel:`` before the last makes it a kernel."""
+    frames = tuple(
+        Frame("kernel", name[len("kernel:") :]) if name.startswith("kernel:") else Frame("op", name)
+        for name in ops.split()
+    )
+    return (layer, phase, frames, device, calls, Cost(**cost))
+
+
+def run_of(paths: Sequence[str], lines: Sequence[tuple], /, **meta: Any) -> Run:
+    layers = tuple(Layer(tuple(path.split(".")), "Module") for path in paths)
+    chains = tuple(dict.fromkeys(frames for _, _, frames, *_ in lines))
+    columns = {name: array("q") for name in Rows.COLUMNS}
+    for layer, phase, frames, device, calls, cost in lines:
+        values = {"layer": layer, "phase": phase, "frames": chains.index(frames), "device": device, "rank": 0}
+        for name in Rows.COLUMNS:
+            columns[name].append({**values, "calls": calls}.get(name, getattr(cost, name, 0)))
+    roots = tuple(layer.kind for layer in layers if len(layer.path) == 1)
+    return Run((Meta(roots, **meta),), layers, Rows(layers, chains, ("cpu", "cuda:0"), columns), {})
+
+
+NET = ["Net", "Net.a", "Net.b", "Net.b.0", "Net.b.1"]
+NET_LINES = [
+    row(0, calls=1, cpu_ns=1_000),
+    row(1, calls=2, cpu_ns=500),
+    row(1, ops="aten::linear", calls=2, cpu_ns=2_000),
+    row(2, calls=1, cpu_ns=100),
+    row(3, calls=1, cpu_ns=1_500_000),
+    row(4, calls=3, cpu_ns=2_000_000_000),
+]
+
+
+def names(table: str) -> list[str]:
+    """The first column below the headings, as it is drawn."""
+    lines = table.split("\n\n")[0].splitlines()
+    width = lines[0].index(" | ")
+    return [line[:width].rstrip() for line in lines[2:]]
+
+
+def columns(table: str) -> list[str]:
+    return [cell.strip() for cell in table.splitlines()[0].split("|")]
+
+
+def cells(table: str, name: str) -> list[str]:
+    """What stands right of the (only) row of that name."""
+    (line,) = [
+        line for line in table.split("\n\n")[0].splitlines()[2:] if line.split(" | ")[0].strip("│├└─ |").strip() == name
+    ]
+    return [cell.strip() for cell in line.split("|")[1:]]
+
+
+def column(table: str, heading: str) -> list[str]:
+    at = columns(table).index(heading)
+    return [[cell.strip() for cell in line.split("|")][at] for line in table.split("\n\n")[0].splitlines()[2:]]
+
+
+# The look
+
+
+def test_the_table_of_a_small_run_to_the_letter() -> None:
+    # b: 100 ns + 1.5 ms + 2 s = 2.0015001 s; Net: 1 us + 2.5 us + b = 2.0015036 s.
+    assert run_of(NET, NET_LINES).report("tree") == "\n".join(
+        [
+            "Module | Self CPU total | CPU total | Number of Calls",
+            "-------|----------------|-----------|----------------",
+            "Net    | 1.000us        | 2.002s    | 1",
+            "├── a  | 2.500us        | 2.500us   | 2",
+            "└── b  | 0.100us        | 2.002s    | 1",
+            " ├── 0 | 1.500ms        | 1.500ms   | 1",
+            " └── 1 | 2.000s         | 2.000s    | 3",
+        ]
+    )
+
+
+def test_columns_are_exactly_as_wide_as_their_content() -> None:
+    run = run_of(["AVeryLongNameOfARoot", "AVeryLongNameOfARoot.x"], [row(0, cpu_ns=123_456), row(1, cpu_ns=1)])
+    assert run.report("tree") == "\n".join(
+        [
+            "Module               | Self CPU total | CPU total | Number of Calls",
+            "---------------------|----------------|-----------|----------------",
+            "AVeryLongNameOfARoot | 123.456us      | 123.457us | 1",
+            "└── x                | 0.001us        | 0.001us   | 1",
+        ]
+    )
+
+
+def test_the_lines_of_the_tree() -> None:
+    paths = ["Net", "Net.a", "Net.a.x", "Net.a.x.y", "Net.a.z", "Net.b", "Net.b.u", "Net.b.u.v", "Net.b.u.w", "Other"]
+    run = run_of(paths, [row(at, cpu_ns=1) for at in range(len(paths))])
+    assert names(run.report("tree")) == [
+        "Net",
+        "├── a",
+        "│├── x",
+        "││└── y",
+        "│└── z",
+        "└── b",
+        " └── u",
+        "  ├── v",
+        "  └── w",
+        "Other",
+    ]
+
+
+def test_the_tree_of_the_old_readme() -> None:
+    """Rows copied from torchprof 1.4.0's page."""
+    paths = ["AlexNet", "AlexNet.features", *(f"AlexNet.features.{n}" for n in range(13)), "AlexNet.avgpool"]
+    paths += ["AlexNet.classifier", *(f"AlexNet.classifier.{n}" for n in range(7))]
+    drawn = names(run_of(paths, [row(at, cpu_ns=1) for at in range(len(paths))]).report("tree"))
+    assert drawn[:3] == ["AlexNet", "├── features", "│├── 0"]
+    assert drawn[13:19] == ["│├── 11", "│└── 12", "├── avgpool", "└── classifier", " ├── 0", " ├── 1"]
+    assert drawn[-1] == " └── 6"
+
+
+@pytest.mark.parametrize("tablefmt", tabulate_formats)
+def test_every_format_of_tabulate_holds_every_figure(tablefmt) -> None:
+    text = run_of(NET, NET_LINES).report("tree", tablefmt=tablefmt)
+    for word in ("Module", "Self CPU total", "Number of Calls", "Net", "1.500ms", "2.000s", "2.500us"):
+        assert word in text, word
+    assert "├── a" in text or "\\u251c" in text
+
+
+def test_a_format_of_tabulate_to_the_letter() -> None:
+    assert run_of(NET[:3], NET_LINES[:4]).report("tree", tablefmt="github") == "\n".join(
+        [
+            "| Module   | Self CPU total   | CPU total   | Number of Calls   |",
+            "|----------|------------------|-------------|-------------------|",
+            "| Net      | 1.000us          | 3.600us     | 1                 |",
+            "| ├── a    | 2.500us          | 2.500us     | 2                 |",
+            "| └── b    | 0.100us          | 0.100us     | 1                 |",
+        ]
+    )
+
+
+# Which columns
+
+
+ALL = ("cpu_ns", *CPU_MEMORY, "device_ns", *DEVICE_MEMORY)
+
+
+@pytest.mark.parametrize(
+    ("fields", "headings"),
+    [
+        (("cpu_ns",), ["Self CPU total", "CPU total", "Number of Calls"]),
+        (
+            ("cpu_ns", *CPU_MEMORY),
+            ["Self CPU total", "CPU total", "Self CPU Mem", "CPU Mem", "Number of Calls"],
+        ),
+        (
+            ("cpu_ns", "device_ns"),
+            ["Self CPU total", "CPU total", "Self CUDA total", "CUDA total", "Number of Calls"],
+        ),
+        (
+            ALL,
+            [
+                "Self CPU total",
+                "CPU total",
+                "Self CUDA total",
+                "CUDA total",
+                "Self CPU Mem",
+                "CPU Mem",
+                "Self CUDA Mem",
+                "CUDA Mem",
+                "Number of Calls",
+            ],
+        ),
+    ],
+    ids=["cpu", "memory", "cuda", "cuda and memory"],
+)
+def test_the_headings_and_their_order(fields, headings) -> None:
+    lines = [row(0, cpu_ns=1)]
+    device = "cuda" if "device_ns" in fields else None
+    run = run_of(["Net"], lines, device=device, requested=fields, measured=fields)
+    assert columns(run.report("tree")) == ["Module", *headings]
+
+
+def test_backward_and_recompute_follow_after_the_calls() -> None:
+    lines = [
+        row(0, FORWARD, calls=1, cpu_ns=1_000, cpu_allocated=100),
+        row(0, FORWARD, "aten::mm kernel:gemm", device=1, device_ns=2_000),
+        row(0, BACKWARD, "MmBackward0", calls=1, cpu_ns=3_000, cpu_allocated=5_000, cpu_freed=7_048),
+        row(0, BACKWARD, "MmBackward0 kernel:gemm", device=1, device_ns=4_000),
+        row(0, RECOMPUTE, calls=1, cpu_ns=5_000, cpu_allocated=1_024),
+        row(0, RECOMPUTE, "aten::mm kernel:gemm", device=1, device_ns=6_000),
+    ]
+    run = run_of(["Net"], lines, device="cuda", requested=ALL, measured=ALL)
+    table = run.report("tree")
+    assert columns(table) == [
+        "Module",
+        "Self CPU total",
+        "CPU total",
+        "Self CUDA total",
+        "CUDA total",
+        "Self CPU Mem",
+        "CPU Mem",
+        "Self CUDA Mem",
+        "CUDA Mem",
+        "Number of Calls",
+        "Backward CPU total",
+        "Backward CUDA total",
+        "Backward CPU Mem",
+        "Backward CUDA Mem",
+        "Recompute CPU total",
+        "Recompute CUDA total",
+        "Recompute CPU Mem",
+        "Recompute CUDA Mem",
+    ]
+    assert cells(table, "Net") == [
+        *["1.000us", "1.000us", "2.000us", "2.000us", "100 B", "100 B", "0 B", "0 B"],
+        "1",  # the recomputed call is no forward call
+        *["3.000us", "4.000us", "-2.00 KB", "0 B"],
+        *["5.000us", "6.000us", "1.00 KB", "0 B"],
+    ]
+
+
+def test_recompute_columns_need_no_backward_and_the_other_way_round() -> None:
+    only = run_of(["Net"], [row(0, cpu_ns=1), row(0, BACKWARD, "X", cpu_ns=1)])
+    assert columns(only.report("tree"))[4:] == ["Backward CPU total"]
+
+
+@pytest.mark.parametrize(("device", "heading"), [("cuda", "CUDA"), ("xpu", "XPU"), ("mps", "MPS")])
+def test_the_device_is_named_in_the_headings(device, heading) -> None:
+    fields = ("cpu_ns", "device_ns")
+    run = run_of(["Net"], [row(0, cpu_ns=1)], device=device, requested=fields, measured=fields)
+    assert columns(run.report("tree"))[3:5] == [f"Self {heading} total", f"{heading} total"]
+
+
+# Figures
+
+
+def test_memory_is_what_was_allocated_minus_what_was_freed() -> None:
+    fields = ("cpu_ns", *CPU_MEMORY)
+    lines = [
+        row(0, cpu_ns=10, cpu_allocated=1_024, cpu_freed=4_096),
+        row(1, cpu_ns=10, cpu_allocated=3 * 1024**3, cpu_freed=1024**3),
+        row(2, cpu_ns=10, cpu_allocated=1_023, cpu_freed=0),
+        row(3, cpu_ns=10, cpu_allocated=0, cpu_freed=1536 * 1024),
+    ]
+    table = run_of(["Net", "Net.a", "Net.b", "Net.c"], lines, requested=fields, measured=fields).report("tree")
+    assert column(table, "Self CPU Mem") == ["-3.00 KB", "2.00 GB", "1023 B", "-1.50 MB"]
+    # 2 GiB - 3072 + 1023 - 1572864 bytes
+    assert 2 * 1024**3 - 3072 + 1023 - 1_572_864 == 2_145_908_735
+    assert column(table, "CPU Mem")[0] == "2.00 GB"
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [(0, "0.000us"), (1, "0.001us"), (999_999, "999.999us"), (1_000_000, "1.000ms"), (2_500_000_000, "2.500s")],
+)
+def test_times_in_torchs_units(ns, text) -> None:
+    assert cells(run_of(["Net"], [row(0, cpu_ns=ns)]).report("tree"), "Net")[0] == text
+
+
+def test_kernel_time_counts_for_the_layer_that_launched_it() -> None:
+    fields = ("cpu_ns", "device_ns")
+    lines = [
+        row(0, cpu_ns=5_000),
+        row(1, ops="aten::mm", cpu_ns=7_000),
+        row(1, ops="aten::mm kernel:gemm", device=1, device_ns=9_000),
+        row(0, ops="aten::add kernel:add", device=1, device_ns=1_000),
+    ]
+    table = run_of(["Net", "Net.a"], lines, device="cuda", requested=fields, measured=fields).report("tree")
+    assert cells(table, "Net") == ["5.000us", "12.000us", "1.000us", "10.000us", "1"]
+    assert cells(table, "a")[2:4] == ["9.000us", "9.000us"]
+
+
+def test_a_layer_that_was_never_called_shows_that_nobody_knows() -> None:
+    table = run_of(["Net", "Net.a", "Net.b"], [row(0, cpu_ns=1_000), row(1, cpu_ns=1_000)]).report("tree")
+    assert cells(table, "b") == ["–", "–", "0"]
+
+
+def test_a_container_without_calls_of_its_own_has_the_total_of_its_children() -> None:
+    table = run_of(["Net", "Net.list", "Net.list.0"], [row(0, cpu_ns=1_000), row(2, cpu_ns=2_000)]).report("tree")
+    assert cells(table, "list") == ["0.000us", "2.000us", "0"]
+    assert cells(table, "Net") == ["1.000us", "3.000us", "1"]
+
+
+def test_what_was_asked_for_and_not_measured_is_unknown_and_never_zero() -> None:
+    run = run_of(
+        ["Net", "Net.a"],
+        [row(0, cpu_ns=1_000, cpu_allocated=2), row(1, BACKWARD, "X", cpu_ns=1_000)],
+        device="cuda",
+        requested=ALL,
+        measured=("cpu_ns", *CPU_MEMORY),
+        warnings=("No CUDA here.",),
+    )
+    table = run.report("tree")
+    assert cells(table, "Net")[:9] == ["1.000us", "1.000us", "–", "–", "2 B", "2 B", "–", "–", "1"]
+    assert cells(table, "Net")[9:] == ["1.000us", "–", "0 B", "–"]
+    assert table.split("\n\n")[1] == "No CUDA here."
+
+
+def test_doubts_stand_under_the_table() -> None:
+    table = run_of(["Net"], [row(0, cpu_ns=1)], warnings=("One thing.", "Another.")).report("tree")
+    assert table.split("\n")[-3:] == ["", "One thing.", "Another."]
+    assert not run_of(["Net"], [row(0, cpu_ns=1)]).report("tree").endswith("\n")
+
+
+# Rows that are no layers
+
+
+def test_work_of_no_layer_is_the_last_row() -> None:
+    lines = [*NET_LINES, row(OUTSIDE, ops="aten::sum", cpu_ns=4_000), row(OUTSIDE, BACKWARD, "SumBackward0", cpu_ns=7)]
+    table = run_of(NET, lines).report("tree")
+    assert names(table)[-1] == "(outside)"
+    assert cells(table, "(outside)") == ["4.000us", "4.000us", "", "0.007us"]
+    assert names(run_of(NET, NET_LINES).report("tree"))[-1] == " └── 1"
+
+
+def test_layers_that_were_not_selected_are_blank_and_their_work_has_a_row() -> None:
+    lines = [
+        row(NOT_SELECTED, calls=1, cpu_ns=6_000),
+        row(NOT_SELECTED, ops="aten::relu", cpu_ns=1_000),
+        row(1, calls=2, cpu_ns=2_500),
+        row(OUTSIDE, ops="aten::sum", cpu_ns=4_000),
+    ]
+    run = run_of(NET, lines, paths=(("Net", "a"),))
+    assert run.report("tree") == "\n".join(
+        [
+            "Module         | Self CPU total | CPU total | Number of Calls",
+            "---------------|----------------|-----------|----------------",
+            "Net            |                |           |",
+            "├── a          | 2.500us        | 2.500us   | 2",
+            "└── b          |                |           |",
+            " ├── 0         |                |           |",
+            " └── 1         |                |           |",
+            "(not selected) | 7.000us        | 7.000us   |",
+            "(outside)      | 4.000us        | 4.000us   |",
+        ]
+    )
+
+
+def test_a_selected_layer_that_was_never_called_is_not_blank() -> None:
+    table = run_of(NET, [row(0, cpu_ns=1_000)], paths=(("Net",), ("Net", "b"))).report("tree")
+    assert cells(table, "b") == ["–", "–", "0"]
+    assert cells(table, "a") == ["", "", ""]
+
+
+# depth, sort_by, top, percent
+
+
+@pytest.mark.parametrize(
+    ("depth", "shown"),
+    [
+        (0, ["Net"]),
+        (1, ["Net", "├── a", "└── b"]),
+        (2, ["Net", "├── a", "└── b", " ├── 0", " └── 1"]),
+        (9, ["Net", "├── a", "└── b", " ├── 0", " └── 1"]),
+    ],
+)
+def test_depth_hides_rows_and_totals_stay(depth, shown) -> None:
+    run = run_of(NET, [*NET_LINES, row(OUTSIDE, ops="aten::sum", cpu_ns=4_000)])
+    table = run.report("tree", depth=depth)
+    assert names(table) == [*shown, "(outside)"]
+    whole = run.report("tree")
+    assert cells(table, "Net") == cells(whole, "Net") == ["1.000us", "2.002s", "1"]
+    if depth:
+        assert cells(table, "b") == cells(whole, "b")
+
+
+@pytest.mark.parametrize("by", ["CPU total", "cpu_total"])
+def test_siblings_are_sorted_by_a_column_the_largest_first(by) -> None:
+    run = run_of(NET, [*NET_LINES, row(OUTSIDE, ops="aten::sum", cpu_ns=9_000_000_000)])
+    assert names(run.report("tree", sort_by=by)) == ["Net", "├── b", "│├── 1", "│└── 0", "└── a", "(outside)"]
+
+
+@pytest.mark.parametrize(
+    ("by", "order"),
+    [("self_cpu_total", "abc"), ("Self CPU total", "abc"), ("calls", "bca"), ("Number of Calls", "bca")],
+)
+def test_sorting_by_self_and_by_calls(by, order) -> None:
+    lines = [row(0, cpu_ns=1), row(1, calls=1, cpu_ns=9), row(2, calls=5, cpu_ns=5), row(3, calls=2, cpu_ns=2)]
+    run = run_of(["Net", "Net.a", "Net.b", "Net.c"], lines)
+    assert "".join(name[-1] for name in names(run.report("tree", sort_by=by))[1:]) == order
+
+
+def test_equals_keep_the_order_of_the_model() -> None:
+    run = run_of(["Net", "Net.a", "Net.b", "Net.c"], [row(at, cpu_ns=5) for at in range(4)])
+    assert names(run.report("tree", sort_by="cpu_total")) == names(run.report("tree"))
+
+
+def test_sorting_by_backward() -> None:
+    lines = [row(1, cpu_ns=9), row(2, cpu_ns=5), row(1, BACKWARD, "X", cpu_ns=1), row(2, BACKWARD, "Y", cpu_ns=7)]
+    run = run_of(["Net", "Net.a", "Net.b"], lines)
+    for by in ("Backward CPU total", "backward_cpu_total"):
+        assert names(run.report("tree", sort_by=by)) == ["Net", "├── b", "└── a"]
+
+
+@pytest.mark.parametrize(
+    ("options", "shown", "hidden"),
+    [
+        ({"top": 1}, ["Net", "└── b", " └── 1"], 2),
+        ({"top": 2}, ["Net", "└── b", " ├── 0", " └── 1"], 1),
+        ({"top": 3}, ["Net", "├── a", "└── b", " ├── 0", " └── 1"], 0),
+        # By self of the column, though the totals of Net and b are the largest.
+        ({"top": 1, "sort_by": "cpu_total"}, ["Net", "└── b", " └── 1"], 2),
+        ({"top": 2, "sort_by": "cpu_total"}, ["Net", "└── b", " ├── 1", " └── 0"], 1),
+        ({"top": 1, "sort_by": "calls"}, ["Net", "└── b", " └── 1"], 2),
+        ({"top": 2, "sort_by": "calls"}, ["Net", "├── a", "└── b", " └── 1"], 1),
+    ],
+)
+def test_top_shows_the_largest_by_self_with_those_above_them(options, shown, hidden) -> None:
+    table = run_of(NET, NET_LINES).report("tree", **options)
+    assert names(table) == shown
+    assert f"{hidden} row" in table.split("\n\n")[1] and "hidden" in table.split("\n\n")[1]
+
+
+def test_top_leaves_the_work_of_no_layer_in_sight() -> None:
+    run = run_of(NET, [*NET_LINES, row(OUTSIDE, ops="aten::sum", cpu_ns=1)])
+    assert names(run.report("tree", top=1))[-1] == "(outside)"
+
+
+def test_percent_is_the_share_of_all_that_was_recorded() -> None:
+    lines = [
+        row(0, cpu_ns=1_000),
+        row(1, cpu_ns=3_000),
+        row(OUTSIDE, ops="aten::sum", cpu_ns=1_000),
+        row(1, BACKWARD, "X", cpu_ns=2_000),
+        row(OUTSIDE, BACKWARD, "Y", cpu_ns=6_000),
+    ]
+    assert run_of(["Net", "Net.a"], lines).report("tree", percent=True) == "\n".join(
+        [
+            "Module    | Self CPU total  | CPU total       | Number of Calls | Backward CPU total",
+            "----------|-----------------|-----------------|-----------------|-------------------",
+            "Net       | 1.000us (20.0%) | 4.000us (80.0%) | 1               | 2.000us (25.0%)",
+            "└── a     | 3.000us (60.0%) | 3.000us (60.0%) | 1               | 2.000us (25.0%)",
+            "(outside) | 1.000us (20.0%) | 1.000us (20.0%) |                 | 6.000us (75.0%)",
+        ]
+    )
+
+
+def test_percentages_of_self_add_up_to_a_hundred() -> None:
+    ns = [1_234, 77_777, 4_321, 999, 5, 31_415]
+    paths = ["Net", *(f"Net.{number}" for number in range(5))]
+    table = run_of(paths, [row(at, cpu_ns=value) for at, value in enumerate(ns)]).report("tree", percent=True)
+    shares = [float(cell.split("(")[1].rstrip("%)")) for cell in column(table, "Self CPU total")]
+    assert shares == [round(100 * value / sum(ns), 1) for value in ns]
+    assert sum(shares) == pytest.approx(100, abs=0.05 * len(ns))
+
+
+def test_percent_of_nothing_is_no_division_by_zero() -> None:
+    assert "0.000us" in run_of(["Net"], [row(0, cpu_ns=0)]).report("tree", percent=True)
+
+
+# The operators
+
+
+EVENT_LINES = [
+    row(0, calls=1, cpu_ns=100),
+    row(1, calls=2, cpu_ns=50),
+    row(1, ops="aten::linear", calls=2, cpu_ns=300),
+    row(1, ops="aten::linear aten::t", calls=2, cpu_ns=20),
+    row(1, ops="aten::linear aten::addmm", calls=2, cpu_ns=1_000),
+    row(0, ops="aten::relu", calls=1, cpu_ns=200),
+    row(OUTSIDE, ops="aten::sum", calls=1, cpu_ns=70),
+    row(1, BACKWARD, "AddmmBackward0", calls=2, cpu_ns=400),
+    row(1, BACKWARD, "AddmmBackward0 aten::mm", calls=4, cpu_ns=2_000),
+]
+
+
+def test_operators_to_the_letter() -> None:
+    # a: 50 + 300 + 20 + 1000 = 1370; Net: 100 + 200 = 300 self, 1670 total; linear: 300 + 20 + 1000 = 1320.
+    assert run_of(["Net", "Net.a"], EVENT_LINES).report("tree", show_events=True) == "\n".join(
+        [
+            "Module                         | Self CPU total | CPU total | Number of Calls "
+            "| Backward Self CPU total | Backward CPU total",
+            "-------------------------------|----------------|-----------|-----------------"
+            "|-------------------------|-------------------",
+            "Net                            | 0.300us        | 1.670us   | 1               "
+            "| 0.000us                 | 2.400us",
+            "├── aten::relu                 | 0.200us        | 0.200us   | 1               |                         |",
+            "├── (between ops)              | 0.100us        | 0.100us   |                 |                         |",
+            "└── a                          | 1.370us        | 1.370us   | 2               "
+            "| 2.400us                 | 2.400us",
+            " ├── aten::linear              | 0.300us        | 1.320us   | 2               |                         |",
+            " ├── aten::t                   | 0.020us        | 0.020us   | 2               |                         |",
+            " ├── aten::addmm               | 1.000us        | 1.000us   | 2               |                         |",
+            " ├── (between ops)             | 0.050us        | 0.050us   |                 |                         |",
+            " ├── AddmmBackward0 (backward) |                |           | 2               "
+            "| 0.400us                 | 2.400us",
+            " └── aten::mm (backward)       |                |           | 4               "
+            "| 2.000us                 | 2.000us",
+            "(outside)                      | 0.070us        | 0.070us   |                 "
+            "| 0.000us                 | 0.000us",
+            "└── aten::sum                  | 0.070us        | 0.070us   | 1               |                         |",
+        ]
+    )
+
+
+def test_an_operator_met_at_several_depths_is_one_row() -> None:
+    lines = [
+        row(0, cpu_ns=1),
+        row(0, ops="aten::empty", calls=3, cpu_ns=30),
+        row(0, ops="aten::zeros", calls=1, cpu_ns=10),
+        row(0, ops="aten::zeros aten::empty", calls=1, cpu_ns=5),
+        # The same name around itself, with another between: its total counts the outermost only.
+        row(0, ops="aten::to", calls=1, cpu_ns=2),
+        row(0, ops="aten::to aten::copy_", calls=1, cpu_ns=4),
+        row(0, ops="aten::to aten::copy_ aten::to", calls=1, cpu_ns=8),
+    ]
+    table = run_of(["Net"], lines).report("tree", show_events=True)
+    assert cells(table, "aten::empty") == ["0.035us", "0.035us", "4"]
+    assert cells(table, "aten::zeros") == ["0.010us", "0.015us", "1"]
+    assert cells(table, "aten::to") == ["0.010us", "0.014us", "2"]
+    assert cells(table, "aten::copy_") == ["0.004us", "0.012us", "1"]
+
+
+def test_the_selfs_of_the_operators_add_up_to_the_layers_self() -> None:
+    run = run_of(["Net", "Net.a"], EVENT_LINES)
+    for phase in ("forward", "backward"):
+        nodes = {node.layer.name: node for node in run.tree(phase).walk()}
+        for index, ops in run.ops(phase).items():
+            if index >= 0:
+                assert sum((op.self for op in ops), Cost()) == nodes[run.layers[index].name].self
+
+
+def test_kernels_and_memory_of_operators() -> None:
+    lines = [
+        row(0, cpu_ns=100),
+        row(0, ops="aten::linear", calls=1, cpu_ns=10),
+        row(0, ops="aten::linear aten::mm", calls=1, cpu_ns=20, cpu_allocated=2_048),
+        row(0, ops="aten::linear aten::mm", calls=0, device=1, device_allocated=4_096, device_freed=1_024),
+        row(0, ops="aten::linear aten::mm kernel:gemm", calls=2, device=1, device_ns=5_000),
+    ]
+    run = run_of(["Net"], lines, device="cuda", requested=ALL, measured=ALL)
+    table = run.report("tree", show_events=True)
+    assert cells(table, "aten::linear") == [
+        *["0.010us", "0.030us", "0.000us", "5.000us", "0 B", "2.00 KB", "0 B", "3.00 KB", "1"]
+    ]
+    assert cells(table, "aten::mm") == [
+        *["0.020us", "0.020us", "5.000us", "5.000us", "2.00 KB", "2.00 KB", "3.00 KB", "3.00 KB", "1"]
+    ]
+    assert "gemm" not in table
+
+
+def test_operators_of_hidden_layers_are_hidden_with_them() -> None:
+    run = run_of(["Net", "Net.a"], EVENT_LINES)
+    assert "aten::addmm" not in run.report("tree", show_events=True, depth=0)
+    assert names(run.report("tree", show_events=True, top=1))[-4:] == [
+        " ├── AddmmBackward0 (backward)",
+        " └── aten::mm (backward)",
+        "(outside)",
+        "└── aten::sum",
+    ]
+
+
+def test_memory_outside_of_every_operator_and_layer() -> None:
+    fields = ("cpu_ns", *CPU_MEMORY)
+    lines = [row(0, cpu_ns=1_000), row(OUTSIDE, calls=0, cpu_freed=512)]
+    table = run_of(["Net"], lines, requested=fields, measured=fields).report("tree", show_events=True)
+    assert cells(table, "(outside)")[2:4] == ["-512 B", "-512 B"]
+    # Nobody measured how long the time outside lasted.
+    assert [line for line in table.splitlines() if "(between ops)" in line and "-512 B" in line and "–" in line]
+
+
+# Live
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Sequential(nn.Tanh(), nn.Linear(4, 2))
+        self.unused = nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.sin(self.first(x)))
+
+
+def test_a_live_table_of_a_training_step() -> None:
+    model = Net()
+    x = torch.rand(3, 4)
+    with Profile(model, profile_memory=True) as prof:
+        model(x).sum().backward()
+    table = prof.display(show_events=True)
+    rows = names(table)
+    of_first = [name.strip() for name in rows[rows.index("├── first") : rows.index("├── second")]]
+    forward = [name.split("── ")[1] for name in of_first[1:] if "(backward)" not in name]
+    assert forward[0] == "aten::linear"  # first called first
+    assert forward[-1] == "(between ops)"
+    assert any("AddmmBackward0 (backward)" in name for name in of_first)
+    assert "├── aten::sin" in rows
+    assert cells(prof.display(), "unused")[:4] == ["–"] * 4
+    assert "Net.unused" in table.split("\n\n")[1]
+    assert rows[rows.index("(outside)") + 1 :] != []
+
+
+def test_file_gets_what_is_returned_and_the_end_of_a_line() -> None:
+    model = nn.Sequential(nn.ReLU())
+    with Profile(model) as prof:
+        model(torch.rand(2))
+    file = io.StringIO()
+    text = prof.display(show_events=True, file=file)
+    assert file.getvalue() == text + "\n"
+    prof.display(depth=0, file=file)
+    assert file.getvalue() == text + "\n" + prof.display(depth=0) + "\n"
+    before = io.StringIO()
+    Profile(model).display(file=before)
+    assert before.getvalue() == "<unfinished torchprof.profile>\n"
+
+
+def test_display_passes_its_options_on() -> None:
+    model = Net()
+    x = torch.rand(3, 4)
+    with Profile(model) as prof:
+        model(x)
+    assert prof.display(depth=0).split("\n\n")[0].splitlines()[-1].startswith("Net")
+    assert prof.display(percent=True) == prof.run.report("tree", percent=True)
+    assert prof.display(tablefmt="html").startswith("<table>")
+    assert "hidden" in prof.display(top=1)
+    sorted_rows = names(prof.display(sort_by="calls"))
+    assert sorted_rows[-1] == "└── unused"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_cuda_without_a_cuda_device_is_unknown_and_said_once() -> None:
+    model = nn.Sequential(nn.ReLU())
+    x = torch.rand(2)
+    with Profile(model, use_cuda=True, profile_memory=True) as prof:
+        model(x).sum()
+    table = str(prof)
+    assert columns(table)[3:5] == ["Self CUDA total", "CUDA total"]
+    for heading in ("Self CUDA total", "CUDA total", "Self CUDA Mem", "CUDA Mem"):
+        assert set(column(table, heading)) == {"–"}, heading
+    assert "–" not in column(table, "Self CPU total")
+    assert len([doubt for doubt in prof.run.meta.warnings if "CUDA" in doubt]) == 1
+
+
+@pytest.mark.parametrize("device", ["mps", "xpu"])
+def test_other_devices_give_cpu_figures_and_say_so_once(device) -> None:
+    if device == "xpu" and torch.xpu.is_available():
+        pytest.skip("there is an XPU here")
+    model = nn.Sequential(nn.ReLU())
+    x = torch.rand(2)
+    with Profile(model, use_device=device) as prof:
+        model(x)
+    heading = f"Self {device.upper()} total"
+    assert set(column(str(prof), heading)) == {"–"}
+    assert "–" not in column(str(prof), "CPU total")
+    assert len([doubt for doubt in prof.run.meta.warnings if device.upper() in doubt]) == 1
+
+
+def test_a_saved_run_prints_the_same(tmp_path) -> None:
+    from torchprof import load
+
+    run = run_of(["Net", "Net.a"], EVENT_LINES, warnings=("Doubt.",))
+    run.save(tmp_path / "run.json")
+    assert load(tmp_path / "run.json") == run
+    for options in ({}, {"show_events": True}, {"percent": True}, {"top": 1}):
+        assert load(tmp_path / "run.json").report("tree", **options) == run.report("tree", **options)
+    assert replace(run.metas[0], warnings=()) != run.metas[0]
