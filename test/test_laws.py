@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torchs_list import torchs_list
 
 import torchprof
 from torchprof.attribute import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE, Attribution, Event, Frame, Kind, Site
@@ -492,7 +493,7 @@ def test_the_laws_hold_on_random_models(model: nn.Module, backward: bool) -> Non
         if backward:
             y.backward()
     run = prof.run
-    truth = prof._session._profiler.function_events
+    truth = torchs_list(prof)
     ours = sum(event.self_cpu_time_total for event in truth if event.name.startswith("torchprof:!"))
     theirs = sum(event.self_cpu_time_total for event in truth) - ours
     assert sum(row.cost.cpu_ns for row in run.rows) / 1000 == pytest.approx(theirs, abs=0.01)

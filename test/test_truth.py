@@ -26,6 +26,7 @@ from models import (
 )
 from torch import nn
 from torch._dynamo.utils import counters
+from torchs_list import torchs_list
 
 import torchprof
 from torchprof import Profile
@@ -103,7 +104,7 @@ def no_layer(prof: Profile, phase: str) -> dict[str, Cost]:
 
 def torchs_events(prof: Profile) -> Any:
     """What torch's own parser makes of the very same session, our labels included."""
-    return prof._session._profiler.function_events
+    return torchs_list(prof)
 
 
 def raw_events(prof: Profile) -> Any:
@@ -243,7 +244,7 @@ def test_durations_of_calls_are_those_of_their_ranges() -> None:
     ranges: dict[str, list[int]] = {}
     for event in raw_events(prof):
         if event.name().startswith(PREFIX):
-            ranges.setdefault(event.name().removeprefix(PREFIX), []).append(event.end_ns() - event.start_ns())
+            ranges.setdefault(event.name().removeprefix(PREFIX), []).append(event.duration_ns())
     totals = {node.layer.name: node.total.cpu_ns for node in prof.run.tree(FORWARD).walk()}
     for number, layer in enumerate(prof.run.layers):
         spread = prof.run.samples[SampleKey(number, FORWARD, 0, "cpu", "cpu_ns")]
@@ -380,7 +381,7 @@ def test_a_recursive_module() -> None:
         model(torch.rand(3, 4)).sum().backward()
     assert calls_of(prof) == {"Recursive": 4, "Recursive.fc": 4}
     assert makers_of(prof, "AddmmBackward0") == {"Recursive.fc": 4}
-    outermost = max(e.end_ns() - e.start_ns() for e in raw_events(prof) if e.name() == PREFIX + "Recursive")
+    outermost = max(e.duration_ns() for e in raw_events(prof) if e.name() == PREFIX + "Recursive")
     assert prof.run.tree(FORWARD).total.cpu_ns == outermost
 
 

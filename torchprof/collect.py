@@ -96,7 +96,12 @@ class Session:
         self.wall_ns = time.perf_counter_ns() - self._started_ns
         for name, original in self._guarded.items():
             setattr(torch_profiler.profile, name, original)
-        self._profiler.__exit__(None, None, None)
+        # torch 2.4 makes its whole EventList when it stops: here that waits until somebody asks for one.
+        self._profiler._parse_kineto_results = lambda *_: []
+        try:
+            self._profiler.__exit__(None, None, None)
+        finally:
+            del self._profiler._parse_kineto_results
 
     def _guard(self) -> None:
         """A session that somebody starts inside ours would end ours, or kill the process: refuse it."""
