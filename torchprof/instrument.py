@@ -223,15 +223,19 @@ class Labels:
             if thread() != home and not is_observed():
                 self.unobserved[label] += 1
                 return original(self_, *args, **kwargs)
+            if target is not None:
+                target.training = self_.training
+                if is_traced():
+                    target = None  # TorchScript's tracer would record our looking at shapes
+                else:
+                    target.input_shapes = _shapes((*args, *kwargs.values()) if kwargs else args)
             with enter(label):
                 try:
                     result = original(self_, *args, **kwargs)
                 except BaseException:
                     with enter(RAISED):
                         raise
-            if target is not None and not is_traced():  # TorchScript's tracer would record our looking at shapes
-                target.training = self_.training
-                target.input_shapes = _shapes(args) if not kwargs else _shapes((*args, *kwargs.values()))
+            if target is not None:
                 target.output_shapes = _shapes((result,))
                 if target.input_shapes or target.output_shapes:  # not so where torch.fx traces with stand-ins
                     unseen.pop(id(self_), None)

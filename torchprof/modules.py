@@ -247,28 +247,16 @@ class Plan:
             )
         return tuple(layers)
 
-    def changes(self, models: Sequence[nn.Module]) -> list[str]:
-        """Sentences about the modules that were added, replaced or removed since the labels were put on."""
+    def changes(self, models: Sequence[nn.Module]) -> tuple[list[str], list[str]]:
+        """The modules that were added or replaced, and those that were removed, since the labels were put on."""
         before = {trace.path: trace.module for trace in self.traces}
         now = {}
         for model, root in zip(models, (trace.path[0] for trace in self.traces if len(trace.path) == 1)):
             now.update({trace.path: trace.module for trace in walk_modules(model, name=root)})
-        new = [".".join(path) for path, module in now.items() if before.get(path) is not module]
-        gone = [".".join(path) for path in before if path not in now]
-        sentences = []
-        if new:
-            sentences.append(f"Added or replaced inside the block, and part of the layer above: {some(new)}.")
-        if gone:
-            sentences.append(f"Removed inside the block: {some(gone)}. They show what they did until then.")
-        return sentences
+        added = [".".join(path) for path, module in now.items() if before.get(path) is not module]
+        return added, [".".join(path) for path in before if path not in now]
 
 
 def _plain(shapes: Iterable[Iterable[Any]]) -> tuple[tuple[int, ...], ...]:
     """Shapes as plain numbers; -1 for a size that is none (nested and symbolic tensors)."""
     return tuple(tuple(size if type(size) is int else -1 for size in shape) for shape in shapes)
-
-
-def some(names: Sequence[str], limit: int = 3) -> str:
-    """A few names, and how many more there are."""
-    more = len(names) - limit
-    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")

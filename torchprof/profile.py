@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
@@ -15,21 +15,21 @@ import torch
 from torch import nn
 from torch.autograd.profiler_util import EventList
 
-from torchprof.attribute import FORWARD, Attribution, Kind
+from torchprof.attribute import Attribution, Kind
 from torchprof.collect import Session, empty_event_list, missing_device, refuse_if_profiled
-from torchprof.cost import FIELDS, format_time
+from torchprof.cost import FIELDS
+from torchprof.doubts import about_calls, about_cost, about_labels, about_modules
 from torchprof.errors import TorchprofError, suggest
 from torchprof.instrument import Labels, Target, label_of
-from torchprof.modules import Plan, Trace, some, walk_modules
-from torchprof.run import Meta, Rows, Run, SampleKey, Spread, fold
+from torchprof.modules import Plan, Trace, walk_modules
+from torchprof.run import Layer, Meta, Run, SampleKey, Spread, fold
 from torchprof.version import __version__
 
 __all__ = ["Profile", "Trace", "walk_modules"]
 
 _UNFINISHED = "<unfinished torchprof.profile>"
 _DEVICES = ("cuda", "xpu", "mps", "mtia", "hpu")
-_SLOW_START = 2  # so many times a later call's time, and the first call's is told
-_WORTH_SAYING = 0.02  # the share of the time from which on the labels' own cost is told
+_MOST_NS_A_LABEL = 10_000  # more than a label costs anywhere
 
 
 class Profile:
@@ -95,10 +95,8 @@ class Profile:
             raise TorchprofError(f"warmup is a number of calls, 0 or more, not {self.warmup!r}.")
         self._plan = Plan(self._models, self.paths)
         refuse_if_profiled()
-        unseen = missing_device(self._device) if self._device else None
-        self._doubts = [unseen] if unseen else []
         self._session = Session(
-            self._device if not unseen else None,
+            None if self._device is None or missing_device(self._device) else self._device,
             profile_memory=self.profile_memory,
             record_shapes=self.record_shapes,
             with_stack=self.with_stack,
@@ -130,7 +128,8 @@ class Profile:
                 self._session.stop()
         finally:
             self._facts = self._plan.layers()
-            self._doubts += self._plan.changes(self._models)
+            self._changes = self._plan.changes(self._models)
+            self._rank = _rank()
             self.exited = True
 
     def _warm(self) -> bool:
@@ -260,9 +259,7 @@ class Profile:
     def _make_run(self) -> Run:
         layers = self._facts
         attribution = Attribution(self._plan.sites, [layer.path for layer in layers])
-        rank = _rank()
-        rows, samples = fold(attribution.attribute(self._session.events()), attribution.places.all, layers, rank)
-        doubts = [*self._doubts, *self._doubts_about(rows, samples, attribution.callers)]
+        rows, samples = fold(attribution.attribute(self._session.events()), attribution.places.all, layers, self._rank)
         kinds = [name for name in FIELDS if name == "cpu_ns" or (self.profile_memory and name.startswith("cpu_"))]
         of_device = [
             name for name in FIELDS if name == "device_ns" or (self.profile_memory and name.startswith("device_"))
@@ -271,13 +268,13 @@ class Profile:
         measured = kinds + (of_device if self._session.device else [])
         meta = Meta(
             model=tuple(layer.kind for layer in layers if len(layer.path) == 1),
-            rank=rank,
+            rank=self._rank,
             device=self._device,
             requested=tuple(requested),
             measured=tuple(measured),
             paths=self._plan.selected_paths,
             wall_ns=self._session.wall_ns,
-            warnings=tuple(doubts),
+            warnings=tuple(self._doubts(layers, samples, attribution.callers)),
             versions=(
                 ("torchprof", __version__),
                 ("torch", torch.__version__),
@@ -294,53 +291,24 @@ class Profile:
         )
         return Run((meta,), layers, rows, samples)
 
-    def _doubts_about(self, rows: Rows, samples: dict[SampleKey, Spread], callers: set[tuple[int, int]]) -> list[str]:
-        doubts = []
-        layers = rows.layers
+    def _doubts(
+        self, layers: Sequence[Layer], samples: dict[SampleKey, Spread], callers: set[tuple[int, int]]
+    ) -> Iterator[str]:
+        missing = missing_device(self._device) if self._device else None
+        if missing:
+            yield missing
+        yield from about_modules(*self._changes)
+        names = {label: layers[site.layers[0]].name for label, site in self._plan.sites.items() if site.layers[0] >= 0}
+        unobserved = {names[label]: calls for label, calls in self._labels.unobserved.items() if label in names}
+        yield from about_labels(unobserved, [names[label] for label in self._labels.unlabelled if label in names])
         if not self._session.started:
             calls = self.warmup - self._warmup_left
-            doubts.append(f"Nothing was recorded: of warmup={self.warmup} calls of the model there were {calls}.")
-        called = {key.layer for key in samples}
-        silent = [layers[index].name for index in sorted(self._plan.callable_layers) if index not in called]
-        if silent and self._session.started:
-            doubts.append(
-                f"Never called: {some(silent)}. If they did work, it ran in a function of the layer above, "
-                "and is shown there."
-            )
-        for label, calls in sorted(self._labels.unobserved.items()):
-            name = layers[self._plan.sites[label].layers[0]].name
-            doubts.append(
-                f"Not counted: {_times(calls)} of {name} on a thread that torch's profiler does not record. It records "
-                "the thread that enters the block, and autograd's."
-            )
-        if self._labels.unlabelled:
-            doubts.append(f"Could not be labelled, and are part of the layer above: {some(self._labels.unlabelled)}.")
-        crossing = [
-            f"{layers[inner].name} by {layers[outer].name}"
-            for outer, inner in sorted(callers)
-            if outer >= 0 and layers[inner].path[: len(layers[outer].path)] != layers[outer].path
-        ]
-        if crossing:
-            doubts.append(
-                f"Called from outside the layer above them: {some(crossing)}. Their time is in their own place in the "
-                "tree, not in the caller's total."
-            )
-        for key, spread in samples.items():
-            later = (spread.sum - spread.first) / (spread.count - 1) if spread.count > 1 else 0
-            if key.phase == FORWARD and len(layers[key.layer].path) == 1 and 0 < later * _SLOW_START < spread.first:
-                doubts.append(
-                    f"The first call of {layers[key.layer].name} took {format_time(spread.first)}, the later ones "
-                    f"{format_time(later)} on average: that start-up is in the totals (warmup= leaves the model's out)."
-                )
+            yield f"Nothing was recorded: of warmup={self.warmup} calls of the model there were {calls}."
+            return
+        yield from about_calls(layers, self._plan.callable_layers, samples, callers)
         calls = sum(spread.count for spread in samples.values())
-        if calls * 10_000 > _WORTH_SAYING * self._session.wall_ns:  # a label costs well under 10 us
-            cost = calls * label_ns()
-            if cost > _WORTH_SAYING * self._session.wall_ns:
-                doubts.append(
-                    f"The labels themselves took about {format_time(cost)} of {format_time(self._session.wall_ns)} "
-                    f"({cost / self._session.wall_ns:.0%}): {calls} calls of {format_time(label_ns())}, measured here."
-                )
-        return doubts
+        if calls * _MOST_NS_A_LABEL > self._session.wall_ns / 100:  # else there is no need to measure a label
+            yield from about_cost(calls, label_ns(), self._session.wall_ns)
 
 
 def _checked_models(model: Any) -> list[nn.Module]:
@@ -368,10 +336,6 @@ def _checked_models(model: Any) -> list[nn.Module]:
 def _rank() -> int:
     distributed = torch.distributed
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
-
-
-def _times(calls: int) -> str:
-    return "1 call" if calls == 1 else f"{calls} calls"
 
 
 _calibration = threading.Lock()
