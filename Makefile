@@ -41,8 +41,6 @@ $(READY): pyproject.toml constraints.txt
 	$(PIP) -c constraints.txt torch==$(TORCH) -e .
 	touch $@
 
-# transformers asks for more than the tests need of it: they build models from a config and load nothing.
 $(TOOLS): $(READY)
 	$(PIP) -c constraints.txt -e '.[test,lint]'
-	$(PIP) -c constraints.txt --no-deps transformers
 	touch $@

@@ -137,6 +137,8 @@ def _profile(arguments: argparse.Namespace) -> int:
     inputs = [_parse_input(text) for text in arguments.input]
     if not arguments.steps:
         raise TorchprofError("--steps is at least 1.")
+    if arguments.output and not Path(arguments.output).absolute().parent.is_dir():
+        raise TorchprofError(f"-o {arguments.output}: there is no such folder to write to.")
     import torch
 
     if arguments.cuda and not torch.cuda.is_available():

@@ -1,0 +1,194 @@
+"""The command line, as a user types it: exit codes, what is printed where, and wrong input."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import torchprof
+from torchprof.cli import main
+
+NET = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, width=8, fail=False):
+        super().__init__()
+        self.embed = nn.Embedding(10, width)
+        self.body = nn.Linear(width, width)
+        self.fail = fail
+
+    def forward(self, x, ids=None):
+        if self.fail:
+            self.body(x)
+            raise ValueError("not today")
+        y = self.body(x)
+        return {"y": y if ids is None else y + self.embed(ids).sum(1), "training": self.training}
+
+
+class Frozen(Net):
+    def forward(self, x):
+        return super().forward(x)["y"].detach()
+
+
+class Config:
+    def __init__(self, width=8):
+        self.width = width
+
+
+class FromConfig(Net):
+    config_class = Config
+
+    def __init__(self, config):
+        super().__init__(config.width)
+
+
+made = Net()
+number = 7
+
+
+def broken():
+    raise KeyError("no weights")
+
+
+def not_a_module():
+    return 7
+"""
+
+
+@pytest.fixture
+def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "net.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "net", raising=False)
+    return tmp_path
+
+
+def test_profile_prints_the_table_and_saves_the_run(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--input", "3,8", "--backward", "--train", "--memory", "--warmup", "2", "--steps", "4", "-o", "run.json"]
+    assert main(["profile", "net.py:Net", *options]) == 0
+    out = capsys.readouterr().out
+    run = torchprof.load(net / "run.json")
+    node = run.tree("forward")
+    assert (node.calls, node.children[1].calls) == (4, 4)
+    assert node.layer.training and node.children[1].layer.input_shapes == ((3, 8),)
+    assert node.children[1].self.cpu_allocated - node.children[1].self.cpu_freed == 4 * 3 * 8 * 4
+    assert run.tree("backward").total.cpu_ns > 0
+    assert out.startswith(run.report("tree") + "\n")
+    assert run.report("calls") in out, "several steps give median and spread of single calls"
+
+
+def test_one_step_has_no_table_of_single_calls(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "net.py:Net", "--input", "3,8"]) == 0
+    out = capsys.readouterr().out
+    assert "Median" not in out and "Backward" not in out
+    assert "embed | –" in out, "it was not called, so nobody knows"
+
+
+def test_inputs_have_names_types_and_ranges(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inputs = ["--input", "3,16", "--input", "ids=int64:3,2:8..10"]
+    assert main(["profile", "net.py:Net", "--kwargs", '{"width": 16}', *inputs, "-o", "run.json.gz"]) == 0
+    embed, body = torchprof.load("run.json.gz").tree("forward").children
+    assert embed.layer.input_shapes == ((3, 2),) and embed.calls == 1
+    assert body.layer.input_shapes == ((3, 16),) and not body.layer.training
+
+
+def test_a_config_becomes_the_class_that_the_model_names(net: Path) -> None:
+    options = ["--kwargs", '{"config": {"width": 4}}', "--input", "1,4", "-o", "run.json"]
+    assert main(["profile", "net.py:FromConfig", *options]) == 0
+    assert torchprof.load("run.json").layers[2].params == 4 * 4 + 4
+
+
+def test_a_module_of_a_package_and_one_already_made(net: Path) -> None:
+    assert (
+        main(["profile", "torch.nn:Linear", "--kwargs", '{"in_features": 4, "out_features": 2}', "--input", "1,4"]) == 0
+    )
+    assert main(["profile", "net.py:made", "--input", "1,8", "--paths", "body", "--show-events", "--depth", "1"]) == 0
+
+
+def test_a_model_that_fails_still_shows_what_was_recorded(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--kwargs", '{"fail": true}', "--input", "1,8", "--warmup", "0", "-o", "run.json"]
+    assert main(["profile", "net.py:Net", *options]) == 1
+    out, err = capsys.readouterr()
+    assert "ValueError: not today" in err and "1,8" in err
+    assert "└── body" in out and torchprof.load("run.json").tree("forward").children[1].calls == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["net.py:Net", "--input", "eight"], ["'eight'", "1,3,224,224"]),
+        (["net.py:Net", "--input", "ids=int64:1,8:5..5"], ["5..5", "empty"]),
+        (["net.py:Net", "--input", "int99:1,8"], ["int99", "float32"]),
+        (["net.py:Net", "--kwargs", "{width: 4}"], ["--kwargs", "JSON"]),
+        (["net.py:Net", "--kwargs", "[4]"], ["--kwargs", "object"]),
+        (["net.py:Net", "--kwargs", '{"depth": 4}'], ["net.py:Net", "depth"]),
+        (["net.py:made", "--kwargs", '{"width": 4}'], ["--kwargs", "already"]),
+        (["net.py:Nett"], ["'Nett'", "'Net'"]),
+        (["net.py"], ["net.py", "file.py:callable"]),
+        (["nett.py:Net"], ["nett.py"]),
+        (["no_such_package:Net"], ["no_such_package", "ModuleNotFoundError"]),
+        (["net.py:number"], ["7"]),
+        (["net.py:not_a_module"], ["7", "torch.nn.Module"]),
+        (["net.py:broken"], ["KeyError", "no weights"]),
+        (["net.py:Net", "--input", "1,8", "--paths", "boddy"], ["'boddy'", "Net.body"]),
+        (["net.py:Net", "--input", "1,8", "--sort-by", "size"], ["'size'", "cpu_total"]),
+        (["net.py:Net", "--input", "1,8", "--tablefmt", "markdownn"], ["markdownn"]),
+        (["net.py:Net", "--input", "1,8", "--steps", "0"], ["--steps"]),
+        (["net.py:Frozen", "--input", "1,8", "--backward"], ["--backward", "gradient"]),
+        (["net.py:Net", "--input", "1,8", "-o", "no/such/folder/run.json"], ["no/such/folder"]),
+    ],
+    ids=lambda value: " ".join(value)[:40],
+)
+def test_bad_input_says_what_was_wrong(
+    net: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
+) -> None:
+    assert main(["profile", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("torchprof: ") and "Traceback" not in err
+    for word in words:
+        assert word in err
+
+
+@pytest.mark.parametrize("arguments", [["profile"], ["profile", "net.py:Net", "--steps", "-1"], ["pofile"], []])
+def test_argparse_refuses_the_rest(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage: torchprof" in capsys.readouterr().err
+
+
+def test_cuda_where_there_is_none(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    assert main(["profile", "net.py:Net", "--input", "1,8", "--cuda"]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
+
+
+def test_show_of_what_is_no_run(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "missing.json"]) == 2
+    assert "missing.json" in capsys.readouterr().err
+    assert main(["show", "net.py"]) == 2
+    assert "net.py is not a saved run" in capsys.readouterr().err
+
+
+def test_as_a_module_of_python_in_a_pipe_that_closes(net: Path) -> None:
+    command = f"{sys.executable} -m torchprof profile net.py:Net --input 1,8 --show-events"
+    code = subprocess.run(
+        f"{command} | head -n 1; echo ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    heading, status = code.stdout.splitlines()
+    assert heading.startswith("Module") and status == "0" and "Traceback" not in code.stderr
