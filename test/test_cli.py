@@ -126,6 +126,7 @@ def test_a_model_that_fails_still_shows_what_was_recorded(net: Path, capsys: pyt
         (["net.py:Net", "--input", "eight"], ["'eight'", "1,3,224,224"]),
         (["net.py:Net", "--input", "ids=int64:1,8:5..5"], ["5..5", "empty"]),
         (["net.py:Net", "--input", "int99:1,8"], ["int99", "float32"]),
+        (["net.py:Net", "--input", "int64:1,8:5.2..5.4"], ["int64:1,8:5.2..5.4", "cannot be made"]),
         (["net.py:Net", "--kwargs", "{width: 4}"], ["--kwargs", "JSON"]),
         (["net.py:Net", "--kwargs", "[4]"], ["--kwargs", "object"]),
         (["net.py:Net", "--kwargs", '{"depth": 4}'], ["net.py:Net", "depth"]),
@@ -156,7 +157,9 @@ def test_bad_input_says_what_was_wrong(
         assert word in err
 
 
-@pytest.mark.parametrize("arguments", [["profile"], ["profile", "net.py:Net", "--steps", "-1"], ["pofile"], []])
+@pytest.mark.parametrize(
+    "arguments", [["profile"], ["profile", "n.py:N", "--steps", "-1"], ["profile", "n.py:N", "--depth", "x"], ["p"], []]
+)
 def test_argparse_refuses_the_rest(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)

@@ -1734,3 +1734,30 @@ def test_an_error_in_the_warmup_restores_the_model(untouched) -> None:
     with pytest.raises(RuntimeError), Profile(model, warmup=1) as prof:
         model(torch.rand(2, 99))
     assert "Nothing was recorded" in str(prof)
+
+
+# Reading a result never opens a session
+
+
+@pytest.mark.parametrize("state", ["active", "warm"])
+def test_a_result_can_be_printed_while_another_profiler_runs(state) -> None:
+    model = nn.Sequential(*(nn.Identity() for _ in range(300)))
+    with Profile(model) as prof:
+        model(torch.rand(1))
+    schedule = torch.profiler.schedule(wait=0, warmup=1, active=1) if state == "warm" else None
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule) as theirs:
+        assert "300" not in str(prof) or "Module" in str(prof)
+        theirs.step()
+        torch.rand(3) + 1
+    assert "aten::add" in {event.name for event in theirs.events()}
+
+
+def test_a_profile_that_is_switched_off_inside_its_block_still_ends() -> None:
+    model = nn.Linear(2, 2)
+    forward = nn.Linear.forward
+    with Profile(model) as prof:
+        prof.enabled = False
+    assert nn.Linear.forward is forward
+    with Profile(model) as again:
+        model(torch.rand(1, 2))
+    assert again.run.tree("forward").calls == 1

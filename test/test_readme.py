@@ -43,7 +43,7 @@ def test_python_blocks_run_in_order_and_print_what_is_shown(in_root: Path) -> No
                 exec(compile(block, "README.md", "exec"), space)
             printed = out.getvalue()
         elif language == "text":
-            if "rows hidden" in block:
+            if "rows are hidden" in block:
                 # Which layers are the largest is for the machine to say: the headings and the last line are ours.
                 assert shape(printed)[:8] == shape(block)[:8]
                 hidden, said = printed.rstrip().splitlines()[-1].split(" ", 1)

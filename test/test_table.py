@@ -13,7 +13,7 @@ import torch
 from tabulate import tabulate_formats
 from torch import nn
 
-from torchprof import Profile
+from torchprof import Profile, TorchprofError
 from torchprof.attribute import NOT_SELECTED, OUTSIDE, Frame
 from torchprof.cost import Cost
 from torchprof.run import Layer, Meta, Rows, Run
@@ -673,3 +673,44 @@ def test_a_saved_run_prints_the_same(tmp_path) -> None:
     for options in ({}, {"show_events": True}, {"percent": True}, {"top": 1}):
         assert load(tmp_path / "run.json").report("tree", **options) == run.report("tree", **options)
     assert replace(run.metas[0], warnings=()) != run.metas[0]
+
+
+def test_top_and_depth_together_count_what_is_really_hidden() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), nn.Linear(2, 2))
+    with Profile(model) as prof:
+        model[0](torch.rand(8, 64))
+        model[1](torch.rand(1, 2))
+    text = prof.display(depth=1, top=1)
+    names = [
+        line.split(" | ")[0].strip() for line in text.splitlines()[2:] if " | " in line and "(outside)" not in line
+    ]
+    assert len(names) == 2, text
+    assert "3 rows are hidden: shown are the largest by Self CPU total" in text
+
+
+def test_no_order_by_what_was_not_measured() -> None:
+    model = nn.Linear(2, 2)
+    with Profile(model, use_device="mps") as prof:
+        model(torch.rand(1, 2))
+    for options in ({"sort_by": "mps_total"}, {"sort_by": "self_mps_total", "top": 1}):
+        with pytest.raises(TorchprofError, match="MPS total' was not measured"):
+            prof.display(**options)
+
+
+def test_the_calls_can_be_asked_for_by_heading_in_any_spelling() -> None:
+    model = nn.Linear(2, 2)
+    with Profile(model) as prof:
+        model(torch.rand(1, 2))
+    assert (
+        prof.display(sort_by="Number of Calls")
+        == prof.display(sort_by="number_of_calls")
+        == prof.display(sort_by="calls")
+    )
+
+
+def test_how_often_a_layer_inside_a_script_module_ran_is_unknown() -> None:
+    model = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
+    with Profile(model) as prof:
+        model(torch.rand(1, 2))
+    row = next(line for line in str(prof).splitlines() if line.startswith("└── 0"))
+    assert [cell.strip() for cell in row.split(" | ")][1:] == ["–", "–", "–"]

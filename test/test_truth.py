@@ -1186,3 +1186,90 @@ def test_the_version_is_told() -> None:
         prof(torch.rand(2))
     assert dict(prof.run.meta.versions)["torch"] == torch.__version__
     assert dict(prof.run.meta.versions)["torchprof"] == torchprof.__version__
+
+
+# Shared modules and selection
+
+
+class SharedBranches(nn.Module):
+    """One Linear in two branches, the first of which calls it twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = nn.Linear(4, 4)
+        self.a = nn.Sequential(shared, nn.Identity(), shared)
+        self.b = nn.Sequential(shared)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x))
+
+
+@pytest.mark.parametrize(
+    ("paths", "calls"),
+    [
+        (None, {"a.0": 2, "a.2": 0, "b.0": 1}),
+        (["b.0"], {"a.0": 0, "b.0": 1}),
+        (["b.0", "b"], {"b": 1, "b.0": 1}),
+        (["a"], {"a": 1, "a.0": 0, "b.0": 0}),
+    ],
+)
+def test_a_shared_module_belongs_where_it_is_called_also_when_selected(
+    paths: list[str] | None, calls: dict[str, int]
+) -> None:
+    with Profile(SharedBranches(), paths=paths) as prof:
+        prof(torch.rand(1, 4))
+    counted = {node.layer.name.partition(".")[2]: node.calls for node in prof.run.tree("forward").walk()}
+    assert {name: counted[name] for name in calls} == calls
+    lists = prof.raw()[1]
+    if paths == ["b.0"]:
+        assert {path: len(found) for path, found in lists.items()} == {("SharedBranches", "b", "0"): 1}
+        assert prof.run.no_layer("forward", selected=False).cpu_ns > 0
+    if paths == ["a"]:
+        linears = {op.name: op.calls for ops in [prof.run.ops("forward")] for op in ops[1]}["aten::linear"]
+        assert linears == 2, "what is not selected inside a selected layer is that layer's own work"
+
+
+def test_the_second_place_of_a_module_in_one_parent_is_a_layer_too() -> None:
+    relu = nn.ReLU()
+    model = nn.Sequential(relu, nn.Linear(2, 2), relu)
+    with Profile(model, paths=["2", "1"]) as prof:
+        model(torch.rand(1, 2))
+    assert [trace.path[-1] for trace in prof.traces] == ["Sequential", "0", "1", "2"]
+    assert prof.run.layers[1].shared_with == (("Sequential", "2"),)
+    assert prof.run.meta.paths == (("Sequential", "1"), ("Sequential", "2"))
+
+
+def test_checkpointed_layers_of_transformers_still_checkpoint() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=50, bos_token_id=0, eos_token_id=0)
+    model = transformers.GPT2LMHeadModel(config).train()
+    model.gradient_checkpointing_enable()
+    ids = torch.randint(0, 50, (1, 8))
+    seen: list[int] = []
+    model.transformer.h[0].attn.register_forward_hook(lambda *_: seen.append(1))
+    model(ids, use_cache=False).logits.sum().backward()
+    unprofiled = len(seen)
+    with Profile(model) as prof:
+        model(ids, use_cache=False).logits.sum().backward()
+    assert len(seen) == 2 * unprofiled, "the very same program ran"
+    attention = next(node for node in prof.run.tree("recompute").walk() if node.layer.path[-1] == "attn")
+    assert attention.calls == unprofiled - 1
+
+
+def test_a_label_of_the_users_that_begins_as_ours_is_the_users() -> None:
+    model = nn.Linear(2, 2)
+    with Profile(model) as prof, torch.autograd.profiler.record_function("torchprof:mine"):
+        model(torch.rand(1, 2))
+    frames = {row.frames[0] for row in prof.run.rows if row.frames and row.layer is None}
+    assert ("label", "torchprof:mine") in frames
+    assert prof.run.tree("forward").calls == 1
+
+
+def test_the_labels_of_layers_that_were_not_selected_cost_too() -> None:
+    model = nn.Sequential(*(nn.Identity() for _ in range(300)))
+    with Profile(model, paths=["0"]) as prof:
+        model(torch.rand(1))
+    assert prof._attribution().labels == 0
+    attribution = prof._attribution()
+    list(attribution.attribute(prof._session.events()))
+    assert attribution.labels == 301

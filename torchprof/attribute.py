@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from enum import Enum
 from typing import NamedTuple
 
@@ -55,7 +55,7 @@ class Event(NamedTuple):
 
 
 class Site(NamedTuple):
-    """What a label stands for: one module, the layers it may be (one for each of its paths, first path first).
+    """What a label stands for: one module, and the layers it may be, one for each of its paths, first path first.
 
     ``wrapper`` is the label of the module that only wraps this one and is shown as the same layer: its range around
     ours is the same call.
@@ -66,7 +66,7 @@ class Site(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """One step inward from a layer to an event: ``kind`` is op, label, kernel, region, collective or python."""
+    """One step inward from a layer to an event: ``kind`` is op, label (the user's) or kernel."""
 
     kind: str
     name: str
@@ -176,15 +176,22 @@ class Makers:
 class Attribution:
     """One walk over the events of one session, in the order of their start.
 
-    After the walk, ``callers`` holds which layer called which (OUTSIDE: nobody), and ``places`` all places.
+    After the walk, ``callers`` holds which layer called which (OUTSIDE: nobody), ``labels`` how many labelled ranges
+    there were, and ``places`` all places.
     """
 
-    def __init__(self, sites: Mapping[str, Site], paths: Sequence[tuple[str, ...]]) -> None:
-        """``sites`` by label; ``paths`` of the layers, which tell the calls of a module with several paths apart."""
+    def __init__(
+        self, sites: Mapping[str, Site], paths: Sequence[tuple[str, ...]], selected: Set[int] | None = None
+    ) -> None:
+        """``sites`` by label; ``paths`` of the layers, which tell the calls of a module with several paths apart;
+        ``selected``: the layers to be told apart, None for all. Work of other layers is part of the selected layer
+        around it, and NOT_SELECTED where there is none."""
         self.places = Places()
         self.callers: set[tuple[int, int]] = set()
+        self.labels = 0
         self._sites = sites
         self._paths = paths
+        self._selected = selected
         self._makers: defaultdict[int, Makers] = defaultdict(Makers)  # by forward thread
         self._node_before: dict[tuple[int, int], int] = {}  # (thread, depth) → layer of the last autograd node there
 
@@ -198,7 +205,7 @@ class Attribution:
         """
         inside = self.places.inside
         outside = self.places.of_layer(OUTSIDE, FORWARD)
-        stacks: dict[int, list[tuple[int, Place, str | None]]] = {}  # by thread: end, place, innermost label
+        stacks: dict[int, list[tuple[int, Place, str | None, int]]] = {}  # by thread: end, place, label, its layer
         launched_by: dict[int, Place] = {}
         new = tuple.__new__  # a third of the time that Attributed(...) takes, once for every event
         op, label_kind, node, memory, kernel = Kind.OP, Kind.LABEL, Kind.NODE, Kind.MEMORY, Kind.KERNEL
@@ -216,8 +223,9 @@ class Attribution:
                 stack.pop()
             around: Place | None = None
             label: str | None = None
+            layer = OUTSIDE
             if stack:
-                limit, around, label = stack[-1]
+                limit, around, label, layer = stack[-1]
                 # Clocks of different sources differ by a few ns: what sticks out would break the nesting after it.
                 if end > limit:
                     end = limit
@@ -235,32 +243,41 @@ class Attribution:
                     place = inside(outer, "op", name)
                 if sequence >= 0:
                     self._makers[thread].add(sequence, place.layer)
-            elif kind is label_kind:
-                place, calls = self._of_label(name, around, label)
+            elif kind is label_kind and name in self._sites:
+                place, calls, layer = self._of_label(name, around, label, layer)
                 label = name
             elif kind is node or (kind is Kind.BACKWARD_FUNCTION and not (around is not None and around.is_node)):
                 place = self._of_node(event, len(stack))
+                layer = place.layer
             else:
-                place = inside(around or outside, "label" if kind is Kind.USER_LABEL else "op", name)
+                place = inside(around or outside, "op" if kind is Kind.BACKWARD_FUNCTION else "label", name)
 
-            stack.append((end, place, label))
+            stack.append((end, place, label, layer))
             if correlation:
                 launched_by[correlation] = place
             yield new(Attributed, (event, place, around, calls, end - start))
 
-    def _of_label(self, label: str, around: Place | None, label_around: str | None) -> tuple[Place, int]:
-        """The forward range of a module: a layer's own place, in recompute where backward work is around it. It is no
-        call of its own directly inside the range of its wrapper."""
+    def _of_label(
+        self, label: str, around: Place | None, label_around: str | None, caller: int
+    ) -> tuple[Place, int, int]:
+        """The forward range of a module: its place, whether it is a call, and the layer it is.
+
+        It is recompute where backward work is around it, and no call of its own directly inside its wrapper's range.
+        """
+        self.labels += 1
         layers, wrapper = self._sites[label]
-        caller = around.layer if around is not None else OUTSIDE
         layer = layers[0] if len(layers) == 1 else self._nearest(layers, caller)
         phase = FORWARD if around is None or around.phase == FORWARD else RECOMPUTE
+        if self._selected is not None and layer not in self._selected:
+            if around is not None and around.layer >= 0:
+                return around, 0, layer
+            return self.places.of_layer(NOT_SELECTED, phase), 1, layer
         place = self.places.of_layer(layer, phase)
         if wrapper is not None and wrapper == label_around:
-            return place, 0
+            return place, 0, layer
         if phase == FORWARD:
-            self.callers.add((caller, layer))
-        return place, 1
+            self.callers.add((around.layer if around is not None else OUTSIDE, layer))
+        return place, 1, layer
 
     def _of_node(self, event: Event, depth: int) -> Place:
         """An autograd node: in the backward of the layer whose op made it, whatever is around it."""

@@ -9,6 +9,7 @@ import argparse
 import importlib
 import importlib.util
 import json
+import math
 import os
 import re
 import sys
@@ -107,10 +108,9 @@ def _add_table_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is below 0")
-    return number
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
+    return int(text)
 
 
 def _table_options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -233,7 +233,7 @@ def _find(spec: str) -> Any:
             found = importlib.util.spec_from_file_location(path.stem, path)
             assert found is not None and found.loader is not None
             module = importlib.util.module_from_spec(found)
-            sys.modules[path.stem] = module
+            sys.modules.setdefault(path.stem, module)  # a file may be called as a module that is there already
             found.loader.exec_module(module)
         else:
             sys.path.insert(0, str(Path.cwd()))
@@ -267,11 +267,14 @@ class _Input(NamedTuple):
         dtype = getattr(torch, self.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise TorchprofError(f"--input {self.text}: torch has no dtype {self.dtype!r}; int64 or float32, say.")
-        if dtype.is_floating_point or dtype.is_complex:
-            low, high = self.low or 0.0, 1.0 if self.high is None else self.high
-            return torch.rand(self.shape, device=device).mul_(high - low).add_(low).to(dtype)
-        low, high = int(self.low or 0), 2 if self.high is None else int(self.high)
-        return torch.randint(low, high, self.shape, device=device).to(dtype)
+        try:
+            if dtype.is_floating_point or dtype.is_complex:
+                low, high = self.low or 0.0, 1.0 if self.high is None else self.high
+                return torch.rand(self.shape, device=device).mul_(high - low).add_(low).to(dtype)
+            first, end = math.ceil(self.low or 0), 2 if self.high is None else math.ceil(self.high)
+            return torch.randint(first, end, self.shape, device=device).to(dtype)
+        except (RuntimeError, TypeError) as error:
+            raise TorchprofError(f"--input {self.text} cannot be made: {error}") from error
 
 
 def _parse_input(text: str) -> _Input:

@@ -1,6 +1,6 @@
 """One profiler session, and its events: the only file that touches ``torch.autograd.profiler``.
 
-Every difference between torch versions ends here.
+Every difference between the profilers of torch's versions ends here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,18 @@ from torch.autograd.profiler_util import EventList
 
 from torchprof.attribute import Event, Kind
 from torchprof.errors import TorchprofError
-from torchprof.instrument import PREFIX, RAISED, STARTED, record
+
+PREFIX = "torchprof:"
+"""What the name of each of our labels begins with."""
+RAISED = PREFIX + "!raised"
+"""A label of no length inside the range of a call that did not finish."""
+STARTED = PREFIX + "!started"
+"""A label of no length at the start of a session."""
+
+record: Callable[[str], Any] = getattr(torch._C._profiler, "_RecordFunctionFast", torch_profiler.record_function)
+"""A context manager that puts a range of this name into the session."""
+is_observed: Callable[[], bool] = torch._C._autograd._profiler_enabled
+"""Whether a session records the calling thread."""
 
 # What torch's own EventList leaves out: bookkeeping of record_function and of autograd (torch.autograd.profiler_util).
 _BOOKKEEPING = frozenset(
@@ -179,23 +190,21 @@ class Session:
 
     def calls(self) -> list[Call]:
         """The forward calls of labelled modules, in the order in which they ended."""
-        found = []
-        raised: list[tuple[int, int]] = []
+        found: list[Call] = []
+        open_calls: dict[int, list[int]] = {}  # by thread, outer to inner
         for raw in self._raw():
             name = raw.name()
-            if name == RAISED:
-                raised.append((raw.start_thread_id(), raw.start_ns()))
-            elif name.startswith(PREFIX) and name != STARTED and raw.device_type() == DeviceType.CPU:
-                found.append(Call(name, raw.start_ns(), _end_ns(raw), raw.start_thread_id(), True))
-        # The mark of a failed call is the last thing in its range: of the ranges around it, the innermost failed.
-        for thread, at in raised:
-            around = [
-                number
-                for number, call in enumerate(found)
-                if call.finished and call.thread == thread and call.start_ns <= at <= call.end_ns
-            ]
-            innermost = max(around, key=lambda number: found[number].start_ns)
-            found[innermost] = found[innermost]._replace(finished=False)
+            if not name.startswith(PREFIX) or raw.device_type() != DeviceType.CPU:
+                continue
+            start, thread = raw.start_ns(), raw.start_thread_id()
+            around = open_calls.setdefault(thread, [])
+            while around and found[around[-1]].end_ns <= start:
+                around.pop()
+            if name == RAISED and around:
+                found[around[-1]] = found[around[-1]]._replace(finished=False)
+            elif name not in (RAISED, STARTED):
+                around.append(len(found))
+                found.append(Call(name, start, _end_ns(raw), thread, True))
         return sorted(found, key=lambda call: call.end_ns)
 
     def event_list(self) -> EventList:
@@ -271,10 +280,14 @@ def empty_event_list() -> EventList:
     return events
 
 
+def is_profiled() -> bool:
+    """Whether a profiler session is active in this process."""
+    return bool(getattr(torch_profiler, "_is_profiler_enabled", False)) or is_observed()
+
+
 def refuse_if_profiled() -> None:
     """Raise TorchprofError where a profiler session is active, or prepared, in this process."""
-    active = getattr(torch_profiler, "_is_profiler_enabled", False) or torch._C._autograd._profiler_enabled()
-    if active:
+    if is_profiled():
         raise TorchprofError(f"Another profiler is active in this process. {_WAY_OUT}")
     for thing in gc.get_referrers(torch_profiler.profile):
         # A schedule in warm-up has prepared a session that no flag tells of; starting ours then kills the process.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
-from torchprof.attribute import FORWARD
+from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE
 from torchprof.cost import format_time
 from torchprof.run import Layer, SampleKey, Spread
 
@@ -26,50 +26,60 @@ def about_modules(added: Sequence[str], removed: Sequence[str]) -> Iterator[str]
         yield f"Removed inside the block: {some(removed)}. They show what they did until then."
 
 
-def about_labels(unobserved: Mapping[str, int], unlabelled: Sequence[str]) -> Iterator[str]:
-    """Calls that the profiler did not see, by the layer's name, and layers that could not be labelled."""
-    for name, calls in sorted(unobserved.items()):
+def about_labels(layers: Sequence[Layer], unobserved: Mapping[int, int], unlabelled: Iterable[int]) -> Iterator[str]:
+    """Calls that the profiler did not see, by layer, and layers that could not be labelled."""
+    for index, calls in sorted(unobserved.items()):
         yield (
-            f"Not counted: {calls} call{'s' if calls > 1 else ''} of {name} on a thread that torch's profiler does not "
-            "record. It records the thread that enters the block, and autograd's."
+            f"Not counted: {calls} call{'s' if calls > 1 else ''} of {layers[index].name} on a thread that torch's "
+            "profiler does not record. It records the thread that enters the block, and autograd's."
         )
-    if unlabelled:
-        yield f"Could not be labelled, and are part of the layer above: {some(unlabelled)}."
+    bare = [layers[index].name for index in unlabelled]
+    if bare:
+        yield f"Could not be labelled, and are part of the layer above: {some(bare)}."
 
 
 def about_calls(
     layers: Sequence[Layer],
-    callable_layers: Iterable[int],
+    callable_layers: Set[int],
+    silent: Set[int],
     samples: Mapping[SampleKey, Spread],
     callers: Iterable[tuple[int, int]],
 ) -> Iterator[str]:
-    """Layers that were never called, called from elsewhere than the tree says, or slow to start.
+    """Layers that were never called, called by other than the layer above them, or slow to start.
 
-    ``callers`` are pairs of layer indices (caller, called), negative for what is no layer.
+    ``callable_layers``: those with a forward to be called; ``silent``: those of them that were not. ``callers`` are
+    pairs of layer indices (caller, called), negative for what is no layer.
     """
+    number = {layer.path: index for index, layer in enumerate(layers)}
     called = {key.layer for key in samples}
-    silent = [layers[index].name for index in sorted(callable_layers) if index not in called]
-    if silent:
+    busy = {layers[index].path[:steps] for index in called for steps in range(1, len(layers[index].path))}
+    busy |= {path for index in called for path in layers[index].shared_with}
+    idle = [layers[index].name for index in sorted(silent) if layers[index].path not in busy]
+    if idle:
+        yield f"Never called: {some(idle)}. What ran of them, if anything did, is shown where it ran."
+
+    def above(index: int) -> int | None:
+        path = layers[index].path[:-1]
+        while path and number[path] not in callable_layers:
+            path = path[:-1]
+        return number[path] if path else None
+
+    past = []
+    for outer, inner in sorted(callers):
+        owner = above(inner)
+        if outer not in (owner, inner, NOT_SELECTED) and not (outer == OUTSIDE and owner is None):
+            past.append(f"{layers[inner].name} by {layers[outer].name if outer >= 0 else 'code outside the model'}")
+    if past:
         yield (
-            f"Never called: {some(silent)}. If they did work, it ran in a function of the layer above, and is shown "
-            "there."
-        )
-    crossing = [
-        f"{layers[inner].name} by {layers[outer].name}"
-        for outer, inner in sorted(callers)
-        if min(outer, inner) >= 0 and layers[inner].path[: len(layers[outer].path)] != layers[outer].path
-    ]
-    if crossing:
-        yield (
-            f"Called from outside the layer above them: {some(crossing)}. Their time is in their own place in the "
-            "tree, not in the caller's total."
+            f"Called by other than the layer above them: {some(past)}. They count where they stand in the tree, so the "
+            "totals above them are not how long those layers' own calls lasted."
         )
     for key, spread in samples.items():
         later = (spread.sum - spread.first) / (spread.count - 1) if spread.count > 1 else 0
         if key.phase == FORWARD and len(layers[key.layer].path) == 1 and 0 < later * _SLOW_START < spread.first:
             yield (
                 f"The first call of {layers[key.layer].name} took {format_time(spread.first)}, the later ones "
-                f"{format_time(later)} on average: that start-up is in the totals (warmup= leaves the model's out)."
+                f"{format_time(later)} on average: that start-up, the model's or the profiler's own, is in the totals."
             )
 
 

@@ -21,16 +21,8 @@ from urllib.parse import quote
 import torch
 from torch import nn
 
-PREFIX = "torchprof:"
-RAISED = PREFIX + "!raised"
-"""A label of no length inside the range of a call that did not finish."""
-STARTED = PREFIX + "!started"
-"""A label of no length at the start of a session."""
+from torchprof.collect import PREFIX, RAISED, is_observed, record
 
-record: Callable[[str], Any] = getattr(
-    getattr(torch._C, "_profiler", None), "_RecordFunctionFast", torch.autograd.profiler.record_function
-)
-_is_observed: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _is_traced: Callable[[], Any] = torch._C._get_tracing_state
 
 
@@ -169,8 +161,15 @@ class Labels:
         except (AttributeError, TypeError):
             return False
         self._on_class[owner] = labels, unseen
+        # A forward may ask whether its class still has it, itself (the checkpointed layers of transformers do so, and
+        # checkpoint no more where it has not): the answer has to stay yes.
+        knows_itself = [cell for cell in getattr(original, "__closure__", None) or () if _holds(cell, original)]
+        for cell in knows_itself:
+            cell.cell_contents = stand_in
 
         def restore() -> None:
+            for cell in knows_itself:
+                cell.cell_contents = original
             if owner.__dict__.get("forward") is stand_in:
                 owner.forward = original  # type: ignore[attr-defined]
 
@@ -207,7 +206,7 @@ class Labels:
         self, original: Callable[..., Any], labels: dict[int, str], unseen: dict[int, Target]
     ) -> Callable[..., Any]:
         home = self._home
-        enter, is_observed, is_traced, thread = record, _is_observed, _is_traced, get_ident
+        enter, observed, is_traced, thread = record, is_observed, _is_traced, get_ident
 
         @functools.wraps(original)
         def forward(self_: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
@@ -220,7 +219,7 @@ class Labels:
                 if self._waiting:
                     return self._wait(self_, forward, original, args, kwargs)
                 label = target.label
-            if thread() != home and not is_observed():
+            if thread() != home and not observed():
                 self.unobserved[label] += 1
                 return original(self_, *args, **kwargs)
             if target is not None:
@@ -261,6 +260,13 @@ class Labels:
             return original(module, *args, **kwargs)
         finally:
             self._inside_trigger = False
+
+
+def _holds(cell: Any, content: Any) -> bool:
+    try:
+        return cell.cell_contents is content
+    except ValueError:  # an empty cell
+        return False
 
 
 def _leave_to_eager(wrapper: Callable[..., Any]) -> None:

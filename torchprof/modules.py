@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from torchprof.attribute import NOT_SELECTED, Site
+from torchprof.attribute import Site
 from torchprof.errors import TorchprofError, suggest
 from torchprof.instrument import Target, label_of
 from torchprof.run import Layer
@@ -40,7 +40,7 @@ def walk_modules(module: nn.Module, name: str = "", path: tuple[str, ...] = ()) 
     waiting = [(module, (*path, name or type(module).__name__), frozenset[int]())]
     while waiting:
         here, here_path, above = waiting.pop()
-        children = list(here.named_children())
+        children = [(step, child) for step, child in here._modules.items() if child is not None]
         yield Trace(here_path, not children, here)
         above = above | {id(here)}
         waiting.extend(
@@ -146,8 +146,8 @@ class Plan:
     """What is labelled and where it is shown: modules, layers, and the map between them.
 
     ``traces``: all modules. ``targets``: those to be labelled. ``sites``: what each label stands for.
-    ``selected_paths``: the layers that were selected, None for all. ``with_event_lists``: the real paths of the modules
-    whose calls ``raw()`` lists.
+    ``selected``: the layers that were selected, None for all. ``with_event_lists``: the real paths of the modules whose
+    calls ``raw()`` lists.
     """
 
     def __init__(self, models: Sequence[nn.Module], paths: Iterable[Any] | None) -> None:
@@ -163,9 +163,8 @@ class Plan:
             trace.path for at, trace in enumerate(self.traces) if (trace.leaf if paths is None else at in chosen)
         }
         # A wrapper and what it wraps are one layer: whoever selects one of them has selected both.
-        layers = {self._layer_of[at] for at in chosen}
-        self.selected_paths = None if paths is None else tuple(self._layer_paths[layer] for layer in sorted(layers))
-        self._chosen = {at for at, layer in enumerate(self._layer_of) if layer in layers}
+        self._layers_chosen = {self._layer_of[at] for at in chosen}
+        self.selected = None if paths is None else self._layers_chosen
         self._label()
 
     def _label(self) -> None:
@@ -179,12 +178,12 @@ class Plan:
         spots_of: dict[int, list[int]] = {}  # module → where it stands
         for at, trace in enumerate(self.traces):
             spots_of.setdefault(id(trace.module), []).append(at)
-            if at in self._chosen or trace.path[:-1] in at_or_below_chosen:
+            if self._layer_of[at] in self._layers_chosen or trace.path[:-1] in at_or_below_chosen:
                 at_or_below_chosen.add(trace.path)
                 inside_chosen.add(id(trace.module))
         for module, numbers in spots_of.items():
-            layers = tuple(dict.fromkeys(self._layer_of[at] for at in numbers if at in self._chosen))
-            if not layers and module in inside_chosen:
+            layers = tuple(dict.fromkeys(self._layer_of[at] for at in numbers))
+            if self._layers_chosen.isdisjoint(layers) and module in inside_chosen:
                 continue
             trace, _, wrapper, compiled = self._spots[numbers[0]]
             if compiled and isinstance(trace.module, torch.jit.ScriptModule):
@@ -194,7 +193,7 @@ class Plan:
             )
             around = self._target_of.get(id(self.traces[wrapper].module)) if wrapper is not None else None
             self.targets.append(target)
-            self.sites[target.label] = Site(layers or (NOT_SELECTED,), around.label if around else None)
+            self.sites[target.label] = Site(layers, around.label if around else None)
             for at in reversed(numbers):
                 self._real_paths[target.label, self._layer_of[at]] = self.traces[at].path
 
@@ -202,15 +201,21 @@ class Plan:
     def callable_layers(self) -> set[int]:
         """The layers that were selected and whose forward only runs when somebody calls it."""
         return {
-            self._layer_of[at]
-            for at in self._chosen
-            if not self._spots[at].compiled
+            layer
+            for at, layer in enumerate(self._layer_of)
+            if layer in self._layers_chosen
+            and not self._spots[at].compiled
             and getattr(type(self.traces[at].module), "forward", None) is not nn.Module.forward
         }
 
-    def real_path(self, label: str, layer: int) -> tuple[str, ...]:
-        """The path of the module that carries a label, where it is shown as this layer."""
-        return self._real_paths[label, layer]
+    def real_path(self, label: str, layer: int) -> tuple[str, ...] | None:
+        """The path of the module that carries a label, where it is shown as this layer; None where it is not."""
+        return self._real_paths.get((label, layer))
+
+    @property
+    def selected_paths(self) -> tuple[tuple[str, ...], ...] | None:
+        """The paths of the layers that were selected, None for all."""
+        return None if self.selected is None else tuple(self._layer_paths[layer] for layer in sorted(self.selected))
 
     def layers(self) -> tuple[Layer, ...]:
         """The layers as they are now, depth first."""
@@ -219,6 +224,7 @@ class Plan:
         for trace, layer in zip(self.traces, self._layer_of):
             modules.setdefault(layer, []).append(trace.module)
             places.setdefault(id(trace.module), []).append(layer)
+        compiled = {layer for spot, layer in zip(self._spots, self._layer_of) if spot.compiled and spot.wrapper is None}
         counted: set[int] = set()
         layers = []
         for index, path in enumerate(self._layer_paths):
@@ -242,6 +248,7 @@ class Plan:
                     input_shapes=_plain(target.input_shapes) if target else (),
                     output_shapes=_plain(target.output_shapes) if target else (),
                     training=target.training if target else core.training,
+                    compiled=index in compiled,
                     shared_with=tuple(self._layer_paths[at] for at in places[id(core)] if at != index),
                 )
             )

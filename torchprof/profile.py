@@ -16,7 +16,7 @@ from torch import nn
 from torch.autograd.profiler_util import EventList
 
 from torchprof.attribute import Attribution, Kind
-from torchprof.collect import Session, empty_event_list, missing_device, refuse_if_profiled
+from torchprof.collect import Session, empty_event_list, is_profiled, missing_device, refuse_if_profiled
 from torchprof.cost import FIELDS
 from torchprof.doubts import about_calls, about_cost, about_labels, about_modules
 from torchprof.errors import TorchprofError, suggest
@@ -29,7 +29,6 @@ __all__ = ["Profile", "Trace", "walk_modules"]
 
 _UNFINISHED = "<unfinished torchprof.profile>"
 _DEVICES = ("cuda", "xpu", "mps", "mtia", "hpu")
-_MOST_NS_A_LABEL = 10_000  # more than a label costs anywhere
 
 
 class Profile:
@@ -39,8 +38,8 @@ class Profile:
     ``use_cuda`` records CUDA kernels; ``use_device`` names another kind of device ("xpu", "mps", …).
     ``profile_memory`` records allocations. ``paths`` selects modules, leaf or not: tuples of names or dotted strings,
     with or without the root, ``*`` for any one step; work elsewhere is shown as ``(not selected)``. ``warmup``: so many
-    calls of the model come first and are not recorded. ``record_shapes`` and ``with_stack`` record input shapes and
-    source lines for ``key_averages`` and ``raw``.
+    calls of the model's own forward (of several models: of any of them) come first and are not recorded.
+    ``record_shapes`` and ``with_stack`` record input shapes and source lines for ``key_averages`` and ``raw``.
 
     Afterwards ``run`` holds the result, ``display()`` the table, ``raw()`` and ``key_averages()`` torch's own lists.
     A Profile is used once. Raises TorchprofError (a RuntimeError) on entry for a path that matches nothing, while
@@ -77,6 +76,7 @@ class Profile:
         self.traces: tuple[Trace, ...] = ()
         self._event_lists: defaultdict[tuple[str, ...], list[EventList]] | None = None
         self._run: Run | None = None
+        self._label_ns: float | None = None
 
     # The block
 
@@ -119,13 +119,14 @@ class Profile:
         return self
 
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
-        if not self.enabled or not self.entered or self.exited:
+        if not self.entered or self.exited:
             return
         self._labels.detach()
         Profile._open = None
         try:
             if self._session.started:
                 self._session.stop()
+                self._label_ns = label_ns()
         finally:
             self._facts = self._plan.layers()
             self._changes = self._plan.changes(self._models)
@@ -211,17 +212,13 @@ class Profile:
             return defaultdict(list)
         if self._event_lists is None:
             self._event_lists = defaultdict(list)
-            attribution = Attribution(self._plan.sites, [layer.path for layer in self._facts])
-            paths = {
-                (event.thread, event.start_ns): self._plan.real_path(event.name, place.layer)
-                for event, place, *_ in attribution.attribute(self._session.events())
-                if event.kind is Kind.LABEL and place.layer >= 0
-            }
-            calls = [
-                call
-                for call in self._session.calls()
-                if call.finished and paths.get((call.thread, call.start_ns)) in self._plan.with_event_lists
-            ]
+            paths = {}
+            for event, place, *_ in self._attribution().attribute(self._session.events()):
+                if event.kind is Kind.LABEL:
+                    path = self._plan.real_path(event.name, place.layer)
+                    if path is not None and path in self._plan.with_event_lists:
+                        paths[event.thread, event.start_ns] = path
+            calls = [call for call in self._session.calls() if call.finished and (call.thread, call.start_ns) in paths]
             for call, events in zip(calls, self._session.event_lists(calls)):
                 self._event_lists[paths[call.thread, call.start_ns]].append(events)
         return self._event_lists
@@ -256,9 +253,12 @@ class Profile:
             )
         return self.use_device
 
+    def _attribution(self) -> Attribution:
+        return Attribution(self._plan.sites, [layer.path for layer in self._facts], self._plan.selected)
+
     def _make_run(self) -> Run:
         layers = self._facts
-        attribution = Attribution(self._plan.sites, [layer.path for layer in layers])
+        attribution = self._attribution()
         rows, samples = fold(attribution.attribute(self._session.events()), attribution.places.all, layers, self._rank)
         kinds = [name for name in FIELDS if name == "cpu_ns" or (self.profile_memory and name.startswith("cpu_"))]
         of_device = [
@@ -274,7 +274,7 @@ class Profile:
             measured=tuple(measured),
             paths=self._plan.selected_paths,
             wall_ns=self._session.wall_ns,
-            warnings=tuple(self._doubts(layers, samples, attribution.callers)),
+            warnings=tuple(self._doubts(layers, samples, attribution)),
             versions=(
                 ("torchprof", __version__),
                 ("torch", torch.__version__),
@@ -292,23 +292,26 @@ class Profile:
         return Run((meta,), layers, rows, samples)
 
     def _doubts(
-        self, layers: Sequence[Layer], samples: dict[SampleKey, Spread], callers: set[tuple[int, int]]
+        self, layers: Sequence[Layer], samples: dict[SampleKey, Spread], attribution: Attribution
     ) -> Iterator[str]:
         missing = missing_device(self._device) if self._device else None
         if missing:
             yield missing
         yield from about_modules(*self._changes)
-        names = {label: layers[site.layers[0]].name for label, site in self._plan.sites.items() if site.layers[0] >= 0}
-        unobserved = {names[label]: calls for label, calls in self._labels.unobserved.items() if label in names}
-        yield from about_labels(unobserved, [names[label] for label in self._labels.unlabelled if label in names])
+        first_layer = {label: site.layers[0] for label, site in self._plan.sites.items()}
+        unobserved = {first_layer[label]: calls for label, calls in self._labels.unobserved.items()}
+        yield from about_labels(layers, unobserved, [first_layer[label] for label in self._labels.unlabelled])
         if not self._session.started:
             calls = self.warmup - self._warmup_left
-            yield f"Nothing was recorded: of warmup={self.warmup} calls of the model there were {calls}."
+            yield (
+                f"Nothing was recorded: of warmup={self.warmup} calls of the model there were {calls}. Only calls of "
+                "its own forward count; a model that is used in other ways is warmed up before the block."
+            )
             return
-        yield from about_calls(layers, self._plan.callable_layers, samples, callers)
-        calls = sum(spread.count for spread in samples.values())
-        if calls * _MOST_NS_A_LABEL > self._session.wall_ns / 100:  # else there is no need to measure a label
-            yield from about_cost(calls, label_ns(), self._session.wall_ns)
+        silent = self._plan.callable_layers - {key.layer for key in samples} - set(unobserved)
+        yield from about_calls(layers, self._plan.callable_layers, silent, samples, attribution.callers)
+        if self._label_ns is not None:
+            yield from about_cost(attribution.labels, self._label_ns, self._session.wall_ns)
 
 
 def _checked_models(model: Any) -> list[nn.Module]:
@@ -339,16 +342,17 @@ def _rank() -> int:
 
 
 _calibration = threading.Lock()
-_label_ns: list[float] = []
+_calibrated: list[float] = []
 
 
-def label_ns() -> float:
-    """What one label costs inside a session, in nanoseconds.
+def label_ns() -> float | None:
+    """What one label costs inside a session, in nanoseconds; None where another session is active.
 
-    Measured once in a process, in a session of its own: 200 calls of a module that does nothing, labelled and bare.
+    Measured once in a process, in a session of its own: 200 calls of a module that does nothing, labelled and bare. So
+    this is for right after a session of ours, when nobody else has one.
     """
     with _calibration:
-        if not _label_ns:
+        if not _calibrated and not is_profiled():
             module = nn.Identity()
             took = []
             session = Session(None)
@@ -367,5 +371,5 @@ def label_ns() -> float:
                         labels.detach()
             finally:
                 session.stop()
-            _label_ns.append(max(took[1] - took[0], 0) / 200)
-        return _label_ns[0]
+            _calibrated.append(max(took[1] - took[0], 0) / 200)
+        return _calibrated[0] if _calibrated else None

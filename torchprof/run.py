@@ -27,6 +27,7 @@ class Layer:
     ``param_bytes`` count the parameters that the layer itself holds (not its children), each at the first layer that
     holds it; None where a lazy layer has not made them yet. Shapes are those of the first forward call: one tuple for
     each tensor, with -1 for a size that is no number (nested tensors); ``()`` where it was not called.
+    ``compiled``: inside a ScriptModule or a module under torch.compile, where it may run without being called.
     ``shared_with``: the other paths of the same module.
     """
 
@@ -38,6 +39,7 @@ class Layer:
     input_shapes: tuple[tuple[int, ...], ...] = ()
     output_shapes: tuple[tuple[int, ...], ...] = ()
     training: bool = True
+    compiled: bool = False
     shared_with: tuple[tuple[str, ...], ...] = ()
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate, tabulate_formats
@@ -43,6 +43,10 @@ class Column:
     def key(self) -> str:
         return "calls" if self.measure is None else as_key(self.heading)
 
+    def is_called(self, name: str) -> bool:
+        """Whether a user means this column: by its heading, or that in lower case with underscores."""
+        return name in (self.heading, as_key(self.heading), self.key)
+
     def of(self, figures: Figures) -> int:
         if self.measure is None:
             return figures.calls
@@ -51,7 +55,7 @@ class Column:
     def text(self, figures: Figures, whole: int | None) -> str:
         """The cell; ``whole`` is what 100 % is, None for no percentage."""
         if self.measure is None:
-            return "" if figures.calls < 0 else str(figures.calls)
+            return UNKNOWN if figures.inlined else "" if figures.calls < 0 else str(figures.calls)
         if self.phase not in figures.total:
             return ""
         if not self.measured or figures.unknown or (figures.timeless and self.measure.unit is Unit.TIME):
@@ -69,6 +73,7 @@ class Figures:
     total: dict[str, Cost] = field(default_factory=dict)
     calls: int = -1
     unknown: bool = False  # never called: what it would have cost, nobody knows
+    inlined: bool = False  # never called, but compiled into what is around it, where it may have run
     timeless: bool = False  # outside of all layers, between ops: no range tells how long that was
 
 
@@ -123,8 +128,9 @@ def tree(
 
     ``show_events`` lists under each layer the operators that ran directly in it, those of backward and recompute marked
     so. ``depth`` hides the layers below that depth (0: the model alone); totals stay. ``sort_by`` orders siblings by a
-    column, largest first: its heading, or that in lower case with underscores (``self_cpu_total``, ``calls``). ``top``
-    shows only so many layers, the largest by self of that column (of CPU where there is none), with those above them.
+    column, largest first: its heading, or that in lower case with underscores (``self_cpu_total``; also ``calls``).
+    ``top`` shows only so many layers, the largest by self of that column (of CPU where there is none), with those
+    above them.
     ``percent`` writes beside each time its share of all that was recorded in that phase. ``tablefmt`` is any of
     tabulate's formats. Under the table stand the run's doubts.
 
@@ -138,16 +144,15 @@ def tree(
     lines = _lines(run, show_events)
     if sorting is not None:
         _sort(lines, sorting)
-    hidden = ""
     if top is not None:
-        hidden = _keep_top(lines, sorting or columns[0], top)
+        _keep_top(lines, sorting or columns[0], top, depth)
     wholes = {column: _whole(lines, column) if percent else None for column in columns}
     table = [
         [text, *(column.text(line.figures, wholes[column]) for column in columns)]
         for text, line in _drawn(lines, depth)
     ]
     text = draw(["Module", *(column.heading for column in columns)], table, tablefmt)
-    notes = [hidden] if hidden else []
+    notes = [] if top is None else [_hidden(lines, sorting or columns[0], top)]
     notes += [warning for meta in run.metas for warning in meta.warnings]
     return "\n".join([text, *([""] if notes else []), *notes])
 
@@ -165,7 +170,9 @@ def draw(headings: Sequence[str], table: Sequence[Sequence[str]], tablefmt: str 
 
 def _column(name: str, columns: Sequence[Column]) -> Column:
     for column in columns:
-        if name in (column.heading, column.key):
+        if column.is_called(name):
+            if not column.measured:
+                raise TorchprofError(f"{column.heading!r} was not measured in this run: there is no order by it.")
             return column
     raise TorchprofError(f"This run has no column {name!r}. {suggest(str(name), [column.key for column in columns])}")
 
@@ -203,7 +210,8 @@ def _figures(phases: Sequence[str], nodes: Sequence[Node]) -> Figures:
         {phase: node.self for phase, node in zip(phases, nodes)},
         {phase: node.total for phase, node in zip(phases, nodes)},
         nodes[0].calls,
-        not called,
+        unknown=not called,
+        inlined=nodes[0].layer.compiled and not nodes[0].calls,
     )
 
 
@@ -234,26 +242,40 @@ def _sort(lines: list[Entry], column: Column) -> None:
             waiting.append(line.children)
 
 
-def _keep_top(lines: list[Entry], column: Column, top: int) -> str:
-    """Hide all but the layers with the largest self of a column, and those above them; say how many were hidden."""
-    by_self = Column(column.heading, column.phase, column.measure, True)
-    below: list[tuple[Entry, Entry | None]] = []  # every layer's line, with the one above it, those above first
-    waiting: list[tuple[Entry, Entry | None]] = [
-        (line, None) for line in lines if line.name not in (OUTSIDE_NAME, NOT_SELECTED_NAME)
+def _layers(lines: Sequence[Entry]) -> Iterator[tuple[Entry, Entry | None, int]]:
+    """Every layer's line, with the line above it and its depth; those above come first."""
+    waiting: list[tuple[Entry, Entry | None, int]] = [
+        (line, None, 0) for line in lines if line.name not in (OUTSIDE_NAME, NOT_SELECTED_NAME)
     ]
     while waiting:
-        line, above = waiting.pop()
-        below.append((line, above))
-        waiting.extend((child, line) for child in line.children)
-    ranked = sorted((line for line, _ in below if line.figures.total), key=lambda line: -by_self.of(line.figures))
-    kept = {id(line) for line in ranked[:top]}
-    for line, above in reversed(below):
+        line, above, depth = waiting.pop()
+        yield line, above, depth
+        waiting.extend((child, line, depth + 1) for child in line.children)
+
+
+def _keep_top(lines: Sequence[Entry], column: Column, top: int, depth: int | None) -> None:
+    """Show only the layers with the largest self of a column, down to a depth, and those above them."""
+    by_self = Column(column.heading, column.phase, column.measure, True)
+    seen = []
+    for line, above, level in _layers(lines):
+        line.shown = False
+        if depth is None or level <= depth:
+            seen.append((line, above))
+    known = [line for line, _ in seen if line.figures.total and not line.figures.unknown]
+    kept = {id(line) for line in sorted(known, key=lambda line: -by_self.of(line.figures))[:top]}
+    for line, above in reversed(seen):
         line.shown = id(line) in kept
         if line.shown and above is not None:
             kept.add(id(above))
-    hidden = sum(not line.shown for line, _ in below)
+
+
+def _hidden(lines: Sequence[Entry], column: Column, top: int) -> str:
+    """How many layers ``top`` hides, and what the others are."""
+    hidden = sum(not line.shown for line, _, _ in _layers(lines))
+    rows = "1 row is" if hidden == 1 else f"{hidden} rows are"
+    which = "the largest" if top == 1 else f"the {top} largest"
     by = column.heading if column.measure is None or column.is_self else f"self of {column.heading}"
-    return f"{hidden} rows hidden: these are the {min(top, len(ranked))} largest by {by}, with the layers above them."
+    return f"{rows} hidden: shown are {which} by {by}, with the layers above."
 
 
 def _whole(lines: Sequence[Entry], column: Column) -> int | None:
