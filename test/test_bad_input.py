@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import gc
 import gzip
 import io
 import json
-import sys
 import tempfile
 from array import array
 from collections.abc import Callable, Iterator
@@ -16,21 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from snapshots import snapshot
 from torch import nn
 
 import torchprof
 from torchprof import Profile, TorchprofError, load
 from torchprof.attribute import OUTSIDE, Frame
 from torchprof.run import Layer, Meta, Rows, Run, SampleKey, Spread
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _frozen() -> Iterator[None]:
-    """On entry, Profile looks through all objects for profilers in warm-up: spare it those of pytest and torch."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 class Net(nn.Module):
@@ -43,29 +33,13 @@ class Net(nn.Module):
         return self.head(self.features(x))
 
 
-def snapshot(model: nn.Module) -> dict[Any, Any]:
-    """All that a label could leave behind, by identity."""
-    found: dict[Any, Any] = {}
-    for name, module in model.named_modules():
-        found[name] = type(module), module.training, {key: id(value) for key, value in vars(module).items()}
-        found[name, "hooks"] = {key: list(value) for key, value in vars(module).items() if key.endswith("_hooks")}
-        found[name, "state"] = {key: id(value) for key, value in {**module._parameters, **module._buffers}.items()}
-        found[name, "bytes"] = {key: value.clone().tolist() for key, value in module.named_buffers(recurse=False)}
-        for cls in type(module).__mro__:
-            found[cls] = cls.__dict__.get("forward")
-    found["limit"] = sys.getrecursionlimit()
-    found["session"] = torch.autograd.profiler.profile.__dict__["_prepare_trace"]
-    found["active"] = torch.autograd.profiler._is_profiler_enabled
-    return found
-
-
 @pytest.fixture
 def model() -> Iterator[nn.Module]:
     """A model that must be as it was when the test ends, and can be profiled then."""
     made = Net().eval()
-    before = snapshot(made)
+    before = snapshot(made, values=True)
     yield made
-    assert snapshot(made) == before
+    assert snapshot(made, values=True) == before
     with Profile(made) as prof:
         made(torch.rand(2, 3))
     assert {node.calls for node in prof.run.tree().walk()} == {1}

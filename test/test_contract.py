@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import gc
 import inspect
 import json
 import pickle
 from collections import defaultdict
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -21,15 +19,6 @@ from torchprof import Profile, TorchprofError
 from torchprof.profile import Trace, walk_modules
 
 UNFINISHED = "<unfinished torchprof.profile>"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _frozen() -> Iterator[None]:
-    """On entry, Profile looks through all objects for profilers in warm-up: spare it those of pytest and torch."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 class AlexNet(nn.Module):

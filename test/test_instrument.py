@@ -6,7 +6,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import gc
 import inspect
 import io
 import json
@@ -22,6 +21,7 @@ from typing import Any
 
 import pytest
 import torch
+from snapshots import snapshot
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils import _pytree
@@ -29,43 +29,6 @@ from torch.utils import _pytree
 from torchprof import Profile, TorchprofError
 
 HERE = Path(__file__).parent
-HOOKS = {key for key, value in vars(nn.Module()).items() if key.endswith("_hooks") and isinstance(value, dict)}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _frozen() -> Iterator[None]:
-    """On entry, Profile looks through all objects for profilers in warm-up: spare it those of pytest and torch."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-def snapshot(model: nn.Module) -> dict[str, Any]:
-    """All that a label could leave behind, by identity: instances, their classes, hooks, torch's own functions."""
-    found: dict[str, Any] = {}
-    for name, module in model.named_modules():
-        found[name, "type"] = type(module)
-        found[name, "dict"] = {key: id(value) for key, value in vars(module).items()}
-        found[name, "hooks"] = {key: list(value.items()) for key, value in vars(module).items() if key in HOOKS}
-        found[name, "state"] = {
-            key: id(value)
-            for group in ("_parameters", "_buffers", "_modules")
-            for key, value in vars(module)[group].items()
-        }
-        found[name, "training"] = module.training
-        for cls in type(module).__mro__:
-            found["forward of", cls] = cls.__dict__.get("forward", "none of its own")
-            found["keys of", cls] = {
-                key
-                for key in cls.__dict__
-                if key != "__slotnames__" and not key.startswith("___")  # copying and torch.compile add those
-            }
-    found["call"] = nn.Module.__call__, nn.Module.__dict__["_call_impl"]
-    found["limit"] = sys.getrecursionlimit()
-    session = torch.autograd.profiler.profile
-    found["session"] = session.__dict__["_prepare_trace"], session.__dict__["_start_trace"], session.__enter__
-    return found
 
 
 @pytest.fixture
