@@ -10,8 +10,10 @@ HOOKS = {key for key, value in vars(nn.Module()).items() if key.endswith("_hooks
 
 
 def snapshot(model: nn.Module, values: bool = False) -> dict[str, Any]:
-    """All that a label could leave behind, by identity: instances, their classes, hooks, torch's own functions. ``values``: what is
-    in the buffers too, which a call in train mode may change."""
+    """All that a label could leave behind, by identity: instances, their classes, hooks, torch's own functions.
+
+    ``values``: what is in the buffers too, which a call in train mode may change.
+    """
     found: dict[str, Any] = {}
     for name, module in model.named_modules():
         found[name, "type"] = type(module)
