@@ -84,6 +84,12 @@ def test_profile_prints_the_table_and_saves_the_run(net: Path, capsys: pytest.Ca
     assert run.report("calls") in out, "several steps give median and spread of single calls"
 
 
+def test_the_depth_holds_for_both_tables(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "net.py:Net", "--input", "3,8", "--steps", "2", "--depth", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "Median" in out and "body" not in out.replace("Never called", "")
+
+
 def test_one_step_has_no_table_of_single_calls(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", "net.py:Net", "--input", "3,8"]) == 0
     out = capsys.readouterr().out

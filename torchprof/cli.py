@@ -128,7 +128,7 @@ def _print_run(run: torchprof.Run, arguments: argparse.Namespace) -> None:
     print(run.report("tree", **_table_options(arguments)))
     if any(spread.count > 1 for spread in run.samples.values()):
         print("\nOne forward call, on the CPU's clock:\n")
-        print(run.report("calls", tablefmt=arguments.tablefmt))
+        print(run.report("calls", depth=arguments.depth, tablefmt=arguments.tablefmt))
 
 
 def _profile(arguments: argparse.Namespace) -> int:

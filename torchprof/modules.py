@@ -241,7 +241,7 @@ class Plan:
                 Layer(
                     path=path,
                     # A ScriptModule knows the class that it was made from.
-                    kind=getattr(core, "original_name", type(core).__name__),
+                    kind=core.original_name if isinstance(core, torch.jit.ScriptModule) else type(core).__name__,
                     params=None if unknown else sum(param.numel() for param in params),
                     trainable_params=None if unknown else sum(p.numel() for p in params if p.requires_grad),
                     param_bytes=None if unknown else sum(param.numel() * param.element_size() for param in params),

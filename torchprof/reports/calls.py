@@ -10,16 +10,20 @@ from torchprof.run import Run
 
 
 @report("calls")
-def calls(run: Run, *, tablefmt: str | None = None) -> str:
+def calls(run: Run, *, depth: int | None = None, tablefmt: str | None = None) -> str:
     """CPU time of single forward calls of each layer that was called, its child layers included.
 
     The first call stands apart, since it often pays for memory, kernels and caches that later calls find ready. Median
-    and 5th to 95th percentile are over all calls (over 256 of them, chosen evenly, where there were more).
+    and 5th to 95th percentile are over all calls (over 256 of them, chosen evenly, where there were more). ``depth`` hides
+    the layers below that depth (0: the model alone), ``tablefmt`` is any of tabulate's formats.
+
+    Raises TorchprofError for an unknown format.
     """
     headings = ["Module", CALLS, "First call", "Median", "P5 to P95", "Min", "Max"]
     table = []
     for key, spread in sorted(run.samples.items()):
-        if key.phase == FORWARD and key.measure == "cpu_ns":
+        deep = depth is not None and len(run.layers[key.layer].path) > depth + 1
+        if key.phase == FORWARD and key.measure == "cpu_ns" and not deep:
             table.append(
                 [
                     run.layers[key.layer].name,
