@@ -14,8 +14,9 @@ def calls(run: Run, *, depth: int | None = None, tablefmt: str | None = None) ->
     """CPU time of single forward calls of each layer that was called, its child layers included.
 
     The first call stands apart, since it often pays for memory, kernels and caches that later calls find ready. Median
-    and 5th to 95th percentile are over all calls (over 256 of them, chosen evenly, where there were more). ``depth`` hides
-    the layers below that depth (0: the model alone), ``tablefmt`` is any of tabulate's formats.
+    and 5th to 95th percentile are over all calls (over 256 of them, chosen evenly, where there were more).
+
+    ``depth`` hides the layers below that depth (0: the model alone), ``tablefmt`` is any of tabulate's formats.
 
     Raises TorchprofError for an unknown format.
     """
