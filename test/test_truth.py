@@ -1282,3 +1282,21 @@ def test_the_labels_of_layers_that_were_not_selected_cost_too() -> None:
     attribution = prof._attribution()
     list(attribution.attribute(prof._session.events()))
     assert attribution.labels == 301
+
+
+def test_two_wrapped_models_of_different_classes() -> None:
+    """The wrappers have one class name, the models two: each call goes to its own model."""
+    model, other = nn.Sequential(nn.Linear(2, 2)), Mlp()
+    wrapped = [torch.compile(one, backend="eager") for one in (model, other)]
+    with Profile(wrapped) as prof:
+        wrapped[0](torch.rand(1, 2))
+        for _ in range(3):
+            wrapped[1](torch.rand(1, 4))
+    assert [(root.name, prof.run.tree(root=number).calls) for number, root in enumerate(prof.run.roots)] == [
+        ("Sequential", 1),
+        ("Mlp", 3),
+    ]
+    assert [trace.path for trace in prof.traces if len(trace.path) == 1] == [
+        ("OptimizedModule",),
+        ("OptimizedModule#2",),
+    ]

@@ -110,20 +110,19 @@ class Spot(NamedTuple):
 def _spots(models: Sequence[nn.Module]) -> list[Spot]:
     """All modules of some models, model after model, depth first. A second model of one class is ``Net#2``."""
     spots: list[Spot] = []
-    taken: Counter[str] = Counter()
+    real: Counter[str] = Counter()
+    shown: Counter[str] = Counter()
     for model in models:
         core = model
         while (step := wrapped_step(core)) is not None:
             core = getattr(core, step)
-        root = type(core).__name__
-        taken[root] += 1
-        mark = f"#{taken[root]}" if taken[root] > 1 else ""
+        root = _numbered(type(core).__name__, shown)
         numbers: dict[tuple[str, ...], int] = {}
-        for trace in walk_modules(model, name=type(model).__name__ + mark):
+        for trace in walk_modules(model, name=_numbered(type(model).__name__, real)):
             number = numbers.get(trace.path[:-1])
             numbers[trace.path] = len(spots)
             if number is None:
-                spots.append(Spot(trace, (root + mark,), None, False))
+                spots.append(Spot(trace, (root,), None, False))
                 continue
             above = spots[number]
             compiled = above.compiled or _is_compiled(above.trace.module)
@@ -132,6 +131,11 @@ def _spots(models: Sequence[nn.Module]) -> list[Spot]:
             else:
                 spots.append(Spot(trace, (*above.shown, trace.path[-1]), None, compiled))
     return spots
+
+
+def _numbered(name: str, taken: Counter[str]) -> str:
+    taken[name] += 1
+    return name if taken[name] == 1 else f"{name}#{taken[name]}"
 
 
 def _is_compiled(module: nn.Module) -> bool:
