@@ -136,6 +136,7 @@ def test_a_model_that_fails_still_shows_what_was_recorded(net: Path, capsys: pyt
         (["net.py:Net", "--kwargs", "{width: 4}"], ["--kwargs", "JSON"]),
         (["net.py:Net", "--kwargs", "[4]"], ["--kwargs", "object"]),
         (["net.py:Net", "--kwargs", '{"depth": 4}'], ["net.py:Net", "depth"]),
+        (["net.py:FromConfig", "--kwargs", '{"config": {"depth": 4}}'], ["net.py:FromConfig", "depth"]),
         (["net.py:made", "--kwargs", '{"width": 4}'], ["--kwargs", "already"]),
         (["net.py:Nett"], ["'Nett'", "'Net'"]),
         (["net.py"], ["net.py", "file.py:callable"]),
@@ -190,7 +191,7 @@ def test_show_of_what_is_no_run(net: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_as_a_module_of_python_in_a_pipe_that_closes(net: Path) -> None:
-    command = f"{sys.executable} -m torchprof profile net.py:Net --input 1,8 --show-events"
+    command = f"{sys.executable} -m torchprof profile net.py:Net --input 1,8 --show-events -o run.json"
     code = subprocess.run(
         f"{command} | head -n 1; echo ${{PIPESTATUS[0]}}",
         shell=True,
@@ -200,4 +201,5 @@ def test_as_a_module_of_python_in_a_pipe_that_closes(net: Path) -> None:
         check=True,
     )
     heading, status = code.stdout.splitlines()
+    assert (net / "run.json").exists(), "what was recorded is kept, whoever stops reading"
     assert heading.startswith("Module") and status == "0" and "Traceback" not in code.stderr

@@ -1709,7 +1709,7 @@ def test_a_result_can_be_printed_while_another_profiler_runs(state) -> None:
         model(torch.rand(1))
     schedule = torch.profiler.schedule(wait=0, warmup=1, active=1) if state == "warm" else None
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule) as theirs:
-        assert "300" not in str(prof) or "Module" in str(prof)
+        assert str(prof).startswith("Module")
         theirs.step()
         torch.rand(3) + 1
     assert "aten::add" in {event.name for event in theirs.events()}

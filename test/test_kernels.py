@@ -250,6 +250,14 @@ def test_kernels_land_with_the_op_that_launched_them() -> None:
     }
 
 
+@MARKED
+def test_a_kernel_may_bear_the_name_of_a_label() -> None:
+    """Whoever writes a kernel often labels its call by the same name: the kernel is work, its label's mirror is not."""
+    _, plain = attributed(small_step())
+    _, run = attributed([*small_step(), kernel("mine", 700, 750, 4)])
+    assert run.tree(FORWARD).self.device_ns == plain.tree(FORWARD).self.device_ns + 50
+
+
 def test_device_time_counts_once_for_each_op_around_the_launch() -> None:
     """The op that launched has it as its self, those around it as their total; the runtime's call has none."""
     _, run = attributed(small_step())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -1278,7 +1279,6 @@ def test_the_labels_of_layers_that_were_not_selected_cost_too() -> None:
     model = nn.Sequential(*(nn.Identity() for _ in range(300)))
     with Profile(model, paths=["0"]) as prof:
         model(torch.rand(1))
-    assert prof._attribution().labels == 0
     attribution = prof._attribution()
     list(attribution.attribute(prof._session.events()))
     assert attribution.labels == 301
@@ -1300,3 +1300,48 @@ def test_two_wrapped_models_of_different_classes() -> None:
         ("OptimizedModule",),
         ("OptimizedModule#2",),
     ]
+
+
+# What a layer is
+
+
+def test_parameters_are_counted_where_they_are_held_and_once() -> None:
+    """By hand: the tied weight counts at its first layer, a frozen one is not trainable, bfloat16 takes two bytes."""
+    model = nn.Module()
+    model.embed = nn.Embedding(10, 4)
+    model.body = nn.Linear(4, 4).to(torch.bfloat16)
+    model.head = nn.Linear(4, 10, bias=False)
+    model.head.weight = model.embed.weight
+    model.scale = nn.Parameter(torch.ones(3))
+    model.body.bias.requires_grad_(False)
+    with Profile(model) as prof:
+        model.embed(torch.tensor([1]))
+    found = {layer.name: (layer.params, layer.trainable_params, layer.param_bytes) for layer in prof.run.layers}
+    assert found == {
+        "Module": (3, 3, 12),
+        "Module.embed": (40, 40, 160),
+        "Module.body": (20, 16, 40),
+        "Module.head": (0, 0, 0),
+    }
+    assert sum(layer.params or 0 for layer in prof.run.layers) == sum(one.numel() for one in model.parameters())
+
+
+def test_the_parameters_of_a_lazy_layer_are_unknown_until_it_was_called() -> None:
+    called, idle = nn.LazyLinear(2), nn.LazyLinear(2)
+    model = nn.ModuleList([called, idle])
+    with Profile(model) as prof:
+        called(torch.rand(1, 3))
+    _, first, second = prof.run.layers
+    assert (first.params, first.kind) == (8, "Linear")
+    assert (second.params, second.trainable_params, second.param_bytes) == (None, None, None)
+
+
+def test_doubts_name_only_what_was_selected() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    with Profile(model, paths=["0"]) as prof:
+        thread = threading.Thread(target=model, args=(torch.rand(1, 2),))
+        thread.start()
+        thread.join()
+    told = "\n".join(prof.run.meta.warnings)
+    assert "1 call of Sequential.0 on a thread" in told
+    assert "of Sequential on" not in told and "Sequential.1" not in told

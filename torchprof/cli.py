@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torchprof
-from torchprof.errors import TorchprofError
+from torchprof.errors import TorchprofError, suggest
 
 if TYPE_CHECKING:
     import torch
@@ -171,9 +171,9 @@ def _profile(arguments: argparse.Namespace) -> int:
     except Exception as error:
         failure = error
     if prof.exited:
-        _print_run(prof.run, arguments)
         if arguments.output:
-            prof.run.save(arguments.output)
+            prof.run.save(arguments.output)  # before the table, which may break (a closed pipe, a wrong column)
+        _print_run(prof.run, arguments)
     if failure is not None:
         given = " ".join(arguments.input) or "no input (--input)"
         print(f"torchprof: the model failed on {given}: {type(failure).__name__}: {failure}", file=sys.stderr)
@@ -204,11 +204,9 @@ def _make_model(spec: str, kwargs_text: str) -> torch.nn.Module:
     if not isinstance(made, nn.Module):
         if not callable(made):
             raise TorchprofError(f"{spec} is {made!r:.60}: neither a module nor something that makes one.")
-        if isinstance(kwargs.get("config"), dict) and hasattr(made, "config_class"):
-            kwargs["config"] = made.config_class(**kwargs["config"])  # as models of transformers take it
-        elif hasattr(made, "config_class") and "config" not in kwargs and not kwargs:
-            kwargs["config"] = made.config_class()
         try:
+            if hasattr(made, "config_class") and isinstance(kwargs.get("config", {}), dict):
+                kwargs["config"] = made.config_class(**kwargs.get("config", {}))  # as models of transformers take it
             made = made(**kwargs)
         except Exception as error:
             raise TorchprofError(f"{spec} could not be made: {type(error).__name__}: {error}") from error
@@ -245,8 +243,6 @@ def _find(spec: str) -> Any:
     try:
         return attrgetter(name)(module)
     except AttributeError as error:
-        from torchprof.errors import suggest
-
         names = [one for one in vars(module) if not one.startswith("_")]
         raise TorchprofError(f"{place} has no {name!r}. {suggest(name, names)}") from error
 

@@ -45,15 +45,14 @@ _BOOKKEEPING = frozenset(
         "[OutOfMemory]",
     }
 )
-_RANGES = (Kind.LABEL, Kind.USER_LABEL)
 _NODE_PREFIX = "autograd::engine::evaluate_function: "
 _USER_SCOPE, _BACKWARD_SCOPE = 7, 1
 
 _RawEvent = torch._C._autograd._KinetoEvent
-# torch 2.4 has none of these: an end, a mark of annotations, a mark of Python functions.
+# torch 2.4 has none of these: an end, a mark of Python functions, a mark of annotations.
 _end_ns: Callable[[Any], int] = getattr(_RawEvent, "end_ns", lambda raw: raw.start_ns() + raw.duration_ns())
-_is_annotation: Callable[[Any], bool] = getattr(_RawEvent, "is_user_annotation", lambda raw: False)
 _is_python_function: Callable[[Any], bool] = getattr(_RawEvent, "is_python_function", lambda raw: False)
+_is_annotation: Callable[[Any], bool] | None = getattr(_RawEvent, "is_user_annotation", None)
 
 _WAY_OUT = (
     "torch runs one profiler session in a process at a time. End it before the `with torchprof.Profile(...)` block, or "
@@ -143,6 +142,7 @@ class Session:
         devices: dict[tuple[Any, int], str] = {}
         work: list[Any] = []
         cpu = DeviceType.CPU
+        memory, node, backward, user_label = Kind.MEMORY, Kind.NODE, Kind.BACKWARD_FUNCTION, Kind.USER_LABEL
         correlation = 0
         new = tuple.__new__  # a third of the time that Event(...) takes, once for every event
         if on_device:
@@ -165,28 +165,33 @@ class Session:
             if kind is None:
                 continue
             start = raw.start_ns()
-            if kind is Kind.MEMORY:
+            if kind is memory:
                 yield new(Event, (kind, name, start, start, thread, -1, 0, 0, _device(raw, devices), raw.nbytes()))
                 continue
             sequence = raw.sequence_nr()
             end = _end_ns(raw)
             forward_thread = 0
-            if sequence >= 0:
-                if kind is Kind.NODE:
+            if kind is user_label:
+                if raw.is_async() or raw.end_thread_id() != thread:
+                    end = start  # the range of a collective ends whenever that is done: it is no time of this thread
+            elif sequence >= 0:
+                if kind is node:
                     forward_thread = raw.fwd_thread_id()
                 elif raw.scope() == _BACKWARD_SCOPE:
-                    kind = Kind.BACKWARD_FUNCTION
+                    kind = backward
                     forward_thread = raw.fwd_thread_id()
-            elif kind is Kind.USER_LABEL and (raw.is_async() or raw.end_thread_id() != thread):
-                end = start  # the range of a collective ends whenever that is done: it is no time of this thread
             yield new(Event, (kind, name, start, end, thread, sequence, forward_thread, correlation, "cpu", 0))
         for raw in work:
-            # A span that only mirrors a range of the CPU on the device's timeline is no work.
-            if not _is_annotation(raw) and kinds.get(raw.name()) not in _RANGES:
-                start, end = raw.start_ns(), _end_ns(raw)
-                launcher, device = raw.linked_correlation_id(), _device(raw, devices)
-                thread = raw.start_thread_id()
-                yield new(Event, (Kind.KERNEL, raw.name(), start, end, thread, -1, 0, launcher, device, 0))
+            name = raw.name()
+            # A span that only mirrors a range of the CPU on the device's timeline is no work. Where torch does not mark
+            # it, it is known by the range's name, and a kernel of the user's may bear that, too: only there.
+            if name.startswith(PREFIX) or (
+                _is_annotation(raw) if _is_annotation is not None else kinds.get(name) is user_label
+            ):
+                continue
+            start, end, thread = raw.start_ns(), _end_ns(raw), raw.start_thread_id()
+            launcher, device = raw.linked_correlation_id(), _device(raw, devices)
+            yield new(Event, (Kind.KERNEL, name, start, end, thread, -1, 0, launcher, device, 0))
 
     def calls(self) -> list[Call]:
         """The forward calls of labelled modules, in the order in which they ended."""

@@ -64,18 +64,11 @@ _values: Callable[[Cost], tuple[int, ...]] = attrgetter(*FIELDS)
 
 @dataclass(frozen=True)
 class Measure:
-    """One thing a table can show of a ``Cost``: the fields that share a heading.
-
-    ``key`` is its plain name (``cpu_total``, ``device_mem``), used to sort by it and in files.
-    """
+    """One thing a table can show of a ``Cost``: the fields that share a heading, each with its sign."""
 
     heading: str
     unit: Unit
     fields: tuple[tuple[str, int], ...]
-
-    @property
-    def key(self) -> str:
-        return as_key(self.heading.format(device="device"))
 
     def of(self, cost: Cost) -> int:
         """The value of this measure in a cost, in nanoseconds or bytes."""

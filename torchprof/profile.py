@@ -260,12 +260,10 @@ class Profile:
         layers = self._facts
         attribution = self._attribution()
         rows, samples = fold(attribution.attribute(self._session.events()), attribution.places.all, layers, self._rank)
-        kinds = [name for name in FIELDS if name == "cpu_ns" or (self.profile_memory and name.startswith("cpu_"))]
-        of_device = [
-            name for name in FIELDS if name == "device_ns" or (self.profile_memory and name.startswith("device_"))
-        ]
-        requested = kinds + (of_device if self._device else [])
-        measured = kinds + (of_device if self._session.device else [])
+        asked = [name for name in FIELDS if name.endswith("_ns") or self.profile_memory]
+        of_cpu = [name for name in asked if name.startswith("cpu_")]
+        requested = asked if self._device else of_cpu
+        measured = asked if self._session.device else of_cpu
         meta = Meta(
             model=tuple(layer.kind for layer in layers if len(layer.path) == 1),
             rank=self._rank,
@@ -298,9 +296,15 @@ class Profile:
         if missing:
             yield missing
         yield from about_modules(*self._changes)
-        first_layer = {label: site.layers[0] for label, site in self._plan.sites.items()}
-        unobserved = {first_layer[label]: calls for label, calls in self._labels.unobserved.items()}
-        yield from about_labels(layers, unobserved, [first_layer[label] for label in self._labels.unlabelled])
+        chosen = self._plan.selected
+        layer_of = {
+            label: site.layers[0]
+            for label, site in self._plan.sites.items()
+            if chosen is None or not chosen.isdisjoint(site.layers)
+        }
+        unobserved = {layer_of[label]: calls for label, calls in self._labels.unobserved.items() if label in layer_of}
+        unlabelled = [layer_of[label] for label in self._labels.unlabelled if label in layer_of]
+        yield from about_labels(layers, unobserved, unlabelled)
         if not self._session.started:
             calls = self.warmup - self._warmup_left
             yield (

@@ -79,12 +79,13 @@ class Figures:
 
 @dataclass
 class Entry:
-    """A row of the table with the rows below it."""
+    """A row of the table with the rows below it. ``is_layer`` is False for operators and for work of no layer."""
 
     name: str
     figures: Figures
     children: list[Entry] = field(default_factory=list)
     ops: list[Entry] = field(default_factory=list)
+    is_layer: bool = True
     shown: bool = True
 
 
@@ -130,9 +131,8 @@ def tree(
     so. ``depth`` hides the layers below that depth (0: the model alone); totals stay. ``sort_by`` orders siblings by a
     column, largest first: its heading, or that in lower case with underscores (``self_cpu_total``; also ``calls``).
     ``top`` shows only so many layers, the largest by self of that column (of CPU where there is none), with those
-    above them.
-    ``percent`` writes beside each time its share of all that was recorded in that phase. ``tablefmt`` is any of
-    tabulate's formats. Under the table stand the run's doubts.
+    above them. ``percent`` writes beside each time its share of all that was recorded in that phase. ``tablefmt`` is
+    any of tabulate's formats. Under the table stand the run's doubts.
 
     Raises TorchprofError for an unknown column or format and for a negative number.
     """
@@ -198,7 +198,7 @@ def _lines(run: Run, show_events: bool) -> list[Entry]:
     for name, key in ((NOT_SELECTED_NAME, NOT_SELECTED), (OUTSIDE_NAME, OUTSIDE)):
         costs = {phase: run.no_layer(phase, selected=key == OUTSIDE) for phase in phases}
         if any(costs.values()):
-            line = Entry(name, Figures(costs, costs))
+            line = Entry(name, Figures(costs, costs), is_layer=False)
             line.ops = _op_lines({phase: ops[phase].get(key, []) for phase in ops}, in_no_layer=key == OUTSIDE)
             lines.append(line)
     return lines
@@ -225,6 +225,7 @@ def _op_lines(ops: dict[str, list[Op]], in_no_layer: bool = False) -> list[Entry
                 -1 if op.name == BETWEEN_OPS else op.calls,
                 timeless=op.name == BETWEEN_OPS and in_no_layer,
             ),
+            is_layer=False,
         )
         for phase, found in ops.items()
         for op in sorted(found, key=lambda op: op.name == BETWEEN_OPS)
@@ -235,8 +236,7 @@ def _sort(lines: list[Entry], column: Column) -> None:
     waiting = [lines]
     while waiting:
         siblings = waiting.pop()
-        of_layers = [line for line in siblings if line.name not in (OUTSIDE_NAME, NOT_SELECTED_NAME)]
-        siblings[: len(of_layers)] = sorted(of_layers, key=lambda line: -column.of(line.figures))
+        siblings.sort(key=lambda line: (not line.is_layer, -column.of(line.figures) if line.is_layer else 0))
         for line in siblings:
             line.ops.sort(key=lambda op: -column.of(op.figures))
             waiting.append(line.children)
@@ -244,9 +244,7 @@ def _sort(lines: list[Entry], column: Column) -> None:
 
 def _layers(lines: Sequence[Entry]) -> Iterator[tuple[Entry, Entry | None, int]]:
     """Every layer's line, with the line above it and its depth; those above come first."""
-    waiting: list[tuple[Entry, Entry | None, int]] = [
-        (line, None, 0) for line in lines if line.name not in (OUTSIDE_NAME, NOT_SELECTED_NAME)
-    ]
+    waiting: list[tuple[Entry, Entry | None, int]] = [(line, None, 0) for line in lines if line.is_layer]
     while waiting:
         line, above, depth = waiting.pop()
         yield line, above, depth
