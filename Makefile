@@ -35,10 +35,11 @@ bench: $(READY)
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
+# numpy: torch warns on stderr where it is missing. torchprof itself does not need it.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("torchprof needs Python 3.10 or newer" if sys.version_info < (3, 10) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) -c constraints.txt torch==$(TORCH) -e .
+	$(PIP) -c constraints.txt torch==$(TORCH) numpy -e .
 	touch $@
 
 $(TOOLS): $(READY)
