@@ -10,7 +10,7 @@ from torchprof.run import Layer, Meta, Rows, Run, SampleKey, Spread, fold
 def run_of(**durations: list[int]) -> Run:
     """A run of layers ``net`` and ``net_a``, whose calls started in the order given and took so many ns."""
     layers = tuple(Layer(tuple(name.split("_")), "Module") for name in durations)
-    rows, _ = fold([], [], layers)
+    rows, _, _ = fold([], [], layers)
     samples = {
         SampleKey(index, "forward", 0, "cpu", "cpu_ns"): Spread.of(list(enumerate(took)))
         for index, took in enumerate(durations.values())

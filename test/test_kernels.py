@@ -153,7 +153,7 @@ def attributed(raws: list[Raw], device: str | None = "cuda") -> tuple[list[Attri
     layers = (Layer(("Model",), "Module"),)
     attribution = Attribution({MODEL: Site((0,))}, [layer.path for layer in layers])
     found = list(attribution.attribute(events_of(raws, device)))
-    rows, samples = fold(found, attribution.places.all, layers)
+    rows, samples, _ = fold(found, attribution.places.all, layers)
     meta = Meta(model=("Module",), device="cuda", measured=("cpu_ns", "device_ns"))
     return found, Run((meta,), layers, rows, samples)
 

@@ -19,7 +19,19 @@ from torch import nn
 from torchs_list import torchs_list
 
 import torchprof
-from torchprof.attribute import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE, Attribution, Event, Frame, Kind, Site
+from torchprof.attribute import (
+    BACKWARD,
+    FORWARD,
+    OUTSIDE,
+    PHASES,
+    RECOMPUTE,
+    Attribution,
+    Event,
+    Frame,
+    Kind,
+    Signature,
+    Site,
+)
 from torchprof.cost import FIELDS, Cost
 from torchprof.reports import known
 from torchprof.run import BETWEEN_OPS, Layer, Meta, Rows, Run, SampleKey, Spread, fold
@@ -141,7 +153,7 @@ def run_of(paths: tuple[tuple[str, ...], ...], forest: Forest) -> Run:
     layers = tuple(Layer(path, "Module") for path in paths)
     sites = {f"label {number}": Site((number,)) for number in range(len(paths))}
     attribution = Attribution(sites, paths)
-    rows, samples = fold(attribution.attribute(forest.events()), attribution.places.all, layers)
+    rows, samples, _ = fold(attribution.attribute(forest.events()), attribution.places.all, layers)
     meta = Meta(model=("Module",), device="cuda", requested=FIELDS, measured=FIELDS)
     return Run((meta,), layers, rows, samples)
 
@@ -214,6 +226,10 @@ FRAMES: tuple[tuple[Frame, ...], ...] = (
     (Frame("op", "a"), Frame("kernel", "gemm")),
     (Frame("kernel", "stray"),),
 )
+SIGNATURES = (
+    Signature(((4, 3), (), None), ("float", "Scalar", "TensorList"), (None, 1.5, None)),
+    Signature((((2,), (3, 1)), ()), ("TensorList", "ScalarList"), (None, (1, 2))),
+)
 
 
 @st.composite
@@ -229,6 +245,7 @@ def runs(draw: st.DrawFn) -> Run:
                 st.integers(-2, len(layers) - 1),
                 st.integers(0, len(PHASES) - 1),
                 st.integers(0, len(FRAMES) - 1),
+                st.integers(0, len(SIGNATURES)),
                 st.integers(0, 1),
                 st.just(0),
                 st.integers(0, 5),
@@ -238,7 +255,7 @@ def runs(draw: st.DrawFn) -> Run:
         )
     )
     columns = {name: array("q", (line[at] for line in lines)) for at, name in enumerate(Rows.COLUMNS)}
-    rows = Rows(layers, FRAMES, ("cpu", "cuda:0"), columns)
+    rows = Rows(layers, FRAMES, ("cpu", "cuda:0"), columns, SIGNATURES)
     keys = draw(st.sets(st.tuples(st.integers(0, len(layers) - 1), st.sampled_from([FORWARD, RECOMPUTE])), max_size=4))
     calls = st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 10**9)), min_size=1, max_size=5)
     samples = {SampleKey(layer, phase, 0, "cpu", "cpu_ns"): Spread.of(draw(calls)) for layer, phase in sorted(keys)}

@@ -19,9 +19,28 @@ ALLOWED = {
     "cost": set(),
     "doubts": {"attribute", "cost", "run"},
     "errors": set(),
+    "estimate": {"attribute", "formulas", "no_arithmetic", "registered"},
+    "formulas": {"attribute"},
     "instrument": {"collect"},
+    "integrations": set(),
+    "integrations.convention": {""},
     "modules": {"attribute", "errors", "instrument", "run"},
-    "profile": {"attribute", "collect", "cost", "doubts", "errors", "instrument", "modules", "run", "version"},
+    "no_arithmetic": set(),
+    "peaks": {"errors", "run"},
+    "profile": {
+        "attribute",
+        "collect",
+        "cost",
+        "doubts",
+        "errors",
+        "estimate",
+        "instrument",
+        "modules",
+        "peaks",
+        "run",
+        "version",
+    },
+    "registered": {"attribute", "formulas"},
     "reports": {"errors", "run"},
     "reports.calls": {"attribute", "cost", "reports", "reports.tree", "run"},
     "reports.tree": {"attribute", "cost", "errors", "reports", "run"},
@@ -29,7 +48,7 @@ ALLOWED = {
     "run_file": {"attribute", "errors", "run"},
     "version": set(),
 }
-KNOWS_TORCH = {"collect", "instrument", "modules", "profile"}
+KNOWS_TORCH = {"collect", "instrument", "modules", "peaks", "profile", "registered"}
 TOUCHES_THE_PROFILER = {"collect"}
 
 

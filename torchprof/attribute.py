@@ -6,7 +6,7 @@ from bisect import bisect_right, insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 OUTSIDE = -1
 """The layer index of work that belongs to no layer: loss, optimizer, data."""
@@ -33,13 +33,35 @@ class Kind(Enum):
     MEMORY = "memory"
 
 
+class Signature(NamedTuple):
+    """What an op was called on: for each of its inputs a shape, a type, and a value.
+
+    ``shapes``: a tuple of sizes; for a list of tensors a tuple of such tuples; None where that is not known.
+    ``dtypes``: as torch's profiler spells them: "float", "c10::BFloat16", "long int", …; "Scalar", "ScalarList" and
+    "TensorList" for those; "" for None and for what has no shape. ``scalars``: the value of what is no tensor, None
+    for the others; ``()`` where nobody asked for them.
+    """
+
+    shapes: tuple[Any, ...]
+    dtypes: tuple[str, ...]
+    scalars: tuple[Any, ...] = ()
+
+
+class Detail(Enum):
+    """How much is read of what an op was called on."""
+
+    NOTHING = 0
+    SHAPES = 1
+    SCALARS = 2  # shapes, types and values
+
+
 class Event(NamedTuple):
     """What ``attribute`` needs of one profiler event, and no more.
 
     ``name`` of a LABEL event is its label. ``sequence`` is the autograd sequence number (-1: none) and
     ``forward_thread`` the thread that it was counted on. ``correlation`` is an op's own number (0: none) and a
     kernel's number of the op that launched it. ``device`` names where the memory is or the kernel ran, ``nbytes`` is
-    negative for a free.
+    negative for a free. ``signature`` is the number of what an op was called on (0: not recorded).
     """
 
     kind: Kind
@@ -52,6 +74,7 @@ class Event(NamedTuple):
     correlation: int = 0
     device: str = "cpu"
     nbytes: int = 0
+    signature: int = 0
 
 
 class Site(NamedTuple):
@@ -75,19 +98,23 @@ class Frame(NamedTuple):
 class Place:
     """Where work belongs: a layer, a phase, and the frames from the layer's range inward to the work itself.
 
-    There is one object for each distinct place, numbered in the order of first use.
+    There is one object for each distinct place, numbered in the order of first use; calls of an op with different
+    ``signature`` are different places.
     """
 
-    __slots__ = ("_inner", "frame", "index", "is_node", "layer", "outer", "phase")
+    __slots__ = ("_inner", "frame", "index", "is_node", "layer", "outer", "phase", "signature")
 
-    def __init__(self, index: int, layer: int, phase: str, outer: Place | None, frame: Frame | None) -> None:
+    def __init__(
+        self, index: int, layer: int, phase: str, outer: Place | None, frame: Frame | None, signature: int
+    ) -> None:
         self.index = index
         self.layer = layer
         self.phase = phase
         self.outer = outer
         self.frame = frame
+        self.signature = signature
         self.is_node = False
-        self._inner: dict[str, Place] | None = None  # most have none: a dict only for those that do
+        self._inner: dict[Any, Place] | None = None  # most have none: a dict only for those that do
 
     @property
     def frames(self) -> tuple[Frame, ...]:
@@ -125,21 +152,22 @@ class Places:
             place = self._layers[layer, phase] = self._new(layer, phase, None, None)
         return place
 
-    def inside(self, outer: Place, kind: str, name: str) -> Place:
-        key = name if kind == "op" else f"{kind}:{name}"
+    def inside(self, outer: Place, kind: str, name: str, signature: int = 0) -> Place:
+        step = name if kind == "op" else f"{kind}:{name}"
+        key = (step, signature) if signature else step
         inner = outer._inner
         if inner is None:
             inner = outer._inner = {}
         place = inner.get(key)
         if place is None:
-            frame = self._frames.get(key)
+            frame = self._frames.get(step)
             if frame is None:
-                frame = self._frames[key] = Frame(kind, name)
-            place = inner[key] = self._new(outer.layer, outer.phase, outer, frame)
+                frame = self._frames[step] = Frame(kind, name)
+            place = inner[key] = self._new(outer.layer, outer.phase, outer, frame, signature)
         return place
 
-    def _new(self, layer: int, phase: str, outer: Place | None, frame: Frame | None) -> Place:
-        place = Place(len(self.all), layer, phase, outer, frame)
+    def _new(self, layer: int, phase: str, outer: Place | None, frame: Frame | None, signature: int = 0) -> Place:
+        place = Place(len(self.all), layer, phase, outer, frame, signature)
         self.all.append(place)
         return place
 
@@ -211,7 +239,7 @@ class Attribution:
         op, label_kind, node, memory, kernel = Kind.OP, Kind.LABEL, Kind.NODE, Kind.MEMORY, Kind.KERNEL
 
         for event in events:
-            kind, name, start, end, thread, sequence, _, correlation, _, _ = event
+            kind, name, start, end, thread, sequence, _, correlation, _, _, signature = event
             if kind is kernel:
                 launcher = launched_by.get(correlation, outside)
                 yield new(Attributed, (event, inside(launcher, "kernel", name), None, 1, end - start))
@@ -240,7 +268,7 @@ class Attribution:
                 if frame is not None and frame.name == name and frame.kind == "op":
                     place, calls = outer, 0
                 else:
-                    place = inside(outer, "op", name)
+                    place = inside(outer, "op", name, signature)
                 if sequence >= 0:
                     self._makers[thread].add(sequence, place.layer)
             elif kind is label_kind and name in self._sites:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import marshal
 import operator
 import time
 from bisect import bisect_left
@@ -18,7 +19,7 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.autograd import profiler as torch_profiler
 from torch.autograd.profiler_util import EventList
 
-from torchprof.attribute import Event, Kind
+from torchprof.attribute import Detail, Event, Kind, Signature
 from torchprof.errors import TorchprofError
 
 PREFIX = "torchprof:"
@@ -53,6 +54,7 @@ _RawEvent = torch._C._autograd._KinetoEvent
 _end_ns: Callable[[Any], int] = getattr(_RawEvent, "end_ns", lambda raw: raw.start_ns() + raw.duration_ns())
 _is_python_function: Callable[[Any], bool] = getattr(_RawEvent, "is_python_function", lambda raw: False)
 _is_annotation: Callable[[Any], bool] | None = getattr(_RawEvent, "is_user_annotation", None)
+_shapes_of_lists: Callable[[Any], list[Any]] | None = getattr(_RawEvent, "structured_input_shapes", None)
 
 _WAY_OUT = (
     "torch runs one profiler session in a process at a time. End it before the `with torchprof.Profile(...)` block, or "
@@ -81,6 +83,8 @@ class Session:
     ) -> None:
         self.device = device
         self.wall_ns = 0
+        self.signatures: list[Signature] = [Signature((), ())]
+        self._numbers: dict[bytes, int] = {}  # of signatures
         config = torch._C._profiler._ExperimentalConfig(verbose=True) if with_stack else None
         self._profiler: Any = torch_profiler.profile(
             use_kineto=True,
@@ -130,19 +134,24 @@ class Session:
                 self._guarded[name] = original
                 setattr(torch_profiler.profile, name, refusing(original))
 
-    def events(self) -> Iterator[Event]:
+    def events(self, detail: Callable[[str], Detail] | None = None) -> Iterator[Event]:
         """What happened, in the order of start: ops, labels, autograd nodes and memory; then the work of the device.
 
         That comes last because the device has a clock of its own: a kernel may seem to run before it was launched.
+        ``detail`` says for the name of an op what is read of its inputs (None: nothing); the numbers that events carry
+        are indices in ``signatures``. That takes a session with ``record_shapes``.
         """
         raws = self._raw()
         on_device = self.device is not None
         kinds: dict[str, Kind | None] = {}  # by name; None: left out
+        details: dict[str, Detail] = {}  # by name of an op
+        nothing = Detail.NOTHING
         threads: dict[int, int] = {}  # correlation number of an op → its thread
         devices: dict[tuple[Any, int], str] = {}
         work: list[Any] = []
         cpu = DeviceType.CPU
         memory, node, backward, user_label = Kind.MEMORY, Kind.NODE, Kind.BACKWARD_FUNCTION, Kind.USER_LABEL
+        op = Kind.OP
         correlation = 0
         new = tuple.__new__  # a third of the time that Event(...) takes, once for every event
         if on_device:
@@ -166,11 +175,11 @@ class Session:
                 continue
             start = raw.start_ns()
             if kind is memory:
-                yield new(Event, (kind, name, start, start, thread, -1, 0, 0, _device(raw, devices), raw.nbytes()))
+                yield new(Event, (kind, name, start, start, thread, -1, 0, 0, _device(raw, devices), raw.nbytes(), 0))
                 continue
             sequence = raw.sequence_nr()
             end = _end_ns(raw)
-            forward_thread = 0
+            forward_thread = signature = 0
             if kind is user_label:
                 if raw.is_async() or raw.end_thread_id() != thread:
                     end = start  # the range of a collective ends whenever that is done: it is no time of this thread
@@ -180,7 +189,15 @@ class Session:
                 elif raw.scope() == _BACKWARD_SCOPE:
                     kind = backward
                     forward_thread = raw.fwd_thread_id()
-            yield new(Event, (kind, name, start, end, thread, sequence, forward_thread, correlation, "cpu", 0))
+            if detail is not None and kind is op:
+                wanted = details.get(name)
+                if wanted is None:
+                    wanted = details[name] = detail(name)
+                if wanted is not nothing:
+                    signature = self._signature(raw, wanted)
+            yield new(
+                Event, (kind, name, start, end, thread, sequence, forward_thread, correlation, "cpu", 0, signature)
+            )
         for raw in work:
             name = raw.name()
             # A span that only mirrors a range of the CPU on the device's timeline is no work. Where torch does not mark
@@ -191,7 +208,30 @@ class Session:
                 continue
             start, end, thread = raw.start_ns(), _end_ns(raw), raw.start_thread_id()
             launcher, device = raw.linked_correlation_id(), _device(raw, devices)
-            yield new(Event, (Kind.KERNEL, name, start, end, thread, -1, 0, launcher, device, 0))
+            yield new(Event, (Kind.KERNEL, name, start, end, thread, -1, 0, launcher, device, 0, 0))
+
+    def _signature(self, raw: Any, detail: Detail) -> int:
+        """The number of what an op was called on; equal ones have one number."""
+        shapes, dtypes = raw.shapes(), raw.dtypes()
+        if "TensorList" in dtypes and _shapes_of_lists is not None:
+            shapes = _shapes_of_lists(raw)
+        scalars = raw.concrete_inputs() if detail is Detail.SCALARS else ()
+        try:
+            # As a key, bytes cost half of what nested tuples do. Version 2 of the format knows no references between
+            # equal parts: it depends on values alone.
+            key = marshal.dumps((shapes, dtypes, scalars), 2)
+        except ValueError:  # a scalar that is no plain value
+            scalars = [value if isinstance(value, (bool, int, float, str, list)) else None for value in scalars]
+            key = marshal.dumps((shapes, dtypes, scalars), 2)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.signatures)
+            known = [
+                None if dtype == "TensorList" and _shapes_of_lists is None else shape
+                for shape, dtype in zip(shapes, dtypes)
+            ]
+            self.signatures.append(Signature(_frozen(known), tuple(dtypes), _frozen(scalars)))
+        return number
 
     def calls(self) -> list[Call]:
         """The forward calls of labelled modules, in the order in which they ended."""
@@ -312,6 +352,10 @@ def missing_device(device: str) -> str | None:
     if activity not in torch.profiler.supported_activities():
         return f"{name} was asked for, but this torch cannot record its kernels: its columns are unknown."
     return None
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(item) for item in value) if isinstance(value, (list, tuple)) else value
 
 
 def _kind(raw: Any, name: str) -> Kind | None:

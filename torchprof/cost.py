@@ -18,6 +18,7 @@ class Unit(Enum):
 
     TIME = "ns"
     BYTES = "bytes"
+    COUNT = "count"
 
 
 @dataclass(frozen=True)
@@ -25,22 +26,28 @@ class Shown:
     """How one field of ``Cost`` is shown: under a heading, with a sign, in a unit.
 
     Fields of one heading are added up with their signs (memory is shown net: allocated minus freed). ``{device}`` in a
-    heading stands for the kind of device that was profiled.
+    heading stands for the kind of device that was profiled. ``doubt`` names the field that counts what this one may
+    have missed: where that is not 0, the sum is only a lower bound.
     """
 
     heading: str
     unit: Unit
     sign: int = 1
+    doubt: str | None = None
 
 
-def _shown(heading: str, unit: Unit, sign: int = 1) -> int:
-    field: int = dataclasses.field(default=0, metadata={"shown": Shown(heading, unit, sign)})
+def _shown(heading: str, unit: Unit, sign: int = 1, doubt: str | None = None) -> int:
+    field: int = dataclasses.field(default=0, metadata={"shown": Shown(heading, unit, sign, doubt)})
     return field
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Additive self measures: times in nanoseconds, memory in bytes. ``device`` is whatever is not the CPU."""
+    """Additive self measures: times in nanoseconds, memory in bytes. ``device`` is whatever is not the CPU.
+
+    ``macs`` are multiply-accumulates, ``flops`` floating-point operations, ``uncounted`` the calls of ops that have no
+    formula for them: where there are any, ``macs`` and ``flops`` are lower bounds.
+    """
 
     cpu_ns: int = _shown("CPU total", Unit.TIME)
     device_ns: int = _shown("{device} total", Unit.TIME)
@@ -48,6 +55,9 @@ class Cost:
     cpu_freed: int = _shown("CPU Mem", Unit.BYTES, -1)
     device_allocated: int = _shown("{device} Mem", Unit.BYTES)
     device_freed: int = _shown("{device} Mem", Unit.BYTES, -1)
+    macs: int = _shown("MACs", Unit.COUNT, doubt="uncounted")
+    flops: int = _shown("FLOPs", Unit.COUNT, doubt="uncounted")
+    uncounted: int = 0
 
     def __add__(self, other: Cost) -> Cost:
         if not other:
@@ -69,23 +79,31 @@ class Measure:
     heading: str
     unit: Unit
     fields: tuple[tuple[str, int], ...]
+    doubt: str | None = None
 
     def of(self, cost: Cost) -> int:
-        """The value of this measure in a cost, in nanoseconds or bytes."""
+        """The value of this measure in a cost, in nanoseconds, bytes or pieces."""
         return sum(sign * int(getattr(cost, name)) for name, sign in self.fields)
 
+    def is_lower_bound(self, cost: Cost) -> bool:
+        """Whether a cost holds work that this measure could not count."""
+        return self.doubt is not None and bool(getattr(cost, self.doubt))
+
     def text(self, value: int) -> str:
-        return format_time(value) if self.unit is Unit.TIME else format_memory(value)
+        return _FORMATS[self.unit](value)
 
 
 def _measures() -> tuple[Measure, ...]:
-    declared: dict[str, list[tuple[str, int]]] = {}
-    units: dict[str, Unit] = {}
+    fields: dict[str, list[tuple[str, int]]] = {}
+    declared: dict[str, Shown] = {}
     for field in dataclasses.fields(Cost):
-        shown: Shown = field.metadata["shown"]
-        declared.setdefault(shown.heading, []).append((field.name, shown.sign))
-        units[shown.heading] = shown.unit
-    return tuple(Measure(heading, units[heading], tuple(fields)) for heading, fields in declared.items())
+        shown: Shown | None = field.metadata.get("shown")
+        if shown is not None:
+            fields.setdefault(shown.heading, []).append((field.name, shown.sign))
+            declared[shown.heading] = shown
+    return tuple(
+        Measure(heading, shown.unit, tuple(fields[heading]), shown.doubt) for heading, shown in declared.items()
+    )
 
 
 MEASURES: tuple[Measure, ...] = _measures()
@@ -111,3 +129,18 @@ def format_memory(nbytes: int) -> str:
         if abs(nbytes) >= size:
             return f"{nbytes / size:.2f} {unit}"
     return f"{nbytes} B"
+
+
+def format_count(number: float) -> str:
+    """A number of pieces in units of 1000: ``512``, ``61.71 K``, ``11.17 G``."""
+    for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3)):
+        if abs(number) >= size * 0.999995:  # what would round to 1000.00 of the smaller unit
+            return f"{number / size:.2f} {unit}"
+    return f"{number:.0f}" if number == round(number) else f"{number:.2f}"
+
+
+_FORMATS: dict[Unit, Callable[[int], str]] = {
+    Unit.TIME: format_time,
+    Unit.BYTES: format_memory,
+    Unit.COUNT: format_count,
+}

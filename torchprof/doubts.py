@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE
 from torchprof.cost import format_time
-from torchprof.run import Layer, SampleKey, Spread
+from torchprof.run import NOT_SELECTED_NAME, OUTSIDE_NAME, Layer, Rows, SampleKey, Spread
 
 _SLOW_START = 2  # so many times a later call's time, and the first call's is told
 _WORTH_SAYING = 0.02  # the share of the time from which on the labels' own cost is told
@@ -91,3 +92,19 @@ def about_cost(calls: int, label_ns: float, wall_ns: int) -> Iterator[str]:
             f"The labels themselves took about {format_time(cost)} of {format_time(wall_ns)} ({cost / wall_ns:.0%}): "
             f"{calls} calls of {format_time(label_ns)}, measured here."
         )
+
+
+def about_uncounted(rows: Rows) -> Iterator[str]:
+    """Ops whose arithmetic is not in the MACs and FLOPs, each with its calls and where they were."""
+    calls: Counter[str] = Counter()
+    where: dict[str, dict[str, None]] = {}
+    columns = rows.columns
+    for at, uncounted in enumerate(columns["uncounted"]):
+        if uncounted:
+            name = rows.frames[columns["frames"][at]][-1].name
+            layer = columns["layer"][at]
+            calls[name] += uncounted
+            place = OUTSIDE_NAME if layer == OUTSIDE else NOT_SELECTED_NAME
+            where.setdefault(name, {})[rows.layers[layer].name if layer >= 0 else place] = None
+    for name, count in calls.most_common():
+        yield f"Not counted: {name} ({count} call{'s' if count > 1 else ''}, in {some(list(where[name]))})."

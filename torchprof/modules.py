@@ -233,13 +233,20 @@ class Plan:
         layers = []
         for index, path in enumerate(self._layer_paths):
             core = modules[index][-1]
-            params = []
+            params: list[torch.Tensor] = []
+            buffers: list[torch.Tensor] = []
             for module in modules[index]:
-                for param in module._parameters.values():
-                    if param is not None and id(param) not in counted:
-                        counted.add(id(param))
-                        params.append(param)
+                for held, tensors in ((params, module._parameters), (buffers, module._buffers)):
+                    for tensor in tensors.values():
+                        if tensor is not None and id(tensor) not in counted:
+                            counted.add(id(tensor))
+                            held.append(tensor)
+            sizes: Counter[str] = Counter()
             unknown = any(is_lazy(param) for param in params)
+            if not unknown:
+                for param in params:
+                    sizes[str(param.dtype).removeprefix("torch.")] += param.numel() * param.element_size()
+            made = [buffer for buffer in buffers if not is_lazy(buffer)]
             target = self._target_of.get(id(core)) or self._target_of.get(id(modules[index][0]))
             layers.append(
                 Layer(
@@ -248,9 +255,13 @@ class Plan:
                     kind=core.original_name if isinstance(core, torch.jit.ScriptModule) else type(core).__name__,
                     params=None if unknown else sum(param.numel() for param in params),
                     trainable_params=None if unknown else sum(p.numel() for p in params if p.requires_grad),
-                    param_bytes=None if unknown else sum(param.numel() * param.element_size() for param in params),
+                    param_bytes=None if unknown else sum(sizes.values()),
+                    dtype_bytes=tuple(sorted(sizes.items())),
+                    buffers=sum(buffer.numel() for buffer in made),
+                    buffer_bytes=sum(buffer.numel() * buffer.element_size() for buffer in made),
                     input_shapes=_plain(target.input_shapes) if target else (),
                     output_shapes=_plain(target.output_shapes) if target else (),
+                    output_bytes=target.output_bytes if target else None,
                     training=target.training if target else core.training,
                     compiled=index in compiled,
                     shared_with=tuple(self._layer_paths[at] for at in places[id(core)] if at != index),

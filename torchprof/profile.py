@@ -18,11 +18,13 @@ from torch.autograd.profiler_util import EventList
 from torchprof.attribute import Attribution, Kind
 from torchprof.collect import Session, empty_event_list, is_profiled, missing_device, refuse_if_profiled
 from torchprof.cost import FIELDS
-from torchprof.doubts import about_calls, about_cost, about_labels, about_modules
+from torchprof.doubts import about_calls, about_cost, about_labels, about_modules, about_uncounted
 from torchprof.errors import TorchprofError, suggest
+from torchprof.estimate import Estimate
 from torchprof.instrument import Labels, Target, label_of
 from torchprof.modules import Plan, Trace, walk_modules
-from torchprof.run import Layer, Meta, Run, SampleKey, Spread, fold
+from torchprof.peaks import measured_peaks
+from torchprof.run import Layer, Meta, Rows, Run, SampleKey, Spread, fold
 from torchprof.version import __version__
 
 __all__ = ["Profile", "Trace", "walk_modules"]
@@ -39,6 +41,7 @@ class Profile:
     ``profile_memory`` records allocations. ``paths`` selects modules, leaf or not: tuples of names or dotted strings,
     with or without the root, ``*`` for any one step; work elsewhere is shown as ``(not selected)``. ``warmup``: so many
     calls of the model's own forward (of several models: of any of them) come first and are not recorded.
+    ``with_flops`` counts parameters, MACs and FLOPs from the input shapes of the operators (see docs/flops.md).
     ``record_shapes`` and ``with_stack`` record input shapes and source lines for ``key_averages`` and ``raw``.
 
     Afterwards ``run`` holds the result, ``display()`` the table, ``raw()`` and ``key_averages()`` torch's own lists.
@@ -58,6 +61,7 @@ class Profile:
         *,
         use_device: str | None = None,
         warmup: int = 0,
+        with_flops: bool = False,
         record_shapes: bool = False,
         with_stack: bool = False,
     ) -> None:
@@ -68,6 +72,7 @@ class Profile:
         self.paths = paths
         self.use_device = use_device
         self.warmup = warmup
+        self.with_flops = with_flops
         self.record_shapes = record_shapes
         self.with_stack = with_stack
 
@@ -77,6 +82,7 @@ class Profile:
         self._event_lists: defaultdict[tuple[str, ...], list[EventList]] | None = None
         self._run: Run | None = None
         self._label_ns: float | None = None
+        self._timed = True
 
     # The block
 
@@ -98,7 +104,7 @@ class Profile:
         self._session = Session(
             None if self._device is None or missing_device(self._device) else self._device,
             profile_memory=self.profile_memory,
-            record_shapes=self.record_shapes,
+            record_shapes=self.record_shapes or self.with_flops,
             with_stack=self.with_stack,
         )
         self._labels = Labels(self._plan.targets)
@@ -259,9 +265,18 @@ class Profile:
     def _make_run(self) -> Run:
         layers = self._facts
         attribution = self._attribution()
-        rows, samples = fold(attribution.attribute(self._session.events()), attribution.places.all, layers, self._rank)
-        asked = [name for name in FIELDS if name.endswith("_ns") or self.profile_memory]
-        of_cpu = [name for name in asked if name.startswith("cpu_")]
+        places = attribution.places.all
+        signatures = self._session.signatures
+        if self.with_flops:
+            estimate = Estimate(signatures)
+            attributed = estimate.watch(attribution.attribute(self._session.events(estimate.detail)))
+            rows, samples, peaks = fold(
+                attributed, places, layers, self._rank, counts=estimate.counts, signatures=signatures, timed=self._timed
+            )
+        else:
+            rows, samples, peaks = fold(attribution.attribute(self._session.events()), places, layers, self._rank)
+        asked = [name for name in FIELDS if self._is_asked(name)]
+        of_cpu = [name for name in asked if not name.startswith("device_")]
         requested = asked if self._device else of_cpu
         measured = asked if self._session.device else of_cpu
         meta = Meta(
@@ -272,7 +287,9 @@ class Profile:
             measured=tuple(measured),
             paths=self._plan.selected_paths,
             wall_ns=self._session.wall_ns,
-            warnings=tuple(self._doubts(layers, samples, attribution)),
+            peak_bytes=tuple(sorted(peaks.items())),
+            peaks=measured_peaks(),
+            warnings=tuple(self._doubts(layers, rows, samples, attribution)),
             versions=(
                 ("torchprof", __version__),
                 ("torch", torch.__version__),
@@ -281,6 +298,7 @@ class Profile:
             flags=(
                 ("use_cuda", bool(self.use_cuda)),
                 ("profile_memory", bool(self.profile_memory)),
+                ("with_flops", bool(self.with_flops)),
                 ("record_shapes", bool(self.record_shapes)),
                 ("with_stack", bool(self.with_stack)),
             ),
@@ -289,8 +307,16 @@ class Profile:
         )
         return Run((meta,), layers, rows, samples)
 
+    def _is_asked(self, field: str) -> bool:
+        """Whether a field of Cost was asked for."""
+        if field.endswith("_ns"):
+            return self._timed
+        if field in ("macs", "flops", "uncounted"):
+            return self.with_flops
+        return self.profile_memory
+
     def _doubts(
-        self, layers: Sequence[Layer], samples: dict[SampleKey, Spread], attribution: Attribution
+        self, layers: Sequence[Layer], rows: Rows, samples: dict[SampleKey, Spread], attribution: Attribution
     ) -> Iterator[str]:
         missing = missing_device(self._device) if self._device else None
         if missing:
@@ -314,7 +340,8 @@ class Profile:
             return
         silent = self._plan.callable_layers - {key.layer for key in samples} - set(unobserved)
         yield from about_calls(layers, self._plan.callable_layers, silent, samples, attribution.callers)
-        if self._label_ns is not None:
+        yield from about_uncounted(rows)
+        if self._label_ns is not None and self._timed:
             yield from about_cost(attribution.labels, self._label_ns, self._session.wall_ns)
 
 

@@ -11,7 +11,7 @@ from heapq import nsmallest
 from os import PathLike
 from typing import Any, NamedTuple
 
-from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, PHASES, Attributed, Frame, Kind, Place
+from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, PHASES, Attributed, Frame, Kind, Place, Signature
 from torchprof.cost import FIELDS, Cost
 from torchprof.errors import TorchprofError, suggest
 
@@ -25,8 +25,11 @@ class Layer:
 
     ``path``: root class name, then attribute names. ``kind``: class name. ``params``, ``trainable_params`` and
     ``param_bytes`` count the parameters that the layer itself holds (not its children), each at the first layer that
-    holds it; None where a lazy layer has not made them yet. Shapes are those of the first forward call: one tuple for
-    each tensor, with -1 for a size that is no number (nested tensors); ``()`` where it was not called.
+    holds it; None where a lazy layer has not made them yet. ``dtype_bytes`` are the same bytes by type ("float32"),
+    ``buffers`` and ``buffer_bytes`` the elements and bytes of its buffers. Shapes are those of the first forward
+    call: one tuple for each tensor, with -1 for a size that is no number (nested tensors); ``()`` where it was not
+    called.
+    ``output_bytes`` is how large the tensors are that this call returned, None where that is not known.
     ``compiled``: inside a ScriptModule or a module under torch.compile, where it may run without being called.
     ``shared_with``: the other paths of the same module.
     """
@@ -36,8 +39,12 @@ class Layer:
     params: int | None = 0
     trainable_params: int | None = 0
     param_bytes: int | None = 0
+    dtype_bytes: tuple[tuple[str, int], ...] = ()
+    buffers: int = 0
+    buffer_bytes: int = 0
     input_shapes: tuple[tuple[int, ...], ...] = ()
     output_shapes: tuple[tuple[int, ...], ...] = ()
+    output_bytes: int | None = None
     training: bool = True
     compiled: bool = False
     shared_with: tuple[tuple[str, ...], ...] = ()
@@ -48,14 +55,26 @@ class Layer:
         return ".".join(self.path)
 
 
+class Peak(NamedTuple):
+    """The most that a device was seen to do: ``flops_per_s`` in a product of matrices of this ``dtype`` ("float32"),
+    ``bytes_per_s`` read and written in a copy. ``threads`` is 0 for what is not the CPU."""
+
+    device: str
+    dtype: str
+    threads: int
+    flops_per_s: float
+    bytes_per_s: float
+
+
 @dataclass(frozen=True)
 class Meta:
     """How a run came about; one per rank.
 
     ``requested`` and ``measured`` name fields of ``Cost``: what was asked for and not measured is shown as unknown.
     ``device`` is the kind of device that was asked for (``cuda``, ``xpu``, ``mps``), None for the CPU alone. ``paths``
-    are the selected layers, None for all. ``warnings`` are sentences for the user. ``machine`` and ``script`` are names
-    that ``save(strip=True)`` leaves out.
+    are the selected layers, None for all. ``peak_bytes`` is by how much memory rose above what there was at the start,
+    for each device. ``peaks`` are what ``torchprof.peak`` had measured by then. ``warnings`` are sentences for the
+    user. ``machine`` and ``script`` are names that ``save(strip=True)`` leaves out.
     """
 
     model: tuple[str, ...]
@@ -65,6 +84,8 @@ class Meta:
     measured: tuple[str, ...] = ("cpu_ns",)
     paths: tuple[tuple[str, ...], ...] | None = None
     wall_ns: int = 0
+    peak_bytes: tuple[tuple[str, int], ...] = ()
+    peaks: tuple[Peak, ...] = ()
     warnings: tuple[str, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
     flags: tuple[tuple[str, bool], ...] = ()
@@ -76,13 +97,15 @@ class Row(NamedTuple):
     """One line of the finest table there is: every other table is a group-by over rows.
 
     ``layer`` is None for work of no layer; ``selected`` is then False where the work belongs to layers that ``paths=``
-    did not select. ``frames`` lead from the layer inward, ``()`` is the layer's own time between ops. ``cost`` is self.
+    did not select. ``frames`` lead from the layer inward, ``()`` is the layer's own time between ops. ``signature`` is
+    what the innermost op was called on, None where that was not recorded. ``cost`` is self.
     """
 
     layer: Layer | None
     selected: bool
     phase: str
     frames: tuple[Frame, ...]
+    signature: Signature | None
     device: str
     rank: int
     calls: int
@@ -97,8 +120,9 @@ class Rows(Sequence[Row]):
     frames: tuple[tuple[Frame, ...], ...] = field(repr=False)
     devices: tuple[str, ...]
     columns: Mapping[str, array[int]] = field(repr=False)
+    signatures: tuple[Signature, ...] = field(repr=False, default=())  # numbered from 1 in the columns; 0 is none
 
-    COLUMNS = ("layer", "phase", "frames", "device", "rank", "calls", *FIELDS)
+    COLUMNS = ("layer", "phase", "frames", "signature", "device", "rank", "calls", *FIELDS)
 
     def __len__(self) -> int:
         return len(self.columns["layer"])
@@ -106,12 +130,15 @@ class Rows(Sequence[Row]):
     def __getitem__(self, index: int) -> Row:  # type: ignore[override]
         if isinstance(index, slice):
             raise TypeError("rows have no slices: take list(run.rows)[a:b]")
-        layer, phase, frames, device, rank, calls, *cost = (self.columns[name][index] for name in self.COLUMNS)
+        layer, phase, frames, signature, device, rank, calls, *cost = (
+            self.columns[name][index] for name in self.COLUMNS
+        )
         return Row(
             self.layers[layer] if layer >= 0 else None,
             layer != NOT_SELECTED,
             PHASES[phase],
             self.frames[frames],
+            self.signatures[signature - 1] if signature else None,
             self.devices[device],
             rank,
             calls,
@@ -314,6 +341,15 @@ class Run:
                 )
         return {layer: list(ops.values()) for layer, ops in found.items()}
 
+    def total_params(self) -> dict[tuple[str, ...], int | None]:
+        """The parameters of each layer and all below it, by path; None where a lazy layer has not made them yet."""
+        totals: dict[tuple[str, ...], int | None] = {layer.path: layer.params for layer in self.layers}
+        for path in reversed(totals):  # those below come after those above
+            if len(path) > 1:
+                above, own = totals[path[:-1]], totals[path]
+                totals[path[:-1]] = None if above is None or own is None else above + own
+        return totals
+
     def phases(self) -> tuple[str, ...]:
         """The phases in which any work was recorded, and always forward."""
         seen = set(self.rows.columns["phase"])
@@ -343,17 +379,28 @@ def _number_of(phase: str) -> int:
 
 
 def fold(
-    attributed: Iterable[Attributed], places: Sequence[Place], layers: tuple[Layer, ...], rank: int = 0
-) -> tuple[Rows, dict[SampleKey, Spread]]:
-    """Sum events into rows, and the durations of calls into samples.
+    attributed: Iterable[Attributed],
+    places: Sequence[Place],
+    layers: tuple[Layer, ...],
+    rank: int = 0,
+    *,
+    counts: Mapping[int, tuple[int, int, int]] | None = None,
+    signatures: Sequence[Signature] = (),
+    timed: bool = True,
+) -> tuple[Rows, dict[SampleKey, Spread], dict[str, int]]:
+    """Sum events into rows, the durations of calls into samples, and find the peak of each device's memory.
 
-    ``places`` is the list that the attribution fills while ``attributed`` is read. Self time: each event adds its time
-    to its place and takes it from the place around it.
+    ``places`` is the list that the attribution fills while ``attributed`` is read, and ``counts`` (MACs, FLOPs and
+    uncounted calls by the index of a place) may fill meanwhile, too. Self time: each event adds its time to its place
+    and takes it from the place around it; without ``timed`` all times are 0, and there are no samples. The peak is
+    the highest running total of allocated minus freed bytes, above what there was at the start.
     """
     cpu_ns: list[int] = []
     calls: list[int] = []
     other: dict[tuple[int, str], list[int]] = {}  # (place, device) → a value for each field, then calls
     durations: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    held: dict[str, int] = {}
+    peaks: dict[str, int] = {}
     allocated = {True: FIELDS.index("cpu_allocated"), False: FIELDS.index("device_allocated")}
     freed = {True: FIELDS.index("cpu_freed"), False: FIELDS.index("device_freed")}
     device_ns = FIELDS.index("device_ns")
@@ -362,22 +409,28 @@ def fold(
     for event, place, around, counted, ns in attributed:
         kind = event[0]
         if kind is memory or kind is kernel:
-            values = other.setdefault((place.index, event.device), [0] * (len(FIELDS) + 1))
+            device = event.device
+            values = other.setdefault((place.index, device), [0] * (len(FIELDS) + 1))
             if kind is kernel:
                 values[device_ns] += ns
                 values[-1] += counted
-            elif event.nbytes >= 0:
-                values[allocated[event.device == "cpu"]] += event.nbytes
+                continue
+            if event.nbytes >= 0:
+                values[allocated[device == "cpu"]] += event.nbytes
             else:
-                values[freed[event.device == "cpu"]] -= event.nbytes
+                values[freed[device == "cpu"]] -= event.nbytes
+            now = held[device] = held.get(device, 0) + event.nbytes
+            peaks[device] = max(peaks.get(device, 0), now)
             continue
         index = place.index
         if index >= len(cpu_ns):
             missing = len(places) - len(cpu_ns)
             cpu_ns.extend([0] * missing)
             calls.extend([0] * missing)
-        cpu_ns[index] += ns
         calls[index] += counted
+        if not timed:
+            continue
+        cpu_ns[index] += ns
         if around is not None:
             cpu_ns[around.index] -= ns
         if kind is label and counted and place.layer >= 0:
@@ -391,16 +444,23 @@ def fold(
                 other[key] = [0] * (len(FIELDS) + 1)
             other[key][at_cpu_ns] = ns
             other[key][-1] = counted
-    rows = _rows(other, places, layers, rank)
+    at_macs = FIELDS.index("macs")
+    for index, count in (counts or {}).items():
+        other.setdefault((index, "cpu"), [0] * (len(FIELDS) + 1))[at_macs : at_macs + 3] = count
+    rows = _rows(other, places, layers, rank, signatures)
     samples = {
         SampleKey(layer, phase, rank, "cpu", "cpu_ns"): Spread.of(values)
         for (layer, phase), values in sorted(durations.items())
     }
-    return rows, samples
+    return rows, samples, peaks
 
 
 def _rows(
-    values: Mapping[tuple[int, str], Sequence[int]], places: Sequence[Place], layers: tuple[Layer, ...], rank: int
+    values: Mapping[tuple[int, str], Sequence[int]],
+    places: Sequence[Place],
+    layers: tuple[Layer, ...],
+    rank: int,
+    signatures: Sequence[Signature],
 ) -> Rows:
     chains: list[tuple[Frame, ...]] = [()]
     numbers: dict[tuple[int, Frame], int] = {}  # (the chain outside of a frame, the frame) → the chain with it
@@ -414,17 +474,23 @@ def _rows(
                 chains.append((*chains[step[0]], place.frame))
             chain_of[place.index] = number
     devices: dict[str, int] = {}
+    used: dict[int, int] = {}  # signature → its number here
     phases = {phase: number for number, phase in enumerate(PHASES)}
-    keys = sorted(values)
-    indices = [index for index, _ in keys]
-    sums = zip(*(values[key] for key in keys)) if keys else ((),) * (len(FIELDS) + 1)
-    columns = {
-        "layer": [places[index].layer for index in indices],
-        "phase": [phases[places[index].phase] for index in indices],
-        "frames": [chain_of[index] for index in indices],
-        "device": [devices.setdefault(device, len(devices)) for _, device in keys],
-        "rank": [rank] * len(keys),
-        **dict(zip((*FIELDS, "calls"), sums)),
-    }
-    arrays = {name: array("q", columns[name]) for name in Rows.COLUMNS}
-    return Rows(layers, tuple(chains), tuple(devices), arrays)
+    # Places that differ only in the signatures of the ops around them are one row.
+    lines: dict[tuple[int, ...], Sequence[int]] = {}
+    for (index, device), line in sorted(values.items()):
+        place = places[index]
+        signature = used.setdefault(place.signature, len(used) + 1) if place.signature else 0
+        key = (
+            place.layer,
+            phases[place.phase],
+            chain_of[index],
+            signature,
+            devices.setdefault(device, len(devices)),
+            rank,
+        )
+        before = lines.get(key)
+        lines[key] = line if before is None else [*map(sum, zip(before, line))]
+    columns = dict(zip(Rows.COLUMNS, zip(*((*key, line[-1], *line[:-1]) for key, line in lines.items()))))
+    arrays = {name: array("q", columns.get(name, ())) for name in Rows.COLUMNS}
+    return Rows(layers, tuple(chains), tuple(devices), arrays, tuple(signatures[number] for number in used))

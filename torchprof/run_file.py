@@ -11,11 +11,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from torchprof.attribute import NOT_SELECTED, PHASES, Frame
+from torchprof.attribute import NOT_SELECTED, PHASES, Frame, Signature
 from torchprof.errors import TorchprofError
-from torchprof.run import Layer, Meta, Rows, Run, SampleKey, Spread
+from torchprof.run import Layer, Meta, Peak, Rows, Run, SampleKey, Spread
 
-SCHEMA = 1
+SCHEMA = 2
 """It grows by one whenever a reader of the old file would misread the new one."""
 _FORMAT = "torchprof-run"
 
@@ -31,6 +31,7 @@ def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
         "metas": [asdict(meta) for meta in metas],
         "layers": [asdict(layer) for layer in run.layers],
         "frames": run.rows.frames,
+        "signatures": run.rows.signatures,
         "devices": run.rows.devices,
         "rows": {name: column.tolist() for name, column in run.rows.columns.items()},
         "samples": [{**key._asdict(), **asdict(spread)} for key, spread in run.samples.items()],
@@ -70,9 +71,12 @@ def load(path: str | PathLike[str]) -> Run:
 
 def _run(document: dict[str, Any]) -> Run:
     """The run of a file. Raises KeyError, TypeError, ValueError or OverflowError where the file contradicts itself."""
-    metas = tuple(Meta(**_tuples(meta)) for meta in document["metas"])
+    if document["schema"] < 2:
+        _upgrade(document)
+    metas = tuple(_meta(_tuples(meta)) for meta in document["metas"])
     layers = tuple(Layer(**_tuples(layer)) for layer in document["layers"])
     frames = tuple(tuple(_frame(frame) for frame in chain) for chain in document["frames"])
+    signatures = tuple(Signature(*_tuples({"": signature})[""]) for signature in document["signatures"])
     devices = tuple(map(_text, document["devices"]))
     columns = {name: array("q", document["rows"][name]) for name in Rows.COLUMNS}
     samples = {}
@@ -96,11 +100,24 @@ def _run(document: dict[str, Any]) -> Run:
         ("layer", NOT_SELECTED, len(layers)),
         ("phase", 0, len(PHASES)),
         ("frames", 0, len(frames)),
+        ("signature", 0, len(signatures) + 1),
         ("device", 0, len(devices)),
         ("calls", 0, 2**63),
     ):
         _demand(all(low <= number < high for number in columns[name]), f"a number in column {name!r} leads nowhere")
-    return Run(metas, layers, Rows(layers, frames, devices, columns), samples)
+    return Run(metas, layers, Rows(layers, frames, devices, columns, signatures), samples)
+
+
+def _upgrade(document: dict[str, Any]) -> None:
+    """Schema 1 had no signatures, MACs and FLOPs."""
+    document["signatures"] = []
+    rows = document["rows"]
+    for name in ("signature", "macs", "flops", "uncounted"):
+        rows[name] = [0] * len(rows["layer"])
+
+
+def _meta(fields: dict[str, Any]) -> Meta:
+    return Meta(**{**fields, "peaks": tuple(Peak(*peak) for peak in fields.get("peaks", ()))})
 
 
 def _demand(holds: bool, what: str) -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate, tabulate_formats
 
 from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE
-from torchprof.cost import MEASURES, Cost, Measure, Unit, as_key
+from torchprof.cost import MEASURES, Cost, Measure, Unit, as_key, format_count
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports import report
 from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Node, Op, Run
 
 CALLS = "Number of Calls"
 UNKNOWN = "–"
+AT_LEAST = "≥"
 
 # How torchprof's table always looked: no outer bars, and a line of dashes under the headings.
 LOOK = TableFormat(
@@ -31,47 +32,135 @@ LOOK = TableFormat(
 
 @dataclass(frozen=True)
 class Column:
-    """A column of figures: one measure, in one phase, self or total. No measure: the number of calls."""
+    """A column of figures. ``measured`` is False where they were asked for and could not be had."""
 
     heading: str
-    phase: str
-    measure: Measure | None = None
-    is_self: bool = False
     measured: bool = True
 
     @property
     def key(self) -> str:
-        return "calls" if self.measure is None else as_key(self.heading)
+        """The name by which a table is sorted by this column."""
+        return as_key(self.heading)
+
+    @property
+    def ranking(self) -> Column:
+        """The column that tells which layers are the largest by themselves."""
+        return self
 
     def is_called(self, name: str) -> bool:
         """Whether a user means this column: by its heading, or that in lower case with underscores."""
         return name in (self.heading, as_key(self.heading), self.key)
 
-    def of(self, figures: Figures) -> int:
-        if self.measure is None:
-            return figures.calls
-        return self.measure.of((figures.own if self.is_self else figures.total).get(self.phase, Cost()))
+    def of(self, figures: Figures) -> float:
+        """The figure of a row, 0 where it has none; what rows are sorted by."""
+        raise NotImplementedError
 
-    def text(self, figures: Figures, whole: int | None) -> str:
-        """The cell; ``whole`` is what 100 % is, None for no percentage."""
-        if self.measure is None:
-            return UNKNOWN if figures.inlined else "" if figures.calls < 0 else str(figures.calls)
+    def whole(self, figures: Iterable[Figures]) -> float | None:
+        """What 100 % is, from all rows; None where a share of this column says nothing."""
+        return None
+
+    def text(self, figures: Figures, whole: float | None) -> str:
+        """The cell; with its share of ``whole`` where that is given."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class CostColumn(Column):
+    """One measure in one phase, self or total."""
+
+    phase: str = FORWARD
+    measure: Measure = MEASURES[0]
+    is_self: bool = False
+
+    @property
+    def ranking(self) -> Column:
+        return self if self.is_self else replace(self, is_self=True)
+
+    def _cost(self, figures: Figures) -> Cost:
+        return (figures.own if self.is_self else figures.total).get(self.phase, Cost())
+
+    def of(self, figures: Figures) -> float:
+        return self.measure.of(self._cost(figures))
+
+    def whole(self, figures: Iterable[Figures]) -> float | None:
+        if self.measure.unit is not Unit.TIME:
+            return None
+        return sum(self.measure.of(row.own.get(self.phase, Cost())) for row in figures)
+
+    def text(self, figures: Figures, whole: float | None) -> str:
         if self.phase not in figures.total:
             return ""
         if not self.measured or figures.unknown or (figures.timeless and self.measure.unit is Unit.TIME):
             return UNKNOWN
-        value = self.of(figures)
+        cost = self._cost(figures)
+        value = self.measure.of(cost)
         text = self.measure.text(value)
-        return text if not whole or self.measure.unit is not Unit.TIME else f"{text} ({value / whole:.1%})"
+        if self.measure.is_lower_bound(cost):
+            return f"{AT_LEAST} {text}" if value else UNKNOWN
+        return text if not whole else f"{text} ({value / whole:.1%})"
+
+
+@dataclass(frozen=True)
+class RateColumn(Column):
+    """FLOPs in a second: of the device's time where that was measured, else of the CPU's."""
+
+    phase: str = FORWARD
+    on_device: bool = False
+
+    def _rate(self, cost: Cost) -> float | None:
+        ns = cost.device_ns if self.on_device else cost.cpu_ns
+        return cost.flops / ns * 1e9 if ns > 0 and (cost.flops or not cost.uncounted) else None
+
+    def of(self, figures: Figures) -> float:
+        return self._rate(figures.total.get(self.phase, Cost())) or 0
+
+    def text(self, figures: Figures, whole: float | None) -> str:
+        if self.phase not in figures.total:
+            return ""
+        cost = figures.total[self.phase]
+        rate = None if not self.measured or figures.unknown or figures.timeless else self._rate(cost)
+        if rate is None:
+            return UNKNOWN
+        return f"{AT_LEAST} {format_count(rate)}" if cost.uncounted else format_count(rate)
+
+
+@dataclass(frozen=True)
+class CallsColumn(Column):
+    """How often the layer's forward was called, or the operator."""
+
+    @property
+    def key(self) -> str:
+        return "calls"
+
+    def of(self, figures: Figures) -> float:
+        return figures.calls
+
+    def text(self, figures: Figures, whole: float | None) -> str:
+        return UNKNOWN if figures.inlined else "" if figures.calls < 0 else str(figures.calls)
+
+
+@dataclass(frozen=True)
+class ParamsColumn(Column):
+    """The parameters of the layer and all below it, each counted at the first layer that holds it."""
+
+    def of(self, figures: Figures) -> float:
+        return figures.params or 0
+
+    def text(self, figures: Figures, whole: float | None) -> str:
+        if not figures.total or not figures.has_params:
+            return ""
+        return UNKNOWN if figures.params is None else format_count(figures.params)
 
 
 @dataclass
 class Figures:
-    """What one row shows: self and total by phase (no entry: blank) and calls (-1: blank)."""
+    """What one row shows: self and total by phase (no entry: blank), calls (-1: blank) and parameters."""
 
     own: dict[str, Cost] = field(default_factory=dict)
     total: dict[str, Cost] = field(default_factory=dict)
     calls: int = -1
+    params: int | None = None  # None: a lazy layer has not made them yet
+    has_params: bool = False  # whether parameters are a thing that this row could have
     unknown: bool = False  # never called: what it would have cost, nobody knows
     inlined: bool = False  # never called, but compiled into what is around it, where it may have run
     timeless: bool = False  # outside of all layers, between ops: no range tells how long that was
@@ -93,24 +182,32 @@ def columns_of(run: Run, show_events: bool = False) -> list[Column]:
     """The columns that a run can fill: forward first, then calls, then what the other phases took.
 
     What was asked for and could not be measured has a column of unknowns; what was not asked for has none. Self columns
-    of backward and recompute stand only beside operators.
+    of backward and recompute stand only beside operators, those of counts nowhere: what a layer does itself is what its
+    children leave.
     """
     meta = run.meta
     device = (meta.device or "device").upper()
-    columns = []
+    with_flops = "flops" in meta.requested
+    columns: list[Column] = []
     for phase in run.phases():
         lead = "" if phase == FORWARD else phase.capitalize() + " "
+        if with_flops and phase == FORWARD:
+            columns.append(ParamsColumn("Params"))
         for measure in MEASURES:
             names = {name for name, _ in measure.fields}
             if not names <= set(meta.requested):
                 continue
             heading = measure.heading.format(device=device)
             measured = names <= set(meta.measured)
-            if phase == FORWARD or show_events:
-                columns.append(Column(f"{lead}Self {heading}", phase, measure, True, measured))
-            columns.append(Column(f"{lead}{heading}", phase, measure, False, measured))
+            if measure.unit is not Unit.COUNT and (phase == FORWARD or show_events):
+                columns.append(CostColumn(f"{lead}Self {heading}", measured, phase, measure, True))
+            columns.append(CostColumn(f"{lead}{heading}", measured, phase, measure))
+        if with_flops and "cpu_ns" in meta.requested:
+            on_device = "device_ns" in meta.requested
+            measured = not on_device or "device_ns" in meta.measured
+            columns.append(RateColumn(f"{lead}FLOP/s", measured, phase, on_device))
         if phase == FORWARD:
-            columns.append(Column(CALLS, phase))
+            columns.append(CallsColumn(CALLS))
     return columns
 
 
@@ -146,7 +243,8 @@ def tree(
         _sort(lines, sorting)
     if top is not None:
         _keep_top(lines, sorting or columns[0], top, depth)
-    wholes = {column: _whole(lines, column) if percent else None for column in columns}
+    rows = [line.figures for line in _all(lines)] if percent else []
+    wholes = {column: column.whole(rows) if percent else None for column in columns}
     table = [
         [text, *(column.text(line.figures, wholes[column]) for column in columns)]
         for text, line in _drawn(lines, depth)
@@ -181,6 +279,7 @@ def _lines(run: Run, show_events: bool) -> list[Entry]:
     phases = run.phases()
     ops = {phase: run.ops(phase) for phase in phases} if show_events else {}
     index = {layer.path: number for number, layer in enumerate(run.layers)}
+    params = run.total_params()
     selected = None if run.meta.paths is None else set(run.meta.paths)
     lines = []
     for root in range(len(run.roots)):
@@ -188,7 +287,7 @@ def _lines(run: Run, show_events: bool) -> list[Entry]:
         for nodes in zip(*(run.tree(phase, root).walk() for phase in phases)):
             layer = nodes[0].layer
             blank = selected is not None and layer.path not in selected
-            line = Entry(layer.path[-1], Figures() if blank else _figures(phases, nodes))
+            line = Entry(layer.path[-1], Figures() if blank else _figures(phases, nodes, params[layer.path]))
             line.ops = [] if blank else _op_lines({phase: ops[phase].get(index[layer.path], []) for phase in ops})
             lines_of[layer.path] = line
             if len(layer.path) == 1:
@@ -204,12 +303,14 @@ def _lines(run: Run, show_events: bool) -> list[Entry]:
     return lines
 
 
-def _figures(phases: Sequence[str], nodes: Sequence[Node]) -> Figures:
+def _figures(phases: Sequence[str], nodes: Sequence[Node], params: int | None) -> Figures:
     called = any(node.calls or node.total for node in nodes)
     return Figures(
         {phase: node.self for phase, node in zip(phases, nodes)},
         {phase: node.total for phase, node in zip(phases, nodes)},
         nodes[0].calls,
+        params,
+        has_params=True,
         unknown=not called,
         inlined=nodes[0].layer.compiled and not nodes[0].calls,
     )
@@ -253,7 +354,7 @@ def _layers(lines: Sequence[Entry]) -> Iterator[tuple[Entry, Entry | None, int]]
 
 def _keep_top(lines: Sequence[Entry], column: Column, top: int, depth: int | None) -> None:
     """Show only the layers with the largest self of a column, down to a depth, and those above them."""
-    by_self = Column(column.heading, column.phase, column.measure, True)
+    by_self = column.ranking
     seen = []
     for line, above, level in _layers(lines):
         line.shown = False
@@ -272,21 +373,17 @@ def _hidden(lines: Sequence[Entry], column: Column, top: int) -> str:
     hidden = sum(not line.shown for line, _, _ in _layers(lines))
     rows = "1 row is" if hidden == 1 else f"{hidden} rows are"
     which = "the largest" if top == 1 else f"the {top} largest"
-    by = column.heading if column.measure is None or column.is_self else f"self of {column.heading}"
+    by = column.heading if column.ranking == column else f"self of {column.heading}"
     return f"{rows} hidden: shown are {which} by {by}, with the layers above."
 
 
-def _whole(lines: Sequence[Entry], column: Column) -> int | None:
-    """All that was recorded of a measure in a phase: the self of every row."""
-    if column.measure is None:
-        return None
-    whole = 0
+def _all(lines: Sequence[Entry]) -> Iterator[Entry]:
+    """All rows but those of operators."""
     waiting = list(lines)
     while waiting:
         line = waiting.pop()
-        whole += column.measure.of(line.figures.own.get(column.phase, Cost()))
+        yield line
         waiting.extend(line.children)
-    return whole
 
 
 def _drawn(lines: Sequence[Entry], depth: int | None) -> list[tuple[str, Entry]]:

@@ -1,0 +1,190 @@
+"""Count the arithmetic of a session: which op counts, which is part of another, and which nobody can count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from torchprof.attribute import Attributed, Detail, Kind, Signature
+from torchprof.formulas import Operation, Work, formula_of, needs_scalars, work_of
+from torchprof.no_arithmetic import does_no_arithmetic
+from torchprof.registered import is_made_of_ops, is_users, registered_formula, registered_work
+
+_COMPILED = "## Call CompiledFxGraph"
+"""What torch.compile made: kernels that are no ops, or that stand for several of them."""
+_DENSE_SHAPE = frozenset(
+    f"aten::{name}"
+    for name in ("_indices", "_nnz", "_values", "indices", "values", "crow_indices", "ccol_indices", "sparse_dim")
+)
+"""What only an op on a sparse tensor asks for: the shape that was recorded is the dense one, and tells nothing."""
+_PADDING = frozenset({"aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention"})
+"""What pads nested tensors inside: the shapes of the ops it calls are not those of the data."""
+_ALLOCATION = ("aten::empty", "aten::new_empty", "aten::resize_")
+_PYTHON_BACKWARD = "Backward"
+"""How the backward of a Function of the user's ends; torch's own nodes end in a number."""
+_ATTENTION = "aten::scaled_dot_product_attention"
+
+
+class Count(NamedTuple):
+    """The work that was found in one place, and the calls there that have no formula."""
+
+    macs: int
+    flops: int
+    uncounted: int
+
+
+class _Open:
+    """An op that has not ended: its own work (None: not known), and what was found inside it."""
+
+    __slots__ = ("end", "found", "is_compiled", "name", "place", "repeats", "seen", "work")
+
+    def __init__(self, end: int, name: str, place: int, work: Work | None) -> None:
+        self.end = end
+        self.name = name
+        self.place = place
+        self.work = work
+        self.found: list[tuple[int, Count]] = []
+        self.repeats = False  # an op of its own name is inside it
+        self.seen = False  # an op is inside it that does more than allocate
+        self.is_compiled = False
+
+
+class Estimate:
+    """MACs and FLOPs of attributed events, in ``counts`` by the index of their place.
+
+    The outermost op with a formula counts, and what it calls is part of it. An op without a formula is transparent
+    where ops inside it count, and otherwise uncounted. Under ``torch.func.vmap`` an op shows the shapes of a single
+    example, and inside it, once more, the op on the whole batch: there the inner one counts.
+    """
+
+    def __init__(self, signatures: Sequence[Signature]) -> None:
+        self.counts: dict[int, Count] = {}
+        self._signatures = signatures
+        self._work: dict[tuple[str, int], Work | None] = {}
+        self._is_idle: dict[str, bool] = {}  # by name: counts 0, with all that is inside
+        self._is_transparent: dict[str, bool] = {}
+
+    @staticmethod
+    def detail(name: str) -> Detail:
+        """What is to be read of an op's inputs."""
+        if does_no_arithmetic(name) or "::" not in name:
+            return Detail.NOTHING
+        return Detail.SCALARS if needs_scalars(name) or registered_formula(name) is not None else Detail.SHAPES
+
+    def watch(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
+        """Pass the events on, and count them; when all have passed, ``counts`` is complete."""
+        stacks: dict[int, list[_Open]] = {}
+        idle_until: dict[int, int] = {}
+        op, label, function = Kind.OP, Kind.USER_LABEL, Kind.BACKWARD_FUNCTION
+        known = self._is_idle
+        for item in attributed:
+            event = item[0]
+            kind = event[0]
+            if (
+                kind is op
+                or (kind is function and event[1].endswith(_PYTHON_BACKWARD))
+                or (kind is label and event[1].startswith(_COMPILED))
+            ):
+                name, start, thread = event[1], event[2], event[4]
+                stack = stacks.get(thread)
+                if stack is None:
+                    stack = stacks[thread] = []
+                while stack and stack[-1].end <= start:
+                    self._close(stack)
+                if start >= idle_until.get(thread, start):
+                    idle = known.get(name)
+                    if idle is None:
+                        idle = known[name] = does_no_arithmetic(name)
+                    if idle:
+                        idle_until[thread] = start + item[4]
+                        if stack:
+                            self._pass_by(stack, name)
+                    else:
+                        self._enter(stack, item)
+            yield item
+        for stack in stacks.values():
+            while stack:
+                self._close(stack)
+
+    def _pass_by(self, stack: list[_Open], name: str) -> None:
+        """An op that counts nothing tells something of those around it."""
+        if name in _DENSE_SHAPE:
+            for around in stack:
+                if around.work is not None:
+                    around.work = None
+                    around.found = []
+        if not name.startswith(_ALLOCATION):
+            for around in stack:
+                around.seen = True
+
+    def _enter(self, stack: list[_Open], item: Attributed) -> None:
+        event, place = item.event, item.place
+        name = event.name
+        if "::" not in name and event.sequence < 0 and not name.startswith(_COMPILED):
+            return  # a call of a device's runtime; a range of torch's own that is no op
+        entered = _Open(event.start_ns + item.ns, name, place.index, self._work_of(name, event.signature))
+        entered.is_compiled = name.startswith(_COMPILED)
+        for around in stack:
+            around.seen = True
+            if around.name == name:
+                around.repeats = True
+        stack.append(entered)
+
+    def _work_of(self, name: str, signature: int) -> Work | None:
+        key = (name, signature)
+        try:
+            return self._work[key]
+        except KeyError:
+            pass
+        work = None
+        if signature:
+            on = self._signatures[signature]
+            formula = registered_formula(name)
+            if formula is not None and is_users(formula):
+                work = registered_work(name, on)
+            elif formula_of(name) is not None:
+                work = work_of(Operation(name, on))
+            elif formula is not None:
+                work = registered_work(name, on)
+        self._work[key] = work
+        return work
+
+    def _close(self, stack: list[_Open]) -> None:
+        """An op has ended: settle what it counts, and hand that to the op around it, or to the counts."""
+        done = stack.pop()
+        found = done.found
+        if done.work is not None and not self._inner_is_more(done):
+            found = [(done.place, Count(*done.work, 0))]
+        elif done.work is None and (not self._explains(done) or done.is_compiled):
+            found = [*found, (done.place, Count(0, 0, 1))]
+        if stack:
+            stack[-1].found.extend(found)
+        else:
+            for place, count in found:
+                before = self.counts.get(place)
+                self.counts[place] = count if before is None else Count(*map(sum, zip(before, count)))
+
+    def _inner_is_more(self, done: _Open) -> bool:
+        """Whether the ops inside an op with a formula are the op on a whole batch, and the op itself on one example."""
+        if not done.found or done.work is None:
+            return False
+        macs = sum(count.macs for _, count in done.found)
+        flops = sum(count.flops for _, count in done.found)
+        if done.repeats:
+            return macs > done.work.macs or (macs == done.work.macs and flops > done.work.flops)
+        # Attention kernels are called on heads that were padded to a width they like.
+        return macs > done.work.macs and done.name != _ATTENTION
+
+    def _explains(self, done: _Open) -> bool:
+        """Whether the work of an op without a formula is that of the ops inside it."""
+        if done.name in _PADDING:
+            done.found = []
+            return False
+        if done.found:
+            return True
+        if "::" not in done.name:
+            return done.seen  # a Function of the user's: its ops are its work
+        transparent = self._is_transparent.get(done.name)
+        if transparent is None:
+            transparent = self._is_transparent[done.name] = is_made_of_ops(done.name)
+        return transparent

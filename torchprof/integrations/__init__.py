@@ -1,0 +1,1 @@
+"""Other tools' interfaces over torchprof's runs: one file for each. Nothing in the core imports this."""
