@@ -10,6 +10,7 @@ import time
 QUESTIONS = {
     "inside": "what the block costs while the model runs",
     "reading": "what it takes from the profiler's stop to the printed table",
+    "flops": "what counting FLOPs costs",
     "display": "what drawing the table of a large model takes",
     "importing": "what importing torchprof takes",
     "edges": "what entering and leaving the block takes, and what a disabled one costs",

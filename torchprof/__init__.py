@@ -11,13 +11,23 @@ from torchprof.version import __version__
 
 if TYPE_CHECKING:
     from torchprof.errors import TorchprofError
+    from torchprof.peaks import peak
     from torchprof.profile import Profile
     from torchprof.run import Run
     from torchprof.run_file import load
+    from torchprof.shapes import flops
 
-__all__ = ["Profile", "Run", "TorchprofError", "__version__", "load"]
+__all__ = ["Profile", "Run", "TorchprofError", "__version__", "flops", "load", "peak"]
 
-_ROOMS = {"Profile": "profile", "Run": "run", "TorchprofError": "errors", "load": "run_file", "profile": "profile"}
+_ROOMS = {
+    "Profile": "profile",
+    "Run": "run",
+    "TorchprofError": "errors",
+    "flops": "shapes",
+    "load": "run_file",
+    "peak": "peaks",
+    "profile": "profile",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -45,6 +45,12 @@ Examples:
   torchprof show run.json --depth 2
 """
 
+_FLOPS_EPILOG = """\
+SPEC and INPUT are as for `torchprof profile`. No data is made, so that a model of any size will do:
+  torchprof flops transformers:LlamaForCausalLM --kwargs '{"config": {"num_hidden_layers": 80, "hidden_size": 8192}}' \\
+      --input input_ids=int64:1,4096 --depth 2
+"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 1 where the model failed, 2 for bad input."""
@@ -76,25 +82,46 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    profile.add_argument("spec", metavar="SPEC", help="package.module:callable or file.py:callable")
-    profile.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments for the callable, a JSON object")
-    profile.add_argument("--input", action="append", default=[], metavar="INPUT", help="an input, once for each")
+    _add_model_options(profile)
     profile.add_argument("--cuda", action="store_true", help="run on the GPU and record its kernels")
     profile.add_argument("--memory", action="store_true", help="record allocations")
-    profile.add_argument("--backward", action="store_true", help="also run backward, from the sum of the outputs")
-    profile.add_argument("--train", action="store_true", help="model.train() instead of model.eval()")
+    profile.add_argument("--flops", action="store_true", help="count parameters, MACs and FLOPs")
     profile.add_argument("--warmup", type=_count, default=1, metavar="N", help="steps before, not recorded (default 1)")
     profile.add_argument("--steps", type=_count, default=1, metavar="N", help="recorded steps (default 1)")
     profile.add_argument("--paths", nargs="+", metavar="PATH", help="profile only these layers: features.0, layer.*")
-    profile.add_argument("-o", "--output", metavar="RUN.json", help="save the run (gzipped where it ends in .gz)")
+    _add_output_option(profile)
     _add_table_options(profile)
     profile.set_defaults(command=_profile)
+
+    flops = commands.add_parser(
+        "flops",
+        help="count parameters, MACs and FLOPs of a model from shapes alone",
+        description="Make a model on the meta device, which holds no data, and count what its forward computes.",
+        epilog=_FLOPS_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_model_options(flops)
+    _add_output_option(flops)
+    _add_table_options(flops)
+    flops.set_defaults(command=_flops)
 
     show = commands.add_parser("show", help="show a saved run", description="Show a saved run; needs no torch.")
     show.add_argument("run", metavar="RUN.json")
     _add_table_options(show)
     show.set_defaults(command=_show)
     return parser
+
+
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("spec", metavar="SPEC", help="package.module:callable or file.py:callable")
+    parser.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments for the callable, a JSON object")
+    parser.add_argument("--input", action="append", default=[], metavar="INPUT", help="an input, once for each")
+    parser.add_argument("--backward", action="store_true", help="also run backward, from the sum of the outputs")
+    parser.add_argument("--train", action="store_true", help="model.train() instead of model.eval()")
+
+
+def _add_output_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", metavar="RUN.json", help="save the run (gzipped where it ends in .gz)")
 
 
 def _add_table_options(parser: argparse.ArgumentParser) -> None:
@@ -105,6 +132,7 @@ def _add_table_options(parser: argparse.ArgumentParser) -> None:
     table.add_argument("--top", type=_count, metavar="N", help="only the N largest layers, with those above them")
     table.add_argument("--percent", action="store_true", help="write the share beside each time")
     table.add_argument("--tablefmt", metavar="FORMAT", help="any of tabulate's formats: github, html, …")
+    table.add_argument("--summary", action="store_true", help="shapes and the model's figures instead of the tree")
 
 
 def _count(text: str) -> int:
@@ -125,6 +153,9 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _print_run(run: torchprof.Run, arguments: argparse.Namespace) -> None:
+    if arguments.summary:
+        print(run.report("summary", depth=arguments.depth, tablefmt=arguments.tablefmt))
+        return
     print(run.report("tree", **_table_options(arguments)))
     if any(spread.count > 1 for spread in run.samples.values()):
         print("\nOne forward call, on the CPU's clock:\n")
@@ -137,8 +168,7 @@ def _profile(arguments: argparse.Namespace) -> int:
     inputs = [_parse_input(text) for text in arguments.input]
     if not arguments.steps:
         raise TorchprofError("--steps is at least 1.")
-    if arguments.output and not Path(arguments.output).absolute().parent.is_dir():
-        raise TorchprofError(f"-o {arguments.output}: there is no such folder to write to.")
+    _check_output(arguments)
     import torch
 
     if arguments.cuda and not torch.cuda.is_available():
@@ -148,8 +178,7 @@ def _profile(arguments: argparse.Namespace) -> int:
     model.train(arguments.train)
     device = torch.device("cuda" if arguments.cuda else "cpu")
     model.to(device)
-    args = [one.make(device) for one in inputs if one.name is None]
-    kwargs = {one.name: one.make(device) for one in inputs if one.name is not None}
+    args, kwargs = _make_inputs(inputs, device)
 
     def step() -> None:
         with nullcontext() if arguments.backward else torch.no_grad():
@@ -158,7 +187,13 @@ def _profile(arguments: argparse.Namespace) -> int:
             _sum_of(output).backward()
             model.zero_grad(set_to_none=True)
 
-    prof = torchprof.Profile(model, use_cuda=arguments.cuda, profile_memory=arguments.memory, paths=arguments.paths)
+    prof = torchprof.Profile(
+        model,
+        use_cuda=arguments.cuda,
+        profile_memory=arguments.memory,
+        paths=arguments.paths,
+        with_flops=arguments.flops,
+    )
     failure = None
     try:
         for _ in _progress("warm-up", arguments.warmup):
@@ -175,10 +210,48 @@ def _profile(arguments: argparse.Namespace) -> int:
             prof.run.save(arguments.output)  # before the table, which may break (a closed pipe, a wrong column)
         _print_run(prof.run, arguments)
     if failure is not None:
-        given = " ".join(arguments.input) or "no input (--input)"
-        print(f"torchprof: the model failed on {given}: {type(failure).__name__}: {failure}", file=sys.stderr)
-        return 1
+        return _tell_failure(arguments, failure)
     return 0
+
+
+def _flops(arguments: argparse.Namespace) -> int:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    inputs = [_parse_input(text) for text in arguments.input]
+    _check_output(arguments)
+    import torch
+
+    device = torch.device("meta")
+    with device:
+        model = _make_model(arguments.spec, arguments.kwargs)
+    model.train(arguments.train)
+    args, kwargs = _make_inputs(inputs, device)
+    try:
+        with torch.set_grad_enabled(arguments.backward):
+            run = torchprof.flops(model, *args, **kwargs)
+    except TorchprofError:
+        raise
+    except Exception as error:
+        return _tell_failure(arguments, error)
+    if arguments.output:
+        run.save(arguments.output)
+    _print_run(run, arguments)
+    return 0
+
+
+def _check_output(arguments: argparse.Namespace) -> None:
+    if arguments.output and not Path(arguments.output).absolute().parent.is_dir():
+        raise TorchprofError(f"-o {arguments.output}: there is no such folder to write to.")
+
+
+def _tell_failure(arguments: argparse.Namespace, failure: Exception) -> int:
+    given = " ".join(arguments.input) or "no input (--input)"
+    print(f"torchprof: the model failed on {given}: {type(failure).__name__}: {failure}", file=sys.stderr)
+    return 1
+
+
+def _make_inputs(inputs: Sequence[_Input], device: torch.device) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    args = [one.make(device) for one in inputs if one.name is None]
+    return args, {one.name: one.make(device) for one in inputs if one.name is not None}
 
 
 def _progress(what: str, count: int) -> Iterator[int]:

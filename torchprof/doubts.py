@@ -42,17 +42,16 @@ def about_labels(layers: Sequence[Layer], unobserved: Mapping[int, int], unlabel
 def about_calls(
     layers: Sequence[Layer],
     callable_layers: Set[int],
+    called: Set[int],
     silent: Set[int],
-    samples: Mapping[SampleKey, Spread],
     callers: Iterable[tuple[int, int]],
 ) -> Iterator[str]:
-    """Layers that were never called, called by other than the layer above them, or slow to start.
+    """Layers that were never called, and layers called by other than the layer above them.
 
-    ``callable_layers``: those with a forward to be called; ``silent``: those of them that were not. ``callers`` are
-    pairs of layer indices (caller, called), negative for what is no layer.
+    ``callable_layers``: those with a forward to be called; ``called``: those that were; ``silent``: those that could
+    have been seen and were not. ``callers`` are pairs of layer indices (caller, called), negative for what is no layer.
     """
     number = {layer.path: index for index, layer in enumerate(layers)}
-    called = {key.layer for key in samples}
     busy = {layers[index].path[:steps] for index in called for steps in range(1, len(layers[index].path))}
     busy |= {path for index in called for path in layers[index].shared_with}
     idle = [layers[index].name for index in sorted(silent) if layers[index].path not in busy]
@@ -75,6 +74,10 @@ def about_calls(
             f"Called by other than the layer above them: {some(past)}. They count where they stand in the tree, so the "
             "totals above them are not how long those layers' own calls lasted."
         )
+
+
+def about_start(layers: Sequence[Layer], samples: Mapping[SampleKey, Spread]) -> Iterator[str]:
+    """Models whose first call took much longer than the later ones."""
     for key, spread in samples.items():
         later = (spread.sum - spread.first) / (spread.count - 1) if spread.count > 1 else 0
         if key.phase == FORWARD and len(layers[key.layer].path) == 1 and 0 < later * _SLOW_START < spread.first:

@@ -36,7 +36,7 @@ class Count(NamedTuple):
 class _Open:
     """An op that has not ended: its own work (None: not known), and what was found inside it."""
 
-    __slots__ = ("end", "found", "is_compiled", "name", "place", "repeats", "seen", "work")
+    __slots__ = ("end", "found", "name", "place", "repeats", "seen", "work")
 
     def __init__(self, end: int, name: str, place: int, work: Work | None) -> None:
         self.end = end
@@ -46,7 +46,6 @@ class _Open:
         self.found: list[tuple[int, Count]] = []
         self.repeats = False  # an op of its own name is inside it
         self.seen = False  # an op is inside it that does more than allocate
-        self.is_compiled = False
 
 
 class Estimate:
@@ -118,56 +117,50 @@ class Estimate:
                 around.seen = True
 
     def _enter(self, stack: list[_Open], item: Attributed) -> None:
-        event, place = item.event, item.place
-        name = event.name
-        if "::" not in name and event.sequence < 0 and not name.startswith(_COMPILED):
+        event = item[0]
+        name, signature = event[1], event[10]
+        if "::" not in name and event[5] < 0 and not name.startswith(_COMPILED):
             return  # a call of a device's runtime; a range of torch's own that is no op
-        entered = _Open(event.start_ns + item.ns, name, place.index, self._work_of(name, event.signature))
-        entered.is_compiled = name.startswith(_COMPILED)
+        try:
+            work = self._work[name, signature]
+        except KeyError:
+            work = self._work[name, signature] = self._work_of(name, signature)
         for around in stack:
             around.seen = True
             if around.name == name:
                 around.repeats = True
-        stack.append(entered)
+        stack.append(_Open(event[2] + item[4], name, item[1].index, work))
 
     def _work_of(self, name: str, signature: int) -> Work | None:
-        key = (name, signature)
-        try:
-            return self._work[key]
-        except KeyError:
-            pass
-        work = None
-        if signature:
-            on = self._signatures[signature]
-            formula = registered_formula(name)
-            if formula is not None and is_users(formula):
-                work = registered_work(name, on)
-            elif formula_of(name) is not None:
-                work = work_of(Operation(name, on))
-            elif formula is not None:
-                work = registered_work(name, on)
-        self._work[key] = work
-        return work
+        if not signature:
+            return None
+        on = self._signatures[signature]
+        registered = registered_formula(name)
+        if registered is not None and (is_users(registered) or formula_of(name) is None):
+            return registered_work(name, on)
+        return work_of(Operation(name, on))
 
     def _close(self, stack: list[_Open]) -> None:
         """An op has ended: settle what it counts, and hand that to the op around it, or to the counts."""
         done = stack.pop()
-        found = done.found
-        if done.work is not None and not self._inner_is_more(done):
-            found = [(done.place, Count(*done.work, 0))]
-        elif done.work is None and (not self._explains(done) or done.is_compiled):
-            found = [*found, (done.place, Count(0, 0, 1))]
+        found, work = done.found, done.work
+        if work is None:
+            if not self._explains(done):
+                found = [*found, (done.place, Count(0, 0, 1))]
+        elif not found or not self._inner_is_more(done):
+            found = [(done.place, Count(work[0], work[1], 0))]
         if stack:
             stack[-1].found.extend(found)
-        else:
-            for place, count in found:
-                before = self.counts.get(place)
-                self.counts[place] = count if before is None else Count(*map(sum, zip(before, count)))
+            return
+        for place, count in found:
+            before = self.counts.get(place)
+            if before is not None:
+                count = Count(before[0] + count[0], before[1] + count[1], before[2] + count[2])
+            self.counts[place] = count
 
     def _inner_is_more(self, done: _Open) -> bool:
         """Whether the ops inside an op with a formula are the op on a whole batch, and the op itself on one example."""
-        if not done.found or done.work is None:
-            return False
+        assert done.work is not None
         macs = sum(count.macs for _, count in done.found)
         flops = sum(count.flops for _, count in done.found)
         if done.repeats:
@@ -178,7 +171,9 @@ class Estimate:
     def _explains(self, done: _Open) -> bool:
         """Whether the work of an op without a formula is that of the ops inside it."""
         if done.name in _PADDING:
-            done.found = []
+            done.found.clear()
+            return False
+        if done.name.startswith(_COMPILED):
             return False
         if done.found:
             return True

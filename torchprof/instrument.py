@@ -34,7 +34,7 @@ class Target:
     label: str
     input_shapes: tuple[tuple[int, ...], ...] = ()
     output_shapes: tuple[tuple[int, ...], ...] = ()
-    output_bytes: int | None = None
+    output_types: tuple[torch.dtype, ...] = ()
     training: bool = True
 
 
@@ -228,7 +228,7 @@ class Labels:
                 if is_traced():
                     target = None  # TorchScript's tracer would record our looking at shapes
                 else:
-                    target.input_shapes = tuple(map(_shape, _tensors((*args, *kwargs.values()) if kwargs else args)))
+                    target.input_shapes, _ = _shapes_and_types((*args, *kwargs.values()) if kwargs else args)
             with enter(label):
                 try:
                     result = original(self_, *args, **kwargs)
@@ -236,9 +236,7 @@ class Labels:
                     with enter(RAISED):
                         raise
             if target is not None:
-                returned = [result] if isinstance(result, torch.Tensor) else _tensors((result,))
-                target.output_shapes = tuple(map(_shape, returned))
-                target.output_bytes = _bytes(returned)
+                target.output_shapes, target.output_types = _shapes_and_types((result,))
                 if target.input_shapes or target.output_shapes:  # not so where torch.fx traces with stand-ins
                     unseen.pop(id(self_), None)
                     labels[id(self_)] = label
@@ -282,9 +280,11 @@ def _leave_to_eager(wrapper: Callable[..., Any]) -> None:
         frames.skip_code(wrapper.__code__)
 
 
-def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
-    """The tensors in some arguments or results, through tuples, lists and dicts of up to 1,000 items."""
-    found = []
+def _shapes_and_types(values: Sequence[Any]) -> tuple[tuple[tuple[int, ...], ...], tuple[torch.dtype, ...]]:
+    """Of the tensors in some arguments or results, through tuples, lists and dicts of up to 1,000 items."""
+    if len(values) == 1 and isinstance(values[0], torch.Tensor):
+        return (_shape(values[0]),), (values[0].dtype,)
+    found: list[torch.Tensor] = []
     seen = set()
     waiting = list(reversed(values))
     while waiting:
@@ -294,16 +294,7 @@ def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
         elif isinstance(value, (tuple, list, dict)) and id(value) not in seen and len(value) <= 1000:
             seen.add(id(value))
             waiting.extend(reversed(value.values() if isinstance(value, dict) else value))
-    return found
-
-
-def _bytes(tensors: Iterable[torch.Tensor]) -> int | None:
-    """How large some tensors are; None where one of them cannot say."""
-    try:
-        total = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    except RuntimeError:
-        return None
-    return total if type(total) is int else None  # a symbolic size is no number yet
+    return tuple(map(_shape, found)), tuple(tensor.dtype for tensor in found)
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:

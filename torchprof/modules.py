@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, namedtuple
 from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -261,7 +262,7 @@ class Plan:
                     buffer_bytes=sum(buffer.numel() * buffer.element_size() for buffer in made),
                     input_shapes=_plain(target.input_shapes) if target else (),
                     output_shapes=_plain(target.output_shapes) if target else (),
-                    output_bytes=target.output_bytes if target else None,
+                    output_bytes=_bytes(_plain(target.output_shapes), target.output_types) if target else None,
                     training=target.training if target else core.training,
                     compiled=index in compiled,
                     shared_with=tuple(self._layer_paths[at] for at in places[id(core)] if at != index),
@@ -282,3 +283,10 @@ class Plan:
 def _plain(shapes: Iterable[Iterable[Any]]) -> tuple[tuple[int, ...], ...]:
     """Shapes as plain numbers; -1 for a size that is none (nested and symbolic tensors)."""
     return tuple(tuple(size if type(size) is int else -1 for size in shape) for shape in shapes)
+
+
+def _bytes(shapes: Sequence[Sequence[int]], types: Sequence[torch.dtype]) -> int | None:
+    """How large tensors of these shapes are together; None where there are none, or one has a size that is unknown."""
+    if not shapes or any(-1 in shape for shape in shapes):
+        return None
+    return sum(prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, types))

@@ -18,7 +18,7 @@ from torch.autograd.profiler_util import EventList
 from torchprof.attribute import Attribution, Kind
 from torchprof.collect import Session, empty_event_list, is_profiled, missing_device, refuse_if_profiled
 from torchprof.cost import FIELDS
-from torchprof.doubts import about_calls, about_cost, about_labels, about_modules, about_uncounted
+from torchprof.doubts import about_calls, about_cost, about_labels, about_modules, about_start, about_uncounted
 from torchprof.errors import TorchprofError, suggest
 from torchprof.estimate import Estimate
 from torchprof.instrument import Labels, Target, label_of
@@ -50,6 +50,7 @@ class Profile:
     """
 
     _open: ClassVar[Profile | None] = None  # one block at a time in a process
+    _timed: ClassVar[bool] = True  # whether times are asked for
 
     def __init__(
         self,
@@ -82,7 +83,6 @@ class Profile:
         self._event_lists: defaultdict[tuple[str, ...], list[EventList]] | None = None
         self._run: Run | None = None
         self._label_ns: float | None = None
-        self._timed = True
 
     # The block
 
@@ -132,7 +132,7 @@ class Profile:
         try:
             if self._session.started:
                 self._session.stop()
-                self._label_ns = label_ns()
+                self._label_ns = label_ns() if self._timed else None
         finally:
             self._facts = self._plan.layers()
             self._changes = self._plan.changes(self._models)
@@ -338,10 +338,12 @@ class Profile:
                 "its own forward count; a model that is used in other ways is warmed up before the block."
             )
             return
-        silent = self._plan.callable_layers - {key.layer for key in samples} - set(unobserved)
-        yield from about_calls(layers, self._plan.callable_layers, silent, samples, attribution.callers)
+        called = {layer for (layer, _), (_, calls) in rows.by_layer.items() if layer >= 0 and calls}
+        silent = self._plan.callable_layers - called - set(unobserved)
+        yield from about_calls(layers, self._plan.callable_layers, called, silent, attribution.callers)
+        yield from about_start(layers, samples)
         yield from about_uncounted(rows)
-        if self._label_ns is not None and self._timed:
+        if self._label_ns is not None:
             yield from about_cost(attribution.labels, self._label_ns, self._session.wall_ns)
 
 

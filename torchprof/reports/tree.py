@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import TypeVar
 
 from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate, tabulate_formats
 
@@ -12,6 +14,8 @@ from torchprof.cost import MEASURES, Cost, Measure, Unit, as_key, format_count
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports import report
 from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Node, Op, Run
+
+_Branch = TypeVar("_Branch")
 
 CALLS = "Number of Calls"
 UNKNOWN = "–"
@@ -233,9 +237,8 @@ def tree(
 
     Raises TorchprofError for an unknown column or format and for a negative number.
     """
-    for name, number in (("depth", depth), ("top", top)):
-        if number is not None and (not isinstance(number, int) or number < 0):
-            raise TorchprofError(f"{name} is a number of {'levels' if name == 'depth' else 'rows'}, not {number!r}.")
+    check_number("depth", depth, "levels")
+    check_number("top", top, "rows")
     columns = columns_of(run, show_events)
     sorting = _column(sort_by, columns) if sort_by is not None else None
     lines = _lines(run, show_events)
@@ -243,16 +246,27 @@ def tree(
         _sort(lines, sorting)
     if top is not None:
         _keep_top(lines, sorting or columns[0], top, depth)
+
+    def below(line: Entry, level: int) -> list[Entry]:
+        deeper = depth is None or level < depth
+        return [*line.ops, *(child for child in line.children if deeper and child.shown)]
+
     rows = [line.figures for line in _all(lines)] if percent else []
     wholes = {column: column.whole(rows) if percent else None for column in columns}
     table = [
         [text, *(column.text(line.figures, wholes[column]) for column in columns)]
-        for text, line in _drawn(lines, depth)
+        for text, line in branches([line for line in lines if line.shown], attrgetter("name"), below)
     ]
     text = draw(["Module", *(column.heading for column in columns)], table, tablefmt)
     notes = [] if top is None else [_hidden(lines, sorting or columns[0], top)]
     notes += [warning for meta in run.metas for warning in meta.warnings]
     return "\n".join([text, *([""] if notes else []), *notes])
+
+
+def check_number(name: str, number: object, of: str) -> None:
+    """Raise TorchprofError for an option that is no number from 0 on."""
+    if number is not None and (not isinstance(number, int) or number < 0):
+        raise TorchprofError(f"{name} is a number of {of}, not {number!r}.")
 
 
 def draw(headings: Sequence[str], table: Sequence[Sequence[str]], tablefmt: str | None = None) -> str:
@@ -386,20 +400,20 @@ def _all(lines: Sequence[Entry]) -> Iterator[Entry]:
         waiting.extend(line.children)
 
 
-def _drawn(lines: Sequence[Entry], depth: int | None) -> list[tuple[str, Entry]]:
-    """Each line with its name behind the lines of the tree."""
-    drawn = []
-    waiting = [(line, "", "", 0) for line in reversed(lines)]
+def branches(
+    roots: Sequence[_Branch], name: Callable[[_Branch], str], below: Callable[[_Branch, int], Sequence[_Branch]]
+) -> Iterator[tuple[str, _Branch]]:
+    """Each item of a tree, depth first, with its name behind the lines of the tree.
+
+    ``below`` gives the items under one, which stands at a level from 0.
+    """
+    waiting = [(root, "", "", 0) for root in reversed(roots)]
     while waiting:
-        line, own, below, level = waiting.pop()
-        if not line.shown:
-            continue
-        drawn.append((own + line.name, line))
-        deeper = depth is None or level < depth
-        children = [*line.ops, *(child for child in line.children if deeper and child.shown)]
+        item, own, lines, level = waiting.pop()
+        yield own + name(item), item
+        children = below(item, level)
         for number in range(len(children) - 1, -1, -1):
             last = number == len(children) - 1
             waiting.append(
-                (children[number], below + ("└── " if last else "├── "), below + (" " if last else "│"), level + 1)
+                (children[number], lines + ("└── " if last else "├── "), lines + (" " if last else "│"), level + 1)
             )
-    return drawn

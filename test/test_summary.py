@@ -1,0 +1,227 @@
+"""The summary: layers with shapes, and the model's figures, each against what it says it is."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import Mlp, Several, Tied
+from torch import nn
+
+import torchprof
+from examples.models import LeNet5
+from torchprof.attribute import Frame
+from torchprof.cost import format_count
+from torchprof.run import Layer, Meta, Peak, Rows, Run, SampleKey, Spread
+
+
+def figures(run: Run, root: int = 0) -> dict[str, str]:
+    """The lines under one model's name."""
+    block = run.report("summary").split("\n\n")[1 + root].splitlines()
+    assert block[0] == run.roots[root].name
+    return dict(line.strip().split("  ", 1) for line in block[1:])
+
+
+def stripped(run: Run, root: int = 0) -> dict[str, str]:
+    return {name: value.strip() for name, value in figures(run, root).items()}
+
+
+def cells(run: Run, **options: Any) -> list[list[str]]:
+    table = run.report("summary", **options).split("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.split(" | ")] for line in table if not set(line) <= set("-| ")]
+
+
+def test_the_table_of_layers() -> None:
+    with torchprof.Profile(LeNet5(), with_flops=True) as prof:
+        prof(torch.rand(2, 1, 32, 32))
+    table = cells(prof.run)
+    assert table[0] == ["Module", "Type", "Depth", "Input shape", "Output shape", "Params", "MACs"]
+    assert table[1] == ["LeNet5", "LeNet5", "0", "[2, 1, 32, 32]", "[2, 10]", "61.71 K", "833.04 K"]
+    assert table[3] == ["│├── 0", "Conv2d", "2", "[2, 1, 32, 32]", "[2, 6, 28, 28]", "156", "235.20 K"]
+    assert [row[0] for row in cells(prof.run, depth=1)[1:]] == ["LeNet5", "├── features", "└── classifier"]
+    assert "<table>" in prof.run.report("summary", tablefmt="html")
+
+
+def test_the_figures_of_a_model() -> None:
+    model = LeNet5().eval()
+    x = torch.rand(2, 1, 32, 32)
+    with torch.no_grad():
+        model(x)
+        with torchprof.Profile(model, with_flops=True, profile_memory=True) as prof:
+            model(x)
+            model(x)
+    found = stripped(prof.run)
+    assert found["Params"] == found["Trainable params"] == "61.71 K"
+    assert found["Model size"] == f"{61_706 * 4 / 1024:.2f} KB (float32 {61_706 * 4 / 1024:.2f} KB)"
+    assert found["Buffers"] == "0 B"
+    assert found["MACs"] == "833.04 K"  # 2 · 416,520: of one call, not of the two
+    total = prof.run.tree("forward").total
+    assert found["FLOPs"] == f"{total.flops / 2 / 1e6:.2f} M"
+    (spread,) = [spread for key, spread in prof.run.samples.items() if key.layer == 0]
+    assert found["Throughput"] == f"{2 / spread.median * 1e9:,.2f} samples/s"
+    assert found["FLOP/s"] == format_count(total.flops / total.cpu_ns * 1e9)
+    # Outputs of the layers without children: 2 of 4,704, 1,176; of 1,600, 400; of 120; 120; 84; 84 and 10 numbers.
+    numbers = 2 * (2 * 4_704 + 1_176 + 2 * 1_600 + 400 + 2 * 120 + 2 * 84 + 10)
+    assert found["Activations"] == f"{numbers * 4 / 1024:.2f} KB"
+    (peak,) = [size for device, size in prof.run.meta.peak_bytes if device == "cpu"]
+    assert found["Peak memory"] == f"{peak / 1024:.2f} KB on cpu"
+
+
+def test_the_peak_of_a_chain_by_hand() -> None:
+    """Each layer's output is made while its input is alive, and both are 1 MB; the convolution is not: no workspace."""
+    model = nn.Sequential(*(nn.ReLU() for _ in range(5)))
+    x = torch.rand(2**18)
+    with torch.no_grad(), torchprof.Profile(model, profile_memory=True) as prof:
+        model(x)
+    assert dict(prof.run.meta.peak_bytes)["cpu"] == 2 * 2**20
+    with torchprof.Profile(model, profile_memory=True) as prof:
+        model(x.requires_grad_())
+    assert dict(prof.run.meta.peak_bytes)["cpu"] == 5 * 2**20
+
+
+def test_what_was_not_recorded_is_unknown() -> None:
+    with torchprof.Profile(Mlp()) as prof:
+        prof(torch.rand(3, 4))
+    found = stripped(prof.run)
+    assert found["MACs"] == found["FLOPs"] == found["FLOP/s"] == found["Share of peak"] == "–"
+    assert found["Peak memory"] == "–"
+    assert found["Throughput"] != "–"
+    found = stripped(torchprof.flops(Mlp(), torch.rand(3, 4)))
+    assert found["Latency"] == found["Throughput"] == found["FLOP/s"] == "–"
+    assert found["MACs"] == "144"
+    assert found["Backward FLOPs"] != "–"
+
+
+def test_a_layer_that_was_never_called() -> None:
+    model = nn.ModuleDict({"used": nn.Linear(4, 4), "idle": nn.Linear(4, 4)})
+    with torchprof.Profile(model, with_flops=True) as prof:
+        model["used"](torch.rand(2, 4))
+    rows = {row[0]: row for row in cells(prof.run)}
+    assert rows["└── idle"][3:] == ["", "", "20", "–"]
+    assert stripped(prof.run)["MACs"] == "–"  # for one call of the model, of which there was none
+
+
+def test_shared_and_repeated_layers() -> None:
+    with torchprof.Profile(Tied(), with_flops=True) as prof:
+        prof(torch.rand(2, 4))
+    assert stripped(prof.run)["Params"] == "20"
+    with torchprof.Profile(Several(), with_flops=True) as prof:
+        prof(torch.rand(2, 4))
+    assert stripped(prof.run)["Activations"] == f"{(3 + 1) * 2 * 4 * 4} B"
+
+
+def test_types_of_parameters_and_buffers() -> None:
+    model = nn.Sequential(nn.Linear(4, 4).bfloat16(), nn.BatchNorm1d(4))
+    model[1].weight.requires_grad_(False)
+    run = torchprof.flops(nn.Sequential(nn.BatchNorm1d(4)), torch.rand(2, 4))
+    with torchprof.Profile(model, with_flops=True) as prof:
+        pass
+    found = stripped(prof.run)
+    assert found["Params"] == "28"
+    assert found["Trainable params"] == "24"
+    assert found["Model size"] == "72 B (bfloat16 40 B, float32 32 B)"
+    assert found["Buffers"] == f"{4 * 4 + 4 * 4 + 8} B"
+    assert stripped(run)["Buffers"] == f"{4 * 4 + 4 * 4 + 8} B"
+
+
+def test_direct_parameters_of_a_container_count() -> None:
+    class Container(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token = nn.Parameter(torch.rand(7))
+            self.fc = nn.Linear(4, 4)
+
+    run_params = torchprof.Profile(Container(), with_flops=True)
+    with run_params as prof:
+        pass
+    assert stripped(prof.run)["Params"] == "27"
+
+
+def test_lazy_parameters_are_unknown() -> None:
+    with torchprof.Profile(nn.Sequential(nn.LazyLinear(4)), with_flops=True) as prof:
+        pass
+    found = stripped(prof.run)
+    assert found["Params"] == found["Trainable params"] == found["Model size"] == "–"
+
+
+def made(**meta: Any) -> Run:
+    """One layer with two calls of 2 ms and 4 ms: 8 MACs and 20 FLOPs in all, on whatever device."""
+    layer = Layer(("Net",), "Net", 3, 3, 12, (("float32", 12),), input_shapes=((5, 2),), output_shapes=((5, 1),))
+    line = dict.fromkeys(Rows.COLUMNS, 0)
+    line |= {"calls": 2, "cpu_ns": 6_000_000, "device_ns": 1_000_000, "macs": 8, "flops": 20, **meta.pop("line", {})}
+    columns = {name: array("q", [line[name]]) for name in Rows.COLUMNS}
+    samples = {SampleKey(0, "forward", 0, "cpu", "cpu_ns"): Spread.of([(0, 2_000_000), (1, 4_000_000)])}
+    fields = {"requested": ("cpu_ns", "macs", "flops", "uncounted"), **meta}
+    fields.setdefault("measured", fields["requested"])
+    return Run(
+        (Meta(("Net",), **fields),), (layer,), Rows((layer,), ((), (Frame("op", "x"),)), ("cpu",), columns), samples
+    )
+
+
+PEAKS = (
+    Peak("cpu", "float32", 1, 1.0, 1.0),
+    Peak("cpu", "bfloat16", 4, 2.0, 1.0),
+    Peak("cpu", "float32", 4, 10_000.0, 1.0),
+    Peak("cuda:0", "float32", 0, 50_000.0, 1.0),
+)
+
+
+def test_figures_by_hand() -> None:
+    found = stripped(made(peaks=PEAKS))
+    assert found["MACs"] == "4"
+    assert found["FLOPs"] == "10"
+    assert found["Latency"] == "3.000ms"
+    assert found["Throughput"] == "1,666.67 samples/s"
+    assert found["FLOP/s"] == "3.33 K"
+    assert found["Share of peak"] == "33.3% of 10.00 K FLOP/s (float32 product on cpu, 4 threads)"
+    assert stripped(made())["Share of peak"] == "–"
+
+
+def test_figures_of_a_device() -> None:
+    """Nothing waits for the device inside a profile: how long a call took is unknown, how busy it was is not."""
+    fields = ("cpu_ns", "device_ns", "macs", "flops", "uncounted")
+    found = stripped(made(device="cuda", requested=fields, peaks=PEAKS))
+    assert found["Latency"] == found["Throughput"] == "–"
+    assert found["FLOP/s"] == "20.00 K"
+    assert found["Share of peak"] == "40.0% of 50.00 K FLOP/s (float32 product on cuda:0)"
+    missing = made(device="cuda", requested=fields, measured=("cpu_ns", "macs", "flops", "uncounted"), peaks=PEAKS)
+    assert stripped(missing)["Latency"] == "–"
+
+
+def test_lower_bounds_are_marked() -> None:
+    found = stripped(made(line={"uncounted": 1}, peaks=PEAKS))
+    assert found["MACs"] == "≥ 4"
+    assert found["FLOP/s"] == "≥ 3.33 K"
+    assert found["Share of peak"].startswith("≥ 33.3%")
+    found = stripped(made(line={"uncounted": 1, "macs": 0, "flops": 0}))
+    assert found["MACs"] == found["FLOPs"] == found["FLOP/s"] == "–"
+
+
+def test_two_models() -> None:
+    first, second = Mlp(), Mlp()
+    with torchprof.Profile([first, second], with_flops=True) as prof:
+        second(torch.rand(1, 4))
+    assert stripped(prof.run, 0)["MACs"] == "–"
+    assert stripped(prof.run, 1)["MACs"] == "48"
+
+
+def test_the_command_line_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from torchprof.cli import main
+
+    path = tmp_path / "run.json"
+    assert main(["flops", "examples/models.py:LeNet5", "--input", "1,1,32,32", "--summary", "-o", str(path)]) == 0
+    assert "\n  MACs              416.52 K\n" in capsys.readouterr().out
+    assert json.loads(path.read_text())["schema"] == 2
+    assert main(["show", str(path), "--summary", "--depth", "0"]) == 0
+    assert "Backward" not in capsys.readouterr().out
+
+
+def test_bad_options() -> None:
+    with pytest.raises(torchprof.TorchprofError, match="depth is a number of levels"):
+        made().report("summary", depth=-1)
+    with pytest.raises(torchprof.TorchprofError, match="tabulate has no format"):
+        made().report("summary", tablefmt="nonsense")

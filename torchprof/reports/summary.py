@@ -1,0 +1,139 @@
+"""The summary: what the model is made of, layer by layer, and its figures as a whole."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from torchprof.attribute import BACKWARD, FORWARD, RECOMPUTE
+from torchprof.cost import Cost, format_count, format_memory, format_time
+from torchprof.reports import report
+from torchprof.reports.tree import AT_LEAST, UNKNOWN, branches, check_number, draw
+from torchprof.run import Node, Peak, Run, SampleKey
+
+_SHAPES_SHOWN = 3
+
+
+@report("summary")
+def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) -> str:
+    """Every layer with its type, depth, shapes, parameters and MACs; under it, the figures of each model.
+
+    Shapes are those of the first forward call, MACs, FLOPs and times are for one forward call of the model, on average.
+    Parameters and MACs of a layer include the layers below it. ``depth`` hides the layers below that depth (0: the
+    model alone), ``tablefmt`` is any of tabulate's formats, for the table of layers.
+
+    The figures: *model size* is the bytes of parameters, *latency* the median time of a forward call on the CPU's
+    clock, under the profiler; with a device, which works on while the CPU goes ahead, it is unknown here, and
+    ``torchprof.benchmark`` measures it. *Throughput* is the first size of the model's first input over the latency.
+    *FLOP/s* are the forward's FLOPs over the device's time where that was recorded, else over the CPU's; the *share of
+    peak* is what they are of the product of matrices that ``torchprof.peak`` measured on this device, for the type of
+    most parameters. *Activations* are the bytes that layers without children returned, *peak memory* is by how much
+    memory rose inside the block. What was not recorded is shown as unknown.
+
+    Raises TorchprofError for an unknown format and a negative depth.
+    """
+    check_number("depth", depth, "levels")
+
+    def below(node: Node, level: int) -> list[Node]:
+        return node.children if depth is None or level < depth else []
+
+    headings = ["Module", "Type", "Depth", "Input shape", "Output shape", "Params", "MACs"]
+    params = run.total_params()
+    table = []
+    figures = []
+    for root in range(len(run.roots)):
+        node = run.tree(FORWARD, root)
+        for text, one in branches([node], lambda one: one.layer.path[-1], below):
+            layer = one.layer
+            table.append(
+                [
+                    text,
+                    layer.kind,
+                    str(len(layer.path) - 1),
+                    _shapes(layer.input_shapes),
+                    _shapes(layer.output_shapes),
+                    _known(params[layer.path], format_count),
+                    _count(run, one.total, "macs", node.calls, bool(one.calls or one.total)),
+                ]
+            )
+        lines = list(_figures(run, node, params[node.layer.path], root))
+        width = max(len(name) for name, _ in lines)
+        figures.append("\n".join([node.layer.name, *(f"  {name:<{width}}  {value}" for name, value in lines)]))
+    notes = [warning for meta in run.metas for warning in meta.warnings]
+    return "\n\n".join([draw(headings, table, tablefmt), *figures, *(["\n".join(notes)] if notes else [])])
+
+
+def _figures(run: Run, root: Node, params: int | None, number: int) -> Iterator[tuple[str, str]]:
+    layers = [node.layer for node in root.walk()]
+    trainable = [layer.trainable_params for layer in layers]
+    yield "Params", _known(params, format_count)
+    yield "Trainable params", UNKNOWN if None in trainable else format_count(sum(filter(None, trainable)))
+    dtypes: Counter[str] = Counter()
+    for layer in layers:
+        dtypes.update(dict(layer.dtype_bytes))
+    sizes = ", ".join(f"{dtype} {format_memory(size)}" for dtype, size in dtypes.most_common())
+    size = sum(dtypes.values())
+    yield "Model size", UNKNOWN if params is None else format_memory(size) + (f" ({sizes})" if sizes else "")
+    yield "Buffers", format_memory(sum(layer.buffer_bytes for layer in layers))
+    calls = root.calls
+    yield "MACs", _count(run, root.total, "macs", calls)
+    yield "FLOPs", _count(run, root.total, "flops", calls)
+    for phase in (BACKWARD, RECOMPUTE):
+        if phase in run.phases():
+            total = run.tree(phase, number).total
+            yield f"{phase.capitalize()} FLOPs", _count(run, total, "flops", calls)
+
+    index = run.layers.index(root.layer)
+    spread = run.samples.get(SampleKey(index, FORWARD, run.meta.rank, "cpu", "cpu_ns"))
+    on_device = "device_ns" in run.meta.requested
+    latency = spread.median if spread is not None and not on_device else None
+    yield "Latency", _known(latency, format_time)
+    batch = root.layer.input_shapes[0][0] if root.layer.input_shapes and root.layer.input_shapes[0] else None
+    rate = batch / latency * 1e9 if batch is not None and batch > 0 and latency else None
+    yield "Throughput", _known(rate, lambda per_s: f"{per_s:,.2f} samples/s")
+    ns = root.total.device_ns if on_device else root.total.cpu_ns
+    achieved = root.total.flops / ns * 1e9 if ns > 0 and root.total.flops else None
+    bound = f"{AT_LEAST} " if root.total.uncounted else ""
+    yield "FLOP/s", _known(achieved, lambda per_s: bound + format_count(per_s))
+    peak = _peak(run, dtypes.most_common(1)[0][0] if dtypes else "float32")
+    yield "Share of peak", bound + _share(achieved, peak) if achieved and peak else UNKNOWN
+    leaves = [node for node in root.walk() if not node.children and node.calls]
+    known = [node.layer.output_bytes for node in leaves]
+    returned = sum((node.layer.output_bytes or 0) * node.calls for node in leaves) // max(calls, 1)
+    yield "Activations", UNKNOWN if None in known or not leaves else format_memory(returned)
+    peaks = ", ".join(f"{format_memory(size)} on {device}" for device, size in run.meta.peak_bytes)
+    yield "Peak memory", peaks or UNKNOWN
+
+
+def _known(value: float | None, text: Callable[[float], str]) -> str:
+    return UNKNOWN if value is None else text(value)
+
+
+def _count(run: Run, cost: Cost, field: str, calls: int, called: bool = True) -> str:
+    """MACs or FLOPs for one forward call of the model."""
+    if field not in run.meta.measured or not called or not calls:
+        return UNKNOWN
+    value = getattr(cost, field)
+    if cost.uncounted:
+        return f"{AT_LEAST} {format_count(value / calls)}" if value else UNKNOWN
+    return format_count(value / calls)
+
+
+def _shapes(shapes: tuple[tuple[int, ...], ...]) -> str:
+    shown = [str(list(shape)).replace("-1", "?") for shape in shapes[:_SHAPES_SHOWN]]
+    return ", ".join([*shown, *(["…"] if len(shapes) > _SHAPES_SHOWN else [])])
+
+
+def _peak(run: Run, dtype: str) -> Peak | None:
+    """The last peak that was measured of the device that did the work, in this type."""
+    kind = run.meta.device if "device_ns" in run.meta.measured else "cpu"
+    of_device = [peak for peak in run.meta.peaks if peak.device.split(":")[0] == kind and peak.dtype == dtype]
+    return of_device[-1] if of_device else None
+
+
+def _share(achieved: float, peak: Peak) -> str:
+    threads = f", {peak.threads} thread{'s' if peak.threads > 1 else ''}" if peak.threads else ""
+    return (
+        f"{achieved / peak.flops_per_s:.1%} of {format_count(peak.flops_per_s)} FLOP/s "
+        f"({peak.dtype} product on {peak.device}{threads})"
+    )
