@@ -56,7 +56,7 @@ def test_python_blocks_run_in_order_and_print_what_is_shown(in_root: Path) -> No
                 assert shape(printed)[: len(shown)] == shown
                 assert ("..." in block) or shape(printed) == shown
             compared += 1
-    assert compared == 4
+    assert compared == 7
 
 
 def test_console_blocks_run_and_print_what_is_shown(in_root: Path) -> None:
