@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -35,7 +34,13 @@ def profiled(model: nn.Module, *args: Any) -> torchprof.Run:
         (Several(), torch.rand(2, 4)),
         (Tied(), torch.rand(2, 4)),
         (Functional(), torch.rand(2, 4)),
-        (Checkpointed(use_reentrant=False), torch.rand(2, 4)),
+        pytest.param(
+            Checkpointed(use_reentrant=False),
+            torch.rand(2, 4),
+            marks=pytest.mark.skipif(
+                torch.__version__.startswith("2.4."), reason="torch 2.4 checkpoints no meta tensors"
+            ),
+        ),
         (nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)), torch.rand(2, 3, 9, 9)),
         (nn.Sequential(nn.ConvTranspose2d(3, 6, 3, stride=2), nn.GELU()), torch.rand(2, 3, 5, 5)),
     ],
@@ -210,7 +215,6 @@ def test_a_model_that_cannot_be_copied() -> None:
     assert torchprof.flops(model, torch.rand(2, 4)).tree("forward").total.macs == 32
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="torch.compile")
 def test_a_compiled_model_is_counted_as_it_was_written() -> None:
     model = LeNet5()
     expected = torchprof.flops(model, torch.rand(1, 1, 32, 32)).tree().total.macs

@@ -19,7 +19,13 @@ _DENSE_SHAPE = frozenset(
 """What only an op on a sparse tensor asks for: the shape that was recorded is the dense one, and tells nothing."""
 _PADDING = frozenset({"aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention"})
 """What pads nested tensors inside: the shapes of the ops it calls are not those of the data."""
-_ALLOCATION = ("aten::empty", "aten::new_empty", "aten::resize_")
+_AROUND_OTHER_CODE = (
+    *("aten::empty", "aten::new_empty", "aten::resize_"),
+    *("aten::detach", "detach", "aten::to", "aten::resolve_conj", "aten::resolve_neg", "aten::lift_fresh"),
+)
+"""How the names of ops begin that prepare work by other means: memory for a kernel; the way to NumPy and back."""
+_COMPILING = "(dynamo_timed)"
+"""How the ranges of torch.compile at work end: what runs inside is no work of the model's."""
 _PYTHON_BACKWARD = "Backward"
 """How the backward of a Function of the user's ends; torch's own nodes end in a number."""
 _ATTENTION = "aten::scaled_dot_product_attention"
@@ -36,7 +42,7 @@ class Count(NamedTuple):
 class _Open:
     """An op that has not ended: its own work (None: not known), and what was found inside it."""
 
-    __slots__ = ("end", "found", "name", "place", "repeats", "seen", "work")
+    __slots__ = ("end", "found", "is_batch", "moves", "name", "place", "repeats", "seen", "work")
 
     def __init__(self, end: int, name: str, place: int, work: Work | None) -> None:
         self.end = end
@@ -45,7 +51,9 @@ class _Open:
         self.work = work
         self.found: list[tuple[int, Count]] = []
         self.repeats = False  # an op of its own name is inside it
-        self.seen = False  # an op is inside it that does more than allocate
+        self.is_batch = False  # the ops inside it work on a whole batch, of which its own inputs are one example
+        self.seen = False  # an op is inside it
+        self.moves = False  # one that does more than prepare for other code
 
 
 class Estimate:
@@ -62,6 +70,7 @@ class Estimate:
         self._work: dict[tuple[str, int], Work | None] = {}
         self._is_idle: dict[str, bool] = {}  # by name: counts 0, with all that is inside
         self._is_transparent: dict[str, bool] = {}
+        self._opaque: set[str] = set()  # Functions of the user's whose work is no ops
 
     @staticmethod
     def detail(name: str) -> Detail:
@@ -93,7 +102,7 @@ class Estimate:
                 if start >= idle_until.get(thread, start):
                     idle = known.get(name)
                     if idle is None:
-                        idle = known[name] = does_no_arithmetic(name)
+                        idle = known[name] = does_no_arithmetic(name) or name.endswith(_COMPILING)
                     if idle:
                         idle_until[thread] = start + item[4]
                         if stack:
@@ -112,9 +121,10 @@ class Estimate:
                 if around.work is not None:
                     around.work = None
                     around.found = []
-        if not name.startswith(_ALLOCATION):
-            for around in stack:
-                around.seen = True
+        moves = not name.startswith(_AROUND_OTHER_CODE)
+        for around in stack:
+            around.seen = True
+            around.moves = around.moves or moves
 
     def _enter(self, stack: list[_Open], item: Attributed) -> None:
         event = item[0]
@@ -126,7 +136,7 @@ class Estimate:
         except KeyError:
             work = self._work[name, signature] = self._work_of(name, signature)
         for around in stack:
-            around.seen = True
+            around.seen = around.moves = True
             if around.name == name:
                 around.repeats = True
         stack.append(_Open(event[2] + item[4], name, item[1].index, work))
@@ -147,7 +157,10 @@ class Estimate:
         if work is None:
             if not self._explains(done):
                 found = [*found, (done.place, Count(0, 0, 1))]
-        elif not found or not self._inner_is_more(done):
+        elif found and self._inner_is_more(done):
+            if stack:
+                stack[-1].is_batch = True
+        else:
             found = [(done.place, Count(work[0], work[1], 0))]
         if stack:
             stack[-1].found.extend(found)
@@ -163,7 +176,7 @@ class Estimate:
         assert done.work is not None
         macs = sum(count.macs for _, count in done.found)
         flops = sum(count.flops for _, count in done.found)
-        if done.repeats:
+        if done.repeats or done.is_batch:
             return macs > done.work.macs or (macs == done.work.macs and flops > done.work.flops)
         # Attention kernels are called on heads that were padded to a width they like.
         return macs > done.work.macs and done.name != _ATTENTION
@@ -178,8 +191,23 @@ class Estimate:
         if done.found:
             return True
         if "::" not in done.name:
-            return done.seen  # a Function of the user's: its ops are its work
+            return self._is_all_ops(done)
         transparent = self._is_transparent.get(done.name)
         if transparent is None:
             transparent = self._is_transparent[done.name] = is_made_of_ops(done.name)
         return transparent
+
+    def _is_all_ops(self, function: _Open) -> bool:
+        """Whether a Function of the user's does nothing but what its ops do, none of which count.
+
+        One that only prepares for other code works by that. One that hands its input on views it in forward, and in
+        backward does nothing at all; so may the backward of a Function that works by other code.
+        """
+        name = function.name
+        if function.seen:
+            is_ops = function.moves
+        else:
+            is_ops = name.endswith(_PYTHON_BACKWARD) and name.removesuffix(_PYTHON_BACKWARD) not in self._opaque
+        if not is_ops:
+            self._opaque.add(name)
+        return is_ops

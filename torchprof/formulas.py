@@ -41,6 +41,10 @@ class Operation:
         """Whether an input is there, and a tensor."""
         return index < len(self) and _is_tensor(self._dtypes[index])
 
+    def is_missing(self, index: int) -> bool:
+        """Whether an input is None, or a tensor without a shape (a nested tensor)."""
+        return self._dtypes[index] == ""
+
     def shape(self, index: int) -> Shape:
         """The shape of an input. Raises Unknown where it is no tensor, or one without a shape (a nested tensor)."""
         if not self.has(index) or self._shapes[index] is None:
@@ -224,45 +228,48 @@ def _packed_linear(op: Operation) -> tuple[int, int]:
 # Convolution. Each element of the result (transposed: of the input) meets the weights of one output (input) channel.
 
 
+def _convolved(op: Operation, *, stride: int, padding: int, dilation: int) -> int:
+    """The number of elements of the result, given where the inputs have the sizes that it depends on."""
+    image, weight = op.shape(0), op.shape(1)
+    dims = len(weight) - 2
+    steps, borders, gaps = (op.sizes(at, dims) for at in (stride, padding, dilation))
+    windows = 1
+    for length, kernel, step, border, gap in zip(image[-dims:], weight[2:], steps, borders, gaps):
+        windows *= _windows(length + 2 * border, kernel, step, gap)
+    return prod(image[: -dims - 1]) * weight[0] * windows
+
+
 @_counts("convolution", "_convolution", "convolution_overrideable", scalars=True)
 def _convolution(op: Operation) -> tuple[int, int]:
-    image, weight = op.shape(0), op.shape(1)
-    dims = len(weight) - 2
-    stride, padding, dilation = (op.sizes(at, dims) for at in (3, 4, 5))
-    if type(op.scalar(6)) is not bool:
+    transposed = op.scalar(6)
+    if type(transposed) is not bool:
         raise Unknown
-    if op.scalar(6):
-        more = op.sizes(7, dims)
-        channels = weight[1] * op.scalar(8)
-        spatial = [
-            (image[-dims + at] - 1) * stride[at] - 2 * padding[at] + dilation[at] * (weight[2 + at] - 1) + more[at] + 1
-            for at in range(dims)
-        ]
-        macs = prod(image) * prod(weight[1:])
-    else:
-        channels = weight[0]
-        spatial = [
-            _windows(image[-dims + at] + 2 * padding[at], weight[2 + at], stride[at], dilation[at])
-            for at in range(dims)
-        ]
-        macs = prod(image[: -dims - 1]) * channels * prod(spatial) * prod(weight[1:])
-    result = prod(image[: -dims - 1]) * channels * prod(spatial)
-    return macs, result if op.has(2) else 0
+    if transposed:
+        return op.numel(0) * prod(op.shape(1)[1:]), _transposed(op) if op.has(2) else 0
+    result = _convolved(op, stride=3, padding=4, dilation=5)
+    return result * prod(op.shape(1)[1:]), result if op.has(2) else 0
 
 
-@_counts("mkldnn_convolution", "cudnn_convolution", "miopen_convolution", scalars=True)
-def _library_convolution(op: Operation) -> tuple[int, int]:
-    has_bias = _bare(op.name) != "cudnn_convolution"
-    at = 3 if has_bias else 2
+def _transposed(op: Operation) -> int:
+    """The number of elements that a transposed convolution gives."""
     image, weight = op.shape(0), op.shape(1)
     dims = len(weight) - 2
-    padding, stride, dilation = (op.sizes(at + number, dims) for number in range(3))
-    spatial = [
-        _windows(image[-dims + dim] + 2 * padding[dim], weight[2 + dim], stride[dim], dilation[dim])
-        for dim in range(dims)
-    ]
-    result = prod(image[: -dims - 1]) * weight[0] * prod(spatial)
-    return result * prod(weight[1:]), result if has_bias and op.has(2) else 0
+    result = prod(image[: -dims - 1]) * weight[1] * int(op.scalar(8))
+    sizes = (op.sizes(at, dims) for at in (3, 4, 5, 7))
+    for length, kernel, stride, padding, dilation, more in zip(image[-dims:], weight[2:], *sizes):
+        result *= (length - 1) * stride - 2 * padding + dilation * (kernel - 1) + more + 1
+    return result
+
+
+@_counts("mkldnn_convolution", "miopen_convolution", scalars=True)
+def _library_convolution(op: Operation) -> tuple[int, int]:
+    result = _convolved(op, padding=3, stride=4, dilation=5)
+    return result * prod(op.shape(1)[1:]), result if op.has(2) else 0
+
+
+@_counts("cudnn_convolution", scalars=True)
+def _cudnn_convolution(op: Operation) -> tuple[int, int]:
+    return _convolved(op, padding=2, stride=3, dilation=4) * prod(op.shape(1)[1:]), 0
 
 
 @_counts("conv_tbc", scalars=True)
@@ -481,9 +488,7 @@ _OF_TWO = frozenset(
 
 def _elementwise(times: int) -> Formula:
     def formula(op: Operation) -> tuple[int, int]:
-        if not (op.has(0) or op.has(1)) or (_bare(op.name) in _OF_TWO and op._dtypes[1] == ""):
-            raise Unknown
-        if op._dtypes[0] == "":
+        if op.is_missing(0) or (op.is_missing(1) and _bare(op.name) in _OF_TWO):
             raise Unknown
         return 0, times * op.broadcast
 

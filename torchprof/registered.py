@@ -39,7 +39,12 @@ _DTYPES = {
 def registered_formula(name: str) -> Callable[..., Any] | None:
     """The formula that is registered for an op by its name in a profile (``mine::scan``), None where there is none."""
     packet = _packet(name)
-    return flop_registry.get(packet) if packet is not None else None
+    if packet is None:
+        return None
+    formula: Callable[..., Any] | None = flop_registry.get(packet)
+    if formula is None:  # torch 2.4 registers each overload
+        formula = next(filter(None, (flop_registry.get(getattr(packet, each)) for each in packet.overloads())), None)
+    return formula
 
 
 def is_users(formula: Callable[..., Any]) -> bool:

@@ -47,8 +47,8 @@ def flops(model: nn.Module, *args: Any, **kwargs: Any) -> Run:
             if "meta" not in str(error).lower():
                 raise
             raise TorchprofError(
-                f"The forward of {type(twin).__name__} does not run on the meta device, where tensors have shapes and no "
-                f"values: {_first_line(error)} Profile it on data: torchprof.Profile(model, with_flops=True)."
+                f"The forward of {type(twin).__name__} does not run on the meta device, where tensors have no values: "
+                f"{_first_line(error)} Profile it on data: torchprof.Profile(model, with_flops=True)."
             ) from error
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         if outputs and torch.is_grad_enabled():
