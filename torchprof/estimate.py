@@ -91,7 +91,7 @@ class Estimate:
             if (
                 kind is op
                 or (kind is function and event[1].endswith(_PYTHON_BACKWARD))
-                or (kind is label and event[1].startswith(_COMPILED))
+                or (kind is label and (event[1].startswith(_COMPILED) or event[1].endswith(_COMPILING)))
             ):
                 name, start, thread = event[1], event[2], event[4]
                 stack = stacks.get(thread)

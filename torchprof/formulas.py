@@ -43,7 +43,7 @@ class Operation:
 
     def is_missing(self, index: int) -> bool:
         """Whether an input is None, or a tensor without a shape (a nested tensor)."""
-        return self._dtypes[index] == ""
+        return index < len(self) and self._dtypes[index] == ""
 
     def shape(self, index: int) -> Shape:
         """The shape of an input. Raises Unknown where it is no tensor, or one without a shape (a nested tensor)."""
