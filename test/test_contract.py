@@ -6,6 +6,8 @@ import copy
 import inspect
 import json
 import pickle
+import subprocess
+import sys
 from collections import defaultdict
 
 import pytest
@@ -793,3 +795,24 @@ def test_the_old_readmes_program_runs() -> None:
         for call in event_lists_dict[trace[i].path]:
             total += call.self_cpu_time_total
     assert total > 0
+
+
+def test_a_process_that_never_leaves_the_block_ends_in_peace() -> None:
+    code = """
+import torch, torchprof
+model = torch.nn.Linear(2, 2)
+torchprof.Profile(model).__enter__()
+model(torch.rand(1, 2))
+print("done")
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, "done\n"), result.stderr
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_frozen_script_module_has_no_mode() -> None:
+    frozen = torch.jit.freeze(torch.jit.script(nn.Sequential(nn.Linear(2, 2)).eval()))
+    with torchprof.Profile(frozen) as prof:
+        frozen(torch.rand(1, 2))
+    assert prof.run.tree().calls == 1
+    assert not prof.run.layers[0].training

@@ -5,10 +5,12 @@ Every difference between the profilers of torch's versions ends here.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import itertools
 import marshal
 import operator
+import os
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -106,10 +108,13 @@ class Session:
         with record(STARTED):
             pass
         self.started = True
+        self._process = os.getpid()
+        atexit.register(self._end_with_process)
         self._started_ns = time.perf_counter_ns()
 
     def stop(self) -> None:
         self.wall_ns = time.perf_counter_ns() - self._started_ns
+        atexit.unregister(self._end_with_process)
         for name, original in self._guarded.items():
             setattr(torch_profiler.profile, name, original)
         # torch 2.4 makes its whole EventList when it stops: here that waits until somebody asks for one.
@@ -118,6 +123,11 @@ class Session:
             self._profiler.__exit__(None, None, None)
         finally:
             del self._profiler._parse_kineto_results
+
+    def _end_with_process(self) -> None:
+        """A process that ends with a session open dies in torch: who started it and never stopped it is spared that."""
+        if os.getpid() == self._process:
+            self.stop()
 
     def _guard(self) -> None:
         """A session that somebody starts inside ours would end ours, or kill the process: refuse it."""

@@ -224,7 +224,7 @@ class Labels:
                 self.unobserved[label] += 1
                 return original(self_, *args, **kwargs)
             if target is not None:
-                target.training = self_.training
+                target.training = getattr(self_, "training", False)  # a frozen ScriptModule has no mode left
                 if is_traced():
                     target = None  # TorchScript's tracer would record our looking at shapes
                 else:

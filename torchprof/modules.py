@@ -194,7 +194,7 @@ class Plan:
             if compiled and isinstance(trace.module, torch.jit.ScriptModule):
                 continue  # run by the ScriptModule around it: nobody calls it from Python
             target = self._target_of[module] = Target(
-                trace.module, label_of(trace.path), training=trace.module.training
+                trace.module, label_of(trace.path), training=_trains(trace.module)
             )
             around = self._target_of.get(id(self.traces[wrapper].module)) if wrapper is not None else None
             self.targets.append(target)
@@ -263,7 +263,7 @@ class Plan:
                     input_shapes=_plain(target.input_shapes) if target else (),
                     output_shapes=_plain(target.output_shapes) if target else (),
                     output_bytes=_bytes(_plain(target.output_shapes), target.output_types) if target else None,
-                    training=target.training if target else core.training,
+                    training=target.training if target else _trains(core),
                     compiled=index in compiled,
                     shared_with=tuple(self._layer_paths[at] for at in places[id(core)] if at != index),
                 )
@@ -278,6 +278,11 @@ class Plan:
             now.update({trace.path: trace.module for trace in walk_modules(model, name=root)})
         added = [".".join(path) for path, module in now.items() if before.get(path) is not module]
         return added, [".".join(path) for path in before if path not in now]
+
+
+def _trains(module: nn.Module) -> bool:
+    """Whether a module is in train mode. A frozen ScriptModule has no mode left: it was made in eval mode."""
+    return bool(getattr(module, "training", False))
 
 
 def _plain(shapes: Iterable[Iterable[Any]]) -> tuple[tuple[int, ...], ...]:
