@@ -1,4 +1,4 @@
-"""How much arithmetic is a transformer, layer by layer, and how fast is it here? BERT-base on one sequence of 128 tokens.
+"""How much arithmetic is a transformer, layer by layer, and how fast is it here? BERT-base on 128 tokens.
 
 Run it with ``python examples/flops.py``.
 """

@@ -24,6 +24,7 @@ NO_FORMULA = {
     "multi_dot",
     "aten::",
     "add_",
+    "alpha",
     "prims::",
     "_foreach_",
     "torch.utils.flop_counter",

@@ -11,18 +11,20 @@ from torchprof.version import __version__
 
 if TYPE_CHECKING:
     from torchprof.errors import TorchprofError
+    from torchprof.latency import benchmark
     from torchprof.peaks import peak
     from torchprof.profile import Profile
     from torchprof.run import Run
     from torchprof.run_file import load
     from torchprof.shapes import flops
 
-__all__ = ["Profile", "Run", "TorchprofError", "__version__", "flops", "load", "peak"]
+__all__ = ["Profile", "Run", "TorchprofError", "__version__", "benchmark", "flops", "load", "peak"]
 
 _ROOMS = {
     "Profile": "profile",
     "Run": "run",
     "TorchprofError": "errors",
+    "benchmark": "latency",
     "flops": "shapes",
     "load": "run_file",
     "peak": "peaks",

@@ -29,6 +29,7 @@ class Kind(Enum):
     LABEL = "forward of a labelled module"
     NODE = "autograd node, with the engine's work around it"
     BACKWARD_FUNCTION = "autograd node"
+    STOPPED = "mark: the op before it was not carried out"
     KERNEL = "kernel"
     MEMORY = "memory"
 
@@ -52,7 +53,8 @@ class Detail(Enum):
 
     NOTHING = 0
     SHAPES = 1
-    SCALARS = 2  # shapes, types and values
+    ONES = 2  # and which of the scalars are 0 or 1: the others read as 2
+    SCALARS = 3  # and all their values
 
 
 class Event(NamedTuple):
@@ -237,6 +239,7 @@ class Attribution:
         launched_by: dict[int, Place] = {}
         new = tuple.__new__  # a third of the time that Attributed(...) takes, once for every event
         op, label_kind, node, memory, kernel = Kind.OP, Kind.LABEL, Kind.NODE, Kind.MEMORY, Kind.KERNEL
+        stopped = Kind.STOPPED
 
         for event in events:
             kind, name, start, end, thread, sequence, _, correlation, _, _, signature = event
@@ -257,7 +260,7 @@ class Attribution:
                 # Clocks of different sources differ by a few ns: what sticks out would break the nesting after it.
                 if end > limit:
                     end = limit
-            if kind is memory:
+            if kind is memory or kind is stopped:
                 yield new(Attributed, (event, around or outside, around, 0, 0))
                 continue
 

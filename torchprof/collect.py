@@ -28,6 +28,8 @@ PREFIX = "torchprof:"
 """What the name of each of our labels begins with."""
 RAISED = PREFIX + "!raised"
 """A label of no length inside the range of a call that did not finish."""
+STOPPED = PREFIX + "!stopped"
+"""The same where torch's activation checkpointing has seen enough: the last op before it was not carried out."""
 STARTED = PREFIX + "!started"
 """A label of no length at the start of a session."""
 
@@ -225,7 +227,9 @@ class Session:
         shapes, dtypes = raw.shapes(), raw.dtypes()
         if "TensorList" in dtypes and _shapes_of_lists is not None:
             shapes = _shapes_of_lists(raw)
-        scalars = raw.concrete_inputs() if detail is Detail.SCALARS else ()
+        scalars = () if detail is Detail.SHAPES else raw.concrete_inputs()
+        if detail is Detail.ONES:  # whatever a loop counts up must not make a signature of its own each time
+            scalars = [value if value is None or value in (0, 1) else 2 for value in scalars]
         try:
             # As a key, bytes cost half of what nested tuples do. Version 2 of the format knows no references between
             # equal parts: it depends on values alone.
@@ -255,9 +259,9 @@ class Session:
             around = open_calls.setdefault(thread, [])
             while around and found[around[-1]].end_ns <= start:
                 around.pop()
-            if name == RAISED and around:
+            if name in (RAISED, STOPPED) and around:
                 found[around[-1]] = found[around[-1]]._replace(finished=False)
-            elif name not in (RAISED, STARTED):
+            elif name not in (RAISED, STOPPED, STARTED):
                 around.append(len(found))
                 found.append(Call(name, start, _end_ns(raw), thread, True))
         return sorted(found, key=lambda call: call.end_ns)
@@ -374,6 +378,8 @@ def _kind(raw: Any, name: str) -> Kind | None:
         return Kind.MEMORY
     if name in _BOOKKEEPING or name in (RAISED, STARTED) or _is_python_function(raw):
         return None
+    if name == STOPPED:
+        return Kind.STOPPED
     if name.startswith(PREFIX):
         return Kind.LABEL
     if name.startswith(_NODE_PREFIX):

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from torchprof.attribute import Attributed, Detail, Kind, Signature
-from torchprof.formulas import Operation, Work, formula_of, needs_scalars, work_of
+from torchprof.formulas import FORWARD_ATTENTION, Operation, Work, detail_of, formula_of, work_of
 from torchprof.no_arithmetic import does_no_arithmetic
-from torchprof.registered import is_made_of_ops, is_users, registered_formula, registered_work
+from torchprof.registered import calls_only_ops, is_made_of_ops, is_users, registered_formula, registered_work
 
 _COMPILED = "## Call CompiledFxGraph"
 """What torch.compile made: kernels that are no ops, or that stand for several of them."""
@@ -17,8 +17,11 @@ _DENSE_SHAPE = frozenset(
     for name in ("_indices", "_nnz", "_values", "indices", "values", "crow_indices", "ccol_indices", "sparse_dim")
 )
 """What only an op on a sparse tensor asks for: the shape that was recorded is the dense one, and tells nothing."""
-_PADDING = frozenset({"aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention"})
-"""What pads nested tensors inside: the shapes of the ops it calls are not those of the data."""
+_PADDING = frozenset({"aten::matmul", "aten::bmm", "aten::_native_multi_head_attention"}) | {
+    "aten::_transformer_encoder_layer_fwd",
+    *(f"aten::{name}" for name in FORWARD_ATTENTION),
+}
+"""What pads nested tensors, which have no shape: the shapes of the ops inside are not those of the data."""
 _AROUND_OTHER_CODE = (
     *("aten::empty", "aten::new_empty", "aten::resize_"),
     *("aten::detach", "detach", "aten::to", "aten::resolve_conj", "aten::resolve_neg", "aten::lift_fresh"),
@@ -28,6 +31,33 @@ _COMPILING = "(dynamo_timed)"
 """How the ranges of torch.compile at work end: what runs inside is no work of the model's."""
 _PYTHON_BACKWARD = "Backward"
 """How the backward of a Function of the user's ends; torch's own nodes end in a number."""
+_SAVES_RESULTS = frozenset(
+    f"aten::{name}"
+    for name in (
+        *(
+            "exp",
+            "expm1",
+            "sqrt",
+            "rsqrt",
+            "reciprocal",
+            "sigmoid",
+            "tanh",
+            "tan",
+            "relu",
+            "relu_",
+            "log_sigmoid_forward",
+        ),
+        *("_softmax", "_log_softmax", "logsumexp", "logcumsumexp", "native_dropout", "_fused_dropout", "std", "prod"),
+        *("norm", "linalg_vector_norm", "amax", "amin", "max", "min", "sort", "topk", "median", "mode", "kthvalue"),
+        *("native_layer_norm", "native_group_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"),
+        *("_fused_rms_norm", "_embedding_bag", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "nll_loss_forward"),
+        *("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool3d"),
+        *FORWARD_ATTENTION,
+    )
+)
+"""What keeps something of its result for backward, and so has it when that is saved (torch's derivatives.yaml)."""
+_HANDS_ON = frozenset({"aten::_trilinear", "aten::_embedding_bag_backward"})
+"""What has a kernel of its own, which does nothing but call other ops, or none where there is nothing to do."""
 _ATTENTION = "aten::scaled_dot_product_attention"
 
 
@@ -42,7 +72,7 @@ class Count(NamedTuple):
 class _Open:
     """An op that has not ended: its own work (None: not known), and what was found inside it."""
 
-    __slots__ = ("end", "found", "is_batch", "moves", "name", "place", "repeats", "seen", "work")
+    __slots__ = ("end", "found", "is_batch", "is_opaque", "moves", "name", "place", "repeats", "seen", "work")
 
     def __init__(self, end: int, name: str, place: int, work: Work | None) -> None:
         self.end = end
@@ -52,6 +82,7 @@ class _Open:
         self.found: list[tuple[int, Count]] = []
         self.repeats = False  # an op of its own name is inside it
         self.is_batch = False  # the ops inside it work on a whole batch, of which its own inputs are one example
+        self.is_opaque = False  # no recorded shape tells of its work, and none of the ops inside it
         self.seen = False  # an op is inside it
         self.moves = False  # one that does more than prepare for other code
 
@@ -69,21 +100,26 @@ class Estimate:
         self._signatures = signatures
         self._work: dict[tuple[str, int], Work | None] = {}
         self._is_idle: dict[str, bool] = {}  # by name: counts 0, with all that is inside
-        self._is_transparent: dict[str, bool] = {}
+        self._is_transparent: dict[tuple[str, bool], bool] = {}
+        self._padded: set[tuple[str, int]] = set()
         self._opaque: set[str] = set()  # Functions of the user's whose work is no ops
 
     @staticmethod
     def detail(name: str) -> Detail:
         """What is to be read of an op's inputs."""
+        if _has_users_formula(name):
+            return Detail.SCALARS
         if does_no_arithmetic(name) or "::" not in name:
             return Detail.NOTHING
-        return Detail.SCALARS if needs_scalars(name) or registered_formula(name) is not None else Detail.SHAPES
+        if formula_of(name) is None and registered_formula(name) is not None:
+            return Detail.SCALARS
+        return detail_of(name)
 
     def watch(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
         """Pass the events on, and count them; when all have passed, ``counts`` is complete."""
         stacks: dict[int, list[_Open]] = {}
         idle_until: dict[int, int] = {}
-        op, label, function = Kind.OP, Kind.USER_LABEL, Kind.BACKWARD_FUNCTION
+        op, label, function, stopped = Kind.OP, Kind.USER_LABEL, Kind.BACKWARD_FUNCTION, Kind.STOPPED
         known = self._is_idle
         for item in attributed:
             event = item[0]
@@ -91,18 +127,26 @@ class Estimate:
             if (
                 kind is op
                 or (kind is function and event[1].endswith(_PYTHON_BACKWARD))
+                or kind is stopped
                 or (kind is label and (event[1].startswith(_COMPILED) or event[1].endswith(_COMPILING)))
             ):
                 name, start, thread = event[1], event[2], event[4]
                 stack = stacks.get(thread)
                 if stack is None:
                     stack = stacks[thread] = []
+                if kind is stopped and stack and stack[-1].end <= start and _saves_before(stack[-1].name):
+                    stack.pop()  # it had only begun
                 while stack and stack[-1].end <= start:
                     self._close(stack)
+                if kind is stopped:
+                    yield item
+                    continue
                 if start >= idle_until.get(thread, start):
                     idle = known.get(name)
                     if idle is None:
-                        idle = known[name] = does_no_arithmetic(name) or name.endswith(_COMPILING)
+                        idle = known[name] = name.endswith(_COMPILING) or (
+                            does_no_arithmetic(name) and not _has_users_formula(name)
+                        )
                     if idle:
                         idle_until[thread] = start + item[4]
                         if stack:
@@ -139,14 +183,18 @@ class Estimate:
             around.seen = around.moves = True
             if around.name == name:
                 around.repeats = True
-        stack.append(_Open(event[2] + item[4], name, item[1].index, work))
+        entered = _Open(event[2] + item[4], name, item[1].index, work)
+        if work is None and (name, signature) in self._padded:
+            entered.is_opaque = True
+        stack.append(entered)
 
     def _work_of(self, name: str, signature: int) -> Work | None:
         if not signature:
             return None
+        if name in _PADDING and "" in self._signatures[signature].dtypes[:2]:
+            self._padded.add((name, signature))
         on = self._signatures[signature]
-        registered = registered_formula(name)
-        if registered is not None and (is_users(registered) or formula_of(name) is None):
+        if _has_users_formula(name) or formula_of(name) is None:
             return registered_work(name, on)
         return work_of(Operation(name, on))
 
@@ -183,19 +231,23 @@ class Estimate:
 
     def _explains(self, done: _Open) -> bool:
         """Whether the work of an op without a formula is that of the ops inside it."""
-        if done.name in _PADDING:
+        if done.is_opaque:
             done.found.clear()
             return False
-        if done.name.startswith(_COMPILED):
+        name = done.name
+        if name.startswith(_COMPILED):
             return False
-        if done.found:
-            return True
-        if "::" not in done.name:
-            return self._is_all_ops(done)
-        transparent = self._is_transparent.get(done.name)
-        if transparent is None:
-            transparent = self._is_transparent[done.name] = is_made_of_ops(done.name)
-        return transparent
+        if "::" not in name:
+            return bool(done.found) or self._is_all_ops(done)
+        key = (name, bool(done.found))
+        explains = self._is_transparent.get(key)
+        if explains is None:
+            if done.found:  # where a formula could not tell, the op is one on nested tensors: what runs on its values
+                explains = name in _HANDS_ON or formula_of(name) is not None or is_made_of_ops(name)
+            else:
+                explains = name in _HANDS_ON or calls_only_ops(name)
+            self._is_transparent[key] = explains
+        return explains
 
     def _is_all_ops(self, function: _Open) -> bool:
         """Whether a Function of the user's does nothing but what its ops do, none of which count.
@@ -211,3 +263,13 @@ class Estimate:
         if not is_ops:
             self._opaque.add(name)
         return is_ops
+
+
+def _has_users_formula(name: str) -> bool:
+    formula = registered_formula(name)
+    return formula is not None and is_users(formula)
+
+
+def _saves_before(name: str) -> bool:
+    """Whether what an op keeps for backward is saved before the op is carried out. A Function's is saved after it."""
+    return "::" in name and name not in _SAVES_RESULTS

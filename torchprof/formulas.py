@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from math import ceil, log2, prod
 from typing import Any, NamedTuple
 
-from torchprof.attribute import Signature
+from torchprof.attribute import Detail, Signature
 
 Shape = tuple[int, ...]
 
@@ -77,15 +77,9 @@ class Operation:
             raise Unknown
         return value * dims if len(value) == 1 else value
 
-    @property
-    def tensors(self) -> list[Shape]:
-        """The shapes of all inputs that are tensors."""
-        return [self.shape(index) for index in range(len(self)) if self.has(index)]
-
-    @property
-    def broadcast(self) -> int:
-        """The number of elements that all tensor inputs make together under broadcasting."""
-        return prod(_broadcast(self.tensors))
+    def broadcast(self, count: int) -> int:
+        """The number of elements that the tensors among the first ``count`` inputs make together by broadcasting."""
+        return prod(_broadcast([self.shape(index) for index in range(count) if self.has(index)]))
 
     @property
     def is_complex(self) -> bool:
@@ -105,7 +99,7 @@ Formula = Callable[[Operation], "tuple[int, int]"]
 _FLOATING = frozenset({"float", "double", "TensorList"})  # of the tensors in a list no type is recorded
 _NO_TENSOR = frozenset({"", "Scalar", "ScalarList", "TensorList", "GenericList"})
 _formulas: dict[str, Formula] = {}
-_with_scalars: set[str] = set()
+_details: dict[str, Detail] = {}
 
 
 def work_of(operation: Operation) -> Work | None:
@@ -132,9 +126,9 @@ def formula_of(name: str) -> Formula | None:
     return _formulas.get(op) or _formulas.get(op.removesuffix("_"))
 
 
-def needs_scalars(name: str) -> bool:
-    """Whether the formula of an op asks for the values of inputs that are no tensors."""
-    return _bare(name) in _with_scalars
+def detail_of(name: str) -> Detail:
+    """How much the formula of an op asks of its inputs."""
+    return _details.get(_bare(name), Detail.SHAPES)
 
 
 def _bare(name: str) -> str:
@@ -157,14 +151,17 @@ def _broadcast(shapes: Iterable[Shape]) -> Shape:
     return tuple(result)
 
 
-def _counts(*names: str, scalars: bool = False) -> Callable[[Formula], Formula]:
-    """Register a function as the formula of some ops; ``scalars``: it asks for the values of their scalar inputs."""
+def _counts(*names: str, scalars: bool = False, ones: bool = False) -> Callable[[Formula], Formula]:
+    """Register a function as the formula of some ops.
+
+    ``scalars``: it asks for the values of inputs that are no tensors; ``ones``: only for which of them are 0 or 1.
+    """
 
     def register(formula: Formula) -> Formula:
         for name in names:
             _formulas[name] = formula
-            if scalars:
-                _with_scalars.add(name)
+            if scalars or ones:
+                _details[name] = Detail.SCALARS if scalars else Detail.ONES
         return formula
 
     return register
@@ -176,8 +173,9 @@ def _counts(*names: str, scalars: bool = False) -> Callable[[Formula], Formula]:
 @_counts("mm", "_int_mm", "_scaled_mm", "_weight_int8pack_mm")
 def _mm(op: Operation) -> tuple[int, int]:
     (rows, inner), other = op.shape(0), op.shape(1)
-    columns = other[0] if op.name == "aten::_weight_int8pack_mm" else other[1]
-    return rows * inner * columns, 0
+    if op.name == "aten::_weight_int8pack_mm":
+        other = other[::-1]
+    return rows * inner * other[1] if other[0] == inner else 0, 0  # what does not fit is refused
 
 
 @_counts("addmm", "_addmm_activation", "addbmm", "baddbmm", "addmv", "addr")
@@ -190,23 +188,21 @@ def _addmm(op: Operation) -> tuple[int, int]:
     else:
         rows, inner = first[-2:]
         columns = 1 if name == "addmv" else second[-1]
+    if name != "addr" and second[-1 if name == "addmv" else -2] != inner:
+        return 0, 0
     result = rows * columns * (batch if name == "baddbmm" else 1)
     return batch * rows * inner * columns, result * (2 if name == "_addmm_activation" else 1)
 
 
 @_counts("bmm")
 def _bmm(op: Operation) -> tuple[int, int]:
-    return op.numel(0) * op.shape(1)[-1], 0
+    first, second = op.shape(0), op.shape(1)
+    return prod(first) * second[-1] if first[-1] == second[-2] else 0, 0
 
 
 @_counts("mv", "dot", "vdot")
 def _mv(op: Operation) -> tuple[int, int]:
-    return op.numel(0), 0
-
-
-@_counts("ger", "outer")
-def _outer(op: Operation) -> tuple[int, int]:
-    return op.numel(0) * op.numel(1), 0
+    return op.numel(0) if op.shape(0)[-1] == op.shape(1)[-1] else 0, 0
 
 
 @_counts("_grouped_mm", "_scaled_grouped_mm")
@@ -303,13 +299,13 @@ def _attention(query: Shape, key: Shape, value: Shape) -> tuple[int, int, int]:
 
     Heads of key and value may be fewer (grouped queries), and so may be their batch (broadcasting).
     """
-    heads = query[-3] if len(query) > 2 else 1
+    heads = max(query[-3], key[-3], value[-3]) if len(query) > 2 else 1
     batch = prod(_broadcast([query[:-3], key[:-3], value[:-3]]))
     scores = batch * heads * query[-2] * key[-2]
     return scores * query[-1], scores * value[-1], scores
 
 
-_FORWARD_ATTENTION = (
+FORWARD_ATTENTION = (
     "scaled_dot_product_attention",
     "_scaled_dot_product_attention_math",
     "_scaled_dot_product_attention_math_for_mps",
@@ -321,7 +317,7 @@ _FORWARD_ATTENTION = (
 )
 
 
-@_counts(*_FORWARD_ATTENTION)
+@_counts(*FORWARD_ATTENTION)
 def _forward_attention(op: Operation) -> tuple[int, int]:
     of_scores, of_values, scores = _attention(op.shape(0), op.shape(1), op.shape(2))
     return of_scores + of_values, (_SOFTMAX + 1) * scores
@@ -349,7 +345,8 @@ def _heads_first(shape: Shape) -> Shape:
 
 @_counts("_flash_attention_forward", "_efficient_attention_forward", "flash_attn::_flash_attn_forward")
 def _forward_attention_heads_last(op: Operation) -> tuple[int, int]:
-    if "flash_attn" not in op.name and (op.has(3) or op.has(4) or op.has(5)):
+    lengths = {"_flash_attention_forward": (3, 4), "_efficient_attention_forward": (4, 5)}.get(_bare(op.name), ())
+    if any(op.has(at) for at in lengths):
         raise Unknown  # sequences of different lengths, packed: where each one ends is in the data
     of_scores, of_values, scores = _attention(*(_heads_first(op.shape(at)) for at in range(3)))
     return of_scores + of_values, (_SOFTMAX + 1) * scores
@@ -463,36 +460,49 @@ def _gru_cell_backward(op: Operation) -> tuple[int, int]:
 
 # Elementwise: so many operations for each element of the result, a function of any kind counting one.
 
-_ELEMENTWISE = {
-    1: """abs acos acosh add angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh ceil
-        celu clamp clamp_max clamp_min copysign cos cosh deg2rad digamma div divide elu elu_backward eq erf erfc erfinv
-        exp exp2 expm1 float_power floor floor_divide fmax fmin fmod frac ge gelu gelu_backward gt hardshrink
-        hardshrink_backward hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward
-        heaviside hypot isclose isfinite isinf isnan ldexp le leaky_relu leaky_relu_backward lgamma log log10 log1p log2
-        log_sigmoid_backward log_sigmoid_forward logaddexp logaddexp2 logit logit_backward lt maximum minimum mish
-        mish_backward mul multiply ne neg negative nextafter polygamma pow prelu _prelu_kernel rad2deg reciprocal relu
-        relu6 remainder round rrelu_with_noise rrelu_with_noise_backward rsqrt rsub sigmoid sigmoid_backward sign sgn
-        signbit silu silu_backward sin sinc sinh softplus softplus_backward softshrink softshrink_backward sqrt square
-        sub subtract tan tanh tanh_backward threshold threshold_backward true_divide trunc xlogy i0 special_i0e
-        special_i1 special_i1e special_entr special_erfcx special_log_ndtr special_ndtri special_xlog1py special_zeta
-        """,
-    2: "native_dropout_backward _prelu_kernel_backward",
-    3: "addcdiv addcmul lerp",
-}
+_OF_ONE = """
+    abs acos acosh angle arccos arccosh arcsin arcsinh arctan arctanh asin asinh atan atanh ceil celu cos cosh deg2rad
+    digamma elu erf erfc erfinv exp exp2 expm1 floor frac gelu hardshrink hardsigmoid hardswish hardtanh i0 isfinite
+    isinf isnan leaky_relu lgamma log log10 log1p log2 log_sigmoid_forward logit mish neg negative rad2deg reciprocal
+    relu relu6 round rsqrt sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink special_entr special_erfcx
+    special_i0e special_i1 special_i1e special_log_ndtr special_ndtri sqrt square tan tanh threshold trunc
+"""
+_OF_TWO = """
+    arctan2 atan2 clamp_max clamp_min copysign div divide elu_backward eq float_power floor_divide fmax fmin fmod ge
+    gelu_backward gt hardshrink_backward hardsigmoid_backward hardswish_backward hardtanh_backward heaviside hypot
+    isclose ldexp le leaky_relu_backward log_sigmoid_backward logaddexp logaddexp2 logit_backward lt maximum minimum
+    mish_backward mul multiply ne nextafter polygamma pow prelu _prelu_kernel remainder rrelu_with_noise
+    rrelu_with_noise_backward sigmoid_backward silu_backward softplus_backward softshrink_backward special_xlog1py
+    special_zeta tanh_backward threshold_backward true_divide xlogy
+"""
 _COMPLEX_PRODUCTS = frozenset({"mul", "multiply", "div", "divide", "true_divide", "_foreach_mul", "_foreach_div"})
-# With None in place of the second tensor there is one that has no shape: a nested tensor.
-_OF_TWO = frozenset(
-    ("add", "sub", "rsub", "mul", "div", "maximum", "minimum", "pow", "atan2", "eq", "ne", "lt", "le", "gt", "ge")
-)
+# None in place of the second operand of these is a tensor that has no shape: a nested one.
+_TAKES_TWO = frozenset(("div", "eq", "ge", "gt", "le", "lt", "maximum", "minimum", "mul", "ne", "pow", "atan2"))
 
 
-def _elementwise(times: int) -> Formula:
+def _elementwise(tensors: int, times: int = 1) -> Formula:
+    """``tensors``: how many inputs from the first on make the shape of the result; one more may be where it is put."""
+
     def formula(op: Operation) -> tuple[int, int]:
-        if op.is_missing(0) or (op.is_missing(1) and _bare(op.name) in _OF_TWO):
+        if op.is_missing(0) or (op.is_missing(1) and _bare(op.name) in _TAKES_TWO):
             raise Unknown
-        return 0, times * op.broadcast
+        return 0, times * op.broadcast(tensors)
 
     return formula
+
+
+@_counts("add", "sub", "subtract", "rsub", ones=True)
+def _add(op: Operation) -> tuple[int, int]:
+    if op.is_missing(0) or op.is_missing(1):
+        raise Unknown
+    scaled = len(op) > 2 and op.scalar(2) not in (1, None)
+    return 0, (1 + scaled) * op.broadcast(2)
+
+
+@_counts("_foreach_add", "_foreach_sub", ones=True)
+def _foreach_add(op: Operation) -> tuple[int, int]:
+    scaled = len(op) > 2 and op.scalar(2) not in (1, None)
+    return 0, (1 + scaled) * sum(map(prod, op.shapes_of_list(0)))
 
 
 def _foreach(times: int) -> Formula:
@@ -502,9 +512,14 @@ def _foreach(times: int) -> Formula:
     return formula
 
 
-for _times, _names in _ELEMENTWISE.items():
-    _counts(*_names.split())(_elementwise(_times))
-    _counts(*(f"_foreach_{_name}" for _name in _names.split()))(_foreach(_times))
+for _tensors, _names in ((1, _OF_ONE), (2, _OF_TWO)):
+    _counts(*_names.split())(_elementwise(_tensors))
+    _counts(*(f"_foreach_{_name}" for _name in _names.split()))(_foreach(1))
+_counts("clamp")(_elementwise(3))
+_counts("_foreach_clamp")(_foreach(1))
+_counts("native_dropout_backward", "_prelu_kernel_backward")(_elementwise(2, times=2))
+_counts("addcdiv", "addcmul", "lerp")(_elementwise(3, times=3))
+_counts("_foreach_addcdiv", "_foreach_addcmul", "_foreach_lerp")(_foreach(3))
 _counts("_foreach_max")(_foreach(1))
 _counts("_foreach_norm", "_amp_foreach_non_finite_check_and_unscale")(_foreach(2))
 
@@ -528,6 +543,7 @@ _REDUCTIONS = (
         nansum prod sum trace kthvalue topk _cummax_helper _cummin_helper""",
     ),
     (2, "norm linalg_vector_norm"),
+    (3, "histc"),
     (4, "logsumexp std std_mean var var_mean"),
     (_SOFTMAX, "_softmax _log_softmax _masked_softmax"),
     (4, "_softmax_backward_data _log_softmax_backward_data _masked_softmax_backward"),
@@ -536,7 +552,7 @@ _REDUCTIONS = (
 
 def _reduction(times: int) -> Formula:
     def formula(op: Operation) -> tuple[int, int]:
-        return 0, times * (op.broadcast if op.has(1) and _bare(op.name) in ("max", "min") else op.numel(0))
+        return 0, times * (op.broadcast(2) if op.has(1) and _bare(op.name) in ("max", "min") else op.numel(0))
 
     return formula
 
@@ -547,13 +563,15 @@ for _times, _names in _REDUCTIONS:
 
 @_counts("dist")
 def _dist(op: Operation) -> tuple[int, int]:
-    return 0, 3 * op.broadcast
+    return 0, 3 * op.broadcast(2)
 
 
 @_counts("sort", "argsort", "msort", scalars=True)
 def _sort(op: Operation) -> tuple[int, int]:
-    dim = op.scalar(1) if _bare(op.name) == "sort" and type(op.scalar(1)) is int else -1
     shape = op.shape(0)
+    dim = 0
+    if _bare(op.name) != "msort":  # where it says whether it is stable, that comes first
+        dim = op.scalar(1) if type(op.scalar(1)) is int else op.scalar(2)
     return 0, prod(shape) * (ceil(log2(shape[dim])) if shape and shape[dim] > 1 else 0)
 
 
@@ -779,12 +797,12 @@ def _grid_sampler(op: Operation) -> tuple[int, int]:
 
 @_counts("mse_loss", scalars=True)
 def _mse_loss(op: Operation) -> tuple[int, int]:
-    return 0, op.broadcast * (2 + bool(op.scalar(2)))
+    return 0, op.broadcast(2) * (2 + bool(op.scalar(2)))
 
 
 @_counts("smooth_l1_loss", "huber_loss", scalars=True)
 def _huber_loss(op: Operation) -> tuple[int, int]:
-    return 0, op.broadcast * (5 + bool(op.scalar(2)))
+    return 0, op.broadcast(2) * (5 + bool(op.scalar(2)))
 
 
 @_counts("binary_cross_entropy", scalars=True)
@@ -830,12 +848,17 @@ def _embedding_bag_backward(op: Operation) -> tuple[int, int]:
     return 0, op.numel(1) * op.shape(0)[-1]
 
 
-@_counts("index_add", "scatter_add", "scatter_reduce", "index_reduce")
-def _add_at(op: Operation) -> tuple[int, int]:
+@_counts("index_add", "index_reduce")
+def _index_add(op: Operation) -> tuple[int, int]:
     return 0, op.numel(3)
 
 
-@_counts("index_put", "_index_put_impl", "_unsafe_index_put", scalars=True)
+@_counts("scatter_add", "scatter_reduce")
+def _scatter_add(op: Operation) -> tuple[int, int]:
+    return 0, op.numel(2)  # of the source as much as there are places
+
+
+@_counts("index_put", "_index_put_impl", "_unsafe_index_put", ones=True)
 def _index_put(op: Operation) -> tuple[int, int]:
     return 0, op.numel(2) if op.scalar(3) else 0
 
@@ -884,8 +907,16 @@ def _factorisation(cubic: float, batch_at: int = 0) -> Formula:
 
 
 _counts("linalg_cholesky_ex", "cholesky")(_factorisation(1 / 3))
-_counts("linalg_lu_factor_ex", "_linalg_det", "_linalg_slogdet")(_factorisation(2 / 3))
+_counts("_linalg_det", "_linalg_slogdet")(_factorisation(2 / 3))
 _counts("linalg_inv_ex")(_factorisation(2))
+
+
+@_counts("linalg_lu_factor_ex")
+def _lu(op: Operation) -> tuple[int, int]:
+    *batch, rows, columns = op.shape(0)
+    short = min(rows, columns)
+    products = rows * columns * short - (rows + columns) * short**2 / 2 + short**3 / 3
+    return 0, round(2 * prod(batch) * products)
 
 
 @_counts("_linalg_solve_ex")
@@ -903,27 +934,27 @@ def _solve_triangular(op: Operation) -> tuple[int, int]:
 
 @_counts("linalg_cross", "cross")
 def _cross(op: Operation) -> tuple[int, int]:
-    return 0, 3 * op.broadcast
+    return 0, 3 * op.broadcast(2)
 
 
 # Steps of fused optimizers, for each parameter.
 
 
-@_counts("_fused_sgd", scalars=True)
+@_counts("_fused_sgd", ones=True)
 def _sgd(op: Operation) -> tuple[int, int]:
-    decay, momentum = op.scalar(3), op.scalar(4)
-    nesterov = op.scalar(7)
-    each = 2 + 2 * bool(decay) + (3 + 2 * bool(nesterov) if momentum else 0)
+    each = 2 + 2 * bool(op.scalar(3))
+    if op.scalar(4):  # momentum, with its dampening and Nesterov's step
+        each += 2 + bool(op.scalar(6)) + 2 * bool(op.scalar(7))
     return 0, each * sum(map(prod, op.shapes_of_list(0)))
 
 
-@_counts("_fused_adam", "_fused_adamw", scalars=True)
+@_counts("_fused_adam", "_fused_adamw", ones=True)
 def _adam(op: Operation) -> tuple[int, int]:
     # Both moments (3 + 4), the root with its correction and epsilon (3), the step (3); weight decay; AMSGrad's maximum.
     decay = (1 if "adamw" in op.name else 2) if op.scalar(9) else 0
     return 0, (13 + decay + bool(op.scalar(11))) * sum(map(prod, op.shapes_of_list(0)))
 
 
-@_counts("_fused_adagrad", scalars=True)
+@_counts("_fused_adagrad")
 def _adagrad(op: Operation) -> tuple[int, int]:
     return 0, 7 * sum(map(prod, op.shapes_of_list(0)))

@@ -21,9 +21,11 @@ from urllib.parse import quote
 import torch
 from torch import nn
 
-from torchprof.collect import PREFIX, RAISED, is_observed, record
+from torchprof.collect import PREFIX, RAISED, STOPPED, is_observed, record
 
 _is_traced: Callable[[], Any] = torch._C._get_tracing_state
+_ENOUGH = "_StopRecomputationError"
+"""What torch.utils.checkpoint raises, inside an op, when it has computed again all that backward needs."""
 
 
 @dataclass
@@ -232,8 +234,8 @@ class Labels:
             with enter(label):
                 try:
                     result = original(self_, *args, **kwargs)
-                except BaseException:
-                    with enter(RAISED):
+                except BaseException as error:
+                    with enter(STOPPED if type(error).__name__ == _ENOUGH else RAISED):
                         raise
             if target is not None:
                 target.output_shapes, target.output_types = _shapes_and_types((result,))

@@ -7,7 +7,8 @@ tensors from the recorded signature, which computes nothing.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -53,41 +54,59 @@ def is_users(formula: Callable[..., Any]) -> bool:
 
 
 def registered_work(name: str, signature: Signature) -> Work | None:
-    """What the registered formula says of one call; None where it, or the replay before it, fails.
+    """What the registered formula says of one call; None where it fails.
 
-    torch's registry counts two FLOPs for each multiply-accumulate and nothing else: the MACs are half of it.
+    torch's registry counts two FLOPs for each multiply-accumulate and nothing else: the MACs are half of it. An op that
+    does not run on the meta device has no result to show; its formula is asked without.
     """
     packet, formula = _packet(name), registered_formula(name)
     if packet is None or formula is None:
         return None
     for overload in packet.overloads():
+        op = getattr(packet, overload)
         try:
-            args, kwargs = _arguments(getattr(packet, overload)._schema, signature)
-            with torch.no_grad(), _disable_current_modes():
-                result = getattr(packet, overload)(*args, **kwargs)
-        except Exception:  # not this overload; or an op that does not run on the meta device
-            continue
+            args, kwargs = _arguments(op._schema, signature)
+        except (KeyError, TypeError, ValueError, RuntimeError):
+            continue  # not this overload
+        result = None
+        with suppress(Exception), torch.no_grad(), _disable_current_modes():
+            result = op(*args, **kwargs)
         try:
             flops = int(formula(*args, **kwargs, out_val=result))
         except Exception:  # somebody else's code
-            return None
+            continue
         return Work(flops // 2, flops)
     return None
 
 
+_IMPLICIT, _EXPLICIT = "CompositeImplicitAutograd", "CompositeExplicitAutograd"
+
+
+def calls_only_ops(name: str) -> bool:
+    """Whether an op is defined by the ops that it calls, and has no kernel of its own anywhere."""
+    return _all_overloads(name, (_IMPLICIT,)) is True
+
+
 def is_made_of_ops(name: str) -> bool:
-    """Whether an op has no kernel of its own: all its work is that of the ops it calls."""
+    """Whether the ops that an op calls are its work. Of torch's own that is known; others' are taken to be."""
+    return not name.startswith("aten::") or _all_overloads(name, (_IMPLICIT, _EXPLICIT)) is not False
+
+
+def _all_overloads(name: str, keys: Sequence[str]) -> bool | None:
+    """Whether all overloads of an op, but those that only put the result elsewhere, have a kernel under such a key.
+
+    None for an op that this torch does not know.
+    """
     packet = _packet(name)
-    if packet is None:
-        return False
-    for overload in packet.overloads():
+    found = None
+    for overload in packet.overloads() if packet is not None else ():
         full = name if overload == "default" else f"{name}.{overload}"
-        try:
-            if torch._C._dispatch_has_kernel_for_dispatch_key(full, "CompositeImplicitAutograd"):
-                return True
-        except RuntimeError:
-            return False
-    return False
+        with suppress(RuntimeError):  # of an overload that only TorchScript knows
+            if not overload.endswith("out"):
+                found = found is not False and any(
+                    torch._C._dispatch_has_kernel_for_dispatch_key(full, key) for key in keys
+                )
+    return found
 
 
 def _packet(name: str) -> Any:
@@ -116,6 +135,8 @@ def _arguments(schema: Any, signature: Signature) -> tuple[list[Any], dict[str, 
             value = torch.empty(shape, dtype=_DTYPES[dtype], device="meta")
         if is_tensor != (isinstance(value, torch.Tensor) or dtype == "TensorList") and value is not None:
             raise ValueError
+        if value is None and argument.has_default_value():
+            value = argument.default_value  # texts are not recorded
         if isinstance(value, tuple):
             value = list(value)
         if argument.kwarg_only:
