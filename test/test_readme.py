@@ -56,7 +56,7 @@ def test_python_blocks_run_in_order_and_print_what_is_shown(in_root: Path) -> No
                 assert shape(printed)[: len(shown)] == shown
                 assert ("..." in block) or shape(printed) == shown
             compared += 1
-    assert compared == 7
+    assert compared == 8
 
 
 def test_console_blocks_run_and_print_what_is_shown(in_root: Path) -> None:
@@ -75,7 +75,7 @@ def test_console_blocks_run_and_print_what_is_shown(in_root: Path) -> None:
             expected = shape(shown)
             assert shape(result.stdout)[: len(expected)] == expected
             commands += 1
-    assert commands == 2
+    assert commands == 3
 
 
 def test_the_two_commands_are_in_the_makefile_and_in_ci() -> None:
