@@ -203,3 +203,10 @@ def test_as_a_module_of_python_in_a_pipe_that_closes(net: Path) -> None:
     heading, status = code.stdout.splitlines()
     assert (net / "run.json").exists(), "what was recorded is kept, whoever stops reading"
     assert heading.startswith("Module") and status == "0" and "Traceback" not in code.stderr
+
+
+def test_the_summary_refuses_what_is_for_the_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "run.json")
+    assert main(["flops", "examples/models.py:LeNet5", "--input", "1,1,32,32", "-o", path]) == 0
+    assert main(["show", path, "--summary", "--sort-by", "flops", "--top", "2"]) == 2
+    assert "The summary has no --sort-by, --top" in capsys.readouterr().err

@@ -1359,3 +1359,10 @@ def test_only_public_names_of_torchprof_are_used() -> None:
     text = Path(deepspeed.__file__).read_text(encoding="utf-8")
     for name in re.findall(r"^from torchprof import (.*)$", text, re.MULTILINE)[0].split(", "):
         assert name in torchprof.__all__
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_nobody_can_count_is_unknown_and_never_0(capsys: pytest.CaptureFixture[str]) -> None:
+    packed = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8)), {nn.Linear})
+    assert get_model_profile(packed, (8,), print_profile=False, print_aggregated_profile=False)[0] == "–"
+    assert get_model_profile(nn.Sequential(nn.Linear(8, 8), packed), (8,), as_strings=True)[0] == "≥ 64 Mac"

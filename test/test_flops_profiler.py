@@ -932,7 +932,7 @@ def test_doubts_are_under_the_summary(page_of: Callable[..., str]) -> None:
     assert any(line.startswith("Never called: Unused.right") for line in summary)
     assert any(line.startswith("Not counted: aten::special_bessel_j0 (1 call") for line in summary)
     own = next(line for line in summary if "torchprof's own convention" in line)
-    assert own.endswith("fwd: at least 72.")  # 2·32 and the bias
+    assert own.endswith("fwd: ≥ 72.")  # 2·32 and the bias
 
 
 def test_what_has_no_known_shape_is_named(page_of: Callable[..., str]) -> None:
@@ -1195,3 +1195,29 @@ def test_bert_base_prints_the_figures_of_their_page(capsys: pytest.CaptureFixtur
     query = next(line for line in page.splitlines() if "(query): Linear" in line)
     assert figures(query)[0]["flops"] == "150.99 M"
     assert query.endswith(", in_features=768, out_features=768, bias=True)")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_nobody_can_count_is_unknown_and_never_0(capsys: pytest.CaptureFixture[str]) -> None:
+    packed = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8)), {nn.Linear})
+    assert get_model_profile(packed, (2, 8), print_profile=False)[:2] == (None, None)
+    assert get_model_profile(packed, (2, 8), as_string=True)[:2] == ("–", "–")
+    page = capsys.readouterr().out
+    assert "fwd flops per device:                                         –" in page
+    assert "'flops': '–', 'macs': '–'" in page
+    assert "quantized::linear_dynamic" in page
+    partly = nn.Sequential(nn.Linear(8, 8), packed)
+    assert get_model_profile(partly, (2, 8), print_profile=False, as_string=True)[:2] == ("≥ 256", "≥ 128 MACs")
+
+
+def test_work_outside_of_forwards_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    class Encodes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4, bias=False)
+
+        def encode(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(x) @ self.fc(x).T
+
+    get_model_profile(Encodes(), (2, 4), func_name="encode")
+    assert "not among these figures: 16 MACs, 32 flops." in capsys.readouterr().out

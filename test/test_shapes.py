@@ -208,11 +208,41 @@ def test_a_model_that_cannot_be_copied() -> None:
         def __deepcopy__(self, memo: dict[int, Any]) -> Any:
             raise TypeError("cannot pickle '_thread.lock' object")
 
-    with pytest.raises(torchprof.TorchprofError, match=r"Locked cannot be copied without its data.*meta"):
+    with pytest.raises(torchprof.TorchprofError, match=r"Locked cannot be copied without its data.*Profile it on data"):
         torchprof.flops(Locked(4, 4), torch.rand(2, 4))
+
+
+def test_a_model_on_the_meta_device_stays_as_it_is() -> None:
     with torch.device("meta"):
-        model = Locked(4, 4)
-    assert torchprof.flops(model, torch.rand(2, 4)).tree("forward").total.macs == 32
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    before = snapshot(model)
+    runs = [torchprof.flops(model, torch.rand(2, 4)) for _ in range(2)]
+    assert runs[0].rows == runs[1].rows
+    assert snapshot(model) == before
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_packed_sequences_keep_their_lengths() -> None:
+    lstm = nn.LSTM(3, 5)
+    packed = nn.utils.rnn.pack_padded_sequence(torch.rand(7, 2, 3), torch.tensor([7, 4]))
+    with torch.no_grad():
+        assert torchprof.flops(lstm, packed).tree().total.macs == 11 * (4 * 5 * 3 + 4 * 5 * 5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_the_meta_device_cannot_run_is_said() -> None:
+    with pytest.raises(torchprof.TorchprofError, match=r"LazyLinear has lazy parameters.*call it once before"):
+        torchprof.flops(nn.LazyLinear(4), torch.rand(2, 4))
+    with pytest.raises(torchprof.TorchprofError, match=r"holds TorchScript.*Profile it on data"):
+        torchprof.flops(nn.Sequential(torch.jit.script(nn.Linear(4, 4))), torch.rand(2, 4))
+
+    class Complains(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError("missing metadata")
+
+    with pytest.raises(RuntimeError, match="missing metadata") as caught:
+        torchprof.flops(Complains(), torch.rand(2))
+    assert not isinstance(caught.value, torchprof.TorchprofError)
 
 
 def test_a_compiled_model_is_counted_as_it_was_written() -> None:

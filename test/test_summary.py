@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 
 import torchprof
 from examples.models import LeNet5
-from torchprof.attribute import Frame
+from torchprof.attribute import Frame, Signature
 from torchprof.cost import format_count
 from torchprof.run import Layer, Meta, Peak, Rows, Run, SampleKey, Spread
 
@@ -62,13 +63,13 @@ def test_the_figures_of_a_model() -> None:
     total = prof.run.tree("forward").total
     assert found["FLOPs"] == f"{total.flops / 2 / 1e6:.2f} M"
     (spread,) = [spread for key, spread in prof.run.samples.items() if key.layer == 0]
-    assert found["Throughput"] == f"{2 / spread.median * 1e9:,.2f} samples/s"
-    assert found["FLOP/s"] == format_count(total.flops / total.cpu_ns * 1e9)
+    assert found["Throughput"] == f"{2 / spread.median * 1e9:,.2f} samples/s (2, the first size of the first input)"
+    assert found["FLOP/s (mean)"] == format_count(total.flops / total.cpu_ns * 1e9)
     # Outputs of the layers without children: 2 of 4,704, 1,176; of 1,600, 400; of 120; 120; 84; 84 and 10 numbers.
     numbers = 2 * (2 * 4_704 + 1_176 + 2 * 1_600 + 400 + 2 * 120 + 2 * 84 + 10)
     assert found["Activations"] == f"{numbers * 4 / 1024:.2f} KB"
     (peak,) = [size for device, size in prof.run.meta.peak_bytes if device == "cpu"]
-    assert found["Peak memory"] == f"{peak / 1024:.2f} KB on cpu"
+    assert found["Peak memory above start"] == f"{peak / 1024:.2f} KB on cpu"
 
 
 def test_the_peak_of_a_chain_by_hand() -> None:
@@ -87,11 +88,11 @@ def test_what_was_not_recorded_is_unknown() -> None:
     with torchprof.Profile(Mlp()) as prof:
         prof(torch.rand(3, 4))
     found = stripped(prof.run)
-    assert found["MACs"] == found["FLOPs"] == found["FLOP/s"] == found["Share of peak"] == "–"
-    assert found["Peak memory"] == "–"
+    assert found["MACs"] == found["FLOPs"] == found["FLOP/s (mean)"] == found["Share of peak"] == "–"
+    assert found["Peak memory above start"] == "–"
     assert found["Throughput"] != "–"
     found = stripped(torchprof.flops(Mlp(), torch.rand(3, 4)))
-    assert found["Latency"] == found["Throughput"] == found["FLOP/s"] == "–"
+    assert found["Latency (median)"] == found["Throughput"] == found["FLOP/s (mean)"] == "–"
     assert found["MACs"] == "144"
     assert found["Backward FLOPs"] != "–"
 
@@ -148,18 +149,28 @@ def test_lazy_parameters_are_unknown() -> None:
     assert found["Params"] == found["Trainable params"] == found["Model size"] == "–"
 
 
+SIGNATURE = Signature(((5, 2), (2, 1)), ("float", "float"))
+
+
 def made(**meta: Any) -> Run:
     """One layer with two calls of 2 ms and 4 ms: 8 MACs and 20 FLOPs in all, on whatever device."""
     layer = Layer(("Net",), "Net", 3, 3, 12, (("float32", 12),), input_shapes=((5, 2),), output_shapes=((5, 1),))
     line = dict.fromkeys(Rows.COLUMNS, 0)
-    line |= {"calls": 2, "cpu_ns": 6_000_000, "device_ns": 1_000_000, "macs": 8, "flops": 20, **meta.pop("line", {})}
+    line |= {
+        "signature": 1,
+        "calls": 2,
+        "cpu_ns": 6_000_000,
+        "device_ns": 1_000_000,
+        "macs": 8,
+        "flops": 20,
+        **meta.pop("line", {}),
+    }
     columns = {name: array("q", [line[name]]) for name in Rows.COLUMNS}
     samples = {SampleKey(0, "forward", 0, "cpu", "cpu_ns"): Spread.of([(0, 2_000_000), (1, 4_000_000)])}
     fields = {"requested": ("cpu_ns", "macs", "flops", "uncounted"), **meta}
     fields.setdefault("measured", fields["requested"])
-    return Run(
-        (Meta(("Net",), **fields),), (layer,), Rows((layer,), ((), (Frame("op", "x"),)), ("cpu",), columns), samples
-    )
+    rows = Rows((layer,), ((), (Frame("op", "x"),)), ("cpu",), columns, (SIGNATURE,))
+    return Run((Meta(("Net",), **fields),), (layer,), rows, samples)
 
 
 PEAKS = (
@@ -174,9 +185,9 @@ def test_figures_by_hand() -> None:
     found = stripped(made(peaks=PEAKS))
     assert found["MACs"] == "4"
     assert found["FLOPs"] == "10"
-    assert found["Latency"] == "3.000ms"
-    assert found["Throughput"] == "1,666.67 samples/s"
-    assert found["FLOP/s"] == "3.33 K"
+    assert found["Latency (median)"] == "3.000ms"
+    assert found["Throughput"] == "1,666.67 samples/s (5, the first size of the first input)"
+    assert found["FLOP/s (mean)"] == "3.33 K"
     assert found["Share of peak"] == "33.3% of 10.00 K FLOP/s (float32 product on cpu, 4 threads)"
     assert stripped(made())["Share of peak"] == "–"
 
@@ -185,20 +196,20 @@ def test_figures_of_a_device() -> None:
     """Nothing waits for the device inside a profile: how long a call took is unknown, how busy it was is not."""
     fields = ("cpu_ns", "device_ns", "macs", "flops", "uncounted")
     found = stripped(made(device="cuda", requested=fields, peaks=PEAKS))
-    assert found["Latency"] == found["Throughput"] == "–"
-    assert found["FLOP/s"] == "20.00 K"
+    assert found["Latency (median)"] == found["Throughput"] == "–"
+    assert found["FLOP/s (mean)"] == "20.00 K"
     assert found["Share of peak"] == "40.0% of 50.00 K FLOP/s (float32 product on cuda:0)"
     missing = made(device="cuda", requested=fields, measured=("cpu_ns", "macs", "flops", "uncounted"), peaks=PEAKS)
-    assert stripped(missing)["Latency"] == "–"
+    assert stripped(missing)["Latency (median)"] == "–"
 
 
 def test_lower_bounds_are_marked() -> None:
     found = stripped(made(line={"uncounted": 1}, peaks=PEAKS))
     assert found["MACs"] == "≥ 4"
-    assert found["FLOP/s"] == "≥ 3.33 K"
+    assert found["FLOP/s (mean)"] == "≥ 3.33 K"
     assert found["Share of peak"].startswith("≥ 33.3%")
     found = stripped(made(line={"uncounted": 1, "macs": 0, "flops": 0}))
-    assert found["MACs"] == found["FLOPs"] == found["FLOP/s"] == "–"
+    assert found["MACs"] == found["FLOPs"] == found["FLOP/s (mean)"] == "–"
 
 
 def test_two_models() -> None:
@@ -214,7 +225,7 @@ def test_the_command_line_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture
 
     path = tmp_path / "run.json"
     assert main(["flops", "examples/models.py:LeNet5", "--input", "1,1,32,32", "--summary", "-o", str(path)]) == 0
-    assert "\n  MACs              416.52 K\n" in capsys.readouterr().out
+    assert "\n  MACs                     416.52 K\n" in capsys.readouterr().out
     assert json.loads(path.read_text())["schema"] == 2
     assert main(["show", str(path), "--summary", "--depth", "0"]) == 0
     assert "Backward" not in capsys.readouterr().out
@@ -225,3 +236,61 @@ def test_bad_options() -> None:
         made().report("summary", depth=-1)
     with pytest.raises(torchprof.TorchprofError, match="tabulate has no format"):
         made().report("summary", tablefmt="nonsense")
+
+
+def summed(*sizes: int) -> str:
+    return f"{4 * sum(sizes)} B"
+
+
+def test_activations_are_of_the_innermost_layers_that_were_called() -> None:
+    attention = nn.MultiheadAttention(4, 2, batch_first=True)  # never calls the projection that it holds
+    x = torch.rand(2, 3, 4)
+    with torchprof.Profile(attention, with_flops=True) as prof:
+        attention(x, x, x)
+    assert stripped(prof.run)["Activations"] == summed(2 * 3 * 4, 2 * 3 * 3)
+    encoder = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), nn.Linear(4, 1)).eval()
+    with torch.no_grad(), torchprof.Profile(encoder, with_flops=True) as prof:
+        encoder(x)  # the fused path, which calls nothing
+    assert stripped(prof.run)["Activations"] == summed(2 * 3 * 4, 2 * 3)
+
+
+def test_activations_of_calls_on_several_shapes_are_unknown() -> None:
+    class Cuts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.fc(x)[:1])
+
+    with torchprof.Profile(Cuts(), with_flops=True) as prof:
+        prof(torch.rand(100, 4))
+    assert stripped(prof.run)["Activations"] == "–"
+    with torchprof.Profile(Several()) as prof:  # without shapes nobody knows whether they were the same
+        prof(torch.rand(2, 4))
+    assert stripped(prof.run)["Activations"] == "–"
+
+
+def test_selected_layers_tell_nothing_of_the_model_as_a_whole() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    with torchprof.Profile(model, with_flops=True, paths=["2"]) as prof:
+        prof(torch.rand(2, 4))
+    found = stripped(prof.run)
+    unknown = ["MACs", "FLOPs", "Latency (median)", "Throughput", "FLOP/s (mean)", "Share of peak", "Activations"]
+    assert {found[name] for name in unknown} == {"–"}
+
+
+def test_what_has_no_batch_has_no_throughput() -> None:
+    with torchprof.Profile(nn.Linear(64, 8)) as prof:
+        prof(torch.rand(64))
+    assert stripped(prof.run)["Throughput"] == "–"
+
+
+def test_the_peak_is_that_of_the_type_that_did_the_work() -> None:
+    model, x = nn.Linear(64, 64), torch.rand(8, 64)
+    with torch.autocast("cpu", torch.bfloat16), torchprof.Profile(model, with_flops=True) as prof:
+        model(x)
+    peaks = (Peak("cpu", "float32", 2, 1e12, 1.0), Peak("cpu", "bfloat16", 2, 2e12, 1.0))
+    run = replace(prof.run, metas=(replace(prof.run.meta, peaks=peaks),))
+    assert "(bfloat16 product on cpu, 2 threads)" in stripped(run)["Share of peak"]
+    assert stripped(replace(run, metas=(replace(run.meta, peaks=peaks[:1]),)))["Share of peak"] == "–"

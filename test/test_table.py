@@ -13,6 +13,7 @@ import torch
 from tabulate import tabulate_formats
 from torch import nn
 
+import torchprof
 from torchprof import Profile, TorchprofError
 from torchprof.attribute import NOT_SELECTED, OUTSIDE, Frame
 from torchprof.cost import Cost
@@ -685,7 +686,7 @@ def test_top_and_depth_together_count_what_is_really_hidden() -> None:
         line.split(" | ")[0].strip() for line in text.splitlines()[2:] if " | " in line and "(outside)" not in line
     ]
     assert len(names) == 2, text
-    assert "3 rows are hidden: shown are the largest by Self CPU total" in text
+    assert "3 rows are hidden: shown is the largest by Self CPU total" in text
 
 
 def test_no_order_by_what_was_not_measured() -> None:
@@ -714,3 +715,21 @@ def test_how_often_a_layer_inside_a_script_module_ran_is_unknown() -> None:
         model(torch.rand(1, 2))
     row = next(line for line in str(prof).splitlines() if line.startswith("└── 0"))
     assert [cell.strip() for cell in row.split(" | ")][1:] == ["–", "–", "–"]
+
+
+def test_the_largest_by_arithmetic() -> None:
+    """Without times the layers with the most FLOPs of their own; containers have none."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 64), nn.ReLU()))
+    run = torchprof.flops(model, torch.rand(2, 4))
+    text = run.report("tree", top=1)
+    assert "shown is the largest by self of FLOPs" in text
+    assert [line.split(" | ")[0].rstrip() for line in text.splitlines()[2:5]] == ["Sequential", "└── 1", " └── 0"]
+    by_params = run.report("tree", top=1, sort_by="params")
+    assert "shown is the largest by self of Params" in by_params
+    assert " └── 0" in by_params
+
+
+def test_a_run_prints_as_its_table_and_is_short_in_a_shell() -> None:
+    run = torchprof.flops(nn.Linear(2, 2), torch.rand(1, 2))
+    assert str(run) == run.report("tree")
+    assert repr(run) == f"<Run of Linear: 1 layers, {len(run.rows)} rows>"

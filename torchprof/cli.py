@@ -154,6 +154,12 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _print_run(run: torchprof.Run, arguments: argparse.Namespace) -> None:
     if arguments.summary:
+        given = [
+            name for name, value in _table_options(arguments).items() if value and name not in ("depth", "tablefmt")
+        ]
+        if given:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise TorchprofError(f"The summary has no {names}: leave that out, or leave --summary out.")
         print(run.report("summary", depth=arguments.depth, tablefmt=arguments.tablefmt))
         return
     print(run.report("tree", **_table_options(arguments)))

@@ -10,54 +10,42 @@ from torchprof.formulas import FORWARD_ATTENTION, Operation, Work, detail_of, fo
 from torchprof.no_arithmetic import does_no_arithmetic
 from torchprof.registered import calls_only_ops, is_made_of_ops, is_users, registered_formula, registered_work
 
+
+def _atens(*names: str) -> frozenset[str]:
+    """Names of torch's own ops as they are in a profile, from names between blanks."""
+    return frozenset(f"aten::{name}" for name in " ".join(names).split())
+
+
 _COMPILED = "## Call CompiledFxGraph"
 """What torch.compile made: kernels that are no ops, or that stand for several of them."""
-_DENSE_SHAPE = frozenset(
-    f"aten::{name}"
-    for name in ("_indices", "_nnz", "_values", "indices", "values", "crow_indices", "ccol_indices", "sparse_dim")
-)
+_DENSE_SHAPE = _atens("_indices _nnz _values indices values crow_indices ccol_indices sparse_dim")
 """What only an op on a sparse tensor asks for: the shape that was recorded is the dense one, and tells nothing."""
-_PADDING = frozenset({"aten::matmul", "aten::bmm", "aten::_native_multi_head_attention"}) | {
-    "aten::_transformer_encoder_layer_fwd",
-    *(f"aten::{name}" for name in FORWARD_ATTENTION),
-}
+_PADDING = _atens("matmul bmm _native_multi_head_attention _transformer_encoder_layer_fwd", *FORWARD_ATTENTION)
 """What pads nested tensors, which have no shape: the shapes of the ops inside are not those of the data."""
 _AROUND_OTHER_CODE = (
-    *("aten::empty", "aten::new_empty", "aten::resize_"),
-    *("aten::detach", "detach", "aten::to", "aten::resolve_conj", "aten::resolve_neg", "aten::lift_fresh"),
+    *_atens("empty new_empty resize_ detach to resolve_conj resolve_neg lift_fresh"),
+    "detach",
 )
 """How the names of ops begin that prepare work by other means: memory for a kernel; the way to NumPy and back."""
 _COMPILING = "(dynamo_timed)"
 """How the ranges of torch.compile at work end: what runs inside is no work of the model's."""
 _PYTHON_BACKWARD = "Backward"
 """How the backward of a Function of the user's ends; torch's own nodes end in a number."""
-_SAVES_RESULTS = frozenset(
-    f"aten::{name}"
-    for name in (
-        *(
-            "exp",
-            "expm1",
-            "sqrt",
-            "rsqrt",
-            "reciprocal",
-            "sigmoid",
-            "tanh",
-            "tan",
-            "relu",
-            "relu_",
-            "log_sigmoid_forward",
-        ),
-        *("_softmax", "_log_softmax", "logsumexp", "logcumsumexp", "native_dropout", "_fused_dropout", "std", "prod"),
-        *("norm", "linalg_vector_norm", "amax", "amin", "max", "min", "sort", "topk", "median", "mode", "kthvalue"),
-        *("native_layer_norm", "native_group_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"),
-        *("_fused_rms_norm", "_embedding_bag", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "nll_loss_forward"),
-        *("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool3d"),
-        *FORWARD_ATTENTION,
-    )
+_SAVES_RESULTS = _atens(
+    """
+    exp expm1 sqrt rsqrt reciprocal sigmoid tanh tan relu relu_ log_sigmoid_forward _softmax _log_softmax logsumexp
+    logcumsumexp native_dropout _fused_dropout std prod norm linalg_vector_norm amax amin max min sort topk median mode
+    kthvalue native_layer_norm native_group_norm native_batch_norm cudnn_batch_norm miopen_batch_norm _fused_rms_norm
+    _embedding_bag mkldnn_rnn_layer _cudnn_rnn miopen_rnn nll_loss_forward max_pool2d_with_indices
+    max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d
+    """,
+    *FORWARD_ATTENTION,
 )
 """What keeps something of its result for backward, and so has it when that is saved (torch's derivatives.yaml)."""
-_HANDS_ON = frozenset({"aten::_trilinear", "aten::_embedding_bag_backward"})
-"""What has a kernel of its own, which does nothing but call other ops, or none where there is nothing to do."""
+_HANDS_ON = _atens("_trilinear _embedding_bag_backward embedding_renorm_ linalg_matrix_exp")
+"""What has a kernel of its own that calls other ops for all its work."""
+_MAY_BE_EMPTY = "aten::_trilinear"
+"""Of them, the one that calls nothing where there is nothing to do, and does nothing then."""
 _ATTENTION = "aten::scaled_dot_product_attention"
 
 
@@ -203,8 +191,8 @@ class Estimate:
         done = stack.pop()
         found, work = done.found, done.work
         if work is None:
-            if not self._explains(done):
-                found = [*found, (done.place, Count(0, 0, 1))]
+            if not self._explains(done) and not any(count.uncounted for _, count in done.found):
+                found = [*done.found, (done.place, Count(0, 0, 1))]
         elif found and self._inner_is_more(done):
             if stack:
                 stack[-1].is_batch = True
@@ -245,7 +233,7 @@ class Estimate:
             if done.found:  # where a formula could not tell, the op is one on nested tensors: what runs on its values
                 explains = name in _HANDS_ON or formula_of(name) is not None or is_made_of_ops(name)
             else:
-                explains = name in _HANDS_ON or calls_only_ops(name)
+                explains = name == _MAY_BE_EMPTY or calls_only_ops(name)
             self._is_transparent[key] = explains
         return explains
 

@@ -109,8 +109,8 @@ def work_of(operation: Operation) -> Work | None:
         return None
     try:
         macs, others = formula(operation)
-    except (Unknown, IndexError):
-        return None
+    except (Unknown, ArithmeticError, LookupError, TypeError, ValueError):
+        return None  # inputs that the op itself refused, too: of the wrong rank, say, or with a stride of 0
     if operation.is_complex:
         macs, others = 4 * macs, others * (6 if _bare(operation.name) in _COMPLEX_PRODUCTS else 2)
     elif not operation.is_floating:
@@ -120,10 +120,7 @@ def work_of(operation: Operation) -> Work | None:
 
 def formula_of(name: str) -> Formula | None:
     """The formula of an op by its name in a profile, ``aten::add_``; None where there is none."""
-    namespace, _, op = name.rpartition("::")
-    if namespace not in ("aten", "prims"):
-        return _formulas.get(name)
-    return _formulas.get(op) or _formulas.get(op.removesuffix("_"))
+    return _formulas.get(_bare(name))
 
 
 def detail_of(name: str) -> Detail:
@@ -132,7 +129,10 @@ def detail_of(name: str) -> Detail:
 
 
 def _bare(name: str) -> str:
-    op = name.rpartition("::")[2]
+    """The name that the formulas know an op by: of torch's own without namespace and the ``_`` of in-place forms."""
+    namespace, _, op = name.rpartition("::")
+    if namespace not in ("aten", "prims"):
+        return name
     return op if op in _formulas else op.removesuffix("_")
 
 

@@ -107,7 +107,8 @@ class Machine:
 
     def __str__(self) -> str:
         parts = [
-            f"{self.cpu} ({UNKNOWN if self.cpus is None else self.cpus} CPUs, {self.threads} threads)",
+            f"{self.cpu} ({UNKNOWN if self.cpus is None else self.cpus} CPUs, {self.threads} thread"
+            f"{'' if self.threads == 1 else 's'})",
             *(f"{self.gpus.count(name)} × {name}" for name in dict.fromkeys(self.gpus)),
             f"torch {self.torch}",
             f"Python {self.python}",

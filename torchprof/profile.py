@@ -93,7 +93,8 @@ class Profile:
             raise TorchprofError("torchprof profiler is not reentrant")
         if Profile._open is not None:
             raise TorchprofError(
-                "Another torchprof.Profile block is open: end it first. One block can hold several models."
+                "Another torchprof.Profile block is open, or another of its integrations' profilers: end it first. One "
+                "block can hold several models."
             )
         self._models = _checked_models(self._model)
         self._device = self._checked_device()

@@ -257,7 +257,7 @@ class Op(NamedTuple):
 BETWEEN_OPS = "(between ops)"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """One profiled run. Made by ``Profile`` or ``torchprof.load``; every report reads it and nothing else."""
 
@@ -265,6 +265,12 @@ class Run:
     layers: tuple[Layer, ...]
     rows: Rows
     samples: Mapping[SampleKey, Spread]
+
+    def __str__(self) -> str:
+        return self.report("tree")
+
+    def __repr__(self) -> str:
+        return f"<Run of {', '.join(self.meta.model)}: {len(self.layers)} layers, {len(self.rows)} rows>"
 
     @property
     def meta(self) -> Meta:

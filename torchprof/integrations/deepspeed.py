@@ -174,7 +174,6 @@ def _rules() -> dict[str, Rule]:
 
 
 _RULES = _rules()
-_COMPILED = "## Call CompiledFxGraph"  # torch.compile's: no rule knows what is in it
 
 
 def _macs_of(name: str, counted: Counted, module: nn.Module) -> int:
@@ -214,8 +213,7 @@ def _uncounted(run: Run) -> Counter[tuple[str, ...]]:
         innermost = row.frames[-1].name
         outer = next((frame.name for frame in row.frames if frame.name in _RULES), None)
         if outer is None:
-            if innermost.startswith(_COMPILED):
-                found[row.layer.path] += row.calls
+            found[row.layer.path] += row.cost.uncounted  # what torchprof does not know may be anything
         elif not callable(_RULES[outer].flops):
             found[row.layer.path] += row.cost.uncounted
         elif outer == innermost and (row.signature is None or _elements(row.signature) is None):
@@ -398,14 +396,14 @@ class _Page:
     def __init__(self, model: nn.Module, recorded: _Recorded) -> None:
         self._model = model
         self._recorded = recorded
-        self._totals = recorded.totals()
-        self._total = recorded.total()
+        self.totals = recorded.totals()
+        self.total = recorded.total()
         self._params = _sum_sizes(_sizes(model))
 
     def _figures(self, path: tuple[str, ...]) -> _Figures:
         """What was recorded of a module; nothing where it was not there yet."""
         layer = self._recorded.layer_of.get(path)
-        return self._totals.get(layer, _Figures()) if layer is not None else _Figures()
+        return self.totals.get(layer, _Figures()) if layer is not None else _Figures()
 
     def _line(self, part: _Part, module: nn.Module) -> str:
         figures = self._figures(part.path)
@@ -419,9 +417,9 @@ class _Page:
                 params_to_string(params),
                 f"{_share(params, self._params, 3)} Params",
                 figures.macs_text(3),
-                f"{_share(macs, self._total.known_macs, 3)} MACs",
+                f"{_share(macs, self.total.known_macs, 3)} MACs",
                 duration_to_string(seconds, precision=3),
-                f"{_share(seconds, self._total.seconds, 2)} time",
+                f"{_share(seconds, self.total.seconds, 2)} time",
                 f"{UNKNOWN} TFLOPS" if rate is None else flops_to_string(rate, "TFLOPS", 3),
             )
         )
@@ -486,7 +484,7 @@ class _Page:
         """How the count differs from torchprof's own, in one line; then what the run is not sure of."""
         bound = "at least " if self._recorded.is_lower_bound else ""
         macs, flops = (
-            number_to_string(number if self._total.calls else None)
+            number_to_string(number if self.total.calls else None)
             for number in (self._recorded.macs, self._recorded.flops)
         )
         difference = (
@@ -696,11 +694,11 @@ def get_model_profile(
         recording.abandon()
         for module, mode in modes:
             module.training = mode
-    recording.page().show(depth, top_num, tree=print_profile, top=print_aggregated_profile)
-    macs, params = recording.get_total_flops(), recording.get_total_params()
+    page, params = recording.page(), recording.get_total_params()
+    page.show(depth, top_num, tree=print_profile, top=print_aggregated_profile)
     if as_strings:
-        return flops_to_string(macs), params_to_string(params)
-    return macs, params
+        return page.total.macs_text(precision=2), params_to_string(params)
+    return page.total.known_macs, params
 
 
 _Inputs = Callable[[], "tuple[tuple[Any, ...], Mapping[str, Any]]"]

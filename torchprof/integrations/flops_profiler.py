@@ -237,6 +237,7 @@ class _Figures:
         self.params = params
         self.ns = ns
         self.seen = seen
+        self.uncounted = 0  # calls of ops whose work nobody knows
         self.functionals: dict[str, Counted] = {}
 
     @property
@@ -250,7 +251,14 @@ class _Figures:
     @property
     def known(self) -> tuple[int | None, int | None, int | None]:
         """(flops, MACs, nanoseconds), as far as they are known."""
-        return (self.flops, self.macs, self.ns) if self.seen else (None, None, None)
+        if not self.seen:
+            return None, None, None
+        return (self.flops or None, self.macs or None, self.ns) if self.uncounted else (self.flops, self.macs, self.ns)
+
+    @property
+    def bound(self) -> str:
+        """What to write before a sum that something is missing from."""
+        return "≥ " if self.uncounted else ""
 
 
 class _Measured:
@@ -285,6 +293,15 @@ class _Measured:
             for name, counted in ({} if is_ignored(path) else direct.get(path, {})).items():
                 for steps in range(1, len(path) + 1):
                     self.of[path[:steps]].functionals.setdefault(name, Counted()).add(counted)
+        for row in run.rows:
+            if (
+                row.cost.uncounted
+                and row.layer is not None
+                and row.phase == "forward"
+                and not is_ignored(row.layer.path)
+            ):
+                for steps in range(1, len(row.layer.path) + 1):
+                    self.of[row.layer.path[:steps]].uncounted += row.cost.uncounted
         self.whole = self.of[self._root]
         self.functionals_ns = sum(self.ns(counted) for counted in self.whole.functionals.values())
 
@@ -297,7 +314,11 @@ class _Measured:
             if row.frames and row.frames[0].name.startswith("Optimizer.step#")
         )
         own = run.tree("forward").total
-        self.own_flops = f"{'at least ' if own.uncounted else ''}{_number(own.flops)}"
+        self.own_flops = (
+            f"{'≥ ' if own.uncounted and own.flops else ''}{_number(own.flops or (None if own.uncounted else 0))}"
+        )
+        outside = run.no_layer("forward")
+        self.outside = f"{_macs(outside.macs)}, {_number(outside.flops)} flops" if outside.flops else ""
 
     def ns(self, counted: Counted) -> int:
         return counted.device_ns if self.time == "device_ns" else counted.ns
@@ -375,10 +396,10 @@ class _Measured:
         flops, macs, ns = figures.known
         module = {
             "param": _params(figures.params),
-            "flops": _number(flops),
-            "macs": _macs(macs),
+            "flops": _bounded(figures, _number(flops)),
+            "macs": _bounded(figures, _macs(macs)),
             "duration": _duration(ns),
-            "FLOPS": _rate(flops, ns),
+            "FLOPS": _bounded(figures, _rate(flops, ns)),
             "params%": _share(figures.params, whole.params),
             "flops%": _share(flops, whole.flops),
             "macs%": _share(macs, whole.macs),
@@ -399,6 +420,11 @@ class _Measured:
         }
         lasted = _duration(sum(map(self.ns, figures.functionals.values())) if figures.seen else None)
         return f"module = {module}, functionals = {functionals}, functionals_duration = {lasted}"
+
+
+def _bounded(figures: _Figures, text: str) -> str:
+    """A sum, with ``≥`` where something is missing from it."""
+    return text if text == _UNKNOWN else figures.bound + text
 
 
 def _class_name(module: nn.Module) -> str:
@@ -494,15 +520,19 @@ def _summary(measured: _Measured, step: int, engine: Any, recompute: float) -> I
     yield line("params per device", _params(whole.params))
     all_params = None if whole.params is None else whole.params * parts
     yield line("params of model = params per device * mp_size", _params(all_params))
-    yield line("fwd MACs per device", _macs(whole.macs))
-    yield line("fwd flops per device", _number(whole.flops))
-    yield line("fwd flops of model = fwd flops per device * mp_size", _number(whole.flops * parts))
+    known_flops, known_macs, _ = whole.known
+    yield line("fwd MACs per device", _bounded(whole, _macs(known_macs)))
+    yield line("fwd flops per device", _bounded(whole, _number(known_flops)))
+    all_flops = None if known_flops is None else known_flops * parts
+    yield line("fwd flops of model = fwd flops per device * mp_size", _bounded(whole, _number(all_flops)))
 
     kept = _engine_ns(engine)
     fwd_ns, bwd_ns, step_ns = kept or (whole.ns, measured.backward_ns, measured.step_ns)
     if fwd_ns:
         yield line("fwd latency", _duration(fwd_ns))
-        yield line("fwd FLOPS per device = fwd flops per device / fwd latency", _rate(whole.flops, fwd_ns))
+        yield line(
+            "fwd FLOPS per device = fwd flops per device / fwd latency", _bounded(whole, _rate(known_flops, fwd_ns))
+        )
     if fwd_ns and bwd_ns:
         if measured.backward_ns:
             flops: float = measured.backward_flops
@@ -525,6 +555,10 @@ def _summary(measured: _Measured, step: int, engine: Any, recompute: float) -> I
                 yield line("samples/second", f"{batch * world / iter_ns * 1e9:.2f}")
     yield ""
     yield f"{_CONVENTION} By torchprof's own convention, which counts all elementwise work, fwd: {measured.own_flops}."
+    if measured.backward_flops:
+        yield "Backward flops are torchprof's own count of what autograd ran."
+    if measured.outside:
+        yield f"Outside of the model's forward (code around it, a loss), not among these figures: {measured.outside}."
     for name, calls in measured.unknown.items():
         yield f"Not counted: {name} ({calls} call{'s' if calls > 1 else ''} on tensors whose shapes are not known)."
     yield from measured.run.meta.warnings
@@ -590,15 +624,16 @@ class FlopsProfiler:
         self._figures = None
         self.started = False
 
-    def get_total_flops(self, as_string: bool = False) -> int | str:
-        """The floating-point operations of the model's forwards."""
-        flops = self._measured().whole.flops
-        return _number(flops) if as_string else flops
+    def get_total_flops(self, as_string: bool = False) -> int | str | None:
+        """The floating-point operations of the model's forwards; None (``–``) where nothing of them could be counted,
+        and as a string with ``≥`` where not all could."""
+        whole = self._measured().whole
+        return _bounded(whole, _number(whole.known[0])) if as_string else whole.known[0]
 
-    def get_total_macs(self, as_string: bool = False) -> int | str:
-        """The multiply-accumulates of the model's forwards."""
-        macs = self._measured().whole.macs
-        return _macs(macs) if as_string else macs
+    def get_total_macs(self, as_string: bool = False) -> int | str | None:
+        """The multiply-accumulates of the model's forwards, as ``get_total_flops`` says its figure."""
+        whole = self._measured().whole
+        return _bounded(whole, _macs(whole.known[1])) if as_string else whole.known[1]
 
     def get_total_params(self, as_string: bool = False) -> int | str | None:
         """The model's parameters; None (``–``) where a lazy layer has not made them yet."""
@@ -725,7 +760,7 @@ def get_model_profile(
     func_name: str = "forward",
     *,
     mode: str | None = None,
-) -> tuple[int | str, int | str, int | str | None]:
+) -> tuple[int | str | None, int | str | None, int | str | None]:
     """Call a model once, in eval mode, after ``warm_up`` calls, and return its (flops, MACs, parameters).
 
     ``input_shape``: the model takes one tensor of this shape, of the type and on the device of its first parameter, in

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from torchprof.attribute import BACKWARD, FORWARD, RECOMPUTE
+from torchprof.attribute import BACKWARD, FORWARD, RECOMPUTE, Signature
 from torchprof.cost import Cost, format_count, format_memory, format_time
 from torchprof.reports import report
 from torchprof.reports.tree import AT_LEAST, UNKNOWN, branches, check_number, draw
-from torchprof.run import Node, Peak, Run, SampleKey
+from torchprof.run import Layer, Node, Peak, Run, SampleKey
 
 _SHAPES_SHOWN = 3
 
@@ -18,17 +18,18 @@ _SHAPES_SHOWN = 3
 def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) -> str:
     """Every layer with its type, depth, shapes, parameters and MACs; under it, the figures of each model.
 
-    Shapes are those of the first forward call, MACs, FLOPs and times are for one forward call of the model, on average.
+    Shapes are those of the first forward call; MACs and FLOPs are for one forward call of the model, on average.
     Parameters and MACs of a layer include the layers below it. ``depth`` hides the layers below that depth (0: the
     model alone), ``tablefmt`` is any of tabulate's formats, for the table of layers.
 
     The figures: *model size* is the bytes of parameters, *latency* the median time of a forward call on the CPU's
     clock, under the profiler; with a device, which works on while the CPU goes ahead, it is unknown here, and
     ``torchprof.benchmark`` measures it. *Throughput* is the first size of the model's first input over the latency.
-    *FLOP/s* are the forward's FLOPs over the device's time where that was recorded, else over the CPU's; the *share of
-    peak* is what they are of the product of matrices that ``torchprof.peak`` measured on this device, for the type of
-    most parameters. *Activations* are the bytes that layers without children returned, *peak memory* is by how much
-    memory rose inside the block. What was not recorded is shown as unknown.
+    *FLOP/s* are the FLOPs of all forward calls over the device's time where that was recorded, else over the CPU's; the
+    *share of peak* is what they are of the product of matrices that ``torchprof.peak`` measured on this device, for the
+    type of most MACs. *Activations* are the bytes that layers returned in a forward call which called no layer of
+    theirs; they are known where each of them was called once, or always on the same shapes. *Peak memory* is by how
+    much memory rose above what there was when the block began. What is not known is shown as unknown.
 
     Raises TorchprofError for an unknown format and a negative depth.
     """
@@ -64,45 +65,82 @@ def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) 
 
 
 def _figures(run: Run, root: Node, params: int | None, number: int) -> Iterator[tuple[str, str]]:
-    layers = [node.layer for node in root.walk()]
-    trainable = [layer.trainable_params for layer in layers]
+    yield from _of_parameters([node.layer for node in root.walk()], params)
+    yield "MACs", _count(run, root.total, "macs", root.calls)
+    yield "FLOPs", _count(run, root.total, "flops", root.calls)
+    for phase in (BACKWARD, RECOMPUTE):
+        if phase in run.phases():
+            yield f"{phase.capitalize()} FLOPs", _count(run, run.tree(phase, number).total, "flops", root.calls)
+    yield from _of_time(run, root)
+    returned = _activations(run, root)
+    yield "Activations", UNKNOWN if returned is None else format_memory(returned)
+    peaks = ", ".join(f"{format_memory(size)} on {device}" for device, size in run.meta.peak_bytes)
+    yield "Peak memory above start", peaks or UNKNOWN
+
+
+def _of_parameters(layers: Sequence[Layer], params: int | None) -> Iterator[tuple[str, str]]:
     yield "Params", _known(params, format_count)
+    trainable = [layer.trainable_params for layer in layers]
     yield "Trainable params", UNKNOWN if None in trainable else format_count(sum(filter(None, trainable)))
     dtypes: Counter[str] = Counter()
     for layer in layers:
         dtypes.update(dict(layer.dtype_bytes))
     sizes = ", ".join(f"{dtype} {format_memory(size)}" for dtype, size in dtypes.most_common())
-    size = sum(dtypes.values())
-    yield "Model size", UNKNOWN if params is None else format_memory(size) + (f" ({sizes})" if sizes else "")
+    size = format_memory(sum(dtypes.values()))
+    yield "Model size", UNKNOWN if params is None else f"{size} ({sizes})" if sizes else size
     yield "Buffers", format_memory(sum(layer.buffer_bytes for layer in layers))
-    calls = root.calls
-    yield "MACs", _count(run, root.total, "macs", calls)
-    yield "FLOPs", _count(run, root.total, "flops", calls)
-    for phase in (BACKWARD, RECOMPUTE):
-        if phase in run.phases():
-            total = run.tree(phase, number).total
-            yield f"{phase.capitalize()} FLOPs", _count(run, total, "flops", calls)
 
-    index = run.layers.index(root.layer)
-    spread = run.samples.get(SampleKey(index, FORWARD, run.meta.rank, "cpu", "cpu_ns"))
+
+def _of_time(run: Run, root: Node) -> Iterator[tuple[str, str]]:
     on_device = "device_ns" in run.meta.requested
+    spread = run.samples.get(SampleKey(run.layers.index(root.layer), FORWARD, run.meta.rank, "cpu", "cpu_ns"))
     latency = spread.median if spread is not None and not on_device else None
-    yield "Latency", _known(latency, format_time)
-    batch = root.layer.input_shapes[0][0] if root.layer.input_shapes and root.layer.input_shapes[0] else None
-    rate = batch / latency * 1e9 if batch is not None and batch > 0 and latency else None
-    yield "Throughput", _known(rate, lambda per_s: f"{per_s:,.2f} samples/s")
+    yield "Latency (median)", _known(latency, format_time)
+    first = root.layer.input_shapes[0] if root.layer.input_shapes else ()
+    batch = first[0] if len(first) > 1 and first[0] > 0 else None
+    rate = batch / latency * 1e9 if batch is not None and latency else None
+    yield (
+        "Throughput",
+        _known(rate, lambda per_s: f"{per_s:,.2f} samples/s ({batch}, the first size of the first input)"),
+    )
     ns = root.total.device_ns if on_device else root.total.cpu_ns
-    achieved = root.total.flops / ns * 1e9 if ns > 0 and root.total.flops else None
+    achieved = root.total.flops / ns * 1e9 if root.calls and ns > 0 and root.total.flops else None
     bound = f"{AT_LEAST} " if root.total.uncounted else ""
-    yield "FLOP/s", _known(achieved, lambda per_s: bound + format_count(per_s))
-    peak = _peak(run, dtypes.most_common(1)[0][0] if dtypes else "float32")
+    yield "FLOP/s (mean)", _known(achieved, lambda per_s: bound + format_count(per_s))
+    peak = _peak(run, root)
     yield "Share of peak", bound + _share(achieved, peak) if achieved and peak else UNKNOWN
-    leaves = [node for node in root.walk() if not node.children and node.calls]
-    known = [node.layer.output_bytes for node in leaves]
-    returned = sum((node.layer.output_bytes or 0) * node.calls for node in leaves) // max(calls, 1)
-    yield "Activations", UNKNOWN if None in known or not leaves else format_memory(returned)
-    peaks = ", ".join(f"{format_memory(size)} on {device}" for device, size in run.meta.peak_bytes)
-    yield "Peak memory", peaks or UNKNOWN
+
+
+def _activations(run: Run, root: Node) -> int | None:
+    """The bytes that the innermost layers returned in a forward call of the model, on average; None: not known."""
+    if run.meta.paths is not None or not root.calls:
+        return None  # what layers that were not selected returned, nobody saw
+    called = [node for node in root.walk() if node.calls]
+    around = {node.layer.path[:steps] for node in called for steps in range(1, len(node.layer.path))}
+    vary = _called_on_several_shapes(run)
+    total = 0
+    for node in called:
+        if node.layer.path in around:
+            continue
+        size = node.layer.output_bytes
+        if size is None or (node.calls > 1 and (vary is None or node.layer.path in vary)):
+            return None
+        total += size * node.calls
+    return total // root.calls
+
+
+def _called_on_several_shapes(run: Run) -> set[tuple[str, ...]] | None:
+    """The layers in whose forward one operator had different inputs; None where inputs were not recorded."""
+    if not run.rows.signatures:
+        return None
+    seen: dict[tuple[tuple[str, ...], str], Signature] = {}
+    several = set()
+    for row in run.rows:
+        if row.layer is not None and row.phase == FORWARD and len(row.frames) == 1 and row.signature is not None:
+            key = (row.layer.path, row.frames[0].name)
+            if seen.setdefault(key, row.signature).shapes != row.signature.shapes:
+                several.add(row.layer.path)
+    return several
 
 
 def _known(value: float | None, text: Callable[[float], str]) -> str:
@@ -124,8 +162,18 @@ def _shapes(shapes: tuple[tuple[int, ...], ...]) -> str:
     return ", ".join([*shown, *(["…"] if len(shapes) > _SHAPES_SHOWN else [])])
 
 
-def _peak(run: Run, dtype: str) -> Peak | None:
-    """The last peak that was measured of the device that did the work, in this type."""
+_DTYPES = {"float": "float32", "double": "float64", "c10::Half": "float16", "c10::BFloat16": "bfloat16"}
+
+
+def _peak(run: Run, root: Node) -> Peak | None:
+    """The last peak that was measured of the device that did the work, in the type that did most of it."""
+    macs: Counter[str] = Counter()
+    for row in run.rows:
+        if row.cost.macs and row.layer is not None and row.layer.path[0] == root.layer.path[0] and row.signature:
+            macs[next((_DTYPES[dtype] for dtype in row.signature.dtypes if dtype in _DTYPES), "")] += row.cost.macs
+    if not macs:
+        return None
+    (dtype, _), *_ = macs.most_common(1)
     kind = run.meta.device if "device_ns" in run.meta.measured else "cpu"
     of_device = [peak for peak in run.meta.peaks if peak.device.split(":")[0] == kind and peak.dtype == dtype]
     return of_device[-1] if of_device else None

@@ -147,8 +147,14 @@ class CallsColumn(Column):
 class ParamsColumn(Column):
     """The parameters of the layer and all below it, each counted at the first layer that holds it."""
 
+    is_self: bool = False
+
+    @property
+    def ranking(self) -> Column:
+        return replace(self, is_self=True)
+
     def of(self, figures: Figures) -> float:
-        return figures.params or 0
+        return (figures.own_params if self.is_self else figures.params) or 0
 
     def text(self, figures: Figures, whole: float | None) -> str:
         if not figures.total or not figures.has_params:
@@ -164,6 +170,7 @@ class Figures:
     total: dict[str, Cost] = field(default_factory=dict)
     calls: int = -1
     params: int | None = None  # None: a lazy layer has not made them yet
+    own_params: int | None = None
     has_params: bool = False  # whether parameters are a thing that this row could have
     unknown: bool = False  # never called: what it would have cost, nobody knows
     inlined: bool = False  # never called, but compiled into what is around it, where it may have run
@@ -231,9 +238,9 @@ def tree(
     ``show_events`` lists under each layer the operators that ran directly in it, those of backward and recompute marked
     so. ``depth`` hides the layers below that depth (0: the model alone); totals stay. ``sort_by`` orders siblings by a
     column, largest first: its heading, or that in lower case with underscores (``self_cpu_total``; also ``calls``).
-    ``top`` shows only so many layers, the largest by self of that column (of CPU where there is none), with those
-    above them. ``percent`` writes beside each time its share of all that was recorded in that phase. ``tablefmt`` is
-    any of tabulate's formats. Under the table stand the run's doubts.
+    ``top`` shows only so many layers, the largest by self of that column (of CPU time where there is none, else of
+    FLOPs), with those above them. ``percent`` writes beside each time its share of all that was recorded in that phase.
+    ``tablefmt`` is any of tabulate's formats. Under the table stand the run's doubts.
 
     Raises TorchprofError for an unknown column or format and for a negative number.
     """
@@ -244,8 +251,9 @@ def tree(
     lines = _lines(run, show_events)
     if sorting is not None:
         _sort(lines, sorting)
+    largest_by = sorting or _usual(columns)
     if top is not None:
-        _keep_top(lines, sorting or columns[0], top, depth)
+        _keep_top(lines, largest_by, top, depth)
 
     def below(line: Entry, level: int) -> list[Entry]:
         deeper = depth is None or level < depth
@@ -258,7 +266,7 @@ def tree(
         for text, line in branches([line for line in lines if line.shown], attrgetter("name"), below)
     ]
     text = draw(["Module", *(column.heading for column in columns)], table, tablefmt)
-    notes = [] if top is None else [_hidden(lines, sorting or columns[0], top)]
+    notes = [] if top is None else [_hidden(lines, largest_by, top)]
     notes += [warning for meta in run.metas for warning in meta.warnings]
     return "\n".join([text, *([""] if notes else []), *notes])
 
@@ -287,6 +295,13 @@ def _column(name: str, columns: Sequence[Column]) -> Column:
                 raise TorchprofError(f"{column.heading!r} was not measured in this run: there is no order by it.")
             return column
     raise TorchprofError(f"This run has no column {name!r}. {suggest(str(name), [column.key for column in columns])}")
+
+
+def _usual(columns: Sequence[Column]) -> Column:
+    """The column that tells which layers are the largest where nobody says: the first of time, else that of FLOPs."""
+    costs = [column for column in columns if isinstance(column, CostColumn) and column.phase == FORWARD]
+    timed = [column for column in costs if column.measure.unit is not Unit.COUNT]
+    return [*timed[:1], *costs[-1:], *columns][0]
 
 
 def _lines(run: Run, show_events: bool) -> list[Entry]:
@@ -324,6 +339,7 @@ def _figures(phases: Sequence[str], nodes: Sequence[Node], params: int | None) -
         {phase: node.total for phase, node in zip(phases, nodes)},
         nodes[0].calls,
         params,
+        nodes[0].layer.params,
         has_params=True,
         unknown=not called,
         inlined=nodes[0].layer.compiled and not nodes[0].calls,
@@ -386,9 +402,9 @@ def _hidden(lines: Sequence[Entry], column: Column, top: int) -> str:
     """How many layers ``top`` hides, and what the others are."""
     hidden = sum(not line.shown for line, _, _ in _layers(lines))
     rows = "1 row is" if hidden == 1 else f"{hidden} rows are"
-    which = "the largest" if top == 1 else f"the {top} largest"
+    which = "is the largest" if top == 1 else f"are the {top} largest"
     by = column.heading if column.ranking == column else f"self of {column.heading}"
-    return f"{rows} hidden: shown are {which} by {by}, with the layers above."
+    return f"{rows} hidden: shown {which} by {by}, with the layers above."
 
 
 def _all(lines: Sequence[Entry]) -> Iterator[Entry]:
