@@ -747,7 +747,7 @@ def test_what_does_no_arithmetic_is_no_doubt(step: Callable[[], Any]) -> None:
 
 
 @pytest.fixture
-def alone() -> Iterator[None]:
+def one_process() -> Iterator[None]:
     """A process group of this process alone."""
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("this torch has no gloo")
@@ -756,7 +756,7 @@ def alone() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("one_process")
 def test_a_distributed_model_counts_as_the_one_it_wraps() -> None:
     model = two_layers()
     wrapped = nn.parallel.DistributedDataParallel(model)
@@ -765,7 +765,7 @@ def test_a_distributed_model_counts_as_the_one_it_wraps() -> None:
     assert total(run, "macs", "backward") == ROWS * (FIRST + 2 * LAST)
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("one_process")
 def test_what_moves_gradients_between_processes_is_no_doubt() -> None:
     wrapped = nn.parallel.DistributedDataParallel(two_layers())
     assert not uncounted(profiled(lambda: back(wrapped(torch.rand(ROWS, 3))), wrapped))

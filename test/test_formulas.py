@@ -350,6 +350,9 @@ REDUCTIONS = {
     "_cummin_helper": Case(
         lambda: torch._cummin_helper(x(2, 3), torch.empty(2, 3), torch.empty(2, 3, dtype=torch.long), 0), 0, 6
     ),
+    "add, scaled": Case(lambda: torch.add(x(2, 3), x(3), alpha=2), 0, 2 * 6),
+    "sub, scaled": Case(lambda: x(2, 3).sub_(x(3), alpha=-1), 0, 2 * 6),
+    "rsub, scaled": Case(lambda: torch.rsub(x(2, 3), x(3), alpha=0.5), 0, 2 * 6),
     "histc": Case(lambda: x(2, 3).histc(4, 0, 1), 0, 3 * 6),  # difference, product, rounding
     "norm": Case(lambda: aten.norm(x(2, 3)), 0, 2 * 6),
     "linalg_vector_norm": Case(lambda: torch.linalg.vector_norm(x(2, 3)), 0, 2 * 6),
@@ -602,6 +605,10 @@ OPTIMIZERS = {
         0,
         2 * 10,
         LISTS,
+    ),
+    "_foreach_add of two lists": Case(lambda: torch._foreach_add([x(2, 3), x(4)], [x(2, 3), x(4)]), 0, 10, LISTS),
+    "_foreach_sub, scaled": Case(
+        lambda: torch._foreach_sub([x(2, 3), x(4)], [x(2, 3), x(4)], alpha=0.5), 0, 2 * 10, LISTS
     ),
     "_foreach_norm": Case(lambda: torch._foreach_norm([x(2, 3), x(4)]), 0, 2 * 10, LISTS),
     "_foreach_max": Case(lambda: torch._foreach_max([x(2, 3), x(4)]), 0, 10, LISTS),
@@ -932,6 +939,12 @@ HAND_MADE = [
         0,
         _E * 11,
     ),
+    Made(
+        "batch_norm_backward",
+        (_BATCH[0], _BATCH[0], t(3), t(3), t(3), t(3), t(3), False, 1e-5, (True, True, True), t(9)),
+        0,
+        _E * 5,
+    ),
     Made("_fused_rms_norm_backward", (t(2, 3, 4), t(2, 3, 4), (4,), t(2, 3, 1), t(4), (True, True)), 0, 24 * (7 + 2)),
     Made("_fused_rms_norm_backward", (t(2, 3, 4), t(2, 3, 4), (4,), t(2, 3, 1), None, (True, False)), 0, 24 * 7),
     Made("mkldnn_max_pool2d_backward", (t(2, 3, 2, 2), t(2, 3, 2, 2), t(2, 3, 4, 4), (2, 2)), 0, 24),
@@ -970,6 +983,23 @@ def test_what_the_inputs_do_not_tell_is_unknown(name: str, inputs: tuple[Any, ..
 
 def test_a_bias_does_not_hide_the_work_of_efficient_attention() -> None:
     assert work("_efficient_attention_forward", *_LAST, t(2, 3, 5, 7), None, None, 5, 7) == _FLASH
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs"),
+    [
+        ("mm", (t(2, 3), t(4, 5))),
+        ("bmm", (t(2, 2, 3), t(2, 4, 5))),
+        ("mv", (t(2, 3), t(4))),
+        ("dot", (t(3), t(4))),
+        ("addmm", (t(5), t(2, 3), t(4, 5), 1, 1)),
+        ("baddbmm", (t(2, 2, 5), t(2, 2, 3), t(2, 4, 5), 1, 1)),
+        ("addmv", (t(2), t(2, 3), t(4), 1, 1)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_product_that_torch_refuses_is_none(name: str, inputs: tuple[Any, ...]) -> None:
+    assert work(name, *inputs) == Found(0, 0)
 
 
 # All others count so many operations for each element of the result: every formula that has no case above.
