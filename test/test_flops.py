@@ -1131,3 +1131,32 @@ def test_an_op_that_raises_counts_nothing() -> None:
     with pytest.raises(RuntimeError, match="shapes"), prof:
         model[2](model[0](torch.rand(ROWS, 3))[:, :2])
     assert total(prof.run) == ROWS * FIRST
+
+
+class Launches(torch.autograd.Function):
+    """As one that launches a kernel of its own: memory for the result, and views around it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        flat = x.view(-1)
+        return torch.empty_like(flat).view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, given: Tensor) -> Tensor:
+        return torch.empty_like(given.view(-1)).view(given.shape)
+
+
+def test_a_function_that_launches_kernels_of_its_own_is_a_doubt() -> None:
+    x = torch.rand(2, 3, requires_grad=True)
+    run = profiled(lambda: Launches.apply(x).backward(torch.ones(2, 3)))
+    assert len(uncounted(run)) == 2
+
+
+def test_a_formula_of_the_users_that_fails_is_a_doubt() -> None:
+    def broken(*args: Any, **named: Any) -> int:
+        raise ValueError("not yet")
+
+    with formula(torch.ops.aten.relu, broken):
+        run = profiled(lambda: torch.rand(6).relu())
+    assert [line.split()[2] for line in uncounted(run)] == ["aten::relu"]
+    assert total(run, "flops") == 0

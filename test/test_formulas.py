@@ -508,9 +508,6 @@ PLACES = {
     "index_reduce": Case(lambda: x(5, 4).index_reduce(0, CLASSES, x(2, 4), "prod"), 0, 8),
     "index_put": Case(lambda: x(5, 4).index_put((CLASSES,), x(2, 4), accumulate=True), 0, 8),
     "index_put without sums": Case(lambda: x(5, 4).index_put((CLASSES,), x(2, 4)), 0, 0),
-    "index_put of one value": Case(
-        lambda: x(5).index_put((CLASSES,), x(1), accumulate=True), 0, 2, bug="the values may broadcast to the places"
-    ),
     "_index_put_impl": Case(lambda: aten._index_put_impl_(x(5, 4), [CLASSES], x(2, 4), True), 0, 8),
     "_unsafe_index_put": Case(lambda: aten._unsafe_index_put(x(5, 4), [CLASSES], x(2, 4), True), 0, 8),
     "col2im": Case(lambda: F.fold(x(2, 12, 9), (4, 4), 2), 0, 2 * 12 * 9),

@@ -27,6 +27,13 @@ _AROUND_OTHER_CODE = (
     "detach",
 )
 """How the names of ops begin that prepare work by other means: memory for a kernel; the way to NumPy and back."""
+_VIEWS = _atens(
+    """
+    _reshape_alias _unsafe_view alias as_strided chunk expand expand_as flatten movedim narrow permute reshape select
+    slice split squeeze swapaxes t transpose unbind unflatten unsqueeze view view_as
+    """
+)
+"""What hands a tensor on, and says nothing of who did the work."""
 _COMPILING = "(dynamo_timed)"
 """How the ranges of torch.compile at work end: what runs inside is no work of the model's."""
 _PYTHON_BACKWARD = "Backward"
@@ -60,7 +67,19 @@ class Count(NamedTuple):
 class _Open:
     """An op that has not ended: its own work (None: not known), and what was found inside it."""
 
-    __slots__ = ("end", "found", "is_batch", "is_opaque", "moves", "name", "place", "repeats", "seen", "work")
+    __slots__ = (
+        "end",
+        "found",
+        "is_batch",
+        "is_opaque",
+        "name",
+        "place",
+        "prepares",
+        "repeats",
+        "views",
+        "work",
+        "works",
+    )
 
     def __init__(self, end: int, name: str, place: int, work: Work | None) -> None:
         self.end = end
@@ -71,8 +90,9 @@ class _Open:
         self.repeats = False  # an op of its own name is inside it
         self.is_batch = False  # the ops inside it work on a whole batch, of which its own inputs are one example
         self.is_opaque = False  # no recorded shape tells of its work, and none of the ops inside it
-        self.seen = False  # an op is inside it
-        self.moves = False  # one that does more than prepare for other code
+        self.views = False  # an op is inside it that hands a tensor on
+        self.prepares = False  # one that other code needs
+        self.works = False  # one that does something itself, if only to move data
 
 
 class Estimate:
@@ -89,7 +109,7 @@ class Estimate:
         self._work: dict[tuple[str, int], Work | None] = {}
         self._is_idle: dict[str, bool] = {}  # by name: counts 0, with all that is inside
         self._is_transparent: dict[tuple[str, bool], bool] = {}
-        self._padded: set[tuple[str, int]] = set()
+        self._opaque_calls: set[tuple[str, int]] = set()
         self._opaque: set[str] = set()  # Functions of the user's whose work is no ops
 
     @staticmethod
@@ -153,10 +173,9 @@ class Estimate:
                 if around.work is not None:
                     around.work = None
                     around.found = []
-        moves = not name.startswith(_AROUND_OTHER_CODE)
+        kind = "prepares" if name.startswith(_AROUND_OTHER_CODE) else "views" if name in _VIEWS else "works"
         for around in stack:
-            around.seen = True
-            around.moves = around.moves or moves
+            setattr(around, kind, True)
 
     def _enter(self, stack: list[_Open], item: Attributed) -> None:
         event = item[0]
@@ -168,11 +187,11 @@ class Estimate:
         except KeyError:
             work = self._work[name, signature] = self._work_of(name, signature)
         for around in stack:
-            around.seen = around.moves = True
+            around.works = True
             if around.name == name:
                 around.repeats = True
         entered = _Open(event[2] + item[4], name, item[1].index, work)
-        if work is None and (name, signature) in self._padded:
+        if work is None and (name, signature) in self._opaque_calls:
             entered.is_opaque = True
         stack.append(entered)
 
@@ -180,9 +199,14 @@ class Estimate:
         if not signature:
             return None
         if name in _PADDING and "" in self._signatures[signature].dtypes[:2]:
-            self._padded.add((name, signature))
+            self._opaque_calls.add((name, signature))
         on = self._signatures[signature]
-        if _has_users_formula(name) or formula_of(name) is None:
+        if _has_users_formula(name):
+            work = registered_work(name, on)
+            if work is None:  # what its formula cannot say, we do not know better
+                self._opaque_calls.add((name, signature))
+            return work
+        if formula_of(name) is None:
             return registered_work(name, on)
         return work_of(Operation(name, on))
 
@@ -244,10 +268,9 @@ class Estimate:
         backward does nothing at all; so may the backward of a Function that works by other code.
         """
         name = function.name
-        if function.seen:
-            is_ops = function.moves
-        else:
-            is_ops = name.endswith(_PYTHON_BACKWARD) and name.removesuffix(_PYTHON_BACKWARD) not in self._opaque
+        is_ops = function.works or (function.views and not function.prepares)
+        if not is_ops and not function.prepares and name.endswith(_PYTHON_BACKWARD):
+            is_ops = name.removesuffix(_PYTHON_BACKWARD) not in self._opaque
         if not is_ops:
             self._opaque.add(name)
         return is_ops

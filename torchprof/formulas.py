@@ -860,7 +860,7 @@ def _scatter_add(op: Operation) -> tuple[int, int]:
 
 @_counts("index_put", "_index_put_impl", "_unsafe_index_put", ones=True)
 def _index_put(op: Operation) -> tuple[int, int]:
-    return 0, op.numel(2) if op.scalar(3) else 0
+    return 0, op.numel(2) if op.scalar(3) else 0  # what the indices are is not recorded
 
 
 @_counts("col2im", "unfold_backward")
