@@ -1160,3 +1160,13 @@ def test_a_formula_of_the_users_that_fails_is_a_doubt() -> None:
         run = profiled(lambda: torch.rand(6).relu())
     assert [line.split()[2] for line in uncounted(run)] == ["aten::relu"]
     assert total(run, "flops") == 0
+
+
+@pytest.mark.parametrize("layouts", ["csc csr", "csr csr", "coo coo"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_product_of_two_sparse_tensors_is_not_counted(layouts: str) -> None:
+    kinds = {"coo": torch.Tensor.to_sparse, "csr": torch.Tensor.to_sparse_csr, "csc": torch.Tensor.to_sparse_csc}
+    first, second = (kinds[layout](torch.eye(6)) for layout in layouts.split())
+    run = profiled(lambda: torch.sparse.mm(first, second))
+    assert uncounted(run)
+    assert total(run) == 0

@@ -171,6 +171,8 @@ class Estimate:
         if name in _DENSE_SHAPE:
             for around in stack:
                 if around.work is not None:
+                    # An elementwise op on the values that are there is inside it; a product is by other means.
+                    around.is_opaque = around.work.macs > 0
                     around.work = None
                     around.found = []
         kind = "prepares" if name.startswith(_AROUND_OTHER_CODE) else "views" if name in _VIEWS else "works"
