@@ -294,3 +294,50 @@ def test_the_peak_is_that_of_the_type_that_did_the_work() -> None:
     run = replace(prof.run, metas=(replace(prof.run.meta, peaks=peaks),))
     assert "(bfloat16 product on cpu, 2 threads)" in stripped(run)["Share of peak"]
     assert stripped(replace(run, metas=(replace(run.meta, peaks=peaks[:1]),)))["Share of peak"] == "–"
+
+
+def test_layers_whose_operators_tell_no_shapes() -> None:
+    """An embedding records none: of several calls it is known only where nothing else varied."""
+
+    class Looks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(10, 4)
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, *tokens: torch.Tensor) -> torch.Tensor:
+            return self.fc(sum(self.table(each).mean(0, keepdim=True) for each in tokens))
+
+    model, three, five = Looks(), torch.zeros(3, dtype=torch.long), torch.zeros(5, dtype=torch.long)
+    with torchprof.Profile(model, with_flops=True) as prof:
+        prof(three)
+        prof(three)
+    assert stripped(prof.run)["Activations"] == summed(3 * 4, 2)
+    with torchprof.Profile(model, with_flops=True) as prof:
+        prof(three, five)
+    assert stripped(prof.run)["Activations"] == "–"
+    with torchprof.Profile(model, with_flops=True) as prof:
+        prof(three)
+        prof(five)
+    assert stripped(prof.run)["Activations"] == "–"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_packed_parameters_are_unknown() -> None:
+    packed = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8)), {nn.Linear})
+    with torchprof.Profile(packed, with_flops=True) as prof:
+        prof(torch.rand(2, 8))
+    found = stripped(prof.run)
+    assert found["Params"] == found["Trainable params"] == found["Model size"] == found["MACs"] == "–"
+
+
+def test_a_file_of_the_schema_before_is_read() -> None:
+    """Written by torchprof 2.0.0: it has no counts, and says so."""
+    path = Path(__file__).parent / "data" / "run-schema-1.json"
+    rows = json.loads(path.read_text())["rows"]
+    run = torchprof.load(path)
+    assert sum(row.cost.cpu_ns for row in run.rows) == sum(rows["cpu_ns"])
+    assert [row.calls for row in run.rows] == rows["calls"]
+    assert all(row.signature is None and not row.cost.uncounted for row in run.rows)
+    assert stripped(run)["FLOPs"] == "–"
+    assert "FLOPs" not in run.report("tree")

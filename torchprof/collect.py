@@ -369,7 +369,10 @@ def missing_device(device: str) -> str | None:
 
 
 def _frozen(value: Any) -> Any:
-    return tuple(_frozen(item) for item in value) if isinstance(value, (list, tuple)) else value
+    """Lists as tuples; a number that JSON does not know (a complex one) as None."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_frozen(item) for item in value)
+    return None if isinstance(value, complex) else value
 
 
 def _kind(raw: Any, name: str) -> Kind | None:

@@ -243,7 +243,7 @@ class Plan:
                             counted.add(id(tensor))
                             held.append(tensor)
             sizes: Counter[str] = Counter()
-            unknown = any(is_lazy(param) for param in params)
+            unknown = any(is_lazy(param) for param in params) or any(map(_is_packed, modules[index]))
             if not unknown:
                 for param in params:
                     sizes[str(param.dtype).removeprefix("torch.")] += param.numel() * param.element_size()
@@ -278,6 +278,11 @@ class Plan:
             now.update({trace.path: trace.module for trace in walk_modules(model, name=root)})
         added = [".".join(path) for path, module in now.items() if before.get(path) is not module]
         return added, [".".join(path) for path in before if path not in now]
+
+
+def _is_packed(module: nn.Module) -> bool:
+    """Whether a quantised module keeps its parameters where nobody sees how many there are."""
+    return "_packed_params" in vars(module) or "_packed_params" in module._modules
 
 
 def _trains(module: nn.Module) -> bool:

@@ -25,11 +25,11 @@ class Layer:
 
     ``path``: root class name, then attribute names. ``kind``: class name. ``params``, ``trainable_params`` and
     ``param_bytes`` count the parameters that the layer itself holds (not its children), each at the first layer that
-    holds it; None where a lazy layer has not made them yet. ``dtype_bytes`` are the same bytes by type ("float32"),
-    ``buffers`` and ``buffer_bytes`` the elements and bytes of its buffers. Shapes are those of the first forward
-    call: one tuple for each tensor, with -1 for a size that is no number (nested tensors); ``()`` where it was not
-    called.
-    ``output_bytes`` is how large the tensors are that this call returned, None where that is not known.
+    holds it; None where a lazy layer has not made them yet, or a quantised one has packed them. ``dtype_bytes`` are the
+    same bytes by type ("float32"), ``buffers`` and ``buffer_bytes`` the elements and bytes of its buffers. Shapes are
+    those of the first forward call: one tuple for each tensor, with -1 for a size that is no number (nested tensors);
+    ``()`` where it was not called. ``output_bytes`` is how large the tensors are that this call returned, None where
+    that is not known.
     ``compiled``: inside a ScriptModule or a module under torch.compile, where it may run without being called.
     ``shared_with``: the other paths of the same module.
     """

@@ -365,8 +365,10 @@ def _params(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _sizes(model: nn.Module) -> dict[int, int | None]:
-    """The elements of a model's parameters, by identity; None where a lazy module has not made them yet."""
-    return {id(param): None if is_lazy(param) else param.numel() for param in _params(model)}
+    """The elements of a model's parameters, by identity; None where a lazy module has not made them yet, and for what
+    a quantised module has packed."""
+    packed = {id(module): None for module in _modules(model) if hasattr(module, "_packed_params")}
+    return packed | {id(param): None if is_lazy(param) else param.numel() for param in _params(model)}
 
 
 def _sum_sizes(sizes: Mapping[int, int | None]) -> int | None:

@@ -433,9 +433,10 @@ def _class_name(module: nn.Module) -> str:
 
 
 def _params_of(module: nn.Module) -> int | None:
-    """All parameters of a module, None where a lazy one has not made them yet."""
+    """All parameters of a module, None where a lazy one has not made them yet, or a quantised one has packed them."""
     params = list(module.parameters())
-    if any(nn.parameter.is_lazy(param) for param in params):
+    packed = any(hasattr(below, "_packed_params") for below in module.modules())
+    if packed or any(nn.parameter.is_lazy(param) for param in params):
         return None
     return sum(param.numel() for param in params)
 

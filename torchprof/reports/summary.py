@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from torchprof.attribute import BACKWARD, FORWARD, RECOMPUTE, Signature
+from torchprof.attribute import BACKWARD, FORWARD, RECOMPUTE
 from torchprof.cost import Cost, format_count, format_memory, format_time
 from torchprof.reports import report
 from torchprof.reports.tree import AT_LEAST, UNKNOWN, branches, check_number, draw
@@ -117,30 +117,32 @@ def _activations(run: Run, root: Node) -> int | None:
         return None  # what layers that were not selected returned, nobody saw
     called = [node for node in root.walk() if node.calls]
     around = {node.layer.path[:steps] for node in called for steps in range(1, len(node.layer.path))}
-    vary = _called_on_several_shapes(run)
+    shapes = _input_shapes(run)
+    all_alike = bool(shapes) and all(len(seen) == 1 for by_op in shapes.values() for seen in by_op.values())
     total = 0
     for node in called:
         if node.layer.path in around:
             continue
-        size = node.layer.output_bytes
-        if size is None or (node.calls > 1 and (vary is None or node.layer.path in vary)):
+        by_op = shapes.get(node.layer.path)
+        if node.calls == 1:
+            alike = True
+        elif by_op is not None:
+            alike = all(len(seen) == 1 for seen in by_op.values())
+        else:  # its ops tell no shapes (an embedding): as the others, if it is called once in each call of the model
+            alike = all_alike and node.calls == root.calls
+        if node.layer.output_bytes is None or not alike:
             return None
-        total += size * node.calls
+        total += node.layer.output_bytes * node.calls
     return total // root.calls
 
 
-def _called_on_several_shapes(run: Run) -> set[tuple[str, ...]] | None:
-    """The layers in whose forward one operator had different inputs; None where inputs were not recorded."""
-    if not run.rows.signatures:
-        return None
-    seen: dict[tuple[tuple[str, ...], str], Signature] = {}
-    several = set()
+def _input_shapes(run: Run) -> dict[tuple[str, ...], dict[str, set[tuple[object, ...]]]]:
+    """By path of a layer and operator directly in its forward, the different shapes that it was called on."""
+    found: dict[tuple[str, ...], dict[str, set[tuple[object, ...]]]] = {}
     for row in run.rows:
         if row.layer is not None and row.phase == FORWARD and len(row.frames) == 1 and row.signature is not None:
-            key = (row.layer.path, row.frames[0].name)
-            if seen.setdefault(key, row.signature).shapes != row.signature.shapes:
-                several.add(row.layer.path)
-    return several
+            found.setdefault(row.layer.path, {}).setdefault(row.frames[0].name, set()).add(row.signature.shapes)
+    return found
 
 
 def _known(value: float | None, text: Callable[[float], str]) -> str:
