@@ -19,8 +19,9 @@ from torch import nn
 
 import torchprof
 from torchprof import Profile, TorchprofError, load
-from torchprof.attribute import OUTSIDE, Frame
-from torchprof.run import Layer, Meta, Rows, Run, SampleKey, Spread
+from torchprof.attribute import OUTSIDE, Frame, Signature
+from torchprof.reports import known
+from torchprof.run import Around, Held, Layer, Memory, Meta, Peak, Rows, Run, SampleKey, Spread, Timeline
 
 
 class Net(nn.Module):
@@ -320,18 +321,35 @@ def test_places_where_nothing_can_be_saved(prof, tmp_path) -> None:
 
 @pytest.fixture(scope="module")
 def saved() -> dict[str, Any]:
-    """The document of a run put together by hand: two layers, three rows, one sample."""
-    layers = (Layer(("Net",), "Net"), Layer(("Net", "a"), "Linear", 6, 6, 24, ((1, 2),), ((1, 3),)))
+    """The document of a run put together by hand, with some of everything: two layers, three rows, one sample, the
+    memory of one device, and two steps of a timeline."""
+    shapes = {"input_shapes": ((1, 2),), "output_shapes": ((1, 3),), "output_bytes": 12}
+    linear = Layer(("Net", "a"), "Linear", 6, 6, 24, (("float32", 24),), shared_with=(("Net", "b"),), **shapes)
+    layers = (Layer(("Net",), "Net"), linear)
     columns = {name: array("q", [0, 0, 0]) for name in Rows.COLUMNS}
     columns["layer"] = array("q", [0, 1, OUTSIDE])
     columns["phase"] = array("q", [0, 1, 0])
+    columns["within"] = array("q", [0, 1, 0])
     columns["frames"] = array("q", [0, 1, 1])
     columns["calls"] = array("q", [1, 1, 1])
     columns["cpu_ns"] = array("q", [10, 20, 30])
-    rows = Rows(layers, ((), (Frame("op", "aten::mm"),)), ("cpu",), columns)
+    signature = Signature(((4, 3), (), None), ("float", "Scalar", "TensorList"), (None, 1.5, (1, 2)), ("a.py(3): f",))
+    within = ((), (Around(0, "forward", (Frame("label", "mine"),)),))
+    rows = Rows(layers, ((), (Frame("op", "aten::mm", signature),)), ("cpu",), columns, within)
     samples = {SampleKey(0, "forward", 0, "cpu", "cpu_ns"): Spread.of([(0, 10)])}
-    run = Run((Meta(("Net",), paths=(("Net", "a"),), warnings=("Doubt.",)),), layers, rows, samples)
-    return json.loads(_text(run))
+    held = (Held(1, "forward", "activations", 64, 1), Held(OUTSIDE, "forward", "unknown", 8, 0))
+    memory = Memory("cpu", 0, 72, 5, held, (("parameters", 24),), (("reserved", 0, 2048),))
+    timeline = Timeline(("cpu",), {name: array("q", [0, 0]) for name in Timeline.COLUMNS})
+    meta = Meta(
+        ("Net",),
+        paths=(("Net", "a"),),
+        busy_ns=(("cuda:0", 3),),
+        peaks=(Peak("cpu", "float32", 2, 1e9, 1e9),),
+        warnings=("Doubt.",),
+        versions=(("torch", "2.13.0"),),
+        flags=(("use_cuda", True),),
+    )
+    return json.loads(_text(Run((meta,), layers, rows, samples, (memory,), timeline)))
 
 
 def _text(run: Run) -> str:
@@ -345,6 +363,8 @@ def test_a_sound_file_loads(saved, tmp_path) -> None:
     file.write_text(json.dumps(saved), encoding="utf-8")
     run = load(file)
     assert [node.self.cpu_ns for node in run.tree().walk()] == [10, 20]
+    assert run.memory[0].held[0].kind == "activations"
+    assert len(run.timeline) == 2
     assert load(str(file)) == run
     run.save(tmp_path / "again.json.gz")
     assert load(tmp_path / "again.json.gz") == run
@@ -414,6 +434,7 @@ def _set(document: dict[str, Any], where: str, value: Any) -> None:
         *[("rows.phase.0", value) for value in (3, -1, 99)],
         *[("rows.frames.1", value) for value in (2, -1, 99)],
         *[("rows.device.0", value) for value in (1, -1, 99)],
+        *[("rows.within.1", value) for value in (2, -1, 99)],
         ("rows.rank.0", 3),
         ("rows.rank.0", -1),
         ("rows.calls.0", -1),
@@ -456,6 +477,33 @@ def test_a_number_of_a_row_that_points_nowhere(saved, where, value, tmp_path) ->
         ("frames.1", [["op"]]),
         ("frames.1", ["op"]),
         ("frames.1", 3),
+        ("frames.1.0", ["op", "aten::mm"]),
+        ("frames.1.0.0", 3),
+        ("frames.1.0.1", None),
+        ("frames.1.0.2", -1),
+        ("frames.1.0.2", 2),
+        ("frames.1.0.2", True),
+        ("signatures", GONE),
+        ("signatures", []),
+        ("signatures.0", [[[4, 3]]]),
+        ("signatures.0.1", None),
+        ("signatures.0.1.0", 3),
+        ("signatures.0.2.1", {}),
+        ("signatures.0.3", "a.py(3): f"),
+        ("within", GONE),
+        ("within", []),
+        ("within", [[]]),
+        ("within.1", 3),
+        ("within.1.0", []),
+        ("within.1.0.0", 2),
+        ("within.1.0.0", -3),
+        ("within.1.0.0", 0.5),
+        ("within.1.0.0", "0"),
+        ("within.1.0.1", "sideways"),
+        ("within.1.0.1", 0),
+        ("within.1.0.2", [["label"]]),
+        ("within.1.0.2.0.2", 2),
+        ("within.1.0.2", "mine"),
         ("devices", GONE),
         ("devices", []),
         ("devices", 3),
@@ -470,14 +518,114 @@ def test_a_number_of_a_row_that_points_nowhere(saved, where, value, tmp_path) ->
         ("samples.0.layer", 99),
         ("samples.0.layer", GONE),
         ("samples.0.phase", "sideways"),
+        ("samples.0.rank", 1),
         ("samples.0.count", GONE),
+        ("samples.0.count", 0),
+        ("samples.0.first", "10"),
+        ("samples.0.sample", []),
+        ("samples.0.sample.0", 1.5),
+        ("samples.0.hashes", GONE),
+        ("samples.0.hashes", []),
+        ("samples.0.hashes", [1, 2]),
+        ("samples.0.hashes.0", "1"),
+        ("samples.0.hashes.0", 2**63),
         ("samples.0.colour", "red"),
+        ("memory", GONE),
+        ("memory", 3),
+        ("memory.0", []),
+        ("memory.0.device", GONE),
+        ("memory.0.device", 3),
+        ("memory.0.rank", 1),
+        ("memory.0.peak_bytes", "72"),
+        ("memory.0.peak_ns", None),
+        ("memory.0.held", None),
+        ("memory.0.held.0", [1, "forward", "activations", 64]),
+        ("memory.0.held.0.0", 2),
+        ("memory.0.held.0.0", -3),
+        ("memory.0.held.0.0", 0.5),
+        ("memory.0.held.0.1", "sideways"),
+        ("memory.0.held.0.2", "furniture"),
+        ("memory.0.held.0.3", "64"),
+        ("memory.0.held.0.4", None),
+        ("memory.0.before", [["parameters"]]),
+        ("memory.0.allocator", [["reserved", 0]]),
+        ("memory.0.allocator.0.1", "0"),
+        ("memory.0.colour", "red"),
+        ("timeline", GONE),
+        ("timeline", []),
+        ("timeline.devices", GONE),
+        ("timeline.devices", []),
+        ("timeline.devices.0", 3),
+        ("timeline.dropped", GONE),
+        ("timeline.dropped", 1.5),
+        ("timeline.time_ns", GONE),
+        ("timeline.nbytes", [1]),
+        ("timeline.nbytes.0", 0.5),
+        ("timeline.device.0", 1),
+        ("timeline.device.0", -1),
+        ("timeline.layer.0", 2),
+        ("timeline.layer.0", -3),
+        ("timeline.phase.0", 3),
+        ("timeline.phase.0", -1),
+        ("timeline.kind.0", 6),
+        ("timeline.kind.0", -1),
     ],
     ids=lambda value: "gone" if value is GONE else repr(value)[:30],
 )
 def test_damaged_files(saved, where, value, tmp_path) -> None:
     document = copy.deepcopy(saved)
     _set(document, where, value)
+    file = tmp_path / "given.json"
+    file.write_text(json.dumps(document), encoding="utf-8")
+    refused(lambda: load(file), "given.json", "damaged")
+
+
+def _places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to each part of a document, and to each part of that."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for step, part in inner:
+        yield (*way, step)
+        yield from _places(part, (*way, step))
+
+
+def test_whatever_part_is_something_else_the_file_is_refused_or_reports_work(saved, tmp_path) -> None:
+    """Each part of a file in turn is left out, and replaced by values of every kind."""
+    file = tmp_path / "given.json"
+    file.write_text(json.dumps(saved), encoding="utf-8")
+    sound = load(file)
+    assert sound.report("tree")
+    refusals = 0
+    for way in _places(saved):
+        for value in (GONE, None, "x", 1.5, [3]):
+            document = copy.deepcopy(saved)
+            here = document
+            for step in way[:-1]:
+                here = here[step]
+            if value is GONE:
+                del here[way[-1]]
+            else:
+                here[way[-1]] = value
+            file.write_text(json.dumps(document), encoding="utf-8")
+            try:
+                run = load(file)
+            except TorchprofError:
+                refusals += 1
+                continue
+            for report in known():
+                try:
+                    run.report(report)
+                except TorchprofError as error:
+                    assert "damaged" not in str(error)
+            run.save(tmp_path / "again.json")
+    assert refusals > 1_000
+
+
+def test_lists_inside_lists_without_end(saved, tmp_path) -> None:
+    deep: list[Any] = []
+    for _ in range(600):
+        deep = [deep]
+    document = copy.deepcopy(saved)
+    document["signatures"][0][0] = deep
     file = tmp_path / "given.json"
     file.write_text(json.dumps(document), encoding="utf-8")
     refused(lambda: load(file), "given.json", "damaged")

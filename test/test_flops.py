@@ -1084,7 +1084,8 @@ def test_a_region_that_inductor_compiled_is_a_lower_bound() -> None:
     assert (region.total.macs, region.total.uncounted) == (ROWS * 12, 1)
     assert (relu.total.flops, relu.total.uncounted) == (ROWS * 4, 0)
     lines = str(prof).splitlines()
-    assert "≥ 84" in lines[3] and "≥" not in lines[4]
+    assert "≥ 84" in lines[3] and "≥ 84" in lines[4] and "≥" not in lines[5]
+    assert "(label)" in lines[4], "the range that torch puts around the region"
 
 
 # Shapes alone

@@ -32,8 +32,9 @@ from torchprof.attribute import (
 )
 from torchprof.collect import Session
 from torchprof.cost import Cost
+from torchprof.fold import fold
 from torchprof.instrument import PREFIX, label_of
-from torchprof.run import Layer, Meta, Run, fold
+from torchprof.run import Layer, Meta, Run
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 NODE_PREFIX = "autograd::engine::evaluate_function: "

@@ -62,14 +62,20 @@ def test_the_figures_of_a_model() -> None:
     assert found["MACs"] == "833.04 K"  # 2 · 416,520: of one call, not of the two
     total = prof.run.tree("forward").total
     assert found["FLOPs"] == f"{total.flops / 2 / 1e6:.2f} M"
-    (spread,) = [spread for key, spread in prof.run.samples.items() if key.layer == 0]
+    (spread,) = [spread for key, spread in prof.run.samples.items() if key.layer == 0 and key.measure == "cpu_ns"]
     assert found["Throughput"] == f"{2 / spread.median * 1e9:,.2f} samples/s (2, the first size of the first input)"
     assert found["FLOP/s (mean)"] == format_count(total.flops / total.cpu_ns * 1e9)
     # Outputs of the layers without children: 2 of 4,704, 1,176; of 1,600, 400; of 120; 120; 84; 84 and 10 numbers.
     numbers = 2 * (2 * 4_704 + 1_176 + 2 * 1_600 + 400 + 2 * 120 + 2 * 84 + 10)
     assert found["Activations"] == f"{numbers * 4 / 1024:.2f} KB"
-    (peak,) = [size for device, size in prof.run.meta.peak_bytes if device == "cpu"]
-    assert found["Peak memory above start"] == f"{peak / 1024:.2f} KB on cpu"
+    (memory,) = prof.run.memory
+    assert memory.device == "cpu"
+    assert found["Peak memory above start"] == f"{memory.peak_bytes / 1024:.2f} KB on cpu"
+
+
+def peaks(run: Run) -> dict[str, int]:
+    """By how much the memory of each device rose at most."""
+    return {memory.device: memory.peak_bytes for memory in run.memory}
 
 
 def test_the_peak_of_a_chain_by_hand() -> None:
@@ -78,10 +84,10 @@ def test_the_peak_of_a_chain_by_hand() -> None:
     x = torch.rand(2**18)
     with torch.no_grad(), torchprof.Profile(model, profile_memory=True) as prof:
         model(x)
-    assert dict(prof.run.meta.peak_bytes)["cpu"] == 2 * 2**20
+    assert peaks(prof.run) == {"cpu": 2 * 2**20}
     with torchprof.Profile(model, profile_memory=True) as prof:
         model(x.requires_grad_())
-    assert dict(prof.run.meta.peak_bytes)["cpu"] == 5 * 2**20
+    assert peaks(prof.run) == {"cpu": 5 * 2**20}
 
 
 def test_what_was_not_recorded_is_unknown() -> None:
@@ -155,21 +161,22 @@ SIGNATURE = Signature(((5, 2), (2, 1)), ("float", "float"))
 def made(**meta: Any) -> Run:
     """One layer with two calls of 2 ms and 4 ms: 8 MACs and 20 FLOPs in all, on whatever device."""
     layer = Layer(("Net",), "Net", 3, 3, 12, (("float32", 12),), input_shapes=((5, 2),), output_shapes=((5, 1),))
-    line = dict.fromkeys(Rows.COLUMNS, 0)
-    line |= {
-        "signature": 1,
+    calls = {**dict.fromkeys(Rows.COLUMNS, 0), "calls": 2}
+    work = {
+        **dict.fromkeys(Rows.COLUMNS, 0),
+        "frames": 1,
         "calls": 2,
         "cpu_ns": 6_000_000,
         "device_ns": 1_000_000,
         "macs": 8,
         "flops": 20,
-        **meta.pop("line", {}),
+        **meta.pop("work", {}),
     }
-    columns = {name: array("q", [line[name]]) for name in Rows.COLUMNS}
+    columns = {name: array("q", [calls[name], work[name]]) for name in Rows.COLUMNS}
     samples = {SampleKey(0, "forward", 0, "cpu", "cpu_ns"): Spread.of([(0, 2_000_000), (1, 4_000_000)])}
     fields = {"requested": ("cpu_ns", "macs", "flops", "uncounted"), **meta}
     fields.setdefault("measured", fields["requested"])
-    rows = Rows((layer,), ((), (Frame("op", "x"),)), ("cpu",), columns, (SIGNATURE,))
+    rows = Rows((layer,), ((), (Frame("op", "x", SIGNATURE),)), ("cpu",), columns)
     return Run((Meta(("Net",), **fields),), (layer,), rows, samples)
 
 
@@ -204,11 +211,11 @@ def test_figures_of_a_device() -> None:
 
 
 def test_lower_bounds_are_marked() -> None:
-    found = stripped(made(line={"uncounted": 1}, peaks=PEAKS))
+    found = stripped(made(work={"uncounted": 1}, peaks=PEAKS))
     assert found["MACs"] == "≥ 4"
     assert found["FLOP/s (mean)"] == "≥ 3.33 K"
     assert found["Share of peak"].startswith("≥ 33.3%")
-    found = stripped(made(line={"uncounted": 1, "macs": 0, "flops": 0}))
+    found = stripped(made(work={"uncounted": 1, "macs": 0, "flops": 0}))
     assert found["MACs"] == found["FLOPs"] == found["FLOP/s (mean)"] == "–"
 
 
@@ -226,7 +233,7 @@ def test_the_command_line_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture
     path = tmp_path / "run.json"
     assert main(["flops", "examples/models.py:LeNet5", "--input", "1,1,32,32", "--summary", "-o", str(path)]) == 0
     assert "\n  MACs                     416.52 K\n" in capsys.readouterr().out
-    assert json.loads(path.read_text())["schema"] == 2
+    assert json.loads(path.read_text())["schema"] == 3
     assert main(["show", str(path), "--summary", "--depth", "0"]) == 0
     assert "Backward" not in capsys.readouterr().out
 
@@ -329,15 +336,3 @@ def test_packed_parameters_are_unknown() -> None:
         prof(torch.rand(2, 8))
     found = stripped(prof.run)
     assert found["Params"] == found["Trainable params"] == found["Model size"] == found["MACs"] == "–"
-
-
-def test_a_file_of_the_schema_before_is_read() -> None:
-    """Written by torchprof 2.0.0: it has no counts, and says so."""
-    path = Path(__file__).parent / "data" / "run-schema-1.json"
-    rows = json.loads(path.read_text())["rows"]
-    run = torchprof.load(path)
-    assert sum(row.cost.cpu_ns for row in run.rows) == sum(rows["cpu_ns"])
-    assert [row.calls for row in run.rows] == rows["calls"]
-    assert all(row.signature is None and not row.cost.uncounted for row in run.rows)
-    assert stripped(run)["FLOPs"] == "–"
-    assert "FLOPs" not in run.report("tree")

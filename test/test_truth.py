@@ -32,10 +32,11 @@ from torchs_list import torchs_list
 
 import torchprof
 from torchprof import Profile
-from torchprof.attribute import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE
+from torchprof.assemble import attribution_of
+from torchprof.attribute import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE, Frame
 from torchprof.cost import Cost
 from torchprof.instrument import PREFIX
-from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, SampleKey
+from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Op, SampleKey
 
 NODE_PREFIX = "autograd::engine::evaluate_function: "
 ACCUMULATE = "torch::autograd::AccumulateGrad"
@@ -52,12 +53,25 @@ def nothing_old_is_freed_inside() -> Iterator[None]:
 
 
 def ops_of(prof: Profile, phase: str) -> Ops:
-    """Calls of each op under each layer, by names; what belongs to no layer under the name that the table gives it."""
+    """Calls of each op under each layer, by names; what belongs to no layer under the name that the table gives it.
+
+    An op inside a label counts with those of its name that are in none.
+    """
     names = {OUTSIDE: OUTSIDE_NAME, -2: NOT_SELECTED_NAME}
-    return {
-        names.get(index) or prof.run.layers[index].name: {op.name: op.calls for op in ops if op.name != BETWEEN_OPS}
-        for index, ops in prof.run.ops(phase).items()
-    }
+    found: Ops = {}
+    for index, ops in prof.run.ops(phase).items():
+        calls = found[names.get(index) or prof.run.layers[index].name] = {}
+        for op in with_inside(ops):
+            if op.name != BETWEEN_OPS:
+                calls[op.name] = calls.get(op.name, 0) + op.calls
+    return found
+
+
+def with_inside(ops: list[Op]) -> Iterator[Op]:
+    """The operators and labels, and those inside the labels."""
+    for op in ops:
+        yield op
+        yield from with_inside(op.inside)
 
 
 def nodes_of(prof: Profile) -> Ops:
@@ -262,6 +276,305 @@ def test_durations_of_calls_are_those_of_their_ranges() -> None:
         assert spread.first == ranges[layer.name][0]
         assert (spread.count, spread.sum) == (3, sum(ranges[layer.name]))
         assert totals[layer.name] == spread.sum
+
+
+# Totals of ops and labels against torch's own list
+
+
+def outermost_in(prof: Profile) -> dict[str, tuple[int, float]]:
+    """By name: the calls that torch counts, and how long those lasted that are in no other of their name, in µs."""
+    found: dict[str, tuple[int, float]] = {}
+    for event in torchs_events(prof):
+        if event.name == "[memory]" or event.name.startswith(PREFIX):
+            continue
+        calls, time = found.get(event.name, (0, 0.0))
+        around = event.cpu_parent
+        while around is not None and around.name != event.name:
+            around = around.cpu_parent
+        found[event.name] = calls + 1, time + (event.cpu_time_total if around is None else 0)
+    return found
+
+
+def whole_run(prof: Profile) -> dict[str, tuple[int, float]]:
+    """The same from the rows of our run: all that is in ops and labels of a name, whatever layer that counts for."""
+    found: dict[str, tuple[int, float]] = {}
+    for row in prof.run.rows:
+        if row.frames and row.frames[-1].kind in ("op", "label"):
+            name = row.frames[-1].name
+            calls, time = found.get(name, (0, 0.0))
+            found[name] = calls + row.calls, time
+        frames = [frame for around in row.within for frame in around.frames] + list(row.frames)
+        for name in {frame.name for frame in frames if frame.kind in ("op", "label")}:
+            calls, time = found.get(name, (0, 0.0))
+            found[name] = calls, time + row.cost.cpu_ns / 1000
+    return found
+
+
+def check_totals(prof: Profile) -> None:
+    """Calls and totals of every op and label over the whole run are torch's, to the ns."""
+    ours, theirs = whole_run(prof), outermost_in(prof)
+    assert set(ours) == set(theirs)
+    for name, (calls, time) in theirs.items():
+        assert ours[name] == (calls, pytest.approx(time, abs=0.0005)), name
+
+
+def averages_of(prof: Profile) -> dict[str, tuple[int, float]]:
+    """Calls and total time in µs of each row of torch's own averages."""
+    return {event.key: (event.count, event.cpu_time_total) for event in prof.key_averages()}
+
+
+def ops_under(prof: Profile, layer: str, phase: str = FORWARD) -> list[Op]:
+    """The ops and labels directly in a layer, by the name that the table gives it."""
+    names = [layer.name for layer in prof.run.layers]
+    return prof.run.ops(phase).get(OUTSIDE if layer == OUTSIDE_NAME else names.index(layer), [])
+
+
+def labels_under(prof: Profile, layer: str, phase: str = FORWARD) -> dict[str, Op]:
+    return {op.name: op for op in ops_under(prof, layer, phase) if op.kind == "label"}
+
+
+def figures(op: Op) -> tuple[int, Any]:
+    """Calls and total time in µs, to be held against torch's."""
+    return op.calls, pytest.approx(op.total.cpu_ns / 1000, abs=0.0005)
+
+
+class Tutorial(nn.Module):
+    """The model of torch's profiler tutorial: a label around the call of a child, and one around a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(50, 5)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.profiler.record_function("LABEL1: linear pass"):
+            out = self.linear(x)
+        with torch.profiler.record_function("LABEL2: masked indices"):
+            threshold = out.sum(dim=1).mean().item()
+            indices = (mask > threshold).nonzero()
+        return out, indices
+
+
+LABELLED: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Any]]] = {
+    **SCENES,
+    "the tutorial": (Tutorial, lambda model: model(torch.rand(8, 50), torch.rand(9, 9))[0].sum().backward()),
+    "a custom function": (DoublesInside, lambda model: model(torch.rand(3, requires_grad=True)).sum().backward()),
+    "a backward in a label": (Mlp, lambda model: labelled_backward(model(torch.rand(3, 4)).sum())),
+    "a recursive module in labels": (
+        Recursive,
+        lambda model: [labelled(model, torch.rand(2, 4), 3) for _ in range(2)],
+    ),
+}
+
+
+def labelled_backward(loss: torch.Tensor) -> None:
+    with torch.profiler.record_function("backward pass"):
+        loss.backward()
+
+
+def labelled(model: nn.Module, *inputs: Any) -> Any:
+    with torch.profiler.record_function("forward pass"):
+        return model(*inputs)
+
+
+@pytest.mark.parametrize("scene", LABELLED)
+def test_totals_of_ops_agree_with_torchs_list(scene: str) -> None:
+    """Ops that call layers (checkpoints), labels around layers, and ops of which one is in another of its name."""
+    make, work = LABELLED[scene]
+    model = make()
+    with Profile(model) as prof:
+        work(model)
+    check_totals(prof)
+    check_sums(prof)
+
+
+@pytest.mark.parametrize("scene", LABELLED)
+def test_totals_of_ops_agree_with_torchs_list_with_paths(scene: str) -> None:
+    """The same where only one layer is selected."""
+    make, work = LABELLED[scene]
+    model = make()
+    with Profile(model, paths=[next((name for name, _ in model.named_children()), type(model).__name__)]) as prof:
+        work(model)
+    check_totals(prof)
+
+
+def test_a_label_around_a_layer_holds_what_ran_in_it() -> None:
+    """Both labels of the tutorial have the totals of torch's own rows, the linear layer has its own row beside."""
+    model = Tutorial()
+    with Profile(model) as prof:
+        for _ in range(3):
+            model(torch.rand(8, 50), torch.rand(9, 9))
+    theirs = averages_of(prof)
+    labels = labels_under(prof, "Tutorial")
+    assert list(labels) == ["LABEL1: linear pass", "LABEL2: masked indices"]
+    for name, label in labels.items():
+        assert figures(label) == theirs[name]
+    first, second = labels.values()
+    linear = prof.run.tree().children[0]
+    assert first.total.cpu_ns == first.self.cpu_ns + linear.total.cpu_ns
+    assert first.inside == []
+    assert {op.name for op in second.inside} >= {"aten::sum", "aten::mean", "aten::item", "aten::gt", "aten::nonzero"}
+    assert owners_of(prof, "aten::linear") == {"Tutorial.linear": 3}
+    lines = str(prof).splitlines()
+    names = [line.split("|")[0].strip() for line in lines[2:6]]
+    assert names == [
+        "Tutorial",
+        "├── LABEL1: linear pass (label)",
+        "├── LABEL2: masked indices (label)",
+        "└── linear",
+    ]
+
+
+def test_labels_in_labels_are_nested() -> None:
+    """Each under the one it is in; one of the same name inside itself is not counted twice."""
+
+    class Nests(nn.Module):
+        """An outer label around an inner one, which is around a layer, and the outer one once more inside."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.profiler.record_function("outer"):
+                x = x.sin()
+                with torch.profiler.record_function("inner"):
+                    x = self.fc(x).relu()
+                    with torch.profiler.record_function("outer"):
+                        return x.tanh()
+
+    model = Nests()
+    with Profile(model) as prof:
+        model(torch.rand(2, 4))
+        model(torch.rand(2, 4))
+    (outer,) = labels_under(prof, "Nests").values()
+    theirs = outermost_in(prof)
+    assert (outer.name, outer.calls) == ("outer", 2)
+    assert figures(outer)[1] == theirs["outer"][1]
+    (inner,) = (op for op in outer.inside if op.kind == "label")
+    assert figures(inner) == theirs["inner"]
+    assert [op.name for op in outer.inside if op.kind == "op"] == ["aten::sin"]
+    again = next(op for op in inner.inside if op.kind == "label")
+    assert (again.name, again.calls, [op.name for op in again.inside]) == ("outer", 2, ["aten::tanh"])
+    assert theirs["outer"][0] == outer.calls + again.calls
+    check_totals(prof)
+
+
+def test_a_label_inside_an_op() -> None:
+    """In the forward and in the backward of a Function of the user's: the label is in the op, and in its total."""
+
+    class Cubes(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            with torch.profiler.record_function("cubing"):
+                return x * x * x
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            with torch.profiler.record_function("deriving"):
+                (x,) = ctx.saved_tensors
+                return 3 * x * x * grad
+
+    class Uses(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Cubes.apply(x)
+
+    model = Uses()
+    with Profile(model) as prof:
+        model(torch.rand(5, requires_grad=True)).sum().backward()
+    theirs = averages_of(prof)
+    for phase, function, label, products in (
+        (FORWARD, "Cubes", "cubing", 2),
+        (BACKWARD, "CubesBackward", "deriving", 3),
+    ):
+        ops = {op.name: op for op in ops_under(prof, "Uses", phase)}
+        assert figures(ops[label]) == theirs[label]
+        assert figures(ops[function]) == theirs[function]
+        assert [(op.name, op.calls) for op in ops[label].inside if op.name == "aten::mul"] == [("aten::mul", products)]
+        assert "aten::mul" not in ops, "the products are in the label"
+    check_totals(prof)
+
+
+def test_a_label_around_backward() -> None:
+    """It is outside of all layers, in the phase forward, and holds all nodes, which belong to their layers."""
+    model = Mlp()
+    with Profile(model) as prof:
+        labelled_backward(model(torch.rand(3, 4)).sum())
+    (label,) = labels_under(prof, OUTSIDE_NAME).values()
+    assert figures(label) == averages_of(prof)["backward pass"]
+    nodes = prof.run.tree(BACKWARD).total.cpu_ns + prof.run.no_layer(BACKWARD).cpu_ns
+    others = sum(op.self.cpu_ns for op in label.inside)
+    assert label.total.cpu_ns == label.self.cpu_ns + others + nodes
+    assert makers_of(prof, "AddmmBackward0") == {"Mlp.fc1": 1, "Mlp.fc2": 1}
+    assert labels_under(prof, OUTSIDE_NAME, BACKWARD) == {}
+
+
+def test_the_node_of_a_reentrant_checkpoint_holds_what_it_recomputes() -> None:
+    """Its total is torch's: the forward that runs again and the backward of that, though they have layers' own rows."""
+    model = Checkpointed(True)
+    with Profile(model) as prof:
+        for _ in range(2):
+            model(torch.rand(3, 4)).sum().backward()
+    theirs = averages_of(prof)
+    names = [f"{NODE_PREFIX}CheckpointFunctionBackward", "CheckpointFunctionBackward"]
+    ops = {op.name: op for op in ops_under(prof, "Checkpointed", BACKWARD)}
+    for name in names:
+        assert figures(ops[name]) == theirs[name]
+    block = next(node for node in prof.run.tree(RECOMPUTE).walk() if node.layer.path[-1] == "block")
+    inside = block.total.cpu_ns + next(
+        node.total.cpu_ns for node in prof.run.tree(BACKWARD).walk() if node.layer.path[-1] == "block"
+    )
+    assert inside > 0
+    assert ops[names[1]].total.cpu_ns >= ops[names[1]].self.cpu_ns + inside
+    (forward,) = (op for op in ops_under(prof, "Checkpointed") if op.name == "CheckpointFunction")
+    assert figures(forward) == theirs["CheckpointFunction"]
+    check_totals(prof)
+
+
+def test_the_labels_of_the_optimizer_and_of_the_data_loader() -> None:
+    """torch puts them there itself: outside of all layers, with torch's own figures and what ran in them inside."""
+    model = Mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
+    with Profile(model) as prof:
+        for x in torch.utils.data.DataLoader(torch.rand(6, 4), batch_size=3):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+    loading = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    labels = labels_under(prof, OUTSIDE_NAME)
+    assert list(labels) == [loading, "Optimizer.zero_grad#SGD.zero_grad", "Optimizer.step#SGD.step"]
+    theirs = averages_of(prof)
+    for name, label in labels.items():
+        assert figures(label) == theirs[name]
+    assert [labels[name].calls for name in labels] == [3, 2, 2], "the loader is asked once more than it gives"
+    assert {op.name for op in labels[loading].inside} >= {"aten::stack"}
+    assert "aten::add_" in {op.name for op in labels["Optimizer.step#SGD.step"].inside}
+    first = str(prof).splitlines()
+    at = next(number for number, line in enumerate(first) if line.startswith("(outside)"))
+    assert [line.split("|")[0].strip() for line in first[at + 1 : at + 4]] == [
+        f"├── {loading} (label)",
+        "├── Optimizer.zero_grad#SGD.zero_grad (label)",
+        "└── Optimizer.step#SGD.step (label)",
+    ]
+    check_totals(prof)
+
+
+def test_one_label_inside_a_layer_and_outside_of_it() -> None:
+    """Under each place it has a row of its own: what the layer opened, and what the user put around the layer."""
+
+    class Opens(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.profiler.record_function("work"):
+                return x + 1
+
+    model = Opens()
+    with Profile(model) as prof, torch.profiler.record_function("work"):
+        model(torch.rand(3))
+    outer, inner = labels_under(prof, OUTSIDE_NAME)["work"], labels_under(prof, "Opens")["work"]
+    assert (outer.calls, inner.calls) == (1, 1)
+    assert outer.total.cpu_ns > prof.run.tree().total.cpu_ns > inner.total.cpu_ns
+    assert figures(outer)[1] == outermost_in(prof)["work"][1]
+    check_totals(prof)
 
 
 # Memory, counted by hand
@@ -1271,7 +1584,7 @@ def test_a_label_of_the_users_that_begins_as_ours_is_the_users() -> None:
     with Profile(model) as prof, torch.autograd.profiler.record_function("torchprof:mine"):
         model(torch.rand(1, 2))
     frames = {row.frames[0] for row in prof.run.rows if row.frames and row.layer is None}
-    assert ("label", "torchprof:mine") in frames
+    assert Frame("label", "torchprof:mine") in frames
     assert prof.run.tree("forward").calls == 1
 
 
@@ -1279,7 +1592,7 @@ def test_the_labels_of_layers_that_were_not_selected_cost_too() -> None:
     model = nn.Sequential(*(nn.Identity() for _ in range(300)))
     with Profile(model, paths=["0"]) as prof:
         model(torch.rand(1))
-    attribution = prof._attribution()
+    attribution = attribution_of(prof._plan)
     list(attribution.attribute(prof._session.events()))
     assert attribution.labels == 301
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchprof.version import __version__
 
 if TYPE_CHECKING:
+    from torchprof.annotation import annotate, from_profiler
     from torchprof.errors import TorchprofError
     from torchprof.latency import benchmark
     from torchprof.peaks import peak
@@ -17,18 +18,34 @@ if TYPE_CHECKING:
     from torchprof.run import Run
     from torchprof.run_file import load
     from torchprof.shapes import flops
+    from torchprof.tensorboard import tensorboard_trace_handler
 
-__all__ = ["Profile", "Run", "TorchprofError", "__version__", "benchmark", "flops", "load", "peak"]
+__all__ = [
+    "Profile",
+    "Run",
+    "TorchprofError",
+    "__version__",
+    "annotate",
+    "benchmark",
+    "flops",
+    "from_profiler",
+    "load",
+    "peak",
+    "tensorboard_trace_handler",
+]
 
 _ROOMS = {
     "Profile": "profile",
     "Run": "run",
     "TorchprofError": "errors",
+    "annotate": "annotation",
     "benchmark": "latency",
     "flops": "shapes",
+    "from_profiler": "annotation",
     "load": "run_file",
     "peak": "peaks",
     "profile": "profile",
+    "tensorboard_trace_handler": "tensorboard",
 }
 
 

@@ -30,6 +30,8 @@ class Kind(Enum):
     NODE = "autograd node, with the engine's work around it"
     BACKWARD_FUNCTION = "autograd node"
     STOPPED = "mark: the op before it was not carried out"
+    STEP = "mark: here a step ends, and the next begins"
+    SAMPLE = "the line at which Python was seen"
     KERNEL = "kernel"
     MEMORY = "memory"
 
@@ -40,12 +42,14 @@ class Signature(NamedTuple):
     ``shapes``: a tuple of sizes; for a list of tensors a tuple of such tuples; None where that is not known.
     ``dtypes``: as torch's profiler spells them: "float", "c10::BFloat16", "long int", …; "Scalar", "ScalarList" and
     "TensorList" for those; "" for None and for what has no shape. ``scalars``: the value of what is no tensor, None
-    for the others; ``()`` where nobody asked for them.
+    for the others; ``()`` where nobody asked for them. ``stack``: the source lines it was called from, as
+    "file(line): function", innermost first; ``()`` where they were not recorded.
     """
 
     shapes: tuple[Any, ...]
     dtypes: tuple[str, ...]
     scalars: tuple[Any, ...] = ()
+    stack: tuple[str, ...] = ()
 
 
 class Detail(Enum):
@@ -60,10 +64,11 @@ class Detail(Enum):
 class Event(NamedTuple):
     """What ``attribute`` needs of one profiler event, and no more.
 
-    ``name`` of a LABEL event is its label. ``sequence`` is the autograd sequence number (-1: none) and
-    ``forward_thread`` the thread that it was counted on. ``correlation`` is an op's own number (0: none) and a
-    kernel's number of the op that launched it. ``device`` names where the memory is or the kernel ran, ``nbytes`` is
-    negative for a free. ``signature`` is the number of what an op was called on (0: not recorded).
+    ``name`` of a LABEL event is its label, that of a SAMPLE its source line. ``sequence`` is the autograd sequence
+    number (-1: none) and ``forward_thread`` the thread that it was counted on. ``correlation`` is an op's own number
+    (0: none), a kernel's number of the op that launched it, and a MEMORY event's address (0: not known). ``device``
+    names where the memory is or the kernel ran, ``nbytes`` is negative for a free. ``signature`` is the number of what
+    an op was called on (0: not recorded).
     """
 
     kind: Kind
@@ -91,27 +96,40 @@ class Site(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """One step inward from a layer to an event: ``kind`` is op, label (the user's) or kernel."""
+    """One step inward from a layer to an event: ``kind`` is op, label (the user's), kernel or python (a source line).
+
+    ``signature`` is what an op was called on, None where that was not recorded.
+    """
 
     kind: str
     name: str
+    signature: Signature | None = None
 
 
 class Place:
     """Where work belongs: a layer, a phase, and the frames from the layer's range inward to the work itself.
 
     There is one object for each distinct place, numbered in the order of first use; calls of an op with different
-    ``signature`` are different places.
+    ``signature`` are different places. ``within`` is the op or label that the layer's range is inside of, None where
+    it is inside of none, as nearly always.
     """
 
-    __slots__ = ("_inner", "frame", "index", "is_node", "layer", "outer", "phase", "signature")
+    __slots__ = ("_inner", "frame", "index", "is_node", "layer", "outer", "phase", "signature", "within")
 
     def __init__(
-        self, index: int, layer: int, phase: str, outer: Place | None, frame: Frame | None, signature: int
+        self,
+        index: int,
+        layer: int,
+        phase: str,
+        within: Place | None,
+        outer: Place | None,
+        frame: Frame | None,
+        signature: int,
     ) -> None:
         self.index = index
         self.layer = layer
         self.phase = phase
+        self.within = within
         self.outer = outer
         self.frame = frame
         self.signature = signature
@@ -120,7 +138,7 @@ class Place:
 
     @property
     def frames(self) -> tuple[Frame, ...]:
-        """Outer to inner; ``()`` is the layer's own time between ops."""
+        """Outer to inner, without signatures; ``()`` is the layer's own time between ops."""
         frames = []
         place: Place | None = self
         while place is not None and place.frame is not None:
@@ -145,13 +163,16 @@ class Places:
 
     def __init__(self) -> None:
         self.all: list[Place] = []
-        self._layers: dict[tuple[int, str], Place] = {}
+        self._layers: dict[tuple[int, str, Place | None], Place] = {}
         self._frames: dict[str, Frame] = {}
 
-    def of_layer(self, layer: int, phase: str) -> Place:
-        place = self._layers.get((layer, phase))
+    def of_layer(self, layer: int, phase: str, around: Place | None = None) -> Place:
+        """The place of a layer's own time, where its range is inside ``around``."""
+        within = around if around is None or around.frame is not None else around.within
+        key = (layer, phase, within)
+        place = self._layers.get(key)
         if place is None:
-            place = self._layers[layer, phase] = self._new(layer, phase, None, None)
+            place = self._layers[key] = self._new(layer, phase, within, None, None, 0)
         return place
 
     def inside(self, outer: Place, kind: str, name: str, signature: int = 0) -> Place:
@@ -165,11 +186,13 @@ class Places:
             frame = self._frames.get(step)
             if frame is None:
                 frame = self._frames[step] = Frame(kind, name)
-            place = inner[key] = self._new(outer.layer, outer.phase, outer, frame, signature)
+            place = inner[key] = self._new(outer.layer, outer.phase, outer.within, outer, frame, signature)
         return place
 
-    def _new(self, layer: int, phase: str, outer: Place | None, frame: Frame | None, signature: int = 0) -> Place:
-        place = Place(len(self.all), layer, phase, outer, frame, signature)
+    def _new(
+        self, layer: int, phase: str, within: Place | None, outer: Place | None, frame: Frame | None, signature: int
+    ) -> Place:
+        place = Place(len(self.all), layer, phase, within, outer, frame, signature)
         self.all.append(place)
         return place
 
@@ -238,8 +261,9 @@ class Attribution:
         stacks: dict[int, list[tuple[int, Place, str | None, int]]] = {}  # by thread: end, place, label, its layer
         launched_by: dict[int, Place] = {}
         new = tuple.__new__  # a third of the time that Attributed(...) takes, once for every event
-        op, label_kind, node, memory, kernel = Kind.OP, Kind.LABEL, Kind.NODE, Kind.MEMORY, Kind.KERNEL
-        stopped = Kind.STOPPED
+        op, label_kind, node, kernel = Kind.OP, Kind.LABEL, Kind.NODE, Kind.KERNEL
+        sample = Kind.SAMPLE
+        unranged = (Kind.MEMORY, Kind.STOPPED, Kind.STEP, sample)
 
         for event in events:
             kind, name, start, end, thread, sequence, _, correlation, _, _, signature = event
@@ -260,8 +284,12 @@ class Attribution:
                 # Clocks of different sources differ by a few ns: what sticks out would break the nesting after it.
                 if end > limit:
                     end = limit
-            if kind is memory or kind is stopped:
-                yield new(Attributed, (event, around or outside, around, 0, 0))
+            if kind is not op and kind in unranged:
+                if kind is not sample:
+                    yield new(Attributed, (event, around or outside, around, 0, 0))
+                elif around is None or around.frame is None or around.frame.kind == "label":
+                    # Where an op is around it, that explains where the time went.
+                    yield new(Attributed, (event, inside(around or outside, "python", name), around, 1, 0))
                 continue
 
             calls = 1
@@ -278,7 +306,7 @@ class Attribution:
                 place, calls, layer = self._of_label(name, around, label, layer)
                 label = name
             elif kind is node or (kind is Kind.BACKWARD_FUNCTION and not (around is not None and around.is_node)):
-                place = self._of_node(event, len(stack))
+                place = self._of_node(event, around, len(stack))
                 layer = place.layer
             else:
                 place = inside(around or outside, "op" if kind is Kind.BACKWARD_FUNCTION else "label", name)
@@ -302,15 +330,15 @@ class Attribution:
         if self._selected is not None and layer not in self._selected:
             if around is not None and around.layer >= 0:
                 return around, 0, layer
-            return self.places.of_layer(NOT_SELECTED, phase), 1, layer
-        place = self.places.of_layer(layer, phase)
+            return self.places.of_layer(NOT_SELECTED, phase, around), 1, layer
+        place = self.places.of_layer(layer, phase, around)
         if wrapper is not None and wrapper == label_around:
             return place, 0, layer
         if phase == FORWARD:
             self.callers.add((around.layer if around is not None else OUTSIDE, layer))
         return place, 1, layer
 
-    def _of_node(self, event: Event, depth: int) -> Place:
+    def _of_node(self, event: Event, around: Place | None, depth: int) -> Place:
         """An autograd node: in the backward of the layer whose op made it, whatever is around it."""
         level = (event.thread, depth)
         if event.sequence >= 0:
@@ -320,7 +348,7 @@ class Attribution:
             # AccumulateGrad has no number; the engine runs it right after the node that made its gradient.
             layer = self._node_before.get(level, OUTSIDE)
         self._node_before[level] = layer
-        place = self.places.inside(self.places.of_layer(layer, BACKWARD), "op", event.name)
+        place = self.places.inside(self.places.of_layer(layer, BACKWARD, around), "op", event.name)
         place.is_node = True
         return place
 

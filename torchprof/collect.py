@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import atexit
 import gc
+import gzip
 import itertools
 import marshal
 import operator
 import os
+import shutil
 import time
+import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from os import PathLike
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
@@ -30,8 +36,8 @@ RAISED = PREFIX + "!raised"
 """A label of no length inside the range of a call that did not finish."""
 STOPPED = PREFIX + "!stopped"
 """The same where torch's activation checkpointing has seen enough: the last op before it was not carried out."""
-STARTED = PREFIX + "!started"
-"""A label of no length at the start of a session."""
+STEP = PREFIX + "!step"
+"""A label of no length at the start of a session, and at the end of each step in it."""
 
 record: Callable[[str], Any] = getattr(torch._C._profiler, "_RecordFunctionFast", torch_profiler.record_function)
 """A context manager that puts a range of this name into the session."""
@@ -51,7 +57,11 @@ _BOOKKEEPING = frozenset(
     }
 )
 _NODE_PREFIX = "autograd::engine::evaluate_function: "
+_OURS = "_is_torchprofs"
+"""The attribute that marks a profiler of torch's as ours."""
 _USER_SCOPE, _BACKWARD_SCOPE = 7, 1
+# No source lines: Python's builtins, torch's marks of modules, what every call of a module goes through, our labels.
+_NO_SOURCE = ("<", "nn.Module: ", "torch/nn/modules/module.py(", "torchprof/instrument.py(")
 
 _RawEvent = torch._C._autograd._KinetoEvent
 # torch 2.4 has none of these: an end, a mark of Python functions, a mark of annotations.
@@ -76,84 +86,41 @@ class Call(NamedTuple):
     finished: bool
 
 
-class Session:
-    """One session of torch's profiler, from ``start`` to ``stop``.
+class Recording:
+    """What one session of torch's profiler has recorded, to be read after its end.
 
-    ``device`` is the kind of device whose kernels are recorded ("cuda", "xpu", …), None for the CPU alone.
+    ``profiler`` is a ``torch.autograd.profiler.profile`` that has ended. ``device`` is the kind of device whose kernels
+    it recorded ("cuda", "xpu", …), None for the CPU alone.
     """
 
-    def __init__(
-        self, device: str | None, *, profile_memory: bool = False, record_shapes: bool = False, with_stack: bool = False
-    ) -> None:
-        self.device = device
-        self.wall_ns = 0
+    def __init__(self, profiler: Any) -> None:
+        self._profiler = profiler
+        self.device: str | None = profiler.use_device
         self.signatures: list[Signature] = [Signature((), ())]
         self._numbers: dict[bytes, int] = {}  # of signatures
-        config = torch._C._profiler._ExperimentalConfig(verbose=True) if with_stack else None
-        self._profiler: Any = torch_profiler.profile(
-            use_kineto=True,
-            use_device=device,
-            profile_memory=profile_memory,
-            record_shapes=record_shapes,
-            with_stack=with_stack,
-            experimental_config=config,
-        )
-        self.started = False
-        self._started_ns = 0
-        self._guarded: dict[str, Any] = {}
+        self._trace: Path | None = None
 
-    def start(self) -> None:
-        """Begin to record. ``refuse_if_profiled`` says whether that can be done."""
-        self._profiler.__enter__()
-        self._guard()
-        # The first event of a session pays for its buffers: let it be ours, not one of the first layer's.
-        with record(STARTED):
-            pass
-        self.started = True
-        self._process = os.getpid()
-        atexit.register(self._end_with_process)
-        self._started_ns = time.perf_counter_ns()
+    @property
+    def has(self) -> dict[str, bool]:
+        """What was recorded beside times: ``profile_memory``, ``record_shapes``, ``with_stack``."""
+        return {name: bool(getattr(self._profiler, name)) for name in ("profile_memory", "record_shapes", "with_stack")}
 
-    def stop(self) -> None:
-        self.wall_ns = time.perf_counter_ns() - self._started_ns
-        atexit.unregister(self._end_with_process)
-        for name, original in self._guarded.items():
-            setattr(torch_profiler.profile, name, original)
-        # torch 2.4 makes its whole EventList when it stops: here that waits until somebody asks for one.
-        self._profiler._parse_kineto_results = lambda *_: []
-        try:
-            self._profiler.__exit__(None, None, None)
-        finally:
-            del self._profiler._parse_kineto_results
+    @property
+    def wall_ns(self) -> int:
+        """How long the session lasted: from its first event to its last."""
+        raws = self._raw()
+        return max(map(_end_ns, raws)) - raws[0].start_ns() if raws else 0
 
-    def _end_with_process(self) -> None:
-        """A process that ends with a session open dies in torch: who started it and never stopped it is spared that."""
-        if os.getpid() == self._process:
-            self.stop()
-
-    def _guard(self) -> None:
-        """A session that somebody starts inside ours would end ours, or kill the process: refuse it."""
-
-        def refusing(original: Any) -> Any:
-            def guarded(other: Any, *args: Any, **kwargs: Any) -> Any:
-                raise TorchprofError(f"A profiler was started inside a torchprof.Profile block. {_WAY_OUT}")
-
-            return guarded
-
-        for name in ("_prepare_trace", "_start_trace"):
-            original = torch_profiler.profile.__dict__.get(name)
-            if original is not None:
-                self._guarded[name] = original
-                setattr(torch_profiler.profile, name, refusing(original))
-
-    def events(self, detail: Callable[[str], Detail] | None = None) -> Iterator[Event]:
+    def events(self, detail: Callable[[str], Detail] | None = None, addresses: bool = False) -> Iterator[Event]:
         """What happened, in the order of start: ops, labels, autograd nodes and memory; then the work of the device.
 
         That comes last because the device has a clock of its own: a kernel may seem to run before it was launched.
         ``detail`` says for the name of an op what is read of its inputs (None: nothing); the numbers that events carry
-        are indices in ``signatures``. That takes a session with ``record_shapes``.
+        are indices in ``signatures``. That takes a session with ``record_shapes``. With ``addresses``, memory events
+        carry theirs.
         """
         raws = self._raw()
+        address_of = self._addresses() if addresses else {}
         on_device = self.device is not None
         kinds: dict[str, Kind | None] = {}  # by name; None: left out
         details: dict[str, Detail] = {}  # by name of an op
@@ -187,7 +154,9 @@ class Session:
                 continue
             start = raw.start_ns()
             if kind is memory:
-                yield new(Event, (kind, name, start, start, thread, -1, 0, 0, _device(raw, devices), raw.nbytes(), 0))
+                size = raw.nbytes()
+                address = address_of.get((start, thread, size), 0)
+                yield new(Event, (kind, name, start, start, thread, -1, 0, address, _device(raw, devices), size, 0))
                 continue
             sequence = raw.sequence_nr()
             end = _end_ns(raw)
@@ -222,6 +191,22 @@ class Session:
             launcher, device = raw.linked_correlation_id(), _device(raw, devices)
             yield new(Event, (Kind.KERNEL, name, start, end, thread, -1, 0, launcher, device, 0, 0))
 
+    def _addresses(self) -> dict[tuple[int, int, int], int]:
+        """The address of each memory event, by its time, thread and bytes: only torch's tree of events knows it."""
+        found: dict[tuple[int, int, int], int] = {}
+        results = self._profiler.kineto_results
+        waiting = [] if results is None else [results.experimental_event_tree()]
+        allocation = torch._C._profiler._ExtraFields_Allocation
+        while waiting:
+            for event in waiting.pop():
+                fields = event.extra_fields
+                if isinstance(fields, allocation):
+                    found[event.start_time_ns, event.start_tid, fields.alloc_size] = fields.ptr
+                children = event.children
+                if children:
+                    waiting.append(children)
+        return found
+
     def _signature(self, raw: Any, detail: Detail) -> int:
         """The number of what an op was called on; equal ones have one number."""
         shapes, dtypes = raw.shapes(), raw.dtypes()
@@ -230,13 +215,14 @@ class Session:
         scalars = () if detail is Detail.SHAPES else raw.concrete_inputs()
         if detail is Detail.ONES:  # whatever a loop counts up must not make a signature of its own each time
             scalars = [value if value is None or value in (0, 1) else 2 for value in scalars]
+        stack = [line for line in raw.stack() if not line.startswith(_NO_SOURCE)] if self._profiler.with_stack else []
         try:
             # As a key, bytes cost half of what nested tuples do. Version 2 of the format knows no references between
             # equal parts: it depends on values alone.
-            key = marshal.dumps((shapes, dtypes, scalars), 2)
+            key = marshal.dumps((shapes, dtypes, scalars, stack), 2)
         except ValueError:  # a scalar that is no plain value
             scalars = [value if isinstance(value, (bool, int, float, str, list)) else None for value in scalars]
-            key = marshal.dumps((shapes, dtypes, scalars), 2)
+            key = marshal.dumps((shapes, dtypes, scalars, stack), 2)
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self.signatures)
@@ -244,7 +230,7 @@ class Session:
                 None if dtype == "TensorList" and _shapes_of_lists is None else shape
                 for shape, dtype in zip(shapes, dtypes)
             ]
-            self.signatures.append(Signature(_frozen(known), tuple(dtypes), _frozen(scalars)))
+            self.signatures.append(Signature(_frozen(known), tuple(dtypes), _frozen(scalars), tuple(stack)))
         return number
 
     def calls(self) -> list[Call]:
@@ -261,7 +247,7 @@ class Session:
                 around.pop()
             if name in (RAISED, STOPPED) and around:
                 found[around[-1]] = found[around[-1]]._replace(finished=False)
-            elif name not in (RAISED, STOPPED, STARTED):
+            elif name not in (RAISED, STOPPED, STEP):
                 around.append(len(found))
                 found.append(Call(name, start, _end_ns(raw), thread, True))
         return sorted(found, key=lambda call: call.end_ns)
@@ -292,6 +278,20 @@ class Session:
             lists.append(self._event_list(inside + launched))
         return lists
 
+    def export_chrome_trace(self, path: str | PathLike[str]) -> None:
+        """Write the trace that torch makes of the session, gzipped where the name ends in ``.gz``."""
+        if self._trace is None:  # torch writes it once
+            folder = Path(mkdtemp(prefix="torchprof-"))
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            self._profiler.kineto_results.save(str(folder / "trace.json"))
+            self._trace = folder / "trace.json"
+        wanted = Path(path)
+        with (
+            self._trace.open("rb") as trace,
+            gzip.open(wanted, "wb") if wanted.suffix == ".gz" else wanted.open("wb") as file,
+        ):
+            shutil.copyfileobj(trace, file)
+
     def _event_list(self, raws: list[Any]) -> EventList:
         results = self._profiler.kineto_results
         if results is None:
@@ -317,6 +317,149 @@ class Session:
             if not all(map(operator.le, map(start_ns, raws), map(start_ns, itertools.islice(raws, 1, None)))):
                 raws.sort(key=start_ns)
         return raws
+
+
+def finished_recording(profiler: Any) -> Recording:
+    """What a profiler of the user's has recorded. Raises TorchprofError where that is none, or has not ended."""
+    inner = getattr(profiler, "profiler", profiler)  # torch.profiler.profile has torch.autograd.profiler.profile inside
+    if inner is None or not isinstance(inner, torch_profiler.profile):
+        if isinstance(profiler, torch.profiler.profile):
+            raise TorchprofError("This profiler was not started: there is nothing to read.")
+        raise TorchprofError(
+            f"{profiler!r:.80} is no profiler of torch's: give a torch.profiler.profile or a "
+            "torch.autograd.profiler.profile."
+        )
+    if inner.kineto_results is None:
+        raise TorchprofError("This profiler has not ended, or has recorded nothing: read it after its block.")
+    return Recording(inner)
+
+
+class Session(Recording):
+    """One session of torch's profiler, from ``start`` to ``stop``; afterwards, what it has recorded.
+
+    ``device`` is the kind of device whose kernels are recorded ("cuda", "xpu", …), None for the CPU alone.
+    """
+
+    def __init__(
+        self, device: str | None, *, profile_memory: bool = False, record_shapes: bool = False, with_stack: bool = False
+    ) -> None:
+        config = torch._C._profiler._ExperimentalConfig(verbose=True) if with_stack else None
+        super().__init__(
+            torch_profiler.profile(
+                use_kineto=True,
+                use_device=device,
+                profile_memory=profile_memory,
+                record_shapes=record_shapes,
+                with_stack=with_stack,
+                experimental_config=config,
+            )
+        )
+        self.started = False
+        self.steps = 0
+        self._prepared = False
+        self._started_ns = 0
+        self._wall_ns = 0
+        self._guard = Guard()
+        setattr(self._profiler, _OURS, True)
+
+    @property
+    def wall_ns(self) -> int:
+        return self._wall_ns
+
+    def prepare(self) -> None:
+        """Make ready what the first recorded step should not pay for. ``refuse_if_profiled`` says whether that can be
+        done. What was prepared has to be started or discarded."""
+        self._guard.on()
+        self._profiler._prepare_trace()
+        self._prepared = True
+
+    def discard(self) -> None:
+        """End what was prepared and not started: torch knows no other end than that of a session."""
+        self.start()
+        self.stop()
+        self.started = False
+
+    def start(self) -> None:
+        """Begin to record. ``refuse_if_profiled`` says whether that can be done."""
+        if not self._prepared:
+            self._guard.on()
+        try:
+            if not self._prepared:
+                self._profiler._prepare_trace()
+            self._profiler._start_trace()
+        except BaseException:
+            self._guard.off()
+            raise
+        # The first event of a session pays for its buffers: let it be ours, not one of the first layer's.
+        self._mark()
+        self.started = True
+        self._process = os.getpid()
+        atexit.register(self._end_with_process)
+        self._started_ns = time.perf_counter_ns()
+
+    def mark_step(self) -> None:
+        """Record that here a step ends."""
+        self._mark()
+        self.steps += 1
+
+    def _mark(self) -> None:
+        with record(STEP):
+            pass
+
+    def stop(self) -> None:
+        self._wall_ns = time.perf_counter_ns() - self._started_ns
+        atexit.unregister(self._end_with_process)
+        self._guard.off()
+        # torch 2.4 makes its whole EventList when it stops: here that waits until somebody asks for one.
+        self._profiler._parse_kineto_results = lambda *_: []
+        try:
+            self._profiler.__exit__(None, None, None)
+        finally:
+            del self._profiler._parse_kineto_results
+
+    def _end_with_process(self) -> None:
+        """A process that ends with a session open dies in torch: who started it and never stopped it is spared that."""
+        if os.getpid() == self._process:
+            self.stop()
+
+
+class Guard:
+    """While it is on, a session that is not ours is refused: it would end ours, or kill the process.
+
+    With ``give_way`` that is called instead, and has to end ours: then theirs begins.
+    """
+
+    _giving_way: ClassVar[Callable[[], None] | None] = None
+
+    def __init__(self, give_way: Callable[[], None] | None = None) -> None:
+        self._give_way = give_way
+        self._originals: dict[str, Any] = {}
+
+    def on(self) -> None:
+        def refusing(original: Any) -> Any:
+            def guarded(other: Any, *args: Any, **kwargs: Any) -> Any:
+                if self._give_way is not None and not getattr(other, _OURS, False):
+                    self._give_way()
+                elif not getattr(other, _OURS, False):
+                    raise TorchprofError(f"A profiler was started inside a torchprof.Profile block. {_WAY_OUT}")
+                return original(other, *args, **kwargs)
+
+            return guarded
+
+        if self._give_way is not None:
+            Guard._giving_way = self._give_way
+        for name in ("_prepare_trace", "_start_trace"):
+            original = torch_profiler.profile.__dict__.get(name)
+            if original is not None:
+                self._originals[name] = original
+                setattr(torch_profiler.profile, name, refusing(original))
+
+    def off(self) -> None:
+        if self._give_way is not None:
+            Guard._giving_way = None
+        for name, original in self._originals.items():
+            setattr(torch_profiler.profile, name, original)
+        self._originals.clear()
 
 
 class _Results(NamedTuple):
@@ -345,7 +488,9 @@ def is_profiled() -> bool:
 
 
 def refuse_if_profiled() -> None:
-    """Raise TorchprofError where a profiler session is active, or prepared, in this process."""
+    """Raise TorchprofError where a profiler session is active, or prepared, in this process, and does not give way."""
+    if Guard._giving_way is not None:
+        Guard._giving_way()
     if is_profiled():
         raise TorchprofError(f"Another profiler is active in this process. {_WAY_OUT}")
     for thing in gc.get_referrers(torch_profiler.profile):
@@ -379,10 +524,12 @@ def _kind(raw: Any, name: str) -> Kind | None:
     """The kind of the CPU events of one name; None for what is left out."""
     if name == "[memory]":
         return Kind.MEMORY
-    if name in _BOOKKEEPING or name in (RAISED, STARTED) or _is_python_function(raw):
+    if name in _BOOKKEEPING or name == RAISED or _is_python_function(raw):
         return None
     if name == STOPPED:
         return Kind.STOPPED
+    if name == STEP:
+        return Kind.STEP
     if name.startswith(PREFIX):
         return Kind.LABEL
     if name.startswith(_NODE_PREFIX):

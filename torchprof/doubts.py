@@ -80,7 +80,8 @@ def about_start(layers: Sequence[Layer], samples: Mapping[SampleKey, Spread]) ->
     """Models whose first call took much longer than the later ones."""
     for key, spread in samples.items():
         later = (spread.sum - spread.first) / (spread.count - 1) if spread.count > 1 else 0
-        if key.phase == FORWARD and len(layers[key.layer].path) == 1 and 0 < later * _SLOW_START < spread.first:
+        of_calls = key.measure == "cpu_ns" and key.phase == FORWARD and len(layers[key.layer].path) == 1
+        if of_calls and 0 < later * _SLOW_START < spread.first:
             yield (
                 f"The first call of {layers[key.layer].name} took {format_time(spread.first)}, the later ones "
                 f"{format_time(later)} on average: that start-up, the model's or the profiler's own, is in the totals."

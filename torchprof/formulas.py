@@ -32,7 +32,7 @@ class Operation:
 
     def __init__(self, name: str, signature: Signature) -> None:
         self.name = name
-        self._shapes, self._dtypes, self._scalars = signature
+        self._shapes, self._dtypes, self._scalars, _ = signature
 
     def __len__(self) -> int:
         return len(self._dtypes)

@@ -110,11 +110,15 @@ class Labels:
         self._raised_limit = self._limit * 2
         sys.setrecursionlimit(self._raised_limit)
         try:
-            for target in self.targets:
-                self._attach(target)
+            self.add(self.targets)
         except BaseException:
             self.detach()
             raise
+
+    def add(self, targets: Iterable[Target]) -> None:
+        """Label more modules, between ``attach`` and ``detach``."""
+        for target in targets:
+            self._attach(target)
 
     def detach(self) -> None:
         """Leave every class and instance as it was. A wrapper that somebody has wrapped since passes calls through."""

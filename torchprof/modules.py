@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from torchprof.attribute import Site
-from torchprof.errors import TorchprofError, suggest
+from torchprof.errors import TorchprofError
 from torchprof.instrument import Target, label_of
+from torchprof.paths import find, matching
 from torchprof.run import Layer
 
 Trace = namedtuple("Trace", ["path", "leaf", "module"])
@@ -59,42 +60,42 @@ def wrapped_step(module: nn.Module) -> str | None:
 
 
 def select(paths: Iterable[Any], known: Sequence[tuple[tuple[str, ...], ...]]) -> set[int]:
-    """Which modules some paths name: the numbers of the entries of ``known`` that match.
+    """Which modules some paths name: the numbers of the entries of ``known`` that match (see ``torchprof.paths``).
 
-    An entry holds the names of one module (its real path, and the path that users see). A path is a tuple of steps or
-    a dotted string, with or without the root; ``*`` matches one step. Raises TorchprofError for a path that matches
-    nothing, with the nearest real ones, and for what is no path.
+    Raises TorchprofError for a path that matches nothing, with the nearest real ones, and for what is no list of paths.
     """
-
-    def matching(steps: Sequence[str], skip: int) -> set[int]:
-        return {
-            number
-            for number, names in enumerate(known)
-            for name in names
-            if len(name) - skip == len(steps) and all(wanted in ("*", step) for wanted, step in zip(steps, name[skip:]))
-        }
-
     one_path = isinstance(paths, tuple) and len(paths) > 1 and all(isinstance(path, str) for path in paths)
-    if one_path and matching(tuple(paths), 0):
+    if one_path and matching(tuple(paths), known):
         raise TorchprofError(f"paths={paths!r} is one path where a list of paths belongs: write paths=[{paths!r}].")
     if isinstance(paths, nn.Module) or not isinstance(paths, Iterable):
         raise TorchprofError(f"paths={paths!r:.80} is no list of paths: write paths=['features.3', ('Net', 'head')].")
     chosen: set[int] = set()
     for path in [paths] if isinstance(paths, str) else paths:
-        steps = tuple(path.split(".")) if isinstance(path, str) else path
-        if not isinstance(steps, (tuple, list)) or not steps or not all(isinstance(step, str) for step in steps):
-            raise TorchprofError(
-                f"{path!r} is no path of a module. Write a tuple of names, ('Net', 'features', '3'), or a dotted "
-                "string, 'features.3'; '*' stands for any one step."
-            )
-        found = matching(steps, 0) or matching(steps, 1)
-        if not found:
-            dotted = [".".join(names[-1]) for names in known]
-            raise TorchprofError(
-                f"No module of the model matches the path {path!r}. {suggest('.'.join(steps), dotted)}"
-            )
-        chosen |= found
+        chosen |= find(path, known)
     return chosen
+
+
+def checked_models(model: Any) -> list[nn.Module]:
+    """The models that a user gave: a module, or a list of them. Raises TorchprofError for what is none."""
+    models = list(model) if isinstance(model, (list, tuple)) else [model]
+    if not models:
+        raise TorchprofError("Profile needs a model; the list is empty.")
+    for one in models:
+        if not isinstance(one, nn.Module):
+            hint = ""
+            if hasattr(one, "_torchdynamo_orig_callable"):
+                hint = " A compiled function has no layers: profile the module it calls."
+            elif isinstance(one, type) and issubclass(one, nn.Module):
+                hint = f" Make one first: {one.__name__}(...)."
+            raise TorchprofError(f"Profile needs a torch.nn.Module or a list of them, not {one!r:.80}.{hint}")
+        for _, _, module in walk_modules(one):
+            if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
+                raise TorchprofError(
+                    f"nn.DataParallel runs replicas of {type(module.module).__name__} on {len(module.device_ids)} "
+                    "devices, in threads that torch's profiler does not record. Profile its `.module` on one device, "
+                    "or use DistributedDataParallel."
+                )
+    return models
 
 
 class Spot(NamedTuple):
@@ -108,11 +109,13 @@ class Spot(NamedTuple):
     compiled: bool
 
 
-def _spots(models: Sequence[nn.Module]) -> list[Spot]:
-    """All modules of some models, model after model, depth first. A second model of one class is ``Net#2``."""
-    spots: list[Spot] = []
-    real: Counter[str] = Counter()
-    shown: Counter[str] = Counter()
+def _spots(models: Iterable[nn.Module], before: Sequence[Spot] = ()) -> list[Spot]:
+    """All modules of some models, model after model, depth first, after those ``before``. A second model of one class
+    is ``Net#2``."""
+    spots = list(before)
+    roots = [spot for spot in spots if len(spot.trace.path) == 1]
+    real = Counter(_unnumbered(spot.trace.path[0]) for spot in roots)
+    shown = Counter(_unnumbered(spot.shown[0]) for spot in roots)
     for model in models:
         core = model
         while (step := wrapped_step(core)) is not None:
@@ -139,6 +142,10 @@ def _numbered(name: str, taken: Counter[str]) -> str:
     return name if taken[name] == 1 else f"{name}#{taken[name]}"
 
 
+def _unnumbered(name: str) -> str:
+    return name.partition("#")[0]
+
+
 def _is_compiled(module: nn.Module) -> bool:
     return (
         isinstance(module, torch.jit.ScriptModule)
@@ -150,16 +157,21 @@ def _is_compiled(module: nn.Module) -> bool:
 class Plan:
     """What is labelled and where it is shown: modules, layers, and the map between them.
 
-    ``traces``: all modules. ``targets``: those to be labelled. ``sites``: what each label stands for.
-    ``selected``: the layers that were selected, None for all. ``with_event_lists``: the real paths of the modules whose
-    calls ``raw()`` lists.
+    ``models``: those it is for. ``traces``: all modules. ``layer_paths``: the layers, by the path that users see.
+    ``targets``: the modules to be labelled. ``sites``: what each label stands for. ``selected``: the layers that were
+    selected, None for all. ``with_event_lists``: the real paths of the modules whose calls ``raw()`` lists.
     """
 
-    def __init__(self, models: Sequence[nn.Module], paths: Iterable[Any] | None) -> None:
-        spots = self._spots = _spots(models)
+    def __init__(self, models: Sequence[nn.Module], paths: Iterable[Any] | None, before: Plan | None = None) -> None:
+        """``before``: a plan of the first of these models, whose layers and labels stay as they are."""
+        known = list(before.models) if before is not None else []
+        self.models: Sequence[nn.Module] = models
+        self._before = before
+        spots: list[Spot] = _spots(models[len(known) :], before._spots if before is not None else ())
+        self._spots: list[Spot] = spots
         self.traces = tuple(spot.trace for spot in spots)
-        self._layer_paths = list(dict.fromkeys(spot.shown for spot in spots))
-        number = {path: index for index, path in enumerate(self._layer_paths)}
+        self.layer_paths = list(dict.fromkeys(spot.shown for spot in spots))
+        number = {path: index for index, path in enumerate(self.layer_paths)}
         self._layer_of = [number[spot.shown] for spot in spots]
         chosen = set(range(len(spots)))
         if paths is not None:
@@ -171,6 +183,12 @@ class Plan:
         self._layers_chosen = {self._layer_of[at] for at in chosen}
         self.selected = None if paths is None else self._layers_chosen
         self._label()
+        self._before = None
+
+    def with_model(self, model: nn.Module) -> tuple[Plan, list[Target]]:
+        """The plan for one model more, all of it, and what is to be labelled besides."""
+        plan = Plan([*self.models, model], None, self)
+        return plan, [target for target in plan.targets if id(target.module) not in self._target_of]
 
     def _label(self) -> None:
         """Labels for what was selected, and for what is not inside anything selected: that work is told apart."""
@@ -193,7 +211,8 @@ class Plan:
             trace, _, wrapper, compiled = self._spots[numbers[0]]
             if compiled and isinstance(trace.module, torch.jit.ScriptModule):
                 continue  # run by the ScriptModule around it: nobody calls it from Python
-            target = self._target_of[module] = Target(
+            known = self._before._target_of.get(module) if self._before is not None else None
+            target = self._target_of[module] = known or Target(
                 trace.module, label_of(trace.path), training=_trains(trace.module)
             )
             around = self._target_of.get(id(self.traces[wrapper].module)) if wrapper is not None else None
@@ -201,6 +220,11 @@ class Plan:
             self.sites[target.label] = Site(layers, around.label if around else None)
             for at in reversed(numbers):
                 self._real_paths[target.label, self._layer_of[at]] = self.traces[at].path
+
+    @property
+    def names(self) -> list[str]:
+        """The models, as users see them."""
+        return [path[0] for path in self.layer_paths if len(path) == 1]
 
     @property
     def callable_layers(self) -> set[int]:
@@ -220,7 +244,7 @@ class Plan:
     @property
     def selected_paths(self) -> tuple[tuple[str, ...], ...] | None:
         """The paths of the layers that were selected, None for all."""
-        return None if self.selected is None else tuple(self._layer_paths[layer] for layer in sorted(self.selected))
+        return None if self.selected is None else tuple(self.layer_paths[layer] for layer in sorted(self.selected))
 
     def layers(self) -> tuple[Layer, ...]:
         """The layers as they are now, depth first."""
@@ -232,7 +256,7 @@ class Plan:
         compiled = {layer for spot, layer in zip(self._spots, self._layer_of) if spot.compiled and spot.wrapper is None}
         counted: set[int] = set()
         layers = []
-        for index, path in enumerate(self._layer_paths):
+        for index, path in enumerate(self.layer_paths):
             core = modules[index][-1]
             params: list[torch.Tensor] = []
             buffers: list[torch.Tensor] = []
@@ -265,7 +289,7 @@ class Plan:
                     output_bytes=_bytes(_plain(target.output_shapes), target.output_types) if target else None,
                     training=target.training if target else _trains(core),
                     compiled=index in compiled,
-                    shared_with=tuple(self._layer_paths[at] for at in places[id(core)] if at != index),
+                    shared_with=tuple(self.layer_paths[at] for at in places[id(core)] if at != index),
                 )
             )
         return tuple(layers)

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-import platform
-import sys
+import functools
+import inspect
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
+from os import PathLike
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, ClassVar, TextIO
 
 import torch
 from torch import nn
 from torch.autograd.profiler_util import EventList
+from torch.profiler import ProfilerAction
 
-from torchprof.attribute import Attribution, Kind
-from torchprof.collect import Session, empty_event_list, is_profiled, missing_device, refuse_if_profiled
-from torchprof.cost import FIELDS
-from torchprof.doubts import about_calls, about_cost, about_labels, about_modules, about_start, about_uncounted
+from torchprof.assemble import Asked, Seen, assemble, attribution_of, with_doubts
+from torchprof.attribute import Kind
+from torchprof.collect import Guard, Session, empty_event_list, is_profiled, missing_device, refuse_if_profiled
 from torchprof.errors import TorchprofError, suggest
-from torchprof.estimate import Estimate
+from torchprof.fold import add_cycle
+from torchprof.held import NOTHING, Holding
 from torchprof.instrument import Labels, Target, label_of
-from torchprof.modules import Plan, Trace, walk_modules
-from torchprof.peaks import measured_peaks
-from torchprof.run import Layer, Meta, Rows, Run, SampleKey, Spread, fold
-from torchprof.version import __version__
+from torchprof.modules import Plan, Trace, checked_models, walk_modules
+from torchprof.run import Layer, Run
 
 __all__ = ["Profile", "Trace", "walk_modules"]
 
 _UNFINISHED = "<unfinished torchprof.profile>"
 _DEVICES = ("cuda", "xpu", "mps", "mtia", "hpu")
+_RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
+_ACTIONS = (ProfilerAction.NONE, ProfilerAction.WARMUP, *_RECORDING)  # torch has another, for itself alone
 
 
 class Profile:
@@ -38,11 +40,22 @@ class Profile:
 
     ``model``: a module, or a list of modules that run together. ``enabled=False`` records nothing and costs nothing.
     ``use_cuda`` records CUDA kernels; ``use_device`` names another kind of device ("xpu", "mps", …).
-    ``profile_memory`` records allocations. ``paths`` selects modules, leaf or not: tuples of names or dotted strings,
-    with or without the root, ``*`` for any one step; work elsewhere is shown as ``(not selected)``. ``warmup``: so many
-    calls of the model's own forward (of several models: of any of them) come first and are not recorded.
+    ``profile_memory`` records allocations; ``with_timeline`` keeps each of them, in ``run.timeline``.
+    ``paths`` selects modules, leaf or not: tuples of names or dotted strings, with or without the root, ``*`` for any
+    one step; work elsewhere is shown as ``(not selected)``. ``warmup``: so many calls of the model's own forward (of
+    several models: of any of them) come first and are not recorded.
     ``with_flops`` counts parameters, MACs and FLOPs from the input shapes of the operators (see docs/flops.md).
-    ``record_shapes`` and ``with_stack`` record input shapes and source lines for ``key_averages`` and ``raw``.
+    ``record_shapes`` and ``with_stack`` record input shapes and source lines, for the ``ops`` report, ``key_averages``
+    and ``raw``.
+
+    In a loop, ``step()`` ends a step. ``schedule`` (``torch.profiler.schedule(wait=…, warmup=…, active=…)``, or any
+    function from a step's number to a ``torch.profiler.ProfilerAction``) says which steps are recorded. At the end of
+    each cycle of recorded steps ``on_trace_ready`` is called with this Profile, and meanwhile ``run``, ``raw()``,
+    ``key_averages()`` and ``export_chrome_trace()`` give that cycle; after the block ``run`` is the sum of all cycles,
+    the others give the last. Without a schedule, all is one cycle.
+
+    Instead of the block, ``start()`` and ``stop()`` do the same; and a Profile is a decorator of a function, whose
+    first call it profiles.
 
     Afterwards ``run`` holds the result, ``display()`` the table, ``raw()`` and ``key_averages()`` torch's own lists.
     A Profile is used once. Raises TorchprofError (a RuntimeError) on entry for a path that matches nothing, while
@@ -65,6 +78,9 @@ class Profile:
         with_flops: bool = False,
         record_shapes: bool = False,
         with_stack: bool = False,
+        with_timeline: bool = False,
+        schedule: Callable[[int], ProfilerAction] | None = None,
+        on_trace_ready: Callable[[Profile], Any] | None = None,
     ) -> None:
         self._model = model
         self.enabled = enabled
@@ -76,13 +92,25 @@ class Profile:
         self.with_flops = with_flops
         self.record_shapes = record_shapes
         self.with_stack = with_stack
+        self.with_timeline = with_timeline
+        self.schedule = schedule
+        self.on_trace_ready = on_trace_ready
 
         self.entered = False
         self.exited = False
         self.traces: tuple[Trace, ...] = ()
         self._event_lists: defaultdict[tuple[str, ...], list[EventList]] | None = None
-        self._run: Run | None = None
-        self._label_ns: float | None = None
+        self._run: Run | None = None  # of all cycles
+        self._cycle: Run | None = None  # while on_trace_ready looks at it
+        self._prepared: Session | None = None  # in the warm-up of a schedule
+        self._session: Session | None = None  # the one that records, else the last that did
+        self._recording = False
+        self.step_num = 0
+        self._action = ProfilerAction.NONE
+        self._seen = Seen()
+        self._finished = False
+        self._start_holding = self._end_holding = NOTHING
+        self._rank = 0
 
     # The block
 
@@ -96,18 +124,11 @@ class Profile:
                 "Another torchprof.Profile block is open, or another of its integrations' profilers: end it first. One "
                 "block can hold several models."
             )
-        self._models = _checked_models(self._model)
-        self._device = self._checked_device()
-        if not isinstance(self.warmup, int) or self.warmup < 0:
-            raise TorchprofError(f"warmup is a number of calls, 0 or more, not {self.warmup!r}.")
+        self._models = checked_models(self._model)
+        self._asked = self._checked_options()
         self._plan = Plan(self._models, self.paths)
         refuse_if_profiled()
-        self._session = Session(
-            None if self._device is None or missing_device(self._device) else self._device,
-            profile_memory=self.profile_memory,
-            record_shapes=self.record_shapes or self.with_flops,
-            with_stack=self.with_stack,
-        )
+        self._guard = Guard()
         self._labels = Labels(self._plan.targets)
         self._warmup_left = self.warmup
         if self.warmup:
@@ -115,10 +136,14 @@ class Profile:
             self._labels.before_first = self._warm
         self._labels.attach()
         try:
-            if not self.warmup:
-                self._session.start()
+            if self.schedule is not None:
+                self._guard.on()
+                self._go_on(self._action_of(0))
+            elif not self.warmup:
+                self._start_cycle()
         except BaseException:
             self._labels.detach()
+            self._guard.off()
             raise
         self.entered = True
         Profile._open = self
@@ -131,14 +156,174 @@ class Profile:
         self._labels.detach()
         Profile._open = None
         try:
-            if self._session.started:
-                self._session.stop()
-                self._label_ns = label_ns() if self._timed else None
+            if self._recording and self.schedule is not None:
+                self._end_cycle()
+            elif self._recording:
+                self._stop_session()
+            elif self._prepared is not None:
+                self._prepared.discard()
+            if self._session is not None and self._session.started and self._timed:
+                self._seen.label_ns = label_ns()
         finally:
-            self._facts = self._plan.layers()
-            self._changes = self._plan.changes(self._models)
+            self._guard.off()
+            self._layers = self._plan.layers()
             self._rank = _rank()
+            self._note_seen()
             self.exited = True
+        if self.schedule is None and self.on_trace_ready is not None and self._session is not None:
+            self.on_trace_ready(self)
+
+    def start(self) -> None:
+        """What entering the block does."""
+        self.__enter__()
+
+    def stop(self) -> None:
+        """What leaving the block does. Raises TorchprofError where it was not started."""
+        if self.enabled and not self.entered:
+            raise TorchprofError("This Profile was not started: call start() before stop().")
+        self.__exit__(None, None, None)
+
+    def step(self) -> None:
+        """End a step of the loop, and begin the next: to be called once in each pass, at its end.
+
+        Raises TorchprofError outside the block.
+        """
+        if not self.enabled:
+            return
+        if not self.entered or self.exited:
+            raise TorchprofError("step() belongs inside the block of this Profile, at the end of each pass of a loop.")
+        action = self._action_of(self.step_num + 1)
+        if self._recording and self._session is not None:
+            self._session.mark_step()
+        self.step_num += 1
+        self._go_on(action)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model; or, with a function alone, decorate it."""
+        if len(args) == 1 and not kwargs and isinstance(args[0], (FunctionType, MethodType, BuiltinFunctionType)):
+            return self._decorated(args[0])
+        if not isinstance(self._model, nn.Module):
+            raise TorchprofError("This Profile holds several models: call the one you mean itself.")
+        return self._model(*args, **kwargs)
+
+    def _decorated(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def profiled(*args: Any, **kwargs: Any) -> Any:
+            if self.entered:  # it is used once: later calls, and those inside the first, are the user's alone
+                return function(*args, **kwargs)
+            with self:
+                return function(*args, **kwargs)
+
+        @functools.wraps(function)
+        async def profiled_coroutine(*args: Any, **kwargs: Any) -> Any:
+            if self.entered:
+                return await function(*args, **kwargs)
+            with self:
+                return await function(*args, **kwargs)
+
+        @functools.wraps(function)
+        def profiled_generator(*args: Any, **kwargs: Any) -> Any:
+            if self.entered:
+                return (yield from function(*args, **kwargs))
+            with self:
+                return (yield from function(*args, **kwargs))
+
+        if inspect.isasyncgenfunction(function):
+            raise TorchprofError(
+                f"{function.__qualname__} is an asynchronous generator, which Profile cannot decorate: put the block "
+                "inside it, or around the loop that uses it."
+            )
+        if inspect.iscoroutinefunction(function):
+            return profiled_coroutine
+        return profiled_generator if inspect.isgeneratorfunction(function) else profiled
+
+    # Cycles
+
+    def _action_of(self, step: int) -> ProfilerAction | None:
+        """What the schedule says of a step; None without one. An error changes nothing."""
+        if self.schedule is None:
+            return None
+        action = self.schedule(step)
+        if action not in _ACTIONS:
+            raise TorchprofError(
+                f"schedule({step}) gave {action!r}, where one of {', '.join(map(str, _ACTIONS))} was expected: use "
+                "torch.profiler.schedule(wait=1, warmup=1, active=3), say."
+            )
+        return action
+
+    def _go_on(self, action: ProfilerAction | None) -> None:
+        """From one step to the next, as torch.profiler.profile does. A cycle ends with RECORD_AND_SAVE; and where the
+        schedule stops without that, for which torch has a warning and no call of on_trace_ready."""
+        if action is None:
+            return
+        before, self._action = self._action, action
+        if self._recording and (before is ProfilerAction.RECORD_AND_SAVE or action not in _RECORDING):
+            self._end_cycle()
+        if action is ProfilerAction.WARMUP and self._prepared is None:
+            self._prepared = self._new_session()
+            self._prepared.prepare()
+        elif action in _RECORDING and not self._recording:
+            self._start_cycle()
+        elif action is ProfilerAction.NONE and self._prepared is not None:
+            self._prepared.discard()
+            self._prepared = None
+
+    def _new_session(self) -> Session:
+        if is_profiled():
+            refuse_if_profiled()
+        asked = self._asked
+        return Session(
+            asked.device if self._records_device else None,
+            profile_memory=asked.profile_memory,
+            record_shapes=asked.record_shapes or asked.with_flops,
+            with_stack=asked.with_stack,
+        )
+
+    def _start_cycle(self) -> None:
+        self._session = self._prepared or self._new_session()
+        self._prepared = self._event_lists = None
+        self._start_holding = Holding.now(self._models) if self.profile_memory else NOTHING
+        self._session.start()
+        self._recording = True
+
+    def _stop_session(self) -> None:
+        assert self._session is not None
+        self._recording = False
+        self._session.stop()
+        self._end_holding = Holding.now(self._models) if self.profile_memory else NOTHING
+
+    def _end_cycle(self) -> None:
+        """Fold what was recorded into the run at once: the next cycle needs the memory."""
+        self._stop_session()
+        self._rank = _rank()
+        self._note_seen()
+        cycle = self._assemble(self._plan.layers())
+        self._run = add_cycle(self._run, cycle)
+        if self.on_trace_ready is not None:
+            self._cycle = with_doubts(cycle, self._plan, self._seen)
+            try:
+                self.on_trace_ready(self)
+            finally:
+                self._cycle = None
+
+    def _assemble(self, layers: tuple[Layer, ...]) -> Run:
+        assert self._session is not None
+        return assemble(
+            self._session,
+            self._plan,
+            layers,
+            self._asked,
+            self._seen,
+            start=self._start_holding,
+            end=self._end_holding,
+            steps=self._session.steps > 0,
+            rank=self._rank,
+        )
+
+    def _note_seen(self) -> None:
+        self._seen.unobserved = self._labels.unobserved
+        self._seen.unlabelled = set(self._labels.unlabelled)
+        self._seen.added, self._seen.removed = self._plan.changes(self._models)
 
     def _warm(self) -> bool:
         """Called before each call of the model until the session starts; says whether it has."""
@@ -146,27 +331,49 @@ class Profile:
             self._warmup_left -= 1
             return False
         refuse_if_profiled()
-        self._session.start()
+        self._start_cycle()
         return True
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model."""
-        if not isinstance(self._model, nn.Module):
-            raise TorchprofError("This Profile holds several models: call the one you mean itself.")
-        return self._model(*args, **kwargs)
-
     # The result
+
+    @property
+    def _readable(self) -> bool:
+        return self.exited or self._cycle is not None
 
     @property
     def run(self) -> Run:
         """The result. Raises TorchprofError before the block has ended, and where profiling was switched off."""
         if not self.enabled:
             raise TorchprofError("This Profile was made with enabled=False: nothing was recorded.")
+        if self._cycle is not None:
+            return self._cycle
         if not self.exited:
             raise TorchprofError("The block of this Profile has not ended: there is no run yet.")
-        if self._run is None:
-            self._run = self._make_run()
+        if not self._finished:
+            self._finish()
+        assert self._run is not None
         return self._run
+
+    def _finish(self) -> None:
+        """The run of all cycles, with its doubts; without a schedule it is read only now."""
+        if self._run is None:
+            if self._session is None or not self._session.started:
+                self._seen.nothing = self._why_nothing()
+                self._session = Session(None)
+            self._run = self._assemble(self._layers)
+        self._run = with_doubts(self._run, self._plan, self._seen)
+        self._finished = True
+
+    def _why_nothing(self) -> str:
+        if self.schedule is not None:
+            return (
+                f"Nothing was recorded: after {self.step_num} calls of step() the schedule had not begun to record."
+            )
+        return (
+            f"Nothing was recorded: of warmup={self.warmup} calls of the model there were "
+            f"{self.warmup - self._warmup_left}. Only calls of its own forward count; a model that is used in other "
+            "ways is warmed up before the block."
+        )
 
     def display(
         self,
@@ -187,7 +394,7 @@ class Profile:
         if file is not None and not hasattr(file, "write"):
             raise TorchprofError(f"file={file!r} is no open text file: use `open(path, 'w')`, or sys.stdout.")
         text = _UNFINISHED
-        if self.exited:
+        if self._readable:
             text = self.run.report(
                 "tree",
                 show_events=show_events,
@@ -210,17 +417,17 @@ class Profile:
         ``event_lists[path]`` holds torch's own ``EventList`` for each finished call of that module, in order: of the
         selected modules, or of the leaves where no paths were given. Built when first asked for.
         """
-        return (self.traces, self.trace_profile_events) if self.exited else None
+        return (self.traces, self.trace_profile_events) if self._readable else None
 
     @property
     def trace_profile_events(self) -> defaultdict[tuple[str, ...], list[EventList]]:
         """The mapping that ``raw()`` gives; empty before the end."""
-        if not self.exited:
+        if not self._readable or self._session is None:
             return defaultdict(list)
         if self._event_lists is None:
             self._event_lists = defaultdict(list)
             paths = {}
-            for event, place, *_ in self._attribution().attribute(self._session.events()):
+            for event, place, *_ in attribution_of(self._plan).attribute(self._session.events()):
                 if event.kind is Kind.LABEL:
                     path = self._plan.real_path(event.name, place.layer)
                     if path is not None and path in self._plan.with_event_lists:
@@ -236,14 +443,58 @@ class Profile:
         TorchprofError before the end."""
         if not self.enabled:
             return empty_event_list()
-        if not self.exited:
+        if not self._readable:
             raise TorchprofError("The block of this Profile has not ended: there are no averages yet.")
+        if self._session is None:
+            return empty_event_list()
         if "group_by_input_shape" in kwargs:  # torch.profiler's spelling; EventList's has an s
             kwargs["group_by_input_shapes"] = kwargs.pop("group_by_input_shape")
         averages: EventList = self._session.event_list().key_averages(*args, **kwargs)
         return averages
 
+    def export_chrome_trace(self, path: str | PathLike[str]) -> None:
+        """Write torch's trace, for Perfetto or chrome://tracing, gzipped where the name ends in ``.gz``.
+
+        Every layer's forward is a range ``torchprof:`` + its path, percent-escaped. With ``enabled=False`` nothing is
+        written. Raises TorchprofError before the end and where nothing was recorded, OSError as ``open`` does.
+        """
+        if not self.enabled:
+            return
+        if not self._readable:
+            raise TorchprofError("The block of this Profile has not ended: there is no trace yet.")
+        if self._session is None or not self._session.started:
+            raise TorchprofError("Nothing was recorded: there is no trace.")
+        self._session.export_chrome_trace(path)
+
     # How it comes about
+
+    def _checked_options(self) -> Asked:
+        if not isinstance(self.warmup, int) or self.warmup < 0:
+            raise TorchprofError(f"warmup is a number of calls, 0 or more, not {self.warmup!r}.")
+        if self.schedule is not None and not callable(self.schedule):
+            raise TorchprofError(
+                f"schedule={self.schedule!r:.80} is no schedule: use torch.profiler.schedule(wait=1, warmup=1, "
+                "active=3), say."
+            )
+        if self.schedule is not None and self.warmup:
+            raise TorchprofError("warmup= counts calls, and schedule= steps: leave one out (schedules have a warmup).")
+        if self.on_trace_ready is not None and not callable(self.on_trace_ready):
+            raise TorchprofError(f"on_trace_ready={self.on_trace_ready!r:.80} cannot be called: it takes this Profile.")
+        if self.with_timeline and not self.profile_memory:
+            raise TorchprofError("with_timeline=True keeps what profile_memory=True records: add that.")
+        device = self._checked_device()
+        missing = missing_device(device) if device else None
+        self._records_device = device is not None and missing is None
+        self._seen.notes = [missing] if missing else []
+        return Asked(
+            device=device,
+            profile_memory=bool(self.profile_memory),
+            with_flops=bool(self.with_flops),
+            record_shapes=bool(self.record_shapes),
+            with_stack=bool(self.with_stack),
+            with_timeline=bool(self.with_timeline),
+            timed=self._timed,
+        )
 
     def _checked_device(self) -> str | None:
         if self.use_device is None:
@@ -259,115 +510,6 @@ class Profile:
                 f"use_cuda=True and use_device={self.use_device!r} contradict each other: leave one out."
             )
         return self.use_device
-
-    def _attribution(self) -> Attribution:
-        return Attribution(self._plan.sites, [layer.path for layer in self._facts], self._plan.selected)
-
-    def _make_run(self) -> Run:
-        layers = self._facts
-        attribution = self._attribution()
-        places = attribution.places.all
-        signatures = self._session.signatures
-        if self.with_flops:
-            estimate = Estimate(signatures)
-            attributed = estimate.watch(attribution.attribute(self._session.events(estimate.detail)))
-            rows, samples, peaks = fold(
-                attributed, places, layers, self._rank, counts=estimate.counts, signatures=signatures, timed=self._timed
-            )
-        else:
-            rows, samples, peaks = fold(attribution.attribute(self._session.events()), places, layers, self._rank)
-        asked = [name for name in FIELDS if self._is_asked(name)]
-        of_cpu = [name for name in asked if not name.startswith("device_")]
-        requested = asked if self._device else of_cpu
-        measured = asked if self._session.device else of_cpu
-        meta = Meta(
-            model=tuple(layer.kind for layer in layers if len(layer.path) == 1),
-            rank=self._rank,
-            device=self._device,
-            requested=tuple(requested),
-            measured=tuple(measured),
-            paths=self._plan.selected_paths,
-            wall_ns=self._session.wall_ns,
-            peak_bytes=tuple(sorted(peaks.items())),
-            peaks=measured_peaks(),
-            warnings=tuple(self._doubts(layers, rows, samples, attribution)),
-            versions=(
-                ("torchprof", __version__),
-                ("torch", torch.__version__),
-                ("python", platform.python_version()),
-            ),
-            flags=(
-                ("use_cuda", bool(self.use_cuda)),
-                ("profile_memory", bool(self.profile_memory)),
-                ("with_flops", bool(self.with_flops)),
-                ("record_shapes", bool(self.record_shapes)),
-                ("with_stack", bool(self.with_stack)),
-            ),
-            machine=platform.node(),
-            script=str(Path(sys.argv[0]).absolute()) if sys.argv and sys.argv[0] else "",
-        )
-        return Run((meta,), layers, rows, samples)
-
-    def _is_asked(self, field: str) -> bool:
-        """Whether a field of Cost was asked for."""
-        if field.endswith("_ns"):
-            return self._timed
-        if field in ("macs", "flops", "uncounted"):
-            return self.with_flops
-        return self.profile_memory
-
-    def _doubts(
-        self, layers: Sequence[Layer], rows: Rows, samples: dict[SampleKey, Spread], attribution: Attribution
-    ) -> Iterator[str]:
-        missing = missing_device(self._device) if self._device else None
-        if missing:
-            yield missing
-        yield from about_modules(*self._changes)
-        chosen = self._plan.selected
-        layer_of = {
-            label: site.layers[0]
-            for label, site in self._plan.sites.items()
-            if chosen is None or not chosen.isdisjoint(site.layers)
-        }
-        unobserved = {layer_of[label]: calls for label, calls in self._labels.unobserved.items() if label in layer_of}
-        unlabelled = [layer_of[label] for label in self._labels.unlabelled if label in layer_of]
-        yield from about_labels(layers, unobserved, unlabelled)
-        if not self._session.started:
-            calls = self.warmup - self._warmup_left
-            yield (
-                f"Nothing was recorded: of warmup={self.warmup} calls of the model there were {calls}. Only calls of "
-                "its own forward count; a model that is used in other ways is warmed up before the block."
-            )
-            return
-        called = {layer for (layer, _), (_, calls) in rows.by_layer.items() if layer >= 0 and calls}
-        silent = self._plan.callable_layers - called - set(unobserved)
-        yield from about_calls(layers, self._plan.callable_layers, called, silent, attribution.callers)
-        yield from about_start(layers, samples)
-        yield from about_uncounted(rows)
-        if self._label_ns is not None:
-            yield from about_cost(attribution.labels, self._label_ns, self._session.wall_ns)
-
-
-def _checked_models(model: Any) -> list[nn.Module]:
-    models = list(model) if isinstance(model, (list, tuple)) else [model]
-    if not models:
-        raise TorchprofError("Profile needs a model; the list is empty.")
-    for one in models:
-        if not isinstance(one, nn.Module):
-            hint = ""
-            if hasattr(one, "_torchdynamo_orig_callable"):
-                hint = " A compiled function has no layers: profile the module it calls."
-            elif isinstance(one, type) and issubclass(one, nn.Module):
-                hint = f" Make one first: {one.__name__}(...)."
-            raise TorchprofError(f"Profile needs a torch.nn.Module or a list of them, not {one!r:.80}.{hint}")
-        for _, _, module in walk_modules(one):
-            if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
-                raise TorchprofError(
-                    f"nn.DataParallel runs replicas of {type(module.module).__name__} on {len(module.device_ids)} "
-                    "devices, in threads that torch's profiler does not record. Profile its `.module` on one device, "
-                    "or use DistributedDataParallel."
-                )
-    return models
 
 
 def _rank() -> int:

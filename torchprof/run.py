@@ -11,7 +11,7 @@ from heapq import nsmallest
 from os import PathLike
 from typing import Any, NamedTuple
 
-from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, PHASES, Attributed, Frame, Kind, Place, Signature
+from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, PHASES, Frame, Signature
 from torchprof.cost import FIELDS, Cost
 from torchprof.errors import TorchprofError, suggest
 
@@ -72,9 +72,11 @@ class Meta:
 
     ``requested`` and ``measured`` name fields of ``Cost``: what was asked for and not measured is shown as unknown.
     ``device`` is the kind of device that was asked for (``cuda``, ``xpu``, ``mps``), None for the CPU alone. ``paths``
-    are the selected layers, None for all. ``peak_bytes`` is by how much memory rose above what there was at the start,
-    for each device. ``peaks`` are what ``torchprof.peak`` had measured by then. ``warnings`` are sentences for the
-    user. ``machine`` and ``script`` are names that ``save(strip=True)`` leaves out.
+    are the selected layers, None for all. ``wall_ns`` is how long it was recorded, in so many ``cycles``, and ``steps``
+    how many steps ended in that time. ``busy_ns`` is for each device how long anything ran on it, for the CPU how long
+    the thread that was recorded from the start was inside any op or range. ``peaks`` are what ``torchprof.peak`` had
+    measured by then. ``warnings`` are sentences for the user. ``environment`` says in words what it ran on, as (name,
+    value). ``machine`` and ``script`` are names that ``save(strip=True)`` leaves out.
     """
 
     model: tuple[str, ...]
@@ -84,32 +86,50 @@ class Meta:
     measured: tuple[str, ...] = ("cpu_ns",)
     paths: tuple[tuple[str, ...], ...] | None = None
     wall_ns: int = 0
-    peak_bytes: tuple[tuple[str, int], ...] = ()
+    cycles: int = 1
+    steps: int = 0
+    busy_ns: tuple[tuple[str, int], ...] = ()
     peaks: tuple[Peak, ...] = ()
     warnings: tuple[str, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
     flags: tuple[tuple[str, bool], ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
     machine: str = ""
     script: str = ""
+
+
+class Around(NamedTuple):
+    """An op or a label that a layer's range is inside of: the ``frames`` down to it, in the layer (by its index,
+    negative for none) and the phase it runs in. Nearly all layers are called by a layer itself, not by an op of it."""
+
+    layer: int
+    phase: str
+    frames: tuple[Frame, ...]
 
 
 class Row(NamedTuple):
     """One line of the finest table there is: every other table is a group-by over rows.
 
     ``layer`` is None for work of no layer; ``selected`` is then False where the work belongs to layers that ``paths=``
-    did not select. ``frames`` lead from the layer inward, ``()`` is the layer's own time between ops. ``signature`` is
-    what the innermost op was called on, None where that was not recorded. ``cost`` is self.
+    did not select. ``within`` are the ops and labels that the layer's range is inside of, outer to inner. ``frames``
+    lead from the layer inward, ``()`` is the layer's own time between ops. ``cost`` is self. The calls of a row whose
+    last frame is of kind python are how often Python was seen there.
     """
 
     layer: Layer | None
     selected: bool
     phase: str
+    within: tuple[Around, ...]
     frames: tuple[Frame, ...]
-    signature: Signature | None
     device: str
     rank: int
     calls: int
     cost: Cost
+
+    @property
+    def signature(self) -> Signature | None:
+        """What the innermost op was called on, None where that was not recorded."""
+        return self.frames[-1].signature if self.frames else None
 
 
 @dataclass(frozen=True)
@@ -120,9 +140,9 @@ class Rows(Sequence[Row]):
     frames: tuple[tuple[Frame, ...], ...] = field(repr=False)
     devices: tuple[str, ...]
     columns: Mapping[str, array[int]] = field(repr=False)
-    signatures: tuple[Signature, ...] = field(repr=False, default=())  # numbered from 1 in the columns; 0 is none
+    within: tuple[tuple[Around, ...], ...] = field(repr=False, default=((),))
 
-    COLUMNS = ("layer", "phase", "frames", "signature", "device", "rank", "calls", *FIELDS)
+    COLUMNS = ("layer", "phase", "within", "frames", "device", "rank", "calls", *FIELDS)
 
     def __len__(self) -> int:
         return len(self.columns["layer"])
@@ -130,15 +150,13 @@ class Rows(Sequence[Row]):
     def __getitem__(self, index: int) -> Row:  # type: ignore[override]
         if isinstance(index, slice):
             raise TypeError("rows have no slices: take list(run.rows)[a:b]")
-        layer, phase, frames, signature, device, rank, calls, *cost = (
-            self.columns[name][index] for name in self.COLUMNS
-        )
+        layer, phase, within, frames, device, rank, calls, *cost = (self.columns[name][index] for name in self.COLUMNS)
         return Row(
             self.layers[layer] if layer >= 0 else None,
             layer != NOT_SELECTED,
             PHASES[phase],
+            self.within[within],
             self.frames[frames],
-            self.signatures[signature - 1] if signature else None,
             self.devices[device],
             rank,
             calls,
@@ -169,8 +187,9 @@ class Rows(Sequence[Row]):
 class Spread:
     """How a measure that does not add up was distributed over the calls.
 
-    ``first`` is the first call's. ``sample`` holds at most ``Spread.SIZE`` values, chosen by a hash of their time of
-    start, so that it is the same whatever the order they come in; it holds all values where there are no more.
+    ``first`` is the first call's. ``sample`` holds at most ``Spread.SIZE`` values, those of which a hash of the time of
+    start, in ``hashes``, is the smallest: so it is the same whatever the order they come in, and in whatever groups.
+    It holds all values where there are no more. Both are in the order of the values.
     """
 
     count: int
@@ -179,6 +198,7 @@ class Spread:
     max: int
     first: int
     sample: tuple[int, ...]
+    hashes: tuple[int, ...]
 
     SIZE = 256
 
@@ -186,11 +206,25 @@ class Spread:
     def of(cls, calls: Sequence[tuple[int, int]]) -> Spread:
         """From (start in ns, value), in any order, at least one."""
         values = [value for _, value in calls]
-        kept = calls
-        if len(calls) > cls.SIZE:
-            kept = nsmallest(cls.SIZE, calls, key=lambda call: (_scrambled(call[0]), call[1]))
-        sample = tuple(sorted(value for _, value in kept))
-        return cls(len(values), sum(values), min(values), max(values), min(calls)[1], sample)
+        sample = cls._chosen((value, _scrambled(start)) for start, value in calls)
+        return cls(len(values), sum(values), min(values), max(values), min(calls)[1], *sample)
+
+    def __add__(self, later: Spread) -> Spread:
+        """The spread of the calls of both."""
+        sample = self._chosen([*zip(self.sample, self.hashes), *zip(later.sample, later.hashes)])
+        return Spread(
+            self.count + later.count,
+            self.sum + later.sum,
+            min(self.min, later.min),
+            max(self.max, later.max),
+            self.first,
+            *sample,
+        )
+
+    @classmethod
+    def _chosen(cls, values: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        chosen = sorted(nsmallest(cls.SIZE, values, key=lambda value: (value[1], value[0])))
+        return tuple(value for value, _ in chosen), tuple(number for _, number in chosen)
 
     def quantile(self, q: float) -> float:
         """The value below which the share ``q`` (0 to 1) of the sample lies, linear between two neighbours."""
@@ -205,21 +239,84 @@ class Spread:
 
 
 def _scrambled(number: int) -> int:
-    """A hash of 64 bits that is the same in every process: the finaliser of SplitMix64 (Steele et al., 2014)."""
+    """A hash of 63 bits that is the same in every process: the finaliser of SplitMix64 (Steele et al., 2014)."""
     mask = 2**64 - 1
     number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & mask
     number = (number ^ (number >> 27)) * 0x94D049BB133111EB & mask
-    return number ^ (number >> 31)
+    return (number ^ (number >> 31)) >> 1
 
 
 class SampleKey(NamedTuple):
-    """What a ``Spread`` is of: ``measure`` is ``cpu_ns``, the duration of a forward range, one value a call."""
+    """What a ``Spread`` is of. ``layer`` is an index, negative for what belongs to no layer. ``measure`` is one of
+
+    - ``cpu_ns``: the duration of a forward range, one value a call, its child layers included;
+    - ``peak_bytes``: how far memory rose inside a call, or a stretch of backward, above what there was at its start;
+    - ``kept_bytes``: what was allocated directly in a forward call and is kept when the model's call ends;
+    - ``step_cpu_ns``, ``step_device_ns``: what one step took in the layer and all below it (of no layer: in what
+      belongs to none), one value a step;
+    - ``step_ns`` (of no layer): how long a step lasted; and of that, outside all layers and on the thread that counts
+      the steps, ``step_data_ns`` for loading data, ``step_optimizer_ns`` in the optimizer, ``step_copy_ns`` for copies
+      between host and device, ``step_wait_ns`` waiting for the device, ``step_gap_ns`` in no op and no range at all.
+    """
 
     layer: int
     phase: str
     rank: int
     device: str
     measure: str
+
+
+class Held(NamedTuple):
+    """Bytes that were alive at a peak: so many ``blocks``, allocated for a layer (by its index, negative for none) in a
+    phase. ``kind`` is one of ``KINDS``, or "unknown" where torch gave no addresses."""
+
+    layer: int
+    phase: str
+    kind: str
+    nbytes: int
+    blocks: int
+
+
+KINDS = ("parameters", "gradients", "activations", "optimizer state", "inputs", "temporaries")
+"""What memory is held for. Activations: made in forward and kept when the model's call has ended."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of one device of one rank.
+
+    ``peak_bytes``: by how much it rose above what there was at the start, at most; ``peak_ns``: when that was, after
+    the start; ``held``: what of it was alive then, the largest first. ``before``: (kind, bytes) of what the model had
+    on this device when the recording began. ``allocator``: (name, bytes at the start, bytes at the end) of what torch's
+    own allocator of the device counts.
+    """
+
+    device: str
+    rank: int = 0
+    peak_bytes: int = 0
+    peak_ns: int = 0
+    held: tuple[Held, ...] = ()
+    before: tuple[tuple[str, int], ...] = ()
+    allocator: tuple[tuple[str, int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Every allocation and free of the last cycle, in the order of time, as columns.
+
+    ``time_ns`` after the start, signed ``nbytes``, and numbers in ``devices``, in the run's layers (negative: none), in
+    ``PHASES`` and in ``KINDS``. ``dropped``: how many came after the first ``Timeline.LIMIT`` and are not here.
+    """
+
+    devices: tuple[str, ...]
+    columns: Mapping[str, array[int]] = field(repr=False)
+    dropped: int = 0
+
+    COLUMNS = ("time_ns", "nbytes", "device", "layer", "phase", "kind")
+    LIMIT = 1_000_000
+
+    def __len__(self) -> int:
+        return len(self.columns["time_ns"])
 
 
 @dataclass
@@ -241,17 +338,21 @@ class Node:
             waiting.extend(reversed(node.children))
 
 
-class Op(NamedTuple):
+@dataclass
+class Op:
     """An operator under a layer, in one phase: what runs directly in the layer, not in its child layers.
 
-    ``self`` is what no op inside it took, ``total`` the time of its outermost occurrences. A kernel counts for the op
-    that launched it. The layer's own time between ops has the name ``(between ops)``.
+    ``self`` is what no op inside it took, ``total`` what its outermost occurrences took, layers that it calls included.
+    A kernel counts for the op that launched it. ``kind`` is op, or label for a range of the user's: then ``inside`` are
+    the ops and labels directly in it. The layer's own time between ops has the name ``(between ops)``.
     """
 
     name: str
-    calls: int
-    self: Cost
-    total: Cost
+    kind: str = "op"
+    calls: int = 0
+    self: Cost = field(default_factory=Cost)
+    total: Cost = field(default_factory=Cost)
+    inside: list[Op] = field(default_factory=list)
 
 
 BETWEEN_OPS = "(between ops)"
@@ -265,6 +366,8 @@ class Run:
     layers: tuple[Layer, ...]
     rows: Rows
     samples: Mapping[SampleKey, Spread]
+    memory: tuple[Memory, ...] = ()
+    timeline: Timeline | None = None
 
     def __str__(self) -> str:
         return self.report("tree")
@@ -320,32 +423,53 @@ class Run:
         return self.rows.by_layer.get((layer, _number_of(phase)), (Cost(), 0))[0]
 
     def ops(self, phase: str = FORWARD) -> dict[int, list[Op]]:
-        """The operators of one phase under each layer (by index in ``layers``), in the order of first call.
+        """The operators and labels of one phase under each layer (by index in ``layers``), in the order of first call.
 
-        Σ self over the ops of a layer is the layer's self: ``(between ops)`` is one of them where it has any.
+        Σ self over the ops of a layer, those inside its labels included, is the layer's self: ``(between ops)`` is one
+        of them where it has any. The total of a label is all that ran in it, whatever layer or phase that counts for.
         """
         wanted = _number_of(phase)
-        columns = self.rows.columns
-        chains = [[frame.name for frame in frames if frame.kind != "kernel"] for frames in self.rows.frames]
-        is_kernel = [bool(frames) and frames[-1].kind == "kernel" for frames in self.rows.frames]
-        found: dict[int, dict[str, Op]] = {}
+        rows, columns = self.rows, self.rows.columns
+        found: dict[int, dict[tuple[str, str], Op]] = {}
+        levels: dict[int, dict[tuple[str, str], Op]] = {}  # what is inside a label, by the identity of its Op
+
+        def steps(layer: int, frames: Sequence[Frame]) -> Iterator[Op]:
+            """The ops on the way in, made where they are new."""
+            level = found.setdefault(layer, {})
+            siblings: list[Op] | None = None
+            for frame in frames:
+                if frame.kind == "kernel":
+                    return
+                op = level.get((frame.kind, frame.name))
+                if op is None:
+                    op = level[frame.kind, frame.name] = Op(frame.name, frame.kind)
+                    if siblings is not None:
+                        siblings.append(op)
+                yield op
+                if frame.kind == "label":
+                    level, siblings = levels.setdefault(id(op), {}), op.inside
+
+        own_time = (Frame("op", BETWEEN_OPS),)
         for at, layer in enumerate(columns["layer"]):
-            if columns["phase"][at] != wanted:
+            frames = rows.frames[columns["frames"][at]]
+            within = rows.within[columns["within"][at]]
+            here = columns["phase"][at] == wanted
+            if not (here or within) or (frames and frames[-1].kind == "python"):
                 continue
-            chain = chains[columns["frames"][at]] or [BETWEEN_OPS]
             cost = Cost(*(columns[name][at] for name in FIELDS))
-            calls = 0 if is_kernel[columns["frames"][at]] or chain[-1] == BETWEEN_OPS else columns["calls"][at]
-            ops = found.setdefault(layer, {})
-            for name in dict.fromkeys(chain):
-                op = ops.get(name, Op(name, 0, Cost(), Cost()))
-                innermost = name == chain[-1]
-                ops[name] = Op(
-                    name,
-                    op.calls + (calls if innermost else 0),
-                    op.self + cost if innermost else op.self,
-                    op.total + cost,
-                )
-        return {layer: list(ops.values()) for layer, ops in found.items()}
+            touched: dict[int, Op] = {}
+            for around in within:
+                if around.phase == phase:
+                    touched.update((id(op), op) for op in steps(around.layer, around.frames))
+            if here:
+                is_kernel = bool(frames) and frames[-1].kind == "kernel"
+                way = [*steps(layer, frames if len(frames) > is_kernel else own_time)]
+                touched.update((id(op), op) for op in way)
+                way[-1].self += cost
+                way[-1].calls += 0 if is_kernel or not frames else columns["calls"][at]
+            for op in touched.values():
+                op.total += cost
+        return {layer: list(level.values()) for layer, level in found.items()}
 
     def total_params(self) -> dict[tuple[str, ...], int | None]:
         """The parameters of each layer and all below it, by path; None where a lazy layer has not made them yet."""
@@ -382,121 +506,3 @@ def _number_of(phase: str) -> int:
     if phase not in PHASES:
         raise TorchprofError(f"There is no phase {phase!r}. {suggest(str(phase), PHASES)}")
     return PHASES.index(phase)
-
-
-def fold(
-    attributed: Iterable[Attributed],
-    places: Sequence[Place],
-    layers: tuple[Layer, ...],
-    rank: int = 0,
-    *,
-    counts: Mapping[int, tuple[int, int, int]] | None = None,
-    signatures: Sequence[Signature] = (),
-    timed: bool = True,
-) -> tuple[Rows, dict[SampleKey, Spread], dict[str, int]]:
-    """Sum events into rows, the durations of calls into samples, and find the peak of each device's memory.
-
-    ``places`` is the list that the attribution fills while ``attributed`` is read, and ``counts`` (MACs, FLOPs and
-    uncounted calls by the index of a place) may fill meanwhile, too. Self time: each event adds its time to its place
-    and takes it from the place around it; without ``timed`` all times are 0, and there are no samples. The peak is
-    the highest running total of allocated minus freed bytes, above what there was at the start.
-    """
-    cpu_ns: list[int] = []
-    calls: list[int] = []
-    other: dict[tuple[int, str], list[int]] = {}  # (place, device) → a value for each field, then calls
-    durations: dict[tuple[int, str], list[tuple[int, int]]] = {}
-    held: dict[str, int] = {}
-    peaks: dict[str, int] = {}
-    allocated = {True: FIELDS.index("cpu_allocated"), False: FIELDS.index("device_allocated")}
-    freed = {True: FIELDS.index("cpu_freed"), False: FIELDS.index("device_freed")}
-    device_ns = FIELDS.index("device_ns")
-    memory, kernel, label = Kind.MEMORY, Kind.KERNEL, Kind.LABEL
-
-    for event, place, around, counted, ns in attributed:
-        kind = event[0]
-        if kind is memory or kind is kernel:
-            device = event.device
-            values = other.setdefault((place.index, device), [0] * (len(FIELDS) + 1))
-            if kind is kernel:
-                values[device_ns] += ns
-                values[-1] += counted
-                continue
-            if event.nbytes >= 0:
-                values[allocated[device == "cpu"]] += event.nbytes
-            else:
-                values[freed[device == "cpu"]] -= event.nbytes
-            now = held[device] = held.get(device, 0) + event.nbytes
-            peaks[device] = max(peaks.get(device, 0), now)
-            continue
-        index = place.index
-        if index >= len(cpu_ns):
-            missing = len(places) - len(cpu_ns)
-            cpu_ns.extend([0] * missing)
-            calls.extend([0] * missing)
-        calls[index] += counted
-        if not timed:
-            continue
-        cpu_ns[index] += ns
-        if around is not None:
-            cpu_ns[around.index] -= ns
-        if kind is label and counted and place.layer >= 0:
-            durations.setdefault((place.layer, place.phase), []).append((event.start_ns, ns))
-
-    at_cpu_ns = FIELDS.index("cpu_ns")
-    for index, (ns, counted) in enumerate(zip(cpu_ns, calls)):
-        if ns or counted:
-            key = (index, "cpu")
-            if key not in other:
-                other[key] = [0] * (len(FIELDS) + 1)
-            other[key][at_cpu_ns] = ns
-            other[key][-1] = counted
-    at_macs = FIELDS.index("macs")
-    for index, count in (counts or {}).items():
-        other.setdefault((index, "cpu"), [0] * (len(FIELDS) + 1))[at_macs : at_macs + 3] = count
-    rows = _rows(other, places, layers, rank, signatures)
-    samples = {
-        SampleKey(layer, phase, rank, "cpu", "cpu_ns"): Spread.of(values)
-        for (layer, phase), values in sorted(durations.items())
-    }
-    return rows, samples, peaks
-
-
-def _rows(
-    values: Mapping[tuple[int, str], Sequence[int]],
-    places: Sequence[Place],
-    layers: tuple[Layer, ...],
-    rank: int,
-    signatures: Sequence[Signature],
-) -> Rows:
-    chains: list[tuple[Frame, ...]] = [()]
-    numbers: dict[tuple[int, Frame], int] = {}  # (the chain outside of a frame, the frame) → the chain with it
-    chain_of = [0] * len(places)
-    for place in places:  # a place comes after the one outside of it
-        if place.outer is not None and place.frame is not None:
-            step = (chain_of[place.outer.index], place.frame)
-            number = numbers.get(step)
-            if number is None:
-                number = numbers[step] = len(chains)
-                chains.append((*chains[step[0]], place.frame))
-            chain_of[place.index] = number
-    devices: dict[str, int] = {}
-    used: dict[int, int] = {}  # signature → its number here
-    phases = {phase: number for number, phase in enumerate(PHASES)}
-    # Places that differ only in the signatures of the ops around them are one row.
-    lines: dict[tuple[int, ...], Sequence[int]] = {}
-    for (index, device), line in sorted(values.items()):
-        place = places[index]
-        signature = used.setdefault(place.signature, len(used) + 1) if place.signature else 0
-        key = (
-            place.layer,
-            phases[place.phase],
-            chain_of[index],
-            signature,
-            devices.setdefault(device, len(devices)),
-            rank,
-        )
-        before = lines.get(key)
-        lines[key] = line if before is None else [*map(sum, zip(before, line))]
-    columns = dict(zip(Rows.COLUMNS, zip(*((*key, line[-1], *line[:-1]) for key, line in lines.items()))))
-    arrays = {name: array("q", columns.get(name, ())) for name in Rows.COLUMNS}
-    return Rows(layers, tuple(chains), tuple(devices), arrays, tuple(signatures[number] for number in used))

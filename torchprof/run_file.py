@@ -6,23 +6,40 @@ import gzip
 import json
 import zlib
 from array import array
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, is_dataclass, replace
+from functools import cache
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from torchprof.attribute import NOT_SELECTED, PHASES, Frame, Signature
 from torchprof.errors import TorchprofError
-from torchprof.run import Layer, Meta, Peak, Rows, Run, SampleKey, Spread
+from torchprof.run import (
+    KINDS,
+    Around,
+    Held,
+    Layer,
+    Memory,
+    Meta,
+    Rows,
+    Run,
+    SampleKey,
+    Spread,
+    Timeline,
+)
 
-SCHEMA = 2
+SCHEMA = 3
 """It grows by one whenever a reader of the old file would misread the new one."""
 _FORMAT = "torchprof-run"
+_LABELS_ALONE = "Written before torchprof 2.2: the totals of labels leave out the layers that were called inside them."
 
 
 def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
     """What ``Run.save`` does."""
     metas = [replace(meta, machine="", script="") for meta in run.metas] if strip else run.metas
+    frames = _Frames()
     document = {
         "format": _FORMAT,
         "schema": SCHEMA,
@@ -30,11 +47,14 @@ def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
         + ("" if strip else "; the names of the machine and the script"),
         "metas": [asdict(meta) for meta in metas],
         "layers": [asdict(layer) for layer in run.layers],
-        "frames": run.rows.frames,
-        "signatures": run.rows.signatures,
+        "frames": frames.chains(run.rows.frames),
+        "within": [[[*around[:2], frames.chain(around.frames)] for around in step] for step in run.rows.within],
+        "signatures": list(frames.signatures),
         "devices": run.rows.devices,
         "rows": {name: column.tolist() for name, column in run.rows.columns.items()},
         "samples": [{**key._asdict(), **asdict(spread)} for key, spread in run.samples.items()],
+        "memory": [{**asdict(memory), "held": memory.held} for memory in run.memory],
+        "timeline": None if run.timeline is None else _of_timeline(run.timeline),
     }
     text = json.dumps(document, separators=(",", ":"))
     path = Path(path)
@@ -42,6 +62,28 @@ def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
         path.write_bytes(gzip.compress(text.encode(), mtime=0))
     else:
         path.write_text(text, encoding="utf-8")
+
+
+class _Frames:
+    """Frames as the file holds them: kind, name, and the number of the signature, from 1 on; 0 is none."""
+
+    def __init__(self) -> None:
+        self.signatures: dict[Signature, int] = {}
+
+    def chain(self, frames: Sequence[Frame]) -> list[tuple[str, str, int]]:
+        numbers = self.signatures
+        return [
+            (kind, name, 0 if signature is None else numbers.setdefault(signature, len(numbers) + 1))
+            for kind, name, signature in frames
+        ]
+
+    def chains(self, chains: Iterable[Sequence[Frame]]) -> list[list[tuple[str, str, int]]]:
+        return [self.chain(chain) for chain in chains]
+
+
+def _of_timeline(timeline: Timeline) -> dict[str, Any]:
+    columns = {name: column.tolist() for name, column in timeline.columns.items()}
+    return {"devices": timeline.devices, "dropped": timeline.dropped, **columns}
 
 
 def load(path: str | PathLike[str]) -> Run:
@@ -65,59 +107,106 @@ def load(path: str | PathLike[str]) -> Run:
         )
     try:
         return _run(document)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise TorchprofError(f"{path} is a damaged run file: {type(error).__name__} {error}.") from error
 
 
 def _run(document: dict[str, Any]) -> Run:
     """The run of a file. Raises KeyError, TypeError, ValueError or OverflowError where the file contradicts itself."""
-    if document["schema"] < 2:
+    if document["schema"] < SCHEMA:
         _upgrade(document)
-    metas = tuple(_meta(_tuples(meta)) for meta in document["metas"])
-    layers = tuple(Layer(**_tuples(layer)) for layer in document["layers"])
-    frames = tuple(tuple(_frame(frame) for frame in chain) for chain in document["frames"])
-    signatures = tuple(Signature(*_tuples({"": signature})[""]) for signature in document["signatures"])
-    devices = tuple(map(_text, document["devices"]))
+    metas = _read(tuple[Meta, ...], document["metas"])
+    layers = _read(tuple[Layer, ...], document["layers"])
+    signatures = [None, *_read(tuple[Signature, ...], document["signatures"])]
+
+    def chain(frames: list[Any]) -> tuple[Frame, ...]:
+        _demand(isinstance(frames, list), f"{frames!r} where frames belong")
+        return tuple(_frame(frame, signatures) for frame in frames)
+
+    frames = tuple(map(chain, document["frames"]))
+    within = tuple(
+        tuple(Around(_read(int, layer), _read(str, phase), chain(frames)) for layer, phase, frames in step)
+        for step in document["within"]
+    )
+    devices = _read(tuple[str, ...], document["devices"])
     columns = {name: array("q", document["rows"][name]) for name in Rows.COLUMNS}
     samples = {}
     for sample in document["samples"]:
-        key = SampleKey(**{name: sample[name] for name in SampleKey._fields})
-        spread = Spread(**_tuples({name: sample[name] for name in sample if name not in SampleKey._fields}))
+        key = _read(SampleKey, [sample.pop(name) for name in SampleKey._fields])
+        spread = _read(Spread, sample)
         samples[key] = spread
-        _demand(0 <= key.layer < len(layers) and key.phase in PHASES, f"sample {tuple(key)}")
+        _demand(_leads_somewhere(key, len(layers)), f"sample {tuple(key)}")
         _demand(spread.count >= len(spread.sample) > 0, f"the count of sample {tuple(key)}")
+        _demand(len(spread.sample) == len(spread.hashes), f"the hashes of sample {tuple(key)}")
     _demand(bool(metas), "no metas")
     known: set[tuple[str, ...]] = set()
     for layer in layers:
-        _demand(isinstance(layer.path, tuple) and bool(layer.path), f"the path {layer.path!r}")
-        _demand(all(isinstance(step, str) for step in layer.path) and layer.path not in known, f"the path {layer.path}")
+        _demand(bool(layer.path) and layer.path not in known, f"the path {layer.path}")
         _demand(len(layer.path) == 1 or layer.path[:-1] in known, f"the layer above {layer.name}")
         known.add(layer.path)
     _demand(len({len(column) for column in columns.values()}) == 1, "columns that differ in length")
+    memory = _read(tuple[Memory, ...], document["memory"])
     ranks = {meta.rank for meta in metas}
-    _demand(set(columns["rank"]) <= ranks, "a rank without meta")
+    seen = {*columns["rank"], *(key.rank for key in samples), *(one.rank for one in memory)}
+    _demand(seen <= ranks, "a rank without meta")
     for name, low, high in (
         ("layer", NOT_SELECTED, len(layers)),
         ("phase", 0, len(PHASES)),
+        ("within", 0, len(within)),
         ("frames", 0, len(frames)),
-        ("signature", 0, len(signatures) + 1),
         ("device", 0, len(devices)),
         ("calls", 0, 2**63),
     ):
         _demand(all(low <= number < high for number in columns[name]), f"a number in column {name!r} leads nowhere")
-    return Run(metas, layers, Rows(layers, frames, devices, columns, signatures), samples)
+    for around in (around for step in within for around in step):
+        _demand(_leads_somewhere(around, len(layers)), f"{tuple(around)} in 'within'")
+    for held in (held for one in memory for held in one.held):
+        _demand(_leads_somewhere(held, len(layers)), f"{tuple(held)} at the peak")
+        _demand(held.kind in (*KINDS, "unknown"), f"{held.kind!r} where a kind of memory belongs")
+    timeline = None if document["timeline"] is None else _timeline(document["timeline"], len(layers))
+    return Run(metas, layers, Rows(layers, frames, devices, columns, within), samples, memory, timeline)
 
 
 def _upgrade(document: dict[str, Any]) -> None:
-    """Schema 1 had no signatures, MACs and FLOPs."""
-    document["signatures"] = []
+    """Schema 1 had no MACs and FLOPs. Both, 1 and 2, had a signature for each row and not for each frame, did not say
+    what a row is within, and knew of memory over time the peak alone."""
     rows = document["rows"]
-    for name in ("signature", "macs", "flops", "uncounted"):
-        rows[name] = [0] * len(rows["layer"])
+    _demand(min(rows["frames"], default=0) >= 0, "a number in column 'frames' leads nowhere")
+    none = [0] * len(rows["layer"])
+    for name in ("macs", "flops", "uncounted", "signature"):
+        rows.setdefault(name, none)
+    chains: dict[tuple[int, int], int] = {}
+    numbers = [chains.setdefault(key, len(chains)) for key in zip(rows["frames"], rows.pop("signature"))]
+    frames = [[[*frame, 0] for frame in chain] for chain in document["frames"]]
+    document["frames"] = [
+        [*frames[chain][:-1], [*frames[chain][-1][:2], signature]] if signature else frames[chain]
+        for chain, signature in chains
+    ]
+    rows.update(frames=numbers, within=none)
+    document.setdefault("signatures", [])
+    document.update(within=[[]], memory=[], timeline=None)
+    has_labels = any(kind == "label" for chain in document["frames"] for kind, *_ in chain)
+    for meta in document["metas"]:
+        for device, size in meta.pop("peak_bytes", ()):
+            document["memory"].append({"device": device, "rank": meta["rank"], "peak_bytes": size})
+        if has_labels:
+            meta["warnings"].append(_LABELS_ALONE)
+    for sample in document["samples"]:
+        sample["hashes"] = [0] * len(sample["sample"])
 
 
-def _meta(fields: dict[str, Any]) -> Meta:
-    return Meta(**{**fields, "peaks": tuple(Peak(*peak) for peak in fields.get("peaks", ()))})
+def _timeline(document: dict[str, Any], layers: int) -> Timeline:
+    columns = {name: array("q", document[name]) for name in Timeline.COLUMNS}
+    timeline = Timeline(_read(tuple[str, ...], document["devices"]), columns, _read(int, document["dropped"]))
+    _demand(len({len(column) for column in columns.values()}) == 1, "columns of the timeline that differ in length")
+    for name, low, high in (
+        ("device", 0, len(timeline.devices)),
+        ("layer", NOT_SELECTED, layers),
+        ("phase", 0, len(PHASES)),
+        ("kind", 0, len(KINDS)),
+    ):
+        _demand(all(low <= number < high for number in columns[name]), f"a number in {name!r} of the timeline")
+    return timeline
 
 
 def _demand(holds: bool, what: str) -> None:
@@ -125,22 +214,49 @@ def _demand(holds: bool, what: str) -> None:
         raise ValueError(what)
 
 
-def _frame(value: Any) -> Frame:
+def _frame(value: Any, signatures: Sequence[Signature | None]) -> Frame:
     if not isinstance(value, list):
         raise TypeError(f"{value!r} where a frame belongs")
-    return Frame(*map(_text, value))
+    kind, name, signature = value
+    _demand(0 <= _read(int, signature) < len(signatures), f"the signature of {name!r}")
+    return Frame(_read(str, kind), _read(str, name), signatures[signature])
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} where a name belongs")
+def _leads_somewhere(value: Around | Held | SampleKey, layers: int) -> bool:
+    return NOT_SELECTED <= value.layer < layers and value.phase in PHASES
+
+
+def _read(kind: Any, value: Any) -> Any:
+    """A value of JSON as what an annotation says it was: JSON knows only lists and dicts.
+
+    Raises TypeError, ValueError, KeyError or OverflowError where it is nothing of that kind.
+    """
+    parts = get_args(kind)
+    if NoneType in parts:
+        return None if value is None else _read(parts[0], value)
+    if kind is Any:
+        _demand(not isinstance(value, dict), f"{value!r:.80} where a plain value belongs")
+        return tuple(_read(Any, each) for each in value) if isinstance(value, list) else value
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints = _hints(kind)
+        return kind(**{name: _read(hints[name], each) for name, each in value.items()})
+    if get_origin(kind) is tuple or hasattr(kind, "_fields"):
+        _demand(isinstance(value, list), f"{value!r:.80} where a list belongs")
+        if parts == (int, ...):
+            return tuple(array("q", value))
+        if parts and parts[-1] is ...:
+            return tuple(_read(parts[0], each) for each in value)
+        kinds = parts or tuple(_hints(kind).values())
+        least = len(parts or set(kind._fields) - set(kind._field_defaults))
+        _demand(least <= len(value) <= len(kinds), f"{value!r:.80}, which is not of {len(kinds)} parts")
+        each = [_read(*pair) for pair in zip(kinds, value)]
+        return tuple(each) if parts else kind(*each)
+    _demand(
+        type(value) is kind or (kind is float and type(value) is int), f"{value!r:.80} where {kind.__name__} belongs"
+    )
     return value
 
 
-def _tuples(document: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows only lists: give back the tuples they were."""
-
-    def deep(value: Any) -> Any:
-        return tuple(deep(item) for item in value) if isinstance(value, list) else value
-
-    return {name: deep(value) for name, value in document.items()}
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)

@@ -74,7 +74,7 @@ def _figures(run: Run, root: Node, params: int | None, number: int) -> Iterator[
     yield from _of_time(run, root)
     returned = _activations(run, root)
     yield "Activations", UNKNOWN if returned is None else format_memory(returned)
-    peaks = ", ".join(f"{format_memory(size)} on {device}" for device, size in run.meta.peak_bytes)
+    peaks = ", ".join(f"{format_memory(size)} on {device}" for device, size in _peaks(run))
     yield "Peak memory above start", peaks or UNKNOWN
 
 
@@ -187,3 +187,8 @@ def _share(achieved: float, peak: Peak) -> str:
         f"{achieved / peak.flops_per_s:.1%} of {format_count(peak.flops_per_s)} FLOP/s "
         f"({peak.dtype} product on {peak.device}{threads})"
     )
+
+
+def _peaks(run: Run) -> list[tuple[str, int]]:
+    """The peak of each device of the first rank that used memory."""
+    return [(one.device, one.peak_bytes) for one in run.memory if one.rank == run.meta.rank and one.peak_bytes]

@@ -235,6 +235,8 @@ def tree(
 ) -> str:
     """The module tree with a row for each layer.
 
+    Ranges of the user's (``record_function``) are rows marked as labels under the layer that opened them; the total of
+    a label is all that ran in it, the layers that it calls included, which have rows of their own, too.
     ``show_events`` lists under each layer the operators that ran directly in it, those of backward and recompute marked
     so. ``depth`` hides the layers below that depth (0: the model alone); totals stay. ``sort_by`` orders siblings by a
     column, largest first: its heading, or that in lower case with underscores (``self_cpu_total``; also ``calls``).
@@ -306,7 +308,7 @@ def _usual(columns: Sequence[Column]) -> Column:
 
 def _lines(run: Run, show_events: bool) -> list[Entry]:
     phases = run.phases()
-    ops = {phase: run.ops(phase) for phase in phases} if show_events else {}
+    ops = {phase: run.ops(phase) for phase in phases}
     index = {layer.path: number for number, layer in enumerate(run.layers)}
     params = run.total_params()
     selected = None if run.meta.paths is None else set(run.meta.paths)
@@ -317,7 +319,9 @@ def _lines(run: Run, show_events: bool) -> list[Entry]:
             layer = nodes[0].layer
             blank = selected is not None and layer.path not in selected
             line = Entry(layer.path[-1], Figures() if blank else _figures(phases, nodes, params[layer.path]))
-            line.ops = [] if blank else _op_lines({phase: ops[phase].get(index[layer.path], []) for phase in ops})
+            line.ops = (
+                [] if blank else _op_lines({phase: ops[phase].get(index[layer.path], []) for phase in ops}, show_events)
+            )
             lines_of[layer.path] = line
             if len(layer.path) == 1:
                 lines.append(line)
@@ -327,7 +331,7 @@ def _lines(run: Run, show_events: bool) -> list[Entry]:
         costs = {phase: run.no_layer(phase, selected=key == OUTSIDE) for phase in phases}
         if any(costs.values()):
             line = Entry(name, Figures(costs, costs), is_layer=False)
-            line.ops = _op_lines({phase: ops[phase].get(key, []) for phase in ops}, in_no_layer=key == OUTSIDE)
+            line.ops = _op_lines({phase: ops[phase].get(key, []) for phase in ops}, show_events, key == OUTSIDE)
             lines.append(line)
     return lines
 
@@ -346,21 +350,29 @@ def _figures(phases: Sequence[str], nodes: Sequence[Node], params: int | None) -
     )
 
 
-def _op_lines(ops: dict[str, list[Op]], in_no_layer: bool = False) -> list[Entry]:
+def _op_lines(ops: dict[str, list[Op]], show_events: bool, in_no_layer: bool = False) -> list[Entry]:
+    """The lines of the user's labels, and with ``show_events`` of operators."""
     return [
         Entry(
-            op.name if phase == FORWARD else f"{op.name} ({phase})",
+            _op_name(op, phase),
             Figures(
                 {phase: op.self},
                 {phase: op.total},
                 -1 if op.name == BETWEEN_OPS else op.calls,
                 timeless=op.name == BETWEEN_OPS and in_no_layer,
             ),
+            ops=_op_lines({phase: op.inside}, show_events),
             is_layer=False,
         )
         for phase, found in ops.items()
         for op in sorted(found, key=lambda op: op.name == BETWEEN_OPS)
+        if show_events or op.kind == "label"
     ]
+
+
+def _op_name(op: Op, phase: str) -> str:
+    marks = ["label"] * (op.kind == "label") + [phase] * (phase != FORWARD)
+    return f"{op.name} ({', '.join(marks)})" if marks else op.name
 
 
 def _sort(lines: list[Entry], column: Column) -> None:

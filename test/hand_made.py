@@ -1,0 +1,81 @@
+"""Runs that are put together by hand, row by row, and their tables read back, cell by cell."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from torchprof.attribute import PHASES, Frame, Signature
+from torchprof.cost import Cost
+from torchprof.run import Around, Layer, Meta, Rows, Run
+
+FORWARD = PHASES[0]
+NET = ("Net", "Net.a", "Net.b", "Net.b.0")
+TIMES = ("cpu_ns",)
+
+
+def op(name: str, *shapes: Any, dtypes: Sequence[str] | None = None, stack: Sequence[str] = ()) -> Frame:
+    if not shapes and not stack:
+        return Frame("op", name)
+    return Frame("op", name, Signature(shapes, tuple(dtypes or ["float"] * len(shapes)), (), tuple(stack)))
+
+
+def label(name: str) -> Frame:
+    return Frame("label", name)
+
+
+def kernel(name: str) -> Frame:
+    return Frame("kernel", name)
+
+
+def row(
+    layer: int,
+    *frames: Frame,
+    phase: str = FORWARD,
+    within: tuple[Around, ...] = (),
+    device: str = "cpu",
+    calls: int = 1,
+    **cost: int,
+) -> tuple[Any, ...]:
+    return layer, phase, within, frames, device, calls, Cost(**cost)
+
+
+def run_of(rows: Sequence[tuple[Any, ...]], **meta: Any) -> Run:
+    layers = tuple(Layer(tuple(path.split(".")), "Module") for path in NET)
+    chains = list(dict.fromkeys(one[3] for one in rows))
+    withins = list(dict.fromkeys(one[2] for one in rows))
+    devices = list(dict.fromkeys(["cpu", *(one[4] for one in rows)]))
+    columns = {name: array("q") for name in Rows.COLUMNS}
+    for layer, phase, within, frames, device, calls, cost in rows:
+        values = {
+            "layer": layer,
+            "phase": PHASES.index(phase),
+            "within": withins.index(within),
+            "frames": chains.index(frames),
+            "device": devices.index(device),
+            "rank": 0,
+            "calls": calls,
+        }
+        for name in Rows.COLUMNS:
+            columns[name].append(values[name] if name in values else getattr(cost, name))
+    table = Rows(layers, tuple(chains), tuple(devices), columns, tuple(withins))
+    return Run((Meta(("Net",), **{"requested": TIMES, "measured": TIMES, **meta}),), layers, table, {})
+
+
+def headings(table: str) -> list[str]:
+    return [cell.strip() for cell in table.splitlines()[0].split("|")]
+
+
+def cells(table: str) -> list[list[str]]:
+    """The rows under the headings, first of them the names."""
+    return [[cell.strip() for cell in line.split("|")] for line in table.split("\n\n")[0].splitlines()[2:]]
+
+
+def names(table: str) -> list[str]:
+    return [line[0] for line in cells(table)]
+
+
+def line(table: str, name: str) -> dict[str, str]:
+    (found,) = [one for one in cells(table) if one[0] == name]
+    return dict(zip(headings(table), found))

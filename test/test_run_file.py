@@ -1,0 +1,162 @@
+"""Files of runs: what is in them, and those that earlier versions wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import Mlp
+
+import torchprof
+from torchprof import TorchprofError
+from torchprof.attribute import BACKWARD, FORWARD, Signature
+from torchprof.cost import FIELDS
+from torchprof.run import Memory, Run, SampleKey
+
+DATA = Path(__file__).parent / "data"
+
+
+def document(path: Path) -> dict[str, Any]:
+    """A file as JSON, read by nobody of ours."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def totals(run: Run, phase: str) -> dict[str, tuple[int, ...]]:
+    """Of each layer: calls, self and total time, net memory, MACs and FLOPs."""
+    return {
+        node.layer.name: (
+            node.calls,
+            node.self.cpu_ns,
+            node.total.cpu_ns,
+            node.total.cpu_allocated - node.total.cpu_freed,
+            node.total.macs,
+            node.total.flops,
+        )
+        for node in run.tree(phase).walk()
+    }
+
+
+@pytest.mark.parametrize("schema", [1, 2])
+def test_each_row_of_an_earlier_schema_is_read(schema: int) -> None:
+    """Every row as the file has it: there its signature stood beside its frames, and not in the last of them."""
+    file = DATA / f"run-schema-{schema}.json"
+    written = document(file)
+    assert written["schema"] == schema
+    rows, run = written["rows"], torchprof.load(file)
+    assert len(run.rows) == len(rows["layer"])
+    assert [layer.path for layer in run.layers] == [tuple(layer["path"]) for layer in written["layers"]]
+    for at, row in enumerate(run.rows):
+        layer = written["layers"][rows["layer"][at]] if rows["layer"][at] >= 0 else None
+        assert (list(row.layer.path) if row.layer else None) == (layer["path"] if layer else None)
+        assert [[frame.kind, frame.name] for frame in row.frames] == written["frames"][rows["frames"][at]]
+        assert all(frame.signature is None for frame in row.frames[:-1])
+        number = rows.get("signature", [0] * (at + 1))[at]
+        expected = written["signatures"][number - 1] if number else None
+        assert (json.loads(json.dumps(row.signature[:3])) if row.signature else None) == expected
+        assert (row.within, row.rank, row.calls) == ((), 0, rows["calls"][at])
+        assert [getattr(row.cost, name) for name in FIELDS] == [rows.get(name, {at: 0})[at] for name in FIELDS]
+    for sample, (key, spread) in zip(written["samples"], run.samples.items(), strict=True):
+        assert {name: sample[name] for name in key._fields} == key._asdict()
+        assert (spread.count, spread.sum, spread.min, spread.max, spread.first, list(spread.sample)) == tuple(
+            sample[name] for name in ("count", "sum", "min", "max", "first", "sample")
+        )
+
+
+def test_what_torchprof_2_0_printed_of_its_run() -> None:
+    """Schema 1 has no counts, and no peak: both are unknown, not 0."""
+    run = torchprof.load(DATA / "run-schema-1.json")
+    assert all(row.signature is None and not row.cost.uncounted for row in run.rows)
+    assert run.memory == ()
+    assert run.timeline is None
+    summary = run.report("summary")
+    assert "FLOPs                    –" in summary
+    assert "Peak memory above start  –" in summary
+    assert "FLOPs" not in run.report("tree")
+
+
+def test_what_torchprof_2_1_printed_of_its_run() -> None:
+    """The figures are copied from the reports that it made of this file: three training steps of a model with a label.
+
+    Of labels it knew what ran in them and in no layer: the total is that, and the run says so.
+    """
+    run = torchprof.load(DATA / "run-schema-2.json")
+    assert totals(run, FORWARD) == {
+        "Net": (3, 256_411, 562_185, 192, 192, 480),
+        "Net.fc": (3, 252_725, 252_725, 192, 192, 432),
+        "Net.act": (3, 53_049, 53_049, 192, 0, 48),
+    }
+    assert totals(run, BACKWARD) == {
+        "Net": (0, 0, 225_797, -192, 192, 600),
+        "Net.fc": (0, 189_773, 189_773, -192, 192, 552),
+        "Net.act": (0, 36_024, 36_024, 0, 0, 48),
+    }
+    assert run.no_layer(FORWARD).cpu_ns == 80_912
+    ops = {op.name: (op.calls, op.self.cpu_ns, op.total.cpu_ns, op.total.flops) for op in run.ops()[1]}
+    assert ops["aten::linear"] == (3, 23_694, 204_253, 432)
+    assert ops["(between ops)"] == (0, 48_472, 48_472, 0)
+    (label,) = [op for op in run.ops()[0] if op.kind == "label"]
+    assert (label.name, label.calls, label.total.cpu_ns) == ("mine", 3, 178_325)
+    assert "the totals of labels leave out the layers" in run.meta.warnings[-1]
+    linear = next(row for row in run.rows if row.frames and row.frames[-1].name == "aten::linear")
+    assert linear.signature == Signature(((2, 4), (8, 4), (8,)), ("float", "float", "float"))
+    spread = run.samples[SampleKey(0, FORWARD, 0, "cpu", "cpu_ns")]
+    assert (spread.count, spread.first, spread.median, spread.min) == (3, 361_306, 119_398, 81_481)
+    assert run.memory == (Memory("cpu", 0, 232),)
+    assert (run.meta.wall_ns, run.meta.cycles, run.meta.steps) == (1_347_802, 1, 0)
+    summary = run.report("summary")
+    for line in ("FLOPs                    160", "Activations              128 B", "start  232 B on cpu"):
+        assert line in summary
+
+
+@pytest.mark.parametrize("schema", [1, 2])
+def test_a_run_of_an_earlier_schema_can_be_saved_again(schema: int, tmp_path: Path) -> None:
+    """As a file of this version, that says the same."""
+    run = torchprof.load(DATA / f"run-schema-{schema}.json")
+    run.save(tmp_path / "run.json")
+    assert document(tmp_path / "run.json")["schema"] == 3
+    assert torchprof.load(tmp_path / "run.json") == run
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        (("rows", "signature", 3), 99),
+        (("rows", "signature", 3), -1),
+        (("rows", "signature", 0), 1),  # the row of a layer's own time: no op was called on anything
+        (("rows", "frames", 3), -1),
+        (("rows", "frames", 3), 99),
+        (("rows", "signature"), [0]),
+        (("metas", 0, "peak_bytes"), [["cpu"]]),
+        (("frames", 1), [["op"]]),
+    ],
+)
+def test_damaged_files_of_an_earlier_schema(where: tuple[Any, ...], value: Any, tmp_path: Path) -> None:
+    damaged = document(DATA / "run-schema-2.json")
+    assert damaged["frames"][damaged["rows"]["frames"][0]] == []
+    here = damaged
+    for step in where[:-1]:
+        here = here[step]
+    here[where[-1]] = value
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(damaged), encoding="utf-8")
+    with pytest.raises(TorchprofError, match="damaged"):
+        torchprof.load(file)
+
+
+def test_a_signature_is_written_once(tmp_path: Path) -> None:
+    """Many frames may refer to one: the file has each but once, and the frames its number, 0 for none."""
+    model = Mlp()
+    with torchprof.Profile(model, record_shapes=True) as prof:
+        model(torch.rand(3, 4))
+        model(torch.rand(5, 4))
+    prof.run.save(tmp_path / "run.json")
+    written = document(tmp_path / "run.json")
+    signatures = [json.dumps(one) for one in written["signatures"]]
+    assert len(set(signatures)) == len(signatures)
+    frames = [frame for chain in written["frames"] for frame in chain]
+    assert {number for _, _, number in frames} >= set(range(1, len(signatures) + 1))
+    shapes = {written["signatures"][number - 1][0][0][0] for _, name, number in frames if name == "aten::linear"}
+    assert shapes == {3, 5}

@@ -1,0 +1,225 @@
+"""What was recorded and what the model is, assembled into a ``Run``: the left half of the picture, in its order."""
+
+from __future__ import annotations
+
+import gc
+import platform
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from torchprof.allocations import Allocations
+from torchprof.attribute import Attribution, Detail, Event, Kind
+from torchprof.collect import Recording
+from torchprof.cost import FIELDS
+from torchprof.doubts import about_calls, about_cost, about_labels, about_modules, about_start, about_uncounted
+from torchprof.environment import environment
+from torchprof.estimate import Estimate
+from torchprof.fold import fold
+from torchprof.held import NOTHING, Holding, allocators_between
+from torchprof.modules import Plan
+from torchprof.peaks import measured_peaks
+from torchprof.run import Layer, Memory, Meta, Run
+from torchprof.steps import Steps
+from torchprof.version import __version__
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the figures of a run are to be: ``device`` is the kind that was asked for, None for the CPU alone."""
+
+    device: str | None = None
+    profile_memory: bool = False
+    with_flops: bool = False
+    record_shapes: bool = False
+    with_stack: bool = False
+    with_timeline: bool = False
+    timed: bool = True
+
+    def measures(self, field_of_cost: str) -> bool:
+        """Whether a field of Cost was asked for."""
+        if field_of_cost.endswith("_ns"):
+            return self.timed
+        if field_of_cost in ("macs", "flops", "uncounted"):
+            return self.with_flops
+        return self.profile_memory
+
+
+@dataclass
+class Seen:
+    """What was seen beside the figures, and tells how far to believe them. It adds up over cycles."""
+
+    callers: set[tuple[int, int]] = field(default_factory=set)
+    labels: int = 0
+    unobserved: Counter[str] = field(default_factory=Counter)  # calls by label
+    unlabelled: set[str] = field(default_factory=set)
+    added: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    label_ns: float | None = None
+    notes: list[str] = field(default_factory=list)  # what else there is to say, first of all
+    nothing: str | None = None  # why nothing was recorded
+
+
+def attribution_of(plan: Plan) -> Attribution:
+    """The rule of ownership for the labels of a plan."""
+    return Attribution(plan.sites, plan.layer_paths, plan.selected)
+
+
+@contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    """No cyclic garbage is made here, and to look for it among a million events again and again takes as long as to
+    read them."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_collector_at_rest()
+def assemble(
+    recording: Recording,
+    plan: Plan,
+    layers: tuple[Layer, ...],
+    asked: Asked,
+    seen: Seen,
+    *,
+    start: Holding = NOTHING,
+    end: Holding = NOTHING,
+    steps: bool = False,
+    python_samples: Iterable[tuple[int, str, int]] | None = None,
+    rank: int = 0,
+) -> Run:
+    """The run of one recording, without its doubts; ``seen`` grows by what was noticed on the way.
+
+    ``layers`` are those of the plan, as they were at the end; ``start`` and ``end``: what memory was held then;
+    ``steps``: whether steps were marked in the recording; ``python_samples``: at which time, in ns since the epoch,
+    Python was seen at which line, and for how many intervals that stands.
+    """
+    attribution = attribution_of(plan)
+    places = attribution.places.all
+    signatures = recording.signatures
+    estimate = Estimate(signatures) if asked.with_flops else None
+    allocations = Allocations(layers, rank, end.addresses) if asked.profile_memory else None
+    steps_seen = Steps(layers, rank) if steps else None
+
+    events = _events(recording, asked, estimate)
+    attributed = attribution.attribute(events if python_samples is None else _with_samples(events, python_samples))
+    for watcher in (estimate, allocations, steps_seen):
+        if watcher is not None:
+            attributed = watcher.watch(attributed)
+    rows, samples, busy = fold(
+        attributed,
+        places,
+        layers,
+        rank,
+        counts=estimate.counts if estimate else None,
+        signatures=signatures,
+        timed=asked.timed,
+    )
+    memory: tuple[Memory, ...] = ()
+    timeline = None
+    if allocations is not None:
+        memory, of_memory, timeline = allocations.result(start.sizes, asked.with_timeline)
+        allocators = allocators_between(start, end)
+        memory = tuple(replace(one, allocator=allocators.get(one.device, ())) for one in memory)
+        samples.update(of_memory)
+    if steps_seen is not None:
+        samples.update(steps_seen.samples())
+    seen.callers |= attribution.callers
+    seen.labels += attribution.labels
+
+    names = [name for name in FIELDS if asked.measures(name)]
+    of_cpu = [name for name in names if not name.startswith("device_")]
+    meta = Meta(
+        model=tuple(layer.kind for layer in layers if len(layer.path) == 1),
+        rank=rank,
+        device=asked.device,
+        requested=tuple(names if asked.device else of_cpu),
+        measured=tuple(names if recording.device else of_cpu),
+        paths=plan.selected_paths,
+        wall_ns=recording.wall_ns,
+        steps=steps_seen.count if steps_seen else 0,
+        busy_ns=tuple(sorted(busy.items())),
+        peaks=measured_peaks(),
+        versions=(
+            ("torchprof", __version__),
+            ("torch", torch.__version__),
+            ("python", platform.python_version()),
+        ),
+        flags=(
+            ("use_cuda", asked.device == "cuda"),
+            ("profile_memory", asked.profile_memory),
+            ("with_flops", asked.with_flops),
+            ("record_shapes", asked.record_shapes),
+            ("with_stack", asked.with_stack),
+        ),
+        environment=environment(),
+        machine=platform.node(),
+        script=str(Path(sys.argv[0]).absolute()) if sys.argv and sys.argv[0] else "",
+    )
+    return Run((meta,), layers, rows, samples, memory, timeline)
+
+
+def _events(recording: Recording, asked: Asked, estimate: Estimate | None) -> Iterable[Event]:
+    least = Detail.SHAPES if asked.record_shapes or asked.with_stack else Detail.NOTHING
+
+    def detail(name: str) -> Detail:
+        wanted = estimate.detail(name) if estimate else Detail.NOTHING
+        return wanted if wanted is not Detail.NOTHING else least
+
+    read = detail if estimate or least is not Detail.NOTHING else None
+    return recording.events(read, addresses=asked.profile_memory)
+
+
+def _with_samples(events: Iterable[Event], samples: Iterable[tuple[int, str, int]]) -> Iterator[Event]:
+    """Events with those of the samples between them, on the thread that began the session, in the order of time."""
+    waiting = (Event(Kind.SAMPLE, line, at, at, 0) for at, line, intervals in samples for _ in range(intervals))
+    sample = next(waiting, None)
+    thread = 0
+    for event in events:
+        if not thread and event.kind is Kind.STEP:
+            thread = event.thread
+        while sample is not None and sample.start_ns < event.start_ns:
+            yield sample._replace(thread=thread)
+            sample = next(waiting, None)
+        yield event
+    while sample is not None:
+        yield sample._replace(thread=thread)
+        sample = next(waiting, None)
+
+
+def with_doubts(run: Run, plan: Plan, seen: Seen) -> Run:
+    """The run with the sentences that say how far to believe it."""
+    return replace(run, metas=(replace(run.meta, warnings=tuple(_doubts(run, plan, seen))),))
+
+
+def _doubts(run: Run, plan: Plan, seen: Seen) -> Iterator[str]:
+    yield from seen.notes
+    yield from about_modules(seen.added, seen.removed)
+    chosen = plan.selected
+    layer_of = {
+        label: site.layers[0]
+        for label, site in plan.sites.items()
+        if chosen is None or not chosen.isdisjoint(site.layers)
+    }
+    unobserved = {layer_of[label]: calls for label, calls in seen.unobserved.items() if label in layer_of}
+    unlabelled = [layer_of[label] for label in seen.unlabelled if label in layer_of]
+    yield from about_labels(run.layers, unobserved, sorted(unlabelled))
+    if seen.nothing:
+        yield seen.nothing
+        return
+    called = {layer for (layer, _), (_, calls) in run.rows.by_layer.items() if layer >= 0 and calls}
+    silent = plan.callable_layers - called - set(unobserved)
+    yield from about_calls(run.layers, plan.callable_layers, called, silent, seen.callers)
+    yield from about_start(run.layers, run.samples)
+    yield from about_uncounted(run.rows)
+    if seen.label_ns is not None:
+        yield from about_cost(seen.labels, seen.label_ns, run.meta.wall_ns)

@@ -1,0 +1,223 @@
+"""Attributed events, summed: rows and samples. And runs of one rank, cycle after cycle, summed into one."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from torchprof.attribute import PHASES, Attributed, Frame, Kind, Place, Signature
+from torchprof.cost import FIELDS
+from torchprof.run import Around, Layer, Memory, Meta, Rows, Run, SampleKey, Spread
+
+
+def fold(
+    attributed: Iterable[Attributed],
+    places: Sequence[Place],
+    layers: tuple[Layer, ...],
+    rank: int = 0,
+    *,
+    counts: Mapping[int, tuple[int, int, int]] | None = None,
+    signatures: Sequence[Signature] = (),
+    timed: bool = True,
+) -> tuple[Rows, dict[SampleKey, Spread], dict[str, int]]:
+    """Sum events into rows, the durations of calls into samples, and the time in which each device was busy.
+
+    Of the CPU that is how long the thread that began the session was inside any op or range.
+
+    ``places`` is the list that the attribution fills while ``attributed`` is read, and ``counts`` (MACs, FLOPs and
+    uncounted calls by the index of a place) may fill meanwhile, too. Self time: each event adds its time to its place
+    and takes it from the place around it; without ``timed`` all times are 0, and there are no samples.
+    """
+    cpu_ns: list[int] = []
+    calls: list[int] = []
+    other: dict[tuple[int, str], list[int]] = {}  # (place, device) → a value for each field, then calls
+    durations: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    busy: dict[str, int] = {}
+    busy_until: dict[str, int] = {}
+    allocated = {True: FIELDS.index("cpu_allocated"), False: FIELDS.index("device_allocated")}
+    freed = {True: FIELDS.index("cpu_freed"), False: FIELDS.index("device_freed")}
+    device_ns = FIELDS.index("device_ns")
+    memory, kernel, label, step = Kind.MEMORY, Kind.KERNEL, Kind.LABEL, Kind.STEP
+    home = -1  # the thread that began the session
+    covered = 0
+
+    for event, place, around, counted, ns in attributed:
+        kind = event[0]
+        if kind is memory or kind is kernel:
+            device = event.device
+            values = other.setdefault((place.index, device), [0] * (len(FIELDS) + 1))
+            if kind is kernel:
+                values[device_ns] += ns
+                values[-1] += counted
+                until = busy_until.get(device, event.start_ns)
+                busy[device] = busy.get(device, 0) + max(0, event.end_ns - max(until, event.start_ns))
+                busy_until[device] = max(until, event.end_ns)
+            elif event.nbytes >= 0:
+                values[allocated[device == "cpu"]] += event.nbytes
+            else:
+                values[freed[device == "cpu"]] -= event.nbytes
+            continue
+        if kind is step:
+            home = event.thread
+            continue
+        index = place.index
+        if index >= len(cpu_ns):
+            missing = len(places) - len(cpu_ns)
+            cpu_ns.extend([0] * missing)
+            calls.extend([0] * missing)
+        calls[index] += counted
+        if not timed:
+            continue
+        cpu_ns[index] += ns
+        if around is not None:
+            cpu_ns[around.index] -= ns
+        elif event.thread == home:
+            covered += ns
+        if kind is label and counted and place.layer >= 0:
+            durations.setdefault((place.layer, place.phase), []).append((event.start_ns, ns))
+
+    at_cpu_ns = FIELDS.index("cpu_ns")
+    for index, (ns, counted) in enumerate(zip(cpu_ns, calls)):
+        if ns or counted:
+            key = (index, "cpu")
+            if key not in other:
+                other[key] = [0] * (len(FIELDS) + 1)
+            other[key][at_cpu_ns] = ns
+            other[key][-1] = counted
+    at_macs = FIELDS.index("macs")
+    for index, count in (counts or {}).items():
+        other.setdefault((index, "cpu"), [0] * (len(FIELDS) + 1))[at_macs : at_macs + 3] = count
+    rows = _rows(other, places, layers, rank, signatures)
+    samples = {
+        SampleKey(layer, phase, rank, "cpu", "cpu_ns"): Spread.of(values)
+        for (layer, phase), values in sorted(durations.items())
+    }
+    if home >= 0 and timed:
+        busy["cpu"] = covered
+    return rows, samples, busy
+
+
+def _rows(
+    values: Mapping[tuple[int, str], Sequence[int]],
+    places: Sequence[Place],
+    layers: tuple[Layer, ...],
+    rank: int,
+    signatures: Sequence[Signature],
+) -> Rows:
+    chains: list[tuple[Frame, ...]] = [()]
+    numbers: dict[tuple[int, Frame, int], int] = {}  # (the chain outside of a frame, the frame, signature) → the chain
+    chain_of = [0] * len(places)
+    arounds: list[tuple[Around, ...]] = [()]
+    within_of = [0] * len(places)
+    of_within: dict[int, int] = {}  # the place that a layer is within → the number of that
+    for place in places:  # a place comes after the one outside of it, and after the one its layer is within
+        if place.outer is not None and place.frame is not None:
+            step = (chain_of[place.outer.index], place.frame, place.signature)
+            number = numbers.get(step)
+            if number is None:
+                number = numbers[step] = len(chains)
+                frame = place.frame
+                if place.signature:
+                    frame = frame._replace(signature=signatures[place.signature])
+                chains.append((*chains[step[0]], frame))
+            chain_of[place.index] = number
+        outer = place.within
+        if outer is not None:
+            number = of_within.get(outer.index)
+            if number is None:
+                number = of_within[outer.index] = len(arounds)
+                around = Around(outer.layer, outer.phase, chains[chain_of[outer.index]])
+                arounds.append((*arounds[within_of[outer.index]], around))
+            within_of[place.index] = number
+    devices: dict[str, int] = {}
+    phases = {phase: number for number, phase in enumerate(PHASES)}
+    lines: dict[tuple[int, ...], Sequence[int]] = {}
+    for (index, device), line in sorted(values.items()):
+        place = places[index]
+        number = devices.setdefault(device, len(devices))
+        key = (place.layer, phases[place.phase], within_of[index], chain_of[index], number, rank)
+        lines[key] = (line[-1], *line[:-1])
+    return _table(layers, lines, chains, devices, arounds)
+
+
+def _table(
+    layers: tuple[Layer, ...],
+    lines: Mapping[tuple[int, ...], Sequence[int]],
+    frames: Iterable[tuple[Frame, ...]],
+    devices: Iterable[str],
+    within: Iterable[tuple[Around, ...]],
+) -> Rows:
+    """Rows from lines: what ``Rows.COLUMNS`` holds, the key up to the rank, the values from the calls on."""
+    columns = dict(zip(Rows.COLUMNS, zip(*((*key, *line) for key, line in lines.items()))))
+    arrays = {name: array("q", columns.get(name, ())) for name in Rows.COLUMNS}
+    return Rows(layers, tuple(frames), tuple(devices), arrays, tuple(within))
+
+
+def add_cycle(before: Run | None, cycle: Run) -> Run:
+    """One run of all cycles up to now, of one process, from the run up to then and the run of a new cycle.
+
+    Rows of equal keys sum, samples join; of the memory what was alive at the higher peak stays, and of the timeline the
+    new one. The layers are those that the new cycle saw, with the shapes of their first call in any; it may know more.
+    """
+    if before is None:
+        return cycle
+    known = len(before.layers)
+    layers = (*map(_first_seen, before.layers, cycle.layers), *cycle.layers[known:])
+    lines: dict[tuple[int, ...], Sequence[int]] = {}
+    frames: dict[tuple[Frame, ...], int] = {}
+    within: dict[tuple[Around, ...], int] = {}
+    devices: dict[str, int] = {}
+    for rows in (before.rows, cycle.rows):
+        frames_here = [frames.setdefault(chain, len(frames)) for chain in rows.frames]
+        within_here = [within.setdefault(around, len(within)) for around in rows.within]
+        devices_here = [devices.setdefault(device, len(devices)) for device in rows.devices]
+        for layer, phase, around, chain, device, rank, *values in zip(*(rows.columns[name] for name in Rows.COLUMNS)):
+            key = (layer, phase, within_here[around], frames_here[chain], devices_here[device], rank)
+            line = lines.get(key)
+            lines[key] = values if line is None else [*map(sum, zip(line, values))]
+    samples = dict(before.samples)
+    for of, spread in cycle.samples.items():
+        samples[of] = samples[of] + spread if of in samples else spread
+    return Run(
+        (_sum_of_metas(before.meta, cycle.meta),),
+        layers,
+        _table(layers, lines, frames, devices, within),
+        samples,
+        _higher_peaks(before.memory, cycle.memory),
+        cycle.timeline,
+    )
+
+
+def _first_seen(before: Layer, now: Layer) -> Layer:
+    if not before.input_shapes and not before.output_shapes:
+        return now
+    return replace(
+        now,
+        input_shapes=before.input_shapes,
+        output_shapes=before.output_shapes,
+        output_bytes=before.output_bytes,
+        training=before.training,
+    )
+
+
+def _sum_of_metas(before: Meta, now: Meta) -> Meta:
+    busy = dict(before.busy_ns)
+    for device, ns in now.busy_ns:
+        busy[device] = busy.get(device, 0) + ns
+    return replace(
+        now,
+        wall_ns=before.wall_ns + now.wall_ns,
+        cycles=before.cycles + now.cycles,
+        steps=before.steps + now.steps,
+        busy_ns=tuple(sorted(busy.items())),
+    )
+
+
+def _higher_peaks(before: Sequence[Memory], now: Sequence[Memory]) -> tuple[Memory, ...]:
+    highest = {(memory.rank, memory.device): memory for memory in before}
+    for memory in now:
+        known = highest.get((memory.rank, memory.device))
+        if known is None or memory.peak_bytes > known.peak_bytes:
+            highest[memory.rank, memory.device] = memory
+    return tuple(highest[key] for key in sorted(highest))

@@ -1,0 +1,39 @@
+"""Paths of layers: how users point at them, and what a path names. Knows only the standard library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torchprof.errors import TorchprofError, suggest
+
+
+def find(path: Any, known: Sequence[tuple[tuple[str, ...], ...]]) -> set[int]:
+    """What a path names: the numbers of the entries of ``known`` that match, at least one.
+
+    An entry holds the names of one module (its real path, and the path that users see). A path is a tuple of steps or
+    a dotted string, with or without the root; ``*`` matches one step. Raises TorchprofError for a path that matches
+    nothing, with the nearest real ones, and for what is no path.
+    """
+    steps = tuple(path.split(".")) if isinstance(path, str) else path
+    if not isinstance(steps, (tuple, list)) or not steps or not all(isinstance(step, str) for step in steps):
+        raise TorchprofError(
+            f"{path!r} is no path of a module. Write a tuple of names, ('Net', 'features', '3'), or a dotted "
+            "string, 'features.3'; '*' stands for any one step."
+        )
+    found = matching(steps, known) or matching(steps, known, without=1)
+    if not found:
+        dotted = [".".join(names[-1]) for names in known]
+        raise TorchprofError(f"No module of the model matches the path {path!r}. {suggest('.'.join(steps), dotted)}")
+    return found
+
+
+def matching(steps: Sequence[str], known: Sequence[tuple[tuple[str, ...], ...]], without: int = 0) -> set[int]:
+    """The numbers of the entries that have a name of just these steps, after the first ``without`` steps of it."""
+    return {
+        number
+        for number, names in enumerate(known)
+        for name in names
+        if len(name) - without == len(steps)
+        and all(wanted in ("*", step) for wanted, step in zip(steps, name[without:]))
+    }

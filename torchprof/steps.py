@@ -1,0 +1,214 @@
+"""What single steps of a loop took: by layer and phase, and outside all layers by what it went into. Knows no torch."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from torchprof.attribute import FORWARD, OUTSIDE, PHASES, Attributed, Kind, Place
+from torchprof.run import Layer, SampleKey, Spread
+
+DATA, OPTIMIZER, COPY, WAIT, OTHER, GAP, OVERLAP = (
+    f"step_{part}_ns" for part in ("data", "optimizer", "copy", "wait", "other", "gap", "overlap")
+)
+"""What a step spends outside all layers; see ``SampleKey``."""
+
+_WAITING = re.compile(r"(cuda|hip|xpu|musa)\w*Synchronize")
+_COPYING = re.compile(r"(cuda|hip|musa)Memcpy\w*")
+_BETWEEN_HOST_AND_DEVICE = re.compile(r"Memcpy (HtoD|DtoH)\b.*")
+_WITHIN_DEVICES = re.compile(r"Memcpy (DtoD|PtoP)\b.*")
+_LOADING = "enumerate(Data"  # of a DataLoader, or of a DataPipe
+_OPTIMIZER = "Optimizer."
+_UNTIMED = (Kind.MEMORY, Kind.STOPPED, Kind.SAMPLE)
+
+_Range = tuple[int, Place, "Place | None", int]
+"""An open range: its end, its place, the place whose time it interrupts, and its number as a launcher of kernels."""
+
+
+class Steps:
+    """One walk over the events of one session, between the attribution and the fold.
+
+    A step lasts from the end of one mark to that of the next. Of a range that is open at a mark, each side gets what
+    lies on it; a kernel counts in the step that launched it. What comes after the last mark is in no step.
+    """
+
+    def __init__(self, layers: Sequence[Layer], rank: int = 0) -> None:
+        number = {layer.path: index for index, layer in enumerate(layers)}
+        self._above = [number.get(layer.path[:-1], OUTSIDE) for layer in layers]
+        self._rank = rank
+        self._starts: list[int] = []  # of the steps, and the end of the last
+        self._cpu: list[dict[tuple[int, str], int]] = []  # by step: (layer, phase) → total
+        self._outside: list[defaultdict[str, int]] = []  # by step: part → time
+        self._device: defaultdict[tuple[int, str], dict[tuple[int, str], int]] = defaultdict(dict)
+        self._device_outside: defaultdict[str, dict[tuple[int, str], int]] = defaultdict(dict)
+        self._parts: dict[Place, str] = {}  # of places outside all layers
+
+    @property
+    def count(self) -> int:
+        """How many steps ended."""
+        return max(len(self._starts) - 1, 0)
+
+    def watch(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
+        """Pass everything on, and note what each step took."""
+        own: defaultdict[Place, int] = defaultdict(int)
+        opened: defaultdict[int, list[_Range]] = defaultdict(list)  # by thread, outer to inner
+        bare: set[Place] = set()  # labels of the user's outside all layers: they explain nothing
+        explained = 0  # time of this step in which any thread is inside a range that is not bare
+        until = 0  # when the last of these ends
+        launched: dict[int, int] = {}  # the number of an op → its step
+        copies: dict[int, tuple[int, Place, int]] = {}  # the number of an op → step, place and time of its copy
+        step, kernel, user_label = Kind.STEP, Kind.KERNEL, Kind.USER_LABEL
+
+        for item in attributed:
+            yield item
+            event, place, around, _, ns = item
+            kind = event.kind
+            start = event.start_ns
+            if kind is kernel:
+                self._note_kernel(item, launched, copies)
+            elif kind is step:
+                at = event.end_ns  # the first mark of a session pays for its buffers
+                beyond = _beyond(at, opened.values())
+                for inside, rest in beyond.items():
+                    own[inside] -= rest
+                rest = max(until - at, 0)
+                if self._starts:
+                    self._end_step(own, bare, explained - rest, at - self._starts[-1])
+                self._starts.append(at)
+                own, explained = beyond, rest
+            elif kind not in _UNTIMED:
+                end = start + ns
+                ranges = opened[event.thread]
+                while ranges and ranges[-1][0] <= start:
+                    ranges.pop()
+                if kind is user_label and self._part_of(place) == GAP:
+                    bare.add(place)
+                elif (around is None or around in bare) and end > until:
+                    explained += end - max(until, start)
+                    until = end
+                own[place] += ns
+                if around is not None:
+                    own[around] -= ns
+                if event.correlation:
+                    launched[event.correlation] = len(self._starts) - 1
+                elif ranges and ranges[-1][3] and self._part_of(place) == COPY:
+                    copies[ranges[-1][3]] = len(self._starts) - 1, place, ns
+                ranges.append((end, place, around, event.correlation))
+
+    def _end_step(self, own: dict[Place, int], bare: set[Place], explained: int, lasted: int) -> None:
+        totals: defaultdict[tuple[int, str], int] = defaultdict(int)
+        parts: defaultdict[str, int] = defaultdict(int)
+        for place, ns in own.items():
+            totals[place.layer, place.phase] += ns
+            if place not in bare:
+                parts[OVERLAP] += ns
+                if place.layer == OUTSIDE:
+                    parts[self._part_of(place)] += ns
+        parts[OVERLAP] -= explained
+        parts[GAP] = lasted - explained
+        for layer in range(len(self._above) - 1, -1, -1):  # those below come after those above
+            above = self._above[layer]
+            for phase in PHASES:
+                if above >= 0 and (layer, phase) in totals:
+                    totals[above, phase] += totals[layer, phase]
+        self._cpu.append(dict(totals))
+        self._outside.append(parts)
+
+    def _note_kernel(
+        self, item: Attributed, launched: dict[int, int], copies: dict[int, tuple[int, Place, int]]
+    ) -> None:
+        event, place, _, _, ns = item
+        at = launched.get(event.correlation)
+        if at is None:  # nobody knows who launched it: it counts where it ran
+            at = bisect_right(self._starts, event.start_ns) - 1
+        if not 0 <= at < self.count:
+            return
+        by_step = [self._device[place.layer, place.phase]]
+        if place.layer == OUTSIDE:
+            by_step.append(self._device_outside[self._part_of(place)])
+        for sums in by_step:
+            sums[at, event.device] = sums.get((at, event.device), 0) + ns
+        if event.correlation in copies and _WITHIN_DEVICES.fullmatch(event.name):
+            step, copying, took = copies.pop(event.correlation)
+            self._outside[step][COPY] -= took
+            self._outside[step][OTHER if copying.outer is None else self._part_of(copying.outer)] += took
+
+    def _part_of(self, place: Place) -> str:
+        """What the time of a place outside all layers went into; nothing in particular where it is in a layer."""
+        part = self._parts.get(place)
+        if part is None:
+            part = self._parts[place] = _part_of(place) if place.layer == OUTSIDE else OTHER
+        return part
+
+    def samples(self) -> dict[SampleKey, Spread]:
+        """A value for each step, 0 where a layer did nothing in it."""
+        starts = self._starts[: self.count]
+        if not starts:
+            return {}
+        samples = {}
+
+        def spread(layer: int, phase: str, device: str, measure: str, values: Iterable[int]) -> None:
+            samples[SampleKey(layer, phase, self._rank, device, measure)] = Spread.of([*zip(starts, values)])
+
+        def device_spreads(layer: int, phase: str, measure: str, sums: dict[tuple[int, str], int]) -> None:
+            for device in sorted({device for _, device in sums}):
+                spread(layer, phase, device, measure, [sums.get((at, device), 0) for at in range(self.count)])
+
+        durations = [end - start for start, end in zip(self._starts, self._starts[1:])]
+        spread(OUTSIDE, FORWARD, "cpu", "step_ns", durations)
+        for layer, phase in sorted({key for totals in self._cpu for key in totals}):
+            spread(layer, phase, "cpu", "step_cpu_ns", [totals.get((layer, phase), 0) for totals in self._cpu])
+        for (layer, phase), sums in sorted(self._rolled_up().items()):
+            device_spreads(layer, phase, "step_device_ns", sums)
+        for measure in (DATA, OPTIMIZER, COPY, WAIT, OTHER, GAP, OVERLAP):
+            values = [parts[measure] for parts in self._outside]
+            if any(values):
+                spread(OUTSIDE, FORWARD, "cpu", measure, values)
+        for measure, sums in sorted(self._device_outside.items()):
+            device_spreads(OUTSIDE, FORWARD, measure, sums)
+        return samples
+
+    def _rolled_up(self) -> dict[tuple[int, str], dict[tuple[int, str], int]]:
+        """Device time with that of the layers below."""
+        totals: defaultdict[tuple[int, str], dict[tuple[int, str], int]] = defaultdict(dict)
+        for (layer, phase), sums in self._device.items():
+            at = layer
+            while True:
+                total = totals[at, phase]
+                for key, ns in sums.items():
+                    total[key] = total.get(key, 0) + ns
+                if at < 0 or self._above[at] < 0:
+                    break
+                at = self._above[at]
+        return totals
+
+
+def _beyond(at: int, opened: Iterable[list[_Range]]) -> defaultdict[Place, int]:
+    """What of the open ranges of all threads lies after a time, as self time of their places."""
+    beyond: defaultdict[Place, int] = defaultdict(int)
+    for ranges in opened:
+        for end, place, around, _ in ranges:
+            if end > at:
+                beyond[place] += end - at
+                if around is not None:
+                    beyond[around] -= end - at
+    return beyond
+
+
+def _part_of(place: Place) -> str:
+    """To wait and to copy comes first, wherever that is; then what torch's own labels around it say."""
+    labels = [frame.name for frame in place.frames if frame.kind == "label"]
+    if len(labels) < len(place.frames):
+        kind, name, _ = place.frames[-1]
+        if _WAITING.fullmatch(name):
+            return WAIT
+        if (_BETWEEN_HOST_AND_DEVICE if kind == "kernel" else _COPYING).fullmatch(name):
+            return COPY
+    for label in labels:
+        if label.startswith(_LOADING):
+            return DATA
+        if label.startswith(_OPTIMIZER):
+            return OPTIMIZER
+    return OTHER if len(labels) < len(place.frames) else GAP
