@@ -1,0 +1,72 @@
+"""Labels without a session: for those who bring their own profiler, and the ``Run`` of what that recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from torchprof.assemble import Asked, Seen, assemble, with_doubts
+from torchprof.collect import Recording, finished_recording
+from torchprof.errors import TorchprofError
+from torchprof.held import NOTHING, Holding
+from torchprof.instrument import Labels
+from torchprof.modules import Plan, checked_models
+from torchprof.run import Run
+
+
+@contextmanager
+def annotate(model: nn.Module | Sequence[nn.Module], *, paths: Iterable[Any] | None = None) -> Iterator[None]:
+    """Label every forward of a model inside a ``with`` block, and record nothing.
+
+    For a profiler of your own, started before, inside or after: ``torch.profiler.profile``, ``emit_nvtx`` with Nsight
+    Systems, ``emit_itt`` with VTune. Each call is a range ``torchprof:`` + its path, percent-escaped to plain ASCII.
+    ``model``: a module, or a list of modules; ``paths`` selects modules as for ``Profile``. A decorator, too.
+
+    Raises TorchprofError for what is no module and for a path that matches nothing.
+    """
+    plan = Plan(checked_models(model), paths)
+    labels = Labels(plan.targets)
+    labels.attach()
+    try:
+        yield
+    finally:
+        labels.detach()
+
+
+def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, paths: Iterable[Any] | None = None) -> Run:
+    """The run of what a profiler of torch's has recorded of an annotated model.
+
+    ``profiler``: a ``torch.profiler.profile`` (with a schedule: its last cycle) or ``torch.autograd.profiler.profile``
+    that has ended, around or inside ``torchprof.annotate(model)``. ``model`` and ``paths`` are as they were given
+    there. Memory, FLOPs and input shapes are in the run where the profiler recorded memory and shapes
+    (``profile_memory``, ``record_shapes``); the shapes of the layers are unknown.
+
+    Raises TorchprofError where the profiler has not ended, or holds no labels of this model.
+    """
+    plan = Plan(checked_models(model), paths)
+    recording: Recording = finished_recording(profiler)
+    labels = {call.label for call in recording.calls()}
+    if not labels:
+        raise TorchprofError(
+            "This profiler recorded no call of an annotated model: put `with torchprof.annotate(model):` around the "
+            "code that it records. With a schedule, read it in on_trace_ready: afterwards the next cycle has begun."
+        )
+    if labels.isdisjoint(plan.sites):
+        raise TorchprofError(
+            f"This profiler recorded other modules than those of {', '.join(plan.names)}: "
+            f"{', '.join(sorted(labels)[:3])}. Give from_profiler the model, and the paths, that annotate got."
+        )
+    has = recording.has
+    asked = Asked(
+        device=recording.device,
+        profile_memory=has["profile_memory"],
+        with_flops=has["record_shapes"],
+        record_shapes=has["record_shapes"],
+        with_stack=has["with_stack"],
+    )
+    seen = Seen()
+    end = Holding.now(plan.models) if asked.profile_memory else NOTHING
+    return with_doubts(assemble(recording, plan, plan.layers(), asked, seen, end=end), plan, seen)
