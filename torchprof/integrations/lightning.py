@@ -1,0 +1,143 @@
+"""A callback for Lightning's Trainer that profiles its batches, layer by layer. Needs ``lightning``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from os import PathLike
+from typing import Any
+
+from torch import nn
+from torch.profiler import ProfilerAction
+
+from torchprof import Profile, Run, TorchprofError
+from torchprof.integrations.loop import LoopProfile
+
+__all__ = ["ProfileCallback"]
+
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+_STAGES = ("fit", "validate", "test", "predict")
+
+
+def _base() -> type:
+    """Lightning's Callback. There are two packages of it, whose Trainers know only their own: where both were imported,
+    one that is both."""
+    imported = [sys.modules[name] for name in _PACKAGES if sys.modules.get(name)]
+    for name in _PACKAGES:
+        if imported:
+            break
+        try:
+            imported = [import_module(name)]
+        except ModuleNotFoundError as error:
+            if error.name not in (name, name.partition(".")[0]):
+                raise
+    if not imported:
+        raise ImportError("torchprof.integrations.lightning needs Lightning: pip install lightning")
+    return type("Callback", tuple(package.Callback for package in imported), {})
+
+
+Callback: Any = _base()
+
+
+class ProfileCallback(Callback):  # type: ignore[misc]  # only the package knows its type
+    """Profile the LightningModule, layer by layer: ``Trainer(callbacks=[ProfileCallback()])``.
+
+    ``stage``: what is profiled, by Lightning's names: "fit" (its training batches alone: validation in between is not
+    recorded), "validate" (in ``fit`` as well, but for the sanity check), "test" or "predict".
+
+    Each batch is a step, also where gradients are accumulated over several. ``schedule`` is given the number of a batch
+    and says whether it is recorded; see ``torchprof.Profile``. Without one, of each stage the first batch goes by, the
+    second warms up, three are recorded, and the rest runs as without this callback. Where validation comes inside a
+    cycle of recorded batches, the cycle ends there, and another begins after it.
+
+    ``on_trace_ready`` is called with the Profile at the end of each cycle. ``options`` are the others of Profile:
+    ``profile_memory``, ``with_flops``, ``paths``, …; where they name no device, that of the model is taken. With
+    ``dirpath``, each rank saves its run in that folder, as ``<stage>-rank<rank>.json``.
+
+    Afterwards ``run`` holds the result and ``profile`` the Profile: of the last time that the stage ran, and of what
+    was recorded until then where it raised or was interrupted. Nothing is printed: ``print(callback.run)`` does.
+    """
+
+    def __init__(
+        self,
+        stage: str = "fit",
+        *,
+        schedule: Callable[[int], ProfilerAction] | None = None,
+        on_trace_ready: Callable[[Profile], Any] | None = None,
+        dirpath: str | PathLike[str] | None = None,
+        **options: Any,
+    ) -> None:
+        if stage not in _STAGES:
+            raise TorchprofError(
+                f"stage={stage!r} is none of Lightning's: choose from {', '.join(map(repr, _STAGES))}."
+            )
+        super().__init__()
+        self._stage = stage
+        self._loop = LoopProfile(stage, schedule, on_trace_ready, dirpath, options)
+
+    @property
+    def profile(self) -> Profile:
+        """The Profile. Raises TorchprofError where the stage has had no batch."""
+        return self._loop.profile
+
+    @property
+    def run(self) -> Run:
+        """The result. Raises TorchprofError before the end of the stage, and with ``enabled=False``."""
+        return self._loop.run
+
+    def _begin(self, stage: str, module: nn.Module) -> None:
+        if stage == self._stage:
+            self._loop.begin_step(module)
+
+    def _end(self, stage: str) -> None:
+        if stage == self._stage:
+            self._loop.end_step()
+
+    def _stop(self, stage: str) -> None:
+        if stage == self._stage:
+            self._loop.stop()
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        self._begin("fit", pl_module)
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self._end("fit")
+
+    def on_train_end(self, *args: Any) -> None:
+        self._stop("fit")
+
+    def on_validation_start(self, *args: Any) -> None:
+        if self._stage == "fit":
+            self._loop.pause()
+
+    def on_validation_batch_start(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        if not trainer.sanity_checking:
+            self._begin("validate", pl_module)
+
+    def on_validation_batch_end(self, *args: Any) -> None:
+        self._end("validate")
+
+    def on_validation_end(self, *args: Any) -> None:
+        self._stop("validate")
+
+    def on_test_batch_start(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        self._begin("test", pl_module)
+
+    def on_test_batch_end(self, *args: Any) -> None:
+        self._end("test")
+
+    def on_test_end(self, *args: Any) -> None:
+        self._stop("test")
+
+    def on_predict_batch_start(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        self._begin("predict", pl_module)
+
+    def on_predict_batch_end(self, *args: Any) -> None:
+        self._end("predict")
+
+    def on_predict_end(self, *args: Any) -> None:
+        self._stop("predict")
+
+    def on_exception(self, *args: Any) -> None:
+        self._loop.stop()

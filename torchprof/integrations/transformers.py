@@ -1,0 +1,133 @@
+"""A callback for Hugging Face's Trainer that profiles its steps, layer by layer. Needs ``transformers``."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from importlib import import_module
+from os import PathLike
+from typing import Any, ClassVar
+
+from torch import nn
+from torch.profiler import ProfilerAction
+
+from torchprof import Profile, Run, TorchprofError
+from torchprof.integrations.loop import LoopProfile
+
+__all__ = ["ProfileCallback"]
+
+try:
+    TrainerCallback: Any = import_module("transformers").TrainerCallback
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
+    raise ImportError(
+        "torchprof.integrations.transformers needs Hugging Face transformers: pip install 'transformers[torch]'"
+    ) from None
+
+_STAGES = ("train", "evaluate")
+
+
+class ProfileCallback(TrainerCallback):  # type: ignore[misc]  # only the package knows its type
+    """Profile the model of a Trainer, layer by layer: ``Trainer(..., callbacks=[ProfileCallback()])``.
+
+    ``stage``: "train" profiles the steps of ``train()``; evaluation in between is not recorded. "evaluate" profiles the
+    batches of ``evaluate()`` and ``predict()``, and of evaluation during training.
+
+    A step is what the Trainer calls one: all batches whose gradients are accumulated, and the optimizer's step.
+    ``schedule`` is given the number of a step, or of a batch of evaluation, and says whether it is recorded; see
+    ``torchprof.Profile``. Without one, the first step goes by, the second warms up, three are recorded, and the rest
+    runs as without this callback. Where evaluation comes inside a cycle of recorded steps, the cycle ends there, and
+    another begins after it. The first batch of an evaluation is never recorded: the Trainer tells of a batch when it
+    is done.
+
+    ``on_trace_ready`` is called with the Profile at the end of each cycle. ``options`` are the others of Profile:
+    ``profile_memory``, ``with_flops``, ``paths``, …; where they name no device, that of the model is taken. With
+    ``dirpath``, each rank saves its run in that folder, as ``<stage>-rank<rank>.json``.
+
+    Afterwards ``run`` holds the result and ``profile`` the Profile: of the last time that the stage ran. Nothing is
+    printed: ``print(callback.run)`` does.
+
+    A Trainer does not tell its callbacks when it raises or is interrupted, and the Profile would stay open. So train in
+    a block, ``with callback: trainer.train()``; or call ``stop()`` afterwards. The next training in this process does
+    so too.
+    """
+
+    _all: ClassVar[weakref.WeakSet[ProfileCallback]] = weakref.WeakSet()
+
+    def __init__(
+        self,
+        stage: str = "train",
+        *,
+        schedule: Callable[[int], ProfilerAction] | None = None,
+        on_trace_ready: Callable[[Profile], Any] | None = None,
+        dirpath: str | PathLike[str] | None = None,
+        **options: Any,
+    ) -> None:
+        if stage not in _STAGES:
+            raise TorchprofError(f"stage={stage!r} cannot be profiled: choose 'train' or 'evaluate'.")
+        super().__init__()
+        self._stage = stage
+        self._loop = LoopProfile(stage, schedule, on_trace_ready, dirpath, options)
+        ProfileCallback._all.add(self)
+
+    @property
+    def profile(self) -> Profile:
+        """The Profile. Raises TorchprofError where the stage has had no step."""
+        return self._loop.profile
+
+    @property
+    def run(self) -> Run:
+        """The result. Raises TorchprofError before the end of the stage, and with ``enabled=False``."""
+        return self._loop.run
+
+    def stop(self) -> None:
+        """End what goes on: for a Trainer that has raised. Does nothing where it has come to its end."""
+        self._loop.stop()
+
+    def __enter__(self) -> ProfileCallback:
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self.stop()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        for callback in ProfileCallback._all:  # those of a Trainer that has raised
+            callback.stop()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **kwargs: Any) -> None:
+        if self._stage == "train":
+            self._loop.begin_step(model)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._stage == "train":
+            self._loop.end_step()
+            self._pause_before_evaluation(control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._pause_before_evaluation(control)
+
+    def _pause_before_evaluation(self, control: Any) -> None:
+        if self._stage == "train" and control.should_evaluate:
+            self._loop.pause()
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, *, model: nn.Module, **kwargs: Any) -> None:
+        if self._stage == "train":
+            self._loop.pause()  # evaluation that nobody announced
+        else:
+            self._loop.end_step()
+            self._loop.begin_step(model, first=1)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._stage == "train":
+            self._loop.stop()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._stop_evaluation()
+
+    def on_predict(self, args: Any, state: Any, control: Any, *unused: Any, **kwargs: Any) -> None:
+        self._stop_evaluation()
+
+    def _stop_evaluation(self) -> None:
+        if self._stage == "evaluate":
+            self._loop.stop()
