@@ -6,7 +6,7 @@ import gc
 import platform
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,9 +65,9 @@ class Seen:
     nothing: str | None = None  # why nothing was recorded
 
 
-def attribution_of(plan: Plan) -> Attribution:
+def attribution_of(plan: Plan, called_from: Callable[[int, int], int] | None = None) -> Attribution:
     """The rule of ownership for the labels of a plan."""
-    return Attribution(plan.sites, plan.layer_paths, plan.selected)
+    return Attribution(plan.sites, plan.layer_paths, plan.selected, called_from)
 
 
 @contextmanager
@@ -103,7 +103,7 @@ def assemble(
     ``steps``: whether steps were marked in the recording; ``python_samples``: at which time, in ns since the epoch,
     Python was seen at which line, and for how many intervals that stands.
     """
-    attribution = attribution_of(plan)
+    attribution = attribution_of(plan, recording.called_from if asked.with_stack else None)
     places = attribution.places.all
     signatures = recording.signatures
     estimate = Estimate(signatures) if asked.with_flops else None
@@ -124,6 +124,7 @@ def assemble(
         signatures=signatures,
         timed=asked.timed,
     )
+    attribution.places.close()
     memory: tuple[Memory, ...] = ()
     timeline = None
     if allocations is not None:

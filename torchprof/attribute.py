@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -189,6 +189,12 @@ class Places:
             place = inner[key] = self._new(outer.layer, outer.phase, outer.within, outer, frame, signature)
         return place
 
+    def close(self) -> None:
+        """No place is new from now on. Places hold each other in circles: without this they wait for the collector."""
+        self._layers.clear()
+        for place in self.all:
+            place._inner = None
+
     def _new(
         self, layer: int, phase: str, within: Place | None, outer: Place | None, frame: Frame | None, signature: int
     ) -> Place:
@@ -198,7 +204,7 @@ class Places:
 
 
 class Makers:
-    """Which layer made the autograd nodes of one forward thread, by sequence number.
+    """Which op made the autograd nodes of one forward thread, by sequence number: its place.
 
     Several ops can carry one number: the one that started last made the node. An in-place write to a view gives a node
     a number that no op carries, so the last op at or below the number is the maker. TorchScript numbers the node of a
@@ -207,23 +213,23 @@ class Makers:
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
-        self._first: dict[int, int] = {}
-        self._last: dict[int, int] = {}
+        self._first: dict[int, Place] = {}
+        self._last: dict[int, Place] = {}
 
-    def add(self, number: int, layer: int) -> None:
+    def add(self, number: int, place: Place) -> None:
         if number not in self._first:
             if not self._numbers or number > self._numbers[-1]:
                 self._numbers.append(number)
             else:
                 insort(self._numbers, number)
-            self._first[number] = layer
-        self._last[number] = layer
+            self._first[number] = place
+        self._last[number] = place
 
-    def find(self, number: int, of_graph: bool = False) -> int:
+    def find(self, number: int, of_graph: bool = False) -> Place | None:
         at = bisect_right(self._numbers, number)
         if of_graph:
-            return self._first[self._numbers[at]] if at < len(self._numbers) else OUTSIDE
-        return self._last[self._numbers[at - 1]] if at else OUTSIDE
+            return self._first[self._numbers[at]] if at < len(self._numbers) else None
+        return self._last[self._numbers[at - 1]] if at else None
 
 
 class Attribution:
@@ -234,11 +240,20 @@ class Attribution:
     """
 
     def __init__(
-        self, sites: Mapping[str, Site], paths: Sequence[tuple[str, ...]], selected: Set[int] | None = None
+        self,
+        sites: Mapping[str, Site],
+        paths: Sequence[tuple[str, ...]],
+        selected: Set[int] | None = None,
+        called_from: Callable[[int, int], int] | None = None,
     ) -> None:
         """``sites`` by label; ``paths`` of the layers, which tell the calls of a module with several paths apart;
         ``selected``: the layers to be told apart, None for all. Work of other layers is part of the selected layer
-        around it, and NOT_SELECTED where there is none."""
+        around it, and NOT_SELECTED where there is none.
+
+        Where source lines were recorded, ``called_from`` gives the number of a signature that is like the first and has
+        the lines of the second: backward's ops come from the lines that made their node, not from the engine.
+        """
+        self._called_from = called_from
         self.places = Places()
         self.callers: set[tuple[int, int]] = set()
         self.labels = 0
@@ -246,7 +261,7 @@ class Attribution:
         self._paths = paths
         self._selected = selected
         self._makers: defaultdict[int, Makers] = defaultdict(Makers)  # by forward thread
-        self._node_before: dict[tuple[int, int], int] = {}  # (thread, depth) → layer of the last autograd node there
+        self._node_before: dict[tuple[int, int], Place | None] = {}  # (thread, depth) → who made the last node there
 
     def attribute(self, events: Iterable[Event]) -> Iterator[Attributed]:
         """Say, for every event, which layer it worked for and in which phase.
@@ -263,6 +278,7 @@ class Attribution:
         new = tuple.__new__  # a third of the time that Attributed(...) takes, once for every event
         op, label_kind, node, kernel = Kind.OP, Kind.LABEL, Kind.NODE, Kind.KERNEL
         sample = Kind.SAMPLE
+        called_from = self._called_from
         unranged = (Kind.MEMORY, Kind.STOPPED, Kind.STEP, sample)
 
         for event in events:
@@ -299,17 +315,21 @@ class Attribution:
                 if frame is not None and frame.name == name and frame.kind == "op":
                     place, calls = outer, 0
                 else:
+                    if called_from is not None and outer.phase == BACKWARD:
+                        signature = called_from(signature, outer.signature)
                     place = inside(outer, "op", name, signature)
                 if sequence >= 0:
-                    self._makers[thread].add(sequence, place.layer)
+                    self._makers[thread].add(sequence, place)
             elif kind is label_kind and name in self._sites:
                 place, calls, layer = self._of_label(name, around, label, layer)
                 label = name
             elif kind is node or (kind is Kind.BACKWARD_FUNCTION and not (around is not None and around.is_node)):
                 place = self._of_node(event, around, len(stack))
                 layer = place.layer
+            elif kind is Kind.BACKWARD_FUNCTION and around is not None:  # of the node around it, and made where that was
+                place = inside(around, "op", name, around.signature if called_from is not None else 0)
             else:
-                place = inside(around or outside, "op" if kind is Kind.BACKWARD_FUNCTION else "label", name)
+                place = inside(around or outside, "label", name)
 
             stack.append((end, place, label, layer))
             if correlation:
@@ -343,12 +363,14 @@ class Attribution:
         level = (event.thread, depth)
         if event.sequence >= 0:
             of_graph = event.name.endswith(_GRAPH_NODE)
-            layer = self._makers[event.forward_thread].find(event.sequence, of_graph)
+            maker = self._makers[event.forward_thread].find(event.sequence, of_graph)
         else:
             # AccumulateGrad has no number; the engine runs it right after the node that made its gradient.
-            layer = self._node_before.get(level, OUTSIDE)
-        self._node_before[level] = layer
-        place = self.places.inside(self.places.of_layer(layer, BACKWARD, around), "op", event.name)
+            maker = self._node_before.get(level)
+        self._node_before[level] = maker
+        layer = OUTSIDE if maker is None else maker.layer
+        signature = 0 if maker is None or self._called_from is None else self._called_from(0, maker.signature)
+        place = self.places.inside(self.places.of_layer(layer, BACKWARD, around), "op", event.name, signature)
         place.is_node = True
         return place
 

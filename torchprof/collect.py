@@ -98,6 +98,8 @@ class Recording:
         self.device: str | None = profiler.use_device
         self.signatures: list[Signature] = [Signature((), ())]
         self._numbers: dict[bytes, int] = {}  # of signatures
+        self._moved: dict[tuple[int, int], int] = {}  # (signature, another with its source lines) → its number
+        self._number_of: dict[Signature, int] = {self.signatures[0]: 0}
         self._trace: Path | None = None
 
     @property
@@ -231,6 +233,17 @@ class Recording:
                 for shape, dtype in zip(shapes, dtypes)
             ]
             self.signatures.append(Signature(_frozen(known), tuple(dtypes), _frozen(scalars), tuple(stack)))
+        return number
+
+    def called_from(self, signature: int, source: int) -> int:
+        """The number of a signature that is like ``signature`` and has the source lines of ``source``."""
+        number = self._moved.get((signature, source))
+        if number is None:
+            moved = self.signatures[signature]._replace(stack=self.signatures[source].stack)
+            number = self._number_of.setdefault(moved, len(self.signatures))
+            if number == len(self.signatures):
+                self.signatures.append(moved)
+            self._moved[signature, source] = number
         return number
 
     def calls(self) -> list[Call]:

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from torchprof.attribute import PHASES, Attributed, Frame, Kind, Place, Signature
+from torchprof.attribute import FORWARD, OUTSIDE, PHASES, Attributed, Frame, Kind, Place, Signature
 from torchprof.cost import FIELDS
 from torchprof.run import Around, Layer, Memory, Meta, Rows, Run, SampleKey, Spread
 
@@ -176,8 +176,8 @@ def add_cycle(before: Run | None, cycle: Run) -> Run:
             key = (layer, phase, within_here[around], frames_here[chain], devices_here[device], rank)
             line = lines.get(key)
             lines[key] = values if line is None else [*map(sum, zip(line, values))]
-    samples = dict(before.samples)
-    for of, spread in cycle.samples.items():
+    samples = _with_zeros(before.samples, cycle.samples)
+    for of, spread in _with_zeros(cycle.samples, before.samples).items():
         samples[of] = samples[of] + spread if of in samples else spread
     return Run(
         (_sum_of_metas(before.meta, cycle.meta),),
@@ -187,6 +187,16 @@ def add_cycle(before: Run | None, cycle: Run) -> Run:
         _higher_peaks(before.memory, cycle.memory),
         cycle.timeline,
     )
+
+
+def _with_zeros(samples: Mapping[SampleKey, Spread], other: Mapping[SampleKey, Spread]) -> dict[SampleKey, Spread]:
+    """The samples of some cycles, with 0 for each of their steps where only the ``other`` cycles saw anything."""
+    complete = dict(samples)
+    for key in other:
+        steps = samples.get(SampleKey(OUTSIDE, FORWARD, key.rank, "cpu", "step_ns"))
+        if steps is not None and key.measure.startswith("step_") and key not in samples:
+            complete[key] = Spread(steps.count, 0, 0, 0, 0, (0,) * len(steps.sample), tuple(sorted(steps.hashes)))
+    return complete
 
 
 def _first_seen(before: Layer, now: Layer) -> Layer:
