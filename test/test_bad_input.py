@@ -568,7 +568,7 @@ def test_a_number_of_a_row_that_points_nowhere(saved, where, value, tmp_path) ->
         ("timeline.phase.0", 3),
         ("timeline.phase.0", -1),
         ("timeline.kind.0", 6),
-        ("timeline.kind.0", -1),
+        ("timeline.kind.0", -2),
     ],
     ids=lambda value: "gone" if value is GONE else repr(value)[:30],
 )

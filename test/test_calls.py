@@ -43,7 +43,6 @@ def test_quantiles_are_those_of_numpy(q: float) -> None:
     assert Spread.of(list(enumerate(values))).quantile(q) == pytest.approx(float(np.quantile(values, q)))
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: reports/calls.py looks up the layer of samples that belong to no layer")
 def test_samples_of_no_layer_are_no_calls() -> None:
     """What a step took outside, or in layers that were not selected, has no layer to be shown with."""
     run = run_of(net=[1_000])

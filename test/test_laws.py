@@ -495,7 +495,7 @@ MEASURES = ("cpu_ns", "peak_bytes", "kept_bytes", "step_cpu_ns")
 
 @st.composite
 def lines_of_rows(draw: st.DrawFn, layers: int) -> tuple[int, ...]:
-    """One row, as ``Rows.COLUMNS`` names its parts; where Python was seen costs nothing."""
+    """One row, as ``Rows.COLUMNS`` names its parts; where Python was seen, it was seen once at least, at no cost."""
     frames = draw(st.integers(0, len(FRAMES) - 1))
     free = bool(FRAMES[frames]) and FRAMES[frames][-1].kind == "python"
     return (
@@ -505,7 +505,7 @@ def lines_of_rows(draw: st.DrawFn, layers: int) -> tuple[int, ...]:
         frames,
         draw(st.integers(0, 1)),
         0,
-        draw(st.integers(0, 5)),
+        draw(st.integers(int(free), 5)),
         *(0 if free else draw(st.integers(0, 2**40)) for _ in FIELDS),
     )
 
@@ -536,7 +536,7 @@ def timelines(draw: st.DrawFn, layers: int) -> Timeline:
         st.integers(0, 1),
         st.integers(NOT_SELECTED, layers - 1),
         st.integers(0, len(PHASES) - 1),
-        st.integers(0, len(MEMORY_KINDS) - 1),
+        st.integers(-1, len(MEMORY_KINDS) - 1),
     )
     steps = draw(st.lists(one, max_size=4))
     columns = {name: array("q", (step[at] for step in steps)) for at, name in enumerate(Timeline.COLUMNS)}

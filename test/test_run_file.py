@@ -160,3 +160,17 @@ def test_a_signature_is_written_once(tmp_path: Path) -> None:
     assert {number for _, _, number in frames} >= set(range(1, len(signatures) + 1))
     shapes = {written["signatures"][number - 1][0][0][0] for _, name, number in frames if name == "aten::linear"}
     assert shapes == {3, 5}
+
+
+def test_a_timeline_with_frees_of_what_nobody_saw_allocated(tmp_path: Path) -> None:
+    """What an earlier session saw allocated is freed in this one: of unknown kind, and saved and read as that."""
+    model = Mlp()
+    with torchprof.Profile(model, profile_memory=True):
+        kept = model(torch.rand(3, 4))
+    with torchprof.Profile(model, profile_memory=True, with_timeline=True) as prof:
+        del kept
+    run = prof.run
+    assert run.timeline
+    assert -1 in run.timeline.columns["kind"]
+    run.save(tmp_path / "run.json")
+    assert torchprof.load(tmp_path / "run.json") == run

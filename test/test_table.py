@@ -17,32 +17,47 @@ import torchprof
 from torchprof import Profile, TorchprofError
 from torchprof.attribute import NOT_SELECTED, OUTSIDE, Frame
 from torchprof.cost import Cost
-from torchprof.run import Layer, Meta, Rows, Run
+from torchprof.run import Around, Layer, Meta, Rows, Run
 
 FORWARD, BACKWARD, RECOMPUTE = 0, 1, 2
 CPU_MEMORY = ("cpu_allocated", "cpu_freed")
 DEVICE_MEMORY = ("device_allocated", "device_freed")
 
 
-def row(layer: int, phase: int = FORWARD, ops: str = "", *, calls: int = 1, device: int = 0, **cost: int) -> tuple:
-    """A line of the run: ``ops`` lead from the layer inward, ``kernel:`` before the last makes it a kernel."""
-    frames = tuple(
-        Frame("kernel", name[len("kernel:") :]) if name.startswith("kernel:") else Frame("op", name)
-        for name in ops.split()
+def row(
+    layer: int,
+    phase: int = FORWARD,
+    ops: str = "",
+    *,
+    calls: int = 1,
+    device: int = 0,
+    within: tuple[Around, ...] = (),
+    **cost: int,
+) -> tuple:
+    """A line of the run: ``ops`` lead from the layer inward; ``kernel:`` or ``label:`` before a name makes it one."""
+    return (layer, phase, frames_of(ops), device, calls, within, Cost(**cost))
+
+
+def frames_of(ops: str) -> tuple[Frame, ...]:
+    kinds = [name.partition(":") for name in ops.split()]
+    return tuple(
+        Frame(kind, name) if kind in ("kernel", "label") else Frame("op", kind + colon + name)
+        for kind, colon, name in kinds
     )
-    return (layer, phase, frames, device, calls, Cost(**cost))
 
 
 def run_of(paths: Sequence[str], lines: Sequence[tuple], /, **meta: Any) -> Run:
     layers = tuple(Layer(tuple(path.split(".")), "Module") for path in paths)
     chains = tuple(dict.fromkeys(frames for _, _, frames, *_ in lines))
+    arounds = tuple(dict.fromkeys(within for *_, within, _ in lines))
     columns = {name: array("q") for name in Rows.COLUMNS}
-    for layer, phase, frames, device, calls, cost in lines:
+    for layer, phase, frames, device, calls, within, cost in lines:
         values = {"layer": layer, "phase": phase, "frames": chains.index(frames), "device": device, "rank": 0}
+        values |= {"calls": calls, "within": arounds.index(within)}
         for name in Rows.COLUMNS:
-            columns[name].append({**values, "calls": calls}.get(name, getattr(cost, name, 0)))
+            columns[name].append(values.get(name, getattr(cost, name, 0)))
     roots = tuple(layer.kind for layer in layers if len(layer.path) == 1)
-    return Run((Meta(roots, **meta),), layers, Rows(layers, chains, ("cpu", "cuda:0"), columns), {})
+    return Run((Meta(roots, **meta),), layers, Rows(layers, chains, ("cpu", "cuda:0"), columns, arounds), {})
 
 
 NET = ["Net", "Net.a", "Net.b", "Net.b.0", "Net.b.1"]
@@ -96,6 +111,80 @@ def test_the_table_of_a_small_run_to_the_letter() -> None:
             " └── 1 | 2.000s         | 2.000s    | 3",
         ]
     )
+
+
+IN_LABEL = (Around(0, "forward", frames_of("label:mine")),)
+LABELLED = [
+    row(0, calls=1, cpu_ns=1_000),
+    row(0, ops="label:mine", calls=1, cpu_ns=100),
+    row(0, ops="label:mine aten::relu", calls=1, cpu_ns=20),
+    row(0, ops="label:mine label:deep", calls=2, cpu_ns=3),
+    row(0, ops="label:mine label:deep aten::add", calls=2, cpu_ns=40),
+    row(1, calls=1, cpu_ns=50_000, within=IN_LABEL),
+    row(1, ops="aten::mm", calls=1, cpu_ns=7_000_000, within=IN_LABEL),
+    row(1, BACKWARD, ops="label:back", calls=1, cpu_ns=100),
+    row(1, BACKWARD, ops="label:back aten::mm", calls=1, cpu_ns=500),
+    row(-1, ops="label:loss", calls=4, cpu_ns=9),
+]
+
+
+def test_labels_of_the_users_to_the_letter() -> None:
+    """Between the layer and its ops. mine: 100 + 20 + 3 + 40 ns + 50 us + 7 ms, where its layer ran: 7.050163 ms."""
+    run = run_of(["Net", "Net.fc"], LABELLED)
+    assert run.report("tree") == "\n".join(
+        [
+            "Module                      | Self CPU total | CPU total | Number of Calls | Backward CPU total",
+            "----------------------------|----------------|-----------|-----------------|-------------------",
+            "Net                         | 1.163us        | 7.051ms   | 1               | 0.600us",
+            "├── mine (label)            | 0.100us        | 7.050ms   | 1               |",
+            "│└── deep (label)           | 0.003us        | 0.043us   | 2               |",
+            "└── fc                      | 7.050ms        | 7.050ms   | 1               | 0.600us",
+            " └── back (label, backward) |                |           | 1               | 0.600us",
+            "(outside)                   | 0.009us        | 0.009us   |                 | 0.000us",
+            "└── loss (label)            | 0.009us        | 0.009us   | 4               |",
+        ]
+    )
+    assert names(run.report("tree", depth=0)) == [
+        "Net",
+        "└── mine (label)",
+        " └── deep (label)",
+        "(outside)",
+        "└── loss (label)",
+    ]
+    assert names(run.report("tree", top=1)) == [
+        "Net",
+        "├── mine (label)",
+        "│└── deep (label)",
+        "└── fc",
+        " └── back (label, backward)",
+        "(outside)",
+        "└── loss (label)",
+    ]
+
+
+def test_ops_in_labels_stand_under_them() -> None:
+    run = run_of(["Net", "Net.fc"], LABELLED)
+    assert names(run.report("tree", show_events=True)) == [
+        "Net",
+        "├── mine (label)",
+        "│├── aten::relu",
+        "│└── deep (label)",
+        "│ └── aten::add",
+        "├── (between ops)",
+        "└── fc",
+        " ├── aten::mm",
+        " ├── (between ops)",
+        " └── back (label, backward)",
+        "  └── aten::mm (backward)",
+        "(outside)",
+        "└── loss (label)",
+    ]
+
+
+def test_what_is_in_labels_is_ordered_too() -> None:
+    run = run_of(["Net", "Net.fc"], LABELLED)
+    ordered = names(run.report("tree", show_events=True, sort_by="cpu_total"))
+    assert ordered[1:5] == ["├── mine (label)", "│├── deep (label)", "││└── aten::add", "│└── aten::relu"]
 
 
 def test_columns_are_exactly_as_wide_as_their_content() -> None:

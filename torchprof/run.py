@@ -305,7 +305,8 @@ class Timeline:
     """Every allocation and free of the last cycle, in the order of time, as columns.
 
     ``time_ns`` after the start, signed ``nbytes``, and numbers in ``devices``, in the run's layers (negative: none), in
-    ``PHASES`` and in ``KINDS``. ``dropped``: how many came after the first ``Timeline.LIMIT`` and are not here.
+    ``PHASES`` and in ``KINDS`` (-1: not known). ``dropped``: how many came after the first ``Timeline.LIMIT`` and are
+    not here.
     """
 
     devices: tuple[str, ...]

@@ -203,7 +203,7 @@ def _timeline(document: dict[str, Any], layers: int) -> Timeline:
         ("device", 0, len(timeline.devices)),
         ("layer", NOT_SELECTED, layers),
         ("phase", 0, len(PHASES)),
-        ("kind", 0, len(KINDS)),
+        ("kind", -1, len(KINDS)),
     ):
         _demand(all(low <= number < high for number in columns[name]), f"a number in {name!r} of the timeline")
     return timeline

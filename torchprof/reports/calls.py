@@ -23,8 +23,9 @@ def calls(run: Run, *, depth: int | None = None, tablefmt: str | None = None) ->
     headings = ["Module", CALLS, "First call", "Median", "P5 to P95", "Min", "Max"]
     table = []
     for key, spread in sorted(run.samples.items()):
-        deep = depth is not None and len(run.layers[key.layer].path) > depth + 1
-        if key.phase == FORWARD and key.measure == "cpu_ns" and not deep:
+        if key.phase != FORWARD or key.measure != "cpu_ns":
+            continue
+        if depth is None or len(run.layers[key.layer].path) <= depth + 1:
             table.append(
                 [
                     run.layers[key.layer].name,

@@ -381,7 +381,11 @@ def _sort(lines: list[Entry], column: Column) -> None:
         siblings = waiting.pop()
         siblings.sort(key=lambda line: (not line.is_layer, -column.of(line.figures) if line.is_layer else 0))
         for line in siblings:
-            line.ops.sort(key=lambda op: -column.of(op.figures))
+            levels = [line.ops]
+            while levels:
+                level = levels.pop()
+                level.sort(key=lambda op: -column.of(op.figures))
+                levels.extend(op.ops for op in level)
             waiting.append(line.children)
 
 
