@@ -11,9 +11,12 @@ QUESTIONS = {
     "inside": "what the block costs while the model runs",
     "reading": "what it takes from the profiler's stop to the printed table",
     "flops": "what counting FLOPs costs",
+    "memory": "what the analysis of memory over time costs",
     "display": "what drawing the table of a large model takes",
     "importing": "what importing torchprof takes",
+    "program": "what torchprof run costs while a script runs",
     "edges": "what entering and leaving the block takes, and what a disabled one costs",
+    "loops": "what a long loop takes: memory after the first and the last cycles, and the time to fold one",
 }
 
 

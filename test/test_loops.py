@@ -26,12 +26,11 @@ from snapshots import snapshot
 from torch import Tensor, nn
 from torch.profiler import ProfilerAction, record_function
 
-from torchprof import Profile, Run, TorchprofError
+from torchprof import Profile, Run, TorchprofError, tensorboard_trace_handler
 from torchprof.attribute import BACKWARD, FORWARD, Place
 from torchprof.collect import refuse_if_profiled
 from torchprof.instrument import PREFIX, label_of
 from torchprof.run import SampleKey
-from torchprof.tensorboard import tensorboard_trace_handler
 
 NONE, WARMUP, RECORD, SAVE = (
     ProfilerAction.NONE,
@@ -762,16 +761,19 @@ def test_a_folder_for_traces_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"profile_memory": True, "with_flops": True}], ids=["plain", "all"])
-def test_a_cycle_leaves_no_session_and_no_files(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_cycle_leaves_no_session_and_no_files(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One session is alive at a time, without help of the garbage collector."""
-    before = set(Path(tempfile.gettempdir()).glob("torchprof-*"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     sessions: list[weakref.ref[Any]] = []
     model = Mlp()
 
     def ready(prof: Profile) -> None:
         prof.export_chrome_trace(tmp_path / "trace.json")
         prof.raw()
-        assert len(set(Path(tempfile.gettempdir()).glob("torchprof-*")) - before) <= 1
+        assert len(list((tmp_path / "temporary").iterdir())) == 1
         assert [session() for session in sessions if session() is not None] == []
         sessions.append(weakref.ref(prof._session))
 
@@ -785,7 +787,20 @@ def test_a_cycle_leaves_no_session_and_no_files(options: dict[str, Any], tmp_pat
     assert len(sessions) == 4
     del prof
     gc.collect()
-    assert set(Path(tempfile.gettempdir()).glob("torchprof-*")) <= before
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_torchs_own_handler_for_tensorboard_works_too(tmp_path: Path) -> None:
+    """Whoever comes from torch.profiler has it in the code."""
+    model = Mlp()
+    handler = torch.profiler.tensorboard_trace_handler(str(tmp_path), "worker")
+    with Profile(model, schedule=schedule(wait=0, warmup=0, active=1, repeat=2), on_trace_ready=handler) as prof:
+        for _ in range(3):
+            model(torch.rand(3, 4))
+            prof.step()
+    written = sorted(tmp_path.iterdir())
+    assert [path.name.startswith("worker.") for path in written] == [True, True]
+    assert all("torchprof:Mlp" in path.read_text() for path in written)
 
 
 def test_a_cycle_leaves_nothing_for_the_garbage_collector() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
+import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -480,7 +483,7 @@ def test_time_of_the_device_counts_for_the_op_that_launched_it() -> None:
 
 def test_a_device_that_was_not_measured_is_unknown() -> None:
     """Then the order is that of the CPU."""
-    run = run_of(DEVICE_STEP[::2], device="cuda", requested=("cpu_ns", "device_ns"), measured=("cpu_ns",))
+    run = run_of(DEVICE_STEP[:3:2], device="cuda", requested=("cpu_ns", "device_ns"), measured=("cpu_ns",))
     table = run.report("ops")
     assert names(table)[0] == "aten::addmm"
     assert line(table, "aten::addmm")["Self CUDA total"] == "–"
@@ -764,3 +767,23 @@ def test_real_runs_say_which_option_is_missing_and_save_what_they_need(tmp_path:
     assert "linear.py" in table
     prof.run.save(tmp_path / "run.json")
     assert torchprof.load(tmp_path / "run.json").report("ops", group_by_input_shape=True, group_by_stack_n=2) == table
+
+
+def test_the_page_shows_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every block of docs/operators.md runs, and prints a table with the headings that the page shows."""
+    root = Path(__file__).parent.parent
+    monkeypatch.syspath_prepend(str(root))
+    page = (root / "docs" / "operators.md").read_text(encoding="utf-8")
+    space: dict[str, object] = {}
+    printed, compared = "", 0
+    for language, block in re.findall(r"^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        if language == "python":
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                exec(compile(block, "operators.md", "exec"), space)
+            printed = out.getvalue()
+        elif "cuda:0" not in block:
+            assert headings(printed) == headings(block)
+            assert len(list(filter(None, names(printed)))) == len(list(filter(None, names(block))))
+            compared += 1
+    assert compared == 6

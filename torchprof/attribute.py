@@ -326,7 +326,7 @@ class Attribution:
             elif kind is node or (kind is Kind.BACKWARD_FUNCTION and not (around is not None and around.is_node)):
                 place = self._of_node(event, around, len(stack))
                 layer = place.layer
-            elif kind is Kind.BACKWARD_FUNCTION and around is not None:  # of the node around it, and made where that was
+            elif kind is Kind.BACKWARD_FUNCTION and around is not None:  # it is of the node around it
                 place = inside(around, "op", name, around.signature if called_from is not None else 0)
             else:
                 place = inside(around or outside, "label", name)

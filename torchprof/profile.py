@@ -452,10 +452,11 @@ class Profile:
         averages: EventList = self._session.event_list().key_averages(*args, **kwargs)
         return averages
 
-    def export_chrome_trace(self, path: str | PathLike[str]) -> None:
+    def export_chrome_trace(self, path: str | PathLike[str], use_python_export: bool = False) -> None:
         """Write torch's trace, for Perfetto or chrome://tracing, gzipped where the name ends in ``.gz``.
 
-        Every layer's forward is a range ``torchprof:`` + its path, percent-escaped. With ``enabled=False`` nothing is
+        Every layer's forward is a range ``torchprof:`` + its path, percent-escaped. ``use_python_export`` is what torch's
+        own ``tensorboard_trace_handler`` passes, so that it works here, too; it changes nothing. With ``enabled=False`` nothing is
         written. Raises TorchprofError before the end and where nothing was recorded, OSError as ``open`` does.
         """
         if not self.enabled:

@@ -206,12 +206,18 @@ class Spread:
     def of(cls, calls: Sequence[tuple[int, int]]) -> Spread:
         """From (start in ns, value), in any order, at least one."""
         values = [value for _, value in calls]
-        sample = cls._chosen((value, _scrambled(start)) for start, value in calls)
+        sample = cls._by_value(nsmallest(cls.SIZE, ((_scrambled(start), value) for start, value in calls)))
         return cls(len(values), sum(values), min(values), max(values), min(calls)[1], *sample)
 
     def __add__(self, later: Spread) -> Spread:
         """The spread of the calls of both."""
-        sample = self._chosen([*zip(self.sample, self.hashes), *zip(later.sample, later.hashes)])
+        sample = self.sample, self.hashes
+        entering = [*zip(later.hashes, later.sample)]
+        if len(self.sample) == self.SIZE:  # in a long loop hardly any value enters the sample
+            highest = max(self.hashes)
+            entering = [one for one in entering if one[0] <= highest]
+        if entering:
+            sample = self._by_value(sorted([*zip(self.hashes, self.sample), *entering])[: self.SIZE])
         return Spread(
             self.count + later.count,
             self.sum + later.sum,
@@ -221,10 +227,10 @@ class Spread:
             *sample,
         )
 
-    @classmethod
-    def _chosen(cls, values: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        chosen = sorted(nsmallest(cls.SIZE, values, key=lambda value: (value[1], value[0])))
-        return tuple(value for value, _ in chosen), tuple(number for _, number in chosen)
+    @staticmethod
+    def _by_value(chosen: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        values = sorted((value, number) for number, value in chosen)
+        return tuple(value for value, _ in values), tuple(number for _, number in values)
 
     def quantile(self, q: float) -> float:
         """The value below which the share ``q`` (0 to 1) of the sample lies, linear between two neighbours."""
@@ -254,9 +260,12 @@ class SampleKey(NamedTuple):
     - ``kept_bytes``: what was allocated directly in a forward call and is kept when the model's call ends;
     - ``step_cpu_ns``, ``step_device_ns``: what one step took in the layer and all below it (of no layer: in what
       belongs to none), one value a step;
-    - ``step_ns`` (of no layer): how long a step lasted; and of that, outside all layers and on the thread that counts
-      the steps, ``step_data_ns`` for loading data, ``step_optimizer_ns`` in the optimizer, ``step_copy_ns`` for copies
-      between host and device, ``step_wait_ns`` waiting for the device, ``step_gap_ns`` in no op and no range at all.
+    - ``step_ns`` (of no layer): how long a step lasted; and outside all layers ``step_data_ns`` for loading data,
+      ``step_optimizer_ns`` in the optimizer, ``step_copy_ns`` for copies between host and device, ``step_wait_ns``
+      waiting for the device, ``step_other_ns`` in other ops, whatever the phase; ``step_gap_ns`` in no op, no layer and
+      no range of torch's; ``step_overlap_ns``: how much of all this several threads did at the same time. A step is the
+      sum of its models, of what was not selected, and of these, the overlap taken off. On a device (data, optimizer,
+      copy, other): what was launched there.
     """
 
     layer: int
@@ -396,7 +405,7 @@ class Run:
             raise TorchprofError(
                 f"This run has {len(self.roots)} model(s), numbered from 0: there is no root {root!r}."
             )
-        wanted = range(len(PHASES)) if phase is None else [_number_of(phase)]
+        wanted = range(len(PHASES)) if phase is None else [number_of_phase(phase)]
         counted = PHASES.index(phase or FORWARD)
         nothing = (Cost(), 0)
         sums = self.rows.by_layer
@@ -421,7 +430,7 @@ class Run:
     def no_layer(self, phase: str, *, selected: bool = True) -> Cost:
         """What belongs to no layer: loss, optimizer, data; with ``selected=False``, to layers not selected."""
         layer = OUTSIDE if selected else NOT_SELECTED
-        return self.rows.by_layer.get((layer, _number_of(phase)), (Cost(), 0))[0]
+        return self.rows.by_layer.get((layer, number_of_phase(phase)), (Cost(), 0))[0]
 
     def ops(self, phase: str = FORWARD) -> dict[int, list[Op]]:
         """The operators and labels of one phase under each layer (by index in ``layers``), in the order of first call.
@@ -429,7 +438,7 @@ class Run:
         Σ self over the ops of a layer, those inside its labels included, is the layer's self: ``(between ops)`` is one
         of them where it has any. The total of a label is all that ran in it, whatever layer or phase that counts for.
         """
-        wanted = _number_of(phase)
+        wanted = number_of_phase(phase)
         rows, columns = self.rows, self.rows.columns
         found: dict[int, dict[tuple[str, str], Op]] = {}
         levels: dict[int, dict[tuple[str, str], Op]] = {}  # what is inside a label, by the identity of its Op
@@ -503,7 +512,8 @@ class Run:
         write(self, path, strip=strip)
 
 
-def _number_of(phase: str) -> int:
+def number_of_phase(phase: str) -> int:
+    """Its index in ``PHASES``. Raises TorchprofError for what is no phase."""
     if phase not in PHASES:
         raise TorchprofError(f"There is no phase {phase!r}. {suggest(str(phase), PHASES)}")
     return PHASES.index(phase)

@@ -249,7 +249,7 @@ def tree(
     check_number("depth", depth, "levels")
     check_number("top", top, "rows")
     columns = columns_of(run, show_events)
-    sorting = _column(sort_by, columns) if sort_by is not None else None
+    sorting = column_called(sort_by, columns) if sort_by is not None else None
     lines = _lines(run, show_events)
     if sorting is not None:
         _sort(lines, sorting)
@@ -290,7 +290,7 @@ def draw(headings: Sequence[str], table: Sequence[Sequence[str]], tablefmt: str 
     return str(tabulate(rows, tablefmt=LOOK, disable_numparse=True, preserve_whitespace=True))
 
 
-def _column(name: str, columns: Sequence[Column]) -> Column:
+def column_called(name: str, columns: Sequence[Column]) -> Column:
     for column in columns:
         if column.is_called(name):
             if not column.measured:

@@ -1,0 +1,231 @@
+"""The steps report: how long a step of a loop took, where its time went, and how layers differed from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, PHASES
+from torchprof.cost import format_time
+from torchprof.errors import TorchprofError
+from torchprof.reports import report
+from torchprof.reports.tree import UNKNOWN, branches, check_number, draw
+from torchprof.run import NOT_SELECTED_NAME, OUTSIDE_NAME, Meta, Run, SampleKey, Spread
+
+_MATTERS = 0.01  # the share of the recorded time that may lie in no step without a word
+
+
+@report("steps")
+def steps(run: Run, *, depth: int | None = None, top: int | None = None, tablefmt: str | None = None) -> str:
+    """What the steps of a loop took, in three tables.
+
+    How long a step lasted. Where its time went: into the layers, forward, backward and recompute; outside of them into
+    loading data (with torch's DataLoader), the optimizer, copies between host and device, waiting for the device, and
+    all other ops, as those of the loss; and what is in no op at all: Python. The means of these parts add up to the
+    mean of the step; where several threads worked at a time, a line takes off what would count twice. What the step
+    launched on a device stands beside that. Then the layers, each with all below it.
+
+    Median, P95 and IQR (the range between the quartiles) are over all steps (over 256 of them, chosen evenly, where
+    there were more). They do not add up.
+
+    ``depth`` hides the layers below that depth (0: the model alone). ``top`` shows only so many layers, those that take
+    the most themselves, in all phases, with those above them. ``tablefmt`` is any of tabulate's formats.
+
+    Raises TorchprofError where no steps were marked, for an unknown format and for a negative number.
+    """
+    check_number("depth", depth, "levels")
+    check_number("top", top, "rows")
+    texts, notes = [], []
+    for meta in run.metas:
+        loop = _Loop(run, meta)
+        if len(run.metas) > 1:
+            texts.append(f"Rank {meta.rank}")
+        for headings, table in (_duration(loop), _parts(loop), _tree(loop, depth, top)):
+            texts.append(draw(headings, table, tablefmt))
+        notes += [*_outside_of_steps(loop), *meta.warnings]
+    return "\n\n".join([*texts, *(["\n".join(notes)] if notes else [])])
+
+
+@dataclass(frozen=True)
+class _Device:
+    name: str
+    heading: str
+    measured: bool = True
+
+
+class _Loop:
+    """The steps of one rank."""
+
+    def __init__(self, run: Run, meta: Meta) -> None:
+        self.run = run
+        self.meta = meta
+        whole = self.of(OUTSIDE, FORWARD, "step_ns")
+        if whole is None:
+            raise TorchprofError(
+                "No step of a loop was marked in this run: call prof.step() at the end of each pass, inside the block."
+            )
+        self.whole = whole
+        self.phases = [phase for phase in PHASES if phase in run.phases()]
+        self.cpu = _Device("cpu", "CPU")
+        self.accelerators: list[_Device] = []
+        if meta.device is not None:
+            seen = {key.device for key in run.samples if key.measure == "step_device_ns" and key.rank == meta.rank}
+            for name in sorted(seen) or [meta.device]:
+                heading = name if len(seen) > 1 else meta.device
+                self.accelerators.append(_Device(name, heading.upper(), "device_ns" in meta.measured))
+
+    def of(self, layer: int, phase: str, measure: str, device: str = "cpu") -> Spread | None:
+        return self.run.samples.get(SampleKey(layer, phase, self.meta.rank, device, measure))
+
+    def of_layer(self, layer: int, phase: str, device: _Device) -> Spread | None:
+        return self.of(layer, phase, "step_cpu_ns" if device is self.cpu else "step_device_ns", device.name)
+
+    def worked(self, layer: int) -> bool:
+        """Whether anything was recorded of a layer in any step."""
+        devices = [self.cpu, *self.accelerators]
+        return any(self.of_layer(layer, phase, device) is not None for phase in self.phases for device in devices)
+
+
+def _distribution(spread: Spread | None) -> list[str]:
+    """Median, 95th percentile and interquartile range; all 0 of what is in no step."""
+    if spread is None:
+        return [format_time(0)] * 3
+    quartiles = spread.quantile(0.75) - spread.quantile(0.25)
+    return [format_time(spread.median), format_time(spread.quantile(0.95)), format_time(quartiles)]
+
+
+def _duration(loop: _Loop) -> tuple[list[str], list[list[str]]]:
+    whole = loop.whole
+    row = [str(whole.count), str(loop.meta.cycles), format_time(whole.sum / whole.count), *_distribution(whole)]
+    headings = ["Steps", "Cycles", "Mean", "Median", "P95", "IQR", "Min", "Max"]
+    return headings, [[*row, format_time(whole.min), format_time(whole.max)]]
+
+
+def _parts(loop: _Loop) -> tuple[list[str], list[list[str]]]:
+    """The table of what adds up to a step, on the CPU and on each device."""
+    count = loop.whole.count
+    launched = dict.fromkeys(loop.accelerators, 0)
+    table = []
+
+    def add(name: str, spread: Spread | None, layer: int, phase: str, measure: str | None, sign: int = 1) -> None:
+        total = sign * spread.sum if spread else 0
+        row = [name, format_time(total / count), f"{total / loop.whole.sum:.1%}"]
+        row += _distribution(spread) if sign > 0 else [""] * 3
+        for device in loop.accelerators:
+            on_device = loop.of(layer, phase, measure, device.name) if measure else None
+            launched[device] += on_device.sum if on_device else 0
+            row.append(_mean(device, on_device.sum if on_device else 0, count) if measure else "")
+        table.append(row)
+
+    models = [(loop.run.layers.index(root), root.name) for root in loop.run.roots]
+    for layer, name in [*models, *([(NOT_SELECTED, NOT_SELECTED_NAME)] if loop.worked(NOT_SELECTED) else [])]:
+        for phase in loop.phases:
+            spread = loop.of_layer(layer, phase, loop.cpu)
+            add(f"{name}, {phase}", spread, layer, phase, "step_device_ns")
+
+    def add_outside(name: str, measure: str, on_device: bool = False, sign: int = 1) -> None:
+        spread = loop.of(OUTSIDE, FORWARD, measure)
+        add(name, spread, OUTSIDE, FORWARD, measure if on_device else None, sign)
+
+    add_outside("data loading", "step_data_ns", on_device=True)
+    add_outside("optimizer", "step_optimizer_ns", on_device=True)
+    if loop.accelerators:
+        add_outside("host-device copies", "step_copy_ns", on_device=True)
+        add_outside("waiting for the device", "step_wait_ns")
+    add_outside("loss and other ops", "step_other_ns", on_device=True)
+    add_outside("in no op (Python)", "step_gap_ns")
+    if loop.of(OUTSIDE, FORWARD, "step_overlap_ns") is not None:
+        add_outside("counted twice (several threads)", "step_overlap_ns", sign=-1)
+    add_outside("Step", "step_ns")
+    table[-1][6:] = [_mean(device, total, count) for device, total in launched.items()]
+    headings = ["Part", "Mean", "Share", "Median", "P95", "IQR"]
+    return [*headings, *(f"{device.heading} mean" for device in loop.accelerators)], table
+
+
+def _mean(device: _Device, total: int, count: int) -> str:
+    return format_time(total / count) if device.measured else UNKNOWN
+
+
+@dataclass
+class _Line:
+    """A row of the tree: ``own_ns`` is what it took itself, ``blank`` says that it was not selected."""
+
+    name: str
+    layer: int
+    own_ns: int = 0
+    blank: bool = False
+    shown: bool = True
+    children: list[_Line] = field(default_factory=list)
+
+
+def _tree(loop: _Loop, depth: int | None, top: int | None) -> tuple[list[str], list[list[str]]]:
+    columns = [(phase, device) for phase in loop.phases for device in (loop.cpu, *loop.accelerators)]
+    headings = [
+        f"{'' if phase == FORWARD else phase.capitalize() + ' '}{device.heading} {figure}"
+        for phase, device in columns
+        for figure in ("median", "P95", "IQR")
+    ]
+    lines = _lines(loop)
+    if top is not None:
+        _keep_top(lines, depth, top)
+
+    def below(line: _Line, level: int) -> list[_Line]:
+        return [child for child in line.children if child.shown and (depth is None or level < depth)]
+
+    def cells(line: _Line) -> Iterator[str]:
+        known = loop.worked(line.layer)
+        for phase, device in columns:
+            if line.blank:
+                yield from [""] * 3
+            elif not known or not device.measured:
+                yield from [UNKNOWN] * 3
+            else:
+                yield from _distribution(loop.of_layer(line.layer, phase, device))
+
+    shown = branches([line for line in lines if line.shown], attrgetter("name"), below)
+    return ["Module", *headings], [[text, *cells(line)] for text, line in shown]
+
+
+def _lines(loop: _Loop) -> list[_Line]:
+    """Every layer's line under that of the layer above, then those of no layer."""
+    selected = None if loop.meta.paths is None else set(loop.meta.paths)
+    devices = [device for device in loop.accelerators if device.measured] or [loop.cpu]
+    lines: dict[tuple[str, ...], _Line] = {}
+    found = []
+    for number, layer in enumerate(loop.run.layers):
+        spreads = [loop.of_layer(number, phase, device) for phase in loop.phases for device in devices]
+        total = sum(spread.sum for spread in spreads if spread is not None)
+        blank = selected is not None and layer.path not in selected
+        line = lines[layer.path] = _Line(layer.path[-1], number, total, blank)
+        if len(layer.path) > 1:
+            above = lines[layer.path[:-1]]
+            above.children.append(line)
+            above.own_ns -= total
+        else:
+            found.append(line)
+    for number, name in ((NOT_SELECTED, NOT_SELECTED_NAME), (OUTSIDE, OUTSIDE_NAME)):
+        if loop.worked(number):
+            found.append(_Line(name, number))
+    return found
+
+
+def _keep_top(lines: list[_Line], depth: int | None, top: int) -> None:
+    """Show of the layers down to a depth only those that took the most themselves, and those above them."""
+    layers: list[tuple[_Line, _Line | None, int]] = [(line, None, 0) for line in lines if line.layer >= 0]
+    for line, _, level in layers:  # it grows on the way
+        if depth is None or level < depth:
+            layers += [(child, line, level + 1) for child in line.children]
+    largest = sorted((line for line, _, _ in layers), key=attrgetter("own_ns"), reverse=True)[:top]
+    kept = {line.layer for line in largest}
+    for line, above, _ in reversed(layers):
+        line.shown = line.layer in kept
+        if line.shown and above is not None:
+            kept.add(above.layer)
+
+
+def _outside_of_steps(loop: _Loop) -> Iterator[str]:
+    left = loop.meta.wall_ns - loop.whole.sum
+    if left > _MATTERS * loop.meta.wall_ns:
+        share = f"{format_time(left)} ({left / loop.meta.wall_ns:.1%})"
+        yield f"{share} of the recorded time is in no step: it came after the last step() of a cycle."
