@@ -346,7 +346,6 @@ def test_two_models_and_two_optimizers_in_one_module(pl: Any, trainer: Any, call
     assert (seen["Optimizer.step#SGD.step"], seen["Optimizer.step#Adam.step"]) == (3, 3)
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: steps.py counts what an optimizer's closure does as the optimizer's")
 def test_the_loss_is_not_the_optimizers_though_lightning_computes_it_inside_its_step(
     net: Any, trainer: Any, callback_class: Any
 ) -> None:

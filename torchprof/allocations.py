@@ -158,8 +158,8 @@ class Allocations:
         if held > 0 and (device not in self._peaks or held > self._peaks[device][0]):
             self._peaks[device] = held, number, place
         for ranges in self._ranges.values():
-            while ranges and ranges[-1].end_ns <= time:
-                self._leave(ranges, len(ranges) - 1)
+            if ranges and ranges[-1].end_ns <= time:
+                self._leave_ended(ranges, time)
             if ranges and size > 0:
                 ranges[-1].rise(device, held)
         if size > 0 and address:
@@ -184,7 +184,8 @@ class Allocations:
             stage = self._passes[-1]
         if time < self._optimizer.end_ns:
             started = stage.start_ns if inner is None else inner.start_ns
-            if stage is self._between or started <= self._optimizer.start_ns:
+            # Some optimizers call the model: what is made in that call, for its loss and in its pass is not theirs.
+            if started <= self._optimizer.start_ns or (stage is self._between and not stage.has_graph):
                 stage, call = self._optimizer, _NONE
         self._places.append(place)
         self._stages.append(stage)
@@ -211,8 +212,7 @@ class Allocations:
         if place.phase == FORWARD:
             self._end_pass()
         self._leave_ended(ranges, start)
-        around = ranges[-1] if ranges else None
-        stage = around.stage if around is not None and around.phase == place.phase else None
+        stage = ranges[-1].stage if ranges else None
         if stage is None:
             stage = _Stage(ACTIVATIONS, start, end)
             if place.phase == FORWARD:

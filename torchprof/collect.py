@@ -201,12 +201,13 @@ class Recording:
         allocation = torch._C._profiler._ExtraFields_Allocation
         while waiting:
             for event in waiting.pop():
-                fields = event.extra_fields
-                if isinstance(fields, allocation):
-                    found[event.start_time_ns, event.start_tid, fields.alloc_size] = fields.ptr
                 children = event.children
                 if children:
                     waiting.append(children)
+                    continue  # only what has none inside can be an allocation: each look at its fields is a copy
+                fields = event.extra_fields
+                if type(fields) is allocation:
+                    found[event.start_time_ns, event.start_tid, fields.alloc_size] = fields.ptr
         return found
 
     def _signature(self, raw: Any, detail: Detail) -> int:

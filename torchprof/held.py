@@ -69,7 +69,7 @@ def _storage(tensor: torch.Tensor) -> tuple[str, int, int] | None:
     try:
         storage = tensor.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()
-    except (RuntimeError, NotImplementedError):  # sparse, fake and wrapped tensors
+    except RuntimeError:  # sparse, fake and wrapped tensors
         return None
     if not address:
         return None

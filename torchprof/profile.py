@@ -366,9 +366,7 @@ class Profile:
 
     def _why_nothing(self) -> str:
         if self.schedule is not None:
-            return (
-                f"Nothing was recorded: after {self.step_num} calls of step() the schedule had not begun to record."
-            )
+            return f"Nothing was recorded: after {self.step_num} calls of step() the schedule had not begun to record."
         return (
             f"Nothing was recorded: of warmup={self.warmup} calls of the model there were "
             f"{self.warmup - self._warmup_left}. Only calls of its own forward count; a model that is used in other "
@@ -455,9 +453,10 @@ class Profile:
     def export_chrome_trace(self, path: str | PathLike[str], use_python_export: bool = False) -> None:
         """Write torch's trace, for Perfetto or chrome://tracing, gzipped where the name ends in ``.gz``.
 
-        Every layer's forward is a range ``torchprof:`` + its path, percent-escaped. ``use_python_export`` is what torch's
-        own ``tensorboard_trace_handler`` passes, so that it works here, too; it changes nothing. With ``enabled=False`` nothing is
-        written. Raises TorchprofError before the end and where nothing was recorded, OSError as ``open`` does.
+        Every layer's forward is a range ``torchprof:`` + its path, percent-escaped. With ``enabled=False`` nothing is
+        written. ``use_python_export`` is what torch's own ``tensorboard_trace_handler`` passes, so that it works here,
+        too; it changes nothing. Raises TorchprofError before the end and where nothing was recorded, OSError as
+        ``open`` does.
         """
         if not self.enabled:
             return

@@ -257,7 +257,8 @@ class SampleKey(NamedTuple):
 
     - ``cpu_ns``: the duration of a forward range, one value a call, its child layers included;
     - ``peak_bytes``: how far memory rose inside a call, or a stretch of backward, above what there was at its start;
-    - ``kept_bytes``: what was allocated directly in a forward call and is kept when the model's call ends;
+    - ``kept_bytes``: what was allocated directly in a forward call and left for backward (docs/memory.md);
+    - ``device_peak_bytes``: the peak of the device, under the layer and phase where it was reached, one value a cycle;
     - ``step_cpu_ns``, ``step_device_ns``: what one step took in the layer and all below it (of no layer: in what
       belongs to none), one value a step;
     - ``step_ns`` (of no layer): how long a step lasted; and outside all layers ``step_data_ns`` for loading data,
@@ -277,7 +278,8 @@ class SampleKey(NamedTuple):
 
 class Held(NamedTuple):
     """Bytes that were alive at a peak: so many ``blocks``, allocated for a layer (by its index, negative for none) in a
-    phase. ``kind`` is one of ``KINDS``, or "unknown" where torch gave no addresses."""
+    phase. ``kind`` is one of ``KINDS``, or "unknown" where torch gave no addresses; that is negative where what was
+    there before had been freed."""
 
     layer: int
     phase: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from torchprof.attribute import FORWARD, OUTSIDE, PHASES, Attributed, Kind, Place
 from torchprof.run import Layer, SampleKey, Spread
@@ -60,6 +60,8 @@ class Steps:
         launched: dict[int, int] = {}  # the number of an op → its step
         copies: dict[int, tuple[int, Place, int]] = {}  # the number of an op → step, place and time of its copy
         step, kernel, user_label = Kind.STEP, Kind.KERNEL, Kind.USER_LABEL
+        closure = _Closure(self._part_of)
+        in_optimizer = 0  # when the last step of an optimizer's ends
 
         for item in attributed:
             yield item
@@ -76,6 +78,7 @@ class Steps:
                 rest = max(until - at, 0)
                 if self._starts:
                     self._end_step(own, bare, explained - rest, at - self._starts[-1])
+                    closure.move(own, self._outside[-1])
                 self._starts.append(at)
                 own, explained = beyond, rest
             elif kind not in _UNTIMED:
@@ -83,6 +86,10 @@ class Steps:
                 ranges = opened[event.thread]
                 while ranges and ranges[-1][0] <= start:
                     ranges.pop()
+                if kind is user_label and self._part_of(place) == OPTIMIZER:
+                    in_optimizer = max(in_optimizer, end)
+                elif start < in_optimizer:
+                    closure.note(place, around, ns)
                 if kind is user_label and self._part_of(place) == GAP:
                     bare.add(place)
                 elif (around is None or around in bare) and end > until:
@@ -183,6 +190,46 @@ class Steps:
                     break
                 at = self._above[at]
         return totals
+
+
+class _Closure:
+    """What an optimizer's step does by calling back, as LBFGS and Lightning do: from the first call of a layer in it to
+    the end of backward, a loss is no work of the optimizer's. Nor is the Python around it, all through that range."""
+
+    def __init__(self, part_of: Callable[[Place], str]) -> None:
+        self._part_of = part_of
+        self._own: defaultdict[Place, int] = defaultdict(int)
+        self._ranges: set[Place] = set()
+        self._called = self._in_backward = False
+
+    def note(self, place: Place, around: Place | None, ns: int) -> None:
+        """An event inside an optimizer's step."""
+        if place.phase != FORWARD:
+            self._in_backward = self._called
+        elif place.layer != OUTSIDE:
+            while around is not None and around.layer == OUTSIDE and self._part_of(around) == OPTIMIZER:
+                self._called = True
+                self._ranges.add(around)
+                around = around.outer
+        elif place.frame is not None and place.frame.kind == "op" and self._part_of(place) == OPTIMIZER:
+            if self._in_backward:
+                self._called = self._in_backward = False
+            inside_step = place.outer is not None and place.outer in self._ranges
+            if self._called and (inside_step or place.outer in self._own):
+                self._own[place] += ns
+                if around is not None and around in self._own and around is not place:
+                    self._own[around] -= ns
+
+    def move(self, own: Mapping[Place, int], parts: dict[str, int]) -> None:
+        """At the end of a step: from the optimizer's part to others."""
+        of_closure = sum(self._own.values())
+        parts[OPTIMIZER] -= of_closure
+        parts[OTHER] += of_closure
+        for place in self._ranges:
+            ns = own.get(place, 0)
+            parts[self._part_of(place)] -= ns
+            parts[GAP] += ns
+        self._own.clear()
 
 
 def _beyond(at: int, opened: Iterable[list[_Range]]) -> defaultdict[Place, int]:

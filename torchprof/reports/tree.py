@@ -252,10 +252,10 @@ def tree(
     sorting = column_called(sort_by, columns) if sort_by is not None else None
     lines = _lines(run, show_events)
     if sorting is not None:
-        _sort(lines, sorting)
+        sort_entries(lines, sorting)
     largest_by = sorting or _usual(columns)
     if top is not None:
-        _keep_top(lines, largest_by, top, depth)
+        keep_top(lines, largest_by, top, depth)
 
     def below(line: Entry, level: int) -> list[Entry]:
         deeper = depth is None or level < depth
@@ -268,7 +268,7 @@ def tree(
         for text, line in branches([line for line in lines if line.shown], attrgetter("name"), below)
     ]
     text = draw(["Module", *(column.heading for column in columns)], table, tablefmt)
-    notes = [] if top is None else [_hidden(lines, largest_by, top)]
+    notes = [] if top is None else [what_is_hidden(lines, largest_by, top)]
     notes += [warning for meta in run.metas for warning in meta.warnings]
     return "\n".join([text, *([""] if notes else []), *notes])
 
@@ -375,7 +375,7 @@ def _op_name(op: Op, phase: str) -> str:
     return f"{op.name} ({', '.join(marks)})" if marks else op.name
 
 
-def _sort(lines: list[Entry], column: Column) -> None:
+def sort_entries(lines: list[Entry], column: Column) -> None:
     waiting = [lines]
     while waiting:
         siblings = waiting.pop()
@@ -398,7 +398,7 @@ def _layers(lines: Sequence[Entry]) -> Iterator[tuple[Entry, Entry | None, int]]
         waiting.extend((child, line, depth + 1) for child in line.children)
 
 
-def _keep_top(lines: Sequence[Entry], column: Column, top: int, depth: int | None) -> None:
+def keep_top(lines: Sequence[Entry], column: Column, top: int, depth: int | None) -> None:
     """Show only the layers with the largest self of a column, down to a depth, and those above them."""
     by_self = column.ranking
     seen = []
@@ -414,7 +414,7 @@ def _keep_top(lines: Sequence[Entry], column: Column, top: int, depth: int | Non
             kept.add(id(above))
 
 
-def _hidden(lines: Sequence[Entry], column: Column, top: int) -> str:
+def what_is_hidden(lines: Sequence[Entry], column: Column, top: int) -> str:
     """How many layers ``top`` hides, and what the others are."""
     hidden = sum(not line.shown for line, _, _ in _layers(lines))
     rows = "1 row is" if hidden == 1 else f"{hidden} rows are"
