@@ -1,6 +1,6 @@
-"""The command line: ``torchprof profile`` and ``torchprof show``. The only file that prints or exits.
+"""The command line: ``torchprof run``, ``profile``, ``flops`` and ``show``. The only file that prints or exits.
 
-It uses public names only. torch is imported by ``profile`` alone.
+torch is imported by the commands that run something, and not by ``show``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import math
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,6 +26,14 @@ from torchprof.errors import TorchprofError, suggest
 
 if TYPE_CHECKING:
     import torch
+
+    from torchprof.script import Ending, Script
+
+_OF_TORCH = re.compile(r"\btorch\b|torch\._C")
+_LAYERS_SHOWN = 50
+_OPERATORS_SHOWN = 12
+_BETWEEN_SHOWN = 5
+_FUNCTIONS_SHOWN = 15
 
 _INPUT = re.compile(
     r"(?:(?P<name>[A-Za-z_]\w*)=)?(?:(?P<dtype>[a-z]\w*):)?(?P<shape>\d+(?:,\d+)*)"
@@ -43,6 +53,17 @@ Examples:
   torchprof profile transformers:BertModel --kwargs '{"config": {"num_hidden_layers": 2}}' \\
       --input input_ids=int64:1,128:0..30522
   torchprof show run.json --depth 2
+"""
+
+_RUN_EPILOG = """\
+CUDA kernels are recorded where torch finds a CUDA device. The run is saved beside the report, in SCRIPT.torchprof.json
+unless -o names another file. The exit code is the script's own, and a script that fails, or is interrupted with Ctrl-C
+or SIGTERM, has the report of what ran until then. With --python the script runs twice: Python's own profiler and
+torch's would distort each other.
+
+Examples:
+  torchprof run train.py --epochs 1
+  torchprof run --warmup-calls 10 --max-calls 50 --memory -m package.train
 """
 
 _FLOPS_EPILOG = """\
@@ -92,6 +113,26 @@ def _parser() -> argparse.ArgumentParser:
     _add_output_option(profile)
     _add_table_options(profile)
     profile.set_defaults(command=_profile)
+
+    run = commands.add_parser(
+        "run",
+        help="profile a whole script, unmodified",
+        description="Run a script as Python would, find the models that it calls, and print where its time went.",
+        epilog=_RUN_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="torchprof run [options] script.py [args ...]\n       torchprof run [options] -m module [args ...]",
+    )
+    run.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
+    run.add_argument("--warmup-calls", type=_count, default=0, metavar="N", help="calls of models before, not recorded")
+    run.add_argument("--max-calls", type=_count, metavar="N", help="record so many calls of models, then no more")
+    run.add_argument("--memory", action="store_true", help="record allocations")
+    run.add_argument("--flops", action="store_true", help="count parameters, MACs and FLOPs")
+    run.add_argument("--python", action="store_true", help="run it once more under cProfile, for Python's functions")
+    run.add_argument("--depth", type=_count, metavar="N", help="hide the layers below this depth; totals stay")
+    _add_output_option(run)
+    run.add_argument("script", metavar="script.py", help="the script, or the module")
+    run.add_argument("args", nargs=argparse.REMAINDER, help="its own arguments")
+    run.set_defaults(command=_run)
 
     flops = commands.add_parser(
         "flops",
@@ -218,6 +259,121 @@ def _profile(arguments: argparse.Namespace) -> int:
     if failure is not None:
         return _tell_failure(arguments, failure)
     return 0
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    # As for _profile; and before the script, which may import torch, too.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    name = arguments.script.rpartition(".")[2] if arguments.is_module else Path(arguments.script).resolve().stem
+    arguments.output = arguments.output or f"{name}.torchprof.json"
+    _check_output(arguments)
+    saved = Path(arguments.output).absolute()  # the script may go elsewhere
+    report = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+    import torch
+
+    from torchprof.program import Program
+    from torchprof.script import Script
+
+    script = Script(arguments.script, arguments.args, arguments.is_module)
+    program = Program(
+        use_cuda=torch.cuda.is_available(),
+        profile_memory=arguments.memory,
+        with_flops=arguments.flops,
+        warmup_calls=arguments.warmup_calls,
+        max_calls=arguments.max_calls,
+    )
+    ending = script.run(lambda: program)
+    if ending.began:
+        with suppress(Exception):  # the script may have closed it, or put anything in its place
+            sys.stdout.flush()
+        # Before the report, which may break: whoever reads it may have seen enough (`| head`), and close the pipe.
+        where = _saved(program.run, saved, arguments.output)
+        with suppress(BrokenPipeError), report:
+            for text in _program_report(program.run, ending, script, arguments):
+                print(text, file=report, flush=True)
+            print(f"\n{where}", file=report)
+    ending.end()
+
+
+def _saved(run: torchprof.Run, path: Path, shown: str) -> str:
+    """Save a run; says in a sentence whether that went well. The report is to be seen in any case."""
+    try:
+        run.save(path)
+    except OSError as error:
+        return f"Not saved: {shown}: {error.strerror}. Another place: -o RUN.json."
+    return f"Saved. To see more of it: torchprof show {shown}"
+
+
+def _program_report(run: torchprof.Run, ending: Ending, script: Script, arguments: argparse.Namespace) -> Iterator[str]:
+    """The report of a whole script, section after section, the answer first."""
+    yield f"\ntorchprof: {arguments.script} {ending.outcome}. Recorded: {run.meta.wall_ns / 1e9:.2f} s.\n"
+    for name, value in run.meta.environment:
+        yield f"  {name:<8} {value}"
+    yield _section("Where the time goes", run.report("top"))
+    run = replace(run, metas=(replace(run.meta, warnings=()),))  # they were said, once
+    depth = _fitting_depth(run) if arguments.depth is None else arguments.depth
+    if run.layers:
+        deepest = max(len(layer.path) for layer in run.layers) - 1
+        hidden = "" if depth >= deepest else f"\nDeeper layers are hidden: --depth {deepest} shows all."
+        yield _section("The layers", run.report("tree", depth=depth) + hidden)
+    if any(chain[0].kind != "python" for chain in run.rows.frames if chain):
+        yield _section("The operators, by themselves", run.report("ops", row_limit=_OPERATORS_SHOWN))
+    yield _section("Between the operators", run.report("between", limit=_BETWEEN_SHOWN))
+    if arguments.memory:
+        yield _section("Memory", run.report("memory", depth=depth))
+    if arguments.python:
+        yield _section(
+            "Python's functions outside torch, of a second run under cProfile", _python_table(script, ending)
+        )
+
+
+def _section(title: str, text: str) -> str:
+    return f"\n{title}\n{'=' * len(title)}\n{text}"
+
+
+def _fitting_depth(run: torchprof.Run) -> int:
+    """The deepest level of layers down to which the tree is not too long to read."""
+    depth, rows = 0, 0
+    for steps, count in sorted(Counter(len(layer.path) for layer in run.layers).items()):
+        rows += count
+        if rows <= _LAYERS_SHOWN:
+            depth = steps - 1
+    return depth
+
+
+def _python_table(script: Script, ending: Ending) -> str:
+    import torch
+
+    from torchprof.reports.tree import draw
+    from torchprof.script import profile_python
+
+    if ending.signal is not None:
+        return "Not run: the first run was interrupted."
+    if sys.stderr.isatty():
+        print("torchprof: running it once more under cProfile ...", file=sys.stderr, flush=True)
+    done = profile_python(script)
+    failed = f"This run left with exit code {done.code}. {done.errors}".rstrip() if done.code else ""
+    if not done.functions:
+        return f"It left nothing to show. {failed}".rstrip()
+    in_torch = str(Path(torch.__file__).parent) + os.sep
+    table = [
+        [
+            f"{one.self_ns / 1e9:.3f}s",
+            f"{one.total_ns / 1e9:.3f}s",
+            str(one.calls),
+            one.function if one.file == "~" else f"{_shown(one.file)}:{one.line} {one.function}",
+        ]
+        for one in done.functions
+        if not (one.file.startswith(in_torch) or (one.file == "~" and _OF_TORCH.search(one.function)))
+    ]
+    text = draw(["Self", "Total", "Calls", "Function"], table[:_FUNCTIONS_SHOWN])
+    return f"{text}\n{failed}" if failed else text
+
+
+def _shown(file: str) -> str:
+    """A path from the folder that Python found it in, where that is known."""
+    folders = [folder for folder in sys.path if folder and Path(file).is_relative_to(folder)]
+    return str(Path(file).relative_to(max(folders, key=len))) if folders else file
 
 
 def _flops(arguments: argparse.Namespace) -> int:

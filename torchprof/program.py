@@ -1,0 +1,241 @@
+"""A whole program profiled, unmodified: its models are found as they are first called."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.loss import _Loss
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from torchprof.assemble import Asked, Seen, assemble, with_doubts
+from torchprof.collect import Guard, Session, is_observed, missing_device, refuse_if_profiled
+from torchprof.cost import format_time
+from torchprof.doubts import some
+from torchprof.errors import TorchprofError
+from torchprof.fold import add_cycle
+from torchprof.held import NOTHING, Holding
+from torchprof.instrument import Labels
+from torchprof.modules import Plan
+from torchprof.outermost import OutermostCalls
+from torchprof.run import Run
+from torchprof.sampling import Sampler
+
+_MOST_MODELS = 32
+_CYCLE_S = 10.0
+"""After so many seconds what was recorded is folded, as soon as no backward is outstanding …"""
+_CYCLE_EVENTS = 100_000
+"""… or after about so many events: each takes 2 to 3 KB until then …"""
+_PATIENCE = 5
+"""… and after so many times as much at the next call of a model in any case."""
+_FIRST_GUESS = 30.0  # events for each call of a module
+_LONG_START = 0.1  # the share of all time before the first call of a model from which on it is told
+
+
+class Program:
+    """Profiles all that runs in a ``with`` block, whatever models it makes and calls.
+
+    A model is a module with parameters, buffers or children, and no loss of torch's, that is called where no other
+    module's call is under way; it is found at its first such call. What runs outside is ``(outside)``. A sampling
+    thread notes at which source line Python is between operators.
+
+    ``warmup_calls``: so many calls of models come first and are not recorded; ``max_calls``: after so many more,
+    recording ends where the next would begin. What was recorded is folded every few seconds, so that a long program
+    needs no more memory than a short one.
+
+    Where the program starts a profiler of its own, this one gives way: recording ends there, and the run says so.
+    Raises TorchprofError for a number of calls that is none, and on entry while another profiler is active.
+    """
+
+    def __init__(
+        self,
+        *,
+        use_cuda: bool = False,
+        profile_memory: bool = False,
+        with_flops: bool = False,
+        warmup_calls: int = 0,
+        max_calls: int | None = None,
+    ) -> None:
+        if not isinstance(warmup_calls, int) or warmup_calls < 0:
+            raise TorchprofError(f"warmup_calls is a number of calls, 0 or more, not {warmup_calls!r}.")
+        if max_calls is not None and (not isinstance(max_calls, int) or max_calls < 1):
+            raise TorchprofError(f"max_calls is a number of calls, 1 or more, not {max_calls!r}.")
+        device = "cuda" if use_cuda else None
+        missing = missing_device(device) if device else None
+        self._records = None if missing else device
+        self._asked = Asked(device=device, profile_memory=profile_memory, with_flops=with_flops)
+        self._warmup_calls = warmup_calls
+        self._last_call = None if max_calls is None else warmup_calls + max_calls
+        self._seen = Seen(notes=[missing] if missing else [])
+        self._run: Run | None = None
+        self._calls = 0
+        self._elsewhere: Counter[str] = Counter()  # calls of modules on threads that are not recorded, by class
+        self._start_ns = 0  # how much was recorded before the first call of a model
+        self._events_a_call = _FIRST_GUESS
+        self._recording = False
+        self._over = False
+        self._settled = True  # whether no backward is to be expected of what ran up to now
+
+    def __enter__(self) -> Program:
+        refuse_if_profiled()
+        self._plan = Plan([], None)
+        self._known: set[int] = set()
+        self._labels = Labels(())
+        self._guard = Guard(self._give_way)
+        self._outermost = OutermostCalls(self._before_call, self._note_elsewhere)
+        self._optimizers = register_optimizer_step_post_hook(self._after_step)
+        self._labels.attach()
+        self._outermost.attach()
+        self._guard.on()
+        if not self._warmup_calls:
+            self._start_cycle()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._end()
+
+    @property
+    def run(self) -> Run:
+        """The result. Raises TorchprofError before the recording has ended."""
+        if self._run is None or not self._over:
+            raise TorchprofError("The program has not ended: there is no run yet.")
+        return self._run
+
+    # While it runs
+
+    def _before_call(self, module: nn.Module) -> None:
+        # What a checkpoint computes again is part of backward; to the tracer of TorchScript nothing may be added.
+        if torch._C._current_graph_task_id() != -1 or torch._C._get_tracing_state() is not None:
+            return
+        if not self._is_known(module):
+            return
+        if self._recording and self._calls == self._last_call:
+            calls = self._calls - self._warmup_calls
+            self._end(f"{calls} call{'s' if calls > 1 else ''} of models recorded, as asked; the program went on.")
+            return
+        self._calls += 1
+        if self._recording:
+            self._go_on()
+        elif self._calls > self._warmup_calls:
+            self._start_cycle()
+        if torch.is_grad_enabled():
+            self._settled = False
+
+    def _is_known(self, module: nn.Module) -> bool:
+        """Whether a module is a model, or part of one. A new model is labelled."""
+        if id(module) in self._known:
+            return True
+        if len(self._plan.models) >= _MOST_MODELS or not _is_model(module):
+            return False
+        self._plan, targets = self._plan.with_model(module)
+        self._labels.add(targets)
+        self._known.update(id(trace.module) for trace in self._plan.traces)
+        if len(self._plan.models) == _MOST_MODELS:
+            self._seen.notes.append(f"Only the first {_MOST_MODELS} models are told apart; later ones are (outside).")
+        return True
+
+    def _note_elsewhere(self, module: nn.Module) -> None:
+        if id(module) not in self._known and not is_observed() and _is_model(module):
+            self._elsewhere[type(module).__name__] += 1
+
+    def _after_step(self, *_: Any) -> None:
+        self._settled = True
+
+    # Cycles
+
+    def _go_on(self) -> None:
+        """From one call of a model to the next: fold what was recorded where that has become much."""
+        age = time.perf_counter() - self._since
+        if self._calls == 1:
+            self._start_ns = round(age * 1e9)
+        modules = self._calls + self._outermost.inner - self._modules_before
+        much = max(age / _CYCLE_S, modules * self._events_a_call / _CYCLE_EVENTS)
+        if much > _PATIENCE or (much > 1 and self._settled):
+            self._end_cycle()
+            self._start_cycle()
+
+    def _start_cycle(self) -> None:
+        self._session = Session(
+            self._records, profile_memory=self._asked.profile_memory, record_shapes=self._asked.with_flops
+        )
+        self._sampler = Sampler(threading.get_ident())
+        self._holding = Holding.now(self._plan.models) if self._asked.profile_memory else NOTHING
+        self._modules_before = self._calls + self._outermost.inner
+        self._session.start()
+        self._sampler.start()
+        self._since = time.perf_counter()
+        self._recording = True
+
+    def _end_cycle(self) -> None:
+        self._recording = False
+        self._sampler.stop()
+        self._session.stop()
+        modules = self._calls + self._outermost.inner - self._modules_before
+        cycle = assemble(
+            self._session,
+            self._plan,
+            self._plan.layers(),
+            self._asked,
+            self._seen,
+            start=self._holding,
+            end=Holding.now(self._plan.models) if self._asked.profile_memory else NOTHING,
+            python_samples=self._samples(),
+        )
+        self._events_a_call = sum(cycle.rows.columns["calls"]) / max(modules, 1)
+        self._run = add_cycle(self._run, cycle)
+
+    def _samples(self) -> Iterator[tuple[int, str, int]]:
+        for time_ns, (file, line, function), intervals in self._sampler.samples():
+            yield time_ns, f"{file}:{line} {function}", intervals
+
+    # The end
+
+    def _give_way(self) -> None:
+        self._end("The program started a profiler of its own, and this one gave way: recorded up to there.")
+
+    def _end(self, why: str | None = None) -> None:
+        """Take off all that was put on, and make the run. Only the first time."""
+        if self._over:
+            return
+        self._over = True
+        self._outermost.detach()
+        self._optimizers.remove()
+        self._labels.detach()
+        if self._recording:
+            self._end_cycle()
+        self._guard.off()
+        notes = self._seen.notes
+        if why is not None:
+            notes.insert(0, why)
+        if self._run is None:
+            self._seen.nothing = (
+                f"Nothing was recorded: {self._warmup_calls} calls of models were to come first, and there were "
+                f"{self._calls}."
+            )
+            self._run = assemble(Session(None), self._plan, self._plan.layers(), self._asked, self._seen)
+        elif not self._plan.models:
+            notes.append("No model was called: all that was recorded is outside of models.")
+        elif self._start_ns > _LONG_START * self._run.meta.wall_ns:
+            notes.append(
+                f"{format_time(self._start_ns)} of {format_time(self._run.meta.wall_ns)} went by before the first call "
+                "of a model: imports, data, making it. `--warmup-calls 1` leaves that out."
+            )
+        if self._elsewhere:
+            calls = [f"{name} ({count})" for name, count in self._elsewhere.most_common()]
+            notes.append(f"Not seen, because on threads that torch's profiler does not record: calls of {some(calls)}.")
+        self._seen.unobserved = self._labels.unobserved
+        self._seen.unlabelled = set(self._labels.unlabelled)
+        self._seen.added, self._seen.removed = self._plan.changes(self._plan.models)
+        self._run = with_doubts(self._run, self._plan, self._seen)
+
+
+def _is_model(module: nn.Module) -> bool:
+    """Whether there is anything in a module, and it is no loss: torch's hold weights of classes as buffers."""
+    if isinstance(module, _Loss):
+        return False
+    return bool(module._modules or module._parameters or module._buffers)

@@ -1,0 +1,50 @@
+"""The time between operators: which layer's own code, and at which source line."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from torchprof.attribute import PHASES
+from torchprof.cost import format_time
+from torchprof.reports import report
+from torchprof.reports.top import parts_of, source_lines
+from torchprof.reports.tree import UNKNOWN, check_number, draw
+from torchprof.run import BETWEEN_OPS, Run
+
+
+@report("between")
+def between(run: Run, *, limit: int = 10, lines: int = 3, tablefmt: str | None = None) -> str:
+    """The CPU time that no operator explains, by layer, label and phase, largest first: Python, and what it calls, as
+    NumPy.
+
+    Under each stand the ``lines`` source lines at which a sampling thread saw Python there most often, with the samples
+    and the part of that time which they stand for; unknown without such a thread (``torchprof run`` has one). Short
+    times have no samples. ``limit``: so many layers, ``tablefmt``: any of tabulate's formats.
+
+    Raises TorchprofError for a negative number and an unknown format.
+    """
+    check_number("limit", limit, "layers")
+    check_number("lines", lines, "lines")
+    every = parts_of(run, "cpu_ns")
+    whole = sum(every.values())
+    parts = Counter({part.where: ns for part, ns in every.items() if part.work == BETWEEN_OPS})
+    seen = source_lines(run)
+    table = []
+    for where, ns in parts.most_common(limit):
+        here = seen.get(where, Counter())
+        samples = sum(here.values())
+        table.append(
+            [
+                where.name(run),
+                PHASES[where.phase],
+                format_time(ns),
+                f"{ns / whole:.1%}",
+                str(samples) if seen else UNKNOWN,
+            ]
+        )
+        for line, times in here.most_common(lines):
+            part = ns * times / samples
+            table.append([f"  {line}", "", "~" + format_time(part), f"{part / whole:.1%}", str(times)])
+    text = draw(["Layer, and where in the source", "Phase", "Between ops", "Share", "Samples"], table, tablefmt)
+    hidden = max(len(parts) - limit, 0)
+    return f"{text}\nLayers with less are hidden: {hidden}." if hidden else text

@@ -1,0 +1,133 @@
+"""Where the time goes, largest first: which layer, and what in it. The first thing to read."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torchprof.attribute import FORWARD, OUTSIDE, PHASES, Frame
+from torchprof.cost import format_time
+from torchprof.reports import report
+from torchprof.reports.tree import check_number, draw
+from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Run
+
+_USUAL_TYPE = "float32"
+
+
+class Where(NamedTuple):
+    """A layer (by its index, negative for none), a phase by its number, and the innermost of the user's labels there,
+    "" where there is none."""
+
+    layer: int
+    phase: int
+    label: str
+
+    def name(self, run: Run) -> str:
+        """What users call it: the layer's path, or the name that work of no layer has, and the label."""
+        if self.layer >= 0:
+            name = run.layers[self.layer].name
+        else:
+            name = OUTSIDE_NAME if self.layer == OUTSIDE else NOT_SELECTED_NAME
+        return f"{name}, {self.label} (label)" if self.label else name
+
+
+class Part(NamedTuple):
+    """One kind of work at one place: an operator by itself, or ``(between ops)``: what no operator explains."""
+
+    where: Where
+    work: str
+
+
+@report("top")
+def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> str:
+    """The largest parts of all recorded time: an operator by itself in one layer and phase, or the time there between
+    operators, which is Python and what it calls.
+
+    On the CPU 100 % is all time of operators and ranges, and the time in which nothing at all of that ran. Where a
+    device was measured, a table of its time stands first, and above it for how long it was idle. The type of a layer's
+    parameters is shown where it is not float32. A source line is the one at which a sampling thread saw Python most
+    often between the operators of that part (``torchprof run`` has such a thread), with how often that was.
+
+    ``limit``: so many parts, ``tablefmt``: any of tabulate's formats. Raises TorchprofError for a negative number and
+    an unknown format.
+    """
+    check_number("limit", limit, "parts")
+    meta = run.meta
+    sections = []
+    if "device_ns" in meta.measured:
+        device = (meta.device or "device").upper()
+        busy = [(name, ns) for name, ns in meta.busy_ns if name != "cpu"]
+        if not busy:
+            sections.append(f"Nothing ran on {device}.")
+        for name, ns in busy:
+            idle = max(0, meta.wall_ns - ns)
+            share = f" ({idle / meta.wall_ns:.1%})" if meta.wall_ns else ""
+            sections.append(f"{name} was idle for {format_time(idle)} of {format_time(meta.wall_ns)}{share}.")
+        if busy:
+            sections.append(_table(run, "device_ns", f"{device} time", limit, tablefmt))
+    if "cpu_ns" in meta.measured:
+        sections.append(_table(run, "cpu_ns", "CPU time", limit, tablefmt))
+    doubts = [warning for one in run.metas for warning in one.warnings]
+    return "\n\n".join([*sections, *(["\n".join(doubts)] if doubts else [])])
+
+
+def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None) -> str:
+    parts = parts_of(run, field)
+    whole = sum(parts.values())
+    lines = source_lines(run)
+    largest = parts.most_common(limit)
+    table = []
+    for (where, work), ns in largest:
+        kind, seen = "", lines.get(where)
+        if where.layer >= 0:
+            layer = run.layers[where.layer]
+            kind = ", ".join([layer.kind, *(dtype for dtype, _ in layer.dtype_bytes if dtype != _USUAL_TYPE)])
+        if work == BETWEEN_OPS and seen:
+            [(line, times)] = seen.most_common(1)
+            work = f"{work}, at {line} ({times} of {sum(seen.values())} samples)"
+        table.append([f"{ns / whole:.1%}", format_time(ns), where.name(run), kind, PHASES[where.phase], work])
+    notes = []
+    if any(part.work == BETWEEN_OPS for part, _ in largest):
+        notes.append("(between ops): no operator ran; that is Python, and what it calls besides torch, as NumPy.")
+    rest = whole - sum(ns for _, ns in largest)
+    if len(parts) > len(largest):
+        notes.append(f"Smaller parts are hidden: {len(parts) - len(largest)}, together {rest / whole:.1%}.")
+    return "\n".join([draw(["Share", heading, "Layer", "Type", "Phase", "In"], table, tablefmt), *notes])
+
+
+def parts_of(run: Run, field: str) -> Counter[Part]:
+    """What each part took, in ns: ``cpu_ns`` or ``device_ns``. Parts of nothing are left out."""
+    columns = run.rows.columns
+    chains = [(_label(frames), _work(frames)) for frames in run.rows.frames]
+    parts: Counter[Part] = Counter()
+    for layer, phase, chain, ns in zip(columns["layer"], columns["phase"], columns["frames"], columns[field]):
+        label, work = chains[chain]
+        parts[Part(Where(layer, phase, label), work)] += ns
+    covered = dict(run.meta.busy_ns).get("cpu")
+    if field == "cpu_ns" and covered is not None:
+        nowhere = Where(OUTSIDE, PHASES.index(FORWARD), "")
+        parts[Part(nowhere, BETWEEN_OPS)] += max(0, run.meta.wall_ns - covered)
+    return Counter({part: ns for part, ns in parts.items() if ns > 0})
+
+
+def _label(frames: Sequence[Frame]) -> str:
+    labels = [frame.name for frame in frames if frame.kind == "label"]
+    return labels[-1] if labels else ""
+
+
+def _work(frames: Sequence[Frame]) -> str:
+    """What the time of a row is spent in: its innermost operator, or none."""
+    inner = [frame for frame in frames if frame.kind != "kernel"]
+    return inner[-1].name if inner and inner[-1].kind == "op" else BETWEEN_OPS
+
+
+def source_lines(run: Run) -> dict[Where, Counter[str]]:
+    """How often Python was seen at which source line between operators."""
+    found: defaultdict[Where, Counter[str]] = defaultdict(Counter)
+    columns = run.rows.columns
+    for layer, phase, chain, samples in zip(columns["layer"], columns["phase"], columns["frames"], columns["calls"]):
+        frames = run.rows.frames[chain]
+        if frames and frames[-1].kind == "python":
+            found[Where(layer, phase, _label(frames))][frames[-1].name] += samples
+    return dict(found)
