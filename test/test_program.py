@@ -638,27 +638,15 @@ def with_labels_for_tools(model: nn.Module) -> Any:
     return True
 
 
-GUARD = pytest.mark.xfail(
-    strict=True,
-    raises=TorchprofError,
-    reason="BUG: collect.Guard: the guard of the session inside that of the program refuses instead of giving way",
-)
-ITT = pytest.mark.xfail(
-    strict=True,
-    raises=RuntimeError,
-    reason="BUG: collect.Guard: emit_itt and emit_nvtx find ours still active",
-)
-
-
 @pytest.mark.parametrize("warmup_calls", [0, 2])
 @pytest.mark.parametrize(
     "others",
     [
-        pytest.param(with_torchs_profiler, marks=GUARD),
-        pytest.param(with_a_schedule, marks=GUARD),
-        pytest.param(with_the_autograd_profiler, marks=GUARD),
+        with_torchs_profiler,
+        with_a_schedule,
+        with_the_autograd_profiler,
         with_a_profile,
-        pytest.param(with_labels_for_tools, marks=ITT),
+        with_labels_for_tools,
     ],
 )
 def test_we_give_way_to_another_profiler(others: Callable[[nn.Module], Any], warmup_calls: int) -> None:
@@ -740,9 +728,6 @@ def test_a_call_put_in_place_of_ours_stays() -> None:
         nn.Module.__call__ = before  # type: ignore[method-assign]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="BUG: Plan and Labels hold every model until the end, though its user has let go"
-)
 def test_models_that_the_program_lets_go_are_gone() -> None:
     alive: list[int] = []
     models: list[weakref.ref[nn.Module]] = []
@@ -763,7 +748,6 @@ def test_models_that_the_program_lets_go_are_gone() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork") or not Path("/proc/self/statm").exists(), reason="no fork, or no figures")
-@pytest.mark.xfail(strict=True, reason="BUG: collect.Session: a forked process goes on recording, 1 KB for every op")
 def test_a_forked_process_records_nothing() -> None:
     """Workers of a DataLoader live long: what nobody will read must not pile up in them."""
 

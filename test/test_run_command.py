@@ -302,7 +302,6 @@ if __name__ == "__main__":
     assert done.stdout.count("Where the time goes") == 1 and calls(saved(tmp_path)) == 4
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: collect.Guard: the session's guard refuses instead of giving way")
 def test_a_script_with_a_profiler_of_its_own(tmp_path: Path) -> None:
     code = """
 model(x)
@@ -317,7 +316,6 @@ model(x)
     assert "The program started a profiler of its own, and this one gave way: recorded up to there." in done.stdout
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: collect.Guard: the session's guard refuses instead of giving way")
 def test_a_script_that_ends_while_its_profiler_is_on(tmp_path: Path) -> None:
     """torch itself may not survive that: it ends as it would without us, and the report is there before."""
     code = """

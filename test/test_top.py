@@ -100,7 +100,6 @@ def test_work_on_other_threads_adds_to_all_time() -> None:
     assert found == {**PARTS, ("(outside)", FORWARD, "", "aten::add"): 10}
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: fold: a device's autograd thread is busy, and (outside) waits between ops")
 def test_what_another_thread_explains_is_not_between_operators() -> None:
     """While the first thread waits in ``backward()`` for the thread that runs it, there is no gap to be explained."""
     backward = [

@@ -303,8 +303,11 @@ class Attribution:
             if kind is not op and kind in unranged:
                 if kind is not sample:
                     yield new(Attributed, (event, around or outside, around, 0, 0))
-                elif around is None or around.frame is None or around.frame.kind == "label":
-                    # Where an op is around it, that explains where the time went.
+                elif (around is None or around.frame is None or around.frame.kind == "label") and not any(
+                    other and other[0][0] > start for on, other in stacks.items() if on != thread
+                ):
+                    # Where an op is around it, that explains where the time went; where another thread is at work,
+                    # it is autograd's, and this one waits for it.
                     yield new(Attributed, (event, inside(around or outside, "python", name), around, 1, 0))
                 continue
 

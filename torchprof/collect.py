@@ -6,6 +6,7 @@ Every difference between the profilers of torch's versions ends here.
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import gzip
 import itertools
@@ -69,6 +70,14 @@ _end_ns: Callable[[Any], int] = getattr(_RawEvent, "end_ns", lambda raw: raw.sta
 _is_python_function: Callable[[Any], bool] = getattr(_RawEvent, "is_python_function", lambda raw: False)
 _is_annotation: Callable[[Any], bool] | None = getattr(_RawEvent, "is_user_annotation", None)
 _shapes_of_lists: Callable[[Any], list[Any]] | None = getattr(_RawEvent, "structured_input_shapes", None)
+
+_STARTS = (
+    (torch_profiler.profile, "_prepare_trace"),
+    (torch_profiler.profile, "_start_trace"),
+    (torch_profiler.emit_nvtx, "__enter__"),
+    (torch_profiler.emit_itt, "__enter__"),
+)
+"""Where sessions of torch's begin; older versions have not all of them."""
 
 _WAY_OUT = (
     "torch runs one profiler session in a process at a time. End it before the `with torchprof.Profile(...)` block, or "
@@ -351,8 +360,11 @@ def finished_recording(profiler: Any) -> Recording:
 class Session(Recording):
     """One session of torch's profiler, from ``start`` to ``stop``; afterwards, what it has recorded.
 
-    ``device`` is the kind of device whose kernels are recorded ("cuda", "xpu", …), None for the CPU alone.
+    ``device`` is the kind of device whose kernels are recorded ("cuda", "xpu", …), None for the CPU alone. A process
+    that is forked meanwhile, as the workers of a DataLoader are, records nothing.
     """
+
+    _under_way: ClassVar[bool] = False
 
     def __init__(
         self, device: str | None, *, profile_memory: bool = False, record_shapes: bool = False, with_stack: bool = False
@@ -406,7 +418,7 @@ class Session(Recording):
             raise
         # The first event of a session pays for its buffers: let it be ours, not one of the first layer's.
         self._mark()
-        self.started = True
+        self.started = Session._under_way = True
         self._process = os.getpid()
         atexit.register(self._end_with_process)
         self._started_ns = time.perf_counter_ns()
@@ -423,6 +435,7 @@ class Session(Recording):
     def stop(self) -> None:
         self._wall_ns = time.perf_counter_ns() - self._started_ns
         atexit.unregister(self._end_with_process)
+        Session._under_way = False
         self._guard.off()
         # torch 2.4 makes its whole EventList when it stops: here that waits until somebody asks for one.
         self._profiler._parse_kineto_results = lambda *_: []
@@ -437,42 +450,55 @@ class Session(Recording):
             self.stop()
 
 
+def _after_fork_in_child() -> None:
+    """Nobody will read what the child records; and it would grow by a kilobyte with each op."""
+    if Session._under_way:
+        torch._C._autograd._enable_record_function(False)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 class Guard:
     """While it is on, a session that is not ours is refused: it would end ours, or kill the process.
 
-    With ``give_way`` that is called instead, and has to end ours: then theirs begins.
+    With ``give_way`` that is called instead, and has to end ours: then theirs begins. Guards may be on inside of each
+    other, and the last comes off first.
     """
 
     _giving_way: ClassVar[Callable[[], None] | None] = None
 
     def __init__(self, give_way: Callable[[], None] | None = None) -> None:
         self._give_way = give_way
-        self._originals: dict[str, Any] = {}
+        self._originals: list[tuple[type, str, Any]] = []
 
     def on(self) -> None:
         def refusing(original: Any) -> Any:
+            @functools.wraps(original)
             def guarded(other: Any, *args: Any, **kwargs: Any) -> Any:
-                if self._give_way is not None and not getattr(other, _OURS, False):
-                    self._give_way()
-                elif not getattr(other, _OURS, False):
-                    raise TorchprofError(f"A profiler was started inside a torchprof.Profile block. {_WAY_OUT}")
+                # A guard that is off may still be called, by one inside of it that has just given way.
+                if self._originals and not getattr(other, _OURS, False):
+                    if Guard._giving_way is None:
+                        raise TorchprofError(f"A profiler was started inside a torchprof.Profile block. {_WAY_OUT}")
+                    Guard._giving_way()
                 return original(other, *args, **kwargs)
 
             return guarded
 
         if self._give_way is not None:
             Guard._giving_way = self._give_way
-        for name in ("_prepare_trace", "_start_trace"):
-            original = torch_profiler.profile.__dict__.get(name)
+        for cls, name in _STARTS:
+            original = cls.__dict__.get(name)
             if original is not None:
-                self._originals[name] = original
-                setattr(torch_profiler.profile, name, refusing(original))
+                self._originals.append((cls, name, original))
+                setattr(cls, name, refusing(original))
 
     def off(self) -> None:
         if self._give_way is not None:
             Guard._giving_way = None
-        for name, original in self._originals.items():
-            setattr(torch_profiler.profile, name, original)
+        for cls, name, original in self._originals:
+            setattr(cls, name, original)
         self._originals.clear()
 
 

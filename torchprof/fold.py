@@ -23,7 +23,7 @@ def fold(
 ) -> tuple[Rows, dict[SampleKey, Spread], dict[str, int]]:
     """Sum events into rows, the durations of calls into samples, and the time in which each device was busy.
 
-    Of the CPU that is how long the thread that began the session was inside any op or range.
+    Of the CPU that is how long any thread that was recorded was inside any op or range.
 
     ``places`` is the list that the attribution fills while ``attributed`` is read, and ``counts`` (MACs, FLOPs and
     uncounted calls by the index of a place) may fill meanwhile, too. Self time: each event adds its time to its place
@@ -39,8 +39,8 @@ def fold(
     freed = {True: FIELDS.index("cpu_freed"), False: FIELDS.index("device_freed")}
     device_ns = FIELDS.index("device_ns")
     memory, kernel, label, step = Kind.MEMORY, Kind.KERNEL, Kind.LABEL, Kind.STEP
-    home = -1  # the thread that began the session
-    covered = 0
+    begun = False  # whether the mark at the start of a session came by
+    covered = covered_until = 0
 
     for event, place, around, counted, ns in attributed:
         kind = event[0]
@@ -59,7 +59,7 @@ def fold(
                 values[freed[device == "cpu"]] -= event.nbytes
             continue
         if kind is step:
-            home = event.thread
+            begun = True
             continue
         index = place.index
         if index >= len(cpu_ns):
@@ -72,8 +72,10 @@ def fold(
         cpu_ns[index] += ns
         if around is not None:
             cpu_ns[around.index] -= ns
-        elif event.thread == home:
-            covered += ns
+        else:  # in no range of its thread; beside one of another thread it adds only what sticks out
+            end = event.start_ns + ns
+            covered += max(0, end - max(covered_until, event.start_ns))
+            covered_until = max(covered_until, end)
         if kind is label and counted and place.layer >= 0:
             durations.setdefault((place.layer, place.phase), []).append((event.start_ns, ns))
 
@@ -93,7 +95,7 @@ def fold(
         SampleKey(layer, phase, rank, "cpu", "cpu_ns"): Spread.of(values)
         for (layer, phase), values in sorted(durations.items())
     }
-    if home >= 0 and timed:
+    if begun and timed:
         busy["cpu"] = covered
     return rows, samples, busy
 

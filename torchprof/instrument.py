@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any
 from urllib.parse import quote
+from weakref import ref
 
 import torch
 from torch import nn
@@ -30,9 +31,9 @@ _ENOUGH = "_StopRecomputationError"
 
 @dataclass
 class Target:
-    """A module to be labelled: what it is called in a trace, and what was seen at its first call."""
+    """A module to be labelled: what it is called in a trace, and what was seen at its first call. It is held weakly."""
 
-    module: nn.Module
+    module: ref[nn.Module]
     label: str
     input_shapes: tuple[tuple[int, ...], ...] = ()
     output_shapes: tuple[tuple[int, ...], ...] = ()
@@ -102,6 +103,7 @@ class Labels:
         self._seen: list[dict[int, str]] = []  # the labels of the modules that were called, by class that has forward
         self._unseen: list[dict[int, Target]] = []
         self._on_class: dict[type, tuple[dict[int, str], dict[int, Target]]] = {}
+        self._alive: list[ref[nn.Module]] = []  # of the labelled modules: they tell when one is gone
         self._waiting = self.before_first is not None
         self._inside_trigger = False
         self._triggers = {id(module) for module in self.trigger}
@@ -132,10 +134,12 @@ class Labels:
             sys.setrecursionlimit(self._limit)
 
     def _attach(self, target: Target) -> None:
-        module = target.module
+        module = target.module()
+        if module is None:
+            return
         own = "_compiled_call_impl" if getattr(module, "_compiled_call_impl", None) is not None else "forward"
         if own in module.__dict__ or isinstance(module, torch.jit.ScriptModule):
-            self._attach_to_instance(target, own)
+            self._attach_to_instance(target, module, own)
             return
         # A lazy module becomes another class in its first call, before its forward is looked up there again.
         classes = [type(module)] + [cls for cls in [getattr(type(module), "cls_to_become", None)] if cls is not None]
@@ -146,7 +150,7 @@ class Labels:
             if owner not in self._on_class and not self._wrap_class(owner):
                 self.unlabelled.append(target.label)
                 continue
-            self._on_class[owner][1][id(module)] = target
+            self._await(module, target, *self._on_class[owner])
 
     def _wrap_class(self, owner: type) -> bool:
         original = owner.__dict__["forward"]
@@ -183,20 +187,35 @@ class Labels:
         self._restore.append(restore)
         return True
 
-    def _attach_to_instance(self, target: Target, name: str) -> None:
-        module = target.module
+    def _await(self, module: nn.Module, target: Target, labels: dict[int, str], unseen: dict[int, Target]) -> None:
+        """Label a module from its next call on. When it is gone its number may become another object's."""
+        key = id(module)
+
+        def forget(_: object) -> None:
+            labels.pop(key, None)
+            unseen.pop(key, None)
+
+        unseen[key] = target
+        self._alive.append(ref(module, forget))
+
+    def _attach_to_instance(self, target: Target, module: nn.Module, name: str) -> None:
         was_there = name in module.__dict__
         original = getattr(module, name)  # TorchScript keeps it in the instance from the first look on
         labels, unseen = self._tables()
-        unseen[id(module)] = target
+        self._await(module, target, labels, unseen)
         wrapper = self._wrapper(lambda _, *args, **kwargs: original(*args, **kwargs), labels, unseen)
         stand_in = _InstanceForward(original, functools.partial(wrapper, module))
         module.__dict__[name] = stand_in
+        of, put = ref(module), ref(stand_in)  # not the module, nor what holds it
 
         def restore() -> None:
-            if module.__dict__.get(name) is stand_in:
+            module, ours = of(), put()
+            if module is None or ours is None:
+                return
+            before = ours._original
+            if module.__dict__.get(name) is ours:
                 if was_there:
-                    module.__dict__[name] = original
+                    module.__dict__[name] = before
                 else:
                     del module.__dict__[name]
 

@@ -6,6 +6,7 @@ from collections import Counter, namedtuple
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import nn
@@ -99,41 +100,47 @@ def checked_models(model: Any) -> list[nn.Module]:
 
 
 class Spot(NamedTuple):
-    """A module where it stands in a model: ``shown`` is the path that users see, without the steps that only wrap;
-    ``wrapper`` is the number of the spot of the module that only wraps this one; ``compiled``, whether it is inside a
-    ScriptModule or a module under torch.compile, and so may run without being called."""
+    """A module where it stands in a model: ``path`` is the real one, ``shown`` the one that users see, without the
+    steps that only wrap; ``wrapper`` is the number of the spot of the module that only wraps this one; ``compiled``,
+    whether it is inside a ScriptModule or a module under torch.compile, and so may run without being called;
+    ``callable``, whether it has a forward. The module itself is held weakly: it lives as long as its user wants."""
 
-    trace: Trace
+    path: tuple[str, ...]
+    leaf: bool
+    module: ref[nn.Module]
     shown: tuple[str, ...]
     wrapper: int | None
     compiled: bool
+    callable: bool
 
 
 def _spots(models: Iterable[nn.Module], before: Sequence[Spot] = ()) -> list[Spot]:
     """All modules of some models, model after model, depth first, after those ``before``. A second model of one class
     is ``Net#2``."""
     spots = list(before)
-    roots = [spot for spot in spots if len(spot.trace.path) == 1]
-    real = Counter(_unnumbered(spot.trace.path[0]) for spot in roots)
+    roots = [spot for spot in spots if len(spot.path) == 1]
+    real = Counter(_unnumbered(spot.path[0]) for spot in roots)
     shown = Counter(_unnumbered(spot.shown[0]) for spot in roots)
     for model in models:
         core = model
         while (step := wrapped_step(core)) is not None:
             core = getattr(core, step)
         root = _numbered(type(core).__name__, shown)
-        numbers: dict[tuple[str, ...], int] = {}
-        for trace in walk_modules(model, name=_numbered(type(model).__name__, real)):
-            number = numbers.get(trace.path[:-1])
-            numbers[trace.path] = len(spots)
-            if number is None:
-                spots.append(Spot(trace, (root,), None, False))
-                continue
-            above = spots[number]
-            compiled = above.compiled or _is_compiled(above.trace.module)
-            if wrapped_step(above.trace.module) == trace.path[-1]:
-                spots.append(Spot(trace, above.shown, number, compiled))
-            else:
-                spots.append(Spot(trace, (*above.shown, trace.path[-1]), None, compiled))
+        above: dict[tuple[str, ...], tuple[int, nn.Module]] = {}
+        for path, leaf, module in walk_modules(model, name=_numbered(type(model).__name__, real)):
+            shown_path: tuple[str, ...] = (root,)
+            wrapper, compiled = None, False
+            if len(path) > 1:
+                number, owner = above[path[:-1]]
+                compiled = spots[number].compiled or _is_compiled(owner)
+                shown_path = spots[number].shown
+                if wrapped_step(owner) == path[-1]:
+                    wrapper = number
+                else:
+                    shown_path = (*shown_path, path[-1])
+            above[path] = len(spots), module
+            has_forward = getattr(type(module), "forward", None) is not nn.Module.forward
+            spots.append(Spot(path, leaf, ref(module), shown_path, wrapper, compiled, has_forward))
     return spots
 
 
@@ -157,69 +164,106 @@ def _is_compiled(module: nn.Module) -> bool:
 class Plan:
     """What is labelled and where it is shown: modules, layers, and the map between them.
 
-    ``models``: those it is for. ``traces``: all modules. ``layer_paths``: the layers, by the path that users see.
-    ``targets``: the modules to be labelled. ``sites``: what each label stands for. ``selected``: the layers that were
-    selected, None for all. ``with_event_lists``: the real paths of the modules whose calls ``raw()`` lists.
+    It holds no module: who profiles a model has it, and what its user lets go is gone; its layers stay as they were
+    last seen. ``layer_paths``: the layers, by the path that users see. ``targets``: the modules to be labelled.
+    ``sites``: what each label stands for. ``selected``: the layers that were selected, None for all.
+    ``with_event_lists``: the real paths of the modules whose calls ``raw()`` lists.
     """
 
-    def __init__(self, models: Sequence[nn.Module], paths: Iterable[Any] | None, before: Plan | None = None) -> None:
-        """``before``: a plan of the first of these models, whose layers and labels stay as they are."""
-        known = list(before.models) if before is not None else []
-        self.models: Sequence[nn.Module] = models
-        self._before = before
-        spots: list[Spot] = _spots(models[len(known) :], before._spots if before is not None else ())
-        self._spots: list[Spot] = spots
-        self.traces = tuple(spot.trace for spot in spots)
-        self.layer_paths = list(dict.fromkeys(spot.shown for spot in spots))
-        number = {path: index for index, path in enumerate(self.layer_paths)}
-        self._layer_of = [number[spot.shown] for spot in spots]
-        chosen = set(range(len(spots)))
-        if paths is not None:
-            chosen = select(paths, [(spot.trace.path, spot.shown) for spot in spots])
-        self.with_event_lists = {
-            trace.path for at, trace in enumerate(self.traces) if (trace.leaf if paths is None else at in chosen)
-        }
-        # A wrapper and what it wraps are one layer: whoever selects one of them has selected both.
-        self._layers_chosen = {self._layer_of[at] for at in chosen}
-        self.selected = None if paths is None else self._layers_chosen
-        self._label()
-        self._before = None
-
-    def with_model(self, model: nn.Module) -> tuple[Plan, list[Target]]:
-        """The plan for one model more, all of it, and what is to be labelled besides."""
-        plan = Plan([*self.models, model], None, self)
-        return plan, [target for target in plan.targets if id(target.module) not in self._target_of]
-
-    def _label(self) -> None:
-        """Labels for what was selected, and for what is not inside anything selected: that work is told apart."""
+    def __init__(self, models: Iterable[nn.Module], paths: Iterable[Any] | None) -> None:
         self.targets: list[Target] = []
         self.sites: dict[str, Site] = {}
-        self._target_of: dict[int, Target] = {}
+        self.layer_paths: list[tuple[str, ...]] = []
+        self.selected: set[int] | None = None
+        self.with_event_lists: set[tuple[str, ...]] = set()
+        self._spots: list[Spot] = []
+        self._layer_of: list[int] = []  # by spot
+        self._layers_chosen: set[int] = set()
+        self._target_of: dict[int, Target] = {}  # by the id of a module, which tells something while that is alive
         self._real_paths: dict[tuple[str, int], tuple[str, ...]] = {}
+        self._layers: tuple[Layer, ...] = ()  # as they were last seen
+        self._add(models, paths)
+
+    def add(self, model: nn.Module) -> list[Target]:
+        """Plan for one model more, all of it; returns what is to be labelled besides. All before stays as it is."""
+        known = len(self.targets)
+        self._add([model], None)
+        self.layers()  # what nobody could tell any more if it were gone before we look next
+        return self.targets[known:]
+
+    def knows(self, module: nn.Module) -> bool:
+        """Whether a module is labelled."""
+        return self._target(module) is not None
+
+    def _target(self, module: nn.Module) -> Target | None:
+        target = self._target_of.get(id(module))
+        return target if target is not None and target.module() is module else None
+
+    def _add(self, models: Iterable[nn.Module], paths: Iterable[Any] | None) -> None:
+        first = len(self._spots)
+        self._spots = _spots(models, self._spots)
+        spots = self._spots[first:]
+        number = {path: index for index, path in enumerate(self.layer_paths)}
+        for spot in spots:
+            if number.setdefault(spot.shown, len(number)) == len(self.layer_paths):
+                self.layer_paths.append(spot.shown)
+            self._layer_of.append(number[spot.shown])
+        chosen = set(range(first, len(self._spots)))
+        if paths is not None:
+            chosen = select(paths, [(spot.path, spot.shown) for spot in spots])
+        self.with_event_lists |= {
+            spot.path for at, spot in enumerate(spots, first) if (spot.leaf if paths is None else at in chosen)
+        }
+        # A wrapper and what it wraps are one layer: whoever selects one of them has selected both.
+        self._layers_chosen |= {self._layer_of[at] for at in chosen}
+        self.selected = None if paths is None else self._layers_chosen
+        self._label(first)
+
+    def _label(self, first: int) -> None:
+        """Labels for what was selected, and for what is not inside anything selected: that work is told apart."""
         at_or_below_chosen: set[tuple[str, ...]] = set()
         inside_chosen: set[int] = set()
         spots_of: dict[int, list[int]] = {}  # module → where it stands
-        for at, trace in enumerate(self.traces):
-            spots_of.setdefault(id(trace.module), []).append(at)
-            if self._layer_of[at] in self._layers_chosen or trace.path[:-1] in at_or_below_chosen:
-                at_or_below_chosen.add(trace.path)
-                inside_chosen.add(id(trace.module))
-        for module, numbers in spots_of.items():
+        for at, spot in enumerate(self._spots[first:], first):
+            key = id(spot.module())
+            spots_of.setdefault(key, []).append(at)
+            if self._layer_of[at] in self._layers_chosen or spot.path[:-1] in at_or_below_chosen:
+                at_or_below_chosen.add(spot.path)
+                inside_chosen.add(key)
+        for key, numbers in spots_of.items():
             layers = tuple(dict.fromkeys(self._layer_of[at] for at in numbers))
-            if self._layers_chosen.isdisjoint(layers) and module in inside_chosen:
+            if self._layers_chosen.isdisjoint(layers) and key in inside_chosen:
                 continue
-            trace, _, wrapper, compiled = self._spots[numbers[0]]
-            if compiled and isinstance(trace.module, torch.jit.ScriptModule):
+            spot = self._spots[numbers[0]]
+            module = spot.module()
+            if module is None or (spot.compiled and isinstance(module, torch.jit.ScriptModule)):
                 continue  # run by the ScriptModule around it: nobody calls it from Python
-            known = self._before._target_of.get(module) if self._before is not None else None
-            target = self._target_of[module] = known or Target(
-                trace.module, label_of(trace.path), training=_trains(trace.module)
-            )
-            around = self._target_of.get(id(self.traces[wrapper].module)) if wrapper is not None else None
-            self.targets.append(target)
-            self.sites[target.label] = Site(layers, around.label if around else None)
+            target = self._target(module)
+            if target is None:
+                target = self._target_of[key] = Target(ref(module), label_of(spot.path), training=_trains(module))
+                self.targets.append(target)
+            around = self._around(spot)
+            before = self.sites.get(target.label, Site((), around.label if around else None))
+            self.sites[target.label] = before._replace(layers=(*before.layers, *layers))
             for at in reversed(numbers):
-                self._real_paths[target.label, self._layer_of[at]] = self.traces[at].path
+                self._real_paths[target.label, self._layer_of[at]] = self._spots[at].path
+
+    def _around(self, spot: Spot) -> Target | None:
+        """The module that only wraps one."""
+        wrapper = self._spots[spot.wrapper].module() if spot.wrapper is not None else None
+        return self._target(wrapper) if wrapper is not None else None
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """Those it is for, as far as they are alive."""
+        roots = [spot.module() for spot in self._spots if len(spot.path) == 1]
+        return [root for root in roots if root is not None]
+
+    @property
+    def traces(self) -> tuple[Trace, ...]:
+        """All modules that are alive."""
+        found = [(spot, spot.module()) for spot in self._spots]
+        return tuple(Trace(spot.path, spot.leaf, module) for spot, module in found if module is not None)
 
     @property
     def names(self) -> list[str]:
@@ -232,9 +276,7 @@ class Plan:
         return {
             layer
             for at, layer in enumerate(self._layer_of)
-            if layer in self._layers_chosen
-            and not self._spots[at].compiled
-            and getattr(type(self.traces[at].module), "forward", None) is not nn.Module.forward
+            if layer in self._layers_chosen and not self._spots[at].compiled and self._spots[at].callable
         }
 
     def real_path(self, label: str, layer: int) -> tuple[str, ...] | None:
@@ -247,32 +289,37 @@ class Plan:
         return None if self.selected is None else tuple(self.layer_paths[layer] for layer in sorted(self.selected))
 
     def layers(self) -> tuple[Layer, ...]:
-        """The layers as they are now, depth first."""
-        modules: dict[int, list[nn.Module]] = {}  # wrappers first, what they wrap last
+        """The layers as they are now, depth first; those of modules that are gone as they were last seen."""
+        modules: dict[int, list[nn.Module | None]] = {}  # wrappers first, what they wrap last
         places: dict[int, list[int]] = {}  # module → the layers it is shown as
-        for trace, layer in zip(self.traces, self._layer_of):
-            modules.setdefault(layer, []).append(trace.module)
-            places.setdefault(id(trace.module), []).append(layer)
+        for spot, layer in zip(self._spots, self._layer_of):
+            module = spot.module()
+            modules.setdefault(layer, []).append(module)
+            places.setdefault(id(module), []).append(layer)
         compiled = {layer for spot, layer in zip(self._spots, self._layer_of) if spot.compiled and spot.wrapper is None}
         counted: set[int] = set()
         layers = []
         for index, path in enumerate(self.layer_paths):
-            core = modules[index][-1]
+            here = [module for module in modules[index] if module is not None]
+            if len(here) < len(modules[index]):
+                layers.append(self._layers[index])
+                continue
+            core = here[-1]
             params: list[torch.Tensor] = []
             buffers: list[torch.Tensor] = []
-            for module in modules[index]:
+            for module in here:
                 for held, tensors in ((params, module._parameters), (buffers, module._buffers)):
                     for tensor in tensors.values():
                         if tensor is not None and id(tensor) not in counted:
                             counted.add(id(tensor))
                             held.append(tensor)
             sizes: Counter[str] = Counter()
-            unknown = any(is_lazy(param) for param in params) or any(map(_is_packed, modules[index]))
+            unknown = any(is_lazy(param) for param in params) or any(map(_is_packed, here))
             if not unknown:
                 for param in params:
                     sizes[str(param.dtype).removeprefix("torch.")] += param.numel() * param.element_size()
             made = [buffer for buffer in buffers if not is_lazy(buffer)]
-            target = self._target_of.get(id(core)) or self._target_of.get(id(modules[index][0]))
+            target = self._target(core) or self._target(here[0])
             layers.append(
                 Layer(
                     path=path,
@@ -292,16 +339,21 @@ class Plan:
                     shared_with=tuple(self.layer_paths[at] for at in places[id(core)] if at != index),
                 )
             )
-        return tuple(layers)
+        self._layers = tuple(layers)
+        return self._layers
 
-    def changes(self, models: Sequence[nn.Module]) -> tuple[list[str], list[str]]:
+    def changes(self) -> tuple[list[str], list[str]]:
         """The modules that were added or replaced, and those that were removed, since the labels were put on."""
-        before = {trace.path: trace.module for trace in self.traces}
-        now = {}
-        for model, root in zip(models, (trace.path[0] for trace in self.traces if len(trace.path) == 1)):
-            now.update({trace.path: trace.module for trace in walk_modules(model, name=root)})
+        before = {spot.path: spot.module() for spot in self._spots}
+        now = {
+            trace.path: trace.module
+            for path, root in before.items()
+            if len(path) == 1 and root is not None
+            for trace in walk_modules(root, name=path[0])
+        }
         added = [".".join(path) for path, module in now.items() if before.get(path) is not module]
-        return added, [".".join(path) for path in before if path not in now]
+        roots = {path[0] for path in now}
+        return added, [".".join(path) for path in before if path not in now and path[0] in roots]
 
 
 def _is_packed(module: nn.Module) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, ClassVar, TextIO
+from weakref import ref
 
 import torch
 from torch import nn
@@ -323,7 +324,7 @@ class Profile:
     def _note_seen(self) -> None:
         self._seen.unobserved = self._labels.unobserved
         self._seen.unlabelled = set(self._labels.unlabelled)
-        self._seen.added, self._seen.removed = self._plan.changes(self._models)
+        self._seen.added, self._seen.removed = self._plan.changes()
 
     def _warm(self) -> bool:
         """Called before each call of the model until the session starts; says whether it has."""
@@ -534,7 +535,7 @@ def label_ns() -> float | None:
             session = Session(None)
             session.start()
             try:
-                for targets in ([], [Target(module, label_of(("calibration",)))]):
+                for targets in ([], [Target(ref(module), label_of(("calibration",)))]):
                     labels = Labels(targets)
                     labels.attach()
                     try:

@@ -84,7 +84,7 @@ class Program:
     def __enter__(self) -> Program:
         refuse_if_profiled()
         self._plan = Plan([], None)
-        self._known: set[int] = set()
+        self._models = 0
         self._labels = Labels(())
         self._guard = Guard(self._give_way)
         self._outermost = OutermostCalls(self._before_call, self._note_elsewhere)
@@ -128,19 +128,18 @@ class Program:
 
     def _is_known(self, module: nn.Module) -> bool:
         """Whether a module is a model, or part of one. A new model is labelled."""
-        if id(module) in self._known:
+        if self._plan.knows(module):
             return True
-        if len(self._plan.models) >= _MOST_MODELS or not _is_model(module):
+        if self._models >= _MOST_MODELS or not _is_model(module):
             return False
-        self._plan, targets = self._plan.with_model(module)
-        self._labels.add(targets)
-        self._known.update(id(trace.module) for trace in self._plan.traces)
-        if len(self._plan.models) == _MOST_MODELS:
+        self._labels.add(self._plan.add(module))
+        self._models += 1
+        if self._models == _MOST_MODELS:
             self._seen.notes.append(f"Only the first {_MOST_MODELS} models are told apart; later ones are (outside).")
         return True
 
     def _note_elsewhere(self, module: nn.Module) -> None:
-        if id(module) not in self._known and not is_observed() and _is_model(module):
+        if not self._plan.knows(module) and not is_observed() and _is_model(module):
             self._elsewhere[type(module).__name__] += 1
 
     def _after_step(self, *_: Any) -> None:
@@ -218,7 +217,7 @@ class Program:
                 f"{self._calls}."
             )
             self._run = assemble(Session(None), self._plan, self._plan.layers(), self._asked, self._seen)
-        elif not self._plan.models:
+        elif not self._models:
             notes.append("No model was called: all that was recorded is outside of models.")
         elif self._start_ns > _LONG_START * self._run.meta.wall_ns:
             notes.append(
@@ -230,7 +229,7 @@ class Program:
             notes.append(f"Not seen, because on threads that torch's profiler does not record: calls of {some(calls)}.")
         self._seen.unobserved = self._labels.unobserved
         self._seen.unlabelled = set(self._labels.unlabelled)
-        self._seen.added, self._seen.removed = self._plan.changes(self._plan.models)
+        self._seen.added, self._seen.removed = self._plan.changes()
         self._run = with_doubts(self._run, self._plan, self._seen)
 
 

@@ -74,8 +74,8 @@ class Meta:
     ``device`` is the kind of device that was asked for (``cuda``, ``xpu``, ``mps``), None for the CPU alone. ``paths``
     are the selected layers, None for all. ``wall_ns`` is how long it was recorded, in so many ``cycles``, and ``steps``
     how many steps ended in that time. ``busy_ns`` is for each device how long anything ran on it, for the CPU how long
-    the thread that was recorded from the start was inside any op or range. ``peaks`` are what ``torchprof.peak`` had
-    measured by then. ``warnings`` are sentences for the user. ``environment`` says in words what it ran on, as (name,
+    any thread that was recorded was inside any op or range. ``peaks`` are what ``torchprof.peak`` had measured by then.
+    ``warnings`` are sentences for the user. ``environment`` says in words what it ran on, as (name,
     value). ``machine`` and ``script`` are names that ``save(strip=True)`` leaves out.
     """
 
