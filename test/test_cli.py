@@ -190,6 +190,25 @@ def test_show_of_what_is_no_run(net: Path, capsys: pytest.CaptureFixture[str]) -
     assert "net.py is not a saved run" in capsys.readouterr().err
 
 
+def test_show_has_every_report_of_a_run(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "net.py:Net", "--input", "3,8", "--memory", "-o", "run.json"]) == 0
+    run = torchprof.load("run.json")
+    capsys.readouterr()
+    for report in ("ops", "top", "memory", "between", "calls"):
+        assert main(["show", "run.json", "--report", report]) == 0
+        assert capsys.readouterr().out == run.report(report) + "\n"
+    assert main(["show", "run.json", "--report", "memory", "--depth", "0", "--tablefmt", "github"]) == 0
+    assert capsys.readouterr().out == run.report("memory", depth=0, tablefmt="github") + "\n"
+    for options, says in (
+        (["--report", "opps"], "There is no report 'opps'"),
+        (["--report", "ops", "--depth", "0"], "has no option 'depth'"),
+        (["--report", "layers"], "Which operator?"),
+        (["--report", "kernels"], "recorded no device"),
+    ):
+        assert main(["show", "run.json", *options]) == 2
+        assert says in capsys.readouterr().err
+
+
 def test_as_a_module_of_python_in_a_pipe_that_closes(net: Path) -> None:
     command = f"{sys.executable} -m torchprof profile net.py:Net --input 1,8 --show-events -o run.json"
     code = subprocess.run(

@@ -148,6 +148,7 @@ def _parser() -> argparse.ArgumentParser:
 
     show = commands.add_parser("show", help="show a saved run", description="Show a saved run; needs no torch.")
     show.add_argument("run", metavar="RUN.json")
+    show.add_argument("--report", metavar="NAME", help="another report than the tree: top, ops, memory, steps, between, …")
     _add_table_options(show)
     show.set_defaults(command=_show)
     return parser
@@ -189,7 +190,13 @@ def _table_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    _print_run(torchprof.load(arguments.run), arguments)
+    run = torchprof.load(arguments.run)
+    if arguments.report:
+        given = _table_options(arguments).items()
+        options = {name: value for name, value in given if value is not None and value is not False}
+        print(run.report(arguments.report, **options))
+    else:
+        _print_run(run, arguments)
     return 0
 
 
