@@ -220,3 +220,30 @@ def test_the_run_has_every_phase_and_sums() -> None:
     for phase in PHASES:
         for node in run.tree(phase).walk():
             assert node.total.cpu_ns == node.self.cpu_ns + sum(child.total.cpu_ns for child in node.children)
+
+
+def test_a_call_counts_once_whoever_labels_it_besides() -> None:
+    """Around a Profile, inside of one, around another annotate; and afterwards each has its labels again."""
+    model = Mlp()
+
+    def step() -> None:
+        model(torch.rand(3, 4)).sum().backward()
+
+    with torchprof.annotate(model), torchprof.annotate(model), autograd_profiler.profile() as theirs:
+        step()
+    assert torchprof.from_profiler(theirs, model).tree("forward").calls == 1
+    with torchprof.annotate(model):
+        with torchprof.Profile(model, with_flops=True) as around:
+            step()
+        with autograd_profiler.profile() as theirs:
+            step()
+    with torchprof.Profile(model, with_flops=True) as inside:
+        with torchprof.annotate(model.first):
+            step()
+        step()
+    assert torchprof.from_profiler(theirs, model).tree("forward").calls == 1
+    for prof, calls in ((around, 1), (inside, 2)):
+        assert [node.calls for node in prof.run.tree("forward").walk()] == [calls] * 3
+        assert prof.run.tree("forward").total.macs == calls * 3 * (4 * 8 + 8 * 2)
+        assert not any(op.kind == "label" for ops in prof.run.ops("forward").values() for op in ops)
+    assert "forward" not in vars(model)

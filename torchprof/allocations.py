@@ -78,13 +78,27 @@ class Allocations:
     """
 
     def __init__(
-        self, layers: Sequence[Layer], rank: int = 0, parameters: frozenset[tuple[str, int]] = frozenset()
+        self,
+        layers: Sequence[Layer],
+        rank: int = 0,
+        parameters: frozenset[tuple[str, int]] = frozenset(),
+        there: Mapping[tuple[str, int], int] | None = None,
+        gone: Sequence[tuple[int, str, int]] = (),
+        start_ns: int | None = None,
     ) -> None:
-        """``parameters``: (device, address) of what the model's parameters and buffers use at the end."""
+        """``parameters``: (device, address) of what the model's parameters and buffers use at the end. ``there``: the
+        bytes of what the model held at the start, by device and address; ``gone``: what of that was let go, in order,
+        as (time in ns, device, address). torch does not record that, or with a size of long ago. ``start_ns``: when the
+        recording began, where no mark says so.
+        """
+        self._there = dict(there or {})
+        self._gone = iter(gone)
+        self._next_gone = next(self._gone, None)
         self._rank = rank
         self._parameters = parameters
         number = {layer.path: index for index, layer in enumerate(layers)}
         self._ways = [tuple(number[layer.path[:steps]] for steps in range(1, len(layer.path) + 1)) for layer in layers]
+        self._begun_ns = start_ns
         self._start_ns: int | None = None
         self._held: dict[str, int] = {}  # by device
         self._peaks: dict[str, tuple[int, int, Place]] = {}  # by device: bytes, number of the event, where
@@ -136,16 +150,35 @@ class Allocations:
                     self._on_optimizer(item)
             elif kind is step and self._start_ns is None:
                 self._start_ns = event.start_ns
+        self._free_unseen(None)
         for ranges in self._ranges.values():
             self._leave(ranges, 0)
 
     # What happens
+
+    def _free_unseen(self, until: int | None) -> None:
+        """What was there at the start and was let go by then is free, though torch did not say so."""
+        while self._next_gone is not None and (until is None or self._next_gone[0] <= until):
+            time, device, address = self._next_gone
+            self._let_go(time, device, address)
+            self._next_gone = next(self._gone, None)
+
+    def _let_go(self, time: int, device: str, address: int) -> None:
+        size = self._there.pop((device, address), 0)
+        if size:
+            self._held[device] = self._held.get(device, 0) - size
+            self._note(time, -size, device, _NONE)
 
     def _on_memory(self, item: Attributed) -> None:
         event, place, _, _, _ = item
         _, _, time, _, thread, _, _, address, device, size, _ = event
         if self._in_pass and place.phase == FORWARD and place.frame is not None and place.frame.kind == "op":
             self._end_pass()  # what the engine frees between two nodes is inside no op
+        self._free_unseen(time)
+        if (device, address) in self._there:  # it is freed now, or was before: something else is there
+            self._let_go(time, device, address)
+            if size < 0:
+                return
         block = self._alive.pop((device, address), _NONE) if address else _NONE
         if size > 0 and block != _NONE:
             # Something else is there now: its free was not recorded, as those on threads that nobody observes.
@@ -287,16 +320,19 @@ class Allocations:
     # What came of it
 
     def result(
-        self, before: Mapping[str, tuple[tuple[str, int], ...]], timeline: bool = False
+        self, before: Mapping[str, tuple[tuple[str, int], ...]] | None, timeline: bool = False
     ) -> tuple[tuple[Memory, ...], dict[SampleKey, Spread], Timeline | None]:
         """The peak of each device with what was alive then, peaks and kept bytes of calls, and on request every step.
 
-        ``before``: what the model had at the start, (kind, bytes) by device. Σ ``held`` is the peak. Of the kind
-        "unknown" are blocks without an address, and with a minus, what was there at the start and had been freed.
+        ``before``: what the model had at the start, (kind, bytes) by device, None where nobody looked. Σ ``held`` is
+        the peak. Of the kind "unknown" are blocks without an address, and with a minus, what was there at the start and
+        had been freed.
         """
         ends = [self._times[died] if died != _NONE else inf for died in self._died]
         kinds = self._kinds(ends)
-        memory = tuple(self._memory(device, before.get(device, ()), kinds) for device in sorted({*self._held, *before}))
+        devices = sorted({*self._held, *(before or ())})
+        known = {device: None if before is None else before.get(device, ()) for device in devices}
+        memory = tuple(self._memory(device, known[device], kinds) for device in devices)
         samples = {
             SampleKey(layer, phase, self._rank, device, "peak_bytes"): Spread.of(values)
             for (layer, phase, device), values in sorted(self._samples.items())
@@ -327,7 +363,7 @@ class Allocations:
         at = bisect_right(starts, time) - 1
         return at >= 0 and time < self._passes[at].end_ns
 
-    def _memory(self, device: str, before: tuple[tuple[str, int], ...], kinds: Sequence[str]) -> Memory:
+    def _memory(self, device: str, before: tuple[tuple[str, int], ...] | None, kinds: Sequence[str]) -> Memory:
         if device not in self._peaks:
             return Memory(device, self._rank, before=before)
         peak, at, _ = self._peaks[device]
@@ -348,7 +384,8 @@ class Allocations:
     @property
     def _zero(self) -> int:
         """When the session began."""
-        return self._start_ns if self._start_ns is not None else self._times[0]
+        known = [start for start in (self._start_ns, self._begun_ns) if start is not None]
+        return known[0] if known else self._times[0]
 
     def _kept(self, ends: Sequence[float]) -> Iterator[tuple[SampleKey, Spread]]:
         """What was made in forward calls for backward: what is there when the first pass after the outermost call

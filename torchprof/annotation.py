@@ -25,10 +25,12 @@ def annotate(model: nn.Module | Sequence[nn.Module], *, paths: Iterable[Any] | N
     Systems, ``emit_itt`` with VTune. Each call is a range ``torchprof:`` + its path, percent-escaped to plain ASCII.
     ``model``: a module, or a list of modules; ``paths`` selects modules as for ``Profile``. A decorator, too.
 
+    Inside a ``Profile`` of the same model, or around one, that has the labels: no call counts twice.
+
     Raises TorchprofError for what is no module and for a path that matches nothing.
     """
     plan = Plan(checked_models(model), paths)
-    labels = Labels(plan.targets)
+    labels = Labels(plan.targets, gives_way=True)
     labels.attach()
     try:
         yield

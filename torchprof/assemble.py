@@ -94,21 +94,27 @@ def assemble(
     start: Holding = NOTHING,
     end: Holding = NOTHING,
     steps: bool = False,
+    from_first_mark: bool = True,
     python_samples: Iterable[tuple[int, str, int]] | None = None,
     rank: int = 0,
 ) -> Run:
     """The run of one recording, without its doubts; ``seen`` grows by what was noticed on the way.
 
     ``layers`` are those of the plan, as they were at the end; ``start`` and ``end``: what memory was held then;
-    ``steps``: whether steps were marked in the recording; ``python_samples``: at which time, in ns since the epoch,
-    Python was seen at which line, and for how many intervals that stands.
+    ``steps``: whether steps were marked in the recording; ``from_first_mark``: whether one began with it;
+    ``python_samples``: at which time, in ns since the epoch, Python was seen at which line, and for how many intervals
+    that stands.
     """
     attribution = attribution_of(plan, recording.called_from if asked.with_stack else None)
     places = attribution.places.all
     signatures = recording.signatures
     estimate = Estimate(signatures) if asked.with_flops else None
-    allocations = Allocations(layers, rank, end.addresses) if asked.profile_memory else None
-    steps_seen = Steps(layers, rank) if steps else None
+    allocations = (
+        Allocations(layers, rank, end.addresses, start.blocks, start.gone, recording.start_ns)
+        if asked.profile_memory
+        else None
+    )
+    steps_seen = Steps(layers, rank, from_first_mark) if steps else None
 
     events = _events(recording, asked, estimate)
     attributed = attribution.attribute(events if python_samples is None else _with_samples(events, python_samples))
@@ -128,7 +134,7 @@ def assemble(
     memory: tuple[Memory, ...] = ()
     timeline = None
     if allocations is not None:
-        memory, of_memory, timeline = allocations.result(start.sizes, asked.with_timeline)
+        memory, of_memory, timeline = allocations.result(None if start is NOTHING else start.sizes, asked.with_timeline)
         allocators = allocators_between(start, end)
         memory = tuple(replace(one, allocator=allocators.get(one.device, ())) for one in memory)
         samples.update(of_memory)

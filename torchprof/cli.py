@@ -148,7 +148,9 @@ def _parser() -> argparse.ArgumentParser:
 
     show = commands.add_parser("show", help="show a saved run", description="Show a saved run; needs no torch.")
     show.add_argument("run", metavar="RUN.json")
-    show.add_argument("--report", metavar="NAME", help="another report than the tree: top, ops, memory, steps, between, …")
+    show.add_argument(
+        "--report", metavar="NAME", help="another report than the tree: top, ops, memory, steps, between, …"
+    )
     _add_table_options(show)
     show.set_defaults(command=_show)
     return parser

@@ -113,14 +113,26 @@ class Recording:
 
     @property
     def has(self) -> dict[str, bool]:
-        """What was recorded beside times: ``profile_memory``, ``record_shapes``, ``with_stack``."""
-        return {name: bool(getattr(self._profiler, name)) for name in ("profile_memory", "record_shapes", "with_stack")}
+        """What was recorded beside times: ``profile_memory``, ``record_shapes``, and ``with_stack``, which torch leaves
+        out of its events where nobody asked for ``experimental_config=_ExperimentalConfig(verbose=True)``."""
+        has = {name: bool(getattr(self._profiler, name)) for name in ("profile_memory", "record_shapes", "with_stack")}
+        has["with_stack"] = has["with_stack"] and any(raw.stack() for raw in self._raw())
+        return has
 
     @property
     def wall_ns(self) -> int:
-        """How long the session lasted: from its first event to its last."""
+        """How long the session lasted, as torch says; where it does not, from the first event to the last."""
+        start, end = (getattr(self._profiler, f"profiling_{which}_time_ns", 0) for which in ("start", "end"))
+        if end > start > 0:
+            return int(end - start)
         raws = self._raw()
         return max(map(_end_ns, raws)) - raws[0].start_ns() if raws else 0
+
+    @property
+    def start_ns(self) -> int | None:
+        """When it began, on the clock of the events; None where nothing was recorded."""
+        results = self._profiler.kineto_results
+        return None if results is None else int(results.trace_start_ns())
 
     def events(self, detail: Callable[[str], Detail] | None = None, addresses: bool = False) -> Iterator[Event]:
         """What happened, in the order of start: ops, labels, autograd nodes and memory; then the work of the device.
@@ -169,6 +181,8 @@ class Recording:
                 address = address_of.get((start, thread, size), 0)
                 yield new(Event, (kind, name, start, start, thread, -1, 0, address, _device(raw, devices), size, 0))
                 continue
+            if kind is op or kind is user_label:  # one name may be both: a label around a function of that name
+                kind = user_label if raw.scope() == _USER_SCOPE else op
             sequence = raw.sequence_nr()
             end = _end_ns(raw)
             forward_thread = signature = 0
@@ -415,13 +429,15 @@ class Session(Recording):
             self._profiler._start_trace()
         except BaseException:
             self._guard.off()
+            if is_observed():  # Ctrl-C came when torch's session had just begun: nobody else would end it
+                self.stop()
             raise
+        self._started_ns = time.perf_counter_ns()
         # The first event of a session pays for its buffers: let it be ours, not one of the first layer's.
         self._mark()
         self.started = Session._under_way = True
         self._process = os.getpid()
         atexit.register(self._end_with_process)
-        self._started_ns = time.perf_counter_ns()
 
     def mark_step(self) -> None:
         """Record that here a step ends."""

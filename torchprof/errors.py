@@ -13,6 +13,8 @@ class TorchprofError(RuntimeError):
 def suggest(given: str, choices: Iterable[str], limit: int = 3) -> str:
     """List a few choices; of many, say which were probably meant, or the first ones when none is near."""
     known = list(choices)
+    if not known:
+        return "There is none."
     near = difflib.get_close_matches(given, known, n=limit, cutoff=0.5)
     if near and len(known) > 8:
         return "Did you mean " + " or ".join(repr(choice) for choice in near) + "?"

@@ -39,7 +39,6 @@ def fold(
     freed = {True: FIELDS.index("cpu_freed"), False: FIELDS.index("device_freed")}
     device_ns = FIELDS.index("device_ns")
     memory, kernel, label, step = Kind.MEMORY, Kind.KERNEL, Kind.LABEL, Kind.STEP
-    begun = False  # whether the mark at the start of a session came by
     covered = covered_until = 0
 
     for event, place, around, counted, ns in attributed:
@@ -59,7 +58,6 @@ def fold(
                 values[freed[device == "cpu"]] -= event.nbytes
             continue
         if kind is step:
-            begun = True
             continue
         index = place.index
         if index >= len(cpu_ns):
@@ -95,7 +93,7 @@ def fold(
         SampleKey(layer, phase, rank, "cpu", "cpu_ns"): Spread.of(values)
         for (layer, phase), values in sorted(durations.items())
     }
-    if begun and timed:
+    if covered:
         busy["cpu"] = covered
     return rows, samples, busy
 

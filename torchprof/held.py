@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import finalize
 
 import torch
 from torch import nn
@@ -23,16 +26,27 @@ class Holding:
 
     ``sizes``: (kind, bytes) of the model's parameters, buffers and gradients, by device. ``addresses``: (device,
     address) of the parameters and buffers. ``allocator``: figures of torch's caching allocator in bytes, by device;
-    none for the CPU, which has none.
+    none for the CPU, which has none. ``blocks``: the bytes of each storage, by device and address. ``gone``: where that
+    was watched, what of it was let go since, in order: (time in ns since the epoch, device, address).
     """
 
     sizes: Mapping[str, tuple[tuple[str, int], ...]]
     addresses: frozenset[tuple[str, int]]
     allocator: Mapping[str, Mapping[str, int]]
+    blocks: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    gone: list[tuple[int, str, int]] = field(default_factory=list)
+    _watches: list[finalize[Any, Any]] = field(default_factory=list)
 
     @classmethod
-    def now(cls, models: Iterable[nn.Module]) -> Holding:
-        """What is held at this moment. A storage counts once, whatever shares it."""
+    def now(cls, models: Iterable[nn.Module], watch: bool = False) -> Holding:
+        """What is held at this moment. A storage counts once, whatever shares it.
+
+        torch does not record that memory is freed which was there before the recording. With ``watch`` we note when the
+        tensors of the model go, until ``stop_watching``: the gradients that zero_grad lets go, above all.
+        """
+        blocks: dict[tuple[str, int], int] = {}
+        gone: list[tuple[int, str, int]] = []
+        watches: list[finalize[Any, Any]] = []
         sizes: dict[str, dict[str, int]] = {}
         held: dict[tuple[str, int], str] = {}  # device and address → kind
         for model in models:
@@ -46,14 +60,29 @@ class Holding:
                     place = _storage(tensor)
                     if place is not None and place[:2] not in held:
                         held[place[:2]] = kind
+                        blocks[place[:2]] = place[2]
+                        if watch:
+                            watches.append(finalize(tensor, _note_gone, gone, *place[:2]))
+                            watches[-1].atexit = False
                         of_device = sizes.setdefault(place[0], {})
                         of_device[kind] = of_device.get(kind, 0) + place[2]
         by_device = {device: tuple(of_device.items()) for device, of_device in sizes.items()}
         addresses = frozenset(place for place, kind in held.items() if kind != "gradients")
-        return cls(by_device, addresses, _allocators())
+        return cls(by_device, addresses, _allocators(), blocks, gone, watches)
+
+    def stop_watching(self) -> None:
+        """Note no more of what goes."""
+        for one in self._watches:
+            one.detach()
+        self._watches.clear()
+
+
+def _note_gone(gone: list[tuple[int, str, int]], device: str, address: int) -> None:
+    gone.append((time.time_ns(), device, address))
 
 
 NOTHING = Holding({}, frozenset(), {})
+"""Where nobody looked."""
 
 
 def allocators_between(start: Holding, end: Holding) -> dict[str, tuple[tuple[str, int, int], ...]]:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 from weakref import ref
 
@@ -86,18 +86,24 @@ class _BoundLater:
 class Labels:
     """The labels on some modules, from ``attach`` to ``detach``.
 
-    ``unobserved`` counts the calls on threads that the profiler does not record, by label; ``unlabelled`` lists the
-    labels of modules whose forward could not be wrapped. ``before_first``, where given, is called before every call of
-    ``trigger`` until it returns True: only from then on are calls labelled.
+    A module has one label at a time: labels with ``gives_way`` leave it to others that are on, and others take it from
+    them; whose profiler they are for is not ours to know, so they are put on all threads. ``unobserved`` counts the
+    calls on threads that the profiler does not record, by label; ``unlabelled`` lists the labels of modules whose
+    forward could not be wrapped. ``before_first``, where given, is called before every call of ``trigger`` until it
+    returns True: only from then on are calls labelled.
     """
 
     targets: Sequence[Target]
+    gives_way: bool = False
     trigger: Sequence[nn.Module] = ()
     before_first: Callable[[], bool] | None = None
     unobserved: Counter[str] = field(default_factory=Counter)
     unlabelled: list[str] = field(default_factory=list)
 
+    _attached: ClassVar[list[Labels]] = []
+
     def attach(self) -> None:
+        Labels._attached.append(self)
         self._home = get_ident()
         self._restore: list[Callable[[], None]] = []
         self._seen: list[dict[int, str]] = []  # the labels of the modules that were called, by class that has forward
@@ -119,11 +125,37 @@ class Labels:
 
     def add(self, targets: Iterable[Target]) -> None:
         """Label more modules, between ``attach`` and ``detach``."""
+        others = [other for other in Labels._attached if other is not self]
         for target in targets:
+            key = id(target.module())
+            if self.gives_way and any(other._labels_of(key) for other in others):
+                continue
+            for other in others:
+                self._restore.extend(other._leave_to_another(key) if other.gives_way else ())
             self._attach(target)
+
+    def _labels_of(self, key: int) -> list[tuple[dict[int, Any], Any]]:
+        """Where a module is in our tables, by its number, and what there is about it."""
+        tables: list[dict[int, Any]] = [*self._seen, *self._unseen]
+        return [(table, table[key]) for table in tables if key in table]
+
+    def _leave_to_another(self, key: int) -> list[Callable[[], None]]:
+        """Label a module no more; returns how to do so again."""
+        entries = self._labels_of(key)
+        for table, _ in entries:
+            del table[key]
+
+        def again() -> None:
+            if self in Labels._attached:
+                for table, entry in entries:
+                    table[key] = entry
+
+        return [again] if entries else []
 
     def detach(self) -> None:
         """Leave every class and instance as it was. A wrapper that somebody has wrapped since passes calls through."""
+        if self in Labels._attached:
+            Labels._attached.remove(self)
         for restore in reversed(self._restore):
             restore()
         for labels in self._seen:
@@ -231,7 +263,7 @@ class Labels:
     def _wrapper(
         self, original: Callable[..., Any], labels: dict[int, str], unseen: dict[int, Target]
     ) -> Callable[..., Any]:
-        home = self._home
+        home = None if self.gives_way else self._home  # theirs may be a profiler that records all threads
         enter, observed, is_traced, thread = record, is_observed, _is_traced, get_ident
 
         @functools.wraps(original)
@@ -245,7 +277,7 @@ class Labels:
                 if self._waiting:
                     return self._wait(self_, forward, original, args, kwargs)
                 label = target.label
-            if thread() != home and not observed():
+            if home is not None and thread() != home and not observed():
                 self.unobserved[label] += 1
                 return original(self_, *args, **kwargs)
             if target is not None:

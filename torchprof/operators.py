@@ -194,11 +194,14 @@ def _chain(rows: Rows, at: int) -> _Chain:
 
 
 def _way_in(rows: Rows, at: int) -> Iterator[tuple[int, str, Frame]]:
-    """The ops and labels around the work of a row, outer to inner, with layer and phase; at least ``(between ops)``."""
+    """The ops and labels around the work of a row, outer to inner, with layer and phase; at least ``(between ops)``.
+
+    A label has no phase of its own: one around a whole step holds forward and backward work.
+    """
+    layer, phase = rows.columns["layer"][at], PHASES[rows.columns["phase"][at]]
     for around in rows.within[rows.columns["within"][at]]:
         for frame in around.frames:
-            yield around.layer, around.phase, frame
-    layer, phase = rows.columns["layer"][at], PHASES[rows.columns["phase"][at]]
+            yield around.layer, phase if frame.kind == "label" else around.phase, frame
     frames = rows.frames[rows.columns["frames"][at]]
     for frame in (frames[:-1] if _is_kernel(frames) else frames) or _OWN_TIME:
         yield layer, phase, frame

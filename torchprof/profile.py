@@ -283,7 +283,7 @@ class Profile:
     def _start_cycle(self) -> None:
         self._session = self._prepared or self._new_session()
         self._prepared = self._event_lists = None
-        self._start_holding = Holding.now(self._models) if self.profile_memory else NOTHING
+        self._start_holding = Holding.now(self._models, watch=True) if self.profile_memory else NOTHING
         self._session.start()
         self._recording = True
 
@@ -291,6 +291,7 @@ class Profile:
         assert self._session is not None
         self._recording = False
         self._session.stop()
+        self._start_holding.stop_watching()
         self._end_holding = Holding.now(self._models) if self.profile_memory else NOTHING
 
     def _end_cycle(self) -> None:
@@ -318,6 +319,7 @@ class Profile:
             start=self._start_holding,
             end=self._end_holding,
             steps=self._session.steps > 0,
+            from_first_mark=not self.warmup,
             rank=self._rank,
         )
 

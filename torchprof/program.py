@@ -163,7 +163,7 @@ class Program:
             self._records, profile_memory=self._asked.profile_memory, record_shapes=self._asked.with_flops
         )
         self._sampler = Sampler(threading.get_ident())
-        self._holding = Holding.now(self._plan.models) if self._asked.profile_memory else NOTHING
+        self._holding = Holding.now(self._plan.models, watch=True) if self._asked.profile_memory else NOTHING
         self._modules_before = self._calls + self._outermost.inner
         self._session.start()
         self._sampler.start()
@@ -174,6 +174,7 @@ class Program:
         self._recording = False
         self._sampler.stop()
         self._session.stop()
+        self._holding.stop_watching()
         modules = self._calls + self._outermost.inner - self._modules_before
         cycle = assemble(
             self._session,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import nsmallest
+from itertools import takewhile
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -307,7 +308,7 @@ class Memory:
     peak_bytes: int = 0
     peak_ns: int = 0
     held: tuple[Held, ...] = ()
-    before: tuple[tuple[str, int], ...] = ()
+    before: tuple[tuple[str, int], ...] | None = None
     allocator: tuple[tuple[str, int, int], ...] = ()
 
 
@@ -438,7 +439,8 @@ class Run:
         """The operators and labels of one phase under each layer (by index in ``layers``), in the order of first call.
 
         Σ self over the ops of a layer, those inside its labels included, is the layer's self: ``(between ops)`` is one
-        of them where it has any. The total of a label is all that ran in it, whatever layer or phase that counts for.
+        of them where it has any. The total of a label is all that ran in it in this phase, whatever layer that counts
+        for, and whatever phase the label is of itself.
         """
         wanted = number_of_phase(phase)
         rows, columns = self.rows, self.rows.columns
@@ -471,8 +473,11 @@ class Run:
             cost = Cost(*(columns[name][at] for name in FIELDS))
             touched: dict[int, Op] = {}
             for around in within:
-                if around.phase == phase:
-                    touched.update((id(op), op) for op in steps(around.layer, around.frames))
+                way_in = around.frames
+                if around.phase != phase:
+                    way_in = tuple(takewhile(lambda frame: frame.kind == "label", way_in)) if here else ()
+                counted = (op for op in steps(around.layer, way_in) if here or op.kind != "label")
+                touched.update((id(op), op) for op in counted)
             if here:
                 is_kernel = bool(frames) and frames[-1].kind == "kernel"
                 way = [*steps(layer, frames if len(frames) > is_kernel else own_time)]

@@ -33,6 +33,10 @@ import sys
 sys.path.append(sys.argv[1])
 from torchprof.script import record_functions
 sys.path.pop()
+try:
+    import torch  # the first pass has it before it begins, and here it would hide all else
+except ImportError:
+    pass
 record_functions(*sys.argv[2:])
 """
 

@@ -34,7 +34,9 @@ class Steps:
     lies on it; a kernel counts in the step that launched it. What comes after the last mark is in no step.
     """
 
-    def __init__(self, layers: Sequence[Layer], rank: int = 0) -> None:
+    def __init__(self, layers: Sequence[Layer], rank: int = 0, from_first_mark: bool = True) -> None:
+        """``from_first_mark``: whether a step begins where the session does, and not in its middle."""
+        self._from_first_mark = from_first_mark
         number = {layer.path: index for index, layer in enumerate(layers)}
         self._above = [number.get(layer.path[:-1], OUTSIDE) for layer in layers]
         self._rank = rank
@@ -79,7 +81,9 @@ class Steps:
                 if self._starts:
                     self._end_step(own, bare, explained - rest, at - self._starts[-1])
                     closure.move(own, self._outside[-1])
-                self._starts.append(at)
+                if self._from_first_mark:
+                    self._starts.append(at)
+                self._from_first_mark = True
                 own, explained = beyond, rest
             elif kind not in _UNTIMED:
                 end = start + ns
@@ -217,7 +221,7 @@ class _Closure:
             inside_step = place.outer is not None and place.outer in self._ranges
             if self._called and (inside_step or place.outer in self._own):
                 self._own[place] += ns
-                if around is not None and around in self._own and around is not place:
+                if around is not None and around in self._own:
                     self._own[around] -= ns
 
     def move(self, own: Mapping[Place, int], parts: dict[str, int]) -> None:

@@ -13,7 +13,7 @@ from torchprof.run import BETWEEN_OPS, Run
 
 
 @report("between")
-def between(run: Run, *, limit: int = 10, lines: int = 3, tablefmt: str | None = None) -> str:
+def between(run: Run, *, limit: int | None = 10, lines: int | None = 3, tablefmt: str | None = None) -> str:
     """The CPU time that no operator explains, by layer, label and phase, largest first: Python, and what it calls, as
     NumPy.
 
@@ -46,5 +46,6 @@ def between(run: Run, *, limit: int = 10, lines: int = 3, tablefmt: str | None =
             part = ns * times / samples
             table.append([f"  {line}", "", "~" + format_time(part), f"{part / whole:.1%}", str(times)])
     text = draw(["Layer, and where in the source", "Phase", "Between ops", "Share", "Samples"], table, tablefmt)
-    hidden = max(len(parts) - limit, 0)
-    return f"{text}\nLayers with less are hidden: {hidden}." if hidden else text
+    hidden = 0 if limit is None else max(len(parts) - limit, 0)
+    more = [f"Layers with less are hidden: {hidden}."] if hidden else []
+    return "\n".join([text, *more, *(warning for meta in run.metas for warning in meta.warnings)])

@@ -161,7 +161,12 @@ def memory(
         heading = "Module" if len(run.memory) == 1 else f"Module, on {_name(run, one)}"
         parts += [_table(heading, lines, columns, depth, tablefmt), *hidden]
     if not run.memory:
-        parts.append("No allocation was recorded.")
+        has_bytes = any(any(run.rows.columns[name]) for name in ("cpu_allocated", "device_allocated"))
+        parts.append(
+            'An older torchprof wrote this run: it knows no peaks. What each layer allocated is in the "tree" report.'
+            if has_bytes
+            else "No allocation was recorded."
+        )
     notes = [warning for meta in run.metas for warning in meta.warnings]
     if run.memory and run.timeline is None:
         notes.insert(0, "With Profile(..., profile_memory=True, with_timeline=True), memory over time is drawn here.")
@@ -230,11 +235,12 @@ def _by_kind(memory: Memory, tablefmt: str | None) -> str:
         entry = sums.setdefault(kind, [0, 0])
         entry[0] += held.nbytes
         entry[1] += held.blocks
-    before = dict(memory.before)
+    before = dict(memory.before or ())
     rows = []
     for kind in sorted({*sums, *before}, key=lambda kind: (-sums.get(kind, [0])[0], kind)):
         nbytes, blocks = sums.get(kind, (0, 0))
-        there = format_memory(before.get(kind, 0)) if kind in _MODELS_OWN else "" if kind == _FREED_SINCE else UNKNOWN
+        is_known = kind in _MODELS_OWN and memory.before is not None
+        there = format_memory(before.get(kind, 0)) if is_known else "" if kind == _FREED_SINCE else UNKNOWN
         rows.append([kind, format_memory(nbytes), _share(nbytes, memory.peak_bytes), str(blocks or ""), there])
     whole = format_memory(memory.peak_bytes)
     rows.append(["all", whole, _share(memory.peak_bytes, memory.peak_bytes), "", ""])

@@ -18,6 +18,7 @@ from torchprof.reports.tree import (
     column_called,
     columns_of,
     draw,
+    printable,
 )
 from torchprof.run import Run
 
@@ -196,7 +197,8 @@ def _our_name(name: str, columns: Sequence[Column], run: Run) -> str:
 
 
 def shortened(name: str, width: int = _WIDTH) -> str:
-    """A long name with its middle left out."""
+    """A long name with its middle left out; what cannot be printed is written out."""
+    name = printable(name)
     if len(name) <= width:
         return name
     head = (width - 1) * 3 // 5

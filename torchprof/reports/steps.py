@@ -63,7 +63,13 @@ class _Loop:
         whole = self.of(OUTSIDE, FORWARD, "step_ns")
         if whole is None:
             raise TorchprofError(
-                "No step of a loop was marked in this run: call prof.step() at the end of each pass, inside the block."
+                " ".join(
+                    [
+                        "No step of a loop was recorded: call prof.step() at the end of each pass, inside the block of "
+                        "a Profile.",
+                        *meta.warnings,
+                    ]
+                )
             )
         self.whole = whole
         self.phases = [phase for phase in PHASES if phase in run.phases()]

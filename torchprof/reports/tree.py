@@ -269,6 +269,8 @@ def tree(
     ]
     text = draw(["Module", *(column.heading for column in columns)], table, tablefmt)
     notes = [] if top is None else [what_is_hidden(lines, largest_by, top)]
+    if any(around.frames[-1].kind == "label" for within in run.rows.within for around in within):
+        notes.append("The total of a label holds the layers called in it, which have rows of their own, too.")
     notes += [warning for meta in run.metas for warning in meta.warnings]
     return "\n".join([text, *([""] if notes else []), *notes])
 
@@ -351,28 +353,33 @@ def _figures(phases: Sequence[str], nodes: Sequence[Node], params: int | None) -
 
 
 def _op_lines(ops: dict[str, list[Op]], show_events: bool, in_no_layer: bool = False) -> list[Entry]:
-    """The lines of the user's labels, and with ``show_events`` of operators."""
-    return [
-        Entry(
-            _op_name(op, phase),
-            Figures(
-                {phase: op.self},
-                {phase: op.total},
-                -1 if op.name == BETWEEN_OPS else op.calls,
-                timeless=op.name == BETWEEN_OPS and in_no_layer,
-            ),
-            ops=_op_lines({phase: op.inside}, show_events),
-            is_layer=False,
-        )
-        for phase, found in ops.items()
-        for op in sorted(found, key=lambda op: op.name == BETWEEN_OPS)
-        if show_events or op.kind == "label"
-    ]
+    """The lines of the user's labels, and with ``show_events`` of operators. A label is one line in all phases."""
+    lines = []
+    labels: dict[str, tuple[Entry, dict[str, Op]]] = {}  # by name: its line, and what of it is in which phase
+    for phase, found in ops.items():
+        for op in sorted(found, key=lambda op: op.name == BETWEEN_OPS):
+            if op.kind == "label":
+                if op.name not in labels:
+                    lines.append(Entry(f"{printable(op.name)} (label)", Figures(), is_layer=False))
+                    labels[op.name] = lines[-1], {}
+                labels[op.name][1][phase] = op
+            elif show_events:
+                own_time = op.name == BETWEEN_OPS
+                figures = Figures({phase: op.self}, {phase: op.total}, -1 if own_time else op.calls)
+                figures.timeless = own_time and in_no_layer
+                name = op.name if phase == FORWARD else f"{op.name} ({phase})"
+                lines.append(Entry(name, figures, is_layer=False))
+    for line, parts in labels.values():
+        line.figures.own = {phase: op.self for phase, op in parts.items()}
+        line.figures.total = {phase: op.total for phase, op in parts.items()}
+        line.figures.calls = next((op.calls for op in parts.values() if op.calls), 0)
+        line.ops = _op_lines({phase: op.inside for phase, op in parts.items()}, show_events)
+    return lines
 
 
-def _op_name(op: Op, phase: str) -> str:
-    marks = ["label"] * (op.kind == "label") + [phase] * (phase != FORWARD)
-    return f"{op.name} ({', '.join(marks)})" if marks else op.name
+def printable(name: str) -> str:
+    """A name that somebody chose, with line breaks and the like written out: they would break the table."""
+    return name if name.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in name)
 
 
 def sort_entries(lines: list[Entry], column: Column) -> None:
