@@ -1724,3 +1724,24 @@ def test_a_profile_that_is_switched_off_inside_its_block_still_ends() -> None:
     with Profile(model) as again:
         model(torch.rand(1, 2))
     assert again.run.tree("forward").calls == 1
+
+
+def test_ctrl_c_while_the_session_starts_leaves_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's session has begun by then, and a process that ends with one dies."""
+    from torch.autograd import profiler as torch_profiler
+
+    model = nn.Linear(2, 2)
+    enable = torch_profiler._enable_profiler
+
+    def interrupted(*args: Any) -> None:
+        enable(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch_profiler, "_enable_profiler", interrupted)
+    with pytest.raises(KeyboardInterrupt), Profile(model):
+        pass
+    monkeypatch.undo()
+    assert not torch.autograd._profiler_enabled()
+    with Profile(model) as prof:
+        model(torch.rand(1, 2))
+    assert prof.run.tree("forward").calls == 1

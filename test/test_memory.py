@@ -140,6 +140,37 @@ def test_a_chain_without_gradients_holds_two(mode: Callable[[], AbstractContextM
     assert kept(run) == 0
 
 
+def test_gradients_that_were_there_and_are_let_go_do_not_count() -> None:
+    """The usual loop: what zero_grad frees was there at the start, and torch says nothing of it. 1 MB of weights."""
+    model = nn.Linear(512, 512, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.rand(1, 512)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    step()
+    peaks: list[int] = []
+    with Profile(
+        model,
+        profile_memory=True,
+        schedule=torch.profiler.schedule(wait=0, warmup=0, active=1, repeat=4),
+        on_trace_ready=lambda prof: peaks.append(prof.run.memory[0].peak_bytes),
+    ) as prof:
+        for _ in range(4):
+            step()
+            prof.step()
+    assert len(peaks) == 4
+    assert all(0 <= peak < 2**16 for peak in peaks), "the new gradients take the room of the old ones"
+    assert dict(prof.run.memory[0].before or ())["gradients"] == 2**20
+    model.zero_grad()
+    with Profile(model, profile_memory=True) as prof:
+        step()
+    assert prof.run.memory[0].peak_bytes >= 2**20, "here they are new"
+
+
 def test_a_training_step_of_a_chain_holds_one_more() -> None:
     """The first gradient of an activation is there beside all n activations; beyond it there are weight gradients."""
     model, x = Chain(8), rows()

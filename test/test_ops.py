@@ -310,6 +310,26 @@ def test_source_lines_of_backward_are_those_of_forward() -> None:
     assert all("linear.py" in line for line in ours)
 
 
+def test_a_label_around_a_step_holds_of_each_phase_what_is_of_it() -> None:
+    """And both together what its ranges lasted, as torch's list has it."""
+    model = Mlp()
+    with torchprof.Profile(model) as prof:
+        for _ in range(2):
+            with record_function("train step"):
+                model(torch.rand(3, 4)).sum().backward()
+    (theirs,) = (event for event in prof.key_averages() if event.key == "train step")
+    in_phase = {
+        phase: sums.total.cpu_ns
+        for phase in (FORWARD, BACKWARD)
+        for operator, sums in operators(prof.run, phase=phase).items()
+        if operator.name == "train step"
+    }
+    assert sum(in_phase.values()) / 1000 == pytest.approx(theirs.cpu_time_total, abs=0.001)
+    assert in_phase[BACKWARD] == prof.run.tree(BACKWARD).total.cpu_ns + prof.run.no_layer(BACKWARD).cpu_ns
+    everything = {operator.name: sums.total.cpu_ns for operator, sums in operators(prof.run).items()}
+    assert everything["train step"] == sum(in_phase.values())
+
+
 # Laws
 
 

@@ -142,6 +142,8 @@ def test_labels_of_the_users_to_the_letter() -> None:
             " └── back (label, backward) |                |           | 1               | 0.600us",
             "(outside)                   | 0.009us        | 0.009us   |                 | 0.000us",
             "└── loss (label)            | 0.009us        | 0.009us   | 4               |",
+            "",
+            "The total of a label holds the layers called in it, which have rows of their own, too.",
         ]
     )
     assert names(run.report("tree", depth=0)) == [

@@ -501,12 +501,42 @@ def test_a_label_around_backward() -> None:
     with Profile(model) as prof:
         labelled_backward(model(torch.rand(3, 4)).sum())
     (label,) = labels_under(prof, OUTSIDE_NAME).values()
-    assert figures(label) == averages_of(prof)["backward pass"]
+    (in_backward,) = labels_under(prof, OUTSIDE_NAME, BACKWARD).values()
+    calls, theirs = averages_of(prof)["backward pass"]
+    both = label.total.cpu_ns + in_backward.total.cpu_ns
+    assert (label.calls, both / 1000) == (calls, pytest.approx(theirs, abs=0.0005))
     nodes = prof.run.tree(BACKWARD).total.cpu_ns + prof.run.no_layer(BACKWARD).cpu_ns
-    others = sum(op.self.cpu_ns for op in label.inside)
-    assert label.total.cpu_ns == label.self.cpu_ns + others + nodes
+    assert (in_backward.total.cpu_ns, in_backward.self.cpu_ns, in_backward.calls) == (nodes, 0, 0)
+    assert label.total.cpu_ns == label.self.cpu_ns + sum(op.self.cpu_ns for op in label.inside)
     assert makers_of(prof, "AddmmBackward0") == {"Mlp.fc1": 1, "Mlp.fc2": 1}
-    assert labels_under(prof, OUTSIDE_NAME, BACKWARD) == {}
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 2
+
+
+class NamedAsItsFunction(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.profiler.record_function("Doubled"):
+            return Doubled.apply(x)
+
+
+def test_a_label_named_as_the_op_inside() -> None:
+    """One is a range of the user's, the other an op that made an autograd node: it knows which layer backward is of."""
+    model = nn.Sequential(nn.Linear(4, 4), NamedAsItsFunction(), nn.Linear(4, 4))
+    with Profile(model) as prof:
+        for _ in range(2):
+            model(torch.rand(3, 4)).sum().backward()
+    (label,) = labels_under(prof, "Sequential.1").values()
+    assert (label.name, label.calls) == ("Doubled", 2)
+    assert [(op.name, op.calls) for op in label.inside][:1] == [("Doubled", 2)]
+    assert makers_of(prof, "DoubledBackward") == {"Sequential.1": 2}
 
 
 def test_the_node_of_a_reentrant_checkpoint_holds_what_it_recomputes() -> None:

@@ -93,7 +93,7 @@ def fold(
         SampleKey(layer, phase, rank, "cpu", "cpu_ns"): Spread.of(values)
         for (layer, phase), values in sorted(durations.items())
     }
-    if covered:
+    if timed:
         busy["cpu"] = covered
     return rows, samples, busy
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import nsmallest
-from itertools import takewhile
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -475,7 +474,7 @@ class Run:
             for around in within:
                 way_in = around.frames
                 if around.phase != phase:
-                    way_in = tuple(takewhile(lambda frame: frame.kind == "label", way_in)) if here else ()
+                    way_in = tuple(frame for frame in way_in if here and frame.kind == "label")
                 counted = (op for op in steps(around.layer, way_in) if here or op.kind != "label")
                 touched.update((id(op), op) for op in counted)
             if here:

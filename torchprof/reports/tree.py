@@ -269,7 +269,7 @@ def tree(
     ]
     text = draw(["Module", *(column.heading for column in columns)], table, tablefmt)
     notes = [] if top is None else [what_is_hidden(lines, largest_by, top)]
-    if any(around.frames[-1].kind == "label" for within in run.rows.within for around in within):
+    if any(frame.kind == "label" for within in run.rows.within for around in within for frame in around.frames):
         notes.append("The total of a label holds the layers called in it, which have rows of their own, too.")
     notes += [warning for meta in run.metas for warning in meta.warnings]
     return "\n".join([text, *([""] if notes else []), *notes])
@@ -360,7 +360,8 @@ def _op_lines(ops: dict[str, list[Op]], show_events: bool, in_no_layer: bool = F
         for op in sorted(found, key=lambda op: op.name == BETWEEN_OPS):
             if op.kind == "label":
                 if op.name not in labels:
-                    lines.append(Entry(f"{printable(op.name)} (label)", Figures(), is_layer=False))
+                    mark = "label" if phase == FORWARD else f"label, {phase}"
+                    lines.append(Entry(f"{printable(op.name)} ({mark})", Figures(), is_layer=False))
                     labels[op.name] = lines[-1], {}
                 labels[op.name][1][phase] = op
             elif show_events:
