@@ -28,6 +28,7 @@ from torchprof.attribute import NOT_SELECTED, OUTSIDE, PHASES, Frame
 from torchprof.cost import Cost
 from torchprof.instrument import PREFIX
 from torchprof.operators import Operator, Sums, layers_of, operators
+from torchprof.reports.ranking import operator_name
 from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Around
 
 NODE_PREFIX = "autograd::engine::evaluate_function: "
@@ -308,6 +309,17 @@ def test_source_lines_of_backward_are_those_of_forward() -> None:
     ours = {line for operator in found if operator.name == "aten::mm" for line in operator.stack}
     assert ours == truth
     assert all("linear.py" in line for line in ours)
+
+
+def test_a_name_as_the_table_shows_it_will_do() -> None:
+    """With the mark of a label, or with its middle left out."""
+    model = Mlp()
+    with torchprof.Profile(model) as prof, record_function("mine"):
+        model(torch.rand(3, 4)).sum().backward()
+    long = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+    for shown, name in (("mine (label)", "mine"), (operator_name(Operator(long)), long)):
+        assert shown != name
+        assert prof.run.report("layers", op=shown) == prof.run.report("layers", op=name)
 
 
 def test_a_label_around_a_step_holds_of_each_phase_what_is_of_it() -> None:

@@ -6,7 +6,7 @@ from torchprof.cost import Cost
 from torchprof.errors import TorchprofError
 from torchprof.operators import layers_of, operators
 from torchprof.reports import report
-from torchprof.reports.ranking import figure_columns, largest_by, line_of, ranked, said, shares_of
+from torchprof.reports.ranking import figure_columns, largest_by, line_of, operator_name, ranked, said, shares_of
 from torchprof.run import Run
 
 
@@ -34,6 +34,7 @@ def layers(
     """
     if op is None:
         raise TorchprofError('Which operator? Write run.report("layers", op="aten::linear"); the report "ops" has all.')
+    op = {operator_name(operator): operator.name for operator in operators(run)}.get(op, op)  # as the table shows it
     found = layers_of(run, op, phase=phase)
     everywhere = [sums for operator, sums in operators(run, phase=phase).items() if operator.name == op]
     columns = figure_columns(run)

@@ -6,9 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchprof.cost import Cost
-from torchprof.operators import Operator, operators
+from torchprof.operators import operators
 from torchprof.reports import report
-from torchprof.reports.ranking import figure_columns, largest_by, line_of, ranked, said, shares_of, shortened
+from torchprof.reports.ranking import (
+    figure_columns,
+    largest_by,
+    line_of,
+    operator_name,
+    ranked,
+    said,
+    shares_of,
+)
 from torchprof.reports.tree import check_number
 from torchprof.run import Run
 
@@ -79,11 +87,6 @@ def ops(
         row_limit=row_limit,
         tablefmt=tablefmt,
     )
-
-
-def operator_name(operator: Operator) -> str:
-    """As rows show it: a long name shortened, a label of the user's marked."""
-    return shortened(operator.name) + " (label)" * (operator.kind == "label")
 
 
 def _shapes(shapes: Sequence[Any]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torchprof.attribute import FORWARD
 from torchprof.cost import Cost, Unit, format_time
-from torchprof.operators import Sums
+from torchprof.operators import Operator, Sums
 from torchprof.reports.tree import (
     UNKNOWN,
     CallsColumn,
@@ -194,6 +194,11 @@ def _our_name(name: str, columns: Sequence[Column], run: Run) -> str:
             known[torchs.replace("cpu", kind)] = ours.replace("cpu", device)
     ours = known.get(str(name), name)
     return ours if any(column.key == ours for column in columns) else name
+
+
+def operator_name(operator: Operator) -> str:
+    """As rows show it: a long name shortened, a label of the user's marked."""
+    return shortened(operator.name) + " (label)" * (operator.kind == "label")
 
 
 def shortened(name: str, width: int = _WIDTH) -> str:
