@@ -19,7 +19,7 @@ from benchmarks.ratios import Ratio, asked_quick, median_ms, show, take_turns
 from benchmarks.subjects import Subject, bare, subjects
 from torchprof.program import Program
 
-LIMITS = {"500 tiny Linear": 1.1, "AlexNet 1x3x224x224": 1.05, "BERT-base 1x128": 1.05}
+LIMIT = 1.05
 CALLS = {"500 tiny Linear": 10, "AlexNet 1x3x224x224": 4, "BERT-base 1x128": 2}
 ROUNDS = {"500 tiny Linear": 30, "AlexNet 1x3x224x224": 15, "BERT-base 1x128": 12}
 
@@ -51,7 +51,7 @@ def measure(quick: bool) -> None:
                 str(ratio),
                 ratio.spread,
                 f"{found * 1e3:.2f} ms",
-                ratio.verdict(LIMITS[subject.name]),
+                ratio.verdict(LIMIT),
             ]
         )
     show(
