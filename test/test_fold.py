@@ -182,7 +182,7 @@ def test_a_device_is_busy_while_anything_runs_on_it() -> None:
     """[0, 10), [5, 15), [6, 8) and [20, 30) are 25 ns; of [0, 3) on another device 3; together they took 42."""
     kernels = [kernel(0, 10), kernel(0, 3, "cuda:1"), kernel(5, 15), kernel(6, 8), kernel(20, 30)]
     run = run_of(*kernels)
-    assert dict(run.meta.busy_ns) == {"cuda:0": 25, "cuda:1": 3}
+    assert dict(run.meta.busy_ns) == {"cpu": 0, "cuda:0": 25, "cuda:1": 3}
     assert sum(row.cost.device_ns for row in run.rows) == 10 + 3 + 10 + 2 + 10
 
 
