@@ -165,6 +165,7 @@ def test_gradients_that_were_there_and_are_let_go_do_not_count() -> None:
     assert len(peaks) == 4
     assert all(0 <= peak < 2**16 for peak in peaks), "the new gradients take the room of the old ones"
     assert dict(prof.run.memory[0].before or ())["gradients"] == 2**20
+    assert peak(prof.run, "Linear") == 512 * 4, "what was let go before the call is no room inside of it"
     model.zero_grad()
     with Profile(model, profile_memory=True) as prof:
         step()

@@ -241,6 +241,7 @@ class Allocations:
     def _on_call(self, item: Attributed) -> None:
         event, place, _, _, ns = item
         start, end = event.start_ns, event.start_ns + ns
+        self._free_unseen(start)
         ranges = self._ranges.setdefault(event.thread, [])
         if place.phase == FORWARD:
             self._end_pass()
@@ -260,6 +261,7 @@ class Allocations:
     def _on_node(self, item: Attributed) -> None:
         event, place, around, _, ns = item
         start, end, thread = event.start_ns, event.start_ns + ns, event.thread
+        self._free_unseen(start)
         ranges = self._ranges.setdefault(thread, [])
         self._leave_ended(ranges, start)
         if not self._in_pass:

@@ -427,14 +427,14 @@ class Session(Recording):
             if not self._prepared:
                 self._profiler._prepare_trace()
             self._profiler._start_trace()
+            self._started_ns = time.perf_counter_ns()
+            # The first event of a session pays for its buffers: let it be ours, not one of the first layer's.
+            self._mark()
         except BaseException:
             self._guard.off()
             if is_observed():  # Ctrl-C came when torch's session had just begun: nobody else would end it
                 self.stop()
             raise
-        self._started_ns = time.perf_counter_ns()
-        # The first event of a session pays for its buffers: let it be ours, not one of the first layer's.
-        self._mark()
         self.started = Session._under_way = True
         self._process = os.getpid()
         atexit.register(self._end_with_process)

@@ -241,9 +241,9 @@ def _by_kind(memory: Memory, tablefmt: str | None) -> str:
         nbytes, blocks = sums.get(kind, (0, 0))
         is_known = kind in _MODELS_OWN and memory.before is not None
         there = format_memory(before.get(kind, 0)) if is_known else "" if kind == _FREED_SINCE else UNKNOWN
-        rows.append([kind, format_memory(nbytes), _share(nbytes, memory.peak_bytes), str(blocks or ""), there])
-    whole = format_memory(memory.peak_bytes)
-    rows.append(["all", whole, _share(memory.peak_bytes, memory.peak_bytes), "", ""])
+        share = "" if kind == _FREED_SINCE else _share(nbytes, memory)
+        rows.append([kind, format_memory(nbytes), share, str(blocks or ""), there])
+    rows.append(["all", format_memory(memory.peak_bytes), "" if _FREED_SINCE in sums else "100.0%", "", ""])
     return draw(["Kind", "At the peak", "Share", "Blocks", "There at the start"], rows, tablefmt)
 
 
@@ -260,18 +260,20 @@ def _by_layer(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt:
             entry[1] += held.blocks
     largest = sorted(sums.items(), key=lambda one: (-one[1][0], one[0]))
     rows = [
-        [_layer_name(run, layer), phase, kind, format_memory(nbytes), _share(nbytes, memory.peak_bytes), str(blocks)]
+        [_layer_name(run, layer), phase, kind, format_memory(nbytes), _share(nbytes, memory), str(blocks)]
         for (layer, phase, kind), (nbytes, blocks) in largest[:shown]
     ]
     if len(largest) > shown:
         nbytes, blocks = (sum(entry[at] for _, entry in largest[shown:]) for at in (0, 1))
         others = f"({len(largest) - shown} more)"
-        rows.append([others, "", "", format_memory(nbytes), _share(nbytes, memory.peak_bytes), str(blocks)])
+        rows.append([others, "", "", format_memory(nbytes), _share(nbytes, memory), str(blocks)])
     return draw(["Made in", "Phase", "Kind", "At the peak", "Share", "Blocks"], rows, tablefmt)
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}" if whole > 0 else ""
+def _share(nbytes: int, memory: Memory) -> str:
+    """Of all that was made since the start and was alive at the peak."""
+    whole = sum(held.nbytes for held in memory.held if held.nbytes > 0)
+    return f"{nbytes / whole:.1%}" if whole else ""
 
 
 # Memory over time
