@@ -172,6 +172,19 @@ def test_gradients_that_were_there_and_are_let_go_do_not_count() -> None:
     assert prof.run.memory[0].peak_bytes >= 2**20, "here they are new"
 
 
+def test_a_gradient_that_is_a_view_goes_and_its_storage_stays() -> None:
+    """As those in the buckets of DistributedDataParallel."""
+    model = nn.Linear(512, 512, bias=False)
+    bucket = torch.zeros(2**18 + 2**16)
+    model.weight.grad = bucket[: 2**18].view(512, 512)
+    with Profile(model, profile_memory=True) as prof:
+        model.zero_grad()
+        torch.empty(2**18)
+    assert bucket.numel() and model.weight.grad is None
+    assert prof.run.memory[0].peak_bytes == 2**20
+    assert dict(prof.run.memory[0].before or ())["gradients"] == bucket.numel() * 4
+
+
 def test_a_training_step_of_a_chain_holds_one_more() -> None:
     """The first gradient of an activation is there beside all n activations; beyond it there are weight gradients."""
     model, x = Chain(8), rows()

@@ -61,7 +61,8 @@ class Holding:
                     if place is not None and place[:2] not in held:
                         held[place[:2]] = kind
                         blocks[place[:2]] = place[2]
-                        if watch:
+                        # A gradient that is a view, as those of DDP's buckets, may go and leave its storage.
+                        if watch and tensor.nbytes == place[2]:
                             watches.append(finalize(tensor, _note_gone, gone, *place[:2]))
                             watches[-1].atexit = False
                         of_device = sizes.setdefault(place[0], {})
