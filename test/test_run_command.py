@@ -116,7 +116,9 @@ def test_a_training_script_from_first_line_to_last(tmp_path: Path) -> None:
         assert f"\n  {name:<8} " in report
     layers = "\n".join(sections(report)["The layers"])
     assert "│├── 3 " in layers and "Optimizer.step#AdamW.step (label)" in layers and "Backward CPU total" in layers
-    assert report.splitlines()[-1] == "Saved. To see more of it: torchprof show train.torchprof.json"
+    assert report.splitlines()[-1] == (
+        "Written: train.torchprof.json. To see more of it: torchprof show train.torchprof.json"
+    )
     found = saved(tmp_path, "train.torchprof.json")
     assert calls(found) == 256 // 32 + 256 // 64
     assert found.report("top") in report and found.meta.script == str(SCRIPTS / "train.py")
@@ -361,11 +363,11 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     done = run(tmp_path, name)
     tmp_path.chmod(0o700)
     assert done.returncode == 0 and "Where the time goes" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("Not saved: script.torchprof.json: Permission denied.")
+    assert done.stdout.splitlines()[-1].startswith("Not written: script.torchprof.json: Permission denied.")
 
 
 def test_a_run_that_cannot_be_saved_is_shown(tmp_path: Path) -> None:
-    (tmp_path / "taken").mkdir()
-    done = run(tmp_path, "-o", "taken", script(tmp_path, "model(x)\nsys.exit(6)"))
+    (tmp_path / "taken.json").mkdir()
+    done = run(tmp_path, "-o", "taken.json", script(tmp_path, "model(x)\nsys.exit(6)"))
     assert done.returncode == 6 and "Where the time goes" in done.stdout
-    assert done.stdout.splitlines()[-1] == "Not saved: taken: Is a directory. Another place: -o RUN.json."
+    assert done.stdout.splitlines()[-1] == ("Not written: taken.json: Is a directory. Another place: -o FILE.")

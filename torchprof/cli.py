@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torchprof
 from torchprof.errors import TorchprofError, suggest
+from torchprof.reports import format_of
 
 if TYPE_CHECKING:
     import torch
@@ -151,6 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument(
         "--report", metavar="NAME", help="another report than the tree: top, ops, memory, steps, between, …"
     )
+    _add_output_option(show)
     _add_table_options(show)
     show.set_defaults(command=_show)
     return parser
@@ -165,7 +167,15 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_output_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", metavar="RUN.json", help="save the run (gzipped where it ends in .gz)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="write the run to a file, again for each: run.json (to show and compare), report.html, table.csv, … "
+        "(gzipped where it ends in .gz)",
+    )
 
 
 def _add_table_options(parser: argparse.ArgumentParser) -> None:
@@ -192,7 +202,9 @@ def _table_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _show(arguments: argparse.Namespace) -> int:
+    _check_output(arguments)
     run = torchprof.load(arguments.run)
+    _export(run, arguments)
     if arguments.report:
         given = _table_options(arguments).items()
         options = {name: value for name, value in given if value is not None and value is not False}
@@ -262,8 +274,7 @@ def _profile(arguments: argparse.Namespace) -> int:
     except Exception as error:
         failure = error
     if prof.exited:
-        if arguments.output:
-            prof.run.save(arguments.output)  # before the table, which may break (a closed pipe, a wrong column)
+        _export(prof.run, arguments)  # before the table, which may break (a closed pipe, a wrong column)
         _print_run(prof.run, arguments)
     if failure is not None:
         return _tell_failure(arguments, failure)
@@ -274,9 +285,9 @@ def _run(arguments: argparse.Namespace) -> int:
     # As for _profile; and before the script, which may import torch, too.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     name = arguments.script.rpartition(".")[2] if arguments.is_module else Path(arguments.script).resolve().stem
-    arguments.output = arguments.output or f"{name}.torchprof.json"
+    arguments.output = arguments.output or [f"{name}.torchprof.json"]
     _check_output(arguments)
-    saved = Path(arguments.output).absolute()  # the script may go elsewhere
+    files = {shown: Path(shown).absolute() for shown in arguments.output}  # the script may go elsewhere
     report = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
     import torch
 
@@ -296,21 +307,22 @@ def _run(arguments: argparse.Namespace) -> int:
         with suppress(Exception):  # the script may have closed it, or put anything in its place
             sys.stdout.flush()
         # Before the report, which may break: whoever reads it may have seen enough (`| head`), and close the pipe.
-        where = _saved(program.run, saved, arguments.output)
+        where = [_saved(program.run, path, shown) for shown, path in files.items()]
         with suppress(BrokenPipeError), report:
             for text in _program_report(program.run, ending, script, arguments):
                 print(text, file=report, flush=True)
-            print(f"\n{where}", file=report)
+            print("", *where, sep="\n", file=report)
     ending.end()
 
 
 def _saved(run: torchprof.Run, path: Path, shown: str) -> str:
-    """Save a run; says in a sentence whether that went well. The report is to be seen in any case."""
+    """Write a run to a file; says in a sentence whether that went well. The report is to be seen in any case."""
     try:
-        run.save(path)
+        run.export(path)
     except OSError as error:
-        return f"Not saved: {shown}: {error.strerror}. Another place: -o RUN.json."
-    return f"Saved. To see more of it: torchprof show {shown}"
+        return f"Not written: {shown}: {error.strerror}. Another place: -o FILE."
+    more = f" To see more of it: torchprof show {shown}" if format_of(path) == "json" else ""
+    return f"Written: {shown}.{more}"
 
 
 def _program_report(run: torchprof.Run, ending: Ending, script: Script, arguments: argparse.Namespace) -> Iterator[str]:
@@ -403,15 +415,22 @@ def _flops(arguments: argparse.Namespace) -> int:
         raise
     except Exception as error:
         return _tell_failure(arguments, error)
-    if arguments.output:
-        run.save(arguments.output)
+    _export(run, arguments)
     _print_run(run, arguments)
     return 0
 
 
 def _check_output(arguments: argparse.Namespace) -> None:
-    if arguments.output and not Path(arguments.output).absolute().parent.is_dir():
-        raise TorchprofError(f"-o {arguments.output}: there is no such folder to write to.")
+    """Before anything runs, which may take long: whether the files can be written."""
+    for file in arguments.output:
+        format_of(file)
+        if not Path(file).absolute().parent.is_dir():
+            raise TorchprofError(f"-o {file}: there is no such folder to write to.")
+
+
+def _export(run: torchprof.Run, arguments: argparse.Namespace) -> None:
+    for file in arguments.output:
+        run.export(file)
 
 
 def _tell_failure(arguments: argparse.Namespace, failure: Exception) -> int:

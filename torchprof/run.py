@@ -507,6 +507,16 @@ class Run:
 
         return render(name, self, options)
 
+    def export(self, path: str | PathLike[str], **options: Any) -> None:
+        """Write a report into a file, chosen by how its name ends: ``run.export("report.html")``. See docs/exports.md.
+
+        ``options`` are the report's; a name that ends in ``.gz`` besides is gzipped. Raises TorchprofError for a name
+        that ends otherwise and for an unknown option, OSError as ``open`` does.
+        """
+        from torchprof.reports import export
+
+        export(path, self, options)
+
     def save(self, path: str | PathLike[str], *, strip: bool = False) -> None:
         """Write the run as JSON (see docs/run-file.md), gzipped where the name ends in ``.gz``.
 

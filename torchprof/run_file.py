@@ -36,8 +36,8 @@ _FORMAT = "torchprof-run"
 _LABELS_ALONE = "Written before torchprof 2.2: the totals of labels leave out the layers that were called inside them."
 
 
-def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
-    """What ``Run.save`` does."""
+def text_of(run: Run, *, strip: bool = False) -> str:
+    """A run as the text of its file; ``strip`` leaves the names of files and machines out."""
     metas = [replace(meta, machine="", script="") for meta in run.metas] if strip else run.metas
     frames = _Frames()
     document = {
@@ -56,7 +56,12 @@ def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
         "memory": [{**asdict(memory), "held": memory.held} for memory in run.memory],
         "timeline": None if run.timeline is None else _of_timeline(run.timeline),
     }
-    text = json.dumps(document, separators=(",", ":"))
+    return json.dumps(document, separators=(",", ":"))
+
+
+def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
+    """What ``Run.save`` does."""
+    text = text_of(run, strip=strip)
     path = Path(path)
     if path.suffix == ".gz":
         path.write_bytes(gzip.compress(text.encode(), mtime=0))

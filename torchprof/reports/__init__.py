@@ -1,45 +1,84 @@
-"""Reports: each reads one ``Run`` and returns text. A new report is one new file here."""
+"""Reports: each reads one ``Run``, or one ``Diff`` of two, and returns text. A new report is one new file here."""
 
 from __future__ import annotations
 
+import gzip
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
+from os import PathLike
+from pathlib import Path
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from torchprof.errors import TorchprofError, suggest
 
-if TYPE_CHECKING:
-    from torchprof.run import Run
 
-_reports: dict[str, Callable[..., str]] = {}
+class Report(NamedTuple):
+    """A function ``(value, **options) -> str``, and how the names of files end that hold what it returns."""
+
+    write: Callable[..., str]
+    suffix: str | None
 
 
-def report(name: str) -> Callable[[Callable[..., str]], Callable[..., str]]:
-    """Register a function ``(run, **options) -> str`` as the report of that name."""
+_reports: dict[str, dict[str, Report]] = {"run": {}, "diff": {}}
+
+
+def report(
+    name: str, *, suffix: str | None = None, of: str = "run"
+) -> Callable[[Callable[..., str]], Callable[..., str]]:
+    """Register a function as the report of that name ``of`` a "run" or of the "diff" of two.
+
+    ``suffix`` makes it a format of files, too: what ``export`` writes into those whose names end so.
+    """
 
     def register(function: Callable[..., str]) -> Callable[..., str]:
-        _reports[name] = function
+        _reports[of][name] = Report(function, suffix)
         return function
 
     return register
 
 
-def known() -> dict[str, Callable[..., str]]:
-    """All reports by name."""
+def known(of: str = "run") -> Mapping[str, Report]:
+    """All reports of a "run" or of a "diff", by name."""
     for room in iter_modules(__path__):
         import_module(f"{__name__}.{room.name}")
-    return _reports
+    return _reports[of]
 
 
-def render(name: str, run: Run, options: dict[str, Any]) -> str:
+def render(name: str, value: object, options: Mapping[str, Any], *, of: str = "run") -> str:
     """The report of that name. Raises TorchprofError for an unknown name or option."""
-    reports = known()
+    reports = known(of)
     if name not in reports:
-        raise TorchprofError(f"There is no report {name!r}. {suggest(str(name), reports)}")
-    accepted = list(inspect.signature(reports[name]).parameters)[1:]
+        raise TorchprofError(f"There is no report {name!r} of a {of}. {suggest(str(name), reports)}")
+    write = reports[name].write
+    accepted = list(inspect.signature(write).parameters)[1:]
     for option in options:
         if option not in accepted:
-            raise TorchprofError(f"The report {name!r} has no option {option!r}. {suggest(option, accepted)}")
-    return reports[name](run, **options)
+            choice = suggest(option, accepted) if accepted else "It has none."
+            raise TorchprofError(f"The report {name!r} has no option {option!r}. {choice}")
+    return write(value, **options)
+
+
+def export(path: str | PathLike[str], value: object, options: Mapping[str, Any], *, of: str = "run") -> None:
+    """Write a report into a file, chosen by how its name ends, and gzipped where that ends in ``.gz``.
+
+    Raises TorchprofError for a name that ends otherwise and for an unknown option, OSError as ``open`` does.
+    """
+    name = format_of(path, of=of)
+    data = render(name, value, options, of=of).encode("utf-8", "backslashreplace")  # before the file is opened
+    path = Path(path)
+    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+
+
+def format_of(path: str | PathLike[str], *, of: str = "run") -> str:
+    """The name of the report that a file of that name holds. Raises TorchprofError where there is none."""
+    file = Path(path).name.removesuffix(".gz")
+    formats = {one.suffix: name for name, one in known(of).items() if one.suffix is not None}
+    fitting = [suffix for suffix in formats if file.endswith(suffix)]
+    if not fitting:
+        raise TorchprofError(
+            f"{str(path)!r} does not say by its ending which format it is to have. Choose from "
+            f"{', '.join(f'{suffix} ({name})' for suffix, name in sorted(formats.items()))}."
+        )
+    return formats[max(fitting, key=len)]

@@ -222,7 +222,7 @@ def columns_of(run: Run, show_events: bool = False) -> list[Column]:
     return columns
 
 
-@report("tree")
+@report("tree", suffix=".txt")
 def tree(
     run: Run,
     *,
