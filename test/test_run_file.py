@@ -111,12 +111,22 @@ def test_what_torchprof_2_1_printed_of_its_run() -> None:
         assert line in summary
 
 
-@pytest.mark.parametrize("schema", [1, 2])
+def test_what_torchprof_2_2_printed_of_its_run() -> None:
+    """The figures are copied from the reports that it made of this file: three training steps of a model with a label."""
+    run = torchprof.load(DATA / "run-schema-3.json")
+    assert dict(run.meta.switches) == {}
+    assert {layer.settings for layer in run.layers} == {""}
+    assert (run.meta.steps, run.timeline is not None) == (3, True)
+    assert totals(run, FORWARD)["Net"] == (3, 250_402, 3_059_745, 192, 192, 480)
+    assert totals(run, BACKWARD)["Net"] == (0, 0, 282_362, 192, 192, 480)
+
+
+@pytest.mark.parametrize("schema", [1, 2, 3])
 def test_a_run_of_an_earlier_schema_can_be_saved_again(schema: int, tmp_path: Path) -> None:
     """As a file of this version, that says the same."""
     run = torchprof.load(DATA / f"run-schema-{schema}.json")
     run.save(tmp_path / "run.json")
-    assert document(tmp_path / "run.json")["schema"] == 3
+    assert document(tmp_path / "run.json")["schema"] == 4
     assert torchprof.load(tmp_path / "run.json") == run
 
 

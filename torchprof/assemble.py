@@ -18,7 +18,7 @@ from torchprof.attribute import Attribution, Detail, Event, Kind
 from torchprof.collect import Recording
 from torchprof.cost import FIELDS
 from torchprof.doubts import about_calls, about_cost, about_labels, about_modules, about_start, about_uncounted
-from torchprof.environment import environment
+from torchprof.environment import environment, switches
 from torchprof.estimate import Estimate
 from torchprof.fold import fold
 from torchprof.held import NOTHING, Holding, allocators_between
@@ -169,6 +169,7 @@ def assemble(
             ("with_stack", asked.with_stack),
         ),
         environment=environment(),
+        switches=switches(),
         machine=platform.node(),
         script=str(Path(sys.argv[0]).absolute()) if sys.argv and sys.argv[0] else "",
     )

@@ -24,6 +24,20 @@ def environment() -> tuple[tuple[str, str], ...]:
     )
 
 
+def switches() -> tuple[tuple[str, str], ...]:
+    """(name, value) of torch's own switches that make a model faster or slower, as they are set now."""
+    on_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    capability = ".".join(map(str, torch.cuda.get_device_capability())) if on_cuda else ""
+    return (
+        ("float32_matmul_precision", torch.get_float32_matmul_precision()),
+        ("cudnn_tf32", str(torch.backends.cudnn.allow_tf32)),
+        ("cudnn_benchmark", str(torch.backends.cudnn.benchmark)),
+        ("deterministic_algorithms", str(torch.are_deterministic_algorithms_enabled())),
+        ("detect_anomaly", str(torch.is_anomaly_enabled())),
+        *((("compute_capability", capability),) if capability else ()),
+    )
+
+
 def _build() -> str:
     """What the operators of the CPU can use: the instructions that their kernels are for here, and libraries."""
     libraries = (

@@ -333,6 +333,7 @@ class Plan:
                     buffer_bytes=sum(buffer.numel() * buffer.element_size() for buffer in made),
                     input_shapes=_plain(target.input_shapes) if target else (),
                     output_shapes=_plain(target.output_shapes) if target else (),
+                    settings=_settings(core),
                     output_bytes=_bytes(_plain(target.output_shapes), target.output_types) if target else None,
                     training=target.training if target else _trains(core),
                     compiled=index in compiled,
@@ -354,6 +355,16 @@ class Plan:
         added = [".".join(path) for path, module in now.items() if before.get(path) is not module]
         roots = {path[0] for path in now}
         return added, [".".join(path) for path in before if path not in now and path[0] in roots]
+
+
+def _settings(module: nn.Module) -> str:
+    """What a module of torch's own says of itself; of a class of somebody else's it might be anything, of any length."""
+    if not type(module).__module__.startswith(("torch.nn.", "torch.ao.nn.")):
+        return ""
+    try:
+        return module.extra_repr()
+    except Exception:  # of a lazy or a damaged module
+        return ""
 
 
 def _is_packed(module: nn.Module) -> bool:

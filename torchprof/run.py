@@ -29,7 +29,8 @@ class Layer:
     same bytes by type ("float32"), ``buffers`` and ``buffer_bytes`` the elements and bytes of its buffers. Shapes are
     those of the first forward call: one tuple for each tensor, with -1 for a size that is no number (nested tensors);
     ``()`` where it was not called. ``output_bytes`` is how large the tensors are that this call returned, None where
-    that is not known.
+    that is not known. ``settings`` are what a layer of torch's own says of itself, as ``print(model)`` has it
+    ("3, 64, kernel_size=(7, 7), stride=(2, 2)"); empty for classes of others, of which nobody knows what they say.
     ``compiled``: inside a ScriptModule or a module under torch.compile, where it may run without being called.
     ``shared_with``: the other paths of the same module.
     """
@@ -46,6 +47,7 @@ class Layer:
     output_shapes: tuple[tuple[int, ...], ...] = ()
     output_bytes: int | None = None
     training: bool = True
+    settings: str = ""
     compiled: bool = False
     shared_with: tuple[tuple[str, ...], ...] = ()
 
@@ -76,7 +78,7 @@ class Meta:
     how many steps ended in that time. ``busy_ns`` is for each device how long anything ran on it, for the CPU how long
     any thread that was recorded was inside any op or range. ``peaks`` are what ``torchprof.peak`` had measured by then.
     ``warnings`` are sentences for the user. ``environment`` says in words what it ran on, as (name,
-    value). ``machine`` and ``script`` are names that ``save(strip=True)`` leaves out.
+    value), ``switches`` how torch's own were set at the end, those that make it faster or slower. ``machine`` and ``script`` are names that ``save(strip=True)`` leaves out.
     """
 
     model: tuple[str, ...]
@@ -94,6 +96,7 @@ class Meta:
     versions: tuple[tuple[str, str], ...] = ()
     flags: tuple[tuple[str, bool], ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
+    switches: tuple[tuple[str, str], ...] = ()
     machine: str = ""
     script: str = ""
 

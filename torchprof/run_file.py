@@ -30,7 +30,7 @@ from torchprof.run import (
     Timeline,
 )
 
-SCHEMA = 3
+SCHEMA = 4
 """It grows by one whenever a reader of the old file would misread the new one."""
 _FORMAT = "torchprof-run"
 _LABELS_ALONE = "Written before torchprof 2.2: the totals of labels leave out the layers that were called inside them."
@@ -118,7 +118,7 @@ def load(path: str | PathLike[str]) -> Run:
 
 def _run(document: dict[str, Any]) -> Run:
     """The run of a file. Raises KeyError, TypeError, ValueError or OverflowError where the file contradicts itself."""
-    if document["schema"] < SCHEMA:
+    if document["schema"] < 3:
         _upgrade(document)
     metas = _read(tuple[Meta, ...], document["metas"])
     layers = _read(tuple[Layer, ...], document["layers"])
