@@ -21,7 +21,7 @@ import torchprof
 from torchprof import Profile, TorchprofError, load
 from torchprof.attribute import OUTSIDE, Frame, Signature
 from torchprof.reports import known
-from torchprof.run import Around, Held, Layer, Memory, Meta, Peak, Rows, Run, SampleKey, Spread, Timeline
+from torchprof.run import Around, Held, Lane, Layer, Memory, Meta, Peak, Rows, Run, SampleKey, Spans, Spread, Timeline
 
 
 class Net(nn.Module):
@@ -339,7 +339,9 @@ def saved() -> dict[str, Any]:
     samples = {SampleKey(0, "forward", 0, "cpu", "cpu_ns"): Spread.of([(0, 10)])}
     held = (Held(1, "forward", "activations", 64, 1), Held(OUTSIDE, "forward", "unknown", 8, 0))
     memory = Memory("cpu", 0, 72, 5, held, (("parameters", 24),), (("reserved", 0, 2048),))
-    timeline = Timeline(("cpu",), {name: array("q", [0, 0]) for name in Timeline.COLUMNS})
+    lanes = (Lane("cpu", 1), Lane("cuda:0", 1))
+    spans = Spans(lanes, ("mine",), {name: array("q", [0, 0]) for name in Spans.COLUMNS}, (0, 5))
+    timeline = Timeline(("cpu",), {name: array("q", [0, 0]) for name in Timeline.COLUMNS}, 0, spans)
     meta = Meta(
         ("Net",),
         paths=(("Net", "a"),),

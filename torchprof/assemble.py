@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import platform
 import sys
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -24,7 +25,8 @@ from torchprof.fold import fold
 from torchprof.held import NOTHING, Holding, allocators_between
 from torchprof.modules import Plan
 from torchprof.peaks import measured_peaks
-from torchprof.run import Layer, Memory, Meta, Run
+from torchprof.run import Layer, Memory, Meta, Run, Timeline
+from torchprof.spans import OpenSpans
 from torchprof.steps import Steps
 from torchprof.version import __version__
 
@@ -115,10 +117,11 @@ def assemble(
         else None
     )
     steps_seen = Steps(layers, rank, from_first_mark) if steps else None
+    spans = OpenSpans(layers, plan.selected, recording.start_ns, from_first_mark) if asked.with_timeline else None
 
     events = _events(recording, asked, estimate)
     attributed = attribution.attribute(events if python_samples is None else _with_samples(events, python_samples))
-    for watcher in (estimate, allocations, steps_seen):
+    for watcher in (estimate, allocations, steps_seen, spans):
         if watcher is not None:
             attributed = watcher.watch(attributed)
     rows, samples, busy = fold(
@@ -138,6 +141,9 @@ def assemble(
         allocators = allocators_between(start, end)
         memory = tuple(replace(one, allocator=allocators.get(one.device, ())) for one in memory)
         samples.update(of_memory)
+    if spans is not None:
+        without_memory = Timeline((), {name: array("q") for name in Timeline.COLUMNS})
+        timeline = replace(without_memory if timeline is None else timeline, spans=spans.result())
     if steps_seen is not None:
         samples.update(steps_seen.samples())
     seen.callers |= attribution.callers

@@ -58,6 +58,7 @@ class Program:
         use_cuda: bool = False,
         profile_memory: bool = False,
         with_flops: bool = False,
+        with_timeline: bool = False,
         warmup_calls: int = 0,
         max_calls: int | None = None,
     ) -> None:
@@ -68,7 +69,9 @@ class Program:
         device = "cuda" if use_cuda else None
         missing = missing_device(device) if device else None
         self._records = None if missing else device
-        self._asked = Asked(device=device, profile_memory=profile_memory, with_flops=with_flops)
+        self._asked = Asked(
+            device=device, profile_memory=profile_memory, with_flops=with_flops, with_timeline=with_timeline
+        )
         self._warmup_calls = warmup_calls
         self._last_call = None if max_calls is None else warmup_calls + max_calls
         self._seen = Seen(notes=[missing] if missing else [])

@@ -6,9 +6,10 @@ import gzip
 import json
 import zlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from functools import cache
+from operator import le
 from os import PathLike
 from pathlib import Path
 from types import NoneType
@@ -20,12 +21,14 @@ from torchprof.run import (
     KINDS,
     Around,
     Held,
+    Lane,
     Layer,
     Memory,
     Meta,
     Rows,
     Run,
     SampleKey,
+    Spans,
     Spread,
     Timeline,
 )
@@ -51,7 +54,7 @@ def text_of(run: Run, *, strip: bool = False) -> str:
         "within": [[[*around[:2], frames.chain(around.frames)] for around in step] for step in run.rows.within],
         "signatures": list(frames.signatures),
         "devices": run.rows.devices,
-        "rows": {name: column.tolist() for name, column in run.rows.columns.items()},
+        "rows": _of_columns(run.rows.columns),
         "samples": [{**key._asdict(), **asdict(spread)} for key, spread in run.samples.items()],
         "memory": [{**asdict(memory), "held": memory.held} for memory in run.memory],
         "timeline": None if run.timeline is None else _of_timeline(run.timeline),
@@ -87,8 +90,20 @@ class _Frames:
 
 
 def _of_timeline(timeline: Timeline) -> dict[str, Any]:
-    columns = {name: column.tolist() for name, column in timeline.columns.items()}
-    return {"devices": timeline.devices, "dropped": timeline.dropped, **columns}
+    spans = None
+    if timeline.spans is not None:
+        fields = {name: getattr(timeline.spans, name) for name in ("lanes", "names", "steps", "dropped")}
+        spans = {**fields, **_of_columns(timeline.spans.columns)}
+    return {
+        "devices": timeline.devices,
+        "dropped": timeline.dropped,
+        **_of_columns(timeline.columns),
+        "spans": spans,
+    }
+
+
+def _of_columns(columns: Mapping[str, array[int]]) -> dict[str, list[int]]:
+    return {name: column.tolist() for name, column in columns.items()}
 
 
 def load(path: str | PathLike[str]) -> Run:
@@ -120,6 +135,8 @@ def _run(document: dict[str, Any]) -> Run:
     """The run of a file. Raises KeyError, TypeError, ValueError or OverflowError where the file contradicts itself."""
     if document["schema"] < 3:
         _upgrade(document)
+    if document["schema"] == 3 and document["timeline"] is not None:
+        document["timeline"]["spans"] = None  # it had memory alone
     metas = _read(tuple[Meta, ...], document["metas"])
     layers = _read(tuple[Layer, ...], document["layers"])
     signatures = [None, *_read(tuple[Signature, ...], document["signatures"])]
@@ -202,7 +219,8 @@ def _upgrade(document: dict[str, Any]) -> None:
 
 def _timeline(document: dict[str, Any], layers: int) -> Timeline:
     columns = {name: array("q", document[name]) for name in Timeline.COLUMNS}
-    timeline = Timeline(_read(tuple[str, ...], document["devices"]), columns, _read(int, document["dropped"]))
+    spans = None if document["spans"] is None else _spans(document["spans"], layers)
+    timeline = Timeline(_read(tuple[str, ...], document["devices"]), columns, _read(int, document["dropped"]), spans)
     _demand(len({len(column) for column in columns.values()}) == 1, "columns of the timeline that differ in length")
     for name, low, high in (
         ("device", 0, len(timeline.devices)),
@@ -212,6 +230,28 @@ def _timeline(document: dict[str, Any], layers: int) -> Timeline:
     ):
         _demand(all(low <= number < high for number in columns[name]), f"a number in {name!r} of the timeline")
     return timeline
+
+
+def _spans(document: dict[str, Any], layers: int) -> Spans:
+    columns = {name: array("q", document[name]) for name in Spans.COLUMNS}
+    spans = Spans(
+        _read(tuple[Lane, ...], document["lanes"]),
+        _read(tuple[str, ...], document["names"]),
+        columns,
+        _read(tuple[int, ...], document["steps"]),
+        _read(int, document["dropped"]),
+    )
+    _demand(len({len(column) for column in columns.values()}) == 1, "columns of the spans that differ in length")
+    for name, low, high in (
+        ("lane", 0, len(spans.lanes)),
+        ("layer", NOT_SELECTED, layers),
+        ("phase", 0, len(PHASES)),
+        ("name", -1, len(spans.names)),
+    ):
+        _demand(all(low <= number < high for number in columns[name]), f"a number in {name!r} of the spans")
+    _demand(all(map(le, columns["start_ns"], columns["end_ns"])), "a span that ends before it begins")
+    _demand(all(map(le, spans.steps, spans.steps[1:])), "a step that ends before it begins")
+    return spans
 
 
 def _demand(holds: bool, what: str) -> None:

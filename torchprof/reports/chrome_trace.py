@@ -1,0 +1,173 @@
+"""What ran when, as a trace for Perfetto (https://ui.perfetto.dev), chrome://tracing and speedscope.
+
+The format is Chrome's: "Trace Event Format", Google, 2016, in its JSON object form
+(https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import Any
+
+from torchprof.attribute import BACKWARD, OUTSIDE, PHASES
+from torchprof.cost import format_time
+from torchprof.errors import TorchprofError
+from torchprof.reports import report
+from torchprof.run import NOT_SELECTED_NAME, OUTSIDE_NAME, Run, Spans, Timeline
+
+_PROCESS = 1  # that of rank 0: to Perfetto, process 0 and thread 0 mean the idle ones
+_STEPS = 1  # the track of the steps
+
+
+@report("chrome-trace", suffix=".trace.json")
+def chrome_trace(run: Run) -> str:
+    """The last cycle over time, in Chrome's Trace Event Format.
+
+    A process for the rank, and in it a track for the steps of a loop; for each thread and each phase a track of what
+    layers did: calls in forward and recompute, unbroken stretches of their work in backward; the user's labels lie
+    among them, on the track of their phase. For each device tracks of its kernels, and a counter of its memory above
+    the start. On each track, of two ranges one is inside the other, or they lie apart. Times are after the start, in
+    µs with the ns as decimals.
+
+    A range has the last name of its layer, of a numbered one with the names above that: "features.0". Beside it stand
+    the path, the class, the shapes of the first call, and calls and self time of the layer in this phase, over all
+    cycles.
+
+    Raises TorchprofError where the run has no spans.
+    """
+    timeline = run.timeline
+    if timeline is None or timeline.spans is None:
+        raise TorchprofError(
+            "This run does not say what ran when: record it with torchprof.Profile(model, with_timeline=True)."
+        )
+    events = [*_tracks(run, timeline.spans), *_ranges(run, timeline.spans), *_memory(run, timeline)]
+    notes = [*_dropped(timeline), *run.meta.warnings]
+    # No displayTimeUnit: some versions of Perfetto take it for the unit of the times.
+    about = {"otherData": {"model": ", ".join(run.meta.model), "notes": " ".join(notes)}}
+    return '{"traceEvents":[\n' + ",\n".join(events) + "\n]," + json.dumps(about)[1:] + "\n"
+
+
+def _us(ns: int) -> str:
+    return f"{ns / 1000:.3f}"
+
+
+def _process(run: Run) -> int:
+    return _PROCESS + run.meta.rank
+
+
+def _numbers_of_tracks(spans: Spans) -> dict[tuple[int, int], int]:
+    """The track of each (lane, phase), numbered in the order they are shown in; on a device, all phases share one."""
+    seen = set(zip(spans.columns["lane"], spans.columns["phase"]))
+    keys = sorted(seen, key=lambda key: (spans.lanes[key[0]].device != "cpu", spans.lanes[key[0]], key[1]))
+    tracks: dict[tuple[int, int], int] = {}
+    numbers: dict[tuple[int, int], int] = {}
+    for lane, phase in keys:
+        track = (lane, phase if spans.lanes[lane].device == "cpu" else 0)
+        numbers[lane, phase] = tracks.setdefault(track, _STEPS + 1 + len(tracks))
+    return numbers
+
+
+def _tracks(run: Run, spans: Spans) -> Iterator[str]:
+    """The names of the process and its tracks, and their order."""
+    process = _process(run)
+
+    def about(what: str, track: int, **values: Any) -> str:
+        return json.dumps({"ph": "M", "name": what, "pid": process, "tid": track, "args": values})
+
+    yield about("process_name", 0, name=f"rank {run.meta.rank}: {', '.join(run.meta.model)}")
+    yield about("process_sort_index", 0, sort_index=run.meta.rank)
+    names = {_STEPS: "steps"} if spans.steps else {}
+    for (lane, phase), track in _numbers_of_tracks(spans).items():
+        device, number = spans.lanes[lane]
+        if device == "cpu":
+            names[track] = f"{PHASES[phase]}, thread {number}"
+        else:
+            names[track] = device if number == 1 else f"{device}, at the same time ({number})"
+    for track, name in names.items():
+        yield about("thread_name", track, name=name)
+        yield about("thread_sort_index", track, sort_index=track)
+
+
+def _ranges(run: Run, spans: Spans) -> Iterator[str]:
+    process = _process(run)
+
+    def text(kind: str, name: str, values: dict[str, Any]) -> str:
+        """All of an event but its track and its times, which are what differs between ranges of one layer."""
+        return json.dumps({"ph": "X", "cat": kind, "name": name, "pid": process, "args": values})[:-1]
+
+    for number, (start, end) in enumerate(zip(spans.steps, spans.steps[1:]), 1):
+        step = text("step", f"step {number}", {})
+        yield f'{step}, "tid": {_STEPS}, "ts": {_us(start)}, "dur": {_us(end - start)}}}'
+    tracks = _numbers_of_tracks(spans)
+    texts: dict[tuple[int, int, int, bool], str] = {}
+    for start, end, lane, layer, phase, name in zip(*(spans.columns[name] for name in Spans.COLUMNS)):
+        is_thread = spans.lanes[lane].device == "cpu"
+        key = (layer, phase, name, is_thread)
+        known = texts.get(key)
+        if known is None:
+            if name < 0:
+                known = text(PHASES[phase], _short_name(run, layer), _about_layer(run, layer, phase))
+            else:
+                about = {"layer": _name(run, layer), "phase": PHASES[phase]}
+                known = text("label" if is_thread else "kernel", spans.names[name], about)
+            texts[key] = known
+        yield f'{known}, "tid": {tracks[lane, phase]}, "ts": {_us(start)}, "dur": {_us(end - start)}}}'
+
+
+def _name(run: Run, layer: int) -> str:
+    if layer >= 0:
+        return run.layers[layer].name
+    return OUTSIDE_NAME if layer == OUTSIDE else NOT_SELECTED_NAME
+
+
+def _short_name(run: Run, layer: int) -> str:
+    """The last name, of a numbered layer with those above it up to one that is no number."""
+    if layer < 0:
+        return _name(run, layer)
+    path = run.layers[layer].path
+    first = len(path) - 1
+    while first and path[first].isdecimal():
+        first -= 1
+    return ".".join(path[first:])
+
+
+def _about_layer(run: Run, layer: int, phase: int) -> dict[str, Any]:
+    if layer < 0:
+        return {}
+    of = run.layers[layer]
+    about: dict[str, Any] = {"path": of.name, "class": of.kind}
+    if of.settings:
+        about["settings"] = of.settings
+    if of.input_shapes or of.output_shapes:
+        about["input shapes"] = _shapes(of.input_shapes)
+        about["output shapes"] = _shapes(of.output_shapes)
+    cost, calls = run.rows.by_layer.get((layer, phase), (None, 0))
+    if PHASES[phase] != BACKWARD:
+        about["calls in the run"] = calls
+    if cost is not None and "cpu_ns" in run.meta.measured:
+        about["self CPU in the run"] = format_time(cost.cpu_ns)
+    return about
+
+
+def _shapes(shapes: Iterable[tuple[int, ...]]) -> str:
+    return ", ".join("×".join(map(str, shape)) or "scalar" for shape in shapes)
+
+
+def _memory(run: Run, timeline: Timeline) -> Iterator[str]:
+    """A counter for each device: how much it held above the start."""
+    process = _process(run)
+    for number, device in enumerate(timeline.devices):
+        name = json.dumps(f"memory on {device} above the start")
+        of_device = [at for at, one in enumerate(timeline.columns["device"]) if one == number]
+        times, sizes = ([timeline.columns[name][at] for at in of_device] for name in ("time_ns", "nbytes"))
+        for time, held in zip(times, accumulate(sizes)):
+            yield f'{{"ph": "C", "name": {name}, "pid": {process}, "ts": {_us(time)}, "args": {{"bytes": {held}}}}}'
+
+
+def _dropped(timeline: Timeline) -> Iterator[str]:
+    if timeline.spans is not None and timeline.spans.dropped:
+        yield f"The last {timeline.spans.dropped:,} ranges were not kept."
+    if timeline.dropped:
+        yield f"The last {timeline.dropped:,} allocations and frees were not kept."
