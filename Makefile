@@ -6,6 +6,7 @@
 PYTHON ?= python3
 TORCH ?= 2.13.0
 VENV ?= .venv
+SPEEDSCOPE ?= 1.25.0
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY := $(VENV)/ready-with-torch-$(TORCH)
@@ -14,7 +15,7 @@ TOOLS := $(VENV)/ready-with-tools-$(TORCH)
 # torch 2.13 writes two lines a session to stderr unless this is set before it is imported.
 export KINETO_LOG_LEVEL ?= 99
 
-.PHONY: demo test lint types bench clean
+.PHONY: demo test lint types browser bench clean
 
 demo: $(READY)
 	$(BIN)/python examples/training_step.py
@@ -28,6 +29,14 @@ lint: $(TOOLS)
 
 types: $(TOOLS)
 	$(BIN)/python -m mypy
+
+# What tests in a browser need besides Python packages; without it they are skipped. Chromium is Debian's.
+browser: build/speedscope
+	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium >/dev/null)
+
+build/speedscope:
+	mkdir -p build
+	cd build && npm pack --silent speedscope@$(SPEEDSCOPE) && tar -xzf speedscope-$(SPEEDSCOPE).tgz && mv package speedscope
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -1,0 +1,317 @@
+"""A run as flat tables of plain values, for spreadsheets, data frames and databases.
+
+What is not known is None and never 0: what could not be measured, what a layer would have cost that was never called,
+and arithmetic of which no call was counted. Times are in nanoseconds, memory in bytes: names of columns say so.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from torchprof.attribute import BACKWARD, NOT_SELECTED, OUTSIDE, Frame
+from torchprof.cost import MEASURES, Cost, Measure, Unit
+from torchprof.errors import TorchprofError, suggest
+from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Op, Run, SampleKey
+
+Cell = str | int | None
+
+_INWARD = " > "  # between the names of what is inside of each other
+_NO_LAYERS = {NOT_SELECTED: NOT_SELECTED_NAME, OUTSIDE: OUTSIDE_NAME}
+
+
+class Table(NamedTuple):
+    """``columns``: the type of each, int or str, by name. ``records``: for each column a value, or None."""
+
+    columns: dict[str, type]
+    records: list[tuple[Cell, ...]]
+
+
+class Figure(NamedTuple):
+    """One number of a ``Cost``, under a name that ends in its unit: fields, each with its sign."""
+
+    name: str
+    fields: tuple[tuple[str, int], ...]
+    doubt: str | None = None
+
+    def of(self, cost: Cost, measured: Set[str]) -> int | None:
+        """None where it was not measured, and where all there was to count has no formula."""
+        if any(name not in measured for name, _ in self.fields):
+            return None
+        value = sum(sign * int(getattr(cost, name)) for name, sign in self.fields)
+        return None if not value and self.doubt is not None and getattr(cost, self.doubt) else value
+
+
+def table(run: Run, of: str = "layers") -> Table:
+    """The records ``of`` a run's "layers", its "operators" or its "rows". Raises TorchprofError for anything else."""
+    if of not in TABLES:
+        raise TorchprofError(f"There are no records of {of!r}. {suggest(str(of), TABLES)}")
+    return TABLES[of](run)
+
+
+def layers(run: Run) -> Table:
+    """One record for each layer, phase and rank; work of no layer has records of its own.
+
+    ``self_…`` is what the layer did itself: Σ over all records is Σ over the rows of the run. ``total_…`` is with the
+    layers below it. Calls are those of the phase; autograd calls no layer, so backward has none. What the layer is
+    (``kind``, ``settings``, shapes, parameters) is the same in all its records.
+    """
+    figures = _figures(run)
+    asked = _requested(run)
+    durations = ("min_call_cpu_ns", "median_call_cpu_ns", "max_call_cpu_ns") if "cpu_ns" in asked else ()
+    peaks = [name for name in ("cpu", "device") if f"{name}_allocated" in asked]
+    columns = {
+        **_typed(str, "layer", "kind", "settings"),
+        **_typed(int, "depth"),
+        **_typed(str, "phase"),
+        **_typed(int, "rank", "calls", *_self_and_total(figures), *durations),
+        **_typed(int, *(f"peak_{name}_bytes" for name in peaks)),
+        **_typed(int, "self_params", "total_params", "self_trainable_params"),
+        **_typed(str, "input_shapes", "output_shapes"),
+    }
+    records: list[tuple[Cell, ...]] = []
+    for one in _ranks(run):
+        for of_layer in _layers_of(one, run.phases()):
+            index, phase = of_layer.number, of_layer.phase
+            records.append(
+                (
+                    *of_layer.names,
+                    phase,
+                    one.meta.rank,
+                    of_layer.calls,
+                    *_values(figures, of_layer.costs, frozenset(one.meta.measured)),
+                    *(_durations(one, index, phase) if durations else ()),
+                    *(_peak(one, index, phase, name == "cpu") for name in peaks),
+                    *of_layer.holds,
+                )
+            )
+    return Table(columns, records)
+
+
+def operators(run: Run) -> Table:
+    """One record for each operator, and each label of the user's, directly in a layer; for each phase and rank.
+
+    ``self_…`` is what no operator inside it took: with ``(between ops)``, Σ is the layer's own. ``labels`` are those
+    that the operator is inside of, in the same layer; a label has a record itself. ``total_…`` of a label is all that
+    ran in it, layers that have records of their own included.
+    """
+    figures = _figures(run)
+    columns = {
+        **_typed(str, "layer", "kind", "phase"),
+        **_typed(int, "rank"),
+        **_typed(str, "operator", "operator_kind", "labels"),
+        **_typed(int, "calls", *_self_and_total(figures)),
+    }
+    records: list[tuple[Cell, ...]] = []
+    for one in _ranks(run):
+        for phase in run.phases():
+            for index, found in sorted(one.ops(phase).items(), key=lambda item: item[0] % (len(run.layers) + 2)):
+                kind = run.layers[index].kind if index >= 0 else None
+                for op, labels in _flat(found):
+                    own_time = op.name == BETWEEN_OPS
+                    unclocked = own_time and index == OUTSIDE
+                    records.append(
+                        (
+                            layer_name(run, index),
+                            kind,
+                            phase,
+                            one.meta.rank,
+                            op.name,
+                            op.kind,
+                            _INWARD.join(labels) or None,
+                            None if own_time else op.calls,
+                            *_values(figures, (op.self, op.total), _clocked(frozenset(one.meta.measured), unclocked)),
+                        )
+                    )
+    return Table(columns, records)
+
+
+def rows(run: Run) -> Table:
+    """One record for each row of the run, the finest table there is; all figures are self.
+
+    ``operator`` is the innermost step, ``inside`` all steps from the layer down to it, ``within`` the operators and
+    labels that the layer's range is inside of. ``source`` are lines, innermost first. A step of kind python is a line
+    at which Python was seen, so many ``calls`` times; what that cost is in the layer's own time.
+    """
+    figures = _figures(run)
+    columns = {
+        **_typed(str, "layer", "kind", "phase"),
+        **_typed(int, "rank"),
+        **_typed(str, "device", "within", "inside", "operator", "operator_kind", "input_shapes", "dtypes", "source"),
+        **_typed(int, "calls", *(f"self_{figure.name}" for figure in figures)),
+    }
+    measured = {meta.rank: frozenset(meta.measured) for meta in run.metas}
+    chains = [_of_chain(frames) for frames in run.rows.frames]
+    arounds = [
+        _INWARD.join(
+            step
+            for around in within
+            for step in (layer_name(run, around.layer), *(frame.name for frame in around.frames))
+        )
+        or None
+        for within in run.rows.within
+    ]
+    records: list[tuple[Cell, ...]] = []
+    for at, row in enumerate(run.rows):
+        index, chain, within = (run.rows.columns[name][at] for name in ("layer", "frames", "within"))
+        own_time = not row.frames
+        seen = bool(row.frames) and row.frames[-1].kind == "python"
+        known = frozenset[str]() if seen else _clocked(measured[row.rank], own_time and index == OUTSIDE)
+        records.append(
+            (
+                layer_name(run, index),
+                row.layer.kind if row.layer is not None else None,
+                row.phase,
+                row.rank,
+                row.device,
+                arounds[within],
+                *chains[chain],
+                None if own_time and (index < 0 or row.phase == BACKWARD) else row.calls,
+                *(figure.of(row.cost, known) for figure in figures),
+            )
+        )
+    return Table(columns, records)
+
+
+TABLES: Mapping[str, Callable[[Run], Table]] = {"layers": layers, "operators": operators, "rows": rows}
+
+
+def _figures(run: Run) -> list[Figure]:
+    """What was asked for, each field by itself, and memory also net: what was allocated less what was freed."""
+    asked = _requested(run)
+    figures = []
+    doubts = {}
+    for measure in MEASURES:
+        fields = [(name, sign) for name, sign in measure.fields if name in asked]
+        figures += [Figure(_with_unit(name, measure), ((name, 1),), measure.doubt) for name, _ in fields]
+        if len(fields) > 1:
+            where, _, _ = fields[0][0].partition("_")
+            figures.append(Figure(_with_unit(f"{where}_net", measure), tuple(fields)))
+        if fields and measure.doubt is not None:
+            doubts[measure.doubt] = Figure(measure.doubt, ((measure.doubt, 1),))
+    return [*figures, *doubts.values()]
+
+
+def _with_unit(name: str, measure: Measure) -> str:
+    unit = measure.unit.value
+    return name if measure.unit is Unit.COUNT or name.endswith(f"_{unit}") else f"{name}_{unit}"
+
+
+def _requested(run: Run) -> Set[str]:
+    return {name for meta in run.metas for name in meta.requested}
+
+
+def _typed(kind: type, *names: str) -> dict[str, type]:
+    return dict.fromkeys(names, kind)
+
+
+def _self_and_total(figures: Sequence[Figure]) -> Iterator[str]:
+    for figure in figures:
+        yield f"self_{figure.name}"
+        yield f"total_{figure.name}"
+
+
+def _values(figures: Sequence[Figure], costs: tuple[Cost, Cost] | None, measured: Set[str]) -> Iterator[int | None]:
+    """Self and total of each figure; ``costs`` are those two, or None where nobody knows them."""
+    for figure in figures:
+        for number in range(2):
+            yield None if costs is None else figure.of(costs[number], measured)
+
+
+def _clocked(measured: Set[str], unclocked: bool) -> Set[str]:
+    """What was measured; outside of all layers no range tells how long the time between operators was."""
+    return measured - {"cpu_ns"} if unclocked else measured
+
+
+def _ranks(run: Run) -> Iterator[Run]:
+    """The part of the run that each rank recorded."""
+    of_rank = {meta.rank: meta for meta in run.metas}
+    if len(of_rank) == 1:
+        yield run
+        return
+    for rank, meta in of_rank.items():
+        places = [at for at, other in enumerate(run.rows.columns["rank"]) if other == rank]
+        columns = {name: array("q", [column[at] for at in places]) for name, column in run.rows.columns.items()}
+        samples = {key: spread for key, spread in run.samples.items() if key.rank == rank}
+        yield replace(run, metas=(meta,), rows=replace(run.rows, columns=columns), samples=samples)
+
+
+class _OfLayer(NamedTuple):
+    """A layer, or work of none, in one phase: what stands in its record before the phase and after the figures."""
+
+    number: int
+    phase: str
+    names: tuple[Cell, ...]
+    calls: int | None
+    costs: tuple[Cost, Cost] | None
+    holds: tuple[Cell, ...]
+
+
+def _layers_of(run: Run, phases: Sequence[str]) -> Iterator[_OfLayer]:
+    """What each layer took, itself and with all below it; a layer that was never called took nobody knows what."""
+    index = {layer.path: number for number, layer in enumerate(run.layers)}
+    params = run.total_params()
+    selected = None if run.meta.paths is None else set(run.meta.paths)
+    for root in range(len(run.roots)):
+        for nodes in zip(*(run.tree(phase, root).walk() for phase in phases)):
+            layer = nodes[0].layer
+            names = (layer.name, layer.kind, layer.settings or None, len(layer.path) - 1)
+            shapes = _as_json(layer.input_shapes), _as_json(layer.output_shapes)
+            holds = (layer.params, params[layer.path], layer.trainable_params, *shapes)
+            own = selected is None or layer.path in selected
+            called = own and any(node.calls or node.total for node in nodes)
+            inlined = layer.compiled and not nodes[0].calls
+            for phase, node in zip(phases, nodes):
+                calls = node.calls if own and phase != BACKWARD and not inlined else None
+                costs = (node.self, node.total) if called else None
+                yield _OfLayer(index[layer.path], phase, names, calls, costs, holds)
+    for number, name in _NO_LAYERS.items():
+        spent = {phase: run.no_layer(phase, selected=number == OUTSIDE) for phase in phases}
+        if any(spent.values()):
+            for phase, cost in spent.items():
+                yield _OfLayer(number, phase, (name, None, None, None), None, (cost, cost), (None,) * 5)
+
+
+def _as_json(value: Sequence[Any]) -> str | None:
+    return json.dumps(value) if value else None
+
+
+def _durations(run: Run, index: int, phase: str) -> tuple[int | None, ...]:
+    spread = run.samples.get(SampleKey(index, phase, run.meta.rank, "cpu", "cpu_ns"))
+    return (None, None, None) if spread is None else (spread.min, int(spread.median), spread.max)
+
+
+def _peak(run: Run, index: int, phase: str, on_cpu: bool) -> int | None:
+    """The highest of any call, on the CPU or on any one of the devices."""
+    devices = {device for device in run.rows.devices if (device == "cpu") == on_cpu}
+    found = [run.samples.get(SampleKey(index, phase, run.meta.rank, device, "peak_bytes")) for device in devices]
+    return max((spread.max for spread in found if spread is not None), default=None)
+
+
+def _flat(ops: Sequence[Op]) -> Iterator[tuple[Op, tuple[str, ...]]]:
+    """Each operator and label, with the labels that it is inside of."""
+    waiting: list[tuple[Op, tuple[str, ...]]] = [(op, ()) for op in reversed(ops)]
+    while waiting:
+        op, labels = waiting.pop()
+        yield op, labels
+        waiting.extend((inner, (*labels, op.name)) for inner in reversed(op.inside))
+
+
+def layer_name(run: Run, index: int) -> str:
+    """The name of a layer by its index, or of work that belongs to none."""
+    return run.layers[index].name if index >= 0 else _NO_LAYERS[index]
+
+
+def _of_chain(frames: Sequence[Frame]) -> tuple[Cell, ...]:
+    """Of a row: inside, operator, its kind, and what it was called on."""
+    if not frames:
+        return (None, BETWEEN_OPS, "op", None, None, None)
+    inside = _INWARD.join(frame.name for frame in frames)
+    kind, name, signature = frames[-1]
+    if signature is None:
+        return (inside, name, kind, None, None, None)
+    source = "\n".join(signature.stack) or None
+    return (inside, name, kind, _as_json(signature.shapes), _as_json(signature.dtypes), source)

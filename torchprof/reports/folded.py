@@ -1,0 +1,47 @@
+"""Folded stacks: one line for each, as flamegraph.pl, inferno and speedscope read them.
+
+The format is that of https://github.com/brendangregg/FlameGraph: names joined by semicolons, a blank, a number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from torchprof.attribute import Frame
+from torchprof.records import layer_name
+from torchprof.reports import report
+from torchprof.reports.tree import printable
+from torchprof.run import Run
+from torchprof.stacks import Step, stacks, usual
+
+_NUMBER_AT_THE_END = re.compile(r"\s+(?=\d+(\.\d*)?$)")
+
+
+@report("folded", suffix=".folded")
+def folded(run: Run, *, measure: str | None = None) -> str:
+    """A line ``phase;Net;layer;operator value`` for each stack, with what that took itself: in ns, bytes or pieces.
+
+    With several ranks, ``rank_0`` stands before the phase. ``measure`` is a field of ``Cost`` that was recorded, as
+    "cpu_ns", "device_ns", "cpu_allocated" or "flops"; the default is the time of the device where that was measured,
+    else of the CPU, else FLOPs.
+
+    The format has no escapes. As flamegraph.pl's own collapsers do, a semicolon in a name becomes a colon; what cannot
+    be printed is written out ("\\n"), and a blank before a number at the end of a name becomes "_", because
+    flamegraph.pl would take it for a second value. Raises TorchprofError for what was not measured.
+    """
+    several = len({meta.rank for meta in run.metas}) > 1
+    lines: Counter[str] = Counter()
+    for (rank, phase), values in stacks(run, usual(run) if measure is None else measure).items():
+        for stack, value in values.items():
+            names = [f"rank_{rank}"] * several + [phase, *(_name(run, step) for step in stack)]
+            lines[";".join(names)] += value
+    return "".join(f"{stack} {value}\n" for stack, value in lines.items())
+
+
+def _name(run: Run, step: Step) -> str:
+    if isinstance(step, Frame):
+        name = f"{step.name} (label)" if step.kind == "label" else step.name
+    else:
+        name = run.layers[step].path[-1] if step >= 0 else layer_name(run, step)
+    return _NUMBER_AT_THE_END.sub("_", printable(name).replace(";", ":"))

@@ -1,0 +1,79 @@
+"""The tree table in Markdown, for pull requests and issues: GitHub's flavour (https://github.github.com/gfm)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from torchprof.cost import format_time
+from torchprof.reports import report
+from torchprof.reports.tree import HOT, printable, table_of
+from torchprof.run import Run
+
+# Before any of these a backslash keeps Markdown from seeing more in it than the character; GitHub would look for a
+# user's name behind an "@" even so, unless something that is not shown stands between.
+_PLAIN = {ord(char): f"\\{char}" for char in "\\`*_[]<>|~&#$"} | {ord("@"): "@<!-- -->"}
+_LINES_OF_THE_TREE = re.compile("[ │]*")
+_BEFORE_A_BAR = re.compile(r"(\\*)\|")  # in a table it ends the cell even inside of code, unless it is escaped
+
+
+@report("markdown", suffix=".md")
+def markdown(
+    run: Run,
+    *,
+    show_events: bool = False,
+    depth: int | None = None,
+    sort_by: str | None = None,
+    top: int | None = None,
+    percent: bool = False,
+    hot: bool = False,
+) -> str:
+    """The facts of the run, the tree table, and the run's doubts. The options are those of the report "tree".
+
+    Names are code, so nothing in them is a link, a mention or a tag. Raises TorchprofError as "tree" does.
+    """
+    table = table_of(run, show_events=show_events, depth=depth, sort_by=sort_by, top=top, hot=hot)
+    headings = ["Module", *(_text(column.heading) for column in table.columns)]
+    lines = [
+        "".join(f"{fact}\n" for fact in _facts(run)),
+        _line(headings),
+        _line([":--", *["--:"] * len(table.columns)]),
+    ]
+    for text, entry in table.rows:
+        name = _LINES_OF_THE_TREE.sub(lambda found: found[0].replace(" ", "\u00a0"), printable(text), count=1)
+        figures = [column.text(entry.figures, table.wholes[column] if percent else None) for column in table.columns]
+        lines.append(_line([_BEFORE_A_BAR.sub(r"\1\1\\|", _code(name)) + f" {HOT}" * entry.hot, *figures]))
+    return "\n".join([*lines, *([""] if table.notes else []), *(f"- {_text(note)}" for note in table.notes)])
+
+
+def _facts(run: Run) -> Iterator[str]:
+    """What was recorded, for how long, and on what."""
+    meta = run.meta
+    models = ", ".join(_code(printable(model)) for model in meta.model)
+    ranks = f", rank {meta.rank} and {len(run.metas) - 1} more" if len(run.metas) > 1 else ""
+    steps = f", {meta.steps} step{'s' if meta.steps != 1 else ''}" if meta.steps else ""
+    time = f": {format_time(meta.wall_ns)} recorded" if meta.wall_ns else ""
+    version = "".join(f" {version}" for name, version in meta.versions if name == "torchprof")
+    yield f"**torchprof{_text(version)}** of {models}{time}{steps}{ranks}"
+    for what, values in (
+        ("Ran on", [f"{name}: {value}" for name, value in meta.environment]),
+        ("Switches", [f"{name}={value}" for name, value in meta.switches]),
+        ("Recorded with", [name for name, is_on in meta.flags if is_on]),
+    ):
+        if values:
+            yield f"- {what}: {_text(', '.join(values))}"
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _text(words: str) -> str:
+    return printable(words).translate(_PLAIN)
+
+
+def _code(name: str) -> str:
+    """A name that can be printed as a code span: its fence is longer than any run of backticks in it."""
+    fence = "`" * (max(map(len, re.findall("`+", name)), default=0) + 1)
+    pad = " " if name.startswith(("`", " ")) or name.endswith(("`", " ")) or not name else ""
+    return f"{fence}{pad}{name}{pad}{fence}"

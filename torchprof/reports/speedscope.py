@@ -1,0 +1,87 @@
+"""Flame graphs for https://www.speedscope.app, in its own file format.
+
+The format: https://www.speedscope.app/file-format-schema.json. Of its kinds of profiles these are "sampled": a list of
+stacks, each with a weight.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from torchprof.attribute import Frame
+from torchprof.cost import MEASURES, Unit
+from torchprof.errors import TorchprofError
+from torchprof.records import layer_name
+from torchprof.reports import report
+from torchprof.run import Run
+from torchprof.stacks import Step, measured, stacks
+from torchprof.version import __version__
+
+_SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+_SHOWN = {
+    "cpu_ns": "CPU time",
+    "device_ns": "{device} time",
+    "cpu_allocated": "allocated on the CPU",
+    "device_allocated": "allocated on {device}",
+    "flops": "FLOPs",
+}
+_UNITS = {Unit.TIME: "nanoseconds", Unit.BYTES: "bytes", Unit.COUNT: "none"}
+
+
+@report("speedscope", suffix=".speedscope.json")
+def speedscope(run: Run) -> str:
+    """A profile for each phase and each measure of which anything was recorded; with several ranks, for each of them.
+
+    A stack is the path of a layer, then the operators, labels and kernels inside it; its weight is what that took
+    itself, so Σ weights is Σ rows of the run, work of no layer included. Where MACs and FLOPs are only a lower bound,
+    the name of the profile says so. Raises TorchprofError where nothing was recorded at all.
+    """
+    frames: dict[Step, int] = {}
+    profiles = [*_profiles(run, frames)]
+    if not profiles:
+        raise TorchprofError("Nothing of what speedscope can show was recorded in this run.")
+    document = {
+        "$schema": _SCHEMA,
+        "exporter": f"torchprof {__version__}",
+        "name": ", ".join(run.meta.model),
+        "shared": {"frames": [{"name": _name(run, step)} for step in frames]},
+        "profiles": profiles,
+    }
+    return json.dumps(document, separators=(",", ":"))
+
+
+def _profiles(run: Run, frames: dict[Step, int]) -> Iterator[dict[str, Any]]:
+    """``frames``: the numbers of the steps that were met, more of which are added."""
+    units = {name: _UNITS[measure.unit] for measure in MEASURES for name, _ in measure.fields}
+    several = len({meta.rank for meta in run.metas}) > 1
+    uncounted = stacks(run, "uncounted") if "uncounted" in measured(run) else {}
+    device = (run.meta.device or "device").upper()
+    for measure in measured(run):
+        if measure not in _SHOWN:
+            continue
+        for (rank, phase), weights in stacks(run, measure).items():
+            title = f"rank {rank}, " * several + f"{phase}, {_SHOWN[measure].format(device=device)}"
+            missed = uncounted.get((rank, phase))
+            if measure == "flops" and missed:
+                title += f", at least ({missed.total()} calls not counted)"
+            # speedscope shows samples in their order: those with the same steps at the start come together.
+            samples = sorted(
+                ([frames.setdefault(step, len(frames)) for step in stack], weight) for stack, weight in weights.items()
+            )
+            yield {
+                "type": "sampled",
+                "name": title,
+                "unit": units[measure],
+                "startValue": 0,
+                "endValue": weights.total(),
+                "samples": [sample for sample, _ in samples],
+                "weights": [weight for _, weight in samples],
+            }
+
+
+def _name(run: Run, step: Step) -> str:
+    if isinstance(step, Frame):
+        return f"{step.name} (label)" if step.kind == "label" else step.name
+    return layer_name(run, step)
