@@ -1,0 +1,123 @@
+"""Python, NumPy and all else that is no operator, where it takes much of the time."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+
+from torchprof.advice import Advice, rule
+from torchprof.advice.evidence import Evidence
+from torchprof.advice.host import beyond_median_ns, forward_calls, idle_ns
+from torchprof.attribute import FORWARD, OUTSIDE, PHASES, Frame
+from torchprof.cost import format_time
+
+_SHARE = 0.05
+_GAP_NS = 30_000
+_TO_NUMPY = "aten::resolve_neg"
+
+
+@rule
+def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
+    """Layers whose own Python takes longer than to call their operators and layers would: a loop over elements, NumPy.
+
+    Evidence is the time of the forward calls of a layer in no operator and in no layer below, less 30 us for each
+    operator and layer that it calls and for each call of its own (Python and the profiler take 5 to 20), and less what
+    its calls took beyond the median one, the layers below left out: that is start-up, and chance. It is told where 5 %
+    of the recorded time is left and more than half of it is not such calling; many tiny operators are other advice.
+    Compiled layers are left out: what runs in them is no Python. Where a thread took samples (``torchprof run``), the
+    line is named at which it was seen most; NumPy where the layer turns tensors into arrays, which torch records. The
+    gain is what is left, no more than a device is idle.
+    """
+    layers = evidence.run.layers
+    own = evidence.took(_is_own_time, phases=(FORWARD,))
+    direct = evidence.took(_is_direct, phases=(FORWARD,))
+    arrays = evidence.took(_is_array, phases=(FORWARD,))
+    found = {}
+    for layer, took in own.items():
+        if layer < 0 or layers[layer].compiled or took.cpu_ns < _SHARE * evidence.recorded_ns:
+            continue
+        calls = sum(spread.count for spread in forward_calls(evidence, layer))
+        below = sum(spread.count for child in evidence.children[layer] for spread in forward_calls(evidence, child))
+        gaps = calls + below + (direct[layer].calls if layer in direct else 0)
+        unusual = beyond_median_ns(evidence, layer)
+        unusual -= sum(beyond_median_ns(evidence, child) for child in evidence.children[layer])
+        left = took.cpu_ns - gaps * _GAP_NS - max(0, unusual)
+        if 2 * left > took.cpu_ns and left >= _SHARE * evidence.recorded_ns:
+            found[layer] = calls, took.cpu_ns, left
+    lines = _lines(evidence) if found else {}
+    limit = idle_ns(evidence) if evidence.device != "cpu" else evidence.recorded_ns
+    whole = sum(left for _, _, left in found.values())
+    for layer, (calls, ns, left) in found.items():
+        line = f", most often at {lines[layer].most_common(1)[0][0]}" if layer in lines else ""
+        leaves = arrays[layer].calls if layer in arrays else 0
+        yield Advice(
+            evidence.name_of(layer),
+            f"No operator runs for {format_time(ns)} in its {calls} call{'s' * (calls != 1)}: that is Python between "
+            f"them{line}."
+            + (f" It takes tensors to NumPy (or to lists) {leaves} time{'s' * (leaves != 1)}." if leaves else ""),
+            "Say it in tensor operations instead" + (" of NumPy." if leaves else " of a loop in Python."),
+            left * min(whole, limit) // whole,
+            None,
+            "python_in_layers",
+        )
+
+
+@rule
+def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
+    """A loop whose steps spend much time in no operator, no layer and no range of torch's: Python of the loop's own, as
+    NumPy, a loader that is not torch's, logging.
+
+    Evidence is the ``step_gap_ns`` of the steps that ``step()`` marks, less 30 us for each operator outside the layers,
+    each node of backward and each call of a model (Python, autograd's engine and the profiler take 5 to 20), and less
+    what the steps had of it beyond the median one. From 5 % of the recorded time on, and where more than half is not
+    such calling. Without steps nobody knows what is part of the loop, and nothing is said. The gain is what is left, no
+    more than a device is idle.
+    """
+    gaps = [spread for _, spread in evidence.samples("step_gap_ns")]
+    whole = sum(spread.sum for spread in gaps)
+    steps = sum(spread.count for spread in gaps)
+    left = sum(min(spread.sum, round(spread.median * spread.count)) for spread in gaps)
+    if left <= _SHARE * evidence.recorded_ns:
+        return
+    outside = evidence.took(_is_direct, phases=(FORWARD,)).get(OUTSIDE)
+    nodes = sum(took.calls for took in evidence.took(_is_direct, phases=PHASES[1:]).values())
+    roots = [number for number, layer in enumerate(evidence.run.layers) if len(layer.path) == 1]
+    calls = sum(spread.count for root in roots for spread in forward_calls(evidence, root))
+    left -= _GAP_NS * (nodes + calls + (outside.calls if outside else 0))
+    if left < _SHARE * evidence.recorded_ns or 2 * left < whole:
+        return
+    limit = idle_ns(evidence) if evidence.device != "cpu" else left
+    yield Advice(
+        evidence.name_of(OUTSIDE),
+        f"No operator and no layer runs for {format_time(whole)} of the {steps} steps ({format_time(whole / steps)} a "
+        "step): that is the loop's own Python.",
+        "Do it less often (logging), in the workers of a DataLoader (making batches), or in tensor operations (NumPy).",
+        min(left, limit),
+        None,
+        "python_in_the_loop",
+    )
+
+
+def _is_own_time(frames: Sequence[Frame]) -> bool:
+    """Whether it is a layer's time, or that of a label of the user's, in no operator."""
+    return all(frame.kind == "label" for frame in frames)
+
+
+def _is_direct(frames: Sequence[Frame]) -> bool:
+    """Whether an operator is called by Python, and not by another."""
+    return bool(frames) and frames[-1].kind == "op" and _is_own_time(frames[:-1])
+
+
+def _is_array(frames: Sequence[Frame]) -> bool:
+    """Whether it is the operator that Tensor.numpy() and Tensor.tolist() call; models do not call it themselves."""
+    return _is_direct(frames) and frames[-1].name == _TO_NUMPY
+
+
+def _lines(evidence: Evidence) -> dict[int, Counter[str]]:
+    """How often Python was seen at which source line between the operators of each layer, in forward."""
+    found: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    rows, columns = evidence.run.rows, evidence.run.rows.columns
+    for at in evidence.rows(lambda frames: bool(frames) and frames[-1].kind == "python"):
+        if columns["phase"][at] == PHASES.index(FORWARD):
+            found[columns["layer"][at]][rows.frames[columns["frames"][at]][-1].name] += columns["calls"][at]
+    return dict(found)

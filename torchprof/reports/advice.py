@@ -1,0 +1,78 @@
+"""The advice as text: numbered sentences, the most valuable first."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from torchprof.advice import Advice, advise
+from torchprof.advice.evidence import Evidence
+from torchprof.cost import format_memory, format_time
+from torchprof.reports import report
+from torchprof.reports.tree import check_number, printable
+from torchprof.run import Run
+
+_WIDTH = 100
+
+
+@report("advice")
+def advice(run: Run, *, limit: int | None = 20) -> str:
+    """What could be made faster or smaller, in plain sentences: for each finding the layer's path, the evidence, what
+    it could save at most, and what to change. The most valuable come first; those whose gain nobody knows, last.
+
+    Where nothing was found it says so. At the end stands what else could be recorded to find more. ``limit`` shows only
+    so many findings (None: all). docs/advice.md lists what is looked for.
+
+    Raises TorchprofError for a negative limit.
+    """
+    check_number("limit", limit, "findings")
+    found = advise(run)
+    evidence = Evidence(run)
+    shown = found[:limit]
+    parts = [_paragraphs(number, one, evidence, len(str(len(shown)))) for number, one in enumerate(shown, 1)]
+    if not found:
+        parts.append("Nothing was found in this run that is worth a change.")
+    elif len(shown) < len(found):
+        parts.append(f"{len(found) - len(shown)} more findings are not shown: limit=None shows all.")
+    parts += _more(run)
+    return "\n\n".join(parts)
+
+
+def _paragraphs(number: int, advice: Advice, evidence: Evidence, digits: int) -> str:
+    lead = f"{number:>{digits}}. "
+    sentences = (f"{advice.layer}: {advice.finding}", gain(advice, evidence), advice.remedy)
+    return "\n".join(
+        textwrap.fill(
+            printable(sentence),
+            _WIDTH,
+            initial_indent=lead if sentence is sentences[0] else " " * len(lead),
+            subsequent_indent=" " * len(lead),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for sentence in sentences
+    )
+
+
+def gain(advice: Advice, evidence: Evidence) -> str:
+    """What following it could save at most, as a sentence."""
+    gains = []
+    if advice.gain_ns is not None:
+        share = f" ({advice.gain_ns / evidence.recorded_ns:.1%} of the recorded time)" if evidence.recorded_ns else ""
+        gains.append(f"{format_time(advice.gain_ns)}{share}")
+    if advice.gain_bytes is not None:
+        share = f" ({advice.gain_bytes / evidence.peak_bytes:.1%} of the peak)" if evidence.peak_bytes else ""
+        gains.append(f"{format_memory(advice.gain_bytes)}{share}")
+    return f"Could save at most {' and '.join(gains)}." if gains else "How much this could save is not known."
+
+
+def _more(run: Run) -> Iterator[str]:
+    """What was not recorded, and some rules need."""
+    recorded = {name for meta in run.metas for name, on in meta.flags if on}
+    missing = [
+        *(["record_shapes=True (shapes and types)"] if "record_shapes" not in recorded else []),
+        *(["profile_memory=True (memory)"] if "profile_memory" not in recorded else []),
+        *(["use_cuda=True where the model runs on a GPU"] if run.meta.device is None else []),
+    ]
+    if missing:
+        yield textwrap.fill(f"More can be found in a run recorded with {', '.join(missing)}.", _WIDTH)
