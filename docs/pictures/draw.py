@@ -1,0 +1,23 @@
+"""The pictures of the README, drawn anew: python docs/pictures/draw.py, with Playwright and Debian's Chromium."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+HERE = Path(__file__).parent
+EXAMPLE = HERE.parent.parent / "examples" / "html_report.py"
+
+with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+    subprocess.run([sys.executable, EXAMPLE], check=True, cwd=folder, stdout=subprocess.DEVNULL)
+    browser = playwright.chromium.launch(
+        executable_path=os.environ.get("CHROMIUM", "/usr/bin/chromium"), args=["--no-sandbox", "--disable-gpu"]
+    )
+    for scheme in ("light", "dark"):
+        tab = browser.new_page(viewport={"width": 1280, "height": 1000}, color_scheme=scheme)
+        tab.goto((Path(folder) / "report.html").as_uri())
+        tab.screenshot(path=HERE / f"report-{scheme}.png")
+    browser.close()

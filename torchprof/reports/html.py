@@ -1,0 +1,91 @@
+"""The HTML report: one file that holds the page, its style, its script and the run, and loads nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from torchprof.advice import advise
+from torchprof.advice.evidence import Evidence
+from torchprof.cost import format_time
+from torchprof.errors import TorchprofError
+from torchprof.reports import render, report
+from torchprof.reports.advice import gain
+from torchprof.reports.page_data import Take, page_data
+from torchprof.run import Run
+from torchprof.version import __version__
+
+_SCRIPTS = (
+    "format.js",
+    "run.js",
+    "sheet.js",
+    "icicle.js",
+    "table.js",
+    "layer.js",
+    "memory.js",
+    "roofline.js",
+    "page.js",
+)
+_ADVICE_SHOWN = 12
+
+
+@report("html", suffix=".html")
+def html(run: Run, *, beside: Mapping[str, Run] | None = None) -> str:
+    """One page: the headline, an icicle of the layers, their tables, operators, memory over time and a roofline.
+
+    ``beside``: other runs, by the names under which the page's switch has them; layers of one path are one layer.
+    It needs no network and no server, and works in any browser of 2023 or later.
+
+    Raises TorchprofError where one of ``beside`` is no run.
+    """
+    for name, other in (beside or {}).items():
+        if not isinstance(other, Run):
+            raise TorchprofError(f"beside={{{name!r}: …}} holds {other!r:.60}, which is no Run: read it with load().")
+    takes = [Take("this run", run), *(Take(str(name), other) for name, other in (beside or {}).items())]
+    return page(", ".join(run.meta.model) or "torchprof", takes, {"headline": render("headline", run, {})}, run)
+
+
+def page(title: str, takes: Sequence[Take], more: Mapping[str, Any], run: Run) -> str:
+    """The page of one or several runs. ``more`` is what is told beside their figures; facts and advice are of ``run``."""
+    evidence = Evidence(run)
+    told = {
+        "title": title,
+        "version": __version__,
+        "facts": _facts(run),
+        "advice": [[one.layer, one.finding, gain(one, evidence), one.remedy] for one in advise(run)[:_ADVICE_SHOWN]],
+        **more,
+        **page_data(takes),
+    }
+    # ASCII alone, and nothing that could end the element: names of layers are whatever somebody chose.
+    data = json.dumps(told, separators=(",", ":")).replace("<", "\\u003c")
+    script = '"use strict";\n(() => {\n' + "".join(map(_part, _SCRIPTS)) + "})();\n"
+    style = _part("page.css")
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_hash(script)}'; img-src data:"
+    shown = f"{title} · torchprof".encode("utf-8", "replace").decode()
+    parts = {"title": escape(shown), "policy": policy, "style": style, "data": data, "script": script}
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _part("page.html"))
+
+
+def _part(name: str) -> str:
+    return files("torchprof.reports").joinpath("page").joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(script: str) -> str:
+    return b64encode(sha256(script.encode()).digest()).decode()
+
+
+def _facts(run: Run) -> list[tuple[str, str]]:
+    meta = run.meta
+    facts = [("recorded", format_time(meta.wall_ns))]
+    if meta.cycles > 1:
+        facts[0] = ("recorded", f"{format_time(meta.wall_ns)} in {meta.cycles} cycles")
+    if meta.steps:
+        facts.append(("steps", str(meta.steps)))
+    facts += [("layers", str(len(run.layers))), ("ranks", str(len(run.metas)))][: 1 + (len(run.metas) > 1)]
+    return [*facts, *meta.environment, ("torchprof", dict(meta.versions).get("torchprof", "–"))]

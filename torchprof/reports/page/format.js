@@ -1,0 +1,88 @@
+// Numbers as text, to the letter as torchprof/cost.py writes them.
+
+const UNKNOWN = "–";
+const AT_LEAST = "≥ ";
+
+function fixed(value, digits) {
+  // Python rounds a tie to the even digit, toFixed away from zero. Only a multiple of 2^-(digits + 1) can be a tie.
+  if (Math.abs(value * 2 ** (digits + 1)) % 2 === 1) {
+    const low = Math.floor(value * 10 ** digits);
+    return ((low % 2 === 0 ? low : low + 1) / 10 ** digits).toFixed(digits);
+  }
+  return value.toFixed(digits);
+}
+
+function formatTime(ns) {
+  const size = Math.abs(ns);
+  if (size >= 1e9) return fixed(ns / 1e9, 3) + "s";
+  if (size >= 1e6) return fixed(ns / 1e6, 3) + "ms";
+  return fixed(ns / 1e3, 3) + "us";
+}
+
+function formatBytes(nbytes) {
+  for (const [unit, size] of [["GB", 2 ** 30], ["MB", 2 ** 20], ["KB", 2 ** 10]]) {
+    if (Math.abs(nbytes) >= size) return fixed(nbytes / size, 2) + " " + unit;
+  }
+  return (Number.isInteger(nbytes) ? nbytes : fixed(nbytes, 2)) + " B";
+}
+
+function formatCount(number) {
+  for (const [unit, size] of [["P", 1e15], ["T", 1e12], ["G", 1e9], ["M", 1e6], ["K", 1e3]]) {
+    if (Math.abs(number) >= size * 0.999995) return fixed(number / size, 2) + " " + unit;
+  }
+  return Number.isInteger(number) ? String(number) : fixed(number, 2);
+}
+
+const FORMATS = {
+  ns: formatTime,
+  bytes: formatBytes,
+  count: formatCount,
+  calls: formatCalls,
+  ratio: (ratio) => `${fixed(ratio, 2)}x`,
+  verdict: String,
+};
+
+function formatCalls(calls) {
+  return Number.isInteger(calls) ? String(calls) : fixed(calls, 2);
+}
+
+function formatShare(share) {
+  return fixed(share * 100, 1) + "%";
+}
+
+function formatShapes(shapes) {
+  return shapes.map((shape) => "[" + shape.map((size) => (size < 0 ? "?" : size)).join(", ") + "]").join(", ");
+}
+
+// An element with attributes, and with texts (never markup) and other elements in it.
+function element(tag, attributes = {}, ...inside) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "class") made.className = value;
+    else if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (name.startsWith("--")) made.style.setProperty(name, value);
+    else if (value !== null && value !== false) made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...inside.filter((one) => one !== null));
+  return made;
+}
+
+function drawing(tag, attributes = {}, ...inside) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...inside);
+  return made;
+}
+
+// A sentence in which names stand between backticks.
+function withCode(text) {
+  return text.split("`").map((part, number) => (number % 2 ? element("code", {}, part) : part));
+}
+
+// A figure with its unit in a span of its own, so that units stand in line under each other.
+function figure(text, column = null) {
+  if (column !== null && column.unit === "verdict") return [text];
+  const unit = /( ?[A-Za-z]+)$/.exec(text);
+  if (!unit) return [text, element("span", { class: "unit" })];
+  return [text.slice(0, unit.index), element("span", { class: "unit" }, unit[0])];
+}

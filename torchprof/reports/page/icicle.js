@@ -1,0 +1,104 @@
+// The icicle: each layer a block as wide as its part of what is shown, its children under it.
+
+const ROW_HEIGHT = 26;
+const TALL_ROW = 42; // of an icicle of few rows
+const BOX_HEIGHT = 420;
+const MOST_ROWS = 60;
+const LEAST_WIDTH = 2; // pixels; smaller neighbours are drawn as one block
+
+class Icicle {
+  // page.zoom(node), page.hover(node) are called back.
+  constructor(box, run, page) {
+    this.box = box;
+    this.run = run;
+    this.page = page;
+    box.addEventListener("click", (event) => {
+      const block = event.target.closest(".block");
+      if (block) page.zoom(Number(block.dataset.node));
+    });
+    box.addEventListener("mouseover", (event) => {
+      const block = event.target.closest(".block");
+      page.hover(block ? Number(block.dataset.node) : -1);
+    });
+    box.addEventListener("mouseleave", () => page.hover(-1));
+  }
+
+  // widths and heat: figures of each node; change(node): how a node changed, where two runs are compared.
+  draw({ root, selected, widths, own, showOwn, isMatch, change }) {
+    const { run } = this;
+    const width = this.box.clientWidth || 800;
+    const whole = widths[root];
+    const blocks = [];
+    let rows = 1;
+    let hottest = 0;
+    const [low, high] = root === run.all ? [0, run.count + 2] : [root, run.end[root]];
+    for (let node = low; node < high; node++) hottest = Math.max(hottest, own[node]);
+    const waiting = whole > 0 ? [[root, 0, 1, 0]] : [];
+    while (waiting.length) {
+      const [node, left, part, row] = waiting.pop();
+      rows = Math.max(rows, row + 1);
+      blocks.push({ node, left, part, row, hidden: 0 });
+      if (row + 1 >= MOST_ROWS) {
+        if (run.children[node].length) blocks[blocks.length - 1].hidden = run.end[node] - node - 1;
+        continue;
+      }
+      let at = left;
+      let small = null;
+      const place = (child, share) => {
+        if (share * width >= LEAST_WIDTH) {
+          small = null;
+          waiting.push([child, at, share, row + 1]);
+        } else if (share > 0) {
+          if (small === null) {
+            small = { node, left: at, part: 0, row: row + 1, hidden: 0, isRest: true };
+            blocks.push(small);
+          }
+          small.part += share;
+          small.hidden += 1;
+          rows = Math.max(rows, row + 2);
+        }
+        at += share;
+      };
+      for (const child of run.children[node]) place(child, Math.max(widths[child], 0) / whole);
+      if (showOwn && run.children[node].some((child) => widths[child] > 0) && own[node] > 0) {
+        const share = own[node] / whole;
+        if (share * width >= LEAST_WIDTH) blocks.push({ node, left: at, part: share, row: row + 1, hidden: 0, isOwn: true });
+        rows = Math.max(rows, row + 2);
+      }
+    }
+    this.rowHeight = Math.max(ROW_HEIGHT, Math.min(TALL_ROW, Math.floor(BOX_HEIGHT / rows)));
+    this.box.style.height = `${Math.min(rows * this.rowHeight, BOX_HEIGHT)}px`;
+    this.box.style.setProperty("--row", `${this.rowHeight}px`);
+    this.box.replaceChildren(...blocks.map((block) => this.#block(block, { width, hottest, own, selected, isMatch, change })));
+    if (!blocks.length) this.box.append(element("p", { class: "empty" }, "Nothing of this was recorded here."));
+  }
+
+  #block({ node, left, part, row, hidden, isRest, isOwn }, { width, hottest, own, selected, isMatch, change }) {
+    const name = isRest ? `${hidden} smaller` : isOwn ? `${this.run.name(node)} itself` : this.run.name(node);
+    const classes = ["block"];
+    if (isRest) classes.push("rest");
+    if (isOwn) classes.push("own");
+    if (!isRest && node === selected) classes.push("selected");
+    if (!isRest && isMatch) classes.push(isMatch(node) ? "match" : "dimmed");
+    const made = element("div", { class: classes.join(" "), "data-node": node });
+    const heat = isRest || !hottest ? 0 : Math.sqrt(Math.max(own[node], 0) / hottest);
+    const style = made.style;
+    style.left = `${left * 100}%`;
+    style.width = `calc(${part * 100}% - 1px)`;
+    style.top = `${row * this.rowHeight}px`;
+    if (change && !isRest) {
+      const { kind, strength } = change(node);
+      made.dataset.change = kind;
+      style.setProperty("--heat", strength);
+      if (strength > 0.55) made.classList.add("hot");
+    } else {
+      style.setProperty("--heat", heat);
+      if (heat > 0.55) made.classList.add("hot");
+    }
+    if (part * width > 28) {
+      made.classList.add("named");
+      made.textContent = hidden && !isRest ? `${name} … ${hidden} below` : name;
+    }
+    return made;
+  }
+}

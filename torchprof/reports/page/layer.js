@@ -1,0 +1,210 @@
+// The panel of one layer: what it is, its figures, its operators and kernels, its calls, and its share of the peak.
+
+class LayerPanel {
+  constructor(box, run, page) {
+    this.box = box;
+    this.run = run;
+    this.page = page;
+  }
+
+  draw({ node, phases, source, measure }) {
+    const { run } = this;
+    const parts = [element("h2", {}, run.path(node))];
+    if (run.isLayer(node)) parts.push(...this.#facts(node));
+    parts.push(...this.#advice(node));
+    parts.push(...(run.told.comparison ? this.#changes(node) : this.#figures(node, source)));
+    parts.push(...this.#operators(node, phases, source, measure));
+    parts.push(...this.#kernels(node, phases, source));
+    parts.push(...this.#lines(node, phases, source));
+    parts.push(...this.#calls(node, source));
+    parts.push(...this.#sources(node, phases, measure));
+    this.box.replaceChildren(...parts);
+  }
+
+  #facts(node) {
+    const { layers } = this.run;
+    const facts = [["class", layers.settings[node] ? `${layers.kind[node]}(${layers.settings[node]})` : layers.kind[node]]];
+    const params = this.run.params[node];
+    const own = layers.params[node];
+    const text = params === null ? UNKNOWN : formatCount(params) + (own !== null && own !== params ? `, ${formatCount(own)} its own` : "");
+    facts.push(["parameters", layers.dtypes[node] ? `${text} (${layers.dtypes[node]})` : text]);
+    if (layers.inputs[node].length) facts.push(["input", formatShapes(layers.inputs[node])]);
+    if (layers.outputs[node].length) facts.push(["output", formatShapes(layers.outputs[node])]);
+    facts.push(["mode", layers.training[node] ? "training" : "evaluation"]);
+    if (layers.sharedWith[node].length) facts.push(["also at", layers.sharedWith[node].join(", ")]);
+    return [element("dl", { class: "facts" }, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]))];
+  }
+
+  #advice(node) {
+    const path = this.run.path(node);
+    const found = this.run.told.advice.filter(([layer]) => layer === path);
+    return found.map(([, ...sentences]) => element("p", { class: "advice" }, sentences.join(" ")));
+  }
+
+  #figures(node, source) {
+    const { run } = this;
+    const { columns, allPhases, phases } = run.told;
+    // A line for each measure: what forward took, in all and itself, then the same of the other phases.
+    const lines = new Map();
+    for (const column of columns) {
+      if (column.kind === "params" || run.text(column, node, source) === "") continue;
+      const lead = column.phase > 0 ? `${capitalized(allPhases[column.phase])} ` : "";
+      const title = column.heading.slice(lead.length).replace(/^Self /, "").replace(/ total$/, " time");
+      if (!lines.has(title)) lines.set(title, new Map());
+      lines.get(title).set(`${column.phase || 0} ${column.self ? "self" : "total"}`, column);
+    }
+    const parts = phases.flatMap((phase) => [`${allPhases.indexOf(phase)} total`, `${allPhases.indexOf(phase)} self`]);
+    const used = parts.filter((part) => [...lines.values()].some((line) => line.has(part)));
+    const headings = used.map((part) => element("th", { scope: "col" }, part.endsWith("self") ? "itself" : allPhases[Number(part[0])]));
+    const body = [...lines].map(([title, line]) =>
+      element("tr", {}, element("th", { scope: "row" }, title), ...used.map((part) => {
+        const column = line.get(part);
+        return element("td", { class: "number", "data-key": column ? column.key : null }, ...(column ? figure(run.text(column, node, source)) : [""]));
+      })));
+    return [element("div", { class: "scrolling" }, element("table", { class: "figures" }, element("thead", {}, element("tr", {}, element("th", {}), ...headings)), element("tbody", {}, ...body)))];
+  }
+
+  // What it was, what it is, and how each figure changed.
+  #changes(node) {
+    const { pairs, quantities } = this.run.told.comparison;
+    const pair = pairs[node];
+    if (!pair) return [];
+    const parts = [];
+    if (["added", "removed"].includes(pair.how)) parts.push(element("p", {}, `This layer was ${pair.how}.`));
+    if (["moved", "renamed"].includes(pair.how)) parts.push(element("p", {}, `This layer was ${pair.how}: it was ${pair.was}.`));
+    for (const [what, before, after] of pair.differs) parts.push(element("p", {}, `${what}: ${before} before, ${after} after`));
+    const shown = ["before", "after", "ratio", "verdict"];
+    const headings = ["", ...shown.slice(0, -1), ""].map((heading) => element("th", { scope: "col" }, heading));
+    const body = quantities.filter(({ key }) => pair.changes[key]).map((quantity) => {
+      const cells = shown.map((part) => {
+        const column = changeColumn(quantity, part);
+        return element("td", { class: part === "verdict" ? "" : "number", "data-key": column.key }, ...figure(this.run.text(column, node, 0), column));
+      });
+      return element("tr", {}, element("th", { scope: "row" }, quantity.heading), ...cells);
+    });
+    const table = element("table", { class: "figures" }, element("thead", {}, element("tr", {}, ...headings)), element("tbody", {}, ...body));
+    return [...parts, element("div", { class: "scrolling" }, table)];
+  }
+
+  #operators(node, phases, source, measure) {
+    const { run } = this;
+    const rows = run.operators(node, phases, source);
+    if (!rows.length) return [];
+    return [element("h3", {}, "Operators"), operatorSheet(run, rows, measure ? [measure] : [], measure, source, 10)];
+  }
+
+  #kernels(node, phases, source) {
+    const rows = this.run.launched("kernel", node, phases, source);
+    if (!rows.length) return [];
+    const whole = rows.reduce((sum, row) => sum + row.ns, 0);
+    const columns = [
+      { heading: "Kernel", isText: true, value: (row) => row.name, text: (row) => row.name },
+      { heading: "Time", value: (row) => row.ns, text: (row) => formatTime(row.ns), share: (row) => row.ns / whole },
+      { heading: "Calls", value: (row) => row.calls, text: (row) => String(row.calls) },
+    ];
+    return [element("h3", {}, "Kernels"), sheet(columns, rows, { sortedBy: 1, shown: 8 })];
+  }
+
+  #lines(node, phases, source) {
+    const rows = this.run.launched("python", node, phases, source);
+    if (!rows.length) return [];
+    const columns = [
+      { heading: "Source line", isText: true, value: (row) => row.name, text: (row) => row.name },
+      { heading: "Samples", value: (row) => row.calls, text: (row) => String(row.calls) },
+    ];
+    return [element("h3", {}, "Where Python was between operators"), sheet(columns, rows, { sortedBy: 1, shown: 5 })];
+  }
+
+  // How its calls and steps were distributed: from the fastest to the slowest.
+  #calls(node, source) {
+    const { run } = this;
+    const titles = { cpu_ns: "One forward call", step_cpu_ns: "One step", step_device_ns: "One step, on the device" };
+    const found = run.told.samples.filter((sample) => sample[1] === node && (source < 0 || sample[0] === source) && sample[4] > 1);
+    return found.flatMap(([of, , phase, measure, count, sum, least, median, most95, most, first, points]) => {
+      const title = [titles[measure], run.told.allPhases[phase], ...(source < 0 && run.told.sources.length > 1 ? [run.told.sources[of].name] : [])];
+      const text = `${count} times, ${formatTime(least)} to ${formatTime(most)}, median ${formatTime(median)}, first ${formatTime(first)}`;
+      return [element("h3", {}, title.join(", ")), element("p", { class: "calls" }, text), ...(measure === "cpu_ns" ? this.#overTime(node, of) : []), curve(points)];
+    });
+  }
+
+  // Its calls from the first to the last, where the timeline was kept.
+  #overTime(node, source) {
+    const found = this.run.told.calls.find((course) => course[0] === source && course[1] === node);
+    if (!found) return [];
+    const [, , every, values] = found;
+    const most = Math.max(...values) || 1;
+    const [width, height] = [220, 44];
+    const step = width / values.length;
+    const bars = values.map((ns, at) => {
+      const tall = Math.max((ns / most) * (height - 2), 0.5);
+      const title = drawing("title", {}, `call ${at * every + 1}: ${formatTime(ns)}`);
+      return drawing("rect", { x: (at * step).toFixed(2), y: (height - tall).toFixed(2), width: Math.max(step - 1, 0.6).toFixed(2), height: tall.toFixed(2) }, title);
+    });
+    const note = every > 1 ? `, every ${every}th of the last cycle` : "";
+    return [drawing("svg", { viewBox: `0 0 ${width} ${height}`, class: "curve", role: "img", "aria-label": `from the first call to the last${note}` }, ...bars)];
+  }
+
+  // The same figure of every rank, or of every run on the page.
+  #sources(node, phases, measure) {
+    const { run } = this;
+    const { sources } = run.told;
+    if (sources.length < 2 || !measure) return [];
+    const rows = sources.map(({ name }, source) => ({ name, value: run.isMeasured([measure.field], source) && !run.unknown(source)[node] ? run.totalIn(measure.field, phases, source)[node] : null }));
+    const known = rows.map((row) => row.value).filter((value) => value !== null).sort((one, other) => one - other);
+    if (!known.length) return [];
+    const format = FORMATS[measure.unit];
+    const most = known[known.length - 1];
+    const middle = (known.length - 1) / 2;
+    const median = (known[Math.floor(middle)] + known[Math.ceil(middle)]) / 2;
+    const columns = [
+      { heading: run.told.areRanks ? "Rank" : "Run", isText: true, value: (row) => row.name, text: (row) => row.name },
+      { heading: measure.heading, value: (row) => row.value, text: (row) => (row.value === null ? UNKNOWN : format(row.value)), share: (row) => row.value / most },
+    ];
+    const text = `${format(known[0])} to ${format(most)}, median ${format(Math.round(median))}`;
+    return [element("h3", {}, run.told.areRanks ? "Over the ranks" : "In each run"), element("p", { class: "calls" }, text), sheet(columns, rows, { shown: 16 })];
+  }
+}
+
+const CHANGES = ["before", "after", "difference", "ratio", "verdict"];
+
+// A column of the table of layers that tells one part of how a quantity changed.
+function changeColumn({ key, heading, unit }, part) {
+  const units = { ratio: "ratio", verdict: "verdict" };
+  return { kind: "change", of: key, part, key: `${key} ${part}`, heading: `${heading}, ${part}`, unit: units[part] || unit, doubt: null };
+}
+
+function capitalized(text) {
+  return text[0].toUpperCase() + text.slice(1);
+}
+
+// A table of operators with columns for some measures, sorted by one of them.
+function operatorSheet(run, rows, measures, measure, source, shown) {
+  const columns = [
+    { heading: "Operator", isText: true, value: (row) => row.name, text: (row) => (row.kind === "label" ? `${row.name} (label)` : row.name) },
+    { heading: "Calls", value: (row) => row.calls, text: (row) => (row.calls ? String(row.calls) : "") },
+  ];
+  let sortedBy = 0;
+  for (const { heading, field, unit, doubt } of measures) {
+    const whole = rows.reduce((sum, row) => sum + Math.max(row.own[field] || 0, 0), 0);
+    const isKnown = run.isMeasured([field], source);
+    const text = (sums) => {
+      const value = sums[field] || 0;
+      const doubtful = doubt !== null && sums[doubt] > 0;
+      if (!isKnown || (doubtful && !value)) return UNKNOWN;
+      return (doubtful ? AT_LEAST : "") + FORMATS[unit](value);
+    };
+    if (measure && field === measure.field) sortedBy = columns.length;
+    columns.push({ heading: `Self ${heading}`, value: (row) => row.own[field] || 0, text: (row) => text(row.own), share: (row) => (row.own[field] || 0) / whole });
+    if (unit === "ns") columns.push({ heading, value: (row) => row.total[field] || 0, text: (row) => text(row.total) });
+  }
+  return sheet(columns, rows, { sortedBy, shown });
+}
+
+// Values from the least to the most, as a line from left to right.
+function curve(points) {
+  const [width, height] = [220, 44];
+  const most = points[points.length - 1] || 1;
+  const places = points.map((value, at) => `${((at / Math.max(points.length - 1, 1)) * width).toFixed(1)},${(height - 2 - (value / most) * (height - 4)).toFixed(1)}`);
+  return drawing("svg", { viewBox: `0 0 ${width} ${height}`, class: "curve", role: "img", "aria-label": "from the fastest to the slowest" },
+    drawing("polyline", { points: places.join(" ") }));
+}

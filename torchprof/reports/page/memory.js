@@ -1,0 +1,59 @@
+// Memory over time, its peak, and what was alive then.
+
+function memorySection(run, memory, onlayer) {
+  const { kinds, sources, allPhases } = run.told;
+  const where = sources.length > 1 ? `${memory.device}, ${sources[memory.source].name}` : memory.device;
+  const parts = [element("h3", {}, where)];
+  const peak = `Memory rose by ${formatBytes(memory.peakBytes)} at most above what there was at the start`;
+  parts.push(element("p", {}, memory.peakBytes > 0 ? `${peak}, ${formatTime(memory.peakNs)} after it.` : "Memory never rose above what there was at the start."));
+  if (memory.course) {
+    parts.push(memoryChart(memory, [...kinds, "unknown"]));
+    if (memory.dropped) parts.push(element("p", { class: "doubt" }, `The last ${memory.dropped} allocations and frees are not in the picture.`));
+  } else {
+    parts.push(element("p", { class: "hint" }, "Recorded with Profile(..., profile_memory=True, with_timeline=True), memory over time is drawn here."));
+  }
+  if (memory.held.length) {
+    const rows = memory.held.map(([node, phase, kind, nbytes, blocks]) => ({ node, phase, kind, nbytes, blocks }));
+    const columns = [
+      { heading: "Alive at the peak, allocated for", isText: true, value: (row) => run.path(row.node), text: (row) => run.path(row.node) },
+      { heading: "Phase", isText: true, value: (row) => row.phase, text: (row) => allPhases[row.phase] },
+      { heading: "Kind", isText: true, value: (row) => row.kind, text: (row) => row.kind },
+      { heading: "Size", value: (row) => row.nbytes, text: (row) => formatBytes(row.nbytes), share: (row) => row.nbytes / memory.peakBytes },
+      { heading: "Blocks", value: (row) => row.blocks, text: (row) => String(row.blocks) },
+    ];
+    parts.push(sheet(columns, rows, { sortedBy: 3, shown: 8, onrow: (row) => onlayer(row.node) }));
+  }
+  return element("div", { class: "memory" }, ...parts);
+}
+
+// What was alive, by kind, stacked: at the highest moment of each of many equal stretches of time. What was there at
+// the start and has been freed since lifts the stack off from below 0: its upper edge is what memory rose to.
+function memoryChart({ course, peakBytes, peakNs }, kinds) {
+  const [width, height, left, below] = [900, 220, 70, 20];
+  const { timesNs, heights, lastNs } = course;
+  const used = kinds.map((kind, number) => number).filter((number) => heights.some((one) => one[number] > 0));
+  const freed = (one) => one.reduce((sum, value) => sum + Math.min(value, 0), 0);
+  const stacks = heights.map((one) => used.reduce((sums, number) => [...sums, sums[sums.length - 1] + Math.max(one[number], 0)], [freed(one)]));
+  const most = Math.max(peakBytes, 1);
+  const least = Math.min(...stacks.map(([bottom]) => bottom));
+  const x = (ns) => left + (ns / Math.max(lastNs, 1)) * (width - left - 4);
+  const y = (nbytes) => height - below - ((nbytes - least) / (most - least)) * (height - below - 8);
+  const svg = drawing("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label": "memory over time" });
+  const marks = least < -most / 8 ? [least, 0, most] : [0, Math.round(most / 2), most];
+  for (const nbytes of marks) {
+    svg.append(drawing("line", { x1: left, x2: width, y1: y(nbytes), y2: y(nbytes), class: "grid" }));
+    svg.append(drawing("text", { x: left - 6, y: y(nbytes) + 4, "text-anchor": "end" }, formatBytes(nbytes)));
+  }
+  used.forEach((kind, level) => {
+    const upper = timesNs.map((ns, at) => `${x(ns).toFixed(1)},${y(stacks[at][level + 1]).toFixed(1)}`);
+    const lower = timesNs.map((ns, at) => `${x(ns).toFixed(1)},${y(stacks[at][level]).toFixed(1)}`).reverse();
+    svg.append(drawing("polygon", { points: [...upper, ...lower].join(" "), class: `kind-${kind}` }));
+  });
+  const at = x(Math.min(peakNs, lastNs));
+  svg.append(drawing("line", { x1: at, x2: at, y1: 4, y2: height - below, class: "peak" }));
+  svg.append(drawing("text", { x: at > width - 120 ? at - 5 : at + 5, y: 14, "text-anchor": at > width - 120 ? "end" : "start", class: "peak" }, `peak ${formatBytes(peakBytes)}`));
+  svg.append(drawing("line", { x1: left, x2: width, y1: y(0), y2: y(0), class: "start" }));
+  svg.append(drawing("text", { x: left, y: height - 4 }, "start"), drawing("text", { x: width - 4, y: height - 4, "text-anchor": "end" }, formatTime(lastNs)));
+  const legend = used.map((kind) => element("span", { class: `legend kind-${kind}` }, kinds[kind]));
+  return element("figure", {}, svg, element("figcaption", {}, ...legend));
+}

@@ -1,0 +1,341 @@
+// The page: its parts, what is chosen on it, and the keys.
+
+const told = JSON.parse(document.getElementById("told").textContent);
+
+class Page {
+  constructor() {
+    this.run = new Run(told);
+    const { run } = this;
+    this.measure = told.measures[0] || null;
+    this.phase = "all";
+    this.source = told.areRanks && told.sources.length > 1 ? -1 : 0;
+    this.top = run.children[run.all].filter((node) => run.isLayer(node)).length === 1 && this.#nothingOutside() ? 0 : run.all;
+    this.root = this.top;
+    this.selected = run.count ? 0 : run.all;
+    this.search = "";
+    this.showOwn = false;
+    this.#build();
+    this.draw();
+  }
+
+  #nothingOutside() {
+    const { run } = this;
+    return run.unknown(-1)[run.outside] && run.unknown(-1)[run.notSelected];
+  }
+
+  get phases() {
+    return (this.phase === "all" ? told.phases : [this.phase]).map((name) => told.allPhases.indexOf(name));
+  }
+
+  #build() {
+    const icicleBox = element("div", { class: "icicle", tabindex: "0", role: "img", "aria-label": "Layers, as wide as their part of the whole" });
+    const panel = element("aside", { class: "panel", "aria-label": "The chosen layer" });
+    const tableBox = element("div");
+    this.crumbs = element("nav", { class: "crumbs", "aria-label": "Layers above" });
+    this.status = element("p", { class: "status" });
+    this.operatorBox = element("div");
+    this.rooflineBox = element("div");
+    this.searchBox = element("input", { type: "search", placeholder: "Search layers ( / )", "aria-label": "Search layers", oninput: () => this.#find() });
+    this.found = element("span", { class: "found", role: "status" });
+    this.controls = element("div", { class: "controls" });
+    document.body.append(
+      this.#header(),
+      element("main", {},
+        this.controls,
+        element("section", { class: "split" },
+          element("div", {}, this.crumbs, icicleBox, this.status, ...this.#legend()),
+          panel),
+        element("section", { id: "layers" }, element("h2", {}, "Layers"), this.#tableTools(), tableBox),
+        element("section", { id: "operators" }, element("h2", {}, "Operators"), this.operatorBox),
+        ...this.#memory(),
+        element("section", { id: "roofline" }, this.rooflineBox)),
+      element("footer", {}, `Made by torchprof ${told.version}. Everything on this page is in this file.`));
+    this.icicle = new Icicle(icicleBox, this.run, this);
+    this.table = new TreeTable(tableBox, this.run, this);
+    this.panel = new LayerPanel(panel, this.run, this);
+    document.addEventListener("keydown", (event) => this.#key(event));
+    let waiting = 0;
+    window.addEventListener("resize", () => {
+      cancelAnimationFrame(waiting);
+      waiting = requestAnimationFrame(() => this.draw());
+    });
+  }
+
+  #header() {
+    const facts = told.facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]);
+    const doubts = (told.comparison ? told.comparison.notes : []).concat(told.sources.flatMap(({ name, doubts: found }) => found.map((doubt) => (told.sources.length > 1 ? `${name}: ${doubt}` : doubt))));
+    const parts = [
+      element("div", { class: "title" }, element("h1", {}, told.title), element("button", { type: "button", class: "theme", title: "Light or dark", "aria-label": "Light or dark", onclick: () => this.#switchTheme() }, "◐")),
+      element("p", { class: "headline" }, ...withCode(told.headline)),
+    ];
+    if (told.advice.length) {
+      const items = told.advice.map(([layer, ...sentences]) => element("li", {}, element("b", {}, layer), ` ${sentences.join(" ")}`));
+      parts.push(element("details", { class: "advices", open: items.length <= 3 }, element("summary", {}, items.length === 1 ? "1 piece of advice" : `${items.length} pieces of advice`), element("ul", {}, ...items)));
+    }
+    if (doubts.length) parts.push(element("details", { class: "doubts", open: doubts.length <= 3 }, element("summary", {}, "How far to believe these figures"), element("ul", {}, ...doubts.map((doubt) => element("li", {}, doubt)))));
+    parts.push(element("details", { class: "about" }, element("summary", {}, "What it ran on"), element("dl", { class: "facts" }, ...facts)));
+    return element("header", {}, ...parts);
+  }
+
+  #switchTheme() {
+    const root = document.documentElement;
+    const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    root.dataset.theme = isDark ? "light" : "dark";
+  }
+
+  #choice(label, choices, chosen, choose) {
+    const buttons = choices.map(([value, text]) => element("button", { type: "button", "aria-pressed": value === chosen ? "true" : "false", onclick: () => { choose(value); this.draw(); } }, text));
+    return element("div", { class: "choice", role: "group", "aria-label": label }, ...buttons);
+  }
+
+  // What the colours mean, where two runs are compared.
+  #legend() {
+    if (!told.comparison) return [];
+    const names = [["less", "less than before"], ["same", "the same, or within the noise"], ["more", "more than before"]];
+    return [element("p", {}, ...names.map(([kind, name]) => element("span", { class: `legend ${kind}` }, name)))];
+  }
+
+  #drawControls() {
+    const parts = [];
+    if (told.measures.length > 1) parts.push(this.#choice("Width", told.measures.map((one) => [one, one.heading]), this.measure, (one) => { this.measure = one; }));
+    if (told.phases.length > 1) {
+      const all = told.phases.length === 2 ? "both" : "all phases";
+      parts.push(this.#choice("Phase", [...told.phases.map((name) => [name, name]), ["all", all]], this.phase, (name) => { this.phase = name; }));
+    }
+    if (told.sources.length > 1) {
+      const sources = told.sources.map(({ name }, at) => [at, name]);
+      if (told.areRanks) sources.unshift([-1, "all ranks"]);
+      const options = sources.map(([at, name]) => element("option", { value: at, selected: at === this.source }, name));
+      parts.push(element("label", {}, told.areRanks ? "Rank " : "Run ", element("select", { class: "source", onchange: (event) => { this.source = Number(event.target.value); this.draw(); } }, ...options)));
+    }
+    parts.push(element("label", {}, element("input", { type: "checkbox", class: "own", ...(this.showOwn ? { checked: true } : {}), onchange: (event) => { this.showOwn = event.target.checked; this.draw(); } }), " self as blocks"));
+    parts.push(this.searchBox, this.found);
+    const isSearching = document.activeElement === this.searchBox;
+    this.controls.replaceChildren(...parts);
+    if (isSearching) this.searchBox.focus();
+  }
+
+  #tableTools() {
+    const copied = element("span", { class: "found", role: "status" });
+    return element("div", { class: "controls" },
+      element("button", { type: "button", onclick: () => this.table.openAll(true) }, "Open all"),
+      element("button", { type: "button", onclick: () => this.table.openAll(false) }, "Close all"),
+      element("label", {}, element("input", { type: "checkbox", class: "flat", onchange: (event) => this.table.showFlat(event.target.checked) }), " without the tree"),
+      element("button", { type: "button", class: "copy", onclick: () => this.#copy(copied) }, "Copy as CSV"),
+      copied);
+  }
+
+  async #copy(told) {
+    const text = this.table.csv();
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {
+      // Frames and some mail programs forbid it; what a user selects can be copied everywhere.
+      const area = element("textarea", { class: "unseen" });
+      area.value = text;
+      document.body.append(area);
+      area.select();
+      const done = document.execCommand("copy");
+      area.remove();
+      if (!done) {
+        told.textContent = "This browser lets no page copy: use run.export(\"table.csv\").";
+        return;
+      }
+    }
+    told.textContent = `Copied: ${this.table.lines.length} rows.`;
+  }
+
+  #memory() {
+    const found = told.memory.filter((one) => one.peakBytes > 0 || one.held.length || one.course);
+    if (!found.length) return [];
+    return [element("section", { id: "memory" }, element("h2", {}, "Memory"), ...found.map((one) => memorySection(this.run, one, (node) => this.select(node))))];
+  }
+
+  get isMatch() {
+    const text = this.search.toLowerCase();
+    if (!text) return null;
+    const { run } = this;
+    return (node) => run.isLayer(node) && (run.path(node).toLowerCase().includes(text) || run.layers.kind[node].toLowerCase().includes(text));
+  }
+
+  #find() {
+    this.search = this.searchBox.value.trim();
+    this.draw();
+  }
+
+  // How many layers match, and what part of the whole they are; those inside another that matches counts with it.
+  #drawFound() {
+    const { isMatch, run, measure } = this;
+    if (!isMatch) {
+      this.found.textContent = "";
+      return;
+    }
+    let count = 0;
+    let sum = 0;
+    const totals = measure ? run.totalIn(measure.field, this.phases, this.source) : null;
+    let until = -1;
+    for (let node = 0; node < run.count; node++) {
+      if (!isMatch(node)) continue;
+      count += 1;
+      if (node >= until) {
+        until = run.end[node];
+        if (totals) sum += totals[node];
+      }
+    }
+    const share = totals && totals[run.all] > 0 ? `, ${formatShare(sum / totals[run.all])} of ${measure.heading}` : "";
+    this.found.textContent = `${count} ${count === 1 ? "layer" : "layers"}${count ? share : ""}`;
+  }
+
+  draw() {
+    const { run, phases, source, measure, isMatch } = this;
+    this.#drawControls();
+    this.#drawFound();
+    const own = measure ? run.ownIn(measure.field, phases, source) : new Float64Array(run.count + 3);
+    const widths = measure ? run.totalIn(measure.field, phases, source) : own;
+    this.icicle.draw({ root: this.root, selected: this.selected, widths, own, showOwn: this.showOwn, isMatch, change: this.change });
+    this.table.draw({ columns: this.columns, source, selected: this.selected, isMatch });
+    this.panel.draw({ node: this.selected, phases, source, measure });
+    this.operatorBox.replaceChildren(operatorSheet(run, run.operators(run.all, phases, source), told.measures, measure, source, 15));
+    this.#drawRoofline();
+    this.#drawCrumbs();
+    this.hover(-1);
+  }
+
+  // The columns of the table of layers: those of the terminal, or how the chosen measure changed.
+  get columns() {
+    if (!told.comparison) return told.columns.filter((column) => column.inTree);
+    const chosen = `${this.phases} ${this.measure && this.measure.field}`;
+    if (this.chosen !== chosen) {
+      this.chosen = chosen;
+      this.changes = this.#quantities().flatMap((quantity) => CHANGES.map((part) => changeColumn(quantity, part)));
+    }
+    return this.changes;
+  }
+
+  // What is compared of the chosen measure in the chosen phases, totals first.
+  #quantities() {
+    const chosen = told.comparison.quantities.filter(({ field, phase }) => this.measure && field === this.measure.field && this.phases.includes(phase));
+    return chosen.sort((one, other) => one.self - other.self);
+  }
+
+  // How a layer changed, where two runs are compared: for the colours.
+  get change() {
+    const { measure, run, phases } = this;
+    if (!told.comparison || !measure) return null;
+    const [after, before] = [0, 1].map((source) => run.totalIn(measure.field, phases, source));
+    const totals = this.#quantities().filter((quantity) => !quantity.self);
+    const isNoise = (node) => {
+      const verdicts = totals.map(({ key }) => (told.comparison.pairs[node]?.changes[key] || [])[3]);
+      return verdicts.length > 0 && verdicts.every((verdict) => ["within noise", "same"].includes(verdict));
+    };
+    return (node) => {
+      if (before[node] === after[node] || isNoise(node)) return { kind: "same", strength: 0 };
+      if (!before[node]) return { kind: "added", strength: 1 };
+      const ratio = after[node] / before[node];
+      return { kind: ratio > 1 ? "more" : "less", strength: Math.min(Math.abs(Math.log2(Math.max(ratio, 1e-3))), 1) };
+    };
+  }
+
+  #drawRoofline() {
+    const made = rooflineSection(this.run, this.source, (node) => this.select(node));
+    this.rooflineBox.replaceChildren(...(made ? [element("h2", {}, "Achieved and possible speed"), made] : []));
+  }
+
+  #drawCrumbs() {
+    const { run } = this;
+    const way = run.above(this.root).filter((node) => node !== run.all || this.top === run.all);
+    const links = way.map((node) => element("button", { type: "button", "data-node": node, onclick: () => this.zoom(node) }, run.name(node)));
+    this.crumbs.replaceChildren(...links);
+  }
+
+  hover(node) {
+    const { run, measure } = this;
+    const shown = node < 0 ? this.selected : node;
+    if (!measure) return;
+    const totals = run.totalIn(measure.field, this.phases, this.source);
+    const own = run.ownIn(measure.field, this.phases, this.source)[shown];
+    const isKnown = run.isMeasured([measure.field], this.source) && !(run.isLayer(shown) && run.unknown(this.source)[shown]);
+    const least = measure.doubt && run.totalIn(measure.doubt, this.phases, this.source)[shown] > 0 ? AT_LEAST : "";
+    const share = totals[run.all] > 0 ? `, ${formatShare(totals[shown] / totals[run.all])} of all` : "";
+    const format = FORMATS[measure.unit];
+    const text = isKnown && !(least && !totals[shown]) ? `${least}${format(totals[shown])}${share}, ${format(own)} itself` : UNKNOWN;
+    this.status.textContent = `${run.path(shown)}: ${measure.heading} ${text}`;
+  }
+
+  zoom(node) {
+    this.root = node;
+    this.selected = node;
+    this.table.reveal(node);
+    this.draw();
+    this.table.scrollTo(node);
+  }
+
+  // Chooses a layer, and zooms out as far as needed to see it.
+  select(node) {
+    const { run } = this;
+    if (!run.above(node).includes(this.root)) this.root = this.top;
+    this.selected = node;
+    this.table.reveal(node);
+    this.draw();
+    this.table.scrollTo(node);
+  }
+
+  #key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const inField = event.target.closest("input, select, textarea");
+    if (event.key === "/" && !inField) {
+      event.preventDefault();
+      this.searchBox.focus();
+      return;
+    }
+    if (inField === this.searchBox && event.key === "Enter") this.#nextMatch();
+    if (inField === this.searchBox && event.key === "Escape") {
+      this.searchBox.value = "";
+      this.#find();
+      this.searchBox.blur();
+    }
+    if (inField || event.target.closest(".clickable, button, summary")) return;
+    const moved = this.#neighbour(event.key);
+    if (moved === undefined) return;
+    event.preventDefault();
+    if (moved !== null) this.select(moved);
+  }
+
+  // Where a key leads: undefined for keys that lead nowhere at all, null where there is nothing in that direction.
+  #neighbour(key) {
+    const { run, selected } = this;
+    const widths = this.measure ? run.totalIn(this.measure.field, this.phases, this.source) : null;
+    const siblings = selected === this.top ? [selected] : run.children[run.parent[selected]];
+    const at = siblings.indexOf(selected);
+    if (key === "ArrowRight") return siblings[at + 1] ?? null;
+    if (key === "ArrowLeft") return siblings[at - 1] ?? null;
+    if (key === "ArrowUp") return selected === this.top ? null : run.parent[selected];
+    if (key === "ArrowDown") {
+      const below = run.children[selected];
+      return below.length ? below.reduce((most, one) => (widths && widths[one] > widths[most] ? one : most)) : null;
+    }
+    if (key === "Enter") {
+      this.zoom(selected);
+      return null;
+    }
+    if (key === "Escape" || key === "Backspace") {
+      this.zoom(this.root === this.top || key === "Escape" ? this.top : run.parent[this.root]);
+      return null;
+    }
+    return undefined;
+  }
+
+  #nextMatch() {
+    const { isMatch, run } = this;
+    if (!isMatch) return;
+    for (let step = 1; step <= run.count; step++) {
+      const node = (Math.min(this.selected, run.count - 1) + step) % run.count;
+      if (isMatch(node)) {
+        this.select(node);
+        return;
+      }
+    }
+  }
+}
+
+new Page();

@@ -1,0 +1,64 @@
+// Achieved against possible speed: FLOP/s of each innermost layer over the FLOPs it does for a byte it has to move.
+
+function rooflineSection(run, source, onlayer) {
+  const take = source < 0 ? 0 : run.told.sources[source].take;
+  const time = run.isMeasured(["device_ns"], source) ? "device_ns" : "cpu_ns";
+  if (!run.isMeasured(["flops", time], source)) return null;
+  const [flops, ns, uncounted] = ["flops", time, "uncounted"].map((field) => run.total(field, 0, source));
+  const calls = run.calls(0, source);
+  const points = [];
+  for (let node = 0; node < run.count; node++) {
+    const bytes = run.told.traffic[take][node];
+    // A layer whose calls did not all do the same has no bytes of one call to go by.
+    const isSame = calls[node] > 0 && flops[node] % calls[node] === 0;
+    if (run.children[node].length || !bytes || !isSame || !(flops[node] > 0) || !(ns[node] > 0) || uncounted[node]) continue;
+    points.push({ node, perByte: flops[node] / calls[node] / bytes, perSecond: (flops[node] / ns[node]) * 1e9, ns: ns[node] });
+  }
+  if (!points.length) return null;
+  const device = time === "cpu_ns" ? "cpu" : null;
+  const roofs = run.told.roofs.filter(([name]) => (device === null) !== (name === "cpu"));
+  const parts = [rooflineChart(run, points, roofs, onlayer)];
+  const text = "Right: many FLOPs for a byte, limited by arithmetic. Left: limited by memory. Bytes are the least that a call has to move: its parameters, inputs and outputs, each once. The larger a point, the more time.";
+  parts.push(element("p", { class: "hint" }, roofs.length ? text : `${text} What this machine can do at most was not measured: call torchprof.peak() before, and its roof is drawn here.`));
+  return element("div", {}, ...parts);
+}
+
+function rooflineChart(run, points, roofs, onlayer) {
+  const [width, height, left, below] = [900, 300, 80, 34];
+  const xs = points.map((one) => one.perByte);
+  const ys = points.map((one) => one.perSecond).concat(roofs.map((roof) => roof[3]));
+  const decade = (values, round, by) => round(Math.log10(by(...values)));
+  const [x0, x1] = [decade(xs, Math.floor, Math.min), Math.max(decade(xs, Math.ceil, Math.max), decade(xs, Math.floor, Math.min) + 1)];
+  const [y0, y1] = [decade(ys, Math.floor, Math.min), Math.max(decade(ys, Math.ceil, Math.max), decade(ys, Math.floor, Math.min) + 1)];
+  const x = (value) => left + ((Math.log10(value) - x0) / (x1 - x0)) * (width - left - 10);
+  const y = (value) => height - below - ((Math.log10(value) - y0) / (y1 - y0)) * (height - below - 10);
+  const svg = drawing("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart roofline", role: "img", "aria-label": "roofline" });
+  for (let power = y0; power <= y1; power++) {
+    svg.append(drawing("line", { x1: left, x2: width - 10, y1: y(10 ** power), y2: y(10 ** power), class: "grid" }));
+    svg.append(drawing("text", { x: left - 6, y: y(10 ** power) + 4, "text-anchor": "end" }, formatCount(10 ** power)));
+  }
+  for (let power = x0; power <= x1; power++) {
+    svg.append(drawing("line", { x1: x(10 ** power), x2: x(10 ** power), y1: 10, y2: height - below, class: "grid" }));
+    svg.append(drawing("text", { x: x(10 ** power), y: height - below + 14, "text-anchor": "middle" }, String(Number((10 ** power).toPrecision(1)))));
+  }
+  svg.append(drawing("text", { x: (left + width) / 2, y: height - 4, "text-anchor": "middle" }, "FLOPs for each byte"));
+  svg.append(drawing("text", { x: 12, y: height / 2, "text-anchor": "middle", transform: `rotate(-90 12 ${height / 2})` }, "FLOP/s"));
+  for (const [device, dtype, , flops, bytes] of roofs) {
+    const knee = flops / bytes;
+    const at = (value) => `${x(value).toFixed(1)},${y(Math.min(flops, value * bytes)).toFixed(1)}`;
+    const from = Math.max(10 ** x0, 10 ** y0 / bytes);
+    const places = [from, Math.min(Math.max(knee, from), 10 ** x1), 10 ** x1].map(at).join(" ");
+    svg.append(drawing("polyline", { points: places, class: "roof" }));
+    svg.append(drawing("text", { x: width - 12, y: y(flops) - 5, "text-anchor": "end", class: "roof" }, `${formatCount(flops)} FLOP/s, ${dtype} on ${device}`));
+  }
+  const most = Math.max(...points.map((one) => one.ns));
+  for (const { node, perByte, perSecond, ns } of [...points].sort((one, other) => other.ns - one.ns)) {
+    const size = 3 + 9 * Math.sqrt(ns / most);
+    const told = `${run.path(node)}: ${formatCount(perSecond)} FLOP/s, ${fixed(perByte, 2)} FLOPs for each byte, ${formatTime(ns)}`;
+    const point = drawing("circle", { cx: x(perByte).toFixed(1), cy: y(perSecond).toFixed(1), r: size.toFixed(1), "data-node": node, tabindex: "0" }, drawing("title", {}, told));
+    point.addEventListener("click", () => onlayer(node));
+    point.addEventListener("keydown", (event) => event.key === "Enter" && onlayer(node));
+    svg.append(point);
+  }
+  return svg;
+}

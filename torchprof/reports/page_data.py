@@ -1,0 +1,371 @@
+"""What the HTML page is told: one or several runs over one tree of layers, as columns that JSON can hold.
+
+The page sums rows itself, by layer, phase, operator and rank, as every report does: so whatever is clicked adds up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+from torchprof.attribute import FORWARD, NOT_SELECTED, PHASES, Frame
+from torchprof.cost import FIELDS, MEASURES, Measure
+from torchprof.reports.tree import CallsColumn, Column, CostColumn, ParamsColumn, RateColumn, columns_of
+from torchprof.run import KINDS, NOT_SELECTED_NAME, OUTSIDE_NAME, Layer, Memory, Peak, Run, Spread, Timeline
+
+_POINTS = 24
+"""How many values show how the calls of a layer were distributed."""
+_CALLS = 100
+"""How many calls of a layer are shown in the order of time."""
+_MOMENTS = 600
+"""Into how many stretches memory over time is divided."""
+_PER_CALL = ("cpu_ns", "step_cpu_ns", "step_device_ns")
+
+Path = tuple[str, ...]
+
+
+class Take(NamedTuple):
+    """A run on the page, under a name. ``paths`` says where its layers stand in the tree of the page, by their own
+    path: not as they are called where another run calls the same layer otherwise."""
+
+    name: str
+    run: Run
+    paths: Mapping[Path, Path] = {}
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The layers of all takes, each once, depth first."""
+
+    layers: tuple[Layer, ...]
+    parents: tuple[int, ...]
+    nodes: tuple[dict[int, int], ...]  # by take: index of a layer → its node
+
+    @classmethod
+    def of(cls, takes: Sequence[Take]) -> Tree:
+        layers: dict[Path, Layer] = {}
+        for take in reversed(takes):  # what a layer is, the first take says
+            for layer in take.run.layers:
+                layers[take.paths.get(layer.path, layer.path)] = layer
+        order: dict[Path, list[Path]] = {(): []}
+        for take in takes:
+            for layer in take.run.layers:
+                path = take.paths.get(layer.path, layer.path)
+                if path not in order:
+                    order[path] = []
+                    order[path[:-1]].append(path)
+        paths: list[Path] = []
+        waiting = order[()][::-1]
+        while waiting:
+            path = waiting.pop()
+            paths.append(path)
+            waiting.extend(reversed(order[path]))
+        number = {path: index for index, path in enumerate(paths)}
+        return cls(
+            tuple(layers[path] for path in paths),
+            tuple(number.get(path[:-1], -1) for path in paths),
+            tuple(
+                {index: number[take.paths.get(layer.path, layer.path)] for index, layer in enumerate(take.run.layers)}
+                | {-1: len(paths), NOT_SELECTED: len(paths) + 1}
+                for take in takes
+            ),
+        )
+
+
+def page_data(takes: Sequence[Take]) -> dict[str, Any]:
+    """All that the page shows of runs, in what JSON can hold.
+
+    Rows of all takes stand in one table of columns; ``source`` tells them apart: it is the rank where there is one take
+    alone, else the take. A node is a layer of the tree; after the last come ``(outside)`` and ``(not selected)``.
+    """
+    tree = Tree.of(takes)
+    ranks = len(takes) == 1
+    sources = [(0, meta.rank) for meta in takes[0].run.metas] if ranks else [(at, None) for at in range(len(takes))]
+    metas = [[meta for meta in takes[at].run.metas if rank in (None, meta.rank)] for at, rank in sources]
+    source_of = {key: number for number, key in enumerate(sources)}
+    names = _Names()
+    rows = _rows(takes, tree, names, source_of)
+    columns = _columns(takes)
+
+    def source(take: int, rank: int) -> int:
+        return source_of[take, rank if ranks else None]
+
+    return {
+        "phases": [phase for phase in PHASES if any(phase in take.run.phases() for take in takes)],
+        "allPhases": PHASES,
+        "names": [OUTSIDE_NAME, NOT_SELECTED_NAME],
+        "kinds": KINDS,
+        "sources": [
+            {
+                "name": f"rank {rank}" if ranks else takes[at].name,
+                "take": at,
+                "measured": _common(meta.measured for meta in of_source),
+                "doubts": list(dict.fromkeys(warning for meta in of_source for warning in meta.warnings)),
+                "wallNs": of_source[0].wall_ns,
+                "busyNs": of_source[0].busy_ns,
+            }
+            for (at, rank), of_source in zip(sources, metas)
+        ],
+        "areRanks": ranks,
+        "layers": _layers(tree),
+        "columns": [_column(column, inside) for column, inside in columns],
+        "measures": [_measure(measure, takes) for measure in _measures(takes)],
+        "fields": [name for name in FIELDS if name in rows],
+        **names.tables(),
+        "rows": rows,
+        "samples": [
+            [source(at, key.rank), tree.nodes[at][key.layer], PHASES.index(key.phase), key.measure, *_spread(spread)]
+            for at, take in enumerate(takes)
+            for key, spread in take.run.samples.items()
+            if key.measure in _PER_CALL
+        ],
+        "calls": [
+            [source(at, take.run.meta.rank), *course]
+            for at, take in enumerate(takes)
+            for course in _calls_over_time(take.run, tree.nodes[at])
+        ],
+        "peaks": [
+            [source(at, key.rank), tree.nodes[at][key.layer], PHASES.index(key.phase), key.device, spread.max]
+            for at, take in enumerate(takes)
+            for key, spread in take.run.samples.items()
+            if key.measure == "peak_bytes"
+        ],
+        "memory": [
+            _memory(memory, tree.nodes[at], source(at, memory.rank), take.run.timeline)
+            for at, take in enumerate(takes)
+            for memory in take.run.memory
+        ],
+        "traffic": [
+            [traffic_bytes(layer) for layer in _in_tree(take.run.layers, tree, at)] for at, take in enumerate(takes)
+        ],
+        "roofs": list(
+            dict.fromkeys(tuple(peak) for take in takes for meta in take.run.metas for peak in _last(meta.peaks))
+        ),
+    }
+
+
+def traffic_bytes(layer: Layer) -> int | None:
+    """The least that a forward call of a layer reads and writes: its parameters, its inputs and its outputs, each once.
+
+    Inputs are taken to be of the outputs' type. None where that is not known: a size that is no number, outputs of
+    unknown or of several types, parameters that nobody can count.
+    """
+    sizes = [*layer.input_shapes, *layer.output_shapes]
+    if (
+        layer.param_bytes is None
+        or not layer.output_bytes
+        or not layer.input_shapes
+        or any(-1 in size for size in sizes)
+    ):
+        return None
+    of_outputs = sum(prod(shape) for shape in layer.output_shapes)
+    if not of_outputs or layer.output_bytes % of_outputs:
+        return None
+    itemsize = layer.output_bytes // of_outputs
+    return layer.param_bytes + layer.output_bytes + itemsize * sum(prod(shape) for shape in layer.input_shapes)
+
+
+class _Names:
+    """The names of frames, and the chains of frames without what they were called on, each once."""
+
+    def __init__(self) -> None:
+        self.frames: dict[tuple[str, str], int] = {}
+        self.chains: dict[tuple[int, ...], int] = {}
+        self.within: dict[tuple[Any, ...], int] = {}
+
+    def chain(self, frames: Sequence[Frame]) -> int:
+        key = tuple(self.frames.setdefault((kind, name), len(self.frames)) for kind, name, _ in frames)
+        return self.chains.setdefault(key, len(self.chains))
+
+    def tables(self) -> dict[str, Any]:
+        return {"frames": list(self.frames), "chains": list(self.chains), "within": list(self.within)}
+
+
+def _rows(
+    takes: Sequence[Take], tree: Tree, names: _Names, source_of: Mapping[tuple[int, int | None], int]
+) -> dict[str, list[int]]:
+    """The rows of all takes; a column of zeros alone is left out."""
+    joined: dict[str, list[int]] = {
+        name: [] for name in ("node", "phase", "source", "chain", "within", "calls", *FIELDS)
+    }
+    names.within.setdefault((), 0)
+    for at, take in enumerate(takes):
+        rows, nodes = take.run.rows, tree.nodes[at]
+        chains = [names.chain(frames) for frames in rows.frames]
+        within = []
+        for step in rows.within:
+            key = tuple((nodes[one.layer], PHASES.index(one.phase), names.chain(one.frames)) for one in step)
+            within.append(names.within.setdefault(key, len(names.within)))
+        columns = rows.columns
+        joined["node"] += [nodes[layer] for layer in columns["layer"]]
+        joined["phase"] += columns["phase"]
+        joined["source"] += [source_of.get((at, rank), at) for rank in columns["rank"]]
+        joined["chain"] += [chains[number] for number in columns["frames"]]
+        joined["within"] += [within[number] for number in columns["within"]]
+        joined["calls"] += columns["calls"]
+        for name in FIELDS:
+            joined[name] += columns[name]
+    return {name: column for name, column in joined.items() if name in ("node", "chain") or any(column)}
+
+
+def _layers(tree: Tree) -> dict[str, list[Any]]:
+    layers = tree.layers
+    return {
+        "parent": list(tree.parents),
+        "name": [layer.path[-1] for layer in layers],
+        "kind": [layer.kind for layer in layers],
+        "settings": [layer.settings for layer in layers],
+        "params": [layer.params for layer in layers],
+        "trainable": [layer.trainable_params for layer in layers],
+        "paramBytes": [layer.param_bytes for layer in layers],
+        "dtypes": [", ".join(dtype for dtype, _ in layer.dtype_bytes) for layer in layers],
+        "inputs": [layer.input_shapes for layer in layers],
+        "outputs": [layer.output_shapes for layer in layers],
+        "training": [layer.training for layer in layers],
+        "compiled": [layer.compiled for layer in layers],
+        "sharedWith": [[".".join(path) for path in layer.shared_with] for layer in layers],
+    }
+
+
+def _in_tree(layers: Sequence[Layer], tree: Tree, take: int) -> list[Layer]:
+    """The layers of a take in the order of the tree; those that it does not have as the tree has them."""
+    found = list(tree.layers)
+    for index, layer in enumerate(layers):
+        found[tree.nodes[take][index]] = layer
+    return found
+
+
+def _columns(takes: Sequence[Take]) -> list[tuple[Column, bool]]:
+    """The columns of the table of a layer, and of each whether the tree has it, too."""
+    found: dict[str, tuple[Column, bool]] = {}
+    for take in takes:
+        in_tree = {column.heading for column in columns_of(take.run)}
+        for column in columns_of(take.run, show_events=True):
+            found.setdefault(column.heading, (column, column.heading in in_tree))
+    return list(found.values())
+
+
+def _column(column: Column, in_tree: bool) -> dict[str, Any]:
+    told: dict[str, Any] = {"heading": column.heading, "key": column.key, "inTree": in_tree}
+    if isinstance(column, CostColumn):
+        told |= {
+            "kind": "cost",
+            "phase": PHASES.index(column.phase),
+            "self": column.is_self,
+            "unit": column.measure.unit.value,
+        }
+        told |= {"fields": column.measure.fields, "doubt": column.measure.doubt}
+    elif isinstance(column, RateColumn):
+        told |= {"kind": "rate", "phase": PHASES.index(column.phase), "onDevice": column.on_device, "unit": "count"}
+        told |= {"fields": [["flops", 1]], "doubt": "uncounted"}
+    elif isinstance(column, ParamsColumn):
+        told |= {"kind": "params", "unit": "count", "fields": [], "doubt": None}
+    elif isinstance(column, CallsColumn):
+        told |= {"kind": "calls", "unit": "calls", "fields": [], "doubt": None}
+    return told
+
+
+def _measures(takes: Sequence[Take]) -> list[Measure]:
+    """What widths can stand for: memory as what was allocated, for a width cannot be negative."""
+    measured = {name for take in takes for meta in take.run.metas for name in meta.measured}
+    return [measure for measure in MEASURES if measure.fields[0][0] in measured]
+
+
+def _measure(measure: Measure, takes: Sequence[Take]) -> dict[str, Any]:
+    device = next((meta.device for take in takes for meta in take.run.metas if meta.device), None) or "device"
+    field = measure.fields[0][0]
+    heading = {"cpu_ns": "CPU time", "device_ns": "{device} time"}.get(field, measure.heading)
+    heading = heading.replace(" Mem", " memory allocated").format(device=device.upper())
+    return {"heading": heading, "field": field, "unit": measure.unit.value, "doubt": measure.doubt}
+
+
+def _spread(spread: Spread) -> list[Any]:
+    """Count, sum, least, median, 95th percentile, most, first, and so many values from least to most."""
+    sample = spread.sample
+    points = [spread.quantile(at / (_POINTS - 1)) for at in range(_POINTS)] if len(sample) > _POINTS else sample
+    told = [spread.min, round(spread.median), round(spread.quantile(0.95)), spread.max, spread.first]
+    return [spread.count, spread.sum, *told, [round(value) for value in points]]
+
+
+def _calls_over_time(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[int, int, list[int]]]:
+    """Of each layer that was called more than once in the last cycle: its node, and what each so-manieth forward call
+    took, in the order of time."""
+    if run.timeline is None or run.timeline.spans is None:
+        return
+    columns = run.timeline.spans.columns
+    names = ("start_ns", "end_ns", "layer", "phase", "name")
+    calls = sorted(
+        (start, end - start, layer)
+        for start, end, layer, phase, name in zip(*(columns[name] for name in names))
+        if layer >= 0 and name < 0 and PHASES[phase] == FORWARD
+    )
+    lasted: dict[int, list[int]] = {}
+    for _, ns, layer in calls:
+        lasted.setdefault(layer, []).append(ns)
+    for layer, values in lasted.items():
+        if len(values) > 1:
+            every = -(-len(values) // _CALLS)
+            yield nodes[layer], every, values[::every]
+
+
+def _memory(memory: Memory, nodes: Mapping[int, int], source: int, timeline: Timeline | None) -> dict[str, Any]:
+    course = None if timeline is None or memory.device not in timeline.devices else _course(timeline, memory.device)
+    return {
+        "source": source,
+        "device": memory.device,
+        "peakBytes": memory.peak_bytes,
+        "peakNs": memory.peak_ns,
+        "held": [[nodes[one.layer], PHASES.index(one.phase), one.kind, one.nbytes, one.blocks] for one in memory.held],
+        "before": memory.before,
+        "allocator": memory.allocator,
+        "course": course,
+        "dropped": 0 if timeline is None else timeline.dropped,
+    }
+
+
+def _course(timeline: Timeline, device: str) -> dict[str, Any] | None:
+    """Memory over time above what there was at the start: for each of so many stretches that are equally long, when it
+    stood highest, and what it was made of then, by kind (the last: not known)."""
+    number = timeline.devices.index(device)
+    columns = timeline.columns
+    steps = [at for at, where in enumerate(columns["device"]) if where == number]
+    if not steps:
+        return None
+    last = columns["time_ns"][steps[-1]]
+    length = max(last // _MOMENTS, 1)
+    alive = [0] * (len(KINDS) + 1)
+    whole = 0
+    times: list[int] = [0]
+    heights: list[list[int]] = [alive[:]]
+    stretch = highest = -1
+    top = (0, 0, alive[:])
+    for at in steps:
+        time = columns["time_ns"][at]
+        if time // length != stretch:
+            if stretch >= 0:
+                times.append(top[0])
+                heights.append(top[2])
+            stretch, highest = time // length, whole
+            top = (time, whole, alive[:])
+        nbytes = columns["nbytes"][at]
+        alive[columns["kind"][at]] += nbytes
+        whole += nbytes
+        if whole > highest:
+            highest = whole
+            top = (time, whole, alive[:])
+    times += [top[0], last]
+    heights += [top[2], alive[:]]
+    return {"lastNs": last, "timesNs": times, "heights": heights}
+
+
+def _common(sets: Iterable[Sequence[str]]) -> list[str]:
+    """What is in all of them, in the order of the first."""
+    first, *others = sets
+    return [name for name in first if all(name in other for other in others)]
+
+
+def _last(peaks: Iterable[Peak]) -> list[Peak]:
+    """The last of each device and type."""
+    return list({(peak.device, peak.dtype): peak for peak in peaks}.values())
