@@ -11,6 +11,8 @@ from torchprof.version import __version__
 
 if TYPE_CHECKING:
     from torchprof.annotation import annotate, from_profiler
+    from torchprof.budget import assert_budget
+    from torchprof.diff import compare
     from torchprof.errors import TorchprofError
     from torchprof.latency import benchmark
     from torchprof.peaks import peak
@@ -26,7 +28,9 @@ __all__ = [
     "TorchprofError",
     "__version__",
     "annotate",
+    "assert_budget",
     "benchmark",
+    "compare",
     "flops",
     "from_profiler",
     "load",
@@ -39,7 +43,9 @@ _ROOMS = {
     "Run": "run",
     "TorchprofError": "errors",
     "annotate": "annotation",
+    "assert_budget": "budget",
     "benchmark": "latency",
+    "compare": "diff",
     "flops": "shapes",
     "from_profiler": "annotation",
     "load": "run_file",

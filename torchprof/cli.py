@@ -1,6 +1,7 @@
-"""The command line: ``torchprof run``, ``profile``, ``flops`` and ``show``. The only file that prints or exits.
+"""The command line: ``torchprof run``, ``profile``, ``flops``, ``show`` and ``compare``. The only file that prints or
+exits.
 
-torch is imported by the commands that run something, and not by ``show``.
+torch is imported by the commands that run something, and not by ``show`` and ``compare``.
 """
 
 from __future__ import annotations
@@ -13,13 +14,12 @@ import math
 import os
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import torchprof
 from torchprof.errors import TorchprofError, suggest
@@ -34,6 +34,7 @@ _OF_TORCH = re.compile(r"\btorch\b|torch\._C")
 _LAYERS_SHOWN = 50
 _OPERATORS_SHOWN = 12
 _BETWEEN_SHOWN = 5
+_ADVICE_SHOWN = 3
 _FUNCTIONS_SHOWN = 15
 
 _INPUT = re.compile(
@@ -73,9 +74,20 @@ SPEC and INPUT are as for `torchprof profile`. No data is made, so that a model 
       --input input_ids=int64:1,4096 --depth 2
 """
 
+_COMPARE_EPILOG = """\
+A LIMIT is [LAYERS: ]MEASURE > AMOUNT. Without LAYERS the models are meant; * in a path stands for any one step.
+  --fail-if "cpu_total > +10%"              relative to BEFORE; a difference within noise does not fail
+  --fail-if "flops > 4.2G"                  absolute, for one forward call of the model
+  --fail-if "features.*: cpu_peak > 1.5GB"  for each of these layers
+Measures: cpu_total, self_cpu_total, cuda_total, cpu_mem, backward_cpu_total, flops, macs, params, calls, peak, …
+
+The exit code is 0; 1 where a limit is exceeded, which the last lines say on stderr; 2 for bad input, and for limits on
+what is not known or not there.
+"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, 1 where the model failed, 2 for bad input."""
+    """Run the command line; returns the exit code: 0, 1 where the model or a limit failed, 2 for bad input."""
     arguments = _parser().parse_args(argv)
     try:
         code: int = arguments.command(arguments)
@@ -130,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--flops", action="store_true", help="count parameters, MACs and FLOPs")
     run.add_argument("--python", action="store_true", help="run it once more under cProfile, for Python's functions")
     run.add_argument("--depth", type=_count, metavar="N", help="hide the layers below this depth; totals stay")
+    _add_hot_option(run)
     _add_output_option(run)
     run.add_argument("script", metavar="script.py", help="the script, or the module")
     run.add_argument("args", nargs=argparse.REMAINDER, help="its own arguments")
@@ -155,6 +168,33 @@ def _parser() -> argparse.ArgumentParser:
     _add_output_option(show)
     _add_table_options(show)
     show.set_defaults(command=_show)
+
+    compare = commands.add_parser(
+        "compare",
+        help="say what changed between two saved runs",
+        description="Compare two saved runs layer by layer, those that changed most first; needs no torch.",
+        epilog=_COMPARE_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    compare.add_argument("before", metavar="BEFORE.json")
+    compare.add_argument("after", metavar="AFTER.json")
+    compare.add_argument(
+        "--fail-if", action="append", default=[], metavar="LIMIT", help="exit with 1 where this holds, again for each"
+    )
+    compare.add_argument(
+        "-o",
+        "--output",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="write the comparison to a file, again for each: diff.md, diff.json, diff.html",
+    )
+    table = compare.add_argument_group("the table")
+    table.add_argument("--depth", type=_count, metavar="N", help="hide the layers below this depth; totals stay")
+    table.add_argument("--sort-by", metavar="QUANTITY", help="what to show and order by: flops, cpu_peak, calls, …")
+    table.add_argument("--top", type=_count, default=20, metavar="N", help="only the N that changed most (default 20)")
+    table.add_argument("--tablefmt", metavar="FORMAT", help="any of tabulate's formats: github, html, …")
+    compare.set_defaults(command=_compare)
     return parser
 
 
@@ -185,8 +225,13 @@ def _add_table_options(parser: argparse.ArgumentParser) -> None:
     table.add_argument("--sort-by", metavar="COLUMN", help="order siblings: cpu_total, self_cpu_mem, calls, …")
     table.add_argument("--top", type=_count, metavar="N", help="only the N largest layers, with those above them")
     table.add_argument("--percent", action="store_true", help="write the share beside each time")
+    _add_hot_option(table)
     table.add_argument("--tablefmt", metavar="FORMAT", help="any of tabulate's formats: github, html, …")
     table.add_argument("--summary", action="store_true", help="shapes and the model's figures instead of the tree")
+
+
+def _add_hot_option(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--hot", action="store_true", help="order siblings by their total, and mark the hottest path")
 
 
 def _count(text: str) -> int:
@@ -196,9 +241,16 @@ def _count(text: str) -> int:
 
 
 def _table_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {
-        name: getattr(arguments, name) for name in ("depth", "show_events", "sort_by", "top", "percent", "tablefmt")
-    }
+    names = ("depth", "show_events", "sort_by", "top", "percent", "tablefmt", "hot")
+    return {name: getattr(arguments, name) for name in names}
+
+
+def _in_color(stream: TextIO) -> bool:
+    """Whether what is written there is seen in colours: on a terminal that can, by a user who does not refuse them.
+
+    Where ``NO_COLOR`` is set to anything but nothing, there are none (https://no-color.org).
+    """
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -208,10 +260,36 @@ def _show(arguments: argparse.Namespace) -> int:
     if arguments.report:
         given = _table_options(arguments).items()
         options = {name: value for name, value in given if value is not None and value is not False}
+        if arguments.report == "tree":
+            options["color"] = _in_color(sys.stdout)
         print(run.report(arguments.report, **options))
     else:
         _print_run(run, arguments)
     return 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from torchprof.budget import check, limit_of
+    from torchprof.reports.tree import printable
+
+    limits = [limit_of(text) for text in arguments.fail_if]
+    _check_output(arguments, of="diff")
+    diff = torchprof.compare(arguments.before, arguments.after)
+    for file in arguments.output:
+        diff.export(file)
+    names = ("depth", "sort_by", "top", "tablefmt")
+    print(diff.report("table", **{name: getattr(arguments, name) for name in names}))
+    outcomes = check(diff, limits)
+    if outcomes:
+        print()
+    for outcome in outcomes:
+        if not outcome.failures:
+            print("\n".join([f"Limit kept: {printable(outcome.limit.text)}", *map(printable, outcome.remarks)]))
+    failures = [failure for outcome in outcomes for failure in outcome.failures]
+    sys.stdout.flush()
+    for failure in failures:
+        print(printable(failure), file=sys.stderr)
+    return 1 if failures else 0
 
 
 def _print_run(run: torchprof.Run, arguments: argparse.Namespace) -> None:
@@ -224,7 +302,7 @@ def _print_run(run: torchprof.Run, arguments: argparse.Namespace) -> None:
             raise TorchprofError(f"The summary has no {names}: leave that out, or leave --summary out.")
         print(run.report("summary", depth=arguments.depth, tablefmt=arguments.tablefmt))
         return
-    print(run.report("tree", **_table_options(arguments)))
+    print(run.report("tree", **_table_options(arguments), color=_in_color(sys.stdout)))
     if any(spread.count > 1 for spread in run.samples.values()):
         print("\nOne forward call, on the CPU's clock:\n")
         print(run.report("calls", depth=arguments.depth, tablefmt=arguments.tablefmt))
@@ -261,6 +339,7 @@ def _profile(arguments: argparse.Namespace) -> int:
         profile_memory=arguments.memory,
         paths=arguments.paths,
         with_flops=arguments.flops,
+        with_timeline=_wants_timeline(arguments),
     )
     failure = None
     try:
@@ -299,6 +378,7 @@ def _run(arguments: argparse.Namespace) -> int:
         use_cuda=torch.cuda.is_available(),
         profile_memory=arguments.memory,
         with_flops=arguments.flops,
+        with_timeline=_wants_timeline(arguments),
         warmup_calls=arguments.warmup_calls,
         max_calls=arguments.max_calls,
     )
@@ -309,7 +389,7 @@ def _run(arguments: argparse.Namespace) -> int:
         # Before the report, which may break: whoever reads it may have seen enough (`| head`), and close the pipe.
         where = [_saved(program.run, path, shown) for shown, path in files.items()]
         with suppress(BrokenPipeError), report:
-            for text in _program_report(program.run, ending, script, arguments):
+            for text in _program_report(program.run, ending, script, arguments, color=_in_color(report)):
                 print(text, file=report, flush=True)
             print("", *where, sep="\n", file=report)
     ending.end()
@@ -321,22 +401,32 @@ def _saved(run: torchprof.Run, path: Path, shown: str) -> str:
         run.export(path)
     except OSError as error:
         return f"Not written: {shown}: {error.strerror}. Another place: -o FILE."
+    except TorchprofError as error:
+        return f"Not written: {shown}: {error}"
     more = f" To see more of it: torchprof show {shown}" if format_of(path) == "json" else ""
     return f"Written: {shown}.{more}"
 
 
-def _program_report(run: torchprof.Run, ending: Ending, script: Script, arguments: argparse.Namespace) -> Iterator[str]:
+def _program_report(
+    run: torchprof.Run, ending: Ending, script: Script, arguments: argparse.Namespace, color: bool
+) -> Iterator[str]:
     """The report of a whole script, section after section, the answer first."""
+    from torchprof.advice import advise
+    from torchprof.reports.tree import fitting_depth
+
     yield f"\ntorchprof: {arguments.script} {ending.outcome}. Recorded: {run.meta.wall_ns / 1e9:.2f} s.\n"
+    yield run.report("headline") + "\n"
     for name, value in run.meta.environment:
         yield f"  {name:<8} {value}"
+    if advise(run):
+        yield _section("What to change", run.report("advice", limit=_ADVICE_SHOWN))
     yield _section("Where the time goes", run.report("top"))
     run = replace(run, metas=(replace(run.meta, warnings=()),))  # they were said, once
-    depth = _fitting_depth(run) if arguments.depth is None else arguments.depth
+    depth = fitting_depth(run, _LAYERS_SHOWN) if arguments.depth is None else arguments.depth
     if run.layers:
         deepest = max(len(layer.path) for layer in run.layers) - 1
         hidden = "" if depth >= deepest else f"\nDeeper layers are hidden: --depth {deepest} shows all."
-        yield _section("The layers", run.report("tree", depth=depth) + hidden)
+        yield _section("The layers", run.report("tree", depth=depth, hot=arguments.hot, color=color) + hidden)
     if any(chain[0].kind != "python" for chain in run.rows.frames if chain):
         yield _section("The operators, by themselves", run.report("ops", row_limit=_OPERATORS_SHOWN))
     yield _section("Between the operators", run.report("between", limit=_BETWEEN_SHOWN))
@@ -350,16 +440,6 @@ def _program_report(run: torchprof.Run, ending: Ending, script: Script, argument
 
 def _section(title: str, text: str) -> str:
     return f"\n{title}\n{'=' * len(title)}\n{text}"
-
-
-def _fitting_depth(run: torchprof.Run) -> int:
-    """The deepest level of layers down to which the tree is not too long to read."""
-    depth, rows = 0, 0
-    for steps, count in sorted(Counter(len(layer.path) for layer in run.layers).items()):
-        rows += count
-        if rows <= _LAYERS_SHOWN:
-            depth = steps - 1
-    return depth
 
 
 def _python_table(script: Script, ending: Ending) -> str:
@@ -420,12 +500,17 @@ def _flops(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_output(arguments: argparse.Namespace) -> None:
+def _check_output(arguments: argparse.Namespace, of: str = "run") -> None:
     """Before anything runs, which may take long: whether the files can be written."""
     for file in arguments.output:
-        format_of(file)
+        format_of(file, of=of)
         if not Path(file).absolute().parent.is_dir():
             raise TorchprofError(f"-o {file}: there is no such folder to write to.")
+
+
+def _wants_timeline(arguments: argparse.Namespace) -> bool:
+    """Whether a file is to be written that shows what happened when."""
+    return any(format_of(file) in ("chrome-trace", "html") for file in arguments.output)
 
 
 def _export(run: torchprof.Run, arguments: argparse.Namespace) -> None:

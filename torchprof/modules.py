@@ -358,7 +358,7 @@ class Plan:
 
 
 def _settings(module: nn.Module) -> str:
-    """What a module of torch's own says of itself; of a class of somebody else's it might be anything, of any length."""
+    """What a module of torch's own says of itself; one of somebody else's might say anything, of any length."""
     if not type(module).__module__.startswith(("torch.nn.", "torch.ao.nn.")):
         return ""
     try:

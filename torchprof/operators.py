@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence, Set
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -10,12 +11,13 @@ from torchprof.attribute import OUTSIDE, PHASES, Frame, Signature
 from torchprof.cost import FIELDS, Cost
 from torchprof.errors import TorchprofError, suggest
 from torchprof.paths import find
-from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Rows, Run, number_of_phase
+from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Rows, Run, Way, number_of_phase
 
 _NO_TENSORS = ("", "Scalar", "ScalarList")  # what torch calls the types of inputs that have no shape
 _OWN_TIME = (Frame("op", BETWEEN_OPS),)
 
 _Key = TypeVar("_Key", bound=Hashable)
+_Scope = TypeVar("_Scope", bound=Hashable)
 
 
 @dataclass
@@ -78,14 +80,15 @@ def operators(
     if group_by_stack_n:
         _check_recorded(run, "with_stack", "source lines")
 
-    def operator(of_layer: int, of_phase: str, frame: Frame) -> Operator | None:
-        if (layers is not None and of_layer not in layers) or phase not in (None, of_phase):
-            return None
+    def is_asked_for(of_layer: int, of_phase: str) -> bool | None:
+        return ((layers is None or of_layer in layers) and phase in (None, of_phase)) or None
+
+    def operator(scope: bool, frame: Frame) -> Operator:
         signature = frame.signature or Signature((), ())
         shapes = _shapes_of_tensors(signature) if group_by_input_shape else ()
         return Operator(frame.name, frame.kind, shapes, signature.stack[:group_by_stack_n])
 
-    return _summed(run.rows, operator)
+    return _summed(run.rows, is_asked_for, operator)
 
 
 def layers_of(run: Run, op: str, *, phase: str | None = None) -> dict[str, Sums]:
@@ -96,10 +99,10 @@ def layers_of(run: Run, op: str, *, phase: str | None = None) -> dict[str, Sums]
     """
     check_phase(phase)
 
-    def layer(of_layer: int, of_phase: str, frame: Frame) -> str | None:
-        return _name_of(run, of_layer) if frame.name == op and phase in (None, of_phase) else None
+    def layer(of_layer: int, of_phase: str) -> str | None:
+        return _name_of(run, of_layer) if phase in (None, of_phase) else None
 
-    found = _summed(run.rows, layer)
+    found = _summed(run.rows, layer, lambda name, frame: name if frame.name == op else None)
     if not found:
         known = list(dict.fromkeys(operator.name for operator in operators(run, phase=phase)))
         in_phase = f" in {phase}" if phase is not None else ""
@@ -149,62 +152,96 @@ def check_phase(phase: str | None) -> None:
         number_of_phase(phase)
 
 
-def _summed(rows: Rows, key_of: Callable[[int, str, Frame], _Key | None]) -> dict[_Key, Sums]:
-    """Rows summed by a key of the ops and labels that they are inside of, each in a layer (by index) and a phase.
+def _summed(
+    rows: Rows, scope_of: Callable[[int, str], _Scope | None], key_of: Callable[[_Scope, Frame], _Key | None]
+) -> dict[_Key, Sums]:
+    """Rows summed by a key of the ops and labels that they are inside of.
 
-    Self goes to the innermost of them, total once to each key: so it is what the outermost occurrences took. What has
-    the key None is left out.
+    The scope is of a layer (by index) and a phase; one scope's ops of one name have one key. Self goes to the innermost
+    of them, total once to each key: so it is what the outermost occurrences took. What has the scope or the key None is
+    left out.
     """
-    found: dict[_Key, Sums] = {}
-    counted = {_chain(rows, at) for at in range(len(rows)) if rows.columns["macs"][at] or rows.columns["flops"][at]}
-    for at in range(len(rows)):
-        frames = rows.frames[rows.columns["frames"][at]]
-        if frames and frames[-1].kind == "python":
+    columns = rows.columns
+    number: dict[_Key, int] = {}
+    scopes: dict[tuple[int, int], _Scope | None] = {}
+    steps: dict[tuple[_Scope | None, Frame], int | None] = {}
+    ways: dict[tuple[int, int, int, int], Way] = {}  # of rows that are inside of what is in other layers
+    ways_in_scope: dict[tuple[_Scope | None, int], Way] = {}
+    taken: list[tuple[int, Way]] = []
+    calls: Counter[int] = Counter()
+    parts: Counter[int] = Counter()
+
+    def scope_at(layer: int, phase: int) -> _Scope | None:
+        if (layer, phase) not in scopes:
+            scopes[layer, phase] = scope_of(layer, PHASES[phase])
+        return scopes[layer, phase]
+
+    def step(scope: _Scope | None, frame: Frame) -> int | None:
+        if (scope, frame) not in steps:
+            key = None if scope is None else key_of(scope, frame)
+            steps[scope, frame] = None if key is None else number.setdefault(key, len(number))
+        return steps[scope, frame]
+
+    def way_of(layer: int, phase: int, within: int, chain: int) -> Way:
+        """A label has no phase of its own: one around a whole step holds forward and backward work."""
+        way_in: list[int | None] = []
+        for around in rows.within[within]:
+            for frame in around.frames:
+                in_phase = phase if frame.kind == "label" else PHASES.index(around.phase)
+                way_in.append(step(scope_at(around.layer, in_phase), frame))
+        frames = rows.frames[chain]
+        scope = scope_at(layer, phase)
+        way_in += [step(scope, frame) for frame in (frames[:-1] if _is_kernel(frames) else frames) or _OWN_TIME]
+        inner = way_in[-1]
+        return tuple(dict.fromkeys(one for one in way_in if one is not None)), -1 if inner is None else inner
+
+    is_work = [not frames or frames[-1].kind != "python" for frames in rows.frames]
+    is_call = [bool(frames) and not _is_kernel(frames) for frames in rows.frames]
+    is_part = _parts(rows)
+    keys = zip(columns["layer"], columns["phase"], columns["within"], columns["frames"])
+    for at, place in enumerate(keys):
+        layer, phase, within, chain = place
+        if not is_work[chain]:
             continue
-        keys = [key_of(*step) for step in _way_in(rows, at)]
-        cost = _cost(rows, at)
-        for key in dict.fromkeys(keys):
-            if key is not None:
-                found.setdefault(key, Sums()).total += cost
-        innermost = keys[-1]
-        if innermost is not None:
-            found[innermost].self += cost
-            if frames and not _is_kernel(frames):
-                calls = rows.columns["calls"][at]
-                found[innermost].calls += calls
-                if counted:
-                    chain = _chain(rows, at)
-                    is_part = any(chain._replace(frames=frames[:steps]) in counted for steps in range(1, len(frames)))
-                    found[innermost].parts += calls * is_part
-    return found
+        if rows.within[within]:
+            way = ways.get(place)
+            if way is None:
+                way = ways[place] = way_of(*place)
+        else:
+            in_scope = scope_at(layer, phase), chain
+            way = ways_in_scope.get(in_scope)
+            if way is None:
+                way = ways_in_scope[in_scope] = way_of(*place)
+        taken.append((at, way))
+        inner = way[1]
+        if inner >= 0 and is_call[chain]:
+            calls[inner] += columns["calls"][at]
+            parts[inner] += columns["calls"][at] * is_part(place)
+    sums = rows.summed(taken, len(number))
+    return {key: Sums(calls[at], parts[at], own, total) for (key, at), own, total in zip(number.items(), *sums)}
 
 
-class _Chain(NamedTuple):
-    """Where a row stands: all of its keys but device and rank."""
+def _parts(rows: Rows) -> Callable[[tuple[int, int, int, int]], bool]:
+    """Says of a row, by its layer, phase, within and frames, whether it is part of an op that is counted itself."""
+    columns = rows.columns
+    first = {frames: chain for chain, frames in reversed([*enumerate(rows.frames)])}  # should one stand there twice
+    same = [first[frames] for frames in rows.frames]
+    around = [
+        [first[frames[:steps]] for steps in range(1, len(frames)) if frames[:steps] in first] for frames in rows.frames
+    ]
+    keys = zip(columns["layer"], columns["phase"], columns["within"], columns["frames"])
+    counts = zip(columns["macs"], columns["flops"])
+    counted = {
+        (layer, phase, within, same[chain])
+        for (layer, phase, within, chain), (macs, flops) in zip(keys, counts)
+        if macs or flops
+    }
 
-    layer: int
-    phase: int
-    within: int
-    frames: tuple[Frame, ...]
+    def is_part(place: tuple[int, int, int, int]) -> bool:
+        layer, phase, within, chain = place
+        return any((layer, phase, within, outer) in counted for outer in around[chain])
 
-
-def _chain(rows: Rows, at: int) -> _Chain:
-    layer, phase, within, frames = (rows.columns[name][at] for name in ("layer", "phase", "within", "frames"))
-    return _Chain(layer, phase, within, rows.frames[frames])
-
-
-def _way_in(rows: Rows, at: int) -> Iterator[tuple[int, str, Frame]]:
-    """The ops and labels around the work of a row, outer to inner, with layer and phase; at least ``(between ops)``.
-
-    A label has no phase of its own: one around a whole step holds forward and backward work.
-    """
-    layer, phase = rows.columns["layer"][at], PHASES[rows.columns["phase"][at]]
-    for around in rows.within[rows.columns["within"][at]]:
-        for frame in around.frames:
-            yield around.layer, phase if frame.kind == "label" else around.phase, frame
-    frames = rows.frames[rows.columns["frames"][at]]
-    for frame in (frames[:-1] if _is_kernel(frames) else frames) or _OWN_TIME:
-        yield layer, phase, frame
+    return is_part
 
 
 def _is_kernel(frames: Sequence[Frame]) -> bool:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from html import escape
 from os import PathLike
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, ClassVar, TextIO
@@ -41,7 +42,8 @@ class Profile:
 
     ``model``: a module, or a list of modules that run together. ``enabled=False`` records nothing and costs nothing.
     ``use_cuda`` records CUDA kernels; ``use_device`` names another kind of device ("xpu", "mps", …).
-    ``profile_memory`` records allocations; ``with_timeline`` keeps each of them, in ``run.timeline``.
+    ``profile_memory`` records allocations; ``with_timeline`` keeps each of them, and when each layer ran, in
+    ``run.timeline``.
     ``paths`` selects modules, leaf or not: tuples of names or dotted strings, with or without the root, ``*`` for any
     one step; work elsewhere is shown as ``(not selected)``. ``warmup``: so many calls of the model's own forward (of
     several models: of any of them) come first and are not recorded.
@@ -385,6 +387,7 @@ class Profile:
         top: int | None = None,
         percent: bool = False,
         tablefmt: str | None = None,
+        hot: bool = False,
         file: TextIO | None = None,
     ) -> str:
         """The tree table; see ``torchprof.reports.tree`` for what the options do.
@@ -404,6 +407,7 @@ class Profile:
                 top=top,
                 percent=percent,
                 tablefmt=tablefmt,
+                hot=hot,
             )
         if file is not None:
             file.write(text + "\n")
@@ -411,6 +415,14 @@ class Profile:
 
     def __str__(self) -> str:
         return self.display()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of a profile: the table, as soon as there is one."""
+        return self.run.report("notebook") if self._readable else f"<pre>{escape(_UNFINISHED)}</pre>"
+
+    def show(self, *, height: int = 640) -> None:
+        """Show the page of the run in a notebook; see ``Run.show``."""
+        self.run.show(height=height)
 
     def raw(self) -> tuple[tuple[Trace, ...], defaultdict[tuple[str, ...], list[EventList]]] | None:
         """``(traces, event_lists)``, None before the end.
@@ -483,8 +495,6 @@ class Profile:
             raise TorchprofError("warmup= counts calls, and schedule= steps: leave one out (schedules have a warmup).")
         if self.on_trace_ready is not None and not callable(self.on_trace_ready):
             raise TorchprofError(f"on_trace_ready={self.on_trace_ready!r:.80} cannot be called: it takes this Profile.")
-        if self.with_timeline and not self.profile_memory:
-            raise TorchprofError("with_timeline=True keeps what profile_memory=True records: add that.")
         device = self._checked_device()
         missing = missing_device(device) if device else None
         self._records_device = device is not None and missing is None

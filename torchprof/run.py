@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import nsmallest
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, PHASES, Frame, Signature
 from torchprof.cost import FIELDS, Cost
 from torchprof.errors import TorchprofError, suggest
+
+if TYPE_CHECKING:
+    import pandas
 
 OUTSIDE_NAME = "(outside)"
 NOT_SELECTED_NAME = "(not selected)"
@@ -77,8 +80,9 @@ class Meta:
     are the selected layers, None for all. ``wall_ns`` is how long it was recorded, in so many ``cycles``, and ``steps``
     how many steps ended in that time. ``busy_ns`` is for each device how long anything ran on it, for the CPU how long
     any thread that was recorded was inside any op or range. ``peaks`` are what ``torchprof.peak`` had measured by then.
-    ``warnings`` are sentences for the user. ``environment`` says in words what it ran on, as (name,
-    value), ``switches`` how torch's own were set at the end, those that make it faster or slower. ``machine`` and ``script`` are names that ``save(strip=True)`` leaves out.
+    ``warnings`` are sentences for the user. ``environment`` says in words what it ran on, as (name, value),
+    ``switches`` how torch's own were set at the end, those that make it faster or slower. ``machine`` and ``script``
+    are names that ``save(strip=True)`` leaves out.
     """
 
     model: tuple[str, ...]
@@ -135,6 +139,12 @@ class Row(NamedTuple):
         return self.frames[-1].signature if self.frames else None
 
 
+Way = tuple[tuple[int, ...], int]
+"""What the cost of a row counts for, by numbers: the totals of these, and the self of that one (negative: of none)."""
+
+NO_COST = Cost()
+
+
 @dataclass(frozen=True)
 class Rows(Sequence[Row]):
     """The rows as columns of integers; a ``Row`` is a view of one line."""
@@ -168,6 +178,34 @@ class Rows(Sequence[Row]):
 
     def __iter__(self) -> Iterator[Row]:
         return (self[index] for index in range(len(self)))
+
+    def summed(self, taken: Iterable[tuple[int, Way]], size: int) -> tuple[list[Cost], list[Cost]]:
+        """Self and total of so many numbered things: sums over the rows with these indices, each with its way."""
+        taken = list(taken)
+        nothing = [0] * size
+        own: list[list[int]] = []
+        totals: list[list[int]] = []
+        for name in FIELDS:
+            column = self.columns[name]
+            if not any(column):
+                own.append(nothing)
+                totals.append(nothing)
+                continue
+            selves, sums = [0] * size, [0] * size
+            for at, (touched, last) in taken:
+                value = column[at]
+                if value:
+                    for number in touched:
+                        sums[number] += value
+                    if last >= 0:
+                        selves[last] += value
+            own.append(selves)
+            totals.append(sums)
+        costs = [(mine, Cost(*mine) if any(mine) else NO_COST) for mine in zip(*own)]
+        return (
+            [cost for _, cost in costs],
+            [cost if values == mine else Cost(*values) for (mine, cost), values in zip(costs, zip(*totals))],
+        )
 
     @cached_property
     def by_layer(self) -> dict[tuple[int, int], tuple[Cost, int]]:
@@ -314,18 +352,53 @@ class Memory:
     allocator: tuple[tuple[str, int, int], ...] = ()
 
 
+class Lane(NamedTuple):
+    """Where one thing runs at a time, with what it calls inside of it: a thread (``device`` is "cpu"); or part of a
+    device, which has as many lanes as it ran kernels at once. ``number`` counts those of one device, from 1 on."""
+
+    device: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Spans:
+    """What ran when, in the last cycle, as columns: on each lane, of two spans one is inside the other, or they lie
+    apart. The outer one comes first; kernels come last.
+
+    ``start_ns`` and ``end_ns`` are after the start; ``lane`` is a number in ``lanes``, ``layer`` in the run's layers
+    (negative: none), ``phase`` in ``PHASES``, and ``name`` in ``names``: of a label, on a device of a kernel. It is -1
+    where the span is the layer's: a call, in backward an unbroken stretch of work of the layer and those below it (see
+    ``torchprof.spans``). ``steps`` are the times when steps began, and last when the last one ended; empty where none
+    did. ``dropped``: how many came after the first ``Spans.LIMIT`` and are not here.
+    """
+
+    lanes: tuple[Lane, ...]
+    names: tuple[str, ...]
+    columns: Mapping[str, array[int]] = field(repr=False)
+    steps: tuple[int, ...] = ()
+    dropped: int = 0
+
+    COLUMNS = ("start_ns", "end_ns", "lane", "layer", "phase", "name")
+    LIMIT = 1_000_000
+
+    def __len__(self) -> int:
+        return len(self.columns["start_ns"])
+
+
 @dataclass(frozen=True)
 class Timeline:
-    """Every allocation and free of the last cycle, in the order of time, as columns.
+    """The last cycle over time: every allocation and free, in their order, as columns, and the ``spans`` of what ran.
 
     ``time_ns`` after the start, signed ``nbytes``, and numbers in ``devices``, in the run's layers (negative: none), in
     ``PHASES`` and in ``KINDS`` (-1: not known). ``dropped``: how many came after the first ``Timeline.LIMIT`` and are
-    not here.
+    not here. Without ``profile_memory`` there are none, and the length, which counts them, is 0. ``spans`` is None in a
+    run of torchprof 2.2.
     """
 
     devices: tuple[str, ...]
     columns: Mapping[str, array[int]] = field(repr=False)
     dropped: int = 0
+    spans: Spans | None = None
 
     COLUMNS = ("time_ns", "nbytes", "device", "layer", "phase", "kind")
     LIMIT = 1_000_000
@@ -446,49 +519,62 @@ class Run:
         """
         wanted = number_of_phase(phase)
         rows, columns = self.rows, self.rows.columns
-        found: dict[int, dict[tuple[str, str], Op]] = {}
-        levels: dict[int, dict[tuple[str, str], Op]] = {}  # what is inside a label, by the identity of its Op
+        made: list[Op] = []
+        calls: list[int] = []
+        found: dict[int, dict[tuple[str, str], int]] = {}  # the numbers of ops in ``made``, by layer, kind and name
+        levels: dict[int, dict[tuple[str, str], int]] = {}  # of those inside a label, by the number of that
 
-        def steps(layer: int, frames: Sequence[Frame]) -> Iterator[Op]:
+        def steps(layer: int, names: Sequence[tuple[str, str]]) -> list[int]:
             """The ops on the way in, made where they are new."""
             level = found.setdefault(layer, {})
             siblings: list[Op] | None = None
-            for frame in frames:
-                if frame.kind == "kernel":
-                    return
-                op = level.get((frame.kind, frame.name))
-                if op is None:
-                    op = level[frame.kind, frame.name] = Op(frame.name, frame.kind)
+            numbers = []
+            for name in names:
+                number = level.get(name)
+                if number is None:
+                    number = level[name] = len(made)
+                    made.append(Op(name[1], name[0], 0, NO_COST, NO_COST))
+                    calls.append(0)
                     if siblings is not None:
-                        siblings.append(op)
-                yield op
-                if frame.kind == "label":
-                    level, siblings = levels.setdefault(id(op), {}), op.inside
+                        siblings.append(made[number])
+                numbers.append(number)
+                if name[0] == "label":
+                    level, siblings = levels.setdefault(number, {}), made[number].inside
+            return numbers
 
-        own_time = (Frame("op", BETWEEN_OPS),)
-        for at, layer in enumerate(columns["layer"]):
-            frames = rows.frames[columns["frames"][at]]
-            within = rows.within[columns["within"][at]]
-            here = columns["phase"][at] == wanted
-            if not (here or within) or (frames and frames[-1].kind == "python"):
-                continue
-            cost = Cost(*(columns[name][at] for name in FIELDS))
-            touched: dict[int, Op] = {}
+        def around_it(here: bool, within: Sequence[Around]) -> Iterator[int]:
+            """What of other layers a row's layer is inside of, and counts for; a label holds work of every phase."""
             for around in within:
-                way_in = around.frames
+                names = _names(around.frames)
                 if around.phase != phase:
-                    way_in = tuple(frame for frame in way_in if here and frame.kind == "label")
-                counted = (op for op in steps(around.layer, way_in) if here or op.kind != "label")
-                touched.update((id(op), op) for op in counted)
-            if here:
-                is_kernel = bool(frames) and frames[-1].kind == "kernel"
-                way = [*steps(layer, frames if len(frames) > is_kernel else own_time)]
-                touched.update((id(op), op) for op in way)
-                way[-1].self += cost
-                way[-1].calls += 0 if is_kernel or not frames else columns["calls"][at]
-            for op in touched.values():
-                op.total += cost
-        return {layer: list(level.values()) for layer, level in found.items()}
+                    names = [name for name in names if here and name[0] == "label"]
+                for number in steps(around.layer, names):
+                    if here or made[number].kind != "label":
+                        yield number
+
+        ways: dict[tuple[int, int, int, int], Way] = {}
+        taken: list[tuple[int, Way]] = []
+        names = [_names(frames) or [("op", BETWEEN_OPS)] for frames in rows.frames]
+        is_call = [bool(frames) and frames[-1].kind != "kernel" for frames in rows.frames]
+        is_work = [not frames or frames[-1].kind != "python" for frames in rows.frames]
+        is_inside = [bool(within) for within in rows.within]
+        keys = zip(columns["layer"], columns["phase"], columns["within"], columns["frames"])
+        for at, key in enumerate(keys):
+            layer, of_phase, within, chain = key
+            here = of_phase == wanted
+            if not (here or is_inside[within]) or not is_work[chain]:
+                continue
+            way = ways.get(key)
+            if way is None:
+                outer = [*around_it(here, rows.within[within])] if is_inside[within] else []
+                inner = steps(layer, names[chain]) if here else []
+                way = ways[key] = tuple(dict.fromkeys(outer + inner)), inner[-1] if here else -1
+            taken.append((at, way))
+            if here and is_call[chain]:
+                calls[way[1]] += columns["calls"][at]
+        for op, called, own, total in zip(made, calls, *rows.summed(taken, len(made))):
+            op.calls, op.self, op.total = called, own, total
+        return {layer: [made[number] for number in level.values()] for layer, level in found.items()}
 
     def total_params(self) -> dict[tuple[str, ...], int | None]:
         """The parameters of each layer and all below it, by path; None where a lazy layer has not made them yet."""
@@ -510,6 +596,19 @@ class Run:
 
         return render(name, self, options)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows of a run."""
+        return self.report("notebook")
+
+    def show(self, *, height: int = 640) -> None:
+        """Show the page that ``export("report.html")`` writes, in a notebook, in a frame so many pixels high.
+
+        Needs IPython, which every notebook has. Raises TorchprofError where there is none, and outside of notebooks.
+        """
+        from torchprof.reports.notebook import show_page
+
+        show_page(self.report("html"), height)
+
     def export(self, path: str | PathLike[str], **options: Any) -> None:
         """Write a report into a file, chosen by how its name ends: ``run.export("report.html")``. See docs/exports.md.
 
@@ -520,6 +619,16 @@ class Run:
 
         export(path, self, options)
 
+    def to_dataframe(self, of: str = "layers") -> pandas.DataFrame:
+        """The run as a pandas ``DataFrame``, a record for each of its "layers", its "operators" or its "rows".
+
+        The columns are those of docs/exports.md; what is not known is ``pandas.NA``. Raises TorchprofError for other
+        records, and where pandas is not installed.
+        """
+        from torchprof.dataframe import dataframe
+
+        return dataframe(self, of)
+
     def save(self, path: str | PathLike[str], *, strip: bool = False) -> None:
         """Write the run as JSON (see docs/run-file.md), gzipped where the name ends in ``.gz``.
 
@@ -529,6 +638,11 @@ class Run:
         from torchprof.run_file import write
 
         write(self, path, strip=strip)
+
+
+def _names(frames: Sequence[Frame]) -> list[tuple[str, str]]:
+    """Kind and name of each op and label; a kernel counts for what launched it."""
+    return [(frame.kind, frame.name) for frame in frames if frame.kind != "kernel"]
 
 
 def number_of_phase(phase: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchprof.attribute import FORWARD
 from torchprof.cost import format_time
 from torchprof.reports import report
-from torchprof.reports.tree import CALLS, draw
+from torchprof.reports.tree import CALLS, draw, printable
 from torchprof.run import Run
 
 
@@ -28,7 +28,7 @@ def calls(run: Run, *, depth: int | None = None, tablefmt: str | None = None) ->
         if depth is None or len(run.layers[key.layer].path) <= depth + 1:
             table.append(
                 [
-                    run.layers[key.layer].name,
+                    printable(run.layers[key.layer].name),
                     str(spread.count),
                     format_time(spread.first),
                     format_time(spread.median),

@@ -52,7 +52,7 @@ def html(run: Run, *, beside: Mapping[str, Run] | None = None) -> str:
 
 
 def page(title: str, takes: Sequence[Take], more: Mapping[str, Any], run: Run) -> str:
-    """The page of one or several runs. ``more`` is what is told beside their figures; facts and advice are of ``run``."""
+    """The page of one or several runs. ``more`` is told beside their figures; facts and advice are of ``run``."""
     evidence = Evidence(run)
     told = {
         "title": title,

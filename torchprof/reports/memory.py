@@ -22,6 +22,7 @@ from torchprof.reports.tree import (
     column_called,
     draw,
     keep_top,
+    printable,
     sort_entries,
     what_is_hidden,
 )
@@ -224,7 +225,7 @@ def _where_reached(run: Run, memory: Memory) -> str:
 
 
 def _layer_name(run: Run, layer: int) -> str:
-    return run.layers[layer].name if layer >= 0 else OUTSIDE_NAME if layer == OUTSIDE else NOT_SELECTED_NAME
+    return printable(run.layers[layer].name) if layer >= 0 else OUTSIDE_NAME if layer == OUTSIDE else NOT_SELECTED_NAME
 
 
 def _by_kind(memory: Memory, tablefmt: str | None) -> str:

@@ -5,7 +5,7 @@ The page sums rows itself, by layer, phase, operator and rank, as every report d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -109,7 +109,8 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
             for (at, rank), of_source in zip(sources, metas)
         ],
         "areRanks": ranks,
-        "layers": _layers(tree),
+        "layers": {"parent": tree.parents, "name": [layer.path[-1] for layer in tree.layers]},
+        "takes": [_layers(take.run, tree, at) for at, take in enumerate(takes)],
         "columns": [_column(column, inside) for column, inside in columns],
         "measures": [_measure(measure, takes) for measure in _measures(takes)],
         "fields": [name for name in FIELDS if name in rows],
@@ -136,9 +137,6 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
             _memory(memory, tree.nodes[at], source(at, memory.rank), take.run.timeline)
             for at, take in enumerate(takes)
             for memory in take.run.memory
-        ],
-        "traffic": [
-            [traffic_bytes(layer) for layer in _in_tree(take.run.layers, tree, at)] for at, take in enumerate(takes)
         ],
         "roofs": list(
             dict.fromkeys(tuple(peak) for take in takes for meta in take.run.metas for peak in _last(meta.peaks))
@@ -210,31 +208,29 @@ def _rows(
     return {name: column for name, column in joined.items() if name in ("node", "chain") or any(column)}
 
 
-def _layers(tree: Tree) -> dict[str, list[Any]]:
-    layers = tree.layers
+def _layers(run: Run, tree: Tree, take: int) -> dict[str, list[Any]]:
+    """What the layers of the tree are in one take; None where it does not have them."""
+    layers: list[Layer | None] = [None] * len(tree.layers)
+    for index, layer in enumerate(run.layers):
+        layers[tree.nodes[take][index]] = layer
+    selected = None if run.meta.paths is None else set(run.meta.paths)
+
+    def each(told: Callable[[Layer], Any]) -> list[Any]:
+        return [None if layer is None else told(layer) for layer in layers]
+
     return {
-        "parent": list(tree.parents),
-        "name": [layer.path[-1] for layer in layers],
-        "kind": [layer.kind for layer in layers],
-        "settings": [layer.settings for layer in layers],
-        "params": [layer.params for layer in layers],
-        "trainable": [layer.trainable_params for layer in layers],
-        "paramBytes": [layer.param_bytes for layer in layers],
-        "dtypes": [", ".join(dtype for dtype, _ in layer.dtype_bytes) for layer in layers],
-        "inputs": [layer.input_shapes for layer in layers],
-        "outputs": [layer.output_shapes for layer in layers],
-        "training": [layer.training for layer in layers],
-        "compiled": [layer.compiled for layer in layers],
-        "sharedWith": [[".".join(path) for path in layer.shared_with] for layer in layers],
+        "kind": each(lambda layer: layer.kind),
+        "settings": each(lambda layer: layer.settings),
+        "params": each(lambda layer: layer.params),
+        "dtypes": each(lambda layer: ", ".join(dtype for dtype, _ in layer.dtype_bytes)),
+        "inputs": each(lambda layer: layer.input_shapes),
+        "outputs": each(lambda layer: layer.output_shapes),
+        "training": each(lambda layer: layer.training),
+        "compiled": each(lambda layer: layer.compiled),
+        "selected": each(lambda layer: selected is None or layer.path in selected),
+        "sharedWith": each(lambda layer: [".".join(path) for path in layer.shared_with]),
+        "traffic": each(traffic_bytes),
     }
-
-
-def _in_tree(layers: Sequence[Layer], tree: Tree, take: int) -> list[Layer]:
-    """The layers of a take in the order of the tree; those that it does not have as the tree has them."""
-    found = list(tree.layers)
-    for index, layer in enumerate(layers):
-        found[tree.nodes[take][index]] = layer
-    return found
 
 
 def _columns(takes: Sequence[Take]) -> list[tuple[Column, bool]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from torchprof.attribute import BACKWARD, FORWARD, RECOMPUTE
 from torchprof.cost import Cost, format_count, format_memory, format_time
 from torchprof.reports import report
-from torchprof.reports.tree import AT_LEAST, UNKNOWN, branches, check_number, draw
+from torchprof.reports.tree import AT_LEAST, UNKNOWN, branches, check_number, draw, printable
 from torchprof.run import Layer, Node, Peak, Run, SampleKey
 
 _SHAPES_SHOWN = 3
@@ -44,7 +44,7 @@ def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) 
     figures = []
     for root in range(len(run.roots)):
         node = run.tree(FORWARD, root)
-        for text, one in branches([node], lambda one: one.layer.path[-1], below):
+        for text, one in branches([node], lambda one: printable(one.layer.path[-1]), below):
             layer = one.layer
             table.append(
                 [
@@ -59,7 +59,7 @@ def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) 
             )
         lines = list(_figures(run, node, params[node.layer.path], root))
         width = max(len(name) for name, _ in lines)
-        figures.append("\n".join([node.layer.name, *(f"  {name:<{width}}  {value}" for name, value in lines)]))
+        figures.append("\n".join([printable(node.layer.name), *(f"  {name:<{width}}  {value}" for name, value in lines)]))
     notes = [warning for meta in run.metas for warning in meta.warnings]
     return "\n\n".join([draw(headings, table, tablefmt), *figures, *(["\n".join(notes)] if notes else [])])
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torchprof.attribute import FORWARD, OUTSIDE, PHASES, Frame
 from torchprof.cost import format_time
 from torchprof.reports import report
-from torchprof.reports.tree import check_number, draw
+from torchprof.reports.tree import check_number, draw, printable
 from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Run
 
 _USUAL_TYPE = "float32"
@@ -29,7 +29,7 @@ class Where(NamedTuple):
             name = run.layers[self.layer].name
         else:
             name = OUTSIDE_NAME if self.layer == OUTSIDE else NOT_SELECTED_NAME
-        return f"{name}, {self.label} (label)" if self.label else name
+        return printable(f"{name}, {self.label} (label)" if self.label else name)
 
 
 class Part(NamedTuple):
@@ -104,10 +104,12 @@ def parts_of(run: Run, field: str) -> Counter[Part]:
     for layer, phase, chain, ns in zip(columns["layer"], columns["phase"], columns["frames"], columns[field]):
         label, work = chains[chain]
         parts[Part(Where(layer, phase, label), work)] += ns
-    covered = dict(run.meta.busy_ns).get("cpu")
-    if field == "cpu_ns" and covered is not None:
+    if field == "cpu_ns":
         nowhere = Where(OUTSIDE, PHASES.index(FORWARD), "")
-        parts[Part(nowhere, BETWEEN_OPS)] += max(0, run.meta.wall_ns - covered)
+        for meta in run.metas:
+            covered = dict(meta.busy_ns).get("cpu")
+            if covered is not None:
+                parts[Part(nowhere, BETWEEN_OPS)] += max(0, meta.wall_ns - covered)
     return Counter({part: ns for part, ns in parts.items() if ns > 0})
 
 

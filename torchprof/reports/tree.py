@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate, tabulate_formats
 
@@ -20,6 +21,15 @@ _Branch = TypeVar("_Branch")
 CALLS = "Number of Calls"
 UNKNOWN = "–"
 AT_LEAST = "≥"
+
+HOT = "◄"  # behind the names of the layers on the hottest path
+
+# From which share of the whole on a figure has which colour, the hottest first. xterm's cube of 256 colours is the same
+# on nearly every terminal, where the 16 basic ones are what the user's theme makes of them (yellow is often unreadable
+# on white). These have a contrast of at least 3.4 to 1 with white and with the near black of dark themes.
+_HEAT = ((0.5, "1;38;5;196"), (0.25, "38;5;166"), (0.1, "38;5;100"), (0.05, "38;5;64"), (0.01, "38;5;31"))
+_COLD = "38;5;244"
+_ON_THE_PATH = "1"
 
 # How torchprof's table always looked: no outer bars, and a line of dashes under the headings.
 LOOK = TableFormat(
@@ -63,6 +73,11 @@ class Column:
         """What 100 % is, from all rows; None where a share of this column says nothing."""
         return None
 
+    def share(self, figures: Figures, whole: float | None) -> float | None:
+        """Which part of the whole the figure of a row is; None where it has no figure, or there is no whole."""
+        known = whole is not None and whole > 0 and self.text(figures, None) not in ("", UNKNOWN)
+        return self.of(figures) / whole if known and whole else None
+
     def text(self, figures: Figures, whole: float | None) -> str:
         """The cell; with its share of ``whole`` where that is given."""
         raise NotImplementedError
@@ -87,8 +102,6 @@ class CostColumn(Column):
         return self.measure.of(self._cost(figures))
 
     def whole(self, figures: Iterable[Figures]) -> float | None:
-        if self.measure.unit is not Unit.TIME:
-            return None
         return sum(self.measure.of(row.own.get(self.phase, Cost())) for row in figures)
 
     def text(self, figures: Figures, whole: float | None) -> str:
@@ -101,7 +114,7 @@ class CostColumn(Column):
         text = self.measure.text(value)
         if self.measure.is_lower_bound(cost):
             return f"{AT_LEAST} {text}" if value else UNKNOWN
-        return text if not whole else f"{text} ({value / whole:.1%})"
+        return f"{text} ({value / whole:.1%})" if whole and self.measure.unit is Unit.TIME else text
 
 
 @dataclass(frozen=True)
@@ -156,6 +169,9 @@ class ParamsColumn(Column):
     def of(self, figures: Figures) -> float:
         return (figures.own_params if self.is_self else figures.params) or 0
 
+    def whole(self, figures: Iterable[Figures]) -> float | None:
+        return sum(row.own_params or 0 for row in figures)
+
     def text(self, figures: Figures, whole: float | None) -> str:
         if not figures.total or not figures.has_params:
             return ""
@@ -179,7 +195,8 @@ class Figures:
 
 @dataclass
 class Entry:
-    """A row of the table with the rows below it. ``is_layer`` is False for operators and for work of no layer."""
+    """A row of the table with the rows below it. ``is_layer`` is False for operators and for work of no layer, ``hot``
+    is True for layers on the hottest path."""
 
     name: str
     figures: Figures
@@ -187,6 +204,20 @@ class Entry:
     ops: list[Entry] = field(default_factory=list)
     is_layer: bool = True
     shown: bool = True
+    hot: bool = False
+
+
+class Table(NamedTuple):
+    """What a table of the tree shows, whoever draws it.
+
+    ``rows`` are the entries in their order, each behind its part of the lines of the tree; ``wholes`` what is 100 % in
+    each column; ``notes`` the sentences that stand under the table, the run's doubts the last of them.
+    """
+
+    columns: list[Column]
+    rows: list[tuple[str, Entry]]
+    wholes: dict[Column, float | None]
+    notes: list[str]
 
 
 def columns_of(run: Run, show_events: bool = False) -> list[Column]:
@@ -232,6 +263,8 @@ def tree(
     top: int | None = None,
     percent: bool = False,
     tablefmt: str | None = None,
+    hot: bool = False,
+    color: bool = False,
 ) -> str:
     """The module tree with a row for each layer.
 
@@ -244,35 +277,92 @@ def tree(
     FLOPs), with those above them. ``percent`` writes beside each time its share of all that was recorded in that phase.
     ``tablefmt`` is any of tabulate's formats. Under the table stand the run's doubts.
 
-    Raises TorchprofError for an unknown column or format and for a negative number.
+    ``hot`` orders siblings by their total of one column, so that the hottest path comes first, and marks that path:
+    from the largest model down into the largest layer each time, until one has more itself than any layer below it.
+    The column is what ``sort_by`` names, else the time of the device where any was measured, else CPU time, else FLOPs.
+    ``color`` shows each figure in a colour of 256 by its share of all in its column, cold to hot; it is for terminals,
+    and so for torchprof's own look alone: tabulate's formats are for other programs to read.
+
+    Raises TorchprofError for an unknown column or format, for a negative number, and for a hottest path by what has no
+    total.
     """
+    table = table_of(run, show_events=show_events, depth=depth, sort_by=sort_by, top=top, hot=hot)
+    color = color and tablefmt is None
+
+    def cells(text: str, entry: Entry) -> Iterator[str]:
+        name = f"{text} {HOT}" if entry.hot else text
+        yield _painted(name, _ON_THE_PATH) if color and entry.hot else name
+        for column in table.columns:
+            whole = table.wholes[column]
+            figure = column.text(entry.figures, whole if percent else None)
+            share = column.share(entry.figures, whole) if color else None
+            yield figure if share is None else _painted(figure, heat(share))
+
+    text = draw(
+        ["Module", *(column.heading for column in table.columns)],
+        [[*cells(text, entry)] for text, entry in table.rows],
+        tablefmt,
+    )
+    return "\n".join([text, *([""] if table.notes else []), *table.notes])
+
+
+def table_of(
+    run: Run,
+    *,
+    show_events: bool = False,
+    depth: int | None = None,
+    sort_by: str | None = None,
+    top: int | None = None,
+    hot: bool = False,
+) -> Table:
+    """The table of the tree before it is drawn; ``tree`` says what the options do and what is raised."""
     check_number("depth", depth, "levels")
     check_number("top", top, "rows")
     columns = columns_of(run, show_events)
     sorting = column_called(sort_by, columns) if sort_by is not None else None
     lines = _lines(run, show_events)
+    figures = [line.figures for line in _all(lines)]
+    notes = []
+    if hot:
+        sorting = _path_column(columns, figures, sorting)
+        mark_path(lines, sorting)
+        if any(line.hot for line in lines):
+            notes.append(f"{HOT} marks the hottest path by {sorting.heading}: each time into the largest layer.")
     if sorting is not None:
         sort_entries(lines, sorting)
     largest_by = sorting or _usual(columns)
     if top is not None:
         keep_top(lines, largest_by, top, depth)
+        notes.append(what_is_hidden(lines, largest_by, top))
 
     def below(line: Entry, level: int) -> list[Entry]:
         deeper = depth is None or level < depth
         return [*line.ops, *(child for child in line.children if deeper and child.shown)]
 
-    rows = [line.figures for line in _all(lines)] if percent else []
-    wholes = {column: column.whole(rows) if percent else None for column in columns}
-    table = [
-        [text, *(column.text(line.figures, wholes[column]) for column in columns)]
-        for text, line in branches([line for line in lines if line.shown], attrgetter("name"), below)
-    ]
-    text = draw(["Module", *(column.heading for column in columns)], table, tablefmt)
-    notes = [] if top is None else [what_is_hidden(lines, largest_by, top)]
+    rows = [*branches([line for line in lines if line.shown], attrgetter("name"), below)]
     if any(frame.kind == "label" for within in run.rows.within for around in within for frame in around.frames):
         notes.append("The total of a label holds the layers called in it, which have rows of their own, too.")
-    notes += [warning for meta in run.metas for warning in meta.warnings]
-    return "\n".join([text, *([""] if notes else []), *notes])
+    notes += [printable(warning) for meta in run.metas for warning in meta.warnings]
+    return Table(columns, rows, {column: column.whole(figures) for column in columns}, notes)
+
+
+def fitting_depth(run: Run, limit: int) -> int:
+    """The deepest level down to which there are no more than so many layers; 0 where the models alone are more."""
+    depth, rows = 0, 0
+    for steps, count in sorted(Counter(len(layer.path) for layer in run.layers).items()):
+        rows += count
+        if rows <= limit:
+            depth = steps - 1
+    return depth
+
+
+def heat(share: float) -> str:
+    """The colour of a figure that is this part of the whole, as a terminal is told it (ECMA-48, "SGR")."""
+    return next((color for least, color in _HEAT if share >= least), _COLD)
+
+
+def _painted(text: str, color: str) -> str:
+    return f"\033[{color}m{text}\033[0m"
 
 
 def check_number(name: str, number: object, of: str) -> None:
@@ -308,9 +398,41 @@ def _usual(columns: Sequence[Column]) -> Column:
     return [*timed[:1], *costs[-1:], *columns][0]
 
 
+def _path_column(columns: Sequence[Column], figures: Sequence[Figures], asked: Column | None) -> Column:
+    """The column of totals that the hottest path follows."""
+    totals = [column for column in columns if isinstance(column, CostColumn) and not column.is_self]
+    if asked is not None:
+        for column in totals:
+            if isinstance(asked, CostColumn) and (column.phase, column.measure) == (asked.phase, asked.measure):
+                return column
+        raise TorchprofError(
+            f"{asked.heading!r} has no total that a hottest path could follow. Sort by one of "
+            f"{', '.join(column.key for column in totals)}, or leave sort_by out."
+        )
+    here = [column for column in totals if column.phase == FORWARD and column.measured]
+    times = [column for column in here if column.measure.unit is Unit.TIME]
+    counts = [column for column in here if column.measure.unit is Unit.COUNT]
+    usual = [*reversed(times), *reversed(counts)]
+    return next((column for column in usual if any(map(column.of, figures))), _usual(columns))
+
+
+def mark_path(lines: Sequence[Entry], column: Column) -> None:
+    """Mark the hottest path: each time into the layer with the largest total, until one has more by itself."""
+    by_self, by_total = column.ranking.of, column.of
+    left = 0.0
+    while lines := [line for line in lines if line.is_layer]:
+        hottest = max(lines, key=lambda line: by_total(line.figures))
+        if by_total(hottest.figures) <= left:
+            return
+        hottest.hot = True
+        left, lines = max(0, by_self(hottest.figures)), hottest.children
+
+
 def _lines(run: Run, show_events: bool) -> list[Entry]:
     phases = run.phases()
-    ops = {phase: run.ops(phase) for phase in phases}
+    chains = [*run.rows.frames, *(around.frames for within in run.rows.within for around in within)]
+    has_labels = any(frame.kind == "label" for frames in chains for frame in frames)
+    ops = {phase: run.ops(phase) if show_events or has_labels else {} for phase in phases}
     index = {layer.path: number for number, layer in enumerate(run.layers)}
     params = run.total_params()
     selected = None if run.meta.paths is None else set(run.meta.paths)
@@ -320,7 +442,7 @@ def _lines(run: Run, show_events: bool) -> list[Entry]:
         for nodes in zip(*(run.tree(phase, root).walk() for phase in phases)):
             layer = nodes[0].layer
             blank = selected is not None and layer.path not in selected
-            line = Entry(layer.path[-1], Figures() if blank else _figures(phases, nodes, params[layer.path]))
+            line = Entry(printable(layer.path[-1]), Figures() if blank else _figures(phases, nodes, params[layer.path]))
             line.ops = (
                 [] if blank else _op_lines({phase: ops[phase].get(index[layer.path], []) for phase in ops}, show_events)
             )
@@ -368,7 +490,7 @@ def _op_lines(ops: dict[str, list[Op]], show_events: bool, in_no_layer: bool = F
                 own_time = op.name == BETWEEN_OPS
                 figures = Figures({phase: op.self}, {phase: op.total}, -1 if own_time else op.calls)
                 figures.timeless = own_time and in_no_layer
-                name = op.name if phase == FORWARD else f"{op.name} ({phase})"
+                name = printable(op.name) + (f" ({phase})" if phase != FORWARD else "")
                 lines.append(Entry(name, figures, is_layer=False))
     for line, parts in labels.values():
         line.figures.own = {phase: op.self for phase, op in parts.items()}

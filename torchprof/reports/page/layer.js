@@ -10,7 +10,7 @@ class LayerPanel {
   draw({ node, phases, source, measure }) {
     const { run } = this;
     const parts = [element("h2", {}, run.path(node))];
-    if (run.isLayer(node)) parts.push(...this.#facts(node));
+    if (run.isLayer(node)) parts.push(...this.#facts(node, source));
     parts.push(...this.#advice(node));
     parts.push(...(run.told.comparison ? this.#changes(node) : this.#figures(node, source)));
     parts.push(...this.#operators(node, phases, source, measure));
@@ -21,10 +21,12 @@ class LayerPanel {
     this.box.replaceChildren(...parts);
   }
 
-  #facts(node) {
-    const { layers } = this.run;
+  #facts(node, source) {
+    const { run } = this;
+    const layers = run.take(source);
+    if (layers.kind[node] === null) return [element("p", {}, "This run does not have the layer.")];
     const facts = [["class", layers.settings[node] ? `${layers.kind[node]}(${layers.settings[node]})` : layers.kind[node]]];
-    const params = this.run.params[node];
+    const params = run.params[source < 0 ? 0 : run.told.sources[source].take][node];
     const own = layers.params[node];
     const text = params === null ? UNKNOWN : formatCount(params) + (own !== null && own !== params ? `, ${formatCount(own)} its own` : "");
     facts.push(["parameters", layers.dtypes[node] ? `${text} (${layers.dtypes[node]})` : text]);

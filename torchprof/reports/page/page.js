@@ -125,24 +125,16 @@ class Page {
       copied);
   }
 
-  async #copy(told) {
+  #copy(told) {
     const text = this.table.csv();
-    try {
-      await navigator.clipboard.writeText(text);
-    } catch {
-      // Frames and some mail programs forbid it; what a user selects can be copied everywhere.
-      const area = element("textarea", { class: "unseen" });
-      area.value = text;
-      document.body.append(area);
-      area.select();
-      const done = document.execCommand("copy");
-      area.remove();
-      if (!done) {
-        told.textContent = "This browser lets no page copy: use run.export(\"table.csv\").";
-        return;
-      }
-    }
-    told.textContent = `Copied: ${this.table.lines.length} rows.`;
+    // What is selected can be copied in frames, too, where the browser's clipboard is forbidden.
+    const area = element("textarea", { class: "unseen" });
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    told.textContent = done ? `Copied: ${this.table.lines.length} rows.` : "This browser lets no page copy: use run.export(\"table.csv\").";
   }
 
   #memory() {
@@ -155,7 +147,7 @@ class Page {
     const text = this.search.toLowerCase();
     if (!text) return null;
     const { run } = this;
-    return (node) => run.isLayer(node) && (run.path(node).toLowerCase().includes(text) || run.layers.kind[node].toLowerCase().includes(text));
+    return (node) => run.isLayer(node) && (run.path(node).toLowerCase().includes(text) || run.kind(node, this.source).toLowerCase().includes(text));
   }
 
   #find() {
@@ -254,6 +246,10 @@ class Page {
     if (!measure) return;
     const totals = run.totalIn(measure.field, this.phases, this.source);
     const own = run.ownIn(measure.field, this.phases, this.source)[shown];
+    if (run.isLayer(shown) && run.take(this.source).selected[shown] === false) {
+      this.status.textContent = `${run.path(shown)}: not selected`;
+      return;
+    }
     const isKnown = run.isMeasured([measure.field], this.source) && !(run.isLayer(shown) && run.unknown(this.source)[shown]);
     const least = measure.doubt && run.totalIn(measure.doubt, this.phases, this.source)[shown] > 0 ? AT_LEAST : "";
     const share = totals[run.all] > 0 ? `, ${formatShare(totals[shown] / totals[run.all])} of all` : "";

@@ -1,14 +1,14 @@
 // Achieved against possible speed: FLOP/s of each innermost layer over the FLOPs it does for a byte it has to move.
 
 function rooflineSection(run, source, onlayer) {
-  const take = source < 0 ? 0 : run.told.sources[source].take;
+  const { traffic } = run.take(source);
   const time = run.isMeasured(["device_ns"], source) ? "device_ns" : "cpu_ns";
   if (!run.isMeasured(["flops", time], source)) return null;
   const [flops, ns, uncounted] = ["flops", time, "uncounted"].map((field) => run.total(field, 0, source));
   const calls = run.calls(0, source);
   const points = [];
   for (let node = 0; node < run.count; node++) {
-    const bytes = run.told.traffic[take][node];
+    const bytes = traffic[node];
     // A layer whose calls did not all do the same has no bytes of one call to go by.
     const isSame = calls[node] > 0 && flops[node] % calls[node] === 0;
     if (run.children[node].length || !bytes || !isSame || !(flops[node] > 0) || !(ns[node] > 0) || uncounted[node]) continue;

@@ -3,7 +3,6 @@
 class Run {
   constructor(told) {
     this.told = told;
-    this.layers = told.layers;
     const count = told.layers.name.length;
     this.count = count;
     this.outside = count;
@@ -32,7 +31,7 @@ class Run {
     if (told.comparison && told.comparison.of) this.#scale(told.comparison.scale);
     this.#sort();
     this.#readChains();
-    this.params = this.#totalParams(told.layers.params);
+    this.params = told.takes.map((take) => this.#totalParams(take));
     this.cache = new Map();
   }
 
@@ -74,13 +73,24 @@ class Run {
     });
   }
 
-  #totalParams(own) {
-    const totals = [...own];
+  // null where a layer cannot say; a layer that the run does not have takes no part.
+  #totalParams({ params, kind }) {
+    const totals = [...params];
     for (let node = this.count - 1; node >= 0; node--) {
       const above = this.parent[node];
-      if (above < this.count) totals[above] = totals[above] === null || totals[node] === null ? null : totals[above] + totals[node];
+      if (above < this.count && kind[node] !== null) totals[above] = totals[above] === null || totals[node] === null ? null : totals[above] + totals[node];
     }
     return totals;
+  }
+
+  // What the layers are in the run that is shown: null where it does not have them.
+  take(source) {
+    return this.told.takes[source < 0 ? 0 : this.told.sources[source].take];
+  }
+
+  // The class of a layer: in the run that is shown, else in one that has it.
+  kind(node, source) {
+    return this.take(source).kind[node] ?? this.told.takes.map(({ kind }) => kind[node]).find((kind) => kind !== null);
   }
 
   isLayer(node) {
@@ -88,7 +98,7 @@ class Run {
   }
 
   name(node) {
-    return node < this.count ? this.layers.name[node] : node === this.all ? "everything" : this.told.names[node - this.count];
+    return node < this.count ? this.told.layers.name[node] : node === this.all ? "everything" : this.told.names[node - this.count];
   }
 
   path(node) {
@@ -189,12 +199,23 @@ class Run {
   }
 
   #values(column, source) {
-    const found = new Array(this.count + 3);
     if (column.kind === "change") return this.#changes(column);
-    if (column.kind === "params") return this.params.slice();
+    const found = this.#figures(column, source);
+    const { kind, selected } = this.take(source);
+    for (let node = 0; node < this.count; node++) {
+      if (kind[node] === null) found[node] = null;
+      else if (!selected[node]) found[node] = undefined;
+    }
+    return found;
+  }
+
+  #figures(column, source) {
+    const found = new Array(this.count + 3);
+    if (column.kind === "params") return this.params[source < 0 ? 0 : this.told.sources[source].take].slice();
     if (column.kind === "calls") {
       const calls = this.calls(0, source);
-      for (let node = 0; node < this.count; node++) found[node] = this.layers.compiled[node] && !calls[node] ? null : calls[node];
+      const { compiled } = this.take(source);
+      for (let node = 0; node < this.count; node++) found[node] = compiled[node] && !calls[node] ? null : calls[node];
       return found;
     }
     const sums = (field) => this[column.self ? "own" : "total"](field, column.phase, source);

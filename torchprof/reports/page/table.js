@@ -41,7 +41,9 @@ class TreeTable {
     if (this.by !== null && !columns.includes(this.columns[this.by])) this.by = columns.findIndex(({ key }) => key === this.columns[this.by].key);
     if (this.by < 0) this.by = null;
     this.columns = columns;
-    this.box.style.setProperty("--columns", columns.map((column) => `${Math.max(column.heading.length + 3, 13)}ch`).join(" "));
+    const widths = columns.map((column) => Math.max(column.heading.length + 3, 13));
+    this.box.style.setProperty("--columns", widths.map((width) => `${width}ch`).join(" "));
+    this.box.style.setProperty("--figures", `${widths.reduce((sum, width) => sum + width, 0)}ch`);
     this.source = source;
     this.selected = selected;
     this.isMatch = isMatch;
@@ -139,7 +141,7 @@ class TreeTable {
     const below = run.children[node].length;
     const depth = this.isFlat || !run.isLayer(node) ? 0 : run.depth[node];
     const toggle = below && !this.isFlat ? element("span", { class: "toggle", "aria-hidden": "true" }, this.open[node] ? "▾" : "▸") : element("span", { class: "toggle" });
-    const kind = run.isLayer(node) ? element("span", { class: "kind" }, run.layers.kind[node]) : null;
+    const kind = run.isLayer(node) ? element("span", { class: "kind" }, run.kind(node, this.source)) : null;
     const name = element("span", { class: "cell name", role: "rowheader", "--depth": depth, title: run.path(node) },
       toggle, element("span", {}, this.isFlat ? run.path(node) : run.name(node)), kind);
     const cells = this.columns.map((column, number) => {

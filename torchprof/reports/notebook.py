@@ -1,0 +1,97 @@
+"""The tree table for notebooks: a small piece of HTML, with no script, that is at home on light and dark pages."""
+
+from __future__ import annotations
+
+from html import escape
+from importlib import import_module
+
+from torchprof.errors import TorchprofError
+from torchprof.reports import report
+from torchprof.reports.tree import check_number, fitting_depth, printable, table_of
+from torchprof.run import Run
+
+_ROWS_SHOWN = 500  # each is some hundred bytes of the notebook's file
+
+# Every colour is the page's own or lets it shine through. The headings stay in sight while the table is scrolled.
+_STYLE = """
+.torchprof div{max-height:36em;overflow:auto;width:fit-content;max-width:100%}
+.torchprof table{border-collapse:collapse;border:0;margin:0;color:inherit;font:12px/1.4 ui-monospace,Menlo,Consolas,\
+"DejaVu Sans Mono",monospace}
+.torchprof tr,.torchprof tbody tr:nth-child(odd),.torchprof tbody tr:nth-child(even){background:none}
+.torchprof th,.torchprof td{text-align:right;white-space:pre;padding:0 .7em;border:0;color:inherit;max-width:none}
+.torchprof th{position:sticky;top:0;padding:.3em .7em;font-weight:600;box-shadow:inset 0 -1px rgba(128,128,128,.6);\
+background:var(--jp-layout-color0,var(--vscode-editor-background,transparent));backdrop-filter:blur(10px)}
+.torchprof th:first-child,.torchprof td:first-child{text-align:left}
+.torchprof tbody tr:hover{background:rgba(128,128,128,.15)}
+.torchprof td[style]{background:linear-gradient(to left,rgba(60,140,230,.28) var(--share),transparent 0)}
+.torchprof td.warm{background-image:linear-gradient(to left,rgba(230,160,20,.36) var(--share),transparent 0)}
+.torchprof td.hot{background-image:linear-gradient(to left,rgba(235,70,40,.4) var(--share),transparent 0)}
+.torchprof i{font-style:normal;opacity:.45}
+.torchprof p{margin:.4em .7em;font-size:12px;max-width:80em}
+"""
+_BARS = ((0.5, ' class="hot"'), (0.1, ' class="warm"'), (0.01, ""))  # from which share on; less has none
+
+
+@report("notebook")
+def notebook(run: Run, *, depth: int | None = None) -> str:
+    """The tree table as HTML: what a notebook shows of a run or a profile by itself.
+
+    The same rows, columns and sentences as of ``tree``. Behind each figure stands a bar as long as its share of all in
+    its column. ``depth`` hides the layers below that depth (0: the model alone); where it is not given, those below the
+    depth down to which there are no more than 500. Raises TorchprofError for a negative number.
+    """
+    check_number("depth", depth, "levels")
+    notes = []
+    if depth is None:
+        depth = fitting_depth(run, _ROWS_SHOWN)
+        hidden = sum(len(layer.path) > depth + 1 for layer in run.layers)
+        if hidden:
+            notes.append(f"Deeper layers are hidden: {hidden}. The page that run.show() shows has them all.")
+    table = table_of(run, depth=depth)
+    rows = []
+    for text, entry in table.rows:
+        branch = text.removesuffix(entry.name)
+        cells = [f"<td>{f'<i>{branch}</i>' if branch else ''}{_text(entry.name)}</td>"]
+        for column in table.columns:
+            bar = _bar(column.share(entry.figures, table.wholes[column]))
+            cells.append(f"<td{bar}>{_text(column.text(entry.figures, None))}</td>")
+        rows.append(f"<tr>{''.join(cells)}</tr>\n")
+    headings = "".join(f"<th>{_text(heading)}</th>" for heading in ["Module", *(one.heading for one in table.columns)])
+    below = "".join(f"<p>{_text(note)}</p>\n" for note in [*notes, *table.notes])
+    return (
+        f'<div class="torchprof">\n<style>{_STYLE}</style>\n<div><table>\n<thead><tr>{headings}</tr></thead>\n'
+        f"<tbody>\n{''.join(rows)}</tbody>\n</table></div>\n{below}</div>"
+    )
+
+
+def _text(text: str) -> str:
+    """Text of anybody's as HTML that shows it."""
+    return escape(printable(text))
+
+
+def _bar(share: float | None) -> str:
+    """The attributes of a cell whose figure is this part of the whole."""
+    if share is None:
+        return ""
+    warmth = next((f"{warmth} style" for least, warmth in _BARS if share >= least), "")
+    return f'{warmth}="--share:{min(share, 1):.0%}"' if warmth else ""
+
+
+def show_page(page: str, height: int) -> None:
+    """Show a whole page in a frame of a notebook, so many pixels high.
+
+    The page keeps to itself: its styles and scripts reach nothing of the notebook. Raises TorchprofError where IPython
+    is missing, outside of a notebook, and for a height that is none.
+    """
+    if not isinstance(height, int) or height < 1:
+        raise TorchprofError(f"height is a number of pixels, not {height!r}.")
+    elsewhere = 'Elsewhere run.export("report.html") writes the page into a file, for any browser.'
+    try:
+        shown = import_module("IPython.display")
+        shell = import_module("IPython").get_ipython()
+    except ImportError as error:
+        raise TorchprofError(f"show() is for notebooks, and needs IPython: pip install ipython. {elsewhere}") from error
+    if shell is None or "text/html" not in shell.display_formatter.active_types:
+        raise TorchprofError(f"show() is for notebooks, and this is none. {elsewhere}")
+    frame = f'<iframe sandbox="allow-scripts" allow="clipboard-write" srcdoc="{escape(page)}"'
+    shown.display(shown.HTML(f'<div>{frame} style="width: 100%; height: {height}px; border: 0"></iframe></div>'))
