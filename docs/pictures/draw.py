@@ -1,4 +1,4 @@
-"""The pictures of the README, drawn anew: python docs/pictures/draw.py, with Playwright and Debian's Chromium."""
+"""The picture of the README, drawn anew: python docs/pictures/draw.py, with Playwright and Debian's Chromium."""
 
 import os
 import subprocess
@@ -16,8 +16,7 @@ with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
     browser = playwright.chromium.launch(
         executable_path=os.environ.get("CHROMIUM", "/usr/bin/chromium"), args=["--no-sandbox", "--disable-gpu"]
     )
-    for scheme in ("light", "dark"):
-        tab = browser.new_page(viewport={"width": 1280, "height": 1000}, color_scheme=scheme)
-        tab.goto((Path(folder) / "report.html").as_uri())
-        tab.screenshot(path=HERE / f"report-{scheme}.png")
+    tab = browser.new_page(viewport={"width": 1280, "height": 1000})
+    tab.goto((Path(folder) / "report.html").as_uri())
+    tab.screenshot(path=HERE / "report.png")
     browser.close()
