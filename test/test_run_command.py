@@ -111,7 +111,8 @@ def test_a_training_script_from_first_line_to_last(tmp_path: Path) -> None:
     assert before.splitlines()[-1].endswith("% right")
     assert f"{SCRIPTS / 'train.py'} ended. Recorded: " in report.splitlines()[0]
     headings = ["Where the time goes", "The layers", "The operators, by themselves", "Between the operators"]
-    assert list(sections(report)) == headings
+    assert [heading for heading in sections(report) if heading != "What to change"] == headings
+    assert report.splitlines()[2].endswith(".") and "% of the CPU time is" in report.splitlines()[2]
     for name in ("torch", "built", "threads", "CPU", "system"):
         assert f"\n  {name:<8} " in report
     layers = "\n".join(sections(report)["The layers"])

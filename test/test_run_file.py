@@ -112,7 +112,7 @@ def test_what_torchprof_2_1_printed_of_its_run() -> None:
 
 
 def test_what_torchprof_2_2_printed_of_its_run() -> None:
-    """The figures are copied from the reports that it made of this file: three training steps of a model with a label."""
+    """The figures are copied from the report that it made of this file: three training steps, with a label."""
     run = torchprof.load(DATA / "run-schema-3.json")
     assert dict(run.meta.switches) == {}
     assert {layer.settings for layer in run.layers} == {""}

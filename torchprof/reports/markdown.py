@@ -33,47 +33,54 @@ def markdown(
     Names are code, so nothing in them is a link, a mention or a tag. Raises TorchprofError as "tree" does.
     """
     table = table_of(run, show_events=show_events, depth=depth, sort_by=sort_by, top=top, hot=hot)
-    headings = ["Module", *(_text(column.heading) for column in table.columns)]
+    headings = ["Module", *(plain(column.heading) for column in table.columns)]
     lines = [
         "".join(f"{fact}\n" for fact in _facts(run)),
-        _line(headings),
-        _line([":--", *["--:"] * len(table.columns)]),
+        line(headings),
+        line([":--", *["--:"] * len(table.columns)]),
     ]
     for text, entry in table.rows:
         name = _LINES_OF_THE_TREE.sub(lambda found: found[0].replace(" ", "\u00a0"), printable(text), count=1)
         figures = [column.text(entry.figures, table.wholes[column] if percent else None) for column in table.columns]
-        lines.append(_line([_BEFORE_A_BAR.sub(r"\1\1\\|", _code(name)) + f" {HOT}" * entry.hot, *figures]))
-    return "\n".join([*lines, *([""] if table.notes else []), *(f"- {_text(note)}" for note in table.notes)])
+        lines.append(line([cell(name) + f" {HOT}" * entry.hot, *figures]))
+    return "\n".join([*lines, *([""] if table.notes else []), *(f"- {plain(note)}" for note in table.notes)])
 
 
 def _facts(run: Run) -> Iterator[str]:
     """What was recorded, for how long, and on what."""
     meta = run.meta
-    models = ", ".join(_code(printable(model)) for model in meta.model)
+    models = ", ".join(code(printable(model)) for model in meta.model)
     ranks = f", rank {meta.rank} and {len(run.metas) - 1} more" if len(run.metas) > 1 else ""
     steps = f", {meta.steps} step{'s' if meta.steps != 1 else ''}" if meta.steps else ""
     time = f": {format_time(meta.wall_ns)} recorded" if meta.wall_ns else ""
     version = "".join(f" {version}" for name, version in meta.versions if name == "torchprof")
-    yield f"**torchprof{_text(version)}** of {models}{time}{steps}{ranks}"
+    yield f"**torchprof{plain(version)}** of {models}{time}{steps}{ranks}"
     for what, values in (
         ("Ran on", [f"{name}: {value}" for name, value in meta.environment]),
         ("Switches", [f"{name}={value}" for name, value in meta.switches]),
         ("Recorded with", [name for name, is_on in meta.flags if is_on]),
     ):
         if values:
-            yield f"- {what}: {_text(', '.join(values))}"
+            yield f"- {what}: {plain(', '.join(values))}"
 
 
-def _line(cells: list[str]) -> str:
+def line(cells: list[str]) -> str:
+    """A line of a table."""
     return f"| {' | '.join(cells)} |"
 
 
-def _text(words: str) -> str:
+def plain(words: str) -> str:
+    """Words in which nothing means anything to Markdown."""
     return printable(words).translate(_PLAIN)
 
 
-def _code(name: str) -> str:
+def code(name: str) -> str:
     """A name that can be printed as a code span: its fence is longer than any run of backticks in it."""
     fence = "`" * (max(map(len, re.findall("`+", name)), default=0) + 1)
     pad = " " if name.startswith(("`", " ")) or name.endswith(("`", " ")) or not name else ""
     return f"{fence}{pad}{name}{pad}{fence}"
+
+
+def cell(name: str) -> str:
+    """A name as code in a cell of a table."""
+    return _BEFORE_A_BAR.sub(r"\1\1\\|", code(name))

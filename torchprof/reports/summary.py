@@ -59,7 +59,9 @@ def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) 
             )
         lines = list(_figures(run, node, params[node.layer.path], root))
         width = max(len(name) for name, _ in lines)
-        figures.append("\n".join([printable(node.layer.name), *(f"  {name:<{width}}  {value}" for name, value in lines)]))
+        figures.append(
+            "\n".join([printable(node.layer.name), *(f"  {name:<{width}}  {value}" for name, value in lines)])
+        )
     notes = [warning for meta in run.metas for warning in meta.warnings]
     return "\n\n".join([draw(headings, table, tablefmt), *figures, *(["\n".join(notes)] if notes else [])])
 

@@ -1,0 +1,392 @@
+"""Limits on what layers cost: in a test suite, and on the command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hand_made import op, row, run_of
+from test_compare import COUNTED, FC, MEMORY, calls, layer, made, simple, stepped
+
+import torchprof
+from torchprof.attribute import PHASES
+from torchprof.budget import BudgetExceeded, check, limit_of
+from torchprof.cli import main
+from torchprof.errors import TorchprofError
+from torchprof.run import Memory, Run, SampleKey
+
+FORWARD, BACKWARD = PHASES[:2]
+PEAK = SampleKey(0, FORWARD, 0, "cpu", "peak_bytes")
+OUTSIDE_PEAK = PEAK._replace(measure="device_peak_bytes")
+
+
+def exceeded(run: Run, limits: Mapping[str, Any], baseline: Run | None = None) -> str:
+    """The message of a budget that is not kept, without a word about noise."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(BudgetExceeded) as caught:
+            torchprof.assert_budget(run, limits, baseline)
+    return str(caught.value)
+
+
+def kept(run: Run, limits: Mapping[str, Any], baseline: Run | None = None) -> bool:
+    """Whether a budget is kept, without a word."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torchprof.assert_budget(run, limits, baseline)
+    return True
+
+
+def counting(flops: int, calls: int = 2, **more: Any) -> Run:
+    """Net, a and b, of which a counts so many FLOPs in all, and b 600."""
+    rows = [row(0, calls=calls), row(1, calls=calls, flops=flops, macs=flops // 2), row(2, calls=calls, flops=600)]
+    return run_of(rows, measured=COUNTED, requested=COUNTED, **more)
+
+
+def remembering(peak: int, on: str = "cpu", **more: Any) -> Run:
+    """A layer Net whose forward raised memory by ``peak``, its backward by half of it; the run by twice as much."""
+    samples = {
+        PEAK._replace(device=on): calls(peak, 5),
+        PEAK._replace(device=on, phase=BACKWARD): calls(peak // 2),
+        OUTSIDE_PEAK._replace(device=on, phase=BACKWARD): calls(2 * peak),
+    }
+    rows = [row(0, calls=2), row(0, op("aten::x"), phase=BACKWARD, cpu_allocated=1)]
+    run = made([layer("Net")], rows, samples, measured=MEMORY, requested=MEMORY, **more)
+    return replace(run, memory=(Memory(on, 0, 2 * peak),))
+
+
+# What a limit is held against
+
+
+def test_absolute_limits_are_for_one_call_of_the_model() -> None:
+    run = counting(2400)  # 3000 in two calls
+    assert kept(run, {"flops": 1500, "calls": 1, "params": 0})
+    text = exceeded(run, {"flops": 1499})
+    assert text == (
+        "Limit exceeded: Net: flops 1.50 K, limit 1.50 K, per forward call of the model. "
+        "The largest parts: Net.a (1.20 K), Net.b (300)."
+    )
+    assert kept(replace(run, samples={}), {"a: flops": "1.2K", "b: flops": 300.0})
+    assert "Net.b: flops 300, limit 299" in exceeded(run, {"b: flops": 299})
+    # However the baseline was recorded, the limit is for one call of the run itself.
+    assert kept(run, {"flops": 1500}, counting(1, calls=7))
+    assert exceeded(run, {"flops": 1499}, counting(1, calls=7)) == text
+
+
+def test_relative_limits_are_exact_and_include_what_is_just_as_much() -> None:
+    assert kept(counting(1040), {"a: flops": "+4%"}, counting(1000))
+    assert kept(counting(1100), {"a: flops": "+10%"}, counting(1000))  # 1000 · 1.1 is no float
+    text = exceeded(counting(1101), {"a: flops": "+10%"}, counting(1000))
+    assert text == "Limit exceeded: Net.a: flops 1.10 K after, 1.00 K before: +10.1%, limit +10%."
+    assert kept(counting(900), {"a: flops": "+0%"}, counting(1000))
+    assert kept(counting(1010), {"a: flops": "+ 1.0 %".replace(" ", "")}, counting(1000))
+    text = exceeded(counting(3300, calls=6), {"a: flops": "+9.9%"}, counting(1000))  # 550 a call, and 500 before
+    assert "Net.a: flops 550 after, 500 before: +10.0%, limit +9.9%, per forward call of the model." in text
+
+
+def test_the_layers_that_made_the_difference_are_named_largest_first() -> None:
+    before = run_of([row(0, calls=1), row(1, flops=100), row(2, flops=50), row(3, flops=50)], measured=COUNTED)
+    after = run_of([row(0, calls=1), row(1, flops=110), row(2, flops=40), row(3, flops=150)], measured=COUNTED)
+    text = exceeded(after, {"flops": "+10%"}, before)
+    assert text.endswith("Most of the difference: Net.b.0 (+100), Net.a (+10).")
+    assert "Net.b: flops 190 after, 100 before: +90.0%" in exceeded(after, {"b: flops": "+10%"}, before)
+
+
+def test_a_pattern_is_held_against_each_layer_that_it_matches() -> None:
+    after, before = counting(1500), counting(1000)
+    text = exceeded(after, {"Net.*: flops": "+10%"}, before)
+    assert text.startswith("Limit exceeded: Net.a: ") and "Net.b" not in text
+    assert exceeded(after, {"*: flops": "+10%"}, before).startswith("Limit exceeded: Net: ")  # one step: the model
+    assert exceeded(after, {"Net.*: flops": 10}).count("Limit exceeded") == 2
+    with pytest.raises(TorchprofError, match="No module of the model matches the path 'c'"):
+        torchprof.assert_budget(after, {"c: flops": 3})
+
+
+def test_every_limit_that_is_exceeded_is_told() -> None:
+    text = exceeded(counting(2400), {"flops": 1, "calls": 0, "macs": "1M"})
+    assert [line.split(":")[2].split()[0] for line in text.splitlines()] == ["flops", "calls"]
+
+
+def test_the_peak_of_the_run_and_of_a_layer() -> None:
+    run = remembering(1000)
+    assert kept(run, {"peak": 2000, "Net: peak": 1000, "cpu_peak": 1000, "backward_cpu_peak": 500})
+    text = exceeded(run, {"peak": "1.9KB"})
+    assert text == "Limit exceeded: the run: peak 1.95 KB, limit 1.90 KB. It was reached in Net, backward."
+    elsewhere = {**run.samples, OUTSIDE_PEAK._replace(layer=-1, rank=1): calls(2100)}  # another rank, and outside
+    assert "reached in (outside), forward." in exceeded(replace(run, samples=elsewhere), {"peak": 1})
+    assert exceeded(run, {"Net: peak": 999}) == "Limit exceeded: Net: peak 1000 B, limit 999 B."
+    assert "+50.0%, limit +49%" in exceeded(remembering(1500), {"peak": "+49%"}, run)
+    assert "Net: peak 1.46 KB after, 1000 B before: +50.0%" in exceeded(remembering(1500), {"Net: peak": "+49%"}, run)
+
+
+def test_the_peak_is_that_of_the_device_where_there_is_one() -> None:
+    cuda = remembering(1000, "cuda:0", device="cuda")
+    both = replace(cuda, memory=(Memory("cpu", 0, 9000), *cuda.memory), samples={**cuda.samples, PEAK: calls(7000)})
+    assert "the run: peak 1.95 KB" in exceeded(both, {"peak": 1})
+    assert "Net: peak 1000 B" in exceeded(both, {"Net: peak": 1})
+    assert "Net: cpu_peak 6.84 KB" in exceeded(both, {"cpu_peak": 1})
+
+
+def test_a_layer_that_was_added_exceeds_every_share() -> None:
+    before = made([layer("Net")], [row(0, calls=1, cpu_ns=10)])
+    after = made([layer("Net"), layer("Net.fc", **FC)], [row(0, calls=1, cpu_ns=10), row(1, cpu_ns=1)])
+    text = exceeded(after, {"fc: cpu_total": "+500%"}, before)
+    assert "0.001us after, 0.000us before: from nothing, limit +500%" in text
+    assert "Net.fc: params 40 after" in exceeded(after, {"fc: params": "+5%"}, before)
+
+
+def test_a_layer_that_was_removed_is_no_pass() -> None:
+    with_fc = made([layer("Net"), layer("Net.fc", **FC)], [row(0, calls=1, cpu_ns=10), row(1, cpu_ns=1)])
+    without = made([layer("Net")], [row(0, calls=1, cpu_ns=10)])
+    with pytest.raises(TorchprofError, match=r"Net\.fc was removed"):
+        torchprof.assert_budget(without, {"fc: cpu_total": "+5%"}, with_fc)
+
+
+def test_a_renamed_layer_is_found_under_both_names() -> None:
+    before = made([layer("Net"), layer("Net.fc", **FC)], [row(0, calls=1), row(1, flops=10)], measured=COUNTED)
+    after = made([layer("Net"), layer("Net.head", **FC)], [row(0, calls=1), row(1, flops=20)], measured=COUNTED)
+    for name in ("fc", "head"):
+        assert "Net.head: flops 20 after, 10 before" in exceeded(after, {f"{name}: flops": "+5%"}, before)
+
+
+# Noise
+
+
+def timed(values: Sequence[int]) -> Run:
+    return stepped([100] * len(values), values)
+
+
+QUIET, SLOWER = [10_000 + at for at in range(10)], [13_000 + at for at in range(10)]
+
+
+def test_a_time_beyond_noise_fails() -> None:
+    text = exceeded(timed(SLOWER), {"cpu_total": "+10%"}, timed(QUIET))
+    assert text == (
+        "Limit exceeded: Net: cpu_total 131.045us after, 101.045us before: +29.7%, limit +10%. "
+        "Most of the difference: Net.a (+30.000us)."
+    )
+    assert kept(timed(SLOWER), {"cpu_total": "+30%"}, timed(QUIET))
+
+
+def test_a_time_within_noise_does_not_fail_and_is_told() -> None:
+    noisy = [10_000 + 2_000 * (at % 5) for at in range(10)]
+    more = [value + 1_500 for value in noisy]
+    with pytest.warns(
+        UserWarning, match=r"Exceeded only within noise, which does not count: Net\.a: cpu_total .*10\.7%"
+    ):
+        torchprof.assert_budget(timed(more), {"a: cpu_total": "+10%"}, timed(noisy))
+
+
+def test_one_call_that_met_a_busy_machine_is_noise() -> None:
+    hiccup = [value + 1 for value in QUIET[:-1]] + [900_000]
+    with pytest.warns(UserWarning, match=r"the median went from 10\.104us to"):
+        torchprof.assert_budget(timed(hiccup), {"cpu_total": "+10%"}, timed(QUIET))
+    with pytest.warns(
+        UserWarning, match=r"only within noise.*the median is 10\.005us, the interquartile range 0.004us"
+    ):
+        torchprof.assert_budget(timed(hiccup), {"a: cpu_total": "11us"})
+
+
+def test_slower_beyond_noise_but_less_than_the_limit_in_the_median() -> None:
+    little = [value + 500 for value in QUIET[:-1]] + [900_000]  # the median rose by 5 %, the sum by far more
+    with pytest.warns(UserWarning, match="only within noise"):
+        torchprof.assert_budget(timed(little), {"cpu_total": "+10%"}, timed(QUIET))
+    assert "Limit exceeded" in exceeded(timed(little), {"cpu_total": "+4%"}, timed(QUIET))
+
+
+def test_with_unknown_noise_a_time_counts_and_that_is_told() -> None:
+    text = exceeded(simple(2), {"cpu_total": "+10%"}, simple())
+    assert text.endswith("It counts, though the runs hold too few calls or steps to tell it from noise.")
+    assert "It counts, though" in exceeded(timed(SLOWER[:3]), {"cpu_total": "+10%"}, timed(QUIET[:3]))
+    assert "It counts, though" in exceeded(simple(), {"cpu_total": "1ns"})
+
+
+def test_an_absolute_time_has_its_own_noise() -> None:
+    assert "Net.a: cpu_total 13.005us, limit 12.000us" in exceeded(timed(SLOWER), {"a: cpu_total": "12us"})
+    wide = [10_000 + 1_000 * at for at in range(10)]  # median 14.5, interquartile range 4.5
+    with pytest.warns(UserWarning, match=r"median is 14\.500us, the interquartile range 4\.500us"):
+        torchprof.assert_budget(timed(wide), {"a: cpu_total": "11us"})
+    assert "Limit exceeded" in exceeded(timed(wide), {"a: cpu_total": "9.9us"})
+
+
+# What is no limit
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({}, "holds no limits"),
+        ([("cpu_total", 3)], "holds no limits"),
+        ({"cpu_total": 3}, "Write an amount with its unit .*as in 12ms"),
+        ({"cpu_total": "3MB"}, "as in 12ms"),
+        ({"cpu_total": "3"}, "as in 12ms"),
+        ({"cpu_total": "-3ms"}, "as in 12ms"),
+        ({"cpu_total": "3%"}, "as in 12ms, or an increase, as in \\+10%"),
+        ({"cpu_total": "-3%"}, "as in \\+10%"),
+        ({"cpu_total": "+3ms"}, "as in 12ms"),
+        ({"cpu_total": ""}, "as in 12ms"),
+        ({"cpu_total": None}, "is no amount"),
+        ({"cpu_total": True}, "is no amount"),
+        ({"cpu_total": "+10%"}, "is relative, and to what"),
+        ({"cpu_totl": "3ms"}, "did not measure 'cpu_totl', if there is such a thing.*'cpu_total'"),
+        ({"flops": 3}, "did not measure 'flops'.*with_flops=True"),
+        ({"cuda_total": "3ms"}, "did not measure 'cuda_total'"),
+        ({"peak": 3}, "did not measure 'peak'.*profile_memory=True"),
+        ({"a: peak": 3}, "did not measure 'peak'"),
+        ({"params": float("nan")}, "is no limit of params"),
+        ({"params": float("inf")}, "is no limit of params"),
+        ({"params": -1}, "is no limit of params"),
+        ({"": 3}, "names no measure"),
+        ({"a: b: ": 3}, "names no measure"),
+        ({3: 3}, "names no measure"),
+        ({"nothing: params": 3}, "No module of the model matches the path 'nothing'"),
+        ({"b.*.c: params": 3}, "No module of the model matches"),
+        ({"<script>\x1b: params": 3}, "No module of the model matches"),
+    ],
+)
+def test_what_is_no_limit_is_said(limits: Any, words: str) -> None:
+    with pytest.raises(TorchprofError, match=words):
+        torchprof.assert_budget(simple(), limits)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "cpu_total", ">", "> 3ms", "cpu_total >", "flops > 3 > 4", "cpu_total < 3ms", "a b > 3ms", "cpu_total >= 3ms"],
+)
+def test_what_is_no_limit_of_the_command_is_said(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    simple().save(tmp_path / "a.json")
+    assert main(["compare", str(tmp_path / "a.json"), str(tmp_path / "a.json"), "--fail-if", text]) == 2
+    assert capsys.readouterr().err.startswith("torchprof: ")
+
+
+def test_what_is_not_known_is_no_pass() -> None:
+    run = run_of([row(0, calls=1), row(1, op("aten::f"), uncounted=1, flops=3)], measured=COUNTED)
+    for limits in ({"a: flops": "1P"}, {"flops": "1P"}, {"b: cpu_total": "1s"}, {"*: flops": "1P"}):
+        with pytest.raises(TorchprofError, match=r"is not known in the run.*no pass"):
+            torchprof.assert_budget(run, limits)
+    known = run_of([row(0, calls=1), row(1, flops=3)], measured=COUNTED)
+    with pytest.raises(TorchprofError, match="is not known before"):
+        torchprof.assert_budget(known, {"a: flops": "+10%"}, run)
+    assert kept(known, {"a: flops": 3})
+
+
+def test_no_share_of_what_was_freed() -> None:
+    freed, more = (run_of([row(0, calls=1, cpu_freed=by)], measured=MEMORY) for by in (30, 10))
+    with pytest.raises(TorchprofError, match="had -30 B before, and no share of that is a limit"):
+        torchprof.assert_budget(more, {"cpu_mem": "+10%"}, freed)
+    assert kept(more, {"cpu_mem": 0})
+
+
+def test_limits_as_they_are_written() -> None:
+    limit = limit_of(" features.*:cpu_total>+12.5% ")
+    assert (limit.pattern, limit.measure, limit.bound, limit.share) == ("features.*", "cpu_total", "+12.5%", 0.125)
+    assert limit_of("a: b.c: flops > 3G").pattern == "a: b.c"  # the last colon: names of layers may hold some
+    diff = torchprof.compare(simple(), simple())
+    for amount in ("75ns", "0.075us", "0.075µs", "0.001ms", "1s"):
+        assert check(diff, [limit_of(f"cpu_total > {amount}")])[0].failures == ()
+    for amount in ("37ns", "0.037us", "0.037 µs", "0.000037ms", "0.000000037s"):  # 75 ns in two calls
+        assert len(check(diff, [limit_of(f"cpu_total > {amount}")])[0].failures) == 1
+
+
+@pytest.mark.parametrize(
+    ("amount", "number"), [("1536", 1536), ("1.5KB", 1536), ("1536 B", 1536), ("0.5MB", 2**19), ("2GB", 2**31)]
+)
+def test_units_of_bytes_are_those_of_the_tables(amount: str, number: int) -> None:
+    assert kept(remembering(number // 2), {"peak": amount})
+    assert "the run: peak" in exceeded(remembering(number // 2 + 1), {"peak": amount})
+
+
+@pytest.mark.parametrize(("amount", "number"), [("1.5K", 1500), ("2M", 2 * 10**6), ("3G", 3 * 10**9), ("1T", 10**12)])
+def test_units_of_counts_are_of_a_thousand(amount: str, number: int) -> None:
+    assert kept(counting(2 * number), {"a: flops": amount})
+    assert "Net.a: flops" in exceeded(counting(2 * number + 2), {"a: flops": amount})
+
+
+# The command, and pytest
+
+
+def command(before: Run, after: Run, tmp_path: Path, *limits: str) -> int:
+    before.save(tmp_path / "a.json")
+    after.save(tmp_path / "b.json")
+    files = [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
+    return main(["compare", *files, *(argument for limit in limits for argument in ("--fail-if", limit))])
+
+
+def test_the_command_exits_with_1_and_says_which_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    limits = ("cpu_total > +10%", "calls > 1")
+    assert command(timed(QUIET), timed(SLOWER), tmp_path, *limits) == 1
+    seen = capsys.readouterr()
+    assert seen.err.startswith("Limit exceeded: Net: cpu_total 131.045us after") and seen.err.count("\n") == 1
+    assert "Net.a (+30.000us)" in seen.err
+    assert seen.out.startswith("Net: CPU total 101.045us → 131.045us (+29.7%), slower")
+    assert "Limit kept: calls > 1" in seen.out and "Limit kept: cpu" not in seen.out
+
+
+def test_the_command_exits_with_0_within_noise_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hiccup = [value + 1 for value in QUIET[:-1]] + [900_000]
+    assert command(timed(QUIET), timed(hiccup), tmp_path, "cpu_total > +10%") == 0
+    seen = capsys.readouterr()
+    assert "Limit kept: cpu_total > +10%\nExceeded only within noise, which does not count: Net" in seen.out
+    assert seen.err == ""
+
+
+@pytest.mark.parametrize(
+    "limit", ["flops > +1%", "zzz: cpu_total > +1%", "b: cpu_total > 1s", "cpu_total > +1", "nothing > 1"]
+)
+def test_the_command_exits_with_2_for_what_cannot_be_held(
+    limit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of([row(0, calls=1), row(1, cpu_ns=5)])
+    assert command(run, run, tmp_path, "calls > 0", limit) == 2
+    assert limit.split(" >")[0].split(": ")[-1] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["a.json"], ["a.json", "none.json"], ["a.json", "a.json", "--top", "-1"], ["a.json", "a.json", "-o", "x.foo"]],
+)
+def test_bad_input_exits_with_2(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    simple().save("a.json")
+    try:
+        code: object = main(["compare", *arguments])
+    except SystemExit as end:
+        code = end.code
+    assert code == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_hostile_names_in_a_failure_stay_on_their_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layers = [layer("Net"), replace(layer("Net"), path=("Net", "x\n\x1b[31m|"))]
+    runs = [made(layers, [row(0, calls=1), row(1, flops=by)], measured=COUNTED) for by in (1, 9)]
+    assert command(*runs, tmp_path, "Net.*: flops > +10%") == 1
+    seen = capsys.readouterr()
+    assert "\x1b" not in seen.err + seen.out and seen.err.count("\n") == 1
+
+
+def test_pytest_shows_the_sentences_and_the_line_of_the_test(tmp_path: Path) -> None:
+    counting(2400).save(tmp_path / "run.json")
+    code = """
+        import torchprof
+
+        def test_it():
+            torchprof.assert_budget("run.json", {"flops": "1K", "a: flops": "1K"})
+    """
+    (tmp_path / "test_it.py").write_text(textwrap.dedent(code), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "BudgetExceeded: Limit exceeded: Net: flops 1.50 K, limit 1.00 K, per forward call" in done.stdout
+    assert "budget.py" not in done.stdout.split("short test summary")[0]
