@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from typing import Any, NamedTuple
 
 from torchprof.attribute import FORWARD, NOT_SELECTED, PHASES, Frame
@@ -103,8 +103,6 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
                 "take": at,
                 "measured": _common(meta.measured for meta in of_source),
                 "doubts": list(dict.fromkeys(warning for meta in of_source for warning in meta.warnings)),
-                "wallNs": of_source[0].wall_ns,
-                "busyNs": of_source[0].busy_ns,
             }
             for (at, rank), of_source in zip(sources, metas)
         ],
@@ -315,7 +313,6 @@ def _memory(memory: Memory, nodes: Mapping[int, int], source: int, timeline: Tim
         "peakNs": memory.peak_ns,
         "held": [[nodes[one.layer], PHASES.index(one.phase), one.kind, one.nbytes, one.blocks] for one in memory.held],
         "before": memory.before,
-        "allocator": memory.allocator,
         "course": course,
         "dropped": 0 if timeline is None else timeline.dropped,
     }
@@ -363,5 +360,6 @@ def _common(sets: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _last(peaks: Iterable[Peak]) -> list[Peak]:
-    """The last of each device and type."""
-    return list({(peak.device, peak.dtype): peak for peak in peaks}.values())
+    """The last of each device and type that can be drawn: a file may hold others."""
+    drawn = [peak for peak in peaks if 0 < peak.flops_per_s < inf and 0 < peak.bytes_per_s < inf]
+    return list({(peak.device, peak.dtype): peak for peak in drawn}.values())

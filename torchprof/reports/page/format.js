@@ -19,11 +19,12 @@ function formatTime(ns) {
   return fixed(ns / 1e3, 3) + "us";
 }
 
-function formatBytes(nbytes) {
+function formatBytes(bytes) {
+  const nbytes = Number(fixed(bytes, 0)); // the mean over calls need not be whole
   for (const [unit, size] of [["GB", 2 ** 30], ["MB", 2 ** 20], ["KB", 2 ** 10]]) {
     if (Math.abs(nbytes) >= size) return fixed(nbytes / size, 2) + " " + unit;
   }
-  return (Number.isInteger(nbytes) ? nbytes : fixed(nbytes, 2)) + " B";
+  return nbytes + " B";
 }
 
 function formatCount(number) {

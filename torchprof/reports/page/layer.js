@@ -1,4 +1,4 @@
-// The panel of one layer: what it is, its figures, its operators and kernels, its calls, and its share of the peak.
+// The panel of one layer: what it is, its figures, its operators and kernels, its calls, and each rank's or run's part.
 
 class LayerPanel {
   constructor(box, run, page) {
@@ -63,7 +63,23 @@ class LayerPanel {
         const column = line.get(part);
         return element("td", { class: "number", "data-key": column ? column.key : null }, ...(column ? figure(run.text(column, node, source)) : [""]));
       })));
+    for (const [device, most] of this.#peaks(node, source)) {
+      const cells = used.map((part) => element("td", { class: "number" }, ...(most.has(part) ? figure(formatBytes(most.get(part))) : [""])));
+      body.push(element("tr", {}, element("th", { scope: "row" }, `Peak on ${device}`), ...cells));
+    }
     return [element("div", { class: "scrolling" }, element("table", { class: "figures" }, element("thead", {}, element("tr", {}, element("th", {}), ...headings)), element("tbody", {}, ...body)))];
+  }
+
+  // By device: how far memory rose in one call, the layers below included, at most; in each phase.
+  #peaks(node, source) {
+    const found = new Map();
+    for (const [of, at, phase, device, nbytes] of this.run.told.peaks) {
+      if (at !== node || (source >= 0 && of !== source)) continue;
+      if (!found.has(device)) found.set(device, new Map());
+      const part = `${phase} total`;
+      found.get(device).set(part, Math.max(nbytes, found.get(device).get(part) || 0));
+    }
+    return found;
   }
 
   // What it was, what it is, and how each figure changed.

@@ -6,6 +6,8 @@ function memorySection(run, memory, onlayer) {
   const parts = [element("h3", {}, where)];
   const peak = `Memory rose by ${formatBytes(memory.peakBytes)} at most above what there was at the start`;
   parts.push(element("p", {}, memory.peakBytes > 0 ? `${peak}, ${formatTime(memory.peakNs)} after it.` : "Memory never rose above what there was at the start."));
+  const before = (memory.before || []).filter(([, nbytes]) => nbytes > 0);
+  if (before.length) parts.push(element("p", {}, `There at the start, of the model: ${before.map(([kind, nbytes]) => `${kind} ${formatBytes(nbytes)}`).join(", ")}.`));
   if (memory.course) {
     parts.push(memoryChart(memory, [...kinds, "unknown"]));
     if (memory.dropped) parts.push(element("p", { class: "doubt" }, `The last ${memory.dropped} allocations and frees are not in the picture.`));

@@ -28,7 +28,7 @@ class Page {
   }
 
   #build() {
-    const icicleBox = element("div", { class: "icicle", tabindex: "0", role: "img", "aria-label": "Layers, as wide as their part of the whole" });
+    const icicleBox = element("div", { class: "icicle", tabindex: "0", role: "group", "aria-label": "Layers, as wide as their part of the whole" });
     const panel = element("aside", { class: "panel", "aria-label": "The chosen layer" });
     const tableBox = element("div");
     this.crumbs = element("nav", { class: "crumbs", "aria-label": "Layers above" });
@@ -290,7 +290,13 @@ class Page {
       this.#find();
       this.searchBox.blur();
     }
-    if (inField || event.target.closest(".clickable, button, summary")) return;
+    if (event.target !== document.body && !event.target.closest(".icicle, .treetable")) return;
+    if (event.target.closest("button")) return;
+    if (event.key === " " && event.target.closest(".treetable")) {
+      event.preventDefault();
+      this.table.toggle(this.selected);
+      return;
+    }
     const moved = this.#neighbour(event.key);
     if (moved === undefined) return;
     event.preventDefault();

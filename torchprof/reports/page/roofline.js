@@ -17,7 +17,7 @@ function rooflineSection(run, source, onlayer) {
   if (!points.length) return null;
   const device = time === "cpu_ns" ? "cpu" : null;
   const roofs = run.told.roofs.filter(([name]) => (device === null) !== (name === "cpu"));
-  const parts = [rooflineChart(run, points, roofs, onlayer)];
+  const parts = [element("figure", {}, rooflineChart(run, points, roofs, onlayer))];
   const text = "Right: many FLOPs for a byte, limited by arithmetic. Left: limited by memory. Bytes are the least that a call has to move: its parameters, inputs and outputs, each once. The larger a point, the more time.";
   parts.push(element("p", { class: "hint" }, roofs.length ? text : `${text} What this machine can do at most was not measured: call torchprof.peak() before, and its roof is drawn here.`));
   return element("div", {}, ...parts);
@@ -52,6 +52,7 @@ function rooflineChart(run, points, roofs, onlayer) {
     svg.append(drawing("text", { x: width - 12, y: y(flops) - 5, "text-anchor": "end", class: "roof" }, `${formatCount(flops)} FLOP/s, ${dtype} on ${device}`));
   }
   const most = Math.max(...points.map((one) => one.ns));
+  const labels = [...svg.querySelectorAll("text.roof")];
   for (const { node, perByte, perSecond, ns } of [...points].sort((one, other) => other.ns - one.ns)) {
     const size = 3 + 9 * Math.sqrt(ns / most);
     const told = `${run.path(node)}: ${formatCount(perSecond)} FLOP/s, ${fixed(perByte, 2)} FLOPs for each byte, ${formatTime(ns)}`;
@@ -60,5 +61,6 @@ function rooflineChart(run, points, roofs, onlayer) {
     point.addEventListener("keydown", (event) => event.key === "Enter" && onlayer(node));
     svg.append(point);
   }
+  svg.append(...labels); // over the points
   return svg;
 }

@@ -15,7 +15,7 @@ class TreeTable {
     this.descending = true;
     this.isFlat = false;
     this.lines = [];
-    this.head = element("div", { class: "line head", role: "row" });
+    this.head = element("div", { class: "line head", role: "row", "aria-rowindex": 1 });
     this.body = element("div", { class: "lines", role: "rowgroup" });
     this.box = element("div", { class: "treetable", role: "treegrid", "aria-label": "Layers", tabindex: "0" }, this.head, this.body);
     box.replaceChildren(this.box);
@@ -133,7 +133,7 @@ class TreeTable {
     const count = Math.ceil((this.box.clientHeight || 600) / LINE_HEIGHT) + 2 * SPARE_LINES;
     this.body.style.height = `${this.lines.length * LINE_HEIGHT}px`;
     this.body.replaceChildren(...this.lines.slice(first, first + count).map((node, number) => this.#line(node, first + number)));
-    this.box.setAttribute("aria-rowcount", this.lines.length);
+    this.box.setAttribute("aria-rowcount", this.lines.length + 1);
   }
 
   #line(node, at) {
@@ -149,7 +149,7 @@ class TreeTable {
       const share = column.kind !== "change" && value > 0 && this.wholes[number] > 0 ? Math.min(value / this.wholes[number], 1) : 0;
       return element("span", { class: "cell number", role: "gridcell", "--share": share }, ...figure(run.text(column, node, this.source), column));
     });
-    const attributes = { class: node === this.selected ? "line selected" : "line", role: "row", "data-node": node, "aria-rowindex": at + 1, "aria-level": depth + 1 };
+    const attributes = { class: node === this.selected ? "line selected" : "line", role: "row", "data-node": node, "aria-rowindex": at + 2, "aria-level": depth + 1 };
     if (below && !this.isFlat) attributes["aria-expanded"] = this.open[node] ? "true" : "false";
     const made = element("div", attributes, name, ...cells);
     made.style.top = `${at * LINE_HEIGHT}px`;
@@ -160,12 +160,13 @@ class TreeTable {
     const line = event.target.closest(".line");
     if (!line) return;
     const node = Number(line.dataset.node);
-    if (event.target.closest(".toggle") && this.run.children[node].length) {
-      this.open[node] = 1 - this.open[node];
-      this.page.draw();
-    } else {
-      this.page.select(node);
-    }
+    if (event.target.closest(".toggle") && this.run.children[node].length) this.toggle(node);
+    else this.page.select(node);
+  }
+
+  toggle(node) {
+    this.open[node] = 1 - this.open[node];
+    this.page.draw();
   }
 
   // All levels, or the model alone.
@@ -190,8 +191,8 @@ class TreeTable {
     const top = at * LINE_HEIGHT;
     if (top < this.box.scrollTop || top + 2 * LINE_HEIGHT > this.box.scrollTop + this.box.clientHeight) {
       this.box.scrollTop = Math.max(top - this.box.clientHeight / 3, 0);
+      this.#drawLines();
     }
-    this.#drawLines();
   }
 
   // The lines listed now, with plain figures: ns, bytes and pieces; what is unknown is left empty.
