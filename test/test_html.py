@@ -34,7 +34,7 @@ from torchprof import Profile, Run, TorchprofError
 from torchprof.attribute import BACKWARD, FORWARD, NOT_SELECTED, OUTSIDE, PHASES, RECOMPUTE, Frame
 from torchprof.cost import Cost, Unit, format_count, format_memory, format_time
 from torchprof.operators import kernels, operators
-from torchprof.reports.page_data import traffic_bytes
+from torchprof.reports.page_data import Take, page_data, traffic_bytes
 from torchprof.reports.tree import AT_LEAST, CALLS, UNKNOWN, columns_of, table_of
 from torchprof.run import Around, Held, Layer, Memory, Meta, Peak, Rows, SampleKey, Spread, Timeline
 
@@ -1909,12 +1909,16 @@ class Grown(nn.Module):
         return self.head(self.norm(self.trunk(self.stem(x)).mean((2, 3))))
 
 
-def change_of(change: Any, quantity: Any) -> list[str]:
-    """The cells of a quantity, as the page has them."""
+def change_of(how: str, change: Any, quantity: Any) -> list[str]:
+    """The cells of a quantity, as the page has them: blank where the layer was not there."""
     known = [UNKNOWN if value is None else quantity.text(value) for value in change[:3]]
     if change.difference is not None and change.difference > 0:
         known[2] = f"+{known[2]}"
-    return [*known, UNKNOWN if change.ratio is None else f"{change.ratio:.2f}x", change.verdict]
+    if how == "added":
+        return ["", known[1], known[2], "", ""]
+    if how == "removed":
+        return [known[0], "", known[2], "", ""]
+    return [*known, UNKNOWN if change.ratio is None else f"{change.ratio:.2f}×", change.verdict]
 
 
 def test_figures_of_a_comparison_are_the_diffs(look: Callable[..., Page]) -> None:
@@ -1936,7 +1940,7 @@ def test_figures_of_a_comparison_are_the_diffs(look: Callable[..., Page]) -> Non
                 for quantity in diff.quantities if pair else ():
                     if quantity.heading in (f"{lead}{name}", f"{lead}Self {name}"):
                         at = columns.index(f"{quantity.heading}, before") - 1
-                        assert line["cells"][at : at + 5] == change_of(pair.changes[quantity.key], quantity)
+                        assert line["cells"][at : at + 5] == change_of(pair.how, pair.changes[quantity.key], quantity)
                         compared += 1
     assert compared > 100
     for panel in panels(page, every=False):
@@ -1959,3 +1963,94 @@ def test_peaks_of_a_layer_are_the_runs(look: Callable[..., Page]) -> None:
         for index, layer in enumerate(run.layers):
             if layer.name == panel["path"] and (index, "forward") in peaks:
                 assert f"Peak on cpu{format_memory(peaks[index, 'forward'])}" in panel["text"]
+
+
+class Inside(nn.Module):
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        for name in names:
+            self.add_module(name, nn.Sequential(nn.Linear(64, 64), nn.Tanh()) if name == "big" else nn.Linear(64, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.children():
+            x = layer(x)
+        return x
+
+
+class Parts(nn.Module):
+    def __init__(self, first: Inside, second: Inside) -> None:
+        super().__init__()
+        self.enc, self.dec = first, second
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dec(self.enc(x))
+
+
+def test_a_layer_that_moved_stands_in_both_places(look: Callable[..., Page]) -> None:
+    """So that the layers that it left, and came to, have their own figures in each run."""
+    x = torch.rand(8, 64)
+    before = trained(Parts(Inside("a", "big"), Inside("b")), x)
+    after = trained(Parts(Inside("a"), Inside("b", "big")), x)
+    diff = torchprof.compare(before, after)
+    assert {pair.how for pair in diff.walk()} == {"same", "moved"}
+    page = look(diff.report("html"))
+    page.get_by_role("group", name="Width").get_by_role("button", name="FLOPs", exact=True).click()
+    page.get_by_role("group", name="Phase").get_by_role("button", name="forward", exact=True).click()
+    colours = dict(
+        page.eval_on_selector_all(".block[data-change]", "all => all.map((o) => [o.textContent, o.dataset.change])")
+    )
+    assert colours["enc"] == "less" and colours["dec"] == "more" and colours["a"] == "same"
+    for name, run in (("before", before), ("after", after)):
+        page.get_by_label("Run").select_option(name)
+        for node in run.tree("forward").walk():
+            path = ".".join(node.layer.path)
+            blocks = page.locator(".icicle .block", has_text=re.compile(f"^{node.layer.path[-1]}$"))
+            if blocks.count() == 1:
+                blocks.hover()
+                assert (
+                    page.locator(".status").inner_text().startswith(f"{path}: FLOPs {format_count(node.total.flops)},")
+                )
+    texts = {panel["path"]: panel["text"] for panel in panels(page, every=False) if panel["path"]}
+    assert "This layer was moved: it was Parts.enc.big." in texts["Parts.dec.big"]
+    assert "This layer was here before: it is Parts.dec.big now." in texts["Parts.enc.big"]
+
+
+def test_calls_that_differ_have_no_place_in_the_roofline() -> None:
+    """The bytes are those of the first call: where others had other shapes, no call had that intensity."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8))
+    same = profiled(model, lambda: [model(torch.rand(32, 64)) for _ in range(4)], with_flops=True)
+    other = profiled(model, lambda: [model(torch.rand(size, 64)) for size in (32, 32, 32, 16)], with_flops=True)
+    assert None not in page_data([Take("this run", same)])["takes"][0]["traffic"]
+    assert page_data([Take("this run", other)])["takes"][0]["traffic"] == [4 * (32 * 64 + 32 * 8), None, None]
+
+
+def test_the_keyboard_stays_where_it_was(look: Callable[..., Page]) -> None:
+    page = look(training())
+    for role, name in (("group", "backward"), ("columnheader", "FLOPs"), ("columnheader", "Calls")):
+        found = page.get_by_role(role).get_by_role("button", name=name, exact=True)
+        target = (found if found.count() else page.get_by_role(role, name=name, exact=True)).first
+        target.focus()
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.textContent") == name
+
+
+def test_operators_stay_as_they_were_sorted(look: Callable[..., Page]) -> None:
+    page = look(training())
+    sorted_by = "#operators th[aria-sort=descending]"
+    page.locator("#operators").get_by_role("button", name="Calls", exact=True).click()
+    before = page.locator("#operators tbody").inner_text()
+    page.locator(".icicle .block").nth(2).click()
+    assert page.locator(sorted_by).inner_text().startswith("Calls")
+    assert page.locator("#operators tbody").inner_text() == before
+
+
+def test_a_removed_layer_has_not_the_advice_of_its_namesake(look: Callable[..., Page]) -> None:
+    """The items of a list that a layer was put in: behind it they have other numbers."""
+    torch.manual_seed(0)
+    x = torch.rand(8, 16)
+    before = trained(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)), x)
+    after = trained(nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 4)), x)
+    page = look(torchprof.compare(before, after).report("html"))
+    lines = table(page)
+    assert len({line["path"] for line in lines}) == len(lines)
+    assert sum(line["path"].endswith("(before)") for line in lines) == 1

@@ -6,45 +6,35 @@ from typing import Any
 
 from torchprof.attribute import PHASES
 from torchprof.cost import Measure
-from torchprof.diff import Change, Diff, Pair
+from torchprof.diff import Change, Diff
+from torchprof.matching import MOVED
 from torchprof.reports import report
-from torchprof.reports.compare import headline
+from torchprof.reports.compare import headline, told_of
 from torchprof.reports.html import page
 from torchprof.reports.page_data import Path, Take, Tree
 from torchprof.run import OUTSIDE_NAME
+
+_MOVED_AWAY = "moved away"
 
 
 @report("html", suffix=".html", of="diff")
 def compare_html(diff: Diff) -> str:
     """The page of ``Run.report("html")`` over the layers of both runs, with what each was before and is after.
 
-    Moved and renamed layers stand where they stand after, removed ones under what they stood under. Where the diff is
-    for one call or one step, so are the figures of the page.
+    Renamed layers are one line, under the name that they have after. Removed layers stand where they stood, and moved
+    ones in both places, so that the figures of each run add up. Where the diff is for one call or one step, so are the
+    figures of the page.
     """
-    paths: dict[int, Path] = {}  # by the identity of a pair
-    taken: set[Path] = set()
-    waiting: list[tuple[Pair, Path]] = [(pair, ()) for pair in reversed(diff.pairs) if pair.is_layer]
-    while waiting:
-        pair, above = waiting.pop()
-        path = (*above, pair.name)
-        while path in taken:  # where another of that name stands after
-            path = (*path[:-1], f"{path[-1]} (before)")
-        taken.add(path)
-        paths[id(pair)] = path
-        waiting.extend((child, path) for child in reversed(pair.children))
-    layers = [pair for pair in diff.walk() if pair.is_layer]
-    takes = [
-        Take("after", diff.after, {pair.after.path: paths[id(pair)] for pair in layers if pair.after}),
-        Take("before", diff.before, {pair.before.path: paths[id(pair)] for pair in layers if pair.before}),
-    ]
+    before, after = _paths(diff)
+    takes = [Take("after", diff.after, after), Take("before", diff.before, before)]
     tree = Tree.of(takes)
-    scale = [1 / count if diff.unit else 1 for count in reversed(diff.counts)]
     more = {
         "headline": headline(diff),
         "comparison": {
-            "scale": scale,
+            "scale": [1 / count if diff.unit else 1 for count in reversed(diff.counts)],
             "of": diff.unit,
-            "notes": diff.notes,
+            "notes": [*diff.notes, *diff.doubts],
+            "told": [[what, lines] for what, lines in told_of(diff)],
             "quantities": [
                 {
                     "key": one.key,
@@ -62,26 +52,55 @@ def compare_html(diff: Diff) -> str:
     return page(", ".join(diff.after.meta.model) or "torchprof", takes, more, diff.after)
 
 
+def _paths(diff: Diff) -> tuple[dict[Path, Path], dict[Path, Path]]:
+    """Where the layers of each run stand on the page, by their own path. A layer of both stands in one place unless it
+    went to another parent."""
+    pairs = [pair for pair in diff.walk() if pair.is_layer]
+    after = {pair.after.path: pair.after.path for pair in pairs if pair.after}
+    before: dict[Path, Path] = {}
+    taken = set(after)
+    of_before = {pair.before.path: pair for pair in pairs if pair.before}
+    for layer in diff.before.layers:
+        pair = of_before[layer.path]
+        above = before.get(layer.path[:-1], ())
+        if pair.after and pair.after.path[:-1] == above:
+            before[layer.path] = pair.after.path
+            continue
+        path = (*above, layer.path[-1])
+        while path in taken:  # where another of that name stands after
+            path = (*path[:-1], f"{path[-1]} (before)")
+        taken.add(path)
+        before[layer.path] = path
+    return before, after
+
+
 def _pairs(diff: Diff, tree: Tree, takes: list[Take]) -> list[dict[str, Any]]:
     """By node: how the layer is matched, and what each quantity was and is."""
-    number_of = [{layer.path: index for index, layer in enumerate(take.run.layers)} for take in takes]
-    found: dict[int, dict[str, Any]] = {}
+    numbers = [
+        {layer.path: take_nodes[index] for index, layer in enumerate(take.run.layers)}
+        for take, take_nodes in zip(takes, tree.nodes)
+    ]
     outside = len(tree.layers)
+    found: list[dict[str, Any]] = [{"how": "same", "differs": (), "changes": {}} for _ in range(outside + 2)]
     for pair in diff.walk():
-        if pair.after is not None:
-            node = tree.nodes[0][number_of[0][pair.after.path]]
-        elif pair.before is not None:
-            node = tree.nodes[1][number_of[1][pair.before.path]]
-        else:
-            node = outside + (pair.name != OUTSIDE_NAME)
-        was = ".".join(pair.before.path) if pair.before is not None else None
-        found[node] = {
+        told = {
             "how": pair.how,
-            "was": was,
+            "was": pair.before.name if pair.before else None,
+            "is": pair.after.name if pair.after else None,
             "differs": pair.differs,
             "changes": {key: _change(change) for key, change in pair.changes.items()},
         }
-    return [found.get(node, {"how": "same", "was": None, "differs": (), "changes": {}}) for node in range(outside + 2)]
+        if not pair.is_layer:
+            found[outside + (pair.name != OUTSIDE_NAME)] = told
+            continue
+        at_before = numbers[1][pair.before.path] if pair.before else None
+        at_after = numbers[0][pair.after.path] if pair.after else None
+        if at_before is not None:
+            found[at_before] = told if at_after is None else {**told, "how": _MOVED_AWAY}
+        if at_after is not None:
+            moved_along = at_before not in (None, at_after) and pair.how == "same"  # with the layer above it
+            found[at_after] = {**told, "how": MOVED} if moved_along else told
+    return found
 
 
 def _change(change: Change) -> list[Any]:

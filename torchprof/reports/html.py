@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
+from types import NoneType
 from typing import Any
 
 from torchprof.advice import advise
@@ -23,6 +24,7 @@ from torchprof.version import __version__
 
 _SCRIPTS = (
     "format.js",
+    "elements.js",
     "run.js",
     "sheet.js",
     "icicle.js",
@@ -44,6 +46,8 @@ def html(run: Run, *, beside: Mapping[str, Run] | None = None) -> str:
 
     Raises TorchprofError where one of ``beside`` is no run.
     """
+    if not isinstance(beside, (Mapping, NoneType)):
+        raise TorchprofError(f'beside= is {beside!r:.60}; it takes other runs by name: {{"with AMP": run}}.')
     for name, other in (beside or {}).items():
         if not isinstance(other, Run):
             raise TorchprofError(f"beside={{{name!r}: …}} holds {other!r:.60}, which is no Run: read it with load().")
@@ -54,11 +58,13 @@ def html(run: Run, *, beside: Mapping[str, Run] | None = None) -> str:
 def page(title: str, takes: Sequence[Take], more: Mapping[str, Any], run: Run) -> str:
     """The page of one or several runs. ``more`` is told beside their figures; facts and advice are of ``run``."""
     evidence = Evidence(run)
+    advice = advise(run)
     told = {
         "title": title,
         "version": __version__,
         "facts": _facts(run),
-        "advice": [[one.layer, one.finding, gain(one, evidence), one.remedy] for one in advise(run)[:_ADVICE_SHOWN]],
+        "advice": [[one.layer, one.finding, gain(one, evidence), one.remedy] for one in advice[:_ADVICE_SHOWN]],
+        "moreAdvice": max(len(advice) - _ADVICE_SHOWN, 0),
         **more,
         **page_data(takes),
     }
@@ -88,4 +94,6 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     if meta.steps:
         facts.append(("steps", str(meta.steps)))
     facts += [("layers", str(len(run.layers))), ("ranks", str(len(run.metas)))][: 1 + (len(run.metas) > 1)]
-    return [*facts, *meta.environment, ("torchprof", dict(meta.versions).get("torchprof", "–"))]
+    facts += [*meta.environment, *meta.switches]
+    facts.append(("recorded with", ", ".join(name for name, is_on in meta.flags if is_on) or "nothing more"))
+    return [*facts, ("torchprof", dict(meta.versions).get("torchprof", "–"))]

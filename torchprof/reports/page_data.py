@@ -5,6 +5,7 @@ The page sums rows itself, by layer, phase, operator and rank, as every report d
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, prod
@@ -40,6 +41,7 @@ class Tree:
     """The layers of all takes, each once, depth first."""
 
     layers: tuple[Layer, ...]
+    names: tuple[str, ...]
     parents: tuple[int, ...]
     nodes: tuple[dict[int, int], ...]  # by take: index of a layer → its node
 
@@ -65,6 +67,7 @@ class Tree:
         number = {path: index for index, path in enumerate(paths)}
         return cls(
             tuple(layers[path] for path in paths),
+            tuple(path[-1] for path in paths),
             tuple(number.get(path[:-1], -1) for path in paths),
             tuple(
                 {index: number[take.paths.get(layer.path, layer.path)] for index, layer in enumerate(take.run.layers)}
@@ -107,7 +110,7 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
             for (at, rank), of_source in zip(sources, metas)
         ],
         "areRanks": ranks,
-        "layers": {"parent": tree.parents, "name": [layer.path[-1] for layer in tree.layers]},
+        "layers": {"parent": tree.parents, "name": tree.names},
         "takes": [_layers(take.run, tree, at) for at, take in enumerate(takes)],
         "columns": [_column(column, inside) for column, inside in columns],
         "measures": [_measure(measure, takes) for measure in _measures(takes)],
@@ -132,7 +135,7 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
             if key.measure == "peak_bytes"
         ],
         "memory": [
-            _memory(memory, tree.nodes[at], source(at, memory.rank), take.run.timeline)
+            _memory(memory, tree.nodes[at], source(at, memory.rank), _timeline_of(take.run, memory.rank))
             for at, take in enumerate(takes)
             for memory in take.run.memory
         ],
@@ -161,6 +164,24 @@ def traffic_bytes(layer: Layer) -> int | None:
         return None
     itemsize = layer.output_bytes // of_outputs
     return layer.param_bytes + layer.output_bytes + itemsize * sum(prod(shape) for shape in layer.input_shapes)
+
+
+def _changing(run: Run) -> set[Path]:
+    """The layers of which it is seen that their forward calls were not all alike: an operator directly in them was
+    called on some shapes in some of the calls alone."""
+    columns = run.rows.columns
+    inner = [len(frames) == 1 and frames[0].signature is not None for frames in run.rows.frames]
+    own = [not frames for frames in run.rows.frames]
+    forward = PHASES.index(FORWARD)
+    calls: Counter[int] = Counter()
+    by_shapes: Counter[tuple[int, int]] = Counter()
+    for layer, phase, chain, count in zip(columns["layer"], columns["phase"], columns["frames"], columns["calls"]):
+        if phase == forward and layer >= 0:
+            if own[chain]:
+                calls[layer] += count
+            elif inner[chain]:
+                by_shapes[layer, chain] += count
+    return {run.layers[layer].path for (layer, _), count in by_shapes.items() if calls[layer] and count % calls[layer]}
 
 
 class _Names:
@@ -213,6 +234,8 @@ def _layers(run: Run, tree: Tree, take: int) -> dict[str, list[Any]]:
         layers[tree.nodes[take][index]] = layer
     selected = None if run.meta.paths is None else set(run.meta.paths)
 
+    changing = _changing(run)
+
     def each(told: Callable[[Layer], Any]) -> list[Any]:
         return [None if layer is None else told(layer) for layer in layers]
 
@@ -227,7 +250,7 @@ def _layers(run: Run, tree: Tree, take: int) -> dict[str, list[Any]]:
         "compiled": each(lambda layer: layer.compiled),
         "selected": each(lambda layer: selected is None or layer.path in selected),
         "sharedWith": each(lambda layer: [".".join(path) for path in layer.shared_with]),
-        "traffic": each(traffic_bytes),
+        "traffic": [None if layer is None or layer.path in changing else traffic_bytes(layer) for layer in layers],
     }
 
 
@@ -302,6 +325,11 @@ def _calls_over_time(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[int, 
         if len(values) > 1:
             every = -(-len(values) // _CALLS)
             yield nodes[layer], every, values[::every]
+
+
+def _timeline_of(run: Run, rank: int) -> Timeline | None:
+    """What the timeline of a run is of, is its first rank."""
+    return run.timeline if rank == run.meta.rank else None
 
 
 def _memory(memory: Memory, nodes: Mapping[int, int], source: int, timeline: Timeline | None) -> dict[str, Any]:

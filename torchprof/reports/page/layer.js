@@ -90,10 +90,12 @@ class LayerPanel {
     const parts = [];
     if (["added", "removed"].includes(pair.how)) parts.push(element("p", {}, `This layer was ${pair.how}.`));
     if (["moved", "renamed"].includes(pair.how)) parts.push(element("p", {}, `This layer was ${pair.how}: it was ${pair.was}.`));
+    if (pair.how === "moved away") parts.push(element("p", {}, `This layer was here before: it is ${pair.is} now.`));
     for (const [what, before, after] of pair.differs) parts.push(element("p", {}, `${what}: ${before} before, ${after} after`));
     const shown = ["before", "after", "ratio", "verdict"];
     const headings = ["", ...shown.slice(0, -1), ""].map((heading) => element("th", { scope: "col" }, heading));
-    const body = quantities.filter(({ key }) => pair.changes[key]).map((quantity) => {
+    const isSomething = ({ key }) => pair.changes[key] && (pair.changes[key][0] !== 0 || pair.changes[key][1] !== 0);
+    const body = quantities.filter(isSomething).map((quantity) => {
       const cells = shown.map((part) => {
         const column = changeColumn(quantity, part);
         return element("td", { class: part === "verdict" ? "" : "number", "data-key": column.key }, ...figure(this.run.text(column, node, 0), column));
@@ -138,8 +140,13 @@ class LayerPanel {
     const { run } = this;
     const titles = { cpu_ns: "One forward call", step_cpu_ns: "One step", step_device_ns: "One step, on the device" };
     const found = run.told.samples.filter((sample) => sample[1] === node && (source < 0 || sample[0] === source) && sample[4] > 1);
-    return found.flatMap(([of, , phase, measure, count, sum, least, median, most95, most, first, points]) => {
-      const title = [titles[measure], run.told.allPhases[phase], ...(source < 0 && run.told.sources.length > 1 ? [run.told.sources[of].name] : [])];
+    // What is called once in each step has the same figures twice.
+    const isCall = (sample) => sample[3] === "cpu_ns";
+    const figures = (sample) => [sample[0], sample[2], ...sample.slice(4)].join();
+    const ofCalls = new Set(found.filter(isCall).map(figures));
+    const told = found.filter((sample) => isCall(sample) || !ofCalls.has(figures(sample)));
+    return told.flatMap(([of, , phase, measure, count, sum, least, median, most95, most, first, points]) => {
+      const title = [titles[measure], ...(measure === "cpu_ns" ? [] : [run.told.allPhases[phase]]), ...(source < 0 && run.told.sources.length > 1 ? [run.told.sources[of].name] : [])];
       const text = `${count} times, ${formatTime(least)} to ${formatTime(most)}, median ${formatTime(median)}, first ${formatTime(first)}`;
       return [element("h3", {}, title.join(", ")), element("p", { class: "calls" }, text), ...(measure === "cpu_ns" ? this.#overTime(node, of) : []), curve(points)];
     });

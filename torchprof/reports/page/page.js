@@ -63,18 +63,28 @@ class Page {
 
   #header() {
     const facts = told.facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]);
-    const doubts = (told.comparison ? told.comparison.notes : []).concat(told.sources.flatMap(({ name, doubts: found }) => found.map((doubt) => (told.sources.length > 1 ? `${name}: ${doubt}` : doubt))));
+    const ofSources = told.sources.flatMap(({ name, doubts: found }) => found.map((doubt) => (told.sources.length > 1 ? `${name}: ${doubt}` : doubt)));
+    const doubts = told.comparison ? told.comparison.notes : ofSources;
     const parts = [
       element("div", { class: "title" }, element("h1", {}, told.title), element("button", { type: "button", class: "theme", title: "Light or dark", "aria-label": "Light or dark", onclick: () => this.#switchTheme() }, "◐")),
       element("p", { class: "headline" }, ...withCode(told.headline)),
     ];
     if (told.advice.length) {
       const items = told.advice.map(([layer, ...sentences]) => element("li", {}, element("b", {}, layer), ` ${sentences.join(" ")}`));
-      parts.push(element("details", { class: "advices", open: items.length <= 3 }, element("summary", {}, items.length === 1 ? "1 piece of advice" : `${items.length} pieces of advice`), element("ul", {}, ...items)));
+      parts.push(element("details", { class: "advices", open: items.length <= 3 }, element("summary", {}, this.#adviceTitle(items.length)), element("ul", {}, ...items)));
+    }
+    if (told.comparison && told.comparison.told.length) {
+      const items = told.comparison.told.map(([what, lines]) => element("li", {}, element("b", {}, what), ` ${lines.join(" · ")}`));
+      parts.push(element("details", { open: items.length <= 4 }, element("summary", {}, "What became of the layers"), element("ul", {}, ...items)));
     }
     if (doubts.length) parts.push(element("details", { class: "doubts", open: doubts.length <= 3 }, element("summary", {}, "How far to believe these figures"), element("ul", {}, ...doubts.map((doubt) => element("li", {}, doubt)))));
     parts.push(element("details", { class: "about" }, element("summary", {}, "What it ran on"), element("dl", { class: "facts" }, ...facts)));
     return element("header", {}, ...parts);
+  }
+
+  #adviceTitle(count) {
+    const more = told.moreAdvice ? `, and ${told.moreAdvice} more in run.report("advice")` : "";
+    return (count === 1 ? "1 piece of advice" : `${count} pieces of advice`) + (told.comparison ? " on the run after" : "") + more;
   }
 
   #switchTheme() {
@@ -91,7 +101,7 @@ class Page {
   // What the colours mean, where two runs are compared.
   #legend() {
     if (!told.comparison) return [];
-    const names = [["less", "less than before"], ["same", "the same, or within the noise"], ["more", "more than before"]];
+    const names = [["less", "less than before"], ["same", "the same, or within the noise"], ["more", "more than before"], ["unknown", "not known"]];
     return [element("p", {}, ...names.map(([kind, name]) => element("span", { class: `legend ${kind}` }, name)))];
   }
 
@@ -110,9 +120,7 @@ class Page {
     }
     parts.push(element("label", {}, element("input", { type: "checkbox", class: "own", ...(this.showOwn ? { checked: true } : {}), onchange: (event) => { this.showOwn = event.target.checked; this.draw(); } }), " self as blocks"));
     parts.push(this.searchBox, this.found);
-    const isSearching = document.activeElement === this.searchBox;
-    this.controls.replaceChildren(...parts);
-    if (isSearching) this.searchBox.focus();
+    keepingFocus(this.controls, () => this.controls.replaceChildren(...parts));
   }
 
   #tableTools() {
@@ -140,7 +148,7 @@ class Page {
   #memory() {
     const found = told.memory.filter((one) => one.peakBytes > 0 || one.held.length || one.course);
     if (!found.length) return [];
-    return [element("section", { id: "memory" }, element("h2", {}, "Memory"), ...found.map((one) => memorySection(this.run, one, (node) => this.select(node))))];
+    return [element("section", { id: "memory" }, element("h2", {}, "Memory"), ...found.map((one) => memorySection(this.run, one, (node) => this.show(node))))];
   }
 
   get isMatch() {
@@ -187,7 +195,7 @@ class Page {
     this.icicle.draw({ root: this.root, selected: this.selected, widths, own, showOwn: this.showOwn, isMatch, change: this.change });
     this.table.draw({ columns: this.columns, source, selected: this.selected, isMatch });
     this.panel.draw({ node: this.selected, phases, source, measure });
-    this.operatorBox.replaceChildren(operatorSheet(run, run.operators(run.all, phases, source), told.measures, measure, source, 15));
+    this.#drawOperators();
     this.#drawRoofline();
     this.#drawCrumbs();
     this.hover(-1);
@@ -210,26 +218,36 @@ class Page {
     return chosen.sort((one, other) => one.self - other.self);
   }
 
-  // How a layer changed, where two runs are compared: for the colours.
+  // How a layer changed, where two runs are compared: for the colours, from the same figures as the table has.
   get change() {
-    const { measure, run, phases } = this;
-    if (!told.comparison || !measure) return null;
-    const [after, before] = [0, 1].map((source) => run.totalIn(measure.field, phases, source));
+    if (!told.comparison || !this.measure) return null;
     const totals = this.#quantities().filter((quantity) => !quantity.self);
-    const isNoise = (node) => {
-      const verdicts = totals.map(({ key }) => (told.comparison.pairs[node]?.changes[key] || [])[3]);
-      return verdicts.length > 0 && verdicts.every((verdict) => ["within noise", "same"].includes(verdict));
-    };
+    const kinds = { added: "added", removed: "less", "moved away": "less" };
     return (node) => {
-      if (before[node] === after[node] || isNoise(node)) return { kind: "same", strength: 0 };
-      if (!before[node]) return { kind: "added", strength: 1 };
-      const ratio = after[node] / before[node];
-      return { kind: ratio > 1 ? "more" : "less", strength: Math.min(Math.abs(Math.log2(Math.max(ratio, 1e-3))), 1) };
+      const pair = told.comparison.pairs[node];
+      const changes = totals.map(({ key }) => pair?.changes[key]).filter((change) => change);
+      if (!changes.length) return { kind: "same", strength: 0 };
+      if (kinds[pair.how]) return { kind: kinds[pair.how], strength: 1 };
+      if (changes.some(([, , difference]) => difference === null)) return { kind: "unknown", strength: 0 };
+      if (changes.every(([, , difference, verdict]) => difference === 0 || verdict === "within noise")) return { kind: "same", strength: 0 };
+      const [before, after] = [0, 1].map((part) => changes.reduce((sum, change) => sum + change[part], 0));
+      if (before === after) return { kind: "same", strength: 0 };
+      const strength = before > 0 && after > 0 ? Math.min(Math.abs(Math.log2(after / before)), 1) : 1;
+      return { kind: after > before ? "more" : "less", strength };
     };
   }
 
+  // Of everything: whatever layer is chosen, it stays as it was sorted.
+  #drawOperators() {
+    const { run, phases, source, measure } = this;
+    const shown = `${phases} ${source} ${measure && measure.field}`;
+    if (this.operatorsShown === shown) return;
+    this.operatorsShown = shown;
+    this.operatorBox.replaceChildren(operatorSheet(run, run.operators(run.all, phases, source), told.measures, measure, source, 15));
+  }
+
   #drawRoofline() {
-    const made = rooflineSection(this.run, this.source, (node) => this.select(node));
+    const made = rooflineSection(this.run, this.source, (node) => this.show(node));
     this.rooflineBox.replaceChildren(...(made ? [element("h2", {}, "Achieved and possible speed"), made] : []));
   }
 
@@ -274,6 +292,12 @@ class Page {
     this.table.reveal(node);
     this.draw();
     this.table.scrollTo(node);
+  }
+
+  // Chooses a layer from far down the page, and shows its panel.
+  show(node) {
+    this.select(node);
+    this.panel.box.scrollIntoView({ block: "nearest" });
   }
 
   #key(event) {

@@ -9,16 +9,14 @@ function rooflineSection(run, source, onlayer) {
   const points = [];
   for (let node = 0; node < run.count; node++) {
     const bytes = traffic[node];
-    // A layer whose calls did not all do the same has no bytes of one call to go by.
-    const isSame = calls[node] > 0 && flops[node] % calls[node] === 0;
-    if (run.children[node].length || !bytes || !isSame || !(flops[node] > 0) || !(ns[node] > 0) || uncounted[node]) continue;
+    if (run.children[node].length || !bytes || !calls[node] || !(flops[node] > 0) || !(ns[node] > 0) || uncounted[node]) continue;
     points.push({ node, perByte: flops[node] / calls[node] / bytes, perSecond: (flops[node] / ns[node]) * 1e9, ns: ns[node] });
   }
   if (!points.length) return null;
   const device = time === "cpu_ns" ? "cpu" : null;
   const roofs = run.told.roofs.filter(([name]) => (device === null) !== (name === "cpu"));
   const parts = [element("figure", {}, rooflineChart(run, points, roofs, onlayer))];
-  const text = "Right: many FLOPs for a byte, limited by arithmetic. Left: limited by memory. Bytes are the least that a call has to move: its parameters, inputs and outputs, each once. The larger a point, the more time.";
+  const text = "In forward. Right: many FLOPs for a byte, limited by arithmetic. Left: limited by memory. Bytes are the least that a call has to move: its parameters, inputs and outputs, each once. The larger a point, the more time.";
   parts.push(element("p", { class: "hint" }, roofs.length ? text : `${text} What this machine can do at most was not measured: call torchprof.peak() before, and its roof is drawn here.`));
   return element("div", {}, ...parts);
 }

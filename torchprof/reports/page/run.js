@@ -243,9 +243,12 @@ class Run {
 
   // One part of how a quantity changed: before, after, difference, ratio or verdict.
   #changes({ of, part }) {
-    return this.told.comparison.pairs.map(({ changes }) => {
+    return this.told.comparison.pairs.map(({ changes, how }) => {
       if (!changes[of]) return undefined;
       const [before, after, difference, verdict] = changes[of];
+      if (how === "moved away") return part === "before" ? before : undefined;
+      if (how === "added" && part !== "after" && part !== "difference") return undefined;
+      if (how === "removed" && part !== "before" && part !== "difference") return undefined;
       if (part === "ratio") return before > 0 && after !== null && after >= 0 ? after / before : null;
       return { before, after, difference, verdict }[part];
     });

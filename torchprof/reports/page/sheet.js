@@ -9,6 +9,10 @@ function sheet(columns, rows, { sortedBy = -1, shown = 12, onrow = null, isDesce
   const box = element("div", { class: "scrolling" }, table);
 
   function draw() {
+    keepingFocus(table, fill);
+  }
+
+  function fill() {
     const listed = [...rows];
     if (by >= 0) {
       const { value } = columns[by];

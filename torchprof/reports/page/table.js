@@ -117,7 +117,7 @@ class TreeTable {
       const order = this.by !== number ? "none" : this.descending ? "descending" : "ascending";
       return element("button", { type: "button", class: "cell", role: "columnheader", "aria-sort": order, onclick: () => this.#sortBy(number) }, column.heading);
     });
-    this.head.replaceChildren(element("span", { class: "cell name", role: "columnheader" }, "Module"), ...headings);
+    keepingFocus(this.head, () => this.head.replaceChildren(element("span", { class: "cell name", role: "columnheader" }, "Module"), ...headings));
   }
 
   // Largest first, then smallest first, then in the model's order.
@@ -143,7 +143,7 @@ class TreeTable {
     const toggle = below && !this.isFlat ? element("span", { class: "toggle", "aria-hidden": "true" }, this.open[node] ? "▾" : "▸") : element("span", { class: "toggle" });
     const kind = run.isLayer(node) ? element("span", { class: "kind" }, run.kind(node, this.source)) : null;
     const name = element("span", { class: "cell name", role: "rowheader", "--depth": depth, title: run.path(node) },
-      toggle, element("span", {}, this.isFlat ? run.path(node) : run.name(node)), kind);
+      toggle, element("span", {}, this.isFlat ? run.path(node) : run.name(node)), kind, this.#how(node));
     const cells = this.columns.map((column, number) => {
       const value = run.value(column, node, this.source);
       const share = column.kind !== "change" && value > 0 && this.wholes[number] > 0 ? Math.min(value / this.wholes[number], 1) : 0;
@@ -154,6 +154,12 @@ class TreeTable {
     const made = element("div", attributes, name, ...cells);
     made.style.top = `${at * LINE_HEIGHT}px`;
     return made;
+  }
+
+  // Where two runs are compared: that it is not the layer that it was.
+  #how(node) {
+    const pair = this.run.told.comparison?.pairs[node];
+    return pair && pair.how !== "same" ? element("span", { class: "how" }, pair.how) : null;
   }
 
   #click(event) {
