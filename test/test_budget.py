@@ -16,7 +16,7 @@ from hand_made import op, row, run_of
 from test_compare import COUNTED, FC, MEMORY, calls, layer, made, simple, stepped
 
 import torchprof
-from torchprof.attribute import PHASES
+from torchprof.attribute import OUTSIDE, PHASES
 from torchprof.budget import BudgetExceeded, check, limit_of
 from torchprof.cli import main
 from torchprof.errors import TorchprofError
@@ -156,6 +156,55 @@ def test_a_renamed_layer_is_found_under_both_names() -> None:
         assert "Net.head: flops 20 after, 10 before" in exceeded(after, {f"{name}: flops": "+5%"}, before)
 
 
+def test_most_of_the_difference_is_more_than_half_of_it() -> None:
+    def run(*flops: int, own: int = 0) -> Run:
+        layers = [layer("Net"), *(layer(f"Net.l{number}") for number in range(len(flops)))]
+        rows = [row(0, calls=1, flops=own), *(row(at, calls=1, flops=one) for at, one in enumerate(flops, 1))]
+        return made(layers, rows, measured=COUNTED)
+
+    text = exceeded(run(*[20] * 6), {"flops": "+10%"}, run(*[10] * 6))  # 30 of 60
+    assert text.endswith(" The largest parts of the difference: Net.l0 (+10), Net.l1 (+10), Net.l2 (+10).")
+    text = exceeded(run(20, 20, 20, 20), {"flops": "+10%"}, run(10, 10, 10, 10))
+    assert text.endswith(" Most of the difference: Net.l0 (+10), Net.l1 (+10), Net.l2 (+10).")
+    text = exceeded(run(20, 20, 20, 20, 20, 20, 1), {"flops": "+10%"}, run(10, 10, 10, 10, 10, 10, 30))
+    assert " The largest parts of the difference: " in text  # 30 of 60, though only 31 more in all
+    # What a layer does by itself, those below have no part in.
+    for limits, baseline in (({"self_flops": "+10%"}, run(10, own=1)), ({"self_flops": 1}, None)):
+        assert "l0" not in exceeded(run(30, own=2), limits, baseline)
+
+
+def test_the_work_outside_of_all_layers_is_held_to_limits() -> None:
+    before, after = (
+        run_of(
+            [
+                row(0, calls=2, cpu_ns=10),
+                row(OUTSIDE, op("aten::loss"), cpu_ns=by, cpu_allocated=by),
+                row(OUTSIDE, op("aten::add"), phase=BACKWARD, cpu_ns=7),
+            ],
+            measured=MEMORY,
+        )
+        for by in (100, 130)
+    )
+    text = exceeded(after, {"(outside): cpu_total": "+29%"}, before)
+    assert text.startswith("Limit exceeded: (outside): cpu_total 0.130us after, 0.100us before: +30.0%, limit +29%.")
+    assert "(outside): cpu_total 0.065us, limit 0.064us, per forward call" in exceeded(
+        after, {"(outside): cpu_total": "64ns"}
+    )
+    assert "(outside): cpu_mem 65 B" in exceeded(after, {"(outside): cpu_mem": 64})
+    assert kept(after, {"(outside): cpu_mem": "+30%", "(outside) : backward_cpu_total": "+0%"}, before)
+    without = run_of([row(0, calls=2, cpu_ns=10)])
+    assert kept(without, {"(outside): cpu_total": "1ns"})  # there was none
+    assert "from nothing" in exceeded(after, {"(outside): cpu_total": "+5%"}, without)
+    assert kept(run_of([row(0, calls=2, cpu_ns=10)], paths=(("Net",),)), {"(outside): cpu_total": "0ns"})
+    for measure in ("params", "calls"):
+        with pytest.raises(TorchprofError, match=f"outside of all layers has no {measure}"):
+            torchprof.assert_budget(after, {f"(outside): {measure}": 3})
+    with pytest.raises(TorchprofError, match="outside of all layers has no peak"):
+        torchprof.assert_budget(remembering(9), {"(outside): peak": 3})
+    with pytest.raises(TorchprofError, match="did not measure 'flops'"):
+        torchprof.assert_budget(after, {"(outside): flops": 3})
+
+
 # Noise
 
 
@@ -206,6 +255,26 @@ def test_with_unknown_noise_a_time_counts_and_that_is_told() -> None:
     assert text.endswith("It counts, though the runs hold too few calls or steps to tell it from noise.")
     assert "It counts, though" in exceeded(timed(SLOWER[:3]), {"cpu_total": "+10%"}, timed(QUIET[:3]))
     assert "It counts, though" in exceeded(simple(), {"cpu_total": "1ns"})
+
+
+def test_the_step_is_held_to_limits() -> None:
+    text = exceeded(timed(SLOWER), {"step": "+10%"}, timed(QUIET))  # a step lasts twice as long as the model
+    assert text == "Limit exceeded: the run: step 26.209us after, 20.209us before: +29.7%, limit +10%."
+    assert kept(timed(SLOWER), {"step": "+30%"}, timed(QUIET)) and kept(timed(SLOWER), {"step": "26.209us"})
+    assert "the run: step 26.209us, limit 26.000us." in exceeded(timed(SLOWER), {"step": "26us"})
+    hiccup = [value + 1 for value in QUIET[:-1]] + [900_000]
+    with pytest.warns(UserWarning, match=r"only within noise.*: the run: step 198.*the median went from 20\.209us to"):
+        torchprof.assert_budget(timed(hiccup), {"step": "+10%"}, timed(QUIET))
+    assert "It counts, though" in exceeded(timed(SLOWER[:3]), {"step": "+10%"}, timed(QUIET[:3]))
+    with pytest.raises(TorchprofError, match="a step is one of the run and of no layer: write 'step' alone"):
+        torchprof.assert_budget(timed(QUIET), {"a: step": "1s"})
+    for limits in ({"step": "1s"}, {"a: step": "1s"}):
+        with pytest.raises(TorchprofError, match=r"did not measure 'step'.*the step prof\.step\(\)"):
+            torchprof.assert_budget(simple(), limits)
+    with pytest.raises(TorchprofError, match="'step'"):
+        torchprof.assert_budget(timed(QUIET), {"stepp": "1s"})
+    with pytest.raises(TorchprofError, match="as in 12ms"):
+        torchprof.assert_budget(timed(QUIET), {"step": 3})
 
 
 def test_an_absolute_time_has_its_own_noise() -> None:
@@ -264,6 +333,16 @@ def test_what_is_no_limit_of_the_command_is_said(text: str, tmp_path: Path, caps
     simple().save(tmp_path / "a.json")
     assert main(["compare", str(tmp_path / "a.json"), str(tmp_path / "a.json"), "--fail-if", text]) == 2
     assert capsys.readouterr().err.startswith("torchprof: ")
+
+
+@pytest.mark.parametrize("bad", [5, None, ["a.json"]])
+def test_what_is_no_run_is_said_of_the_argument(bad: Any) -> None:
+    with pytest.raises(TorchprofError, match=r"^run is \w+, no run: assert_budget takes `prof\.run`"):
+        torchprof.assert_budget(bad, {"calls": 1})
+    with pytest.raises(TorchprofError, match=r"^run is \w+, no run: assert_budget takes"):
+        torchprof.assert_budget(bad, {"calls": "+1%"}, simple())
+    with pytest.raises(TorchprofError, match=r"^baseline is \w+, no run: assert_budget takes"):
+        torchprof.assert_budget(simple(), {"calls": 1}, bad if bad is not None else 0)
 
 
 def test_what_is_not_known_is_no_pass() -> None:

@@ -27,7 +27,8 @@ from torchprof.cost import FIELDS
 from torchprof.diff import Change, Diff, Pair
 from torchprof.errors import TorchprofError
 from torchprof.noise import ALPHA, FEWEST, Noise, false_discovery_rates, noise_of, rank_test
-from torchprof.run import Layer, Meta, Run, SampleKey, Spread
+from torchprof.reports.compare import told_of, whole_of
+from torchprof.run import Layer, Memory, Meta, Run, SampleKey, Spread
 
 DATA = Path(__file__).parent / "data"
 FORWARD, BACKWARD = PHASES[:2]
@@ -570,6 +571,13 @@ def test_the_p_of_many_values_by_hand() -> None:
     assert rank_test([5] * 30, [5] * 30) == 1
 
 
+def test_the_p_of_forty_values_by_hand() -> None:
+    # All of one side above: one way of C(40, 20) and its mirror image. One pair the other way round: two ways of each.
+    assert rank_test(range(20), range(20, 40)) == 2 / math.comb(40, 20)
+    assert rank_test([*range(19), 20], [19, *range(21, 40)]) == 4 / math.comb(40, 20)
+    assert rank_test(range(13), range(13, 40)) == rank_test(range(27, 40), range(27)) == 2 / math.comb(40, 13)
+
+
 def test_exact_and_approximate_p_meet() -> None:
     rng = random.Random(3)
     for shift in (0, 0.3, 0.6):
@@ -718,7 +726,7 @@ def test_what_is_within_noise_stands_last_however_large() -> None:
         runs.append(made(layers, rows, samples))
     text = torchprof.compare(*runs).report()
     assert [line[0] for line in shown(text)] == ["Net", "Net.slower", "Net.noisy"]
-    assert text.splitlines()[0].endswith("Most of it in Net.slower (+3.000us).")
+    assert text.splitlines()[0].endswith("The largest part beyond noise: Net.slower (+3.000us).")  # of 23 us
 
 
 def test_one_call_that_met_a_busy_machine_is_not_what_changed_most() -> None:
@@ -739,7 +747,7 @@ def test_one_call_that_met_a_busy_machine_is_not_what_changed_most() -> None:
     assert change(diff, "Net.hiccup", "cpu_total").difference == 50_000 - 1009
     assert change(diff, "Net.slower", "cpu_total").difference == 3000
     assert [line[0] for line in shown(diff.report())] == ["Net", "Net.slower", "Net.hiccup"]
-    assert diff.report("headline").endswith("Most of it in Net.slower (+3.000us).")
+    assert diff.report("headline").endswith("The largest part beyond noise: Net.slower (+3.000us).")
     # Of differences that are all beyond noise, the medians say which is the larger.
     hiccup = [*(value + 100 for value in quiet[:-1]), 90_000]
     samples = {**runs[1].samples, SampleKey(2, FORWARD, 0, "cpu", "cpu_ns"): calls(*hiccup)}
@@ -998,11 +1006,154 @@ def test_files_of_older_versions_are_compared(schema: int) -> None:
     assert all(one.difference in (0, None) for pair in same.walk() for one in pair.changes.values())
 
 
+def counts(*flops: int, own: int = 0, params: int = 0) -> Run:
+    """Net with layers l0, l1, … that count so many FLOPs, and its own."""
+    layers = [layer("Net", params=params), *(layer(f"Net.l{number}") for number in range(len(flops)))]
+    rows = [row(0, calls=1, flops=own), *(row(at, calls=1, flops=one) for at, one in enumerate(flops, 1))]
+    return made(layers, rows, measured=COUNTED, requested=COUNTED)
+
+
+@pytest.mark.parametrize(
+    ("after", "own", "words"),
+    [
+        ((20, 20, 20, 20, 20, 20), 0, "The largest parts: Net.l0 (+10), Net.l1 (+10), Net.l2 (+10)."),  # 30 of 60
+        ((21, 20, 20, 20, 20, 20), 0, "Most of it in Net.l0 (+11), Net.l1 (+10), Net.l2 (+10)."),  # 31 of 61
+        ((70, 10, 0, 10, 10, 10), 0, "Most of it in Net.l0 (+60)."),
+        ((40, 10, 10, 10, 10, 10), 40, "Most of it in Net (+40), Net.l0 (+30)."),
+        # What became less holds nothing of what became more, and the difference of both is not what is shared.
+        ((20, 20, 20, 20, 20, 20, 0, 0), 1, "The largest parts: Net.l0 (+10), Net.l1 (+10), Net.l2 (+10)."),
+        ((0, 0, 0, 0, 0, 9), 0, "Most of it in Net.l0 (-10), Net.l1 (-10), Net.l2 (-10)."),  # 30 of 51
+    ],
+)
+def test_most_of_it_is_more_than_half(after: tuple[int, ...], own: int, words: str) -> None:
+    before = counts(*[10] * 6, *[20] * (len(after) - 6))
+    text = torchprof.compare(before, counts(*after, own=own)).report("headline", sort_by="flops")
+    assert text.endswith(f"%). {words}")
+
+
+def test_what_moved_away_is_no_part_of_what_is_left_but_of_the_difference() -> None:
+    before = [layer("Net"), layer("Net.x"), layer("Net.x.fc", **FC), layer("Net.x.a"), layer("Net.y")]
+    after = [layer("Net"), layer("Net.x"), layer("Net.x.a"), layer("Net.y"), layer("Net.y.fc", **FC)]
+    meta = {"measured": COUNTED, "requested": COUNTED}
+    diff = torchprof.compare(
+        made(before, [row(2, flops=90), row(3, flops=20), *(row(at, calls=1) for at in range(5))], **meta),
+        made(after, [row(4, flops=90), row(2, flops=10), *(row(at, calls=1) for at in range(5))], **meta),
+    )
+    flops = diff.quantity("flops")
+    assert flops is not None and figures(diff, "Net.x", "flops")[2] == -100
+    parts = diff.largest_parts(pair_of(diff, "Net.x"), flops)
+    assert [one.name for one, _ in parts.layers] == ["a"] and not parts.hold_most
+
+
+def test_peaks_do_not_add_up_so_none_holds_most_of_them() -> None:
+    layers, key = [layer("Net"), layer("Net.a")], SampleKey(0, FORWARD, 0, "cpu", "peak_bytes")
+    runs = [
+        made(layers, [row(0, calls=1), row(1, calls=1)], {key: calls(by), key._replace(layer=1): calls(by)})
+        for by in (1000, 3000)
+    ]
+    text = torchprof.compare(*runs).report("headline", sort_by="cpu_peak")
+    assert text == "Net: CPU Peak 1000 B → 2.93 KB (+200.0%). The largest part: Net.a (+1.95 KB)."
+
+
+def test_the_sentence_speaks_of_what_is_shown() -> None:
+    diff = torchprof.compare(counts(10, 20), counts(10, 50, params=3))
+    sentence = "Net: FLOPs 30 → 60 (+100.0%). Most of it in Net.l1 (+30)."
+    assert diff.report("headline", sort_by="flops") == sentence
+    assert diff.report("table", sort_by="flops").splitlines()[0] == sentence
+    assert diff.report("markdown", sort_by="flops").splitlines()[0] == sentence
+    assert diff.report("table", sort_by="FLOPs").splitlines()[0] == sentence
+    assert diff.report("headline", sort_by="params") == "Net: Params 0 → 3. Most of it in Net (+3)."
+    # What a layer does by itself has no parts below.
+    assert diff.report("headline", sort_by="self_flops") == "Net: Self FLOPs is the same, 0."
+    own = torchprof.compare(counts(10, own=1), counts(30, own=2))
+    assert own.report("headline", sort_by="self_flops") == "Net: Self FLOPs 1 → 2 (+100.0%)."
+    assert diff.report("headline").startswith("Net: CPU total is the same")
+    with pytest.raises(TorchprofError, match="Both runs measured no 'cuda_total'"):
+        diff.report("headline", sort_by="cuda_total")
+
+
+def test_what_is_of_the_run_and_of_no_layer_stands_behind_the_sentence() -> None:
+    quiet, slow = [1000 + at for at in range(10)], [3000 + at for at in range(10)]
+    runs = [
+        replace(stepped(own, quiet), memory=(Memory("cpu", 0, peak), Memory("cuda:0", 5, 7)))
+        for own, peak in ((quiet, 1024), (slow, 3072))
+    ]
+    diff = torchprof.compare(*runs)
+    told = ["A step: 4.018us → 8.018us (+99.6%), slower.", "Peak on the CPU: 1.00 KB → 3.00 KB (+200.0%)."]
+    told.append("Peak on the device: the same, 7 B.")
+    assert whole_of(diff) == told
+    lines = diff.report("table").splitlines()
+    assert lines[0].startswith("Net: CPU total") and lines[1:5] == [*told, ""]
+    lines = diff.report("markdown").splitlines()
+    assert lines[1:7] == ["", *(f"- {sentence}" for sentence in told), "", lines[6]] and lines[6].startswith("| Layer")
+    back = whole_of(torchprof.compare(*runs[::-1]))
+    assert back[0] == "A step: 8.018us → 4.018us (-49.9%), faster."
+    assert whole_of(torchprof.compare(runs[0], runs[0]))[0] == "A step: the same, 4.018us."
+    few = [stepped(own[:3], quiet[:3]) for own in (quiet, slow)]
+    assert whole_of(torchprof.compare(*few)) == ["A step: 4.004us → 8.004us (+99.9%), noise unknown."]
+    noisy = [stepped([value + add * at for at, value in enumerate(quiet)], quiet) for add in (900, 901)]
+    assert whole_of(torchprof.compare(*noisy))[0].endswith(", within noise.")
+    on_cuda = [replace(one, metas=(replace(one.meta, device="cuda"),)) for one in runs]
+    assert whole_of(torchprof.compare(*on_cuda))[2] == "Peak on CUDA: the same, 7 B."
+    assert whole_of(torchprof.compare(simple(), simple())) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("16, 24, bias=True", "16, 48, bias=True", "24 → 48"),
+        (
+            "in_features=16, out_features=24",
+            "in_features=8, out_features=48",
+            "in_features=16 → 8, out_features=24 → 48",
+        ),
+        (
+            "3, 64, kernel_size=(7, 7), stride=(2, 2)",
+            "3, 64, kernel_size=(3, 7), stride=(2, 2)",
+            "kernel_size=(7, 7) → (3, 7)",
+        ),
+        ("x=[1, {2, 3}], y=4", "x=[1, {2, 5}], y=4", "x=[1, {2, 3}] → [1, {2, 5}]"),
+        ("a=1, b=2", "b=2, a=1", "a=1, b=2 → b=2, a=1"),  # other names in that place
+        ("a=1", "a=1, b=2", "a=1 → a=1, b=2"),
+        ("1, 2", "1, a=2", "1, 2 → 1, a=2"),
+        ("a=1,b=2", "a=1, b=2", "a=1,b=2 → a=1, b=2"),  # it differs in blanks alone
+        ("x=(1, 2", "x=(1, 3", "x=(1, 2 → (1, 3"),
+        ("1), 2", "1), 3", "2 → 3"),
+        ("a=b=1, 2", "a=b=3, 2", "a=b=1 → b=3"),
+        ("a, b", "a, \x1b|", "b → \\x1b|"),
+    ],
+)
+def test_of_settings_what_differs_is_told(before: str, after: str, words: str) -> None:
+    runs = [
+        made([layer("Net", settings="same"), layer("Net.fc", "Linear", settings=one)], []) for one in (before, after)
+    ]
+    diff = torchprof.compare(*runs)
+    assert dict(told_of(diff)) == {"Changed": [f"Net.fc: settings {words}"]}
+    assert pair_of(diff, "Net.fc").differs == (("settings", before, after),)  # in full for other programs
+
+
+def test_what_is_told_of_layers_is_cut_and_the_rest_is_counted_apart() -> None:
+    def kinds(kind: str, others: int) -> Run:
+        return made([layer("Net"), *(layer(f"Net.l`{at}", kind) for at in range(others)), layer("Net.<b>", "A")], [])
+
+    diff = torchprof.compare(kinds("A", 11), kinds("B", 11))
+    told = list(told_of(diff))
+    assert [what for what, _ in told] == ["Changed", ""] and len(told[0][1]) == 10
+    assert told[0][1][0] == "Net.l`0: kind A → B"
+    assert told[1][1] == ["Changed: 1 more layer, not told here."]
+    assert "Changed: 1 more layer, not told here." in diff.report("table").splitlines()
+    lines = diff.report("markdown").splitlines()
+    assert "- Changed: 1 more layer, not told here." in lines and "- Changed: ``Net.l`0: kind A → B``" in lines
+    more = torchprof.compare(kinds("A", 30), kinds("B", 30))
+    assert [*told_of(more)][1] == ("", ["Changed: 20 more layers, not told here."])
+    assert [what for what, _ in told_of(torchprof.compare(kinds("A", 10), kinds("B", 10)))] == ["Changed"]
+
+
 @pytest.mark.parametrize("bad", [None, 3, [simple()], {"a": 1}, Meta(("Net",))])
 def test_what_is_no_run_is_refused(bad: Any) -> None:
     with pytest.raises(TorchprofError, match="no run: compare takes"):
         torchprof.compare(simple(), bad)
-    with pytest.raises(TorchprofError, match="before is"):
+    with pytest.raises(TorchprofError, match=r"before is .*compare takes"):
         torchprof.compare(bad, simple())
 
 

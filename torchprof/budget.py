@@ -12,14 +12,14 @@ from os import PathLike
 from typing import NamedTuple
 
 from torchprof.cost import Measure, Unit
-from torchprof.diff import FORMATS, SLOWER, UNKNOWN, Change, Diff, Pair, Quantity, compare
+from torchprof.diff import FORMATS, SLOWER, UNKNOWN, Change, Diff, Pair, Quantity, as_run, compare
 from torchprof.errors import TorchprofError, suggest
 from torchprof.matching import ADDED, REMOVED
 from torchprof.noise import FEWEST
 from torchprof.paths import find
 from torchprof.run import OUTSIDE_NAME, Run
 
-_PEAK = "peak"
+_PEAK, _STEP = "peak", "step"
 _NAMED = 3  # so many layers are named as those that made the difference
 
 _TARGET = re.compile(r"\s*(?:(?P<pattern>.*\S)\s*:\s*)?(?P<measure>\w+)\s*", re.DOTALL)
@@ -82,7 +82,9 @@ def assert_budget(
     relative = next((limit for limit in read if limit.share is not None), None)
     if relative is not None and baseline is None:
         raise TorchprofError(f"{relative.text!r} is relative, and to what? Give a run, or the file of one: baseline=.")
-    outcomes = check(compare(run if baseline is None else baseline, run), read)
+    after = as_run(run, "run", "assert_budget")
+    before = after if baseline is None else as_run(baseline, "baseline", "assert_budget")
+    outcomes = check(compare(before, after), read)
     for outcome in outcomes:
         for remark in outcome.remarks:
             warnings.warn(remark, stacklevel=2)
@@ -125,7 +127,7 @@ def check(diff: Diff, limits: Iterable[Limit]) -> list[Outcome]:
 
 
 class _Subject(NamedTuple):
-    """One thing that a limit is held against: a measure of a layer, or the peak of the run, by its ``name``.
+    """One thing that a limit is held against: a measure of a layer, the peak or the step of the run, by its ``name``.
 
     ``was_added``: there was nothing before. ``is_sum``: it adds up over calls. ``parts`` are what the limit is exceeded
     by, or what its largest parts are, in words.
@@ -143,12 +145,22 @@ def _subjects(diff: Diff, limit: Limit) -> Iterator[_Subject]:
     if limit.measure == _PEAK and limit.pattern is None:
         yield _peak_of_run(diff, limit)
         return
+    if limit.measure == _STEP and _STEP in diff.whole:
+        if limit.pattern is not None:
+            raise TorchprofError(f"{limit.text!r}: a step is one of the run and of no layer: write {_STEP!r} alone.")
+        yield _Subject("the run", diff.whole[_STEP], Unit.TIME, False, False, lambda: "")
+        return
     quantities = [one for one in diff.quantities if one.key == limit.measure]
     if limit.measure == _PEAK:  # of the device, if there is one, in all phases
         peaks = [one for one in diff.quantities if one.what == "peak"]
         quantities = [one for one in peaks if one.device == "device"] or peaks
     if not quantities:
         raise _not_measured(diff, limit)
+    if limit.pattern == OUTSIDE_NAME and not isinstance(quantities[0].what, Measure):
+        raise TorchprofError(
+            f"{limit.text!r}: what runs outside of all layers has no {limit.measure}: limit its times, its net memory "
+            "or its FLOPs."
+        )
     for pair in _pairs(diff, limit):
         known = [(pair.changes[one.key], one) for one in quantities if pair.changes[one.key].after is not None]
         if not known:
@@ -165,7 +177,9 @@ def _subjects(diff: Diff, limit: Limit) -> Iterator[_Subject]:
 
 
 def _pairs(diff: Diff, limit: Limit) -> list[Pair]:
-    """The layers that a limit is for, those that are there after."""
+    """The layers that a limit is for, those that are there after; or the work outside of all, if there was any."""
+    if limit.pattern == OUTSIDE_NAME:
+        return [pair for pair in diff.pairs if not pair.is_layer and pair.name == OUTSIDE_NAME]
     layers = [pair for pair in diff.walk() if pair.is_layer]
     if limit.pattern is None:
         return [pair for pair in layers if pair.after is not None and len(pair.after.path) == 1]
@@ -243,11 +257,13 @@ def _held(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
 
 def _parts(diff: Diff, limit: Limit, pair: Pair, quantity: Quantity) -> str:
     """The layers at or below one that made it exceed a limit, the largest first."""
-    if not pair.children:
+    if not pair.children or quantity.is_self:
         return ""
     if limit.share is not None:
-        found = [(one, change.difference or 0) for one, change in diff.contributions(pair, quantity)]
-        lead, sign = "Most of the difference", "+"
+        parts = diff.largest_parts(pair, quantity)
+        found = [(one, change.difference or 0) for one, change in parts.layers]
+        lead = "Most of the difference" if parts.hold_most else f"The largest part{parts.ending} of the difference"
+        lead, sign = lead + parts.beyond_noise, "+"
     else:
         own = diff.self_of(quantity)
         calls = diff.counts[1] if diff.unit is None and own.is_self and quantity.what != "params" else 1
@@ -273,11 +289,12 @@ def _unknown(limit: Limit, name: str, when: str) -> TorchprofError:
 
 
 def _not_measured(diff: Diff, limit: Limit) -> TorchprofError:
-    keys = [_PEAK] * any(key.endswith("_peak") for key in diff.whole) + [one.key for one in diff.quantities]
+    keys = [_PEAK] * any(key.endswith("_peak") for key in diff.whole) + [_STEP] * (_STEP in diff.whole)
+    keys += [one.key for one in diff.quantities]
     which = "This run did not measure" if diff.before is diff.after else "These runs did not both measure"
     return TorchprofError(
         f"{limit.text!r}: {which} {limit.measure!r}, if there is such a thing. {suggest(limit.measure, keys)} "
-        "Memory needs profile_memory=True (--memory), FLOPs with_flops=True (--flops)."
+        "Memory needs profile_memory=True (--memory), FLOPs with_flops=True (--flops), the step prof.step()."
     )
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import add, sub
 from os import PathLike, fspath
 from typing import Any, NamedTuple
 
 from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, PHASES
-from torchprof.cost import MEASURES, Cost, Measure, Unit, as_key, format_count, format_memory, format_time
+from torchprof.cost import FIELDS, MEASURES, Measure, Unit, as_key, format_count, format_memory, format_time
 from torchprof.errors import TorchprofError
 from torchprof.matching import match_layers
 from torchprof.noise import ALPHA, FEWEST, Noise, false_discovery_rates, noise_of
@@ -22,6 +24,8 @@ from torchprof.run_file import load
 
 MORE, LESS, SAME = "more", "less", "same"
 SLOWER, FASTER, WITHIN_NOISE, UNKNOWN = "slower", "faster", "within noise", "unknown"
+
+_NAMED = 3  # so many layers are named as those that made a difference
 
 FORMATS: Mapping[Unit, Callable[[float], str]] = {
     Unit.TIME: format_time,
@@ -113,6 +117,19 @@ class Pair:
             waiting.extend(reversed(pair.children))
 
 
+class Parts(NamedTuple):
+    """The layers whose own parts made most of a difference, the largest first.
+
+    ``hold_most``: they hold more than half of it, and of all own parts that changed in its sense, be it within noise.
+    ``beyond_noise`` are the words for it if there are larger ones, but within noise; ``ending`` is that of "parts".
+    """
+
+    layers: list[tuple[Pair, Change]]
+    hold_most: bool
+    beyond_noise: str
+    ending: str
+
+
 @dataclass(frozen=True, repr=False)
 class Diff:
     """Two runs compared. Made by ``torchprof.compare``; the reports of a diff read it.
@@ -174,17 +191,39 @@ class Diff:
         """The layers at or below one whose own part changed in the sense in which the whole did, by ``weight``.
 
         What has no own part, as a peak, is that of layers that have none below. What changed within noise is left out.
+        Where a quantity is itself without the layers below, there is none but the layer.
         """
+        found = [each for each in self._in_its_sense(pair, quantity) if each[1].verdict != WITHIN_NOISE]
+        return sorted(found, key=lambda each: -abs(self.weight(each[1])))
+
+    def largest_parts(self, pair: Pair, quantity: Quantity) -> Parts:
+        """The first three ``contributions``, and whether they are most of what changed.
+
+        None for what has no parts: a layer with none below, and a quantity that is of a layer by itself.
+        """
+        layers = self.contributions(pair, quantity)[:_NAMED] if pair.children and not quantity.is_self else []
+        named = [abs(change.difference or 0) for _, change in layers]
+        all_in_its_sense = self._in_its_sense(pair, quantity)
+        everything = sum(abs(change.difference or 0) for _, change in all_in_its_sense)
+        whole = max(everything, abs(pair.changes[quantity.key].difference or 0))
+        noisy = [abs(change.difference or 0) for _, change in all_in_its_sense if change.verdict == WITHIN_NOISE]
+        # What has no own part does not add up to the whole.
+        hold_most = self.self_of(quantity).is_self and 2 * sum(named) > whole
+        beyond_noise = " beyond noise" if max(noisy, default=0) > min(named, default=0) else ""
+        return Parts(layers, hold_most, "" if hold_most else beyond_noise, "s" if len(layers) > 1 else "")
+
+    def _in_its_sense(self, pair: Pair, quantity: Quantity) -> list[tuple[Pair, Change]]:
+        """The layers at or below one whose own part changed in the sense in which the whole did."""
         own = self.self_of(quantity)
         whole = pair.changes[quantity.key].difference or 0
         found = []
-        for one in pair.walk():
+        for one in [pair] if quantity.is_self else pair.walk():
             change = one.changes.get(own.key)
             if change is None or not change.difference or (one.children and not own.is_self):
                 continue
-            if change.verdict != WITHIN_NOISE and (change.difference > 0) == (whole > 0):
+            if (change.difference > 0) == (whole > 0):
                 found.append((one, change))
-        return sorted(found, key=lambda each: -abs(self.weight(each[1])))
+        return found
 
     def report(self, name: str = "table", **options: Any) -> str:
         """A report as text: "table", "markdown", "json". Raises TorchprofError for an unknown name or option."""
@@ -211,55 +250,55 @@ def compare(before: Run | str | PathLike[str], after: Run | str | PathLike[str])
 
     Raises TorchprofError for what is neither a run nor the file of one, OSError where a file cannot be read.
     """
-    return _Comparison(_as_run(before, "before"), _as_run(after, "after")).diff()
+    return _Comparison(as_run(before, "before", "compare"), as_run(after, "after", "compare")).diff()
 
 
-def _as_run(run: object, name: str) -> Run:
+def as_run(run: object, name: str, function: str) -> Run:
+    """A run, or that of a file. Raises TorchprofError for what is neither, as the argument ``name`` of ``function``."""
     if isinstance(run, Run):
         return run
     if isinstance(run, (str, PathLike)):
         return load(fspath(run))
     raise TorchprofError(
-        f"{name} is {type(run).__name__}, no run: compare takes `prof.run`, or the path of a file that "
+        f"{name} is {type(run).__name__}, no run: {function} takes `prof.run`, or the path of a file that "
         "`prof.run.save(path)` wrote."
     )
 
 
 class _Side:
-    """One of the two runs, and its figures by layer: the index in ``run.layers``, ``OUTSIDE`` or ``NOT_SELECTED``."""
+    """One of the two runs, and its figures by layer: lists over the index in ``run.layers``, with those of
+    ``NOT_SELECTED`` (-2) and ``OUTSIDE`` (-1) at their ends."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         layers = run.layers
+        size = len(layers) + 2
         number = {layer.path: index for index, layer in enumerate(layers)}
-        self.above = [number.get(layer.path[:-1], OUTSIDE) for layer in layers]
-        self.below: defaultdict[int, list[int]] = defaultdict(list)
-        for index, above in enumerate(self.above):
-            if above != OUTSIDE:
-                self.below[above].append(index)
-        everything = [*range(len(layers)), OUTSIDE, NOT_SELECTED]
-        sums = run.rows.by_layer
-        nothing = (Cost(), 0)
-        self.own: dict[tuple[int, str], Cost] = {}
-        self.calls: dict[tuple[int, str], int] = {}
-        for at, phase in enumerate(PHASES):
-            for index in everything:
-                self.own[index, phase], self.calls[index, phase] = sums.get((index, at), nothing)
-        self.total = dict(self.own)
-        for phase in PHASES:
-            for index in range(len(layers) - 1, -1, -1):  # those below come after those above
-                if self.above[index] != OUTSIDE:
-                    around = (self.above[index], phase)
-                    self.total[around] = self.total[around] + self.total[index, phase]
-        selected = None if run.meta.paths is None else set(run.meta.paths)
-        self.known = {
-            index: index < 0
-            or (
-                (selected is None or layers[index].path in selected)
-                and any(self.calls[index, phase] or self.total[index, phase] for phase in PHASES)
-            )
-            for index in everything
+        above = [number.get(layer.path[:-1], OUTSIDE) for layer in layers]
+        self.below: list[list[int]] = [[] for _ in range(size)]
+        for index, around in enumerate(above):
+            if around != OUTSIDE:
+                self.below[around].append(index)
+        self.own = {(phase, name): [0] * size for phase in PHASES for name in FIELDS}
+        self.calls = {phase: [0] * size for phase in PHASES}
+        for (index, at), (cost, calls) in run.rows.by_layer.items():
+            self.calls[PHASES[at]][index] = calls
+            for name in FIELDS:
+                self.own[PHASES[at], name][index] = getattr(cost, name)
+        self.total = {key: list(values) for key, values in self.own.items()}
+        upwards = [(index, around) for index, around in enumerate(above) if around != OUTSIDE][::-1]
+        for values in self.total.values():
+            if any(values):
+                for index, around in upwards:  # those below come after those above
+                    values[around] += values[index]
+        self.worked = {
+            phase: [any(seen) for seen in zip(self.calls[phase], *(self.total[phase, name] for name in FIELDS))]
+            for phase in PHASES
         }
+        selected = None if run.meta.paths is None else set(run.meta.paths)
+        worked = map(any, zip(*self.worked.values()))
+        self.known = [(selected is None or layer.path in selected) and did for layer, did in zip(layers, worked)]
+        self.known += [True, True]
         self.params = run.total_params()
         self.peaks = self._peaks()
         self.measured = set.intersection(*(set(meta.measured) for meta in run.metas))
@@ -304,9 +343,13 @@ class _Side:
                 keys = [SampleKey(index, phase, rank, "cpu", "step_cpu_ns")]
             else:
                 keys = self._device_keys[index, phase, rank]
-            spreads = [self.run.samples[key] for key in keys if key in self.run.samples]
-            by_step = [dict(zip(spread.hashes, spread.sample)) for spread in spreads]
-            values += [sum(one.get(step, 0) for one in by_step) for step in steps]
+            taken = [0] * len(steps)
+            for key in keys:
+                spread = self.run.samples.get(key)
+                if spread is not None:
+                    by_step = dict(zip(spread.hashes, spread.sample))
+                    taken = list(map(add, taken, map(by_step.get, steps, repeat(0))))
+            values += taken
         return values
 
     def of_steps_by_itself(self, index: int, phase: str, field: str) -> list[float] | None:
@@ -315,7 +358,7 @@ class _Side:
         for child in self.below[index]:
             below = self.of_steps(child, phase, field)
             if values is not None and below is not None:
-                values = [whole - part for whole, part in zip(values, below)]
+                values = list(map(sub, values, below))
         return values
 
     def of_calls(self, index: int, phase: str) -> list[float]:
@@ -339,6 +382,8 @@ class _Comparison:
         kinds = {run.meta.device or "device" for run in self.runs}
         self.device = (kinds.pop() if len(kinds) == 1 else "device").upper()
         self.quantities = tuple(self._quantities())
+        # By layers, phase, field, and whether it is without the layers below: what has none is the same with them.
+        self._noises: dict[tuple[int, int, str, str, bool], Noise | None] = {}
 
     def diff(self) -> Diff:
         pairs = self._pairs()
@@ -359,7 +404,7 @@ class _Comparison:
         for before, after, _ in self.matches:
             if before is None or after is None or len(self.runs[1].layers[after].path) > 1:
                 continue
-            counts = self.sides[0].calls[before, FORWARD], self.sides[1].calls[after, FORWARD]
+            counts = self.sides[0].calls[FORWARD][before], self.sides[1].calls[FORWARD][after]
             if all(counts):
                 return "call", counts, self.runs[1].layers[after].name
         counts = self.sides[0].steps, self.sides[1].steps
@@ -394,39 +439,40 @@ class _Comparison:
 
     # The figures
 
-    def _value(self, side: int, index: int, quantity: Quantity) -> float | None:
-        """What a quantity is of a layer, None where that is not known."""
-        figures, scale = self.sides[side], self.scale[side]
+    def _values(self, side: int, quantity: Quantity) -> list[float | None]:
+        """What a quantity is of each layer, None where that is not known; of measures, of the work of no layer, too."""
+        figures, layers, scale = self.sides[side], self.runs[side].layers, self.scale[side]
         what, phase = quantity.what, quantity.phase
         if what == "params":
-            layer = self.runs[side].layers[index]
-            return layer.params if quantity.is_self else figures.params[layer.path]
+            return [layer.params if quantity.is_self else figures.params[layer.path] for layer in layers]
         if what == "calls":
-            if not figures.calls[index, phase] and self.runs[side].layers[index].compiled:
-                return None
-            return _divided(figures.calls[index, phase], scale)
-        if not figures.known[index]:
-            return None
+            return [
+                None if not calls and layer.compiled else _divided(calls, scale)
+                for layer, calls in zip(layers, figures.calls[phase])
+            ]
         if isinstance(what, Measure):
-            cost = (figures.own if quantity.is_self else figures.total)[index, phase]
-            return None if what.is_lower_bound(cost) else _divided(what.of(cost), scale)
-        peak = figures.peaks.get((index, phase, quantity.device))
-        if peak is None and not (figures.calls[index, phase] or figures.total[index, phase]):
-            return 0  # the layer did nothing in this phase
-        return peak
-
-    def _values(self, before: int | None, after: int | None, quantity: Quantity) -> Change:
-        """A quantity of one layer on both sides; the verdict on times comes later."""
-        old, new = (
-            None if index is None else self._value(side, index, quantity) for side, index in enumerate((before, after))
-        )
-        absent = (0 if before is None else old, 0 if after is None else new)
-        return _exact(old, new, *absent)
+            sums = figures.own if quantity.is_self else figures.total
+            signed = ([sign * value for value in sums[phase, name]] for name, sign in what.fields)
+            is_known = figures.known
+            if what.doubt is not None:  # what was not counted makes a lower bound of the sum
+                is_known = [known and not doubt for known, doubt in zip(is_known, sums[phase, what.doubt])]
+            return [_divided(value, scale) if known else None for value, known in zip(map(sum, zip(*signed)), is_known)]
+        # A layer that did nothing in this phase has a peak of 0.
+        nothing = [None if worked else 0 for worked in figures.worked[phase]]
+        peaks = (figures.peaks.get((index, phase, quantity.device), nothing[index]) for index in range(len(layers)))
+        return [peak if known else None for peak, known in zip(peaks, figures.known)]
 
     def _noise(self, before: int, after: int, quantity: Quantity) -> Noise | None:
         """How the times of both sides compare, step by step where both have enough steps, else call by call."""
         assert isinstance(quantity.what, Measure)
         [(name, _)] = quantity.what.fields  # a time is one field of the costs
+        leaves = not (self.sides[0].below[before] or self.sides[1].below[after])
+        key = (before, after, quantity.phase, name, quantity.is_self and not leaves)
+        if key not in self._noises:
+            self._noises[key] = self._noise_of(before, after, quantity, name, leaves)
+        return self._noises[key]
+
+    def _noise_of(self, before: int, after: int, quantity: Quantity, name: str, leaves: bool) -> Noise | None:
         found = []
         for side, index in enumerate((before, after)):
             figures = self.sides[side]
@@ -434,15 +480,14 @@ class _Comparison:
             values = of(index, quantity.phase, name)
             # Brought to one call of the model: a step may hold several.
             found.append([value * figures.steps / self.counts[side] for value in values or ()])
-        if any(len(values) < FEWEST for values in found) and name == "cpu_ns":
-            leaves = not (self.sides[0].below[before] or self.sides[1].below[after])
-            if leaves or not quantity.is_self:
-                calls = [
-                    [value / self.counts[side] for value in self.sides[side].of_calls(index, quantity.phase)]
-                    for side, index in enumerate((before, after))
-                ]
-                if all(calls) and min(map(len, calls)) > min(map(len, found)):
-                    found = calls
+        are_few = any(len(values) < FEWEST for values in found)
+        if are_few and name == "cpu_ns" and (leaves or not quantity.is_self):
+            calls = [
+                [value / self.counts[side] for value in self.sides[side].of_calls(index, quantity.phase)]
+                for side, index in enumerate((before, after))
+            ]
+            if all(calls) and min(map(len, calls)) > min(map(len, found)):
+                found = calls
         return noise_of(*found) if all(found) else None
 
     def _judge(self, pairs: Sequence[tuple[Pair, int | None, int | None]]) -> None:
@@ -462,7 +507,8 @@ class _Comparison:
                 change = pair.changes[quantity.key]
                 noise = noises.get(number)
                 verdict = _verdict(change, noise, rates.get(number), len(testable))
-                pair.changes[quantity.key] = change._replace(verdict=verdict, noise=noise)
+                if noise is not None or verdict != change.verdict:
+                    pair.changes[quantity.key] = Change(change.before, change.after, change.difference, verdict, noise)
 
     # The tree
 
@@ -490,14 +536,18 @@ class _Comparison:
             around = of_after.get(pair.path[:-1]) if pair.after else of_before.get(pair.path[:-1])
             (tops if around is None else around.children).append(pair)
         for index, name in ((NOT_SELECTED, NOT_SELECTED_NAME), (OUTSIDE, OUTSIDE_NAME)):
-            if any(side.own[index, phase] for side in self.sides for phase in PHASES):
+            if any(values[index] for side in self.sides for values in side.own.values()):
                 pair = Pair((name,), None, None, "same")
                 everything.append((pair, index, index))
                 tops.append(pair)
-        for pair, before, after in everything:
-            for quantity in self.quantities:
+        for quantity in self.quantities:
+            values = [self._values(side, quantity) for side in (0, 1)]
+            for pair, before, after in everything:
                 if pair.is_layer or isinstance(quantity.what, Measure):
-                    pair.changes[quantity.key] = self._values(before, after, quantity)
+                    was = None if before is None else values[0][before]
+                    now = None if after is None else values[1][after]
+                    absent = (0 if before is None else was, 0 if after is None else now)
+                    pair.changes[quantity.key] = _exact(was, now, *absent)
         self._judge(everything)
         return tuple(tops)
 
@@ -536,7 +586,7 @@ class _Comparison:
             for before, after, _ in self.matches:
                 if before is None or after is None or len(new.layers[after].path) > 1:
                     continue
-                calls = self.sides[0].calls[before, FORWARD], self.sides[1].calls[after, FORWARD]
+                calls = self.sides[0].calls[FORWARD][before], self.sides[1].calls[FORWARD][after]
                 if calls[0] * self.counts[1] != calls[1] * self.counts[0]:
                     yield (
                         f"{new.layers[after].name} was called {calls[0]} times before and {calls[1]} times after: not "

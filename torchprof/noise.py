@@ -7,9 +7,10 @@ Benjamini and Hochberg (1995, Journal of the Royal Statistical Society B 57). Th
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import groupby
+from itertools import repeat
 from math import comb, erfc, sqrt
 from typing import NamedTuple
 
@@ -73,9 +74,9 @@ def rank_test(first: Sequence[float], second: Sequence[float]) -> float:
     """
     n, m = len(first), len(second)
     # U: in how many pairs the first is the larger one, doubled, so that a tie, which counts for half a pair, is whole.
-    twice_u = sum(bisect_left(second, value) + bisect_right(second, value) for value in first)
+    twice_u = sum(map(bisect_left, repeat(second), first)) + sum(map(bisect_right, repeat(second), first))
     distance = abs(twice_u - n * m)
-    ties = tuple(len(list(equal)) for _, equal in groupby(sorted([*first, *second])))
+    ties = tuple(Counter(sorted([*first, *second])).values())  # in the order of the values
     if n + m <= _EXACT:
         return _exact(n, ties, distance)
     total = n + m
@@ -85,30 +86,37 @@ def rank_test(first: Sequence[float], second: Sequence[float]) -> float:
     return min(1.0, erfc(max(0.0, distance / 2 - 0.5) / sqrt(2 * variance)))
 
 
-@lru_cache(maxsize=1024)
 def _exact(n: int, ties: tuple[int, ...], distance: int) -> float:
     """The share of the ways to choose ``n`` of all ranks whose doubled sum is at least so far from its expectation.
 
-    ``ties`` are the sizes of the groups of equal values, from the smallest on. How many ways lead to each sum is one
-    large integer for each number of chosen ranks, with a digit for each sum: to add a rank is to shift it.
+    ``ties`` are the sizes of the groups of equal values, from the smallest on.
+    """
+    total = sum(ties)
+    expected, every = n * (total + 1), comb(total, n)
+    ways, digit = _ways(n, ties)
+    nearer = ways >> ((expected - distance + 1) * digit) & ((1 << max(0, 2 * distance - 1) * digit) - 1)
+    # A number and the sum of its digits leave the same rest when divided by the largest digit, and the sum is less.
+    return (every - nearer % ((1 << digit) - 1)) / every
+
+
+@lru_cache(maxsize=1024)
+def _ways(n: int, ties: tuple[int, ...]) -> tuple[int, int]:
+    """How many ways to choose ``n`` of all ranks lead to each doubled sum, and the bits of a digit.
+
+    It is one large integer with a digit for each sum: to add a rank is to shift it.
     """
     total = sum(ties)
     digit = comb(total, n).bit_length() + 1
-    ways = [1, *[0] * n]
+    ways = [1, *[0] * n]  # by the number of ranks chosen so far
     below = 0
     for size in ties:
         rank = 2 * below + size + 1  # twice the mean of the ranks below + 1 to below + size
-        below += size
-        for _ in range(size):
-            for chosen in range(n, 0, -1):
+        for at in range(below, below + size):
+            # Of those before it at most ``at`` are chosen, and those behind it must be enough for the rest.
+            for chosen in range(min(n, at + 1), max(0, n - (total - at)), -1):
                 ways[chosen] += ways[chosen - 1] << (rank * digit)
-    expected, every = n * (total + 1), comb(total, n)
-    nearer = ways[n] >> ((expected - distance + 1) * digit) & ((1 << max(0, 2 * distance - 1) * digit) - 1)
-    far = every
-    while nearer:
-        far -= nearer & ((1 << digit) - 1)
-        nearer >>= digit
-    return far / every
+        below += size
+    return ways[n], digit
 
 
 def false_discovery_rates(ps: Sequence[float]) -> list[float]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torchprof.attribute import FORWARD
 from torchprof.cost import Unit
-from torchprof.diff import FASTER, SAME, SLOWER, UNKNOWN, WITHIN_NOISE, Change, Diff, Pair, Quantity
+from torchprof.diff import FASTER, FORMATS, SAME, SLOWER, UNKNOWN, WITHIN_NOISE, Change, Diff, Pair, Quantity
 from torchprof.errors import TorchprofError, suggest
 from torchprof.matching import ADDED, MOVED, REMOVED, RENAMED
 from torchprof.reports import report
@@ -15,6 +16,7 @@ from torchprof.reports.tree import UNKNOWN as DASH
 from torchprof.reports.tree import check_number, draw, printable
 
 _TOLD = 10  # so many layers are named of each kind of change; of the others their number
+_NAME = re.compile(r"^(\w+=)")  # of a setting
 _NOISE_MARK = {WITHIN_NOISE: "~ ", UNKNOWN: "? "}
 _HOW = {ADDED: "Added", REMOVED: "Removed", MOVED: "Moved", RENAMED: "Renamed"}
 
@@ -28,8 +30,8 @@ def table(
     top: int = 20,
     tablefmt: str | None = None,
 ) -> str:
-    """What changed in a sentence, the models, and the layers that changed most; then what is told of the layers, and
-    what makes the comparison doubtful.
+    """What changed in a sentence, of the run as such and of the models; the models, and the layers that changed most;
+    then what is told of the layers, and what makes the comparison doubtful.
 
     Columns are one quantity before and after, and the differences of others where they changed: times in all phases,
     peaks (net memory where there are none), and of forward FLOPs, parameters and calls. That one quantity is the CUDA
@@ -45,8 +47,9 @@ def table(
     """
     view = view_of(diff, depth, sort_by, top)
     text = draw(view.headings, [[named(pair), *view.cells(pair)] for pair in view.pairs], tablefmt)
-    told = [f"{what}: {line}" for what, lines in told_of(diff) for line in lines]
-    sections = [headline(diff), text, "\n".join(view.notes), "\n".join(told)]
+    told = [f"{what}: {line}" if what else line for what, lines in told_of(diff) for line in lines]
+    lead = [headline(diff, sort_by=sort_by), *whole_of(diff)]
+    sections = ["\n".join(lead), text, "\n".join(view.notes), "\n".join(told)]
     sections.append("\n".join(printable(note) for note in (*diff.notes, *diff.doubts)))
     return "\n\n".join(section for section in sections if section)
 
@@ -86,7 +89,7 @@ def view_of(diff: Diff, depth: int | None, sort_by: str | None, top: int) -> Vie
     """Choose and order what is shown; the arguments are those of ``table``."""
     check_number("depth", depth, "levels")
     check_number("top", top, "layers")
-    main = main_of(diff) if sort_by is None else _called(diff, sort_by)
+    main = main_of(diff, sort_by)
     by = [main]
     if sort_by is None and main.is_time:
         by = [one for one in diff.quantities if one.is_time and not one.is_self and one.what == main.what]
@@ -114,8 +117,13 @@ def _others(diff: Diff, main: Quantity) -> Iterator[Quantity]:
             yield one
 
 
-def main_of(diff: Diff) -> Quantity:
-    """The quantity that tells what changed where nobody says which: the device's time, the CPU's, or the FLOPs."""
+def main_of(diff: Diff, sort_by: str | None = None) -> Quantity:
+    """The quantity that tells what changed: the one that is asked for, else the device's time, the CPU's, or the FLOPs.
+
+    Raises TorchprofError for a quantity that is not compared.
+    """
+    if sort_by is not None:
+        return _called(diff, sort_by)
     totals = [one for one in diff.quantities if one.phase == FORWARD and not one.is_self]
     times = [one for one in totals if one.is_time]
     counts = [one for one in totals if one.key == "flops"]
@@ -210,10 +218,9 @@ def _difference(pair: Pair, quantity: Quantity) -> str:
         return DASH
     if change.difference == 0:
         return "0"
-    share = f" ({percent(change.ratio)})" if change.ratio is not None else ""
     doubtful = quantity.is_time and pair.how not in (ADDED, REMOVED)
     mark = _NOISE_MARK.get(change.verdict, "") if doubtful else ""
-    return f"{mark}{signed(quantity, change.difference)}{share}"
+    return f"{mark}{signed(quantity, change.difference)}{_share(change)}"
 
 
 def named(pair: Pair) -> str:
@@ -225,8 +232,11 @@ def named(pair: Pair) -> str:
 
 
 def told_of(diff: Diff) -> Iterator[tuple[str, list[str]]]:
-    """What happened to the layers themselves: ("Added", its lines), and so on, printable. Of what was added or removed
-    with all that is below it, the topmost layer is told."""
+    """What happened to the layers themselves, printable: ("Added", a line for each layer), and so on; behind them,
+    where there are too many, ("", [a sentence on how many more]).
+
+    Of what was added or removed with all that is below it, the topmost layer is told; of settings what differs.
+    """
     found: dict[str, list[str]] = {what: [] for what in (*_HOW.values(), "Changed")}
     waiting = [(pair, "") for pair in reversed(diff.pairs)]
     while waiting:
@@ -239,29 +249,81 @@ def told_of(diff: Diff) -> Iterator[tuple[str, list[str]]]:
             found[_HOW[pair.how]].append(f"{'.'.join(pair.path)} ({layer.kind if layer else ''}{more})")
         elif pair.how in (MOVED, RENAMED) and old and new:
             found[_HOW[pair.how]].append(f"{old.name} → {new.name}")
-        words = [f"{what} {was} → {now}" for what, was, now in pair.differs if what in ("kind", "settings")]
+        words = [
+            f"{what} {_settings(was, now) if what == 'settings' else f'{was} → {now}'}"
+            for what, was, now in pair.differs
+            if what in ("kind", "settings")
+        ]
         if words:
             found["Changed"].append(f"{'.'.join(pair.path)}: {'; '.join(words)}")
         waiting.extend((child, pair.how) for child in reversed(pair.children))
     for name, lines in found.items():
         hidden = len(lines) - _TOLD
         if lines:
-            yield name, [*map(printable, lines[:_TOLD]), *([f"{hidden} more"] if hidden > 0 else [])]
+            yield name, [*map(printable, lines[:_TOLD])]
+        if hidden > 0:
+            yield "", [f"{name}: {hidden} more layer{'s' if hidden > 1 else ''}, not told here."]
+
+
+def _settings(before: str, after: str) -> str:
+    """What differs of settings, as in "3, 24, kernel_size=(3, 3)": one by one where they have the same names in the
+    same order, else all of both."""
+    old, new = _one_by_one(before), _one_by_one(after)
+    changed = [f"{name}{was} → {now}" for (name, was), (_, now) in zip(old, new) if was != now]
+    alike = [name for name, _ in old] == [name for name, _ in new]
+    return ", ".join(changed) if alike and changed else f"{before} → {after}"
+
+
+def _one_by_one(settings: str) -> list[tuple[str, str]]:
+    """Settings, each as its name with an equals sign, or "", and its value: between commas that are in no brackets."""
+    parts, depth = [""], 0
+    for char in settings:
+        depth += (char in "([{") - (char in ")]}")
+        if char == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return [("".join(named), value) for *named, value in (_NAME.split(part.strip(), 1) for part in parts)]
+
+
+def whole_of(diff: Diff) -> list[str]:
+    """What changed of the run and of no layer, a sentence for each: how long a step lasted, and the peaks of memory."""
+    sentences = []
+    for key, change in diff.whole.items():
+        what, show = "A step", FORMATS[Unit.TIME]
+        if key != "step":
+            kind = key.removesuffix("_peak")
+            device = {"cpu": "the CPU", "device": "the device"}.get(kind, kind.upper())
+            what, show = f"Peak on {device}", FORMATS[Unit.BYTES]
+        was, now = (DASH if value is None else show(value) for value in (change.before, change.after))
+        if change.difference == 0:
+            sentences.append(f"{what}: the same, {now}.")
+        else:
+            verdict = "noise unknown" if change.verdict == UNKNOWN else change.verdict
+            sentences.append(f"{what}: {was} → {now}{_share(change)}{f', {verdict}' if key == 'step' else ''}.")
+    return [printable(sentence) for sentence in sentences]
 
 
 @report("headline", of="diff")
-def headline(diff: Diff) -> str:
-    """What changed, in a sentence or two: the models, and the layer whose own part changed most in the same sense."""
-    main = main_of(diff)
+def headline(diff: Diff, *, sort_by: str | None = None) -> str:
+    """What changed, in a sentence or two: the models, and the layers whose own parts changed most in the same sense.
+
+    It speaks of what "table" shows before and after, with ``sort_by`` as there. Raises TorchprofError for a quantity
+    that is not compared.
+    """
+    main = main_of(diff, sort_by)
     per = {"call": ", per forward call", "step": ", per step"}.get(diff.unit or "", "")
     sentences = []
     for pair in diff.pairs:
         if pair.is_layer:
             sentences.append(f"{'.'.join(pair.path)}: {_in_words(pair, main)}{per}.")
-            layers = diff.contributions(pair, main)
-            if layers and pair.changes[main.key].verdict not in (SAME, WITHIN_NOISE):
-                names = [f"{'.'.join(one.path)} ({signed(main, change.difference or 0)})" for one, change in layers[:3]]
-                sentences.append(f"Most of it in {', '.join(names)}.")
+            parts = diff.largest_parts(pair, main)
+            if parts.layers and pair.changes[main.key].verdict not in (SAME, WITHIN_NOISE):
+                names = (
+                    f"{'.'.join(one.path)} ({signed(main, change.difference or 0)})" for one, change in parts.layers
+                )
+                lead = "Most of it in" if parts.hold_most else f"The largest part{parts.ending}{parts.beyond_noise}:"
+                sentences.append(f"{lead} {', '.join(names)}.")
     return printable(" ".join(sentences)) or "There is no model in either run."
 
 
@@ -275,6 +337,9 @@ def _in_words(pair: Pair, quantity: Quantity) -> str:
     was, now = value_text(quantity, change.before), value_text(quantity, change.after)
     if change.difference == 0:
         return f"{quantity.heading} is the same, {now}"
-    share = f" ({percent(change.ratio)})" if change.ratio is not None else ""
     verdict = f", {verdict_text(change)}" if quantity.is_time else ""
-    return f"{quantity.heading} {was} → {now}{share}{verdict}"
+    return f"{quantity.heading} {was} → {now}{_share(change)}{verdict}"
+
+
+def _share(change: Change) -> str:
+    return f" ({percent(change.ratio)})" if change.ratio is not None else ""
