@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from architectures import ARCHITECTURES
 from hand_made import kernel, label, op, row, run_of
 from models import Mlp
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import torchprof
-import torchprof.advice
+import torchprof.advice.fusion
 from torchprof import Run
 from torchprof.advice import PER_RULE, Advice, advise, rules
 from torchprof.advice.evidence import Evidence, inside
@@ -181,8 +182,10 @@ def test_the_limit_says_how_many_are_not_shown(monkeypatch) -> None:
     finds(monkeypatch, **{f"rule{at}": [gain(10_000 - at)] for at in range(30)})
     run = microseconds(100)
     assert "20. Net.a" in run.report("advice")
-    assert "10 more findings are not shown" in run.report("advice")
-    assert "30. Net.a" in run.report("advice", limit=None)
+    assert "\n\n10 more findings are not shown: limit=None shows all.\n\n" in run.report("advice")
+    assert "\n\n1 more finding is not shown: limit=None shows all.\n\n" in run.report("advice", limit=29)
+    assert "not shown" not in run.report("advice", limit=30)
+    assert "30. Net.a" in run.report("advice", limit=None) and "not shown" not in run.report("advice", limit=None)
     assert "1. Net.a" not in run.report("advice", limit=0)
     with pytest.raises(TorchprofError, match="limit is a number of findings"):
         run.report("advice", limit=-1)
@@ -201,6 +204,19 @@ def test_what_was_recorded_is_not_asked_for() -> None:
     everything = run_of([], flags=(("record_shapes", True), ("profile_memory", True)), **CUDA)
     assert everything.report("advice") == "Nothing was found in this run that is worth a change."
     assert "use_cuda" in run_of([]).report("advice")
+
+
+@pytest.mark.parametrize(
+    "environment, asks",
+    [
+        ([("torch", "2.13.0+cpu on Python 3.11.7"), ("threads", "2")], False),
+        ([("torch", "2.13.0 on Python 3.11.7"), ("CUDA", "12.6, but no device was found")], True),
+        ([], True),
+    ],
+    ids=["built without", "built with", "unknown"],
+)
+def test_cuda_is_asked_for_where_torch_can_have_it(environment, asks) -> None:
+    assert ("use_cuda=True" in run_of([], environment=tuple(environment)).report("advice")) == asks
 
 
 def test_the_docs_list_every_rule() -> None:
@@ -598,7 +614,7 @@ def test_a_step_on_a_gpu_that_is_batched_or_small() -> None:
 def test_gradients_that_are_zeroed() -> None:
     run = training(torch.optim.SGD, set_to_none=False)
     (found,) = of(run, "gradients_zeroed")
-    assert "(24 tensors)" in found.finding and "zero_grad of SGD" in found.finding
+    assert "(24 writes)" in found.finding and "zero_grad of SGD" in found.finding
     assert found.gain_bytes == 12 * (16 * 16 + 16) * 4
     spent = 0
     for one in run.rows:
@@ -607,6 +623,13 @@ def test_gradients_that_are_zeroed() -> None:
         added = "torch::autograd::AccumulateGrad" in names and "aten::add_" in names
         spent += one.cost.cpu_ns * (zeroed or added)
     assert found.gain_ns == spent
+
+
+@pytest.mark.parametrize("calls, said", [(1, "(1 write)"), (1406, "(1,406 writes)")])
+def test_what_is_counted_of_zeroed_gradients_are_writes(calls, said) -> None:
+    zero = label("Optimizer.zero_grad#SGD.zero_grad")
+    (found,) = of(run_of([row(OUTSIDE, zero, op("aten::zero_"), calls=calls, cpu_ns=50)]), "gradients_zeroed")
+    assert said in found.finding
 
 
 def test_gradients_that_are_summed_on_purpose() -> None:
@@ -677,6 +700,89 @@ def test_what_an_op_calls_inside_is_no_op_of_the_layer() -> None:
         *(row(1, label("mine"), op(f"aten::{name}"), cpu_ns=9) for name in ("add", "mul", "sub", "neg", "exp")),
     ]
     assert len(of(run_of(own), "many_elementwise_ops")) == 1
+
+
+# Tiny ops
+
+
+class Loop(nn.Module):
+    """1,001 ops: for each of 500 rows a select and a sum, and the stack."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([x[row].sum() for row in range(500)])
+
+
+def test_a_loop_over_rows(monkeypatch) -> None:
+    monkeypatch.setattr(torchprof.advice.fusion, "_FEW_NS", 10**9)  # however slow this machine is
+    model = nn.Sequential(Loop(), nn.Linear(500, 4))
+    run = profiled(model, lambda: [model(torch.rand(500, 8)) for _ in range(3)])
+    (found,) = of(run, "many_tiny_ops")
+    ns = sum(one.cost.cpu_ns for one in run.rows if one.layer is not None and one.layer.kind == "Loop" and one.frames)
+    assert found.layer == "Sequential.0" and found.gain_ns == int(ns * 1000 / 1001)
+    assert found.finding.startswith("Calls 1,001 ops in a forward call, ")
+    assert "torch.compile" in found.remedy
+
+
+def loop(calls: int, ns: int, *more: Any, layer_calls: int = 1) -> Run:
+    """A layer that calls so many ops, of which one calls another inside; together they take so long."""
+    sums, inside = op("aten::sum"), op("aten::fill_")
+    rows = [
+        row(1, calls=layer_calls),
+        row(1, sums, calls=calls, cpu_ns=ns - 7),
+        row(1, sums, inside, calls=5, cpu_ns=7),
+    ]
+    return run_of([*rows, *more])
+
+
+@pytest.mark.parametrize(
+    "calls, ns, layer_calls, count",
+    [(100, 999_999, 1, 1), (99, 9_900, 1, 0), (199, 19_900, 2, 0), (200, 19_900, 2, 1), (100, 1_000_000, 1, 0)],
+)
+def test_a_hundred_ops_of_less_than_ten_microseconds(calls, ns, layer_calls, count) -> None:
+    assert len(of(loop(calls, ns, layer_calls=layer_calls), "many_tiny_ops")) == count
+
+
+def test_the_figures_of_tiny_ops() -> None:
+    (found,) = told(loop(2000, 100_000, layer_calls=2), "many_tiny_ops")
+    assert found.finding == "Calls 1,000 ops in a forward call, 0.050us each, 100.000us in all."
+    assert found.gain_ns == 99_900
+
+
+def test_no_nanosecond_is_told_twice() -> None:
+    elementwise = row(1, op("aten::add"), calls=500, cpu_ns=50_000)
+    run = loop(500, 100_000, elementwise)
+    (tiny,), (many,) = of(run, "many_tiny_ops"), of(run, "many_elementwise_ops")
+    assert tiny.finding.startswith("Calls 500 ops that are not elementwise in a forward call, 0.200us each, 100.000us")
+    assert many.finding.startswith("Calls 500 small elementwise ops in a forward call, 0.100us each, 50.000us")
+    assert of(run_of([row(1), elementwise]), "many_tiny_ops") == []
+
+
+def test_a_loop_elsewhere_is_no_layers() -> None:
+    tiny = {"calls": 500, "cpu_ns": 5000}
+    nested = [row(1), row(1, op("aten::sum"), cpu_ns=9), row(1, op("aten::sum"), op("aten::fill_"), **tiny)]
+    for rows in (
+        [row(OUTSIDE), row(OUTSIDE, op("aten::sum"), **tiny)],
+        [row(1), row(1, op("aten::sum"), phase=BACKWARD, **tiny)],
+        nested,
+        [row(1), row(1, label("mine"), **tiny)],
+    ):
+        assert of(run_of(rows), "many_tiny_ops") == []
+    assert len(of(run_of([row(1), row(1, label("mine"), op("aten::sum"), **tiny)]), "many_tiny_ops")) == 1
+
+
+def test_a_compiled_layer_has_no_loop() -> None:
+    run = loop(500, 5000)
+    compiled = tuple(replace(one, compiled=True) for one in run.layers)
+    assert of(replace(run, layers=compiled), "many_tiny_ops") == []
+
+
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+def test_layers_without_a_loop_call_no_hundred_ops(monkeypatch, name) -> None:
+    monkeypatch.setattr(torchprof.advice.fusion, "_FEW_NS", 10**12)  # whatever their ops take
+    model = ARCHITECTURES[name].make()
+    with torchprof.Profile(model) as prof:
+        model(*ARCHITECTURES[name].inputs())
+    assert of(prof.run, "many_tiny_ops") == []
 
 
 # Attention

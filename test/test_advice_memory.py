@@ -108,6 +108,15 @@ def test_the_figures_of_a_layer_and_its_kinds() -> None:
     )
 
 
+@pytest.mark.parametrize("nbytes, named", [(8, False), (200_000, False), (220_000, True)])
+def test_crumbs_are_not_named(nbytes, named) -> None:
+    """From 1 % of the 20 MB that the layer made."""
+    large = Held(1, BACKWARD, "temporaries", 20 * MB, 1)
+    [found] = of(held(large, Held(1, FORWARD, "activations", nbytes, 1)))
+    assert "made here: 20.00 MB temporaries of backward" in found.finding
+    assert ("activations" in found.finding) == named and found.gain_bytes == 20 * MB + nbytes
+
+
 def test_without_backward_there_is_nothing_to_compute_again() -> None:
     large = Held(1, FORWARD, "activations", 20 * MB, 1)
     assert "checkpoint" in of(held(large, rows=BACK))[0].remedy

@@ -469,3 +469,27 @@ def test_pytest_shows_the_sentences_and_the_line_of_the_test(tmp_path: Path) -> 
     assert done.returncode == 1
     assert "BudgetExceeded: Limit exceeded: Net: flops 1.50 K, limit 1.00 K, per forward call" in done.stdout
     assert "budget.py" not in done.stdout.split("short test summary")[0]
+
+
+def test_without_calls_of_the_model_no_sum_is_of_one_call() -> None:
+    run = run_of([row(1, calls=10, flops=50)], measured=COUNTED, paths=(("Net", "a"),))
+    for limits, baseline in (({"a: flops": 70}, None), ({"a: flops": "+0%"}, run)):
+        with pytest.raises(TorchprofError, match="nobody knows how many calls of a model the run holds"):
+            torchprof.assert_budget(run, limits, baseline)
+    assert kept(replace(run, metas=(replace(run.meta, steps=10),)), {"a: flops": 5})
+
+
+def test_a_peak_is_that_of_all_phases_before_and_after() -> None:
+    """Forward 1 and backward 10 before, forward 5 and backward 4 after: 10 became 5."""
+
+    def peaks(forward: int, backward: int) -> Run:
+        samples = {PEAK: calls(forward), PEAK._replace(phase=BACKWARD): calls(backward)}
+        return made([layer("Net")], [row(0), row(0, op("aten::x"), phase=BACKWARD, cpu_ns=1)], samples)
+
+    assert kept(peaks(5, 4), {"Net: peak": "+0%"}, peaks(1, 10))
+    assert "5 B after, 4 B before" in exceeded(peaks(5, 4), {"Net: peak": "+0%"}, peaks(4, 3))
+    rows = [row(0, cpu_ns=1), row(1), row(0, op("aten::x"), phase=BACKWARD, cpu_ns=1)]
+    of_a_alone = {PEAK._replace(layer=1): calls(5), PEAK._replace(phase=BACKWARD): calls(4)}
+    unknown = made([layer("Net"), layer("Net.a")], rows, of_a_alone)
+    with pytest.raises(TorchprofError, match="is not known"):
+        torchprof.assert_budget(unknown, {"Net: peak": "9 B"})

@@ -84,6 +84,78 @@ def test_profile_prints_the_table_and_saves_the_run(net: Path, capsys: pytest.Ca
     assert run.report("calls") in out, "several steps give median and spread of single calls"
 
 
+def test_each_step_is_marked(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in (1, 4):
+        assert (
+            main(["profile", "net.py:Net", "--input", "3,8", "--backward", "--steps", f"{number}", "-o", "r.json"]) == 0
+        )
+        run = torchprof.load("r.json")
+        assert run.meta.steps == number
+        capsys.readouterr()
+        assert main(["show", "r.json", "--report", "steps"]) == 0
+        assert capsys.readouterr().out.splitlines()[2].startswith(f"{number} ")
+
+
+def test_the_noise_of_backward_is_known_between_runs_of_steps(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("before", "after"):
+        options = ["--input", "3,8", "--backward", "--steps", "8", "-o", f"{name}.json"]
+        assert main(["profile", "net.py:Net", *options]) == 0
+    capsys.readouterr()
+    assert main(["compare", "before.json", "after.json"]) == 0
+    rows = {line.split(" ")[0]: line for line in capsys.readouterr().out.splitlines() if "|" in line}
+    for name in ("Net", "Net.body", "(outside)"):
+        assert "?" not in rows[name] and "noise unknown" not in rows[name]
+
+
+def test_shapes_are_recorded_where_asked_for(net: Path) -> None:
+    assert main(["profile", "net.py:Net", "--input", "3,8", "-o", "without.json"]) == 0
+    assert main(["profile", "net.py:Net", "--input", "3,8", "--shapes", "-o", "with.json"]) == 0
+    shapes = {
+        name: {
+            frame.signature.shapes[0]
+            for chain in torchprof.load(name).rows.frames
+            for frame in chain
+            if frame.signature
+        }
+        for name in ("without.json", "with.json")
+    }
+    assert shapes["without.json"] == set() and (3, 8) in shapes["with.json"]
+
+
+def test_every_command_says_what_it_wrote(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (
+        ["profile", "net.py:Net", "--input", "3,8", "-o", "run.json"],
+        ["flops", "net.py:Net", "--input", "3,8", "-o", "run.json"],
+        ["show", "run.json", "-o", "run.json"],
+        ["compare", "run.json", "run.json", "-o", "run.json"],
+    ):
+        assert main([*command, "-o", "table.md"]) == 0
+        assert capsys.readouterr().err == "Written: run.json.\nWritten: table.md.\n"
+    assert main(["show", "run.json"]) == 2, "the last is a comparison"
+    capsys.readouterr()
+    assert main(["profile", "net.py:Net", "--input", "3,8"]) == 0 and capsys.readouterr().err == ""
+
+
+def test_what_could_not_be_written_is_not_said_to_be(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (net / "taken.json").mkdir()
+    assert main(["profile", "net.py:Net", "--input", "3,8", "-o", "run.json", "-o", "taken.json"]) == 2
+    assert capsys.readouterr().err.startswith("Written: run.json.\ntorchprof: ")
+
+
+def test_show_has_all_advice(net: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    import torchprof.advice
+
+    def one_more(evidence: object) -> object:
+        return iter([torchprof.advice.Advice("Net", "Is slow.", "Make it fast.", None, None, "mine")])
+
+    assert main(["profile", "net.py:Net", "--input", "3,8", "-o", "run.json"]) == 0
+    monkeypatch.setattr(torchprof.advice, "rules", lambda: {f"rule{number}": one_more for number in range(30)})
+    capsys.readouterr()
+    assert main(["show", "run.json", "--report", "advice"]) == 0
+    out = capsys.readouterr().out
+    assert "30. Net: Is slow." in out and "not shown" not in out
+
+
 def test_the_depth_holds_for_both_tables(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", "net.py:Net", "--input", "3,8", "--steps", "2", "--depth", "0"]) == 0
     out = capsys.readouterr().out

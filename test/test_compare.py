@@ -188,6 +188,84 @@ def test_without_calls_of_the_model_steps_are_what_is_compared() -> None:
     assert "2 before, 4 after" in diff.notes[0] and "steps" in diff.notes[0]
 
 
+def test_calls_after_the_last_step_are_in_no_step() -> None:
+    """20 steps of 100 ns, and as many calls of 300 ns behind them: a median of 100 would be of half of the calls."""
+    layers = [layer("Net")]
+    ours = {SampleKey(0, FORWARD, 0, "cpu", "step_cpu_ns"): calls(*[100] * 20, start=1000)}
+    ours |= {SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_ns"): calls(*[150] * 20, start=1000)}
+    in_steps = {**ours, SampleKey(0, FORWARD, 0, "cpu", "cpu_ns"): calls(*[100] * 20)}
+    behind = {**ours, SampleKey(0, FORWARD, 0, "cpu", "cpu_ns"): calls(*[100] * 20, *[300] * 20)}
+    before = made(layers, [row(0, calls=20, cpu_ns=2_000)], in_steps, steps=20)
+    after = made(layers, [row(0, calls=40, cpu_ns=8_000)], behind, steps=20)
+    found = change(torchprof.compare(before, after), "Net", "cpu_total")
+    assert (found.before, found.after) == (100, 200)
+    assert found.noise is not None and found.noise.medians == (100, 200)
+    assert change(torchprof.compare(before, before), "Net", "cpu_total").noise.counts == (20, 20)  # steps are used
+
+
+def test_without_calls_or_steps_figures_are_totals_and_that_is_said() -> None:
+    paths = (("Net", "a"),)
+    one, ten = (run_of([row(1, calls=calls, cpu_ns=5 * calls)], paths=paths) for calls in (1, 10))
+    diff = torchprof.compare(one, ten)
+    assert (diff.counted, figures(diff, "Net.a", "cpu_total")) == (None, (5, 50, 45, 10))
+    assert diff.notes[0].startswith("Nobody knows how many calls of a model these runs hold")
+    assert not any("Nobody knows" in note for note in torchprof.compare(simple(), simple()).notes)
+
+
+def test_calls_of_layers_that_were_not_selected_are_unknown() -> None:
+    everything = run_of([row(0, calls=6, cpu_ns=9), row(1, calls=6, cpu_ns=9)])
+    some = run_of([row(0, calls=6, cpu_ns=9), row(NOT_SELECTED, cpu_ns=9)], paths=(("Net",),))
+    diff = torchprof.compare(everything, some)
+    assert figures(diff, "Net.a", "calls") == (6, None, None, None)
+    assert figures(diff, "Net", "calls") == (6, 6, 0, 1)
+
+
+class Again(nn.Module):
+    """Calls itself so many times, one inside the other."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.depth = depth
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, left: int | None = None) -> torch.Tensor:
+        left = self.depth if left is None else left
+        x = self.fc(x)
+        return self(x, left - 1) if left > 1 else x
+
+
+def recursing(depth: int, outermost: int = 3, mark: bool = False) -> Run:
+    model = Again(depth)
+    with torchprof.Profile(model, with_flops=True) as prof:
+        for _ in range(outermost):
+            model(torch.rand(2, 4))
+            if mark:
+                prof.step()
+    assert prof.run is not None
+    return prof.run
+
+
+def test_calls_of_a_model_that_calls_itself_are_no_measure(tmp_path: Path) -> None:
+    """Inner calls are calls, too: by them a model that computes more for each call would compute the same."""
+    one, two, five = (recursing(depth) for depth in (1, 2, 5))
+    assert [run.layers[0].recursive for run in (one, two, five)] == [False, True, True]
+    two.save(tmp_path / "two.json")
+    assert torchprof.load(tmp_path / "two.json") == two
+    diff = torchprof.compare(two, five)
+    assert diff.counted is None and figures(diff, "Again", "flops")[3] == 2.5
+    steps = torchprof.compare(recursing(2, 3, mark=True), recursing(5, 4, mark=True))
+    assert (steps.unit, steps.counts) == ("step", (3, 4))
+    assert figures(steps, "Again", "flops")[3] == 2.5
+
+
+def test_what_nobody_knows_is_not_told_as_the_same() -> None:
+    one = [row(0, calls=1, flops=4), row(1, calls=1, flops=3, uncounted=1)]
+    diff = torchprof.compare(*[run_of(one, measured=COUNTED)] * 2)
+    text = diff.report()
+    assert "Not known in all of this: 1 row, not shown." in text.replace("3 rows", "1 row")
+    assert "The same in all of this: 3 rows" not in text
+
+
 def test_what_is_unknown_on_either_side_stays_unknown() -> None:
     before = run_of([row(0, calls=1, cpu_ns=1), row(1, op("aten::f"), uncounted=1, flops=3), row(1)], measured=COUNTED)
     after = run_of([row(0, calls=1, cpu_ns=2), row(1, flops=9, cpu_ns=5), row(3, flops=1)], measured=COUNTED)

@@ -548,7 +548,7 @@ def test_markdown_says_what_was_recorded_and_what_is_in_doubt(real: Run) -> None
     text = real.report("markdown")
     lines = text.splitlines()
     assert lines[0].startswith(f"**torchprof {torchprof.__version__}** of `Labelled`: ")
-    assert "- Recorded with: profile\\_memory, with\\_flops, record\\_shapes" in lines
+    assert "- Recorded with: profile\\_memory; with\\_flops; record\\_shapes" in lines
     _, tokens = parsed(text)
     shown = [token.content for token in tokens if token.type == "inline"]
     for warning in real.meta.warnings:

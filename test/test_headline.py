@@ -106,11 +106,30 @@ def test_where_no_layer_holds_most_the_largest_is_told_after_the_kinds() -> None
     work = [took("Net.a.fc", 330), took("Net.b.fc", 300), took("Net.c.fc", 270), took("Net.a", 50), took("Net.c", 50)]
     # fc: 900 of 1000; a: 380.
     assert head(*work, kinds=kinds) == (
-        "90% of the forward is in linear layers. The largest layer in it is `a`, with 38%."
+        "90% of the forward is in linear layers. The largest layer of the forward is `a`, with 38%."
     )
     assert head(*work[:1], took("Net.b.fc", 330, op("x")), took("Net.c", 340), kinds=kinds) == (
-        "66% of the forward is in linear layers. The largest layer in it is `c`, with 34%."
+        "66% of the forward is in linear layers. The largest layer of the forward is `c`, with 34%."
     )
+
+
+def test_the_largest_layer_is_one_of_the_phase_and_not_of_the_kind() -> None:
+    """The convolutions have 440 of 1000, and the stem, which is none of them, 400."""
+    work = [
+        took("Net.body.a", 300),
+        took("Net.body.b", 140),
+        took("Net.stem", 400),
+        took("Net.c", 160),
+    ]
+    kinds = {"Net": "Net", "Net.stem": "Stem", "Net.body": "Sequential", "Net.c": "Linear"}
+    kinds |= {path: NET[path] for path in ("Net.body.a", "Net.body.b")}
+    flat = {path.replace("body.", "body_"): kind for path, kind in kinds.items() if path != "Net.body"}
+    moved = [(where.replace("body.", "body_"), *rest) for where, *rest in work]
+    assert head(*moved, kinds=flat) == (
+        "44% of the forward is in 3×3 convolutions. The largest layer of the forward is `stem`, with 40%."
+    )
+    backward = [(where, BACKWARD, frames, costs) for where, _, frames, costs in moved]
+    assert head(*backward, kinds=flat).endswith("The largest layer of the backward is `stem`, with 40%.")
 
 
 def test_what_a_layer_does_itself() -> None:
@@ -121,7 +140,7 @@ def test_what_a_layer_does_itself() -> None:
     )
     assert head(took("Net", 700, label("MASK")), took("Net.stem", 150), took("Net.body.n", 150)) == (
         "70% of the forward is directly in `Net`, not in layers below, above all in the label `MASK`. "
-        "The largest layer in it is `stem`, with 15%."
+        "The largest layer of the forward is `stem`, with 15%."
     )
 
 

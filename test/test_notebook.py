@@ -7,10 +7,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from browser import chromium, open_tab  # noqa: F401
 from hand_made import cells, headings, label, op, row, run_of
 from torch import nn
 
@@ -99,7 +101,7 @@ def test_nothing_in_it_runs_or_loads() -> None:
     shown = read(run_of(LINES, warnings=("x",)))
     known = {"div", "style", "table", "thead", "tbody", "tr", "th", "td", "i", "p"}
     assert {tag for tag, _ in shown.tags} == known
-    assert {name for _, attributes in shown.tags for name in attributes} <= {"class", "style"}
+    assert {name for _, attributes in shown.tags for name in attributes} <= {"class", "style", "title"}
     html = run_of(LINES).report("notebook")
     assert "url(" not in html and "@import" not in html and "http" not in html
 
@@ -117,6 +119,66 @@ def test_hostile_names_stay_text() -> None:
     written = "<script>alert(1)</script>&amp;\"'\\n\\x1b[31m\\udc80"
     texts = [cell.strip("├└─│ ") for row in shown.rows for cell in row]
     assert written in texts and f"{written} (label)" in texts and shown.notes[-1] == written
+
+
+LONG = "a label that somebody wrote <at length>, " * 8
+JUPYTER = """:root{--jp-layout-color0:#111;--jp-content-font-color1:#fff}body{background:#111;color:#fff}"""
+PAPER_AND_INK = """cell => {
+    const style = getComputedStyle(cell);
+    return [style.backgroundColor, style.color].map(color => color.match(/[0-9.]+/g).map(Number));
+}"""
+
+
+def luminance(color: list[float]) -> float:
+    """Relative luminance by https://www.w3.org/TR/WCAG21/#dfn-relative-luminance."""
+    parts = [part / 255 for part in color[:3]]
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear))
+
+
+def test_what_is_cut_off_can_be_read() -> None:
+    run = run_of([*LINES, row(1, label(LONG), cpu_ns=5)])
+    titles = [attributes.get("title") for name, attributes in read(run).tags if name == "td"]
+    assert [title for title in titles if title] == [f"{LONG} (label)"]
+
+
+@pytest.mark.parametrize(
+    "style, is_dark",
+    [("", False), (":root{color-scheme:dark}", True), (JUPYTER, True), ("body{background:#111;color:#fff}", False)],
+    ids=["light", "dark", "JupyterLab's dark", "dark, which nobody knows"],
+)
+def test_figures_and_names_stay_in_sight(
+    open_tab: Any,  # noqa: F811
+    tmp_path: Path,
+    style: str,
+    is_dark: bool,
+) -> None:
+    fields = ("cpu_ns", "cpu_allocated", "cpu_freed", "macs", "flops", "uncounted")
+    rows = [*LINES, *(row(1, label(f"{LONG}{number}"), cpu_ns=5) for number in range(60))]
+    html = run_of(rows, requested=fields, measured=fields).report("notebook")
+    (tmp_path / "page.html").write_text(f"<!doctype html><meta charset=utf-8><style>{style}</style>{html}", "utf-8")
+    page = open_tab(tmp_path / "page.html", width=640).page
+    box, name, heading = (page.locator(f".torchprof {what}") for what in ("> div", "td[title]", "th:first-child"))
+    name = name.first
+    assert 300 < name.bounding_box()["width"] < 400 and name.evaluate("cell => cell.scrollWidth > cell.clientWidth")
+    assert page.locator("td:nth-child(2)").first.bounding_box()["x"] < 400, "figures are in sight before any scrolling"
+    left = name.bounding_box()["x"]
+    box.evaluate("box => box.scrollTo(250, 200)")
+    assert box.evaluate("box => [box.scrollLeft, box.scrollTop]") == [250, 200]
+    inside = box.bounding_box()
+    assert name.bounding_box()["x"] == left == inside["x"] == heading.bounding_box()["x"]
+    assert abs(heading.bounding_box()["y"] - inside["y"]) < 1
+    at = {"x": inside["x"] + 20, "y": inside["y"] + 10}
+    assert page.evaluate("at => document.elementFromPoint(at.x, at.y).textContent", at) == "Module"
+    at = {"x": inside["x"] + 300, "y": inside["y"] + 100}
+    assert page.evaluate("at => document.elementFromPoint(at.x, at.y).closest('td').cellIndex", at) == 0
+    page.mouse.move(at["x"], at["y"])
+    for cell in (name, heading, page.locator("td:first-child:hover")):
+        paper, ink = cell.evaluate(PAPER_AND_INK)
+        assert len(paper) == 3, "opaque: rgb, and not rgba"
+        dim, bright = sorted([luminance(paper), luminance(ink)])
+        assert (bright + 0.05) / (dim + 0.05) > 7
+        assert (luminance(paper) < luminance(ink)) == is_dark
 
 
 def chain(*widths: int) -> Run:

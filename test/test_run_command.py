@@ -141,6 +141,58 @@ def test_options_choose_what_is_recorded_and_shown(tmp_path: Path) -> None:
     assert "3 calls of models recorded, as asked; the program went on." in shown["Where the time goes"]
 
 
+ADVICE = """
+import torchprof.advice
+
+def found(evidence):
+    yield torchprof.advice.Advice("Net", "Is slow.", "Make it fast.", None, None, "mine")
+
+torchprof.advice.rules = lambda: dict.fromkeys("abcdefgh"[:{count}], found)
+model(x)
+"""
+MORE = "torchprof show {} --report advice shows all."
+
+
+@pytest.mark.parametrize(
+    "count, options, said",
+    [
+        (3, [], []),
+        (4, [], ["1 more finding is not shown: " + MORE.format("script.torchprof.json")]),
+        (5, ["-o", "table.csv", "-o", "run.json.gz"], ["2 more findings are not shown: " + MORE.format("run.json.gz")]),
+        (4, ["-o", "table.csv"], ["1 more finding is not shown: saved with -o run.json, " + MORE.format("run.json")]),
+    ],
+)
+def test_how_to_see_the_rest_of_the_advice(tmp_path: Path, count: int, options: list[str], said: list[str]) -> None:
+    done = run(tmp_path, *options, "--shapes", "--memory", script(tmp_path, ADVICE.replace("{count}", f"{count}")))
+    lines = sections(done.stdout)["What to change"]
+    assert "3. Net: Is slow." in lines and "4. Net: Is slow." not in lines
+    assert [line for line in lines if "not shown" in line] == said
+    if said:
+        command = said[0].removesuffix(" shows all.").split("torchprof show ")[1].split()
+        if (tmp_path / command[0]).exists():
+            [*_, last] = torchprof.load(tmp_path / command[0]).report("advice").splitlines()
+            assert "More can be found" not in last, "all was recorded that can be asked for here"
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ([], ["More can be found in a run with --shapes (shapes and types) and --memory (memory)."]),
+        (["--memory"], ["More can be found in a run with --shapes (shapes and types)."]),
+        (["--shapes"], ["More can be found in a run with --memory (memory)."]),
+        (["--shapes", "--memory"], []),
+    ],
+)
+def test_what_else_can_be_recorded_is_said_in_the_commands_words(
+    tmp_path: Path, options: list[str], said: list[str]
+) -> None:
+    done = run(tmp_path, *options, script(tmp_path, ADVICE.replace("{count}", "1")))
+    assert [line for line in sections(done.stdout)["What to change"] if "More" in line] == said
+    signatures = [frame.signature for chain in saved(tmp_path).rows.frames for frame in chain if frame.signature]
+    assert any((2, 4) in one.shapes for one in signatures) == ("--shapes" in options)
+    assert "record_shapes" not in done.stdout and "use_cuda" not in done.stdout
+
+
 def test_long_trees_are_cut_where_nobody_asks(tmp_path: Path) -> None:
     code = "model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(30)))\nmodel(x)"
     name = script(tmp_path, code)

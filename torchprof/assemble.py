@@ -211,7 +211,14 @@ def _with_samples(events: Iterable[Event], samples: Iterable[tuple[int, str, int
 
 
 def with_doubts(run: Run, plan: Plan, seen: Seen) -> Run:
-    """The run with the sentences that say how far to believe it."""
+    """The run with the sentences that say how far to believe it, and what only its calls tell of layers."""
+    paths = [layer.path for layer in run.layers]
+    recursive = {
+        inner for outer, inner in seen.callers if outer >= 0 and paths[outer][: len(paths[inner])] == paths[inner]
+    }
+    if recursive:
+        layers = tuple(replace(layer, recursive=index in recursive) for index, layer in enumerate(run.layers))
+        run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))
     return replace(run, metas=(replace(run.meta, warnings=tuple(_doubts(run, plan, seen))),))
 
 

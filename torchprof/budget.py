@@ -162,12 +162,15 @@ def _subjects(diff: Diff, limit: Limit) -> Iterator[_Subject]:
             "or its FLOPs."
         )
     for pair in _pairs(diff, limit):
-        known = [(pair.changes[one.key], one) for one in quantities if pair.changes[one.key].after is not None]
-        if not known:
-            raise _unknown(limit, ".".join(pair.path), "in the run")
-        change, quantity = max(known, key=lambda each: each[0].after or 0)
+        name = ".".join(pair.path)
+        quantity = max(quantities, key=lambda one: _known(limit, name, pair.changes[one.key].after))
+        change = pair.changes[quantity.key]
+        if len(quantities) > 1:  # the largest of all phases, which before may have been another one
+            olds = [pair.changes[one.key].before for one in quantities]
+            most = None if None in olds else max(old for old in olds if old is not None)
+            change = change._replace(before=most)
         yield _Subject(
-            ".".join(pair.path),
+            name,
             change,
             quantity.unit,
             pair.how == ADDED,
@@ -215,15 +218,20 @@ def _peak_of_run(diff: Diff, limit: Limit) -> _Subject:
 def _held(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
     """Whether a limit is exceeded, and a sentence where that has to be explained, else an empty one."""
     change, show = subject.change, FORMATS[subject.unit]
-    after = Fraction(_known(limit, subject, change.after))
+    after = Fraction(_known(limit, subject.name, change.after))
     # Absolute limits are for one call of the model; a diff of runs with equally many holds totals.
     calls = diff.counts[1] if diff.unit is None and subject.is_sum and limit.share is None else 1
+    if subject.is_sum and diff.counted is None:
+        raise TorchprofError(
+            f"{limit.text!r}: nobody knows how many calls of a model the run holds, so {limit.measure} of one is not "
+            "known: select the model itself, too (paths=), or mark steps with prof.step()."
+        )
     if limit.share is None:
         after /= calls
         most = _amount(limit, subject.unit)
         above = f"{show(float(after))}, limit {show(float(most))}"
     else:
-        before = Fraction(0 if subject.was_added else _known(limit, subject, change.before, "before"))
+        before = Fraction(0 if subject.was_added else _known(limit, subject.name, change.before, "before"))
         if before < 0:
             raise TorchprofError(
                 f"{limit.text!r}: {subject.name} had {show(float(before))} before, and no share of that is a limit: "
@@ -275,9 +283,9 @@ def _parts(diff: Diff, limit: Limit, pair: Pair, quantity: Quantity) -> str:
     return f" {lead}: {', '.join(names)}." if names else ""
 
 
-def _known(limit: Limit, subject: _Subject, value: float | None, when: str = "in the run") -> float:
+def _known(limit: Limit, name: str, value: float | None, when: str = "in the run") -> float:
     if value is None:
-        raise _unknown(limit, subject.name, when)
+        raise _unknown(limit, name, when)
     return value
 
 

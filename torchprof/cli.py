@@ -14,7 +14,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from operator import attrgetter
@@ -35,6 +35,7 @@ _LAYERS_SHOWN = 50
 _OPERATORS_SHOWN = 12
 _BETWEEN_SHOWN = 5
 _ADVICE_SHOWN = 3
+_RECORDS = {"record_shapes": "--shapes (shapes and types)", "profile_memory": "--memory (memory)"}
 _FUNCTIONS_SHOWN = 15
 
 _INPUT = re.compile(
@@ -79,7 +80,8 @@ A LIMIT is [LAYERS: ]MEASURE > AMOUNT. Without LAYERS the models are meant; * in
   --fail-if "cpu_total > +10%"              relative to BEFORE; a difference within noise does not fail
   --fail-if "flops > 4.2G"                  absolute, for one forward call of the model
   --fail-if "features.*: cpu_peak > 1.5GB"  for each of these layers
-Measures: cpu_total, self_cpu_total, cuda_total, cpu_mem, backward_cpu_total, flops, macs, params, calls, peak, …
+  --fail-if "step > +10%"                   how long a step lasted; "(outside): cpu_total > +20%" is loss, optimizer, …
+Measures: cpu_total, self_cpu_total, cuda_total, cpu_mem, backward_cpu_total, flops, macs, params, calls, peak, step, …
 
 The exit code is 0; 1 where a limit is exceeded, which the last lines say on stderr; 2 for bad input, and for limits on
 what is not known or not there.
@@ -120,6 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--cuda", action="store_true", help="run on the GPU and record its kernels")
     profile.add_argument("--memory", action="store_true", help="record allocations")
     profile.add_argument("--flops", action="store_true", help="count parameters, MACs and FLOPs")
+    _add_shapes_option(profile)
     profile.add_argument("--warmup", type=_count, default=1, metavar="N", help="steps before, not recorded (default 1)")
     profile.add_argument("--steps", type=_count, default=1, metavar="N", help="recorded steps (default 1)")
     profile.add_argument("--paths", nargs="+", metavar="PATH", help="profile only these layers: features.0, layer.*")
@@ -140,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--max-calls", type=_count, metavar="N", help="record so many calls of models, then no more")
     run.add_argument("--memory", action="store_true", help="record allocations")
     run.add_argument("--flops", action="store_true", help="count parameters, MACs and FLOPs")
+    _add_shapes_option(run)
     run.add_argument("--python", action="store_true", help="run it once more under cProfile, for Python's functions")
     run.add_argument("--depth", type=_count, metavar="N", help="hide the layers below this depth; totals stay")
     _add_hot_option(run)
@@ -206,6 +210,10 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--train", action="store_true", help="model.train() instead of model.eval()")
 
 
+def _add_shapes_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shapes", action="store_true", help="record shapes and types: more advice, ops by shape")
+
+
 def _add_output_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o",
@@ -256,12 +264,14 @@ def _in_color(stream: TextIO) -> bool:
 def _show(arguments: argparse.Namespace) -> int:
     _check_output(arguments)
     run = torchprof.load(arguments.run)
-    _export(run, arguments)
+    _export(run.export, arguments)
     if arguments.report:
         given = _table_options(arguments).items()
         options = {name: value for name, value in given if value is not None and value is not False}
         if arguments.report == "tree":
             options["color"] = _in_color(sys.stdout)
+        if arguments.report == "advice":
+            options["limit"] = None  # here it has no option of its own
         print(run.report(arguments.report, **options))
     else:
         _print_run(run, arguments)
@@ -275,8 +285,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     limits = [limit_of(text) for text in arguments.fail_if]
     _check_output(arguments, of="diff")
     diff = torchprof.compare(arguments.before, arguments.after)
-    for file in arguments.output:
-        diff.export(file)
+    _export(diff.export, arguments)
     names = ("depth", "sort_by", "top", "tablefmt")
     print(diff.report("table", **{name: getattr(arguments, name) for name in names}))
     outcomes = check(diff, limits)
@@ -338,6 +347,7 @@ def _profile(arguments: argparse.Namespace) -> int:
         use_cuda=arguments.cuda,
         profile_memory=arguments.memory,
         paths=arguments.paths,
+        record_shapes=arguments.shapes,
         with_flops=arguments.flops,
         with_timeline=_wants_timeline(arguments),
     )
@@ -348,12 +358,13 @@ def _profile(arguments: argparse.Namespace) -> int:
         with prof:
             for _ in _progress("step", arguments.steps):
                 step()
+                prof.step()
     except TorchprofError:
         raise
     except Exception as error:
         failure = error
     if prof.exited:
-        _export(prof.run, arguments)  # before the table, which may break (a closed pipe, a wrong column)
+        _export(prof.run.export, arguments)  # before the table, which may break (a closed pipe, a wrong column)
         _print_run(prof.run, arguments)
     if failure is not None:
         return _tell_failure(arguments, failure)
@@ -378,6 +389,7 @@ def _run(arguments: argparse.Namespace) -> int:
         use_cuda=torch.cuda.is_available(),
         profile_memory=arguments.memory,
         with_flops=arguments.flops,
+        record_shapes=arguments.shapes,
         with_timeline=_wants_timeline(arguments),
         warmup_calls=arguments.warmup_calls,
         max_calls=arguments.max_calls,
@@ -389,7 +401,7 @@ def _run(arguments: argparse.Namespace) -> int:
         # Before the report, which may break: whoever reads it may have seen enough (`| head`), and close the pipe.
         where = [_saved(program.run, path, shown) for shown, path in files.items()]
         with suppress(BrokenPipeError), report:
-            for text in _program_report(program.run, ending, script, arguments, color=_in_color(report)):
+            for text in _program_report(program.run, ending, script, arguments, files, color=_in_color(report)):
                 print(text, file=report, flush=True)
             print("", *where, sep="\n", file=report)
     ending.end()
@@ -408,18 +420,23 @@ def _saved(run: torchprof.Run, path: Path, shown: str) -> str:
 
 
 def _program_report(
-    run: torchprof.Run, ending: Ending, script: Script, arguments: argparse.Namespace, color: bool
+    run: torchprof.Run,
+    ending: Ending,
+    script: Script,
+    arguments: argparse.Namespace,
+    files: Mapping[str, Path],
+    color: bool,
 ) -> Iterator[str]:
     """The report of a whole script, section after section, the answer first."""
-    from torchprof.advice import advise
     from torchprof.reports.tree import fitting_depth
 
     yield f"\ntorchprof: {arguments.script} {ending.outcome}. Recorded: {run.meta.wall_ns / 1e9:.2f} s.\n"
     yield run.report("headline") + "\n"
     for name, value in run.meta.environment:
         yield f"  {name:<8} {value}"
-    if advise(run):
-        yield _section("What to change", run.report("advice", limit=_ADVICE_SHOWN))
+    advice = _advice(run, files)
+    if advice:
+        yield _section("What to change", advice)
     yield _section("Where the time goes", run.report("top"))
     run = replace(run, metas=(replace(run.meta, warnings=()),))  # they were said, once
     depth = fitting_depth(run, _LAYERS_SHOWN) if arguments.depth is None else arguments.depth
@@ -436,6 +453,26 @@ def _program_report(
         yield _section(
             "Python's functions outside torch, of a second run under cProfile", _python_table(script, ending)
         )
+
+
+def _advice(run: torchprof.Run, files: Mapping[str, Path]) -> str:
+    """What is the most worth changing, and how to see and find more, in the words of the command line; "" for
+    nothing."""
+    from torchprof.advice import advise
+    from torchprof.reports.advice import findings, not_shown, unrecorded
+
+    found = advise(run)
+    if not found:
+        return ""
+    parts = findings(run, found[:_ADVICE_SHOWN])
+    if len(found) > _ADVICE_SHOWN:
+        saved = next((shown for shown, path in files.items() if format_of(path) == "json" and path.is_file()), None)
+        show = f"torchprof show {saved}" if saved else "saved with -o run.json, torchprof show run.json"
+        parts.append(f"{not_shown(len(found) - _ADVICE_SHOWN)}: {show} --report advice shows all.")
+    missing = [_RECORDS[name] for name in unrecorded(run) if name in _RECORDS]
+    if missing:
+        parts.append(f"More can be found in a run with {' and '.join(missing)}.")
+    return "\n\n".join(parts)
 
 
 def _section(title: str, text: str) -> str:
@@ -495,7 +532,7 @@ def _flops(arguments: argparse.Namespace) -> int:
         raise
     except Exception as error:
         return _tell_failure(arguments, error)
-    _export(run, arguments)
+    _export(run.export, arguments)
     _print_run(run, arguments)
     return 0
 
@@ -513,9 +550,10 @@ def _wants_timeline(arguments: argparse.Namespace) -> bool:
     return any(format_of(file) in ("chrome-trace", "html") for file in arguments.output)
 
 
-def _export(run: torchprof.Run, arguments: argparse.Namespace) -> None:
+def _export(export: Callable[[str], None], arguments: argparse.Namespace) -> None:
     for file in arguments.output:
-        run.export(file)
+        export(file)
+        print(f"Written: {file}.", file=sys.stderr)
 
 
 def _tell_failure(arguments: argparse.Namespace, failure: Exception) -> int:

@@ -34,6 +34,8 @@ FORMATS: Mapping[Unit, Callable[[float], str]] = {
 }
 """How the mean of a quantity over calls is written."""
 
+_NEARLY_ALL = 0.99  # of a time that two ways of measuring tell apart by their own cost
+
 
 class Quantity(NamedTuple):
     """One thing that is compared of every layer. ``key`` and ``heading`` are those of the tree's columns.
@@ -297,13 +299,14 @@ class _Side:
         }
         selected = None if run.meta.paths is None else set(run.meta.paths)
         worked = map(any, zip(*self.worked.values()))
-        self.known = [(selected is None or layer.path in selected) and did for layer, did in zip(layers, worked)]
+        self.selected = [selected is None or layer.path in selected for layer in layers]
+        self.known = [chosen and did for chosen, did in zip(self.selected, worked)]
         self.known += [True, True]
         self.params = run.total_params()
         self.peaks = self._peaks()
         self.measured = set.intersection(*(set(meta.measured) for meta in run.metas))
         self.steps = sum(meta.steps for meta in run.metas)
-        self._steps_of = self._sampled_steps()
+        self._steps_of = self._sampled_steps() if self._steps_hold_all() else {}
         self._device_keys: defaultdict[tuple[int, str, int], list[SampleKey]] = defaultdict(list)
         self._call_spreads: defaultdict[tuple[int, str], list[Spread]] = defaultdict(list)
         for key, spread in run.samples.items():
@@ -322,6 +325,17 @@ class _Side:
             elif key.measure == "kept_bytes":  # it was watched; it has no peak where it allocated nothing
                 peaks.setdefault(of, 0)
         return peaks
+
+    def _steps_hold_all(self) -> bool:
+        """Whether all forward work of the models was in steps: what came after the last one, as an evaluation, is in
+        the totals and in no step."""
+        in_steps: defaultdict[int, int] = defaultdict(int)
+        for key, spread in self.run.samples.items():
+            if key.measure == "step_cpu_ns" and key.phase == FORWARD:
+                in_steps[key.layer] += spread.sum
+        totals = self.total[FORWARD, "cpu_ns"]
+        roots = (index for index, layer in enumerate(self.run.layers) if len(layer.path) == 1)
+        return all(in_steps[root] >= _NEARLY_ALL * totals[root] for root in roots)
 
     def _sampled_steps(self) -> dict[int, tuple[int, ...]]:
         """The steps whose values are kept, by rank: the hashes of their times of start, which tell them apart."""
@@ -405,7 +419,7 @@ class _Comparison:
             if before is None or after is None or len(self.runs[1].layers[after].path) > 1:
                 continue
             counts = self.sides[0].calls[FORWARD][before], self.sides[1].calls[FORWARD][after]
-            if all(counts):
+            if all(counts) and not (self.runs[0].layers[before].recursive or self.runs[1].layers[after].recursive):
                 return "call", counts, self.runs[1].layers[after].name
         counts = self.sides[0].steps, self.sides[1].steps
         if all(counts):
@@ -447,8 +461,8 @@ class _Comparison:
             return [layer.params if quantity.is_self else figures.params[layer.path] for layer in layers]
         if what == "calls":
             return [
-                None if not calls and layer.compiled else _divided(calls, scale)
-                for layer, calls in zip(layers, figures.calls[phase])
+                None if not chosen or (not calls and layer.compiled) else _divided(calls, scale)
+                for layer, calls, chosen in zip(layers, figures.calls[phase], figures.selected)
             ]
         if isinstance(what, Measure):
             sums = figures.own if quantity.is_self else figures.total
@@ -576,6 +590,11 @@ class _Comparison:
 
     def _notes(self) -> Iterator[str]:
         old, new = self.runs
+        if self.counted is None and new.layers:
+            yield (
+                "Nobody knows how many calls of a model these runs hold, or how many steps: figures are totals of the "
+                "runs."
+            )
         if self.unit is not None:
             what = f"forward call{{}} of {self.of_what}" if self.unit == "call" else "step{}"
             yield (

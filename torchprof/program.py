@@ -58,6 +58,7 @@ class Program:
         use_cuda: bool = False,
         profile_memory: bool = False,
         with_flops: bool = False,
+        record_shapes: bool = False,
         with_timeline: bool = False,
         warmup_calls: int = 0,
         max_calls: int | None = None,
@@ -70,7 +71,11 @@ class Program:
         missing = missing_device(device) if device else None
         self._records = None if missing else device
         self._asked = Asked(
-            device=device, profile_memory=profile_memory, with_flops=with_flops, with_timeline=with_timeline
+            device=device,
+            profile_memory=profile_memory,
+            with_flops=with_flops,
+            record_shapes=record_shapes,
+            with_timeline=with_timeline,
         )
         self._warmup_calls = warmup_calls
         self._last_call = None if max_calls is None else warmup_calls + max_calls
@@ -163,7 +168,9 @@ class Program:
 
     def _start_cycle(self) -> None:
         self._session = Session(
-            self._records, profile_memory=self._asked.profile_memory, record_shapes=self._asked.with_flops
+            self._records,
+            profile_memory=self._asked.profile_memory,
+            record_shapes=self._asked.record_shapes or self._asked.with_flops,
         )
         self._sampler = Sampler(threading.get_ident())
         self._holding = Holding.now(self._plan.models, watch=True) if self._asked.profile_memory else NOTHING

@@ -20,6 +20,7 @@ _NAMES = """
 _ELEMENTWISE = frozenset(f"aten::{name}{in_place}" for name in _NAMES.split() for in_place in ("", "_"))
 _MANY = 5
 _FEW_NS = 10_000
+_A_LOOP = 100
 
 _PRODUCTS = inside("aten::bmm", "aten::baddbmm")
 _SOFTMAX = inside("aten::softmax", "aten::_softmax", "aten::_safe_softmax", "aten::_softmax_backward_data")
@@ -59,6 +60,36 @@ def many_elementwise_ops(evidence: Evidence) -> Iterator[Advice]:
             int(ns * (1 - 1 / a_call)),
             None,
             "many_elementwise_ops",
+        )
+
+
+@rule
+def many_tiny_ops(evidence: Evidence) -> Iterator[Advice]:
+    """Layers that call at least 100 ops themselves in each forward call, on average, that take less than 10 us each: a
+    Python loop over the rows of a tensor.
+
+    To dispatch, or to launch, such an op takes longer than what it computes. A hundred, since layers that are written
+    without a loop call a few dozen at most. The elementwise ones are left out: ``many_elementwise_ops`` counts them. At
+    most all but one n-th of their time can be saved, forward alone; what Python takes between them comes on top. Ops
+    inside other ops are no ops of the layer's. Nothing is said of compiled layers.
+    """
+    calls = _forward_calls(evidence)
+    elementwise = evidence.took(_is_elementwise, phases=(FORWARD, RECOMPUTE))
+    for number, one in evidence.took(_is_other_op, phases=(FORWARD, RECOMPUTE)).items():
+        layer_calls, ns = calls.get(number, 0), evidence.time_of(one)
+        if number < 0 or not layer_calls or one.calls < _A_LOOP * layer_calls or evidence.run.layers[number].compiled:
+            continue
+        a_call, mean = one.calls / layer_calls, ns / one.calls
+        if mean >= _FEW_NS:
+            continue
+        kind = "ops that are not elementwise" if number in elementwise else "ops"
+        yield Advice(
+            evidence.name_of(number),
+            f"Calls {a_call:,.0f} {kind} in a forward call, {format_time(mean)} each, {format_time(ns)} in all.",
+            "Say it for all rows at once in place of a loop, or compile the layer with torch.compile.",
+            int(ns * (1 - 1 / a_call)),
+            None,
+            "many_tiny_ops",
         )
 
 
@@ -163,10 +194,19 @@ def _forward_calls(evidence: Evidence) -> dict[int, int]:
     }
 
 
-def _is_elementwise(frames: Sequence[Frame]) -> bool:
-    """Whether the outermost op is elementwise; labels of the user's may be around it."""
+def _outermost_op(frames: Sequence[Frame]) -> str | None:
+    """The name of the op that a layer calls itself; labels of the user's may be around it."""
     outermost = next((frame for frame in frames if frame.kind != "label"), None)
-    return outermost is not None and outermost.kind == "op" and outermost.name in _ELEMENTWISE
+    return outermost.name if outermost is not None and outermost.kind == "op" else None
+
+
+def _is_elementwise(frames: Sequence[Frame]) -> bool:
+    return _outermost_op(frames) in _ELEMENTWISE
+
+
+def _is_other_op(frames: Sequence[Frame]) -> bool:
+    name = _outermost_op(frames)
+    return name is not None and name not in _ELEMENTWISE
 
 
 def _rows_are_short(evidence: Evidence) -> set[int]:

@@ -13,6 +13,7 @@ from torchprof.cost import format_memory
 _SHARE = 1 / 3
 _LEAST_BYTES = 2**20
 _KINDS = ("activations", "temporaries")
+_CRUMB = 0.01  # of what the layer made: less is not named
 
 
 @rule
@@ -38,7 +39,9 @@ def layer_that_makes_the_peak(evidence: Evidence) -> Iterator[Advice]:
             nbytes = sum(sums.values())
             if nbytes >= max(share * whole, _LEAST_BYTES):
                 parts = ", ".join(
-                    f"{format_memory(size)} {kind} of {phase}" for (kind, phase), size in sums.most_common()
+                    f"{format_memory(size)} {kind} of {phase}"
+                    for (kind, phase), size in sums.most_common()
+                    if size >= _CRUMB * nbytes
                 )
                 yield Advice(
                     evidence.name_of(layer),

@@ -108,7 +108,8 @@ def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
     name = label.removeprefix(_ZERO_GRAD).partition(".")[0]
     yield Advice(
         OUTSIDE_NAME,
-        f"zero_grad of {name} wrote zeros into gradients ({writes:,} tensors), and backward added to them.",
+        f"zero_grad of {name} wrote zeros into gradients ({writes:,} write{'s' * (writes != 1)}), and backward added "
+        "to them.",
         "Let them go instead: zero_grad(set_to_none=True), torch's default.",
         ns,
         sum(before) or None,

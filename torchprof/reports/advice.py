@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from torchprof.advice import Advice, advise
 from torchprof.advice.evidence import Evidence
@@ -13,6 +13,11 @@ from torchprof.reports.tree import check_number, printable
 from torchprof.run import Run
 
 _WIDTH = 100
+_RECORDS = {
+    "record_shapes": "record_shapes=True (shapes and types)",
+    "profile_memory": "profile_memory=True (memory)",
+    "use_cuda": "use_cuda=True where the model runs on a GPU",
+}
 
 
 @report("advice")
@@ -27,15 +32,40 @@ def advice(run: Run, *, limit: int | None = 20) -> str:
     """
     check_number("limit", limit, "findings")
     found = advise(run)
-    evidence = Evidence(run)
-    shown = found[:limit]
-    parts = [_paragraphs(number, one, evidence, len(str(len(shown)))) for number, one in enumerate(shown, 1)]
+    parts = findings(run, found[:limit])
     if not found:
         parts.append("Nothing was found in this run that is worth a change.")
-    elif len(shown) < len(found):
-        parts.append(f"{len(found) - len(shown)} more findings are not shown: limit=None shows all.")
-    parts += _more(run)
+    elif limit is not None and limit < len(found):
+        parts.append(f"{not_shown(len(found) - limit)}: limit=None shows all.")
+    missing = unrecorded(run)
+    if missing:
+        more = ", ".join(_RECORDS[name] for name in missing)
+        parts.append(textwrap.fill(f"More can be found in a run recorded with {more}.", _WIDTH))
     return "\n\n".join(parts)
+
+
+def findings(run: Run, found: Sequence[Advice]) -> list[str]:
+    """What was found in a run, each finding as the lines of its sentences, numbered from 1."""
+    evidence = Evidence(run)
+    return [_paragraphs(number, one, evidence, len(str(len(found)))) for number, one in enumerate(found, 1)]
+
+
+def not_shown(count: int) -> str:
+    """How many findings are left out, as a sentence without its end."""
+    return f"{count} more finding{'s are' if count > 1 else ' is'} not shown"
+
+
+def unrecorded(run: Run) -> list[str]:
+    """What some rules need and was not recorded, by the names of the arguments of ``Profile``.
+
+    A device is no such thing where torch was built without CUDA; a run that does not know what it ran on may have had
+    one.
+    """
+    recorded = {name for meta in run.metas for name, on in meta.flags if on}
+    machine = [name for name, _ in run.meta.environment]
+    if run.meta.device is not None or (machine and "CUDA" not in machine):
+        recorded.add("use_cuda")
+    return [name for name in _RECORDS if name not in recorded]
 
 
 def _paragraphs(number: int, advice: Advice, evidence: Evidence, digits: int) -> str:
@@ -64,15 +94,3 @@ def gain(advice: Advice, evidence: Evidence) -> str:
         share = f" ({advice.gain_bytes / evidence.peak_bytes:.1%} of the peak)" if evidence.peak_bytes else ""
         gains.append(f"{format_memory(advice.gain_bytes)}{share}")
     return f"Could save at most {' and '.join(gains)}." if gains else "How much this could save is not known."
-
-
-def _more(run: Run) -> Iterator[str]:
-    """What was not recorded, and some rules need."""
-    recorded = {name for meta in run.metas for name, on in meta.flags if on}
-    missing = [
-        *(["record_shapes=True (shapes and types)"] if "record_shapes" not in recorded else []),
-        *(["profile_memory=True (memory)"] if "profile_memory" not in recorded else []),
-        *(["use_cuda=True where the model runs on a GPU"] if run.meta.device is None else []),
-    ]
-    if missing:
-        yield textwrap.fill(f"More can be found in a run recorded with {', '.join(missing)}.", _WIDTH)

@@ -103,7 +103,9 @@ def view_of(diff: Diff, depth: int | None, sort_by: str | None, top: int) -> Vie
     changed = sorted((pair for pair in layers if _changed(pair)), key=order)
     shown = [*models, *changed[:top]]
     others = tuple(one for one in _others(diff, main) if any(_matters(pair.changes.get(one.key)) for pair in shown))
-    notes = tuple(_notes(len(layers) - len(changed), len(changed) - top, [main, *others], shown))
+    unknown = sum(not _changed(pair) and _is_unknown(pair) for pair in layers)
+    same = len(layers) - len(changed) - unknown
+    notes = tuple(_notes(same, unknown, len(changed) - top, [main, *others], shown))
     return View(main, others, tuple(shown), notes)
 
 
@@ -161,13 +163,21 @@ def _changed(pair: Pair) -> bool:
     )
 
 
+def _is_unknown(pair: Pair) -> bool:
+    return any(change.verdict == UNKNOWN for change in pair.changes.values())
+
+
 def _matters(change: Change | None) -> bool:
     return change is not None and change.difference not in (0, None)
 
 
-def _notes(same: int, hidden: int, quantities: Sequence[Quantity], shown: Sequence[Pair]) -> Iterator[str]:
+def _notes(
+    same: int, unknown: int, hidden: int, quantities: Sequence[Quantity], shown: Sequence[Pair]
+) -> Iterator[str]:
     if same:
         yield f"The same in all of this: {same} row{'s' if same > 1 else ''}, not shown."
+    if unknown:
+        yield f"Not known in all of this: {unknown} row{'s' if unknown > 1 else ''}, not shown."
     if hidden > 0:
         yield f"{hidden} more row{'s are' if hidden > 1 else ' is'} hidden: shown are those that changed most."
     verdicts = {

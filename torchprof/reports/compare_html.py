@@ -9,7 +9,7 @@ from torchprof.cost import Measure
 from torchprof.diff import Change, Diff
 from torchprof.matching import MOVED
 from torchprof.reports import report
-from torchprof.reports.compare import headline, told_of
+from torchprof.reports.compare import headline, told_of, whole_of
 from torchprof.reports.html import page
 from torchprof.reports.page_data import Path, Take, Tree
 from torchprof.run import OUTSIDE_NAME
@@ -34,6 +34,7 @@ def compare_html(diff: Diff) -> str:
             "scale": [1 / count if diff.unit else 1 for count in reversed(diff.counts)],
             "of": diff.unit,
             "notes": [*diff.notes, *diff.doubts],
+            "whole": whole_of(diff),
             "told": [[what, lines] for what, lines in told_of(diff)],
             "quantities": [
                 {

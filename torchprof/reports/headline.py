@@ -95,7 +95,7 @@ def headline(run: Run) -> str:
     first = max(parts_of_model, key=tree.totals.__getitem__)
     if steps[-1].layer == first:
         return sentence
-    which = "layer in it" if at is not None else "model"
+    which = f"layer of {_PHASES[PHASES[largest]]}" if at is not None else "model"
     return f"{sentence} The largest {which} is `{_name(run, first)}`, with {_share(tree.totals[first], whole)}."
 
 

@@ -61,7 +61,7 @@ def _facts(run: Run) -> Iterator[str]:
         ("Recorded with", [name for name, is_on in meta.flags if is_on]),
     ):
         if values:
-            yield f"- {what}: {plain(', '.join(values))}"
+            yield f"- {what}: {plain('; '.join(values))}"
 
 
 def line(cells: list[str]) -> str:

@@ -12,17 +12,27 @@ from torchprof.run import Run
 
 _ROWS_SHOWN = 500  # each is some hundred bytes of the notebook's file
 
-# Every colour is the page's own or lets it shine through. The headings stay in sight while the table is scrolled.
+_FITS = 25  # characters of any script fit in the first column, whose style has 50ch: wide ones take two
+
+# The headings and the names stay in sight while the table is scrolled, so nothing may shine through them: they have the
+# colours of JupyterLab's, VS Code's or Colab's page, elsewhere those of the browser. All other colours let the page's
+# own shine through.
 _STYLE = """
+.torchprof{--paper:var(--jp-layout-color0,var(--vscode-editor-background,var(--colab-primary-surface-color,Canvas)));\
+--ink:var(--jp-content-font-color1,var(--vscode-editor-foreground,var(--colab-primary-text-color,CanvasText)))}
 .torchprof div{max-height:36em;overflow:auto;width:fit-content;max-width:100%}
 .torchprof table{border-collapse:collapse;border:0;margin:0;color:inherit;font:12px/1.4 ui-monospace,Menlo,Consolas,\
 "DejaVu Sans Mono",monospace}
 .torchprof tr,.torchprof tbody tr:nth-child(odd),.torchprof tbody tr:nth-child(even){background:none}
 .torchprof th,.torchprof td{text-align:right;white-space:pre;padding:0 .7em;border:0;color:inherit;max-width:none}
-.torchprof th{position:sticky;top:0;padding:.3em .7em;font-weight:600;box-shadow:inset 0 -1px rgba(128,128,128,.6);\
-background:var(--jp-layout-color0,var(--vscode-editor-background,transparent));backdrop-filter:blur(10px)}
-.torchprof th:first-child,.torchprof td:first-child{text-align:left}
-.torchprof tbody tr:hover{background:rgba(128,128,128,.15)}
+.torchprof th{position:sticky;top:0;z-index:1;padding:.3em .7em;font-weight:600;\
+box-shadow:inset 0 -1px rgba(128,128,128,.6)}
+.torchprof th,.torchprof td:first-child{background:var(--paper);color:var(--ink)}
+.torchprof th:first-child,.torchprof td:first-child{position:sticky;left:0;text-align:left;max-width:50ch;\
+overflow:hidden;text-overflow:ellipsis}
+.torchprof th:first-child{z-index:2}
+.torchprof tbody tr:hover,.torchprof tbody tr:hover td:first-child{\
+background-image:linear-gradient(rgba(128,128,128,.15) 0 0)}
 .torchprof td[style]{background:linear-gradient(to left,rgba(60,140,230,.28) var(--share),transparent 0)}
 .torchprof td.warm{background-image:linear-gradient(to left,rgba(230,160,20,.36) var(--share),transparent 0)}
 .torchprof td.hot{background-image:linear-gradient(to left,rgba(235,70,40,.4) var(--share),transparent 0)}
@@ -51,7 +61,8 @@ def notebook(run: Run, *, depth: int | None = None) -> str:
     rows = []
     for text, entry in table.rows:
         branch = text.removesuffix(entry.name)
-        cells = [f"<td>{f'<i>{branch}</i>' if branch else ''}{_text(entry.name)}</td>"]
+        whole = f' title="{_text(entry.name)}"' if len(printable(text)) > _FITS else ""
+        cells = [f"<td{whole}>{f'<i>{branch}</i>' if branch else ''}{_text(entry.name)}</td>"]
         for column in table.columns:
             bar = _bar(column.share(entry.figures, table.wholes[column]))
             cells.append(f"<td{bar}>{_text(column.text(entry.figures, None))}</td>")

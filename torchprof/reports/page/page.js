@@ -69,6 +69,7 @@ class Page {
       element("div", { class: "title" }, element("h1", {}, told.title), element("button", { type: "button", class: "theme", title: "Light or dark", "aria-label": "Light or dark", onclick: () => this.#switchTheme() }, "◐")),
       element("p", { class: "headline" }, ...withCode(told.headline)),
     ];
+    if (told.comparison && told.comparison.whole.length) parts.push(element("p", {}, told.comparison.whole.join(" ")));
     if (told.advice.length) {
       const items = told.advice.map(([layer, ...sentences]) => element("li", {}, element("b", {}, layer), ` ${sentences.join(" ")}`));
       parts.push(element("details", { class: "advices", open: items.length <= 3 }, element("summary", {}, this.#adviceTitle(items.length)), element("ul", {}, ...items)));
