@@ -113,6 +113,31 @@ def test_where_no_layer_holds_most_the_largest_is_told_after_the_kinds() -> None
     )
 
 
+def test_layers_with_layers_below_are_named_by_what_they_do_directly() -> None:
+    """The blocks hold all of it, and have 600 of 1000 by themselves."""
+    kinds = {"Net": "Net", **{f"Net.{name}": "Block" for name in "abc"}, "Net.a.fc": "Linear"}
+    work = [took("Net.a", 200), took("Net.b", 200), took("Net.c", 200), took("Net.a.fc", 200), took("Net", 200)]
+    assert head(*work, kinds=kinds) == (
+        "60% of the forward is directly in `Block` layers. The largest layer of the forward is `a`, with 40%."
+    )
+    idle = [(*work[3][:3], {"cpu_ns": 0}), *work[:3], took("Net", 400)]
+    assert head(*idle, kinds=kinds).startswith("60% of the forward is in `Block` layers.")
+    inside = {path.replace("Net.", "Net.body."): kind for path, kind in kinds.items()} | {"Net.body": "Body"}
+    moved = [(where.replace("Net.", "Net.body."), *rest) for where, *rest in work]
+    assert head(*moved, kinds=dict(sorted(inside.items()))) == (
+        "80% of the forward is in `body`, 75% of that directly in its `Block` layers."
+    )
+
+
+def test_one_layer_with_layers_below_has_more_than_it_does_directly() -> None:
+    kinds = {"Net": "Net", "Net.a": "Block", "Net.a.fc": "Linear", "Net.b": "Linear", "Net.c": "Other"}
+    work = [took("Net.a", 350), took("Net.a.fc", 140), took("Net.b", 200), took("Net.c", 310)]
+    # a: 350 by itself, 490 of 1000 with its linear layer.
+    assert head(*work, kinds=kinds) == (
+        "35% of the forward is directly in the `Block` layer `a`. The largest layer of the forward is `a`, with 49%."
+    )
+
+
 def test_the_largest_layer_is_one_of_the_phase_and_not_of_the_kind() -> None:
     """The convolutions have 440 of 1000, and the stem, which is none of them, 400."""
     work = [

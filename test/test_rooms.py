@@ -28,7 +28,7 @@ ALLOWED = {
     "__main__": {"cli"},
     "advice": {"advice.evidence", "cost", "run"},
     "advice.evidence": {"attribute", "run"},
-    "advice.fusion": {"advice", "advice.evidence", "attribute", "cost", "run"},
+    "advice.fusion": {"advice", "advice.evidence", "advice.python", "attribute", "cost", "run"},
     "advice.gradients": {"advice", "advice.evidence", "advice.host", "attribute", "cost", "run"},
     "advice.host": {"advice", "advice.evidence", "attribute", "cost", "run"},
     "advice.layout": {"advice", "advice.evidence", "attribute", "cost"},

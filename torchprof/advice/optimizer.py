@@ -24,6 +24,18 @@ _FUSED = {
 _FOREACH = frozenset(
     {"ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
 )
+_NOT_FUSED = frozenset(
+    {
+        "aten::_coalesce",
+        "aten::_indices",
+        "aten::_nnz",
+        "aten::_values",
+        "aten::sparse_coo_tensor",
+        "aten::sparse_mask",
+        "aten::view_as_real",
+    }
+)
+"""What is called for sparse gradients, and for complex parameters: fused steps raise an error for both."""
 _TENSORS = 10
 _SMALL_NS = 30_000
 _SAVED = 9 / 10
@@ -38,6 +50,7 @@ class _Stepped:
     device_ns: int = 0
     calls: Counter[str] = field(default_factory=Counter)
     op_ns: int = 0
+    cannot_be_fused: bool = False
 
 
 @rule
@@ -49,7 +62,8 @@ def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
     of 64 to a million numbers, torch 2.4 and 2.13: Adam, AdamW and Adagrad take 10 to 60% of the time, SGD 40 to 60%
     where its ops are shorter than 30 µs on average, and hardly less where they are longer: there it is silent.
     foreach=True was slower than the loop as often as faster, so it is not advised there. What could be saved is at most
-    9/10 of the steps, by the clock (CPU or device) on which they took longer. Needs torch's own labels of optimizers.
+    9/10 of the steps, by the clock (CPU or device) on which they took longer. Steps that call ops for sparse gradients
+    or complex parameters are left out: no fused step takes those. Needs torch's own labels of optimizers.
     """
     place = "cpu" if evidence.device == "cpu" else "cuda"
     for name, stepped in _stepped(evidence).items():
@@ -58,7 +72,9 @@ def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
             fused or (place == "cuda" and name in _FOREACH)
         ):
             continue
-        if place == "cuda" and any(op.startswith("aten::_foreach_") for op in stepped.calls):
+        if stepped.cannot_be_fused or (
+            place == "cuda" and any(op.startswith("aten::_foreach_") for op in stepped.calls)
+        ):
             continue
         number = sum(stepped.calls.values())
         each = max(stepped.calls.values(), default=0)
@@ -131,6 +147,7 @@ def _stepped(evidence: Evidence) -> dict[str, _Stepped]:
             stepped.steps += columns["calls"][at]
             continue
         stepped.op_ns += columns["cpu_ns"][at]
+        stepped.cannot_be_fused |= any(frame.name in _NOT_FUSED for frame in frames[depth + 1 :])
         if depth == len(frames) - 2 and frames[-1].kind == "op" and frames[-1].name.startswith("aten::"):
             stepped.calls[frames[-1].name] += columns["calls"][at]
     return {name: stepped for name, stepped in found.items() if stepped.steps}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from torchprof.advice import Advice, rule
 from torchprof.advice.evidence import Evidence
@@ -16,6 +17,13 @@ _GAP_NS = 30_000
 _TO_NUMPY = "aten::resolve_neg"
 
 
+class SlowPython(NamedTuple):
+    """How often a layer was called, and its time in no operator and in no layer below."""
+
+    calls: int
+    own_ns: int
+
+
 @rule
 def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
     """Layers whose own Python takes longer than to call their operators and layers would: a loop over elements, NumPy.
@@ -26,28 +34,14 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
     of the recorded time is left and more than half of it is not such calling; many tiny operators are other advice.
     Compiled layers are left out: what runs in them is no Python. Where a thread took samples (``torchprof run``), the
     line is named at which it was seen most; NumPy where the layer turns tensors into arrays, which torch records. The
-    gain is what is left, no more than a device is idle.
+    gain is at most all of that time, since without the loop nothing is called in it, and no more than a device is idle.
     """
-    layers = evidence.run.layers
-    own = evidence.took(_is_own_time, phases=(FORWARD,))
-    direct = evidence.took(_is_direct, phases=(FORWARD,))
+    found = layers_of_slow_python(evidence)
     arrays = evidence.took(_is_array, phases=(FORWARD,))
-    found = {}
-    for layer, took in own.items():
-        if layer < 0 or layers[layer].compiled or took.cpu_ns < _SHARE * evidence.recorded_ns:
-            continue
-        calls = sum(spread.count for spread in forward_calls(evidence, layer))
-        below = sum(spread.count for child in evidence.children[layer] for spread in forward_calls(evidence, child))
-        gaps = calls + below + (direct[layer].calls if layer in direct else 0)
-        unusual = beyond_median_ns(evidence, layer)
-        unusual -= sum(beyond_median_ns(evidence, child) for child in evidence.children[layer])
-        left = took.cpu_ns - gaps * _GAP_NS - max(0, unusual)
-        if 2 * left > took.cpu_ns and left >= _SHARE * evidence.recorded_ns:
-            found[layer] = calls, took.cpu_ns, left
     lines = _lines(evidence) if found else {}
-    limit = idle_ns(evidence) if evidence.device != "cpu" else evidence.recorded_ns
-    whole = sum(left for _, _, left in found.values())
-    for layer, (calls, ns, left) in found.items():
+    whole = sum(slow.own_ns for slow in found.values())
+    limit = idle_ns(evidence) if evidence.device != "cpu" else whole
+    for layer, (calls, ns) in found.items():
         line = f", most often at {lines[layer].most_common(1)[0][0]}" if layer in lines else ""
         leaves = arrays[layer].calls if layer in arrays else 0
         yield Advice(
@@ -56,7 +50,7 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
             f"them{line}."
             + (f" It takes tensors to NumPy (or to lists) {leaves} time{'s' * (leaves != 1)}." if leaves else ""),
             "Say it in tensor operations instead" + (" of NumPy." if leaves else " of a loop in Python."),
-            left * min(whole, limit) // whole,
+            ns * min(whole, limit) // whole,
             None,
             "python_in_layers",
         )
@@ -70,8 +64,8 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
     Evidence is the ``step_gap_ns`` of the steps that ``step()`` marks, less 30 us for each operator outside the layers,
     each node of backward and each call of a model (Python, autograd's engine and the profiler take 5 to 20), and less
     what the steps had of it beyond the median one. From 5 % of the recorded time on, and where more than half is not
-    such calling. Without steps nobody knows what is part of the loop, and nothing is said. The gain is what is left, no
-    more than a device is idle.
+    such calling. Without steps nobody knows what is part of the loop, and nothing is said. The gain is at most all of
+    ``step_gap_ns``, since what is done less often is missing from the median one, and no more than a device is idle.
     """
     gaps = [spread for _, spread in evidence.samples("step_gap_ns")]
     whole = sum(spread.sum for spread in gaps)
@@ -86,26 +80,45 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
     left -= _GAP_NS * (nodes + calls + (outside.calls if outside else 0))
     if left < _SHARE * evidence.recorded_ns or 2 * left < whole:
         return
-    limit = idle_ns(evidence) if evidence.device != "cpu" else left
+    limit = idle_ns(evidence) if evidence.device != "cpu" else whole
     yield Advice(
         evidence.name_of(OUTSIDE),
         f"No operator and no layer runs for {format_time(whole)} of the {steps} steps ({format_time(whole / steps)} a "
         "step): that is the loop's own Python.",
         "Do it less often (logging), in the workers of a DataLoader (making batches), or in tensor operations (NumPy).",
-        min(left, limit),
+        min(whole, limit),
         None,
         "python_in_the_loop",
     )
 
 
-def _is_own_time(frames: Sequence[Frame]) -> bool:
+def layers_of_slow_python(evidence: Evidence) -> dict[int, SlowPython]:
+    """The layers that ``python_in_layers`` tells of, by number."""
+    layers = evidence.run.layers
+    direct = evidence.took(_is_direct, phases=(FORWARD,))
+    found = {}
+    for layer, took in evidence.took(is_own_time, phases=(FORWARD,)).items():
+        if layer < 0 or layers[layer].compiled or took.cpu_ns < _SHARE * evidence.recorded_ns:
+            continue
+        calls = sum(spread.count for spread in forward_calls(evidence, layer))
+        below = sum(spread.count for child in evidence.children[layer] for spread in forward_calls(evidence, child))
+        gaps = calls + below + (direct[layer].calls if layer in direct else 0)
+        unusual = beyond_median_ns(evidence, layer)
+        unusual -= sum(beyond_median_ns(evidence, child) for child in evidence.children[layer])
+        left = took.cpu_ns - gaps * _GAP_NS - max(0, unusual)
+        if 2 * left > took.cpu_ns and left >= _SHARE * evidence.recorded_ns:
+            found[layer] = SlowPython(calls, took.cpu_ns)
+    return found
+
+
+def is_own_time(frames: Sequence[Frame]) -> bool:
     """Whether it is a layer's time, or that of a label of the user's, in no operator."""
     return all(frame.kind == "label" for frame in frames)
 
 
 def _is_direct(frames: Sequence[Frame]) -> bool:
     """Whether an operator is called by Python, and not by another."""
-    return bool(frames) and frames[-1].kind == "op" and _is_own_time(frames[:-1])
+    return bool(frames) and frames[-1].kind == "op" and is_own_time(frames[:-1])
 
 
 def _is_array(frames: Sequence[Frame]) -> bool:

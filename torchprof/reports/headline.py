@@ -55,8 +55,9 @@ def headline(run: Run) -> str:
 
     It speaks of the largest of four: forward, backward, recomputation, and the work outside of all layers; and says
     which share of everything that is, where it is less than 95 %. From there it goes down as long as there is a layer
-    that holds more than half of it, and names the kind of layers there that took most by themselves; or the operator,
-    where there are no layers below. Where no layer holds so much, a second sentence names the largest.
+    that holds more than half of it, and names the kind of layers there that took most by themselves ("directly in",
+    where layers below them took time as well); or the operator, where there are no layers below. Where no layer holds
+    so much, a second sentence names the largest.
 
     It speaks of the device's time where that was measured; but a device that was idle for more than half of the time
     waits for the CPU: then it says so, and speaks of the CPU's. In a run that only counted, FLOPs take the place of
@@ -185,9 +186,12 @@ def _largest_within(
     assert largest is not None  # there is work, and it is of layers
     one, several = largest
     found = kinds[largest]
+    holds_more = any(tree.totals[index] > tree.own[index] for index in found)
+    within = "directly in" if holds_more else "in"
     if len(found) == 1:
-        return _Within(sums[largest], f"in the {one} `{_name(run, found[0])}`", found[0])
-    return _Within(sums[largest], f"in {its}{several}")
+        the_layer = None if holds_more else found[0]
+        return _Within(sums[largest], f"{within} the {one} `{_name(run, found[0])}`", the_layer)
+    return _Within(sums[largest], f"{within} {its}{several}")
 
 
 def _largest_work(run: Run, measured: _Measured, parts: Mapping[Part, int]) -> _Within:
