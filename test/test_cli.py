@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -301,3 +303,28 @@ def test_the_summary_refuses_what_is_for_the_tree(tmp_path: Path, capsys: pytest
     assert main(["flops", "examples/models.py:LeNet5", "--input", "1,1,32,32", "-o", path]) == 0
     assert main(["show", path, "--summary", "--sort-by", "flops", "--top", "2"]) == 2
     assert "The summary has no --sort-by, --top" in capsys.readouterr().err
+
+
+def test_files_of_any_format_are_written_at_once(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A trace and a page have what happened when, which is kept for them alone."""
+    files = ["run.json", "page.html", "net.trace.json", "table.csv.gz"]
+    options = [word for file in files for word in ("-o", file)]
+    assert main(["profile", "net.py:Net", "--input", "2,8", *options]) == 0
+    run = torchprof.load(net / "run.json")
+    assert run.timeline is not None and run.timeline.spans is not None
+    assert (net / "page.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert json.loads((net / "net.trace.json").read_text())["traceEvents"]
+    table = gzip.decompress((net / "table.csv.gz").read_bytes()).decode()
+    assert table == run.report("csv")
+    assert main(["profile", "net.py:Net", "--input", "2,8", "-o", "run.json"]) == 0
+    assert torchprof.load(net / "run.json").timeline is None
+
+
+def test_a_name_without_a_format_is_refused_before_anything_runs(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["profile", "net.py:broken"], ["show", "nowhere.json"], ["run", "net.py"]):
+        file = "run.out"
+        where = command.index(command[-1]) if command[0] == "run" else len(command)
+        assert main([*command[:where], "-o", file, *command[where:]]) == 2
+        error = capsys.readouterr().err
+        assert "'" + file + "' does not say by its ending" in error and ".html (html)" in error
+        assert "no weights" not in error and not Path(file).exists()

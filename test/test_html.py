@@ -2054,3 +2054,9 @@ def test_a_removed_layer_has_not_the_advice_of_its_namesake(look: Callable[..., 
     lines = table(page)
     assert len({line["path"] for line in lines}) == len(lines)
     assert sum(line["path"].endswith("(before)") for line in lines) == 1
+
+
+@pytest.mark.parametrize("beside", [3, [SMALL], {"other": 3}], ids=["number", "list", "no run"])
+def test_what_stands_beside_has_to_be_runs_by_name(beside: Any) -> None:
+    with pytest.raises(TorchprofError, match=r"beside="):
+        tree_of(SMALL).report("html", beside=beside)
