@@ -2060,3 +2060,13 @@ def test_a_removed_layer_has_not_the_advice_of_its_namesake(look: Callable[..., 
 def test_what_stands_beside_has_to_be_runs_by_name(beside: Any) -> None:
     with pytest.raises(TorchprofError, match=r"beside="):
         tree_of(SMALL).report("html", beside=beside)
+
+
+def test_tied_parameters_count_elsewhere_so_bytes_are_unknown() -> None:
+    """A head that shares the embedding's weight reads it, too; its own parameters are none."""
+    embed, head = nn.Embedding(50, 16), nn.Linear(16, 50, bias=False)
+    head.weight = embed.weight
+    model = nn.Sequential(embed, nn.Linear(16, 16), head)
+    run = profiled(model, lambda: model(torch.randint(50, (4, 7))), with_flops=True)
+    assert [layer.tied for layer in run.layers] == [False, False, False, True]
+    assert [traffic_bytes(layer) for layer in run.layers[2:]] == [4 * (16 * 16 + 16 + 2 * 4 * 7 * 16), None]

@@ -307,12 +307,15 @@ class Plan:
             core = here[-1]
             params: list[torch.Tensor] = []
             buffers: list[torch.Tensor] = []
+            tied = False
             for module in here:
                 for held, tensors in ((params, module._parameters), (buffers, module._buffers)):
                     for tensor in tensors.values():
                         if tensor is not None and id(tensor) not in counted:
                             counted.add(id(tensor))
                             held.append(tensor)
+                        elif tensor is not None and held is params:
+                            tied = True
             sizes: Counter[str] = Counter()
             unknown = any(is_lazy(param) for param in params) or any(map(_is_packed, here))
             if not unknown:
@@ -334,6 +337,7 @@ class Plan:
                     input_shapes=_plain(target.input_shapes) if target else (),
                     output_shapes=_plain(target.output_shapes) if target else (),
                     settings=_settings(core),
+                    tied=tied,
                     output_bytes=_bytes(_plain(target.output_shapes), target.output_types) if target else None,
                     training=target.training if target else _trains(core),
                     compiled=index in compiled,

@@ -35,7 +35,8 @@ class Layer:
     that is not known. ``settings`` are what a layer of torch's own says of itself, as ``print(model)`` has it
     ("3, 64, kernel_size=(7, 7), stride=(2, 2)"); empty for classes of others, of which nobody knows what they say.
     ``compiled``: inside a ScriptModule or a module under torch.compile, where it may run without being called.
-    ``recursive``: it was called inside of its own calls, so that not each of them is one by itself.
+    ``tied``: it holds parameters that count at another layer. ``recursive``: it was called inside of its own calls, so
+    that not each of them is one by itself.
     ``shared_with``: the other paths of the same module.
     """
 
@@ -53,6 +54,7 @@ class Layer:
     training: bool = True
     settings: str = ""
     compiled: bool = False
+    tied: bool = False
     recursive: bool = False
     shared_with: tuple[tuple[str, ...], ...] = ()
 

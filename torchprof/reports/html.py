@@ -87,13 +87,16 @@ def _hash(script: str) -> str:
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
+    """What was recorded, for how long, and on what: (name, value)."""
     meta = run.meta
-    facts = [("recorded", format_time(meta.wall_ns))]
-    if meta.cycles > 1:
-        facts[0] = ("recorded", f"{format_time(meta.wall_ns)} in {meta.cycles} cycles")
-    if meta.steps:
-        facts.append(("steps", str(meta.steps)))
-    facts += [("layers", str(len(run.layers))), ("ranks", str(len(run.metas)))][: 1 + (len(run.metas) > 1)]
-    facts += [*meta.environment, *meta.switches]
-    facts.append(("recorded with", ", ".join(name for name, is_on in meta.flags if is_on) or "nothing more"))
-    return [*facts, ("torchprof", dict(meta.versions).get("torchprof", "–"))]
+    cycles = f" in {meta.cycles} cycles" if meta.cycles > 1 else ""
+    return [
+        ("recorded", format_time(meta.wall_ns) + cycles),
+        *([("steps", str(meta.steps))] if meta.steps else []),
+        ("layers", str(len(run.layers))),
+        *([("ranks", str(len(run.metas)))] if len(run.metas) > 1 else []),
+        *meta.environment,
+        *meta.switches,
+        ("recorded with", ", ".join(name for name, is_on in meta.flags if is_on) or "nothing more"),
+        ("torchprof", dict(meta.versions).get("torchprof", "–")),
+    ]

@@ -149,11 +149,12 @@ def traffic_bytes(layer: Layer) -> int | None:
     """The least that a forward call of a layer reads and writes: its parameters, its inputs and its outputs, each once.
 
     Inputs are taken to be of the outputs' type. None where that is not known: a size that is no number, outputs of
-    unknown or of several types, parameters that nobody can count.
+    unknown or of several types, parameters that nobody can count, or that count at another layer.
     """
     sizes = [*layer.input_shapes, *layer.output_shapes]
     if (
         layer.param_bytes is None
+        or layer.tied
         or not layer.output_bytes
         or not layer.input_shapes
         or any(-1 in size for size in sizes)
