@@ -14,6 +14,7 @@ class Page {
     this.selected = run.count ? 0 : run.all;
     this.search = "";
     this.showOwn = false;
+    this.#followTheme();
     this.#build();
     this.draw();
   }
@@ -88,10 +89,17 @@ class Page {
     return (count === 1 ? "1 piece of advice" : `${count} pieces of advice`) + (told.comparison ? " on the run after" : "") + more;
   }
 
+  // As the system has it, until somebody chooses.
+  #followTheme() {
+    const dark = matchMedia("(prefers-color-scheme: dark)");
+    const follow = () => { document.documentElement.dataset.theme = dark.matches ? "dark" : "light"; };
+    dark.addEventListener("change", follow);
+    follow();
+  }
+
   #switchTheme() {
-    const root = document.documentElement;
-    const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-    root.dataset.theme = isDark ? "light" : "dark";
+    const { dataset } = document.documentElement;
+    dataset.theme = dataset.theme === "dark" ? "light" : "dark";
   }
 
   #choice(label, choices, chosen, choose) {
