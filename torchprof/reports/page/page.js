@@ -89,7 +89,7 @@ class Page {
     return (count === 1 ? "1 piece of advice" : `${count} pieces of advice`) + (told.comparison ? " on the run after" : "") + more;
   }
 
-  // As the system has it, until somebody chooses.
+  // As the system has it, now and whenever that changes.
   #followTheme() {
     const dark = matchMedia("(prefers-color-scheme: dark)");
     const follow = () => { document.documentElement.dataset.theme = dark.matches ? "dark" : "light"; };
