@@ -27,7 +27,8 @@ from torchprof.allocations import Allocations
 from torchprof.assemble import attribution_of
 from torchprof.attribute import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE, Attribution, Event, Kind, Site
 from torchprof.cost import format_memory
-from torchprof.held import Holding, allocators_between
+from torchprof.held import held_now
+from torchprof.holding import allocators_between
 from torchprof.run import KINDS, Held, Layer, Memory, Meta, Rows, SampleKey, Spread, Timeline
 
 ROWS, WIDTH = 2048, 16
@@ -1276,14 +1277,14 @@ def test_a_storage_counts_once_whatever_shares_it() -> None:
     model.weight = nn.Parameter(flat[:64].view(8, 8))
     other = nn.Linear(4, 4, bias=False)
     other.weight = nn.Parameter(flat[64:80].view(4, 4))
-    held = Holding.now([model, other])
+    held = held_now([model, other])
     assert held.sizes == {"cpu": (("parameters", 400),)}
     assert held.addresses == {("cpu", flat.untyped_storage().data_ptr())}
     assert held.allocator == {}
 
 
 def test_tensors_without_memory_hold_none() -> None:
-    assert Holding.now([nn.Linear(8, 8, device="meta"), nn.LazyLinear(3)]).sizes == {}
+    assert held_now([nn.Linear(8, 8, device="meta"), nn.LazyLinear(3)]).sizes == {}
 
 
 def test_figures_of_torchs_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1295,10 +1296,10 @@ def test_figures_of_torchs_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         torch.cuda, "memory_stats", lambda index: {key: size * (index + 1) for key, size in now.items()}
     )
-    start = Holding.now([])
+    start = held_now([])
     assert start.allocator == {}
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert allocators_between(start, Holding.now([])) == {
+    assert allocators_between(start, held_now([])) == {
         f"cuda:{index}": (
             ("allocated", 0, 10 * (index + 1)),
             ("allocated at most", 0, 30 * (index + 1)),

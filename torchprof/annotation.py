@@ -10,8 +10,10 @@ from torch import nn
 
 from torchprof.assemble import Asked, Seen, assemble, with_doubts
 from torchprof.collect import Recording, finished_recording
+from torchprof.environment import this_process
 from torchprof.errors import TorchprofError
-from torchprof.held import NOTHING, Holding
+from torchprof.held import held_now
+from torchprof.holding import NOTHING
 from torchprof.instrument import Labels
 from torchprof.modules import Plan, checked_models
 from torchprof.run import Run
@@ -70,5 +72,6 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
         with_stack=has["with_stack"],
     )
     seen = Seen()
-    end = Holding.now(plan.models) if asked.profile_memory else NOTHING
-    return with_doubts(assemble(recording, plan, plan.layers(), asked, seen, end=end), plan, seen)
+    end = held_now(plan.models) if asked.profile_memory else NOTHING
+    run = assemble(recording, plan, plan.layers(), asked, seen, origin=this_process(), end=end)
+    return with_doubts(run, plan, seen)

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import gc
-import platform
-import sys
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-
-import torch
+from typing import Protocol
 
 from torchprof.allocations import Allocations
-from torchprof.attribute import Attribution, Detail, Event, Kind
-from torchprof.collect import Recording
+from torchprof.attribute import Attribution, Detail, Event, Kind, Signature, Site
 from torchprof.cost import FIELDS
 from torchprof.doubts import about_calls, about_cost, about_labels, about_modules, about_start, about_uncounted
-from torchprof.environment import environment, switches
-from torchprof.estimate import Estimate
 from torchprof.fold import fold
-from torchprof.held import NOTHING, Holding, allocators_between
-from torchprof.modules import Plan
-from torchprof.peaks import measured_peaks
+from torchprof.holding import NOTHING, Holding, allocators_between
 from torchprof.run import Layer, Memory, Meta, Run, Timeline
 from torchprof.spans import OpenSpans
 from torchprof.steps import Steps
-from torchprof.version import __version__
 
 
 @dataclass(frozen=True)
@@ -67,7 +57,48 @@ class Seen:
     nothing: str | None = None  # why nothing was recorded
 
 
-def attribution_of(plan: Plan, called_from: Callable[[int, int], int] | None = None) -> Attribution:
+class Recorded(Protocol):
+    """Events that were recorded, here or elsewhere, and what is known of the whole.
+
+    ``device`` is the kind of device whose work was recorded, None for the CPU alone; ``start_ns`` when it began, on
+    the clock of the events, None where that is not known; ``signatures`` what ops were called on, by their number;
+    ``called_from`` gives the number of one that is like the first and has the source lines of the second.
+    """
+
+    device: str | None
+    signatures: list[Signature]
+
+    @property
+    def wall_ns(self) -> int: ...
+
+    @property
+    def start_ns(self) -> int | None: ...
+
+    def events(self, detail: Callable[[str], Detail] | None, addresses: bool) -> Iterator[Event]: ...
+
+    def called_from(self, signature: int, source: int) -> int: ...
+
+
+class Planned(Protocol):
+    """Which layers there are, and what each label stands for. See ``Plan``, which knows the modules."""
+
+    @property
+    def sites(self) -> Mapping[str, Site]: ...
+
+    @property
+    def layer_paths(self) -> Sequence[tuple[str, ...]]: ...
+
+    @property
+    def selected(self) -> Set[int] | None: ...
+
+    @property
+    def selected_paths(self) -> tuple[tuple[str, ...], ...] | None: ...
+
+    @property
+    def callable_layers(self) -> Set[int]: ...
+
+
+def attribution_of(plan: Planned, called_from: Callable[[int, int], int] | None = None) -> Attribution:
     """The rule of ownership for the labels of a plan."""
     return Attribution(plan.sites, plan.layer_paths, plan.selected, called_from)
 
@@ -87,30 +118,38 @@ def _collector_at_rest() -> Iterator[None]:
 
 @_collector_at_rest()
 def assemble(
-    recording: Recording,
-    plan: Plan,
+    recording: Recorded,
+    plan: Planned,
     layers: tuple[Layer, ...],
     asked: Asked,
     seen: Seen,
     *,
+    origin: Meta,
     start: Holding = NOTHING,
     end: Holding = NOTHING,
     steps: bool = False,
     from_first_mark: bool = True,
     python_samples: Iterable[tuple[int, str, int]] | None = None,
-    rank: int = 0,
 ) -> Run:
     """The run of one recording, without its doubts; ``seen`` grows by what was noticed on the way.
 
-    ``layers`` are those of the plan, as they were at the end; ``start`` and ``end``: what memory was held then;
+    ``layers`` are those of the plan, as they were at the end; ``origin``: what is known of where it was recorded;
+    ``start`` and ``end``: what memory was held then;
     ``steps``: whether steps were marked in the recording; ``from_first_mark``: whether one began with it;
     ``python_samples``: at which time, in ns since the epoch, Python was seen at which line, and for how many intervals
     that stands.
     """
+    rank = origin.rank
     attribution = attribution_of(plan, recording.called_from if asked.with_stack else None)
     places = attribution.places.all
     signatures = recording.signatures
-    estimate = Estimate(signatures) if asked.with_flops else None
+    estimate = None
+    if asked.with_flops:
+        from torchprof.estimate import (
+            Estimate,  # it asks torch's registry of formulas, and a trace may do without torch
+        )
+
+        estimate = Estimate(signatures)
     allocations = (
         Allocations(layers, rank, end.addresses, start.blocks, start.gone, recording.start_ns)
         if asked.profile_memory
@@ -119,7 +158,14 @@ def assemble(
     steps_seen = Steps(layers, rank, from_first_mark) if steps else None
     spans = OpenSpans(layers, plan.selected, recording.start_ns, from_first_mark) if asked.with_timeline else None
 
-    events = _events(recording, asked, estimate)
+    least = Detail.SHAPES if asked.record_shapes or asked.with_stack else Detail.NOTHING
+
+    def detail(name: str) -> Detail:
+        wanted = estimate.detail(name) if estimate else Detail.NOTHING
+        return wanted if wanted is not Detail.NOTHING else least
+
+    read = detail if estimate or least is not Detail.NOTHING else None
+    events = recording.events(read, asked.profile_memory)
     attributed = attribution.attribute(events if python_samples is None else _with_samples(events, python_samples))
     for watcher in (estimate, allocations, steps_seen, spans):
         if watcher is not None:
@@ -151,9 +197,9 @@ def assemble(
 
     names = [name for name in FIELDS if asked.measures(name)]
     of_cpu = [name for name in names if not name.startswith("device_")]
-    meta = Meta(
+    meta = replace(
+        origin,
         model=tuple(layer.kind for layer in layers if len(layer.path) == 1),
-        rank=rank,
         device=asked.device,
         requested=tuple(names if asked.device else of_cpu),
         measured=tuple(names if recording.device else of_cpu),
@@ -161,12 +207,6 @@ def assemble(
         wall_ns=recording.wall_ns,
         steps=steps_seen.count if steps_seen else 0,
         busy_ns=tuple(sorted(busy.items())),
-        peaks=measured_peaks(),
-        versions=(
-            ("torchprof", __version__),
-            ("torch", torch.__version__),
-            ("python", platform.python_version()),
-        ),
         flags=(
             ("use_cuda", asked.device == "cuda"),
             ("profile_memory", asked.profile_memory),
@@ -174,23 +214,8 @@ def assemble(
             ("record_shapes", asked.record_shapes),
             ("with_stack", asked.with_stack),
         ),
-        environment=environment(),
-        switches=switches(),
-        machine=platform.node(),
-        script=str(Path(sys.argv[0]).absolute()) if sys.argv and sys.argv[0] else "",
     )
     return Run((meta,), layers, rows, samples, memory, timeline)
-
-
-def _events(recording: Recording, asked: Asked, estimate: Estimate | None) -> Iterable[Event]:
-    least = Detail.SHAPES if asked.record_shapes or asked.with_stack else Detail.NOTHING
-
-    def detail(name: str) -> Detail:
-        wanted = estimate.detail(name) if estimate else Detail.NOTHING
-        return wanted if wanted is not Detail.NOTHING else least
-
-    read = detail if estimate or least is not Detail.NOTHING else None
-    return recording.events(read, addresses=asked.profile_memory)
 
 
 def _with_samples(events: Iterable[Event], samples: Iterable[tuple[int, str, int]]) -> Iterator[Event]:
@@ -210,7 +235,7 @@ def _with_samples(events: Iterable[Event], samples: Iterable[tuple[int, str, int
         sample = next(waiting, None)
 
 
-def with_doubts(run: Run, plan: Plan, seen: Seen) -> Run:
+def with_doubts(run: Run, plan: Planned, seen: Seen) -> Run:
     """The run with the sentences that say how far to believe it, and what only its calls tell of layers."""
     paths = [layer.path for layer in run.layers]
     recursive = {
@@ -222,7 +247,7 @@ def with_doubts(run: Run, plan: Plan, seen: Seen) -> Run:
     return replace(run, metas=(replace(run.meta, warnings=tuple(_doubts(run, plan, seen))),))
 
 
-def _doubts(run: Run, plan: Plan, seen: Seen) -> Iterator[str]:
+def _doubts(run: Run, plan: Planned, seen: Seen) -> Iterator[str]:
     yield from seen.notes
     yield from about_modules(seen.added, seen.removed)
     chosen = plan.selected

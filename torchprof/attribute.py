@@ -18,6 +18,9 @@ BACKWARD = "backward"
 RECOMPUTE = "recompute"
 PHASES = (FORWARD, BACKWARD, RECOMPUTE)
 
+LAUNCH_NOT_RECORDED = "(launch not recorded)"
+"""The label of kernels of which nobody knows what launched them."""
+
 _GRAPH_NODE = "DifferentiableGraphBackward"
 
 
@@ -66,7 +69,8 @@ class Event(NamedTuple):
 
     ``name`` of a LABEL event is its label, that of a SAMPLE its source line. ``sequence`` is the autograd sequence
     number (-1: none) and ``forward_thread`` the thread that it was counted on. ``correlation`` is an op's own number
-    (0: none), a kernel's number of the op that launched it, and a MEMORY event's address (0: not known). ``device``
+    (0: none), a kernel's number of the op that launched it, and a MEMORY event's address (0: not known). A negative one
+    is that of a call of the device's runtime: what it launched belongs to the op around it. ``device``
     names where the memory is or the kernel ran, ``nbytes`` is negative for a free. ``signature`` is the number of what
     an op was called on (0: not recorded).
     """
@@ -275,6 +279,7 @@ class Attribution:
         outside = self.places.of_layer(OUTSIDE, FORWARD)
         stacks: dict[int, list[tuple[int, Place, str | None, int]]] = {}  # by thread: end, place, label, its layer
         launched_by: dict[int, Place] = {}
+        unlaunched: Place | None = None
         new = tuple.__new__  # a third of the time that Attributed(...) takes, once for every event
         op, label_kind, node, kernel = Kind.OP, Kind.LABEL, Kind.NODE, Kind.KERNEL
         sample = Kind.SAMPLE
@@ -284,8 +289,10 @@ class Attribution:
         for event in events:
             kind, name, start, end, thread, sequence, _, correlation, _, _, signature = event
             if kind is kernel:
-                launcher = launched_by.get(correlation, outside)
-                yield new(Attributed, (event, inside(launcher, "kernel", name), None, 1, end - start))
+                launcher = launched_by.get(correlation, unlaunched)
+                if launcher is None:
+                    launcher = unlaunched = inside(outside, "label", LAUNCH_NOT_RECORDED)
+                yield new(Attributed, (event, inside(launcher, "kernel", name, signature), None, 1, end - start))
                 continue
             stack = stacks.get(thread)
             if stack is None:
@@ -332,11 +339,11 @@ class Attribution:
             elif kind is Kind.BACKWARD_FUNCTION and around is not None:  # it is of the node around it
                 place = inside(around, "op", name, around.signature if called_from is not None else 0)
             else:
-                place = inside(around or outside, "label", name)
+                place = inside(around or outside, "label", name, signature)
 
             stack.append((end, place, label, layer))
             if correlation:
-                launched_by[correlation] = place
+                launched_by[correlation] = place if correlation > 0 or around is None else around
             yield new(Attributed, (event, place, around, calls, end - start))
 
     def _of_label(

@@ -1,13 +1,35 @@
-"""What a run ran on: torch, its build, the devices, the threads and the machine, in words."""
+"""Where a run comes from: torch, its build, the devices, the threads, the machine and the script, in words."""
 
 from __future__ import annotations
 
 import os
 import platform
+import sys
 from functools import cache
 from pathlib import Path
 
 import torch
+
+from torchprof.peaks import measured_peaks
+from torchprof.run import Meta
+from torchprof.version import __version__
+
+
+def this_process() -> Meta:
+    """What is known of a run that is recorded here, before it is recorded."""
+    return Meta(
+        model=(),
+        peaks=measured_peaks(),
+        versions=(
+            ("torchprof", __version__),
+            ("torch", torch.__version__),
+            ("python", platform.python_version()),
+        ),
+        environment=environment(),
+        switches=switches(),
+        machine=platform.node(),
+        script=str(Path(sys.argv[0]).absolute()) if sys.argv and sys.argv[0] else "",
+    )
 
 
 def environment() -> tuple[tuple[str, str], ...]:

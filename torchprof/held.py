@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Any
 from weakref import finalize
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+
+from torchprof.holding import Holding
 
 _FIGURES = {
     "allocated": "allocated_bytes.all.current",
@@ -20,78 +21,42 @@ _FIGURES = {
 }
 
 
-@dataclass(frozen=True)
-class Holding:
-    """What was held at one moment.
+def held_now(models: Iterable[nn.Module], watch: bool = False) -> Holding:
+    """What is held at this moment. A storage counts once, whatever shares it.
 
-    ``sizes``: (kind, bytes) of the model's parameters, buffers and gradients, by device. ``addresses``: (device,
-    address) of the parameters and buffers. ``allocator``: figures of torch's caching allocator in bytes, by device;
-    none for the CPU, which has none. ``blocks``: the bytes of each storage, by device and address. ``gone``: where that
-    was watched, what of it was let go since, in order: (time in ns since the epoch, device, address).
+    torch does not record that memory is freed which was there before the recording. With ``watch`` we note when the
+    tensors of the model go, until ``stop_watching``: the gradients that zero_grad lets go, above all.
     """
-
-    sizes: Mapping[str, tuple[tuple[str, int], ...]]
-    addresses: frozenset[tuple[str, int]]
-    allocator: Mapping[str, Mapping[str, int]]
-    blocks: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    gone: list[tuple[int, str, int]] = field(default_factory=list)
-    _watches: list[finalize[Any, Any]] = field(default_factory=list)
-
-    @classmethod
-    def now(cls, models: Iterable[nn.Module], watch: bool = False) -> Holding:
-        """What is held at this moment. A storage counts once, whatever shares it.
-
-        torch does not record that memory is freed which was there before the recording. With ``watch`` we note when the
-        tensors of the model go, until ``stop_watching``: the gradients that zero_grad lets go, above all.
-        """
-        blocks: dict[tuple[str, int], int] = {}
-        gone: list[tuple[int, str, int]] = []
-        watches: list[finalize[Any, Any]] = []
-        sizes: dict[str, dict[str, int]] = {}
-        held: dict[tuple[str, int], str] = {}  # device and address → kind
-        for model in models:
-            params = [param for param in model.parameters() if not is_lazy(param)]
-            for kind, tensors in (
-                ("parameters", params),
-                ("buffers", [buffer for buffer in model.buffers() if not is_lazy(buffer)]),
-                ("gradients", [param.grad for param in params if param.grad is not None]),
-            ):
-                for tensor in tensors:
-                    place = _storage(tensor)
-                    if place is not None and place[:2] not in held:
-                        held[place[:2]] = kind
-                        blocks[place[:2]] = place[2]
-                        # A gradient that is a view, as those of DDP's buckets, may go and leave its storage.
-                        if watch and tensor.nbytes == place[2]:
-                            watches.append(finalize(tensor, _note_gone, gone, *place[:2]))
-                            watches[-1].atexit = False
-                        of_device = sizes.setdefault(place[0], {})
-                        of_device[kind] = of_device.get(kind, 0) + place[2]
-        by_device = {device: tuple(of_device.items()) for device, of_device in sizes.items()}
-        addresses = frozenset(place for place, kind in held.items() if kind != "gradients")
-        return cls(by_device, addresses, _allocators(), blocks, gone, watches)
-
-    def stop_watching(self) -> None:
-        """Note no more of what goes."""
-        for one in self._watches:
-            one.detach()
-        self._watches.clear()
+    blocks: dict[tuple[str, int], int] = {}
+    gone: list[tuple[int, str, int]] = []
+    watches: list[finalize[Any, Any]] = []
+    sizes: dict[str, dict[str, int]] = {}
+    held: dict[tuple[str, int], str] = {}  # device and address → kind
+    for model in models:
+        params = [param for param in model.parameters() if not is_lazy(param)]
+        for kind, tensors in (
+            ("parameters", params),
+            ("buffers", [buffer for buffer in model.buffers() if not is_lazy(buffer)]),
+            ("gradients", [param.grad for param in params if param.grad is not None]),
+        ):
+            for tensor in tensors:
+                place = _storage(tensor)
+                if place is not None and place[:2] not in held:
+                    held[place[:2]] = kind
+                    blocks[place[:2]] = place[2]
+                    # A gradient that is a view, as those of DDP's buckets, may go and leave its storage.
+                    if watch and tensor.nbytes == place[2]:
+                        watches.append(finalize(tensor, _note_gone, gone, *place[:2]))
+                        watches[-1].atexit = False
+                    of_device = sizes.setdefault(place[0], {})
+                    of_device[kind] = of_device.get(kind, 0) + place[2]
+    by_device = {device: tuple(of_device.items()) for device, of_device in sizes.items()}
+    addresses = frozenset(place for place, kind in held.items() if kind != "gradients")
+    return Holding(by_device, addresses, _allocators(), blocks, gone, watches)
 
 
 def _note_gone(gone: list[tuple[int, str, int]], device: str, address: int) -> None:
     gone.append((time.time_ns(), device, address))
-
-
-NOTHING = Holding({}, frozenset(), {})
-"""Where nobody looked."""
-
-
-def allocators_between(start: Holding, end: Holding) -> dict[str, tuple[tuple[str, int, int], ...]]:
-    """For each device, each figure of its allocator: name, bytes at the start, bytes at the end."""
-    return {
-        device: tuple((name, start.allocator.get(device, {}).get(name, 0), size) for name, size in figures.items())
-        for device, figures in end.allocator.items()
-    }
 
 
 def _storage(tensor: torch.Tensor) -> tuple[str, int, int] | None:

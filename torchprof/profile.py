@@ -8,6 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from html import escape
 from os import PathLike
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -22,9 +23,11 @@ from torch.profiler import ProfilerAction
 from torchprof.assemble import Asked, Seen, assemble, attribution_of, with_doubts
 from torchprof.attribute import Kind
 from torchprof.collect import Guard, Session, empty_event_list, is_profiled, missing_device, refuse_if_profiled
+from torchprof.environment import this_process
 from torchprof.errors import TorchprofError, suggest
 from torchprof.fold import add_cycle
-from torchprof.held import NOTHING, Holding
+from torchprof.held import held_now
+from torchprof.holding import NOTHING
 from torchprof.instrument import Labels, Target, label_of
 from torchprof.modules import Plan, Trace, checked_models, walk_modules
 from torchprof.run import Layer, Run
@@ -285,7 +288,7 @@ class Profile:
     def _start_cycle(self) -> None:
         self._session = self._prepared or self._new_session()
         self._prepared = self._event_lists = None
-        self._start_holding = Holding.now(self._models, watch=True) if self.profile_memory else NOTHING
+        self._start_holding = held_now(self._models, watch=True) if self.profile_memory else NOTHING
         self._session.start()
         self._recording = True
 
@@ -294,7 +297,7 @@ class Profile:
         self._recording = False
         self._session.stop()
         self._start_holding.stop_watching()
-        self._end_holding = Holding.now(self._models) if self.profile_memory else NOTHING
+        self._end_holding = held_now(self._models) if self.profile_memory else NOTHING
 
     def _end_cycle(self) -> None:
         """Fold what was recorded into the run at once: the next cycle needs the memory."""
@@ -318,11 +321,11 @@ class Profile:
             layers,
             self._asked,
             self._seen,
+            origin=replace(this_process(), rank=self._rank),
             start=self._start_holding,
             end=self._end_holding,
             steps=self._session.steps > 0,
             from_first_mark=not self.warmup,
-            rank=self._rank,
         )
 
     def _note_seen(self) -> None:

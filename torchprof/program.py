@@ -17,9 +17,11 @@ from torchprof.assemble import Asked, Seen, assemble, with_doubts
 from torchprof.collect import Guard, Session, is_observed, missing_device, refuse_if_profiled
 from torchprof.cost import format_time
 from torchprof.doubts import some
+from torchprof.environment import this_process
 from torchprof.errors import TorchprofError
 from torchprof.fold import add_cycle
-from torchprof.held import NOTHING, Holding
+from torchprof.held import held_now
+from torchprof.holding import NOTHING
 from torchprof.instrument import Labels
 from torchprof.modules import Plan
 from torchprof.outermost import OutermostCalls
@@ -173,7 +175,7 @@ class Program:
             record_shapes=self._asked.record_shapes or self._asked.with_flops,
         )
         self._sampler = Sampler(threading.get_ident())
-        self._holding = Holding.now(self._plan.models, watch=True) if self._asked.profile_memory else NOTHING
+        self._holding = held_now(self._plan.models, watch=True) if self._asked.profile_memory else NOTHING
         self._modules_before = self._calls + self._outermost.inner
         self._session.start()
         self._sampler.start()
@@ -192,8 +194,9 @@ class Program:
             self._plan.layers(),
             self._asked,
             self._seen,
+            origin=this_process(),
             start=self._holding,
-            end=Holding.now(self._plan.models) if self._asked.profile_memory else NOTHING,
+            end=held_now(self._plan.models) if self._asked.profile_memory else NOTHING,
             python_samples=self._samples(),
         )
         self._events_a_call = sum(cycle.rows.columns["calls"]) / max(modules, 1)
@@ -227,7 +230,9 @@ class Program:
                 f"Nothing was recorded: {self._warmup_calls} calls of models were to come first, and there were "
                 f"{self._calls}."
             )
-            self._run = assemble(Session(None), self._plan, self._plan.layers(), self._asked, self._seen)
+            self._run = assemble(
+                Session(None), self._plan, self._plan.layers(), self._asked, self._seen, origin=this_process()
+            )
         elif not self._models:
             notes.append("No model was called: all that was recorded is outside of models.")
         elif self._start_ns > _LONG_START * self._run.meta.wall_ns:
