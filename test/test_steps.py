@@ -33,7 +33,7 @@ from torchprof.attribute import (
     Kind,
     Site,
 )
-from torchprof.collect import PREFIX
+from torchprof.event_names import PREFIX
 from torchprof.fold import add_cycle, fold
 from torchprof.instrument import label_of
 from torchprof.run import Layer, Meta, Run, SampleKey, Spread

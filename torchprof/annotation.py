@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from torchprof.assemble import Asked, Seen, assemble, with_doubts
+from torchprof.assemble import Asked, Seen, assemble, wanted_detail, with_doubts
 from torchprof.collect import Recording, finished_recording
 from torchprof.environment import this_process
 from torchprof.errors import TorchprofError
@@ -73,5 +73,6 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
     )
     seen = Seen()
     end = held_now(plan.models) if asked.profile_memory else NOTHING
-    run = assemble(recording, plan, plan.layers(), asked, seen, origin=this_process(), end=end)
+    events = recording.events(wanted_detail(asked), asked.profile_memory)
+    run = assemble(recording, events, plan, plan.layers(), asked, seen, origin=this_process(), end=end)
     return with_doubts(run, plan, seen)

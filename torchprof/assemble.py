@@ -13,7 +13,9 @@ from typing import Protocol
 from torchprof.allocations import Allocations
 from torchprof.attribute import Attribution, Detail, Event, Kind, Signature, Site
 from torchprof.cost import FIELDS
+from torchprof.device_times import DeviceTimes
 from torchprof.doubts import about_calls, about_cost, about_labels, about_modules, about_start, about_uncounted
+from torchprof.event_names import with_steps
 from torchprof.fold import fold
 from torchprof.holding import NOTHING, Holding, allocators_between
 from torchprof.run import Layer, Memory, Meta, Run, Timeline
@@ -58,11 +60,12 @@ class Seen:
 
 
 class Recorded(Protocol):
-    """Events that were recorded, here or elsewhere, and what is known of the whole.
+    """What is known of all events that were recorded, here or elsewhere.
 
     ``device`` is the kind of device whose work was recorded, None for the CPU alone; ``start_ns`` when it began, on
     the clock of the events, None where that is not known; ``signatures`` what ops were called on, by their number;
-    ``called_from`` gives the number of one that is like the first and has the source lines of the second.
+    ``called_from`` gives the number of one that is like the first and has the source lines of the second;
+    ``torchs_steps``: how many of the events are ranges of steps of ``torch.profiler.profile``.
     """
 
     device: str | None
@@ -74,7 +77,8 @@ class Recorded(Protocol):
     @property
     def start_ns(self) -> int | None: ...
 
-    def events(self, detail: Callable[[str], Detail] | None, addresses: bool) -> Iterator[Event]: ...
+    @property
+    def torchs_steps(self) -> int: ...
 
     def called_from(self, signature: int, source: int) -> int: ...
 
@@ -98,13 +102,23 @@ class Planned(Protocol):
     def callable_layers(self) -> Set[int]: ...
 
 
+def wanted_detail(asked: Asked) -> Callable[[str], Detail] | None:
+    """How much is to be read of an op's inputs, by its name; None for nothing at all."""
+    least = Detail.SHAPES if asked.record_shapes or asked.with_stack else Detail.NOTHING
+    if asked.with_flops:
+        from torchprof.estimate import Estimate  # which asks torch's registry: a trace may do without torch
+
+        return lambda name: Estimate.detail(name) if Estimate.detail(name) is not Detail.NOTHING else least
+    return None if least is Detail.NOTHING else lambda name: least
+
+
 def attribution_of(plan: Planned, called_from: Callable[[int, int], int] | None = None) -> Attribution:
     """The rule of ownership for the labels of a plan."""
     return Attribution(plan.sites, plan.layer_paths, plan.selected, called_from)
 
 
 @contextmanager
-def _collector_at_rest() -> Iterator[None]:
+def collector_at_rest() -> Iterator[None]:
     """No cyclic garbage is made here, and to look for it among a million events again and again takes as long as to
     read them."""
     was_enabled = gc.isenabled()
@@ -116,9 +130,10 @@ def _collector_at_rest() -> Iterator[None]:
             gc.enable()
 
 
-@_collector_at_rest()
+@collector_at_rest()
 def assemble(
     recording: Recorded,
+    events: Iterable[Event],
     plan: Planned,
     layers: tuple[Layer, ...],
     asked: Asked,
@@ -133,11 +148,11 @@ def assemble(
 ) -> Run:
     """The run of one recording, without its doubts; ``seen`` grows by what was noticed on the way.
 
-    ``layers`` are those of the plan, as they were at the end; ``origin``: what is known of where it was recorded;
-    ``start`` and ``end``: what memory was held then;
-    ``steps``: whether steps were marked in the recording; ``from_first_mark``: whether one began with it;
-    ``python_samples``: at which time, in ns since the epoch, Python was seen at which line, and for how many intervals
-    that stands.
+    ``events`` are those of the recording, with what ``wanted_detail`` says of their inputs. ``layers`` are those of the
+    plan, as they were at the end; ``origin``: what is known of where it was recorded; ``start`` and ``end``: what
+    memory was held then; ``steps``: whether steps were marked in the recording by us; ``from_first_mark``: whether one
+    began with it; ``python_samples``: at which time, in ns since the epoch, Python was seen at which line, and for how
+    many intervals that stands.
     """
     rank = origin.rank
     attribution = attribution_of(plan, recording.called_from if asked.with_stack else None)
@@ -145,9 +160,7 @@ def assemble(
     signatures = recording.signatures
     estimate = None
     if asked.with_flops:
-        from torchprof.estimate import (
-            Estimate,  # it asks torch's registry of formulas, and a trace may do without torch
-        )
+        from torchprof.estimate import Estimate
 
         estimate = Estimate(signatures)
     allocations = (
@@ -155,19 +168,14 @@ def assemble(
         if asked.profile_memory
         else None
     )
-    steps_seen = Steps(layers, rank, from_first_mark) if steps else None
+    steps_seen = Steps(layers, rank, from_first_mark) if steps or recording.torchs_steps else None
     spans = OpenSpans(layers, plan.selected, recording.start_ns, from_first_mark) if asked.with_timeline else None
 
-    least = Detail.SHAPES if asked.record_shapes or asked.with_stack else Detail.NOTHING
-
-    def detail(name: str) -> Detail:
-        wanted = estimate.detail(name) if estimate else Detail.NOTHING
-        return wanted if wanted is not Detail.NOTHING else least
-
-    read = detail if estimate or least is not Detail.NOTHING else None
-    events = recording.events(read, asked.profile_memory)
+    if recording.torchs_steps:
+        events = with_steps(events, recording.torchs_steps)
     attributed = attribution.attribute(events if python_samples is None else _with_samples(events, python_samples))
-    for watcher in (estimate, allocations, steps_seen, spans):
+    device_times = DeviceTimes(rank) if recording.device else None
+    for watcher in (estimate, allocations, steps_seen, spans, device_times):
         if watcher is not None:
             attributed = watcher.watch(attributed)
     rows, samples, busy = fold(
@@ -199,7 +207,7 @@ def assemble(
     of_cpu = [name for name in names if not name.startswith("device_")]
     meta = replace(
         origin,
-        model=tuple(layer.kind for layer in layers if len(layer.path) == 1),
+        model=tuple(layer.kind for layer in layers if len(layer.path) == 1 and layer.kind),
         device=asked.device,
         requested=tuple(names if asked.device else of_cpu),
         measured=tuple(names if recording.device else of_cpu),
@@ -215,7 +223,7 @@ def assemble(
             ("with_stack", asked.with_stack),
         ),
     )
-    return Run((meta,), layers, rows, samples, memory, timeline)
+    return Run((meta,), layers, rows, samples, memory, timeline, device_times.result() if device_times else ())
 
 
 def _with_samples(events: Iterable[Event], samples: Iterable[tuple[int, str, int]]) -> Iterator[Event]:

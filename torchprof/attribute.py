@@ -67,12 +67,12 @@ class Detail(Enum):
 class Event(NamedTuple):
     """What ``attribute`` needs of one profiler event, and no more.
 
-    ``name`` of a LABEL event is its label, that of a SAMPLE its source line. ``sequence`` is the autograd sequence
-    number (-1: none) and ``forward_thread`` the thread that it was counted on. ``correlation`` is an op's own number
-    (0: none), a kernel's number of the op that launched it, and a MEMORY event's address (0: not known). A negative one
-    is that of a call of the device's runtime: what it launched belongs to the op around it. ``device``
-    names where the memory is or the kernel ran, ``nbytes`` is negative for a free. ``signature`` is the number of what
-    an op was called on (0: not recorded).
+    ``name`` of a LABEL event is its label, that of a SAMPLE its source line. ``thread`` of a KERNEL event is the number
+    of the stream that it ran on. ``sequence`` is the autograd sequence number (-1: none) and ``forward_thread`` the
+    thread that it was counted on. ``correlation`` is an op's own number (0: none), a kernel's number of the op that
+    launched it, and a MEMORY event's address (0: not known). A negative one is that of a call of the device's runtime:
+    what it launched belongs to the op around it. ``device`` names where the memory is or the kernel ran, ``nbytes`` is
+    negative for a free. ``signature`` is the number of what an op was called on (0: not recorded).
     """
 
     kind: Kind
@@ -307,6 +307,8 @@ class Attribution:
                 # Clocks of different sources differ by a few ns: what sticks out would break the nesting after it.
                 if end > limit:
                     end = limit
+            if kind is label_kind and name not in self._sites:
+                continue  # of a module that nobody asked about: what runs in it is as if it had no label
             if kind is not op and kind in unranged:
                 if kind is not sample:
                     yield new(Attributed, (event, around or outside, around, 0, 0))
@@ -327,10 +329,13 @@ class Attribution:
                 else:
                     if called_from is not None and outer.phase == BACKWARD:
                         signature = called_from(signature, outer.signature)
-                    place = inside(outer, "op", name, signature)
+                    # As in Places.inside: a call of that for each op would take as long as the rest.
+                    known = outer._inner
+                    found = known.get((name, signature) if signature else name) if known else None
+                    place = found or inside(outer, "op", name, signature)
                 if sequence >= 0:
                     self._makers[thread].add(sequence, place)
-            elif kind is label_kind and name in self._sites:
+            elif kind is label_kind:
                 place, calls, layer = self._of_label(name, around, label, layer)
                 label = name
             elif kind is node or (kind is Kind.BACKWARD_FUNCTION and not (around is not None and around.is_node)):

@@ -30,34 +30,13 @@ from torch.autograd.profiler_util import EventList
 
 from torchprof.attribute import Detail, Event, Kind, Signature
 from torchprof.errors import TorchprofError
-
-PREFIX = "torchprof:"
-"""What the name of each of our labels begins with."""
-RAISED = PREFIX + "!raised"
-"""A label of no length inside the range of a call that did not finish."""
-STOPPED = PREFIX + "!stopped"
-"""The same where torch's activation checkpointing has seen enough: the last op before it was not carried out."""
-STEP = PREFIX + "!step"
-"""A label of no length at the start of a session, and at the end of each step in it."""
+from torchprof.event_names import MEMORY, PREFIX, RAISED, STARTED, STEP, STOPPED, is_collective, is_torchs_step, kind_of
 
 record: Callable[[str], Any] = getattr(torch._C._profiler, "_RecordFunctionFast", torch_profiler.record_function)
 """A context manager that puts a range of this name into the session."""
 is_observed: Callable[[], bool] = torch._C._autograd._profiler_enabled
 """Whether a session records the calling thread."""
 
-# What torch's own EventList leaves out: bookkeeping of record_function and of autograd (torch.autograd.profiler_util).
-_BOOKKEEPING = frozenset(
-    {
-        "profiler::_record_function_enter",
-        "profiler::_record_function_enter_new",
-        "profiler::_record_function_exit",
-        "aten::is_leaf",
-        "aten::output_nr",
-        "aten::_version",
-        "[OutOfMemory]",
-    }
-)
-_NODE_PREFIX = "autograd::engine::evaluate_function: "
 _OURS = "_is_torchprofs"
 """The attribute that marks a profiler of torch's as ours."""
 _USER_SCOPE, _BACKWARD_SCOPE = 7, 1
@@ -69,6 +48,8 @@ _RawEvent = torch._C._autograd._KinetoEvent
 _end_ns: Callable[[Any], int] = getattr(_RawEvent, "end_ns", lambda raw: raw.start_ns() + raw.duration_ns())
 _is_python_function: Callable[[Any], bool] = getattr(_RawEvent, "is_python_function", lambda raw: False)
 _is_annotation: Callable[[Any], bool] | None = getattr(_RawEvent, "is_user_annotation", None)
+# Which stream something ran on; a torch that does not say that gives all work of a device one number.
+_stream: Callable[[Any], int] = getattr(_RawEvent, "device_resource_id", _RawEvent.start_thread_id)
 _shapes_of_lists: Callable[[Any], list[Any]] | None = getattr(_RawEvent, "structured_input_shapes", None)
 
 _STARTS = (
@@ -129,6 +110,11 @@ class Recording:
         return max(map(_end_ns, raws)) - raws[0].start_ns() if raws else 0
 
     @property
+    def torchs_steps(self) -> int:
+        """How many steps of ``torch.profiler.profile`` there are, as ranges of their own."""
+        return sum(is_torchs_step(raw.name()) for raw in self._raw() if raw.device_type() == DeviceType.CPU)
+
+    @property
     def start_ns(self) -> int | None:
         """When it began, on the clock of the events; None where nothing was recorded."""
         results = self._profiler.kineto_results
@@ -162,7 +148,7 @@ class Recording:
             name = raw.name()
             thread = raw.start_thread_id()
             if on_device:
-                if raw.device_type() != cpu and name != "[memory]":
+                if raw.device_type() != cpu and name != MEMORY:
                     work.append(raw)
                     continue
                 # A call of the device's runtime (cudaLaunchKernel) is linked to the op it ran in, on that op's thread.
@@ -189,6 +175,8 @@ class Recording:
             if kind is user_label:
                 if raw.is_async() or raw.end_thread_id() != thread:
                     end = start  # the range of a collective ends whenever that is done: it is no time of this thread
+                    if detail is not None and is_collective(name):
+                        signature = self._signature(raw, Detail.SHAPES)
             elif sequence >= 0:
                 if kind is node:
                     forward_thread = raw.fwd_thread_id()
@@ -212,9 +200,9 @@ class Recording:
                 _is_annotation(raw) if _is_annotation is not None else kinds.get(name) is user_label
             ):
                 continue
-            start, end, thread = raw.start_ns(), _end_ns(raw), raw.start_thread_id()
+            start, end, stream = raw.start_ns(), _end_ns(raw), _stream(raw)
             launcher, device = raw.linked_correlation_id(), _device(raw, devices)
-            yield new(Event, (Kind.KERNEL, name, start, end, thread, -1, 0, launcher, device, 0, 0))
+            yield new(Event, (Kind.KERNEL, name, start, end, stream, -1, 0, launcher, device, 0, 0))
 
     def _addresses(self) -> dict[tuple[int, int, int], int]:
         """The address of each memory event, by its time, thread and bytes: only torch's tree of events knows it."""
@@ -242,6 +230,8 @@ class Recording:
         if detail is Detail.ONES:  # whatever a loop counts up must not make a signature of its own each time
             scalars = [value if value is None or value in (0, 1) else 2 for value in scalars]
         stack = [line for line in raw.stack() if not line.startswith(_NO_SOURCE)] if self._profiler.with_stack else []
+        if not (shapes or dtypes or stack):
+            return 0  # a trace cannot tell an op that takes nothing from one whose inputs were not recorded: nor do we
         try:
             # As a key, bytes cost half of what nested tuples do. Version 2 of the format knows no references between
             # equal parts: it depends on values alone.
@@ -284,7 +274,7 @@ class Recording:
                 around.pop()
             if name in (RAISED, STOPPED) and around:
                 found[around[-1]] = found[around[-1]]._replace(finished=False)
-            elif name not in (RAISED, STOPPED, STEP):
+            elif name not in (RAISED, STOPPED, STARTED, STEP):
                 around.append(len(found))
                 found.append(Call(name, start, _end_ns(raw), thread, True))
         return sorted(found, key=lambda call: call.end_ns)
@@ -301,7 +291,7 @@ class Recording:
             launcher = raw.linked_correlation_id()
             if launcher:
                 kernels.setdefault(launcher, []).append(raw)
-            elif raw.device_type() == DeviceType.CPU or raw.name() == "[memory]":
+            elif raw.device_type() == DeviceType.CPU or raw.name() == MEMORY:
                 by_thread.setdefault(raw.start_thread_id(), []).append(raw)
         starts = {thread: [raw.start_ns() for raw in raws] for thread, raws in by_thread.items()}
         lists = []
@@ -403,6 +393,10 @@ class Session(Recording):
         setattr(self._profiler, _OURS, True)
 
     @property
+    def torchs_steps(self) -> int:
+        return 0  # it has marks
+
+    @property
     def wall_ns(self) -> int:
         return self._wall_ns
 
@@ -419,8 +413,8 @@ class Session(Recording):
         self.stop()
         self.started = False
 
-    def start(self) -> None:
-        """Begin to record. ``refuse_if_profiled`` says whether that can be done."""
+    def start(self, step_begins: bool = True) -> None:
+        """Begin to record, with a step or in the middle of one. ``refuse_if_profiled`` says whether one can."""
         if not self._prepared:
             self._guard.on()
         try:
@@ -429,7 +423,7 @@ class Session(Recording):
             self._profiler._start_trace()
             self._started_ns = time.perf_counter_ns()
             # The first event of a session pays for its buffers: let it be ours, not one of the first layer's.
-            self._mark()
+            self._mark(STEP if step_begins else STARTED)
         except BaseException:
             self._guard.off()
             if is_observed():  # Ctrl-C came when torch's session had just begun: nobody else would end it
@@ -441,11 +435,11 @@ class Session(Recording):
 
     def mark_step(self) -> None:
         """Record that here a step ends."""
-        self._mark()
+        self._mark(STEP)
         self.steps += 1
 
-    def _mark(self) -> None:
-        with record(STEP):
+    def _mark(self, name: str) -> None:
+        with record(name):
             pass
 
     def stop(self) -> None:
@@ -578,18 +572,11 @@ def _frozen(value: Any) -> Any:
 
 def _kind(raw: Any, name: str) -> Kind | None:
     """The kind of the CPU events of one name; None for what is left out."""
-    if name == "[memory]":
-        return Kind.MEMORY
-    if name in _BOOKKEEPING or name == RAISED or _is_python_function(raw):
+    kind = kind_of(name)
+    if kind is not Kind.OP:
+        return kind
+    if _is_python_function(raw):
         return None
-    if name == STOPPED:
-        return Kind.STOPPED
-    if name == STEP:
-        return Kind.STEP
-    if name.startswith(PREFIX):
-        return Kind.LABEL
-    if name.startswith(_NODE_PREFIX):
-        return Kind.NODE
     if raw.scope() == _USER_SCOPE:
         return Kind.USER_LABEL
     return Kind.BACKWARD_FUNCTION if raw.scope() == _BACKWARD_SCOPE else Kind.OP

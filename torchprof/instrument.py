@@ -22,7 +22,8 @@ from weakref import ref
 import torch
 from torch import nn
 
-from torchprof.collect import PREFIX, RAISED, STOPPED, is_observed, record
+from torchprof.collect import is_observed, record
+from torchprof.event_names import PREFIX, RAISED, STOPPED
 
 _is_traced: Callable[[], Any] = torch._C._get_tracing_state
 _ENOUGH = "_StopRecomputationError"

@@ -20,7 +20,7 @@ from torch import nn
 from torch.autograd.profiler_util import EventList
 from torch.profiler import ProfilerAction
 
-from torchprof.assemble import Asked, Seen, assemble, attribution_of, with_doubts
+from torchprof.assemble import Asked, Seen, assemble, attribution_of, wanted_detail, with_doubts
 from torchprof.attribute import Kind
 from torchprof.collect import Guard, Session, empty_event_list, is_profiled, missing_device, refuse_if_profiled
 from torchprof.environment import this_process
@@ -289,7 +289,7 @@ class Profile:
         self._session = self._prepared or self._new_session()
         self._prepared = self._event_lists = None
         self._start_holding = held_now(self._models, watch=True) if self.profile_memory else NOTHING
-        self._session.start()
+        self._session.start(step_begins=not self.warmup)
         self._recording = True
 
     def _stop_session(self) -> None:
@@ -317,6 +317,7 @@ class Profile:
         assert self._session is not None
         return assemble(
             self._session,
+            self._session.events(wanted_detail(self._asked), self._asked.profile_memory),
             self._plan,
             layers,
             self._asked,

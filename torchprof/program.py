@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.loss import _Loss
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from torchprof.assemble import Asked, Seen, assemble, with_doubts
+from torchprof.assemble import Asked, Seen, assemble, wanted_detail, with_doubts
 from torchprof.collect import Guard, Session, is_observed, missing_device, refuse_if_profiled
 from torchprof.cost import format_time
 from torchprof.doubts import some
@@ -190,6 +190,7 @@ class Program:
         modules = self._calls + self._outermost.inner - self._modules_before
         cycle = assemble(
             self._session,
+            self._session.events(wanted_detail(self._asked), self._asked.profile_memory),
             self._plan,
             self._plan.layers(),
             self._asked,
@@ -231,7 +232,7 @@ class Program:
                 f"{self._calls}."
             )
             self._run = assemble(
-                Session(None), self._plan, self._plan.layers(), self._asked, self._seen, origin=this_process()
+                Session(None), (), self._plan, self._plan.layers(), self._asked, self._seen, origin=this_process()
             )
         elif not self._models:
             notes.append("No model was called: all that was recorded is outside of models.")

@@ -21,7 +21,6 @@ _BETWEEN_HOST_AND_DEVICE = re.compile(r"Memcpy (HtoD|DtoH)\b.*")
 _WITHIN_DEVICES = re.compile(r"Memcpy (DtoD|PtoP)\b.*")
 _LOADING = "enumerate(Data"  # of a DataLoader, or of a DataPipe
 _OPTIMIZER = "Optimizer."
-_UNTIMED = (Kind.MEMORY, Kind.STOPPED, Kind.SAMPLE)
 
 _Range = tuple[int, Place, "Place | None", int]
 """An open range: its end, its place, the place whose time it interrupts, and its number as a launcher of kernels."""
@@ -62,14 +61,14 @@ class Steps:
         launched: dict[int, int] = {}  # the number of an op → its step
         copies: dict[int, tuple[int, Place, int]] = {}  # the number of an op → step, place and time of its copy
         step, kernel, user_label = Kind.STEP, Kind.KERNEL, Kind.USER_LABEL
+        memory, stopped, sample = Kind.MEMORY, Kind.STOPPED, Kind.SAMPLE
         closure = _Closure(self._part_of)
         in_optimizer = 0  # when the last step of an optimizer's ends
 
         for item in attributed:
             yield item
             event, place, around, _, ns = item
-            kind = event.kind
-            start = event.start_ns
+            kind, _, start, _, thread, _, _, correlation, _, _, _ = event
             if kind is kernel:
                 self._note_kernel(item, launched, copies)
             elif kind is step:
@@ -85,9 +84,9 @@ class Steps:
                     self._starts.append(at)
                 self._from_first_mark = True
                 own, explained = beyond, rest
-            elif kind not in _UNTIMED:
+            elif kind is not memory and kind is not stopped and kind is not sample:
                 end = start + ns
-                ranges = opened[event.thread]
+                ranges = opened[thread]
                 while ranges and ranges[-1][0] <= start:
                     ranges.pop()
                 if kind is user_label and self._part_of(place) == OPTIMIZER:
@@ -96,17 +95,19 @@ class Steps:
                     closure.note(place, around, ns)
                 if kind is user_label and self._part_of(place) == GAP:
                     bare.add(place)
-                elif (around is None or around in bare) and end > until:
+                elif end > until and (around is None or around in bare):
                     explained += end - max(until, start)
                     until = end
                 own[place] += ns
                 if around is not None:
                     own[around] -= ns
-                if event.correlation:
-                    launched[event.correlation] = len(self._starts) - 1
-                elif ranges and ranges[-1][3] and self._part_of(place) == COPY:
-                    copies[ranges[-1][3]] = len(self._starts) - 1, place, ns
-                ranges.append((end, place, around, event.correlation))
+                if correlation:
+                    launched[correlation] = len(self._starts) - 1
+                # The work of a copy names the op around it, or the call of the runtime that it is itself.
+                by = correlation or (ranges[-1][3] if ranges else 0)
+                if by and correlation <= 0 and self._part_of(place) == COPY:
+                    copies[by] = len(self._starts) - 1, place, ns
+                ranges.append((end, place, around, correlation))
 
     def _end_step(self, own: dict[Place, int], bare: set[Place], explained: int, lasted: int) -> None:
         totals: defaultdict[tuple[int, str], int] = defaultdict(int)

@@ -1,0 +1,94 @@
+"""What the name of an event tells, in a session and in a trace of one: our labels and marks, torch's own bookkeeping,
+and what torch calls a step. Knows no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from torchprof.attribute import Event, Kind
+
+PREFIX = "torchprof:"
+"""What the name of each of our labels begins with."""
+RAISED = PREFIX + "!raised"
+"""A label of no length inside the range of a call that did not finish."""
+STOPPED = PREFIX + "!stopped"
+"""The same where torch's activation checkpointing has seen enough: the last op before it was not carried out."""
+STEP = PREFIX + "!step"
+"""A label of no length at the start of a session, and at the end of each step in it."""
+STARTED = PREFIX + "!started"
+"""The same at the start of a session that begins in the middle of a step."""
+MEMORY = "[memory]"
+"""What torch calls every allocation, and every free."""
+NODE_PREFIX = "autograd::engine::evaluate_function: "
+"""What the name of the engine's range around an autograd node begins with; the node's own follows."""
+
+# What torch's own EventList leaves out: bookkeeping of record_function and of autograd (torch.autograd.profiler_util).
+_BOOKKEEPING = frozenset(
+    {
+        "profiler::_record_function_enter",
+        "profiler::_record_function_enter_new",
+        "profiler::_record_function_exit",
+        "aten::is_leaf",
+        "aten::output_nr",
+        "aten::_version",
+        "[OutOfMemory]",
+    }
+)
+_TORCHS_STEP = re.compile(r"ProfilerStep#\d+")
+ANY_STEP = "ProfilerStep*"
+"""What the ranges of all of torch's steps are called here, as in torch's own tables."""
+_COLLECTIVE = re.compile(r"(nccl|gloo|mpi|ucc|xccl|hccl|rccl):\w+( \d+(->|<-)\d+)?")
+
+
+def kind_of(name: str) -> Kind | None:
+    """The kind of the CPU events of one name, None for what is left out; OP where the name does not tell."""
+    if name == MEMORY:
+        return Kind.MEMORY
+    if name in _BOOKKEEPING or name == RAISED:
+        return None
+    if name == STOPPED:
+        return Kind.STOPPED
+    if name in (STEP, STARTED):
+        return Kind.STEP
+    if name.startswith(PREFIX):
+        return Kind.LABEL
+    if name.startswith(NODE_PREFIX):
+        return Kind.NODE
+    return Kind.OP
+
+
+def is_torchs_step(name: str) -> bool:
+    """Whether this is the range of a step of ``torch.profiler.profile``."""
+    return _TORCHS_STEP.fullmatch(name) is not None
+
+
+def is_collective(name: str) -> bool:
+    """Whether this is the range of a collective (``nccl:all_reduce``), which ends whenever that is done, on any thread:
+    of the thread it began on it tells no time."""
+    return _COLLECTIVE.fullmatch(name) is not None
+
+
+def with_steps(events: Iterable[Event], steps: int) -> Iterator[Event]:
+    """Mark where each step of ``torch.profiler.profile`` begins, and where the last of so many ends.
+
+    torch numbers their ranges; here they have one name. Events come, and go on, in the order of their start.
+    """
+    last: Event | None = None
+    for event in events:
+        if last is not None and (event.start_ns >= last.end_ns or event.kind is Kind.KERNEL):
+            yield _mark(last.end_ns, last.thread)
+            last = None
+        if event.kind is Kind.USER_LABEL and is_torchs_step(event.name):
+            yield _mark(event.start_ns, event.thread)
+            event = event._replace(name=ANY_STEP)
+            steps -= 1
+            if not steps:
+                last = event
+        yield event
+    if last is not None:
+        yield _mark(last.end_ns, last.thread)
+
+
+def _mark(at: int, thread: int) -> Event:
+    return Event(Kind.STEP, STEP, at, at, thread)
