@@ -36,7 +36,20 @@ from torchprof.cost import Cost, Unit, format_count, format_memory, format_time
 from torchprof.operators import kernels, operators
 from torchprof.reports.page_data import Take, page_data, traffic_bytes
 from torchprof.reports.tree import AT_LEAST, CALLS, UNKNOWN, columns_of, table_of
-from torchprof.run import Around, Held, Layer, Memory, Meta, Peak, Rows, SampleKey, Spread, Timeline
+from torchprof.run import (
+    Around,
+    DeviceTime,
+    Held,
+    Layer,
+    Memory,
+    Meta,
+    Peak,
+    Rows,
+    SampleKey,
+    Spread,
+    StreamTime,
+    Timeline,
+)
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -706,6 +719,59 @@ def test_own_work_as_blocks(look: Callable[..., Page]) -> None:
         "": pytest.approx(0.01, abs=1e-3),
     }
     assert sum(own.values()) == pytest.approx((1000 + 500 + 100) / 10_000)
+
+
+# Devices
+
+STREAMS = (StreamTime(7, 4, 6_500, 6_000, 0, 1_000), StreamTime(20, 1, 6_000, 0, 6_000, 0))
+DEVICE = DeviceTime("cuda:0", 0, 10_000, 9_000, 6_000, 6_000, 1_500, 3_500, STREAMS)
+READ_BAR = """(bar) => [...bar.children].map(
+  (part) => [part.title, part.getBoundingClientRect().width / bar.clientWidth]
+)"""
+
+
+def test_time_of_a_device_by_hand(look: Callable[..., Page]) -> None:
+    """The parts of the bar add up to the span: 10 us, of which 9 busy, 6 computing and 6 communicating."""
+    page = look(replace(run_of([row(0, cpu_ns=10)]), device_times=(DEVICE,)))
+    assert page.locator("#devices h3").all_inner_texts() == ["cuda:0"]
+    assert page.locator("#devices .device p").all_inner_texts() == [
+        "10.000us from its first work to its last; busy for 9.000us (90.0%). Communication: 6.000us, 3.500us (58.3%) "
+        "of it at the same time as computing, 2.500us (41.7%) exposed."
+    ]
+    parts = {
+        "computing 2.500us (25.0%)": 0.25,
+        "computing and communicating 3.500us (35.0%)": 0.35,
+        "communicating alone 2.500us (25.0%)": 0.25,
+        "copying alone 0.500us (5.0%)": 0.05,
+        "idle 1.000us (10.0%)": 0.1,
+    }
+    drawn = dict(page.evaluate(f"({READ_BAR})(document.querySelector('#devices .bar'))"))
+    assert drawn == pytest.approx(parts, abs=1e-3)
+    assert list(drawn) == list(parts) == page.locator("#devices .legend").all_inner_texts()
+    assert page.evaluate(f"({READ_SHEET})(document.querySelector('#devices'))") == [
+        ["7", "4", "6.500us", "6.000us", "0.000us", "1.000us"],
+        ["20", "1", "6.000us", "0.000us", "6.000us", "0.000us"],
+    ]
+
+
+def test_what_a_device_did_not_do_is_not_drawn(look: Callable[..., Page]) -> None:
+    busy = DeviceTime("cuda:0", 0, 500, 500, 500, 0, 0, 0, (StreamTime(7, 1, 500, 500, 0, 0),))
+    nothing = DeviceTime("cuda:1", 0, 0, 0, 0, 0, 0, 0, (StreamTime(7, 1, 0, 0, 0, 0),))
+    page = look(replace(run_of([row(0, cpu_ns=10)]), device_times=(busy, nothing)))
+    assert page.locator("#devices .legend").all_inner_texts() == ["computing 0.500us (100.0%)"]
+    assert page.locator("#devices .device p").all_inner_texts() == [
+        "0.500us from its first work to its last; busy for 0.500us (100.0%).",
+        "0.000us from its first work to its last; busy for 0.000us.",
+    ]
+
+
+def test_devices_of_ranks_and_of_other_runs(look: Callable[..., Page]) -> None:
+    ranks = replace(of_ranks(), device_times=(DEVICE, replace(DEVICE, rank=3)))
+    assert look(ranks).locator("#devices h3").all_inner_texts() == ["cuda:0, rank 0", "cuda:0, rank 3"]
+    runs = [replace(run_of([row(0, cpu_ns=10)]), device_times=times) for times in ((DEVICE,), ())]
+    assert look(runs[0], beside={"other": runs[1]}).locator("#devices h3").all_inner_texts() == ["cuda:0, this run"]
+    assert look(runs[1], beside={"other": runs[0]}).locator("#devices h3").all_inner_texts() == ["cuda:0, other"]
+    assert look(runs[1]).locator("#devices").count() == 0
 
 
 # Memory
@@ -1486,7 +1552,13 @@ def hostile_run() -> Run:
         layers.append(Layer(("Net", name), name, settings=name, shared_with=((name, name),), dtype_bytes=((name, 4),)))
     held = tuple(Held(4 + number, FORWARD, "unknown", 10, 1) for number in range(len(HOSTILE)))
     memory = (Memory("cpu", peak_bytes=10 * len(HOSTILE), held=held), Memory(HOSTILE[1], peak_bytes=5))
-    return replace(run, layers=tuple(layers), rows=replace(run.rows, layers=tuple(layers)), memory=memory)
+    return replace(
+        run,
+        layers=tuple(layers),
+        rows=replace(run.rows, layers=tuple(layers)),
+        memory=memory,
+        device_times=(replace(DEVICE, device=HOSTILE[1]),),
+    )
 
 
 def check_nothing_ran(page: Page) -> None:
@@ -1509,7 +1581,7 @@ def test_hostile_names_stay_text(look: Callable[..., Page]) -> None:
     assert set(HOSTILE) <= {row_[0] for row_ in by_path["Net.b.0"]["sheets"]["Kernels"]}
     for name in HOSTILE:
         found = by_path[f"Net.{name}"]["facts"]
-        assert found["class"] == (f"{name}({name})" if name else "")
+        assert found["class"] == (f"{name}({name})" if name else UNKNOWN)
         assert found["also at"] == f"{name}.{name}"
     header = page.text_content("header")
     assert header is not None and all(name in header for name in HOSTILE)
@@ -1643,7 +1715,7 @@ def everything() -> Run:
         for layer in range(4)
     }
     metas = (replace(run.meta, warnings=("A doubt.",), environment=(("CPU", "a processor of a long name"),)),)
-    measured = replace(run, metas=metas, samples=samples)
+    measured = replace(run, metas=metas, samples=samples, device_times=(DEVICE,))
     return with_memory(measured, steps, Memory("cpu", peak_bytes=900, peak_ns=50, held=held))
 
 

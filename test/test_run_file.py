@@ -14,7 +14,7 @@ import torchprof
 from torchprof import TorchprofError
 from torchprof.attribute import BACKWARD, FORWARD, Signature
 from torchprof.cost import FIELDS
-from torchprof.run import Memory, Run, SampleKey
+from torchprof.run import Lane, Memory, Run, SampleKey
 
 DATA = Path(__file__).parent / "data"
 
@@ -121,12 +121,25 @@ def test_what_torchprof_2_2_printed_of_its_run() -> None:
     assert totals(run, BACKWARD)["Net"] == (0, 0, 282_362, 192, 192, 480)
 
 
-@pytest.mark.parametrize("schema", [1, 2, 3])
+def test_what_torchprof_2_3_printed_of_its_run() -> None:
+    """The figures are copied from the report that it made of this file: a step on a fake GPU, on two streams."""
+    run = torchprof.load(DATA / "run-schema-4.json")
+    assert run.device_times == ()
+    assert run.meta.busy_ns == (("cpu", 1_910), ("cuda:0", 5_800))
+    assert (run.tree(FORWARD).total.device_ns, run.tree(BACKWARD).total.device_ns) == (2_000, 6_104)
+    assert "cuda:0 was busy for 5.800us of 6.500us, idle for 0.700us (10.8%)." in run.report("kernels")
+    assert run.timeline is not None
+    assert run.timeline.spans is not None
+    assert run.timeline.spans.lanes == (Lane("cpu", 1), Lane("cpu", 2), Lane("cuda:0", 1), Lane("cuda:0", 2))
+    assert '"cuda:0, at the same time (2)"' in run.report("chrome-trace")
+
+
+@pytest.mark.parametrize("schema", [1, 2, 3, 4])
 def test_a_run_of_an_earlier_schema_can_be_saved_again(schema: int, tmp_path: Path) -> None:
     """As a file of this version, that says the same."""
     run = torchprof.load(DATA / f"run-schema-{schema}.json")
     run.save(tmp_path / "run.json")
-    assert document(tmp_path / "run.json")["schema"] == 4
+    assert document(tmp_path / "run.json")["schema"] == 5
     assert torchprof.load(tmp_path / "run.json") == run
 
 

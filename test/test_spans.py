@@ -43,8 +43,8 @@ from torchprof.attribute import (
     Kind,
     Site,
 )
-from torchprof.collect import PREFIX
 from torchprof.cost import format_time
+from torchprof.event_names import PREFIX
 from torchprof.run import Lane, Layer, SampleKey, Spans, Timeline
 from torchprof.spans import OpenSpans
 
@@ -328,6 +328,36 @@ def test_kernels_that_run_at_once_have_lanes_of_their_own() -> None:
         Span(110, 120, Lane("cuda:0", 1), OUTSIDE, FORWARD, "three"),
         Span(100, 101, Lane("cuda:1", 1), X, FORWARD, "one"),
     ]
+
+
+def test_kernels_of_several_streams_lie_by_stream() -> None:
+    """Within a stream, those that run at once have lanes of their own; a device with one stream names none."""
+    spans = walked(
+        call(X, 10, 20),
+        op(11, 12, OF[X], number=7),
+        kernel("one", 100, 110, 7)._replace(thread=20),
+        kernel("two", 105, 115, 7)._replace(thread=7),
+        kernel("three", 107, 109, 7)._replace(thread=7),
+        kernel("four", 112, 120, 7)._replace(thread=20),
+        kernel("five", 116, 118, 7)._replace(thread=7),
+        kernel("one", 100, 101, 7, "cuda:1")._replace(thread=20),
+    )
+    assert [(one.name, one.lane) for one in lines(spans)[1:]] == [
+        ("one", Lane("cuda:0", 1, 20)),
+        ("two", Lane("cuda:0", 1, 7)),
+        ("three", Lane("cuda:0", 2, 7)),
+        ("four", Lane("cuda:0", 1, 20)),
+        ("five", Lane("cuda:0", 1, 7)),
+        ("one", Lane("cuda:1", 1)),
+    ]
+    timeline = Timeline((), {name: array("q") for name in Timeline.COLUMNS}, 0, spans)
+    tracks, _ = tracks_of(replace(run_of([row(0)]), timeline=timeline).report("chrome-trace"))
+    assert {name: [event["name"] for event in events] for name, events in tracks.items() if "cuda" in name} == {
+        "cuda:0, stream 7": ["two", "five"],
+        "cuda:0, stream 7, at the same time (2)": ["three"],
+        "cuda:0, stream 20": ["one", "four"],
+        "cuda:1": ["one"],
+    }
 
 
 def test_steps_are_from_mark_to_mark() -> None:

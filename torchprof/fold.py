@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torchprof.attribute import FORWARD, OUTSIDE, PHASES, Attributed, Frame, Kind, Place, Signature
 from torchprof.cost import FIELDS
-from torchprof.run import Around, Layer, Memory, Meta, Rows, Run, SampleKey, Spread
+from torchprof.run import Around, DeviceTime, Layer, Memory, Meta, Rows, Run, SampleKey, Spread, StreamTime
 
 
 def fold(
@@ -157,18 +157,35 @@ def _table(
 def add_cycle(before: Run | None, cycle: Run) -> Run:
     """One run of all cycles up to now, of one process, from the run up to then and the run of a new cycle.
 
-    Rows of equal keys sum, samples join; of the memory what was alive at the higher peak stays, and of the timeline the
-    new one. The layers are those that the new cycle saw, with the shapes of their first call in any; it may know more.
+    Rows of equal keys sum, and the times of devices; samples join; of the memory what was alive at the higher peak
+    stays, and of the timeline the new one. The layers are those that the new cycle saw, with the shapes of their first
+    call in any; it may know more.
     """
     if before is None:
         return cycle
     known = len(before.layers)
     layers = (*map(_first_seen, before.layers, cycle.layers), *cycle.layers[known:])
+    samples = _with_zeros(before.samples, cycle.samples)
+    for of, spread in _with_zeros(cycle.samples, before.samples).items():
+        samples[of] = samples[of] + spread if of in samples else spread
+    return Run(
+        (_sum_of_metas(before.meta, cycle.meta),),
+        layers,
+        _sum_of_rows(layers, before.rows, cycle.rows),
+        samples,
+        _higher_peaks(before.memory, cycle.memory),
+        cycle.timeline,
+        _sum_of_devices(before.device_times, cycle.device_times),
+    )
+
+
+def _sum_of_rows(layers: tuple[Layer, ...], *several: Rows) -> Rows:
+    """The rows of all on the same layers; those of equal keys are one."""
     lines: dict[tuple[int, ...], Sequence[int]] = {}
     frames: dict[tuple[Frame, ...], int] = {}
     within: dict[tuple[Around, ...], int] = {}
     devices: dict[str, int] = {}
-    for rows in (before.rows, cycle.rows):
+    for rows in several:
         frames_here = [frames.setdefault(chain, len(frames)) for chain in rows.frames]
         within_here = [within.setdefault(around, len(within)) for around in rows.within]
         devices_here = [devices.setdefault(device, len(devices)) for device in rows.devices]
@@ -176,17 +193,7 @@ def add_cycle(before: Run | None, cycle: Run) -> Run:
             key = (layer, phase, within_here[around], frames_here[chain], devices_here[device], rank)
             line = lines.get(key)
             lines[key] = values if line is None else [*map(sum, zip(line, values))]
-    samples = _with_zeros(before.samples, cycle.samples)
-    for of, spread in _with_zeros(cycle.samples, before.samples).items():
-        samples[of] = samples[of] + spread if of in samples else spread
-    return Run(
-        (_sum_of_metas(before.meta, cycle.meta),),
-        layers,
-        _table(layers, lines, frames, devices, within),
-        samples,
-        _higher_peaks(before.memory, cycle.memory),
-        cycle.timeline,
-    )
+    return _table(layers, lines, frames, devices, within)
 
 
 def _with_zeros(samples: Mapping[SampleKey, Spread], other: Mapping[SampleKey, Spread]) -> dict[SampleKey, Spread]:
@@ -231,3 +238,75 @@ def _higher_peaks(before: Sequence[Memory], now: Sequence[Memory]) -> tuple[Memo
         if known is None or memory.peak_bytes > known.peak_bytes:
             highest[memory.rank, memory.device] = memory
     return tuple(highest[key] for key in sorted(highest))
+
+
+def _sum_of_devices(before: Sequence[DeviceTime], now: Sequence[DeviceTime]) -> tuple[DeviceTime, ...]:
+    sums = {(time.rank, time.device): time for time in before}
+    for time in now:
+        known = sums.get((time.rank, time.device))
+        sums[time.rank, time.device] = time if known is None else _sum_of_times(known, time)
+    return tuple(sums[key] for key in sorted(sums))
+
+
+def _sum_of_times(before: DeviceTime, now: DeviceTime) -> DeviceTime:
+    streams = {stream.stream: stream for stream in before.streams}
+    for stream in now.streams:
+        known = streams.get(stream.stream)
+        if known is not None:
+            stream = StreamTime(stream.stream, *map(sum, zip(known[1:], stream[1:])))
+        streams[stream.stream] = stream
+    return replace(
+        now,
+        span_ns=before.span_ns + now.span_ns,
+        busy_ns=before.busy_ns + now.busy_ns,
+        compute_ns=before.compute_ns + now.compute_ns,
+        communication_ns=before.communication_ns + now.communication_ns,
+        copy_ns=before.copy_ns + now.copy_ns,
+        overlap_ns=before.overlap_ns + now.overlap_ns,
+        streams=tuple(streams[number] for number in sorted(streams)),
+    )
+
+
+def on_layers(run: Run, layers: tuple[Layer, ...]) -> Run:
+    """The same run with its layers among others: those of ``layers`` that have their paths."""
+    number = {layer.path: index for index, layer in enumerate(layers)}
+    moved = {index: number[layer.path] for index, layer in enumerate(run.layers)}
+
+    def to(layer: int) -> int:
+        return moved.get(layer, layer)  # a negative one is none
+
+    def column(columns: Mapping[str, array[int]]) -> dict[str, array[int]]:
+        return {**columns, "layer": array("q", map(to, columns["layer"]))}
+
+    within = tuple(tuple(around._replace(layer=to(around.layer)) for around in chain) for chain in run.rows.within)
+    timeline = run.timeline
+    if timeline is not None:
+        spans = timeline.spans
+        if spans is not None:
+            spans = replace(spans, columns=column(spans.columns))
+        timeline = replace(timeline, columns=column(timeline.columns), spans=spans)
+    return replace(
+        run,
+        layers=layers,
+        rows=replace(run.rows, layers=layers, columns=column(run.rows.columns), within=within),
+        samples={key._replace(layer=to(key.layer)): spread for key, spread in run.samples.items()},
+        memory=tuple(
+            replace(memory, held=tuple(held._replace(layer=to(held.layer)) for held in memory.held))
+            for memory in run.memory
+        ),
+        timeline=timeline,
+    )
+
+
+def add_rank(before: Run, other: Run) -> Run:
+    """One run of several ranks, from the run of some and that of one more, on the same layers. The timeline stays that
+    of the first."""
+    return Run(
+        before.metas + other.metas,
+        before.layers,
+        _sum_of_rows(before.layers, before.rows, other.rows),
+        {**before.samples, **other.samples},
+        before.memory + other.memory,
+        before.timeline,
+        before.device_times + other.device_times,
+    )

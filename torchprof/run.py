@@ -34,6 +34,8 @@ class Layer:
     ``()`` where it was not called. ``output_bytes`` is how large the tensors are that this call returned, None where
     that is not known. ``settings`` are what a layer of torch's own says of itself, as ``print(model)`` has it
     ("3, 64, kernel_size=(7, 7), stride=(2, 2)"); empty for classes of others, of which nobody knows what they say.
+    A trace that was read without the model tells what ran, not what on: ``kind`` may be empty then, and what the layer
+    holds, its buffers and whether it was in ``training`` mode are None.
     ``compiled``: inside a ScriptModule or a module under torch.compile, where it may run without being called.
     ``tied``: it holds parameters that count at another layer. ``recursive``: it was called inside of its own calls, so
     that not each of them is one by itself.
@@ -46,12 +48,12 @@ class Layer:
     trainable_params: int | None = 0
     param_bytes: int | None = 0
     dtype_bytes: tuple[tuple[str, int], ...] = ()
-    buffers: int = 0
-    buffer_bytes: int = 0
+    buffers: int | None = 0
+    buffer_bytes: int | None = 0
     input_shapes: tuple[tuple[int, ...], ...] = ()
     output_shapes: tuple[tuple[int, ...], ...] = ()
     output_bytes: int | None = None
-    training: bool = True
+    training: bool | None = True
     settings: str = ""
     compiled: bool = False
     tied: bool = False
@@ -356,12 +358,63 @@ class Memory:
     allocator: tuple[tuple[str, int, int], ...] = ()
 
 
+class StreamTime(NamedTuple):
+    """What one stream of a device did: how many ``kernels`` (copies and sets among them), and for how long it ran any,
+    and any of a kind. On one stream they hardly ever overlap, but they may."""
+
+    stream: int
+    kernels: int
+    busy_ns: int
+    compute_ns: int
+    communication_ns: int
+    copy_ns: int
+
+
+@dataclass(frozen=True)
+class DeviceTime:
+    """What one device of one rank did with its time, from the start of its first work to the end of its last.
+
+    Each time is that of a union: what runs on several streams at once counts once. ``busy_ns``: anything ran;
+    ``communication_ns``: a collective or another transfer between ranks (see ``torchprof.device_times``); ``copy_ns``:
+    a copy or a set; ``compute_ns``: anything else. ``overlap_ns`` is how long it communicated and computed at once.
+    In a run of several cycles all this is summed, and what lies between two cycles is in none of it.
+    """
+
+    device: str
+    rank: int
+    span_ns: int
+    busy_ns: int
+    compute_ns: int
+    communication_ns: int
+    copy_ns: int
+    overlap_ns: int
+    streams: tuple[StreamTime, ...]
+
+    @property
+    def idle_ns(self) -> int:
+        """How long nothing ran, between the first work and the last."""
+        return self.span_ns - self.busy_ns
+
+    @property
+    def exposed_ns(self) -> int:
+        """How long it communicated while it computed nothing: what more overlap could save, at most."""
+        return self.communication_ns - self.overlap_ns
+
+    @property
+    def copy_alone_ns(self) -> int:
+        """How long it copied, and neither computed nor communicated."""
+        return self.busy_ns - self.compute_ns - self.exposed_ns
+
+
 class Lane(NamedTuple):
-    """Where one thing runs at a time, with what it calls inside of it: a thread (``device`` is "cpu"); or part of a
-    device, which has as many lanes as it ran kernels at once. ``number`` counts those of one device, from 1 on."""
+    """Where one thing runs at a time, with what it calls inside of it: a thread (``device`` is "cpu"); or a ``stream``
+    of a device, which has as many lanes as it ran kernels at once. ``number`` counts the threads, or the lanes of one
+    stream, from 1 on. ``stream`` is None for a thread, on a device that used one stream alone, and in a run of
+    torchprof 2.3, which told none apart."""
 
     device: str
     number: int
+    stream: int | None = None
 
 
 @dataclass(frozen=True)
@@ -460,6 +513,7 @@ class Run:
     samples: Mapping[SampleKey, Spread]
     memory: tuple[Memory, ...] = ()
     timeline: Timeline | None = None
+    device_times: tuple[DeviceTime, ...] = ()
 
     def __str__(self) -> str:
         return self.report("tree")

@@ -20,6 +20,7 @@ from torchprof.errors import TorchprofError
 from torchprof.run import (
     KINDS,
     Around,
+    DeviceTime,
     Held,
     Lane,
     Layer,
@@ -33,7 +34,7 @@ from torchprof.run import (
     Timeline,
 )
 
-SCHEMA = 4
+SCHEMA = 5
 """It grows by one whenever a reader of the old file would misread the new one."""
 _FORMAT = "torchprof-run"
 _LABELS_ALONE = "Written before torchprof 2.2: the totals of labels leave out the layers that were called inside them."
@@ -58,6 +59,7 @@ def text_of(run: Run, *, strip: bool = False) -> str:
         "samples": [{**key._asdict(), **asdict(spread)} for key, spread in run.samples.items()],
         "memory": [{**asdict(memory), "held": memory.held} for memory in run.memory],
         "timeline": None if run.timeline is None else _of_timeline(run.timeline),
+        "device_times": [asdict(time) for time in run.device_times],
     }
     return json.dumps(document, separators=(",", ":"))
 
@@ -137,6 +139,8 @@ def _run(document: dict[str, Any]) -> Run:
         _upgrade(document)
     if document["schema"] == 3 and document["timeline"] is not None:
         document["timeline"]["spans"] = None  # it had memory alone
+    if document["schema"] < 5:
+        document["device_times"] = []
     metas = _read(tuple[Meta, ...], document["metas"])
     layers = _read(tuple[Layer, ...], document["layers"])
     signatures = [None, *_read(tuple[Signature, ...], document["signatures"])]
@@ -168,8 +172,11 @@ def _run(document: dict[str, Any]) -> Run:
         known.add(layer.path)
     _demand(len({len(column) for column in columns.values()}) == 1, "columns that differ in length")
     memory = _read(tuple[Memory, ...], document["memory"])
+    device_times = _read(tuple[DeviceTime, ...], document["device_times"])
+    for time in device_times:
+        _demand(_adds_up(time), f"the times of {time.device}")
     ranks = {meta.rank for meta in metas}
-    seen = {*columns["rank"], *(key.rank for key in samples), *(one.rank for one in memory)}
+    seen = {*columns["rank"], *(one.rank for one in (*samples, *memory, *device_times))}
     _demand(seen <= ranks, "a rank without meta")
     for name, low, high in (
         ("layer", NOT_SELECTED, len(layers)),
@@ -186,7 +193,14 @@ def _run(document: dict[str, Any]) -> Run:
         _demand(_leads_somewhere(held, len(layers)), f"{tuple(held)} at the peak")
         _demand(held.kind in (*KINDS, "unknown"), f"{held.kind!r} where a kind of memory belongs")
     timeline = None if document["timeline"] is None else _timeline(document["timeline"], len(layers))
-    return Run(metas, layers, Rows(layers, frames, devices, columns, within), samples, memory, timeline)
+    rows = Rows(layers, frames, devices, columns, within)
+    return Run(metas, layers, rows, samples, memory, timeline, device_times)
+
+
+def _adds_up(time: DeviceTime) -> bool:
+    """Whether no part is longer than the whole, and none less than nothing."""
+    parts = (time.idle_ns, time.compute_ns - time.overlap_ns, time.overlap_ns, time.exposed_ns, time.copy_alone_ns)
+    return min(*parts, time.copy_ns - time.copy_alone_ns, *(min(stream[1:]) for stream in time.streams)) >= 0
 
 
 def _upgrade(document: dict[str, Any]) -> None:

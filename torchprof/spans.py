@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from math import inf
 
@@ -36,7 +37,7 @@ class OpenSpans:
     around that, and begins those of the layers that have none yet: they end with the outer node at the latest.
 
     So on each thread, of two spans one is inside the other, or they lie apart. A kernel that begins before the one
-    before it on its device has ended goes to the device's next lane.
+    before it on its stream has ended goes to the stream's next lane.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class OpenSpans:
         self._in_backward = False  # whether any stretch is open
         self._lanes: list[Lane] = []
         self._of_thread: dict[int, int] = {}  # its lane
-        self._of_device: dict[str, list[list[int]]] = {}  # its lanes, and until when the last kernel on each ran
+        self._of_stream: dict[tuple[str, int], list[list[int]]] = {}  # its lanes, and until when the last kernel ran
         self._names: dict[str, int] = {}
         self._columns = {name: array("q") for name in Spans.COLUMNS}
         self._ends = self._columns["end_ns"]
@@ -145,12 +146,12 @@ class OpenSpans:
 
     def _on_kernel(self, item: Attributed) -> None:
         event, place, _, _, _ = item
-        device = self._of_device.setdefault(event.device, [])
-        lane = next((one for one in device if one[1] <= event.start_ns), None)
+        stream = self._of_stream.setdefault((event.device, event.thread), [])
+        lane = next((one for one in stream if one[1] <= event.start_ns), None)
         if lane is None:
             lane = [len(self._lanes), 0]
-            device.append(lane)
-            self._lanes.append(Lane(event.device, len(device)))
+            stream.append(lane)
+            self._lanes.append(Lane(event.device, len(stream), event.thread))
         lane[1] = event.end_ns
         self._add(event.start_ns, event.end_ns, lane[0], place.layer, place.phase, self._number_of(event.name))
 
@@ -185,4 +186,6 @@ class OpenSpans:
         }
         marks = self._marks if self._from_first_mark else self._marks[1:]
         steps = tuple(mark - zero for mark in marks) if len(marks) > 1 else ()
-        return Spans(tuple(self._lanes), tuple(self._names), columns, steps, self._dropped)
+        streams = Counter(device for device, _ in self._of_stream)
+        lanes = tuple(lane if streams[lane.device] > 1 else lane._replace(stream=None) for lane in self._lanes)
+        return Spans(lanes, tuple(self._names), columns, steps, self._dropped)

@@ -15,7 +15,7 @@ from torchprof.attribute import BACKWARD, OUTSIDE, PHASES
 from torchprof.cost import format_time
 from torchprof.errors import TorchprofError
 from torchprof.reports import report
-from torchprof.run import NOT_SELECTED_NAME, OUTSIDE_NAME, Run, Spans, Timeline
+from torchprof.run import NOT_SELECTED_NAME, OUTSIDE_NAME, Lane, Run, Spans, Timeline
 
 _PROCESS = 1  # that of rank 0: to Perfetto, process 0 and thread 0 mean the idle ones
 _STEPS = 1  # the track of the steps
@@ -27,9 +27,9 @@ def chrome_trace(run: Run) -> str:
 
     A process for the rank, and in it a track for the steps of a loop; for each thread and each phase a track of what
     layers did: calls in forward and recompute, unbroken stretches of their work in backward; the user's labels lie
-    among them, on the track of their phase. For each device tracks of its kernels, and a counter of its memory above
-    the start. On each track, of two ranges one is inside the other, or they lie apart. Times are after the start, in
-    µs with the ns as decimals.
+    among them, on the track of their phase. For each device tracks of its kernels, by stream, and a counter of its
+    memory above the start. On each track, of two ranges one is inside the other, or they lie apart. Times are after the
+    start, in µs with the ns as decimals.
 
     A range has the last name of its layer, of a numbered one with the names above that: "features.0". Beside it stand
     the path, the class, the shapes of the first call, and calls and self time of the layer in this phase, over all
@@ -60,13 +60,18 @@ def _process(run: Run) -> int:
 def _numbers_of_tracks(spans: Spans) -> dict[tuple[int, int], int]:
     """The track of each (lane, phase), numbered in the order they are shown in; on a device, all phases share one."""
     seen = set(zip(spans.columns["lane"], spans.columns["phase"]))
-    keys = sorted(seen, key=lambda key: (spans.lanes[key[0]].device != "cpu", spans.lanes[key[0]], key[1]))
+    keys = sorted(seen, key=lambda key: (*_order(spans.lanes[key[0]]), key[1]))
     tracks: dict[tuple[int, int], int] = {}
     numbers: dict[tuple[int, int], int] = {}
     for lane, phase in keys:
         track = (lane, phase if spans.lanes[lane].device == "cpu" else 0)
         numbers[lane, phase] = tracks.setdefault(track, _STEPS + 1 + len(tracks))
     return numbers
+
+
+def _order(lane: Lane) -> tuple[bool, str, int, int]:
+    """Threads before devices, and the lanes of a stream next to each other."""
+    return lane.device != "cpu", lane.device, -1 if lane.stream is None else lane.stream, lane.number
 
 
 def _tracks(run: Run, spans: Spans) -> Iterator[str]:
@@ -76,15 +81,18 @@ def _tracks(run: Run, spans: Spans) -> Iterator[str]:
     def about(what: str, track: int, **values: Any) -> str:
         return json.dumps({"ph": "M", "name": what, "pid": process, "tid": track, "args": values})
 
-    yield about("process_name", 0, name=f"rank {run.meta.rank}: {', '.join(run.meta.model)}")
+    models = f": {', '.join(run.meta.model)}" if run.meta.model else ""
+    yield about("process_name", 0, name=f"rank {run.meta.rank}{models}")
     yield about("process_sort_index", 0, sort_index=run.meta.rank)
     names = {_STEPS: "steps"} if spans.steps else {}
     for (lane, phase), track in _numbers_of_tracks(spans).items():
-        device, number = spans.lanes[lane]
+        device, number, stream = spans.lanes[lane]
         if device == "cpu":
             names[track] = f"{PHASES[phase]}, thread {number}"
         else:
-            names[track] = device if number == 1 else f"{device}, at the same time ({number})"
+            of_stream = "" if stream is None else f", stream {stream}"
+            beside = "" if number == 1 else f", at the same time ({number})"
+            names[track] = f"{device}{of_stream}{beside}"
     for track, name in names.items():
         yield about("thread_name", track, name=name)
         yield about("thread_sort_index", track, sort_index=track)

@@ -19,6 +19,7 @@ from torchprof.errors import TorchprofError
 from torchprof.reports import render, report
 from torchprof.reports.advice import gain
 from torchprof.reports.page_data import Take, page_data
+from torchprof.reports.tree import UNKNOWN
 from torchprof.run import Run
 from torchprof.version import __version__
 
@@ -30,6 +31,7 @@ _SCRIPTS = (
     "icicle.js",
     "table.js",
     "layer.js",
+    "device.js",
     "memory.js",
     "roofline.js",
     "page.js",
@@ -91,12 +93,12 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     meta = run.meta
     cycles = f" in {meta.cycles} cycles" if meta.cycles > 1 else ""
     return [
-        ("recorded", format_time(meta.wall_ns) + cycles),
+        ("recorded", (format_time(meta.wall_ns) if meta.wall_ns else UNKNOWN) + cycles),
         *([("steps", str(meta.steps))] if meta.steps else []),
         ("layers", str(len(run.layers))),
         *([("ranks", str(len(run.metas)))] if len(run.metas) > 1 else []),
         *meta.environment,
         *meta.switches,
         ("recorded with", ", ".join(name for name, is_on in meta.flags if is_on) or "nothing more"),
-        ("torchprof", dict(meta.versions).get("torchprof", "–")),
+        ("torchprof", dict(meta.versions).get("torchprof", UNKNOWN)),
     ]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torchprof.attribute import FORWARD, NOT_SELECTED, PHASES, Frame
 from torchprof.cost import FIELDS, MEASURES, Measure
 from torchprof.reports.tree import CallsColumn, Column, CostColumn, ParamsColumn, RateColumn, columns_of
-from torchprof.run import KINDS, NOT_SELECTED_NAME, OUTSIDE_NAME, Layer, Memory, Peak, Run, Spread, Timeline
+from torchprof.run import KINDS, NOT_SELECTED_NAME, OUTSIDE_NAME, DeviceTime, Layer, Memory, Peak, Run, Spread, Timeline
 
 _POINTS = 24
 """How many values show how the calls of a layer were distributed."""
@@ -133,6 +133,9 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
             for at, take in enumerate(takes)
             for key, spread in take.run.samples.items()
             if key.measure == "peak_bytes"
+        ],
+        "devices": [
+            _device(time, source(at, time.rank)) for at, take in enumerate(takes) for time in take.run.device_times
         ],
         "memory": [
             _memory(memory, tree.nodes[at], source(at, memory.rank), _timeline_of(take.run, memory.rank))
@@ -326,6 +329,20 @@ def _calls_over_time(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[int, 
         if len(values) > 1:
             every = -(-len(values) // _CALLS)
             yield nodes[layer], every, values[::every]
+
+
+def _device(time: DeviceTime, source: int) -> dict[str, Any]:
+    """The times of a device; ``parts`` are those that add up to its span, in the order of the bar that is drawn."""
+    computing = time.compute_ns - time.overlap_ns
+    return {
+        "source": source,
+        "device": time.device,
+        "spanNs": time.span_ns,
+        "busyNs": time.busy_ns,
+        "communicationNs": time.communication_ns,
+        "parts": [computing, time.overlap_ns, time.exposed_ns, time.copy_alone_ns, time.idle_ns],
+        "streams": time.streams,
+    }
 
 
 def _timeline_of(run: Run, rank: int) -> Timeline | None:

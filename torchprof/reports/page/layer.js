@@ -25,14 +25,14 @@ class LayerPanel {
     const { run } = this;
     const layers = run.take(source);
     if (layers.kind[node] === null) return [element("p", {}, "This run does not have the layer.")];
-    const facts = [["class", layers.settings[node] ? `${layers.kind[node]}(${layers.settings[node]})` : layers.kind[node]]];
+    const facts = [["class", layers.settings[node] ? `${layers.kind[node]}(${layers.settings[node]})` : layers.kind[node] || UNKNOWN]];
     const params = run.params[source < 0 ? 0 : run.told.sources[source].take][node];
     const own = layers.params[node];
     const text = params === null ? UNKNOWN : formatCount(params) + (own !== null && own !== params ? `, ${formatCount(own)} its own` : "");
     facts.push(["parameters", layers.dtypes[node] ? `${text} (${layers.dtypes[node]})` : text]);
     if (layers.inputs[node].length) facts.push(["input", formatShapes(layers.inputs[node])]);
     if (layers.outputs[node].length) facts.push(["output", formatShapes(layers.outputs[node])]);
-    facts.push(["mode", layers.training[node] ? "training" : "evaluation"]);
+    facts.push(["mode", layers.training[node] === null ? UNKNOWN : layers.training[node] ? "training" : "evaluation"]);
     if (layers.sharedWith[node].length) facts.push(["also at", layers.sharedWith[node].join(", ")]);
     return [element("dl", { class: "facts" }, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]))];
   }

@@ -48,6 +48,7 @@ class Page {
           panel),
         element("section", { id: "layers" }, element("h2", {}, "Layers"), this.#tableTools(), tableBox),
         element("section", { id: "operators" }, element("h2", {}, "Operators"), this.operatorBox),
+        ...this.#devices(),
         ...this.#memory(),
         element("section", { id: "roofline" }, this.rooflineBox)),
       element("footer", {}, `Made by torchprof ${told.version}. Everything on this page is in this file.`));
@@ -152,6 +153,12 @@ class Page {
     const done = document.execCommand("copy");
     area.remove();
     told.textContent = done ? `Copied: ${this.table.lines.length} rows.` : "This browser lets no page copy: use run.export(\"table.csv\").";
+  }
+
+  #devices() {
+    if (!told.devices.length) return [];
+    const hint = element("p", { class: "hint" }, "Copies and sets count as copying alone where the device neither computes nor communicates beside them.");
+    return [element("section", { id: "devices" }, element("h2", {}, "Devices"), ...told.devices.map((one) => deviceSection(this.run, one)), hint)];
   }
 
   #memory() {

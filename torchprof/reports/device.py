@@ -1,0 +1,91 @@
+"""The device report: how long each device and each of its streams was busy, with what, and how long idle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torchprof.cost import format_time
+from torchprof.errors import TorchprofError
+from torchprof.reports import report
+from torchprof.reports.tree import draw, printable
+from torchprof.run import DeviceTime, Meta, Run
+
+_HEADINGS = ("Stream", "Kernels", "Busy", "Of span", "Computing", "Communication", "Copying")
+
+
+@report("device")
+def device(run: Run, *, tablefmt: str | None = None) -> str:
+    """What each device did with its time, from the start of its first work to the end of its last: the span.
+
+    A row for each stream: how many kernels, copies and sets it ran; for how long it ran any, also as a share of the
+    span; and for how long it computed, communicated with other ranks, and copied or set memory. The last row is the
+    device: what several streams ran at the same time counts once there. Below stands how long the device was idle, and
+    how much of the communication ran while it computed; the rest is exposed: in that time nothing was computed.
+    ``tablefmt`` is any of tabulate's formats. docs/device.md says which kernels communicate.
+
+    Raises TorchprofError for a run without a device, for one of a torchprof that told no streams apart, and for an
+    unknown format.
+    """
+    _refuse_unknown(run)
+    metas = {meta.rank: meta for meta in run.metas}
+    texts = []
+    for time in run.device_times:
+        name = printable(time.device) + (f" of rank {time.rank}" if len(metas) > 1 else "")
+        table = [_row(str(one.stream), one.kernels, one[2:], time.span_ns) for one in time.streams]
+        whole = (time.busy_ns, time.compute_ns, time.communication_ns, time.copy_ns)
+        table.append(_row("(all)", sum(one.kernels for one in time.streams), whole, time.span_ns))
+        texts += [name, draw(_HEADINGS, table, tablefmt), "\n".join(_sentences(time, metas[time.rank]))]
+    if not texts:
+        wall = run.meta.wall_ns
+        texts.append(f"Nothing ran on the device{f' in {format_time(wall)}' if wall else ''}.")
+    warnings = [warning for meta in run.metas for warning in meta.warnings]
+    return "\n\n".join([*texts, *(["\n".join(warnings)] if warnings else [])])
+
+
+def _refuse_unknown(run: Run) -> None:
+    if all("device_ns" not in meta.requested for meta in run.metas):
+        raise TorchprofError(
+            "This run recorded no device, so it knows no device's time: where the model runs on a GPU, profile it with "
+            'Profile(model, use_cuda=True), or use_device="xpu" for another kind.'
+        )
+    if all("device_ns" not in meta.measured for meta in run.metas):
+        kind = (run.meta.device or "device").upper()
+        raise TorchprofError(
+            f"This run knows no device's time: {kind} was asked for, and could not be recorded. run.meta.warnings says "
+            "why."
+        )
+    if not run.device_times and any(run.rows.columns["device_ns"]):
+        raise TorchprofError(
+            "This run was written by torchprof 2.3 or an earlier one, which told no streams apart: record it again. "
+            'run.report("kernels") says how long its device was busy.'
+        )
+
+
+def _row(stream: str, kernels: int, times: tuple[int, ...], span: int) -> list[str]:
+    busy, *kinds = times
+    return [stream, str(kernels), format_time(busy), _share(busy, span), *map(format_time, kinds)]
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else ""
+
+
+def _with_share(part: int, whole: int) -> str:
+    return format_time(part) + (f" ({part / whole:.1%})" if whole else "")
+
+
+def _sentences(time: DeviceTime, meta: Meta) -> Iterator[str]:
+    span = time.span_ns
+    yield (
+        f"From its first work to its last: {format_time(span)}, busy for {_with_share(time.busy_ns, span)}, idle for "
+        f"{_with_share(time.idle_ns, span)}."
+    )
+    if time.communication_ns:
+        communication = time.communication_ns
+        yield (
+            f"Communication: {format_time(communication)}, {_with_share(time.overlap_ns, communication)} of it at the "
+            f"same time as computing, {_with_share(time.exposed_ns, communication)} exposed."
+        )
+    if meta.wall_ns:
+        cycles = f" in {meta.cycles} cycles" if meta.cycles > 1 else ""
+        yield f"Recorded for: {format_time(meta.wall_ns)}{cycles}."

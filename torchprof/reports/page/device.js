@@ -1,0 +1,29 @@
+// What each device did with its time: a bar of all of it, and a table of its streams.
+
+const DEVICE_PARTS = ["computing", "computing and communicating", "communicating alone", "copying alone", "idle"];
+
+function deviceSection(run, device) {
+  const { sources } = run.told;
+  const { spanNs, busyNs, communicationNs, parts } = device;
+  const withShare = (ns, whole) => formatTime(ns) + (whole > 0 ? ` (${formatShare(ns / whole)})` : "");
+  const sentences = [`${formatTime(spanNs)} from its first work to its last; busy for ${withShare(busyNs, spanNs)}.`];
+  if (communicationNs > 0) {
+    const [, overlap, exposed] = parts;
+    sentences.push(`Communication: ${formatTime(communicationNs)}, ${withShare(overlap, communicationNs)} of it at the same time as computing, ${withShare(exposed, communicationNs)} exposed.`);
+  }
+  const drawn = parts.map((ns, part) => ({ ns, part, text: `${DEVICE_PARTS[part]} ${withShare(ns, spanNs)}` })).filter(({ ns }) => ns > 0);
+  const bar = element("div", { class: "bar", role: "img", "aria-label": drawn.map(({ text }) => text).join(", ") },
+    ...drawn.map(({ ns, part, text }) => element("span", { class: `work-${part}`, title: text, "--part": ns / spanNs })));
+  const legend = drawn.map(({ part, text }) => element("span", { class: `legend work-${part}` }, text));
+  const time = (heading, at) => ({ heading, value: (row) => row[at], text: (row) => formatTime(row[at]), share: (row) => row[at] / spanNs });
+  const columns = [
+    { heading: "Stream", isText: true, value: (row) => row[0], text: (row) => String(row[0]) },
+    { heading: "Kernels", value: (row) => row[1], text: (row) => String(row[1]) },
+    ...["Busy", "Computing", "Communication", "Copying"].map((heading, number) => time(heading, number + 2)),
+  ];
+  return element("div", { class: "device" },
+    element("h3", {}, sources.length > 1 ? `${device.device}, ${sources[device.source].name}` : device.device),
+    element("p", {}, sentences.join(" ")),
+    element("figure", {}, bar, element("figcaption", {}, ...legend)),
+    sheet(columns, device.streams, { sortedBy: 2 }));
+}
