@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torchprof.run_file import load
     from torchprof.shapes import flops
     from torchprof.tensorboard import tensorboard_trace_handler
+    from torchprof.trace import from_trace
 
 __all__ = [
     "Profile",
@@ -33,6 +34,7 @@ __all__ = [
     "compare",
     "flops",
     "from_profiler",
+    "from_trace",
     "load",
     "peak",
     "tensorboard_trace_handler",
@@ -48,6 +50,7 @@ _ROOMS = {
     "compare": "diff",
     "flops": "shapes",
     "from_profiler": "annotation",
+    "from_trace": "trace",
     "load": "run_file",
     "peak": "peaks",
     "profile": "profile",

@@ -13,10 +13,12 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from torchprof.attribute import Site
+from torchprof.call_order import call_order
 from torchprof.errors import TorchprofError
 from torchprof.instrument import Target, label_of
 from torchprof.paths import find, matching
 from torchprof.run import Layer
+from torchprof.trace_matching import ModelModule
 
 Trace = namedtuple("Trace", ["path", "leaf", "module"])
 Trace.__doc__ = (
@@ -346,6 +348,30 @@ class Plan:
             )
         self._layers = tuple(layers)
         return self._layers
+
+    def model_modules(self) -> list[ModelModule]:
+        """The modules as a trace's are looked for among them; those that are gone have no parameters."""
+        first: dict[int, int] = {}  # module → where it stood first
+        orders: dict[type, tuple[str, ...]] = {}  # class → in which order it calls what it holds
+        found = []
+        for at, (spot, layer) in enumerate(zip(self._spots, self._layer_of)):
+            module = spot.module()
+            before = at if module is None else first.setdefault(id(module), at)
+            if module is not None and type(module) not in orders:
+                orders[type(module)] = call_order(type(module))
+            params = () if module is None else tuple(module._parameters.values())
+            found.append(
+                ModelModule(
+                    path=spot.path,
+                    kind="" if module is None else type(module).__name__,
+                    layer=layer,
+                    callable=spot.callable,
+                    param_shapes=tuple(tuple(one.shape) for one in params if one is not None and not is_lazy(one)),
+                    same_as=None if before == at else before,
+                    calls=() if module is None else orders[type(module)],
+                )
+            )
+        return found
 
     def changes(self) -> tuple[list[str], list[str]]:
         """The modules that were added or replaced, and those that were removed, since the labels were put on."""

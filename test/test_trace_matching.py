@@ -1,0 +1,274 @@
+"""Which of a model's modules the modules of a trace are: against the calls that hooks saw, and by hand."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from architectures import ARCHITECTURES
+from models import Checkpointed, Mlp, Recursive, Several, Tied
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from torchprof.attribute import Site
+from torchprof.call_order import call_order
+from torchprof.errors import TorchprofError
+from torchprof.modules import walk_modules
+from torchprof.run import Layer
+from torchprof.trace_layers import Hierarchy, ModuleCall
+from torchprof.trace_matching import ModelModule, match_modules
+
+
+def entries(*models: nn.Module) -> list[ModelModule]:
+    """The modules of models, each shown as a layer of its own."""
+    made: list[ModelModule] = []
+    first: dict[int, int] = {}
+    for model in models:
+        for path, _, one in walk_modules(model):
+            number = first.setdefault(id(one), len(made))
+            shapes = tuple(tuple(param.shape) for param in one._parameters.values() if param is not None)
+            has_forward = type(one).forward is not nn.Module.forward
+            same_as = None if number == len(made) else number
+            kind = type(one).__name__
+            made.append(ModelModule(path, kind, len(made), has_forward, shapes, same_as, call_order(type(one))))
+    return made
+
+
+def match(calls: list[ModuleCall], modules: list[ModelModule]) -> Hierarchy:
+    return match_modules(calls, modules, [Layer(module.path, module.kind) for module in modules])
+
+
+def record(
+    model: nn.Module, run: Callable[[], Any], file: Path, with_shapes: bool
+) -> tuple[list[ModuleCall], dict[str, str]]:
+    """What the trace of a run tells of modules, and which each of them is, by the order of all calls."""
+    called: list[str] = []
+    paths = {".".join((type(model).__name__, *name.split("."))).rstrip("."): one for name, one in model.named_modules()}
+    hooks = [one.register_forward_pre_hook(lambda *_, path=path: called.append(path)) for path, one in paths.items()]
+    with profile(activities=[ProfilerActivity.CPU], with_stack=True, record_shapes=with_shapes) as prof:
+        run()
+    for hook in hooks:
+        hook.remove()
+    prof.export_chrome_trace(str(file))
+    text = file.read_text(errors="replace")  # torch 2.4 now and then writes bytes that are no text
+    events = [event for event in json.loads(text, strict=False)["traceEvents"] if event.get("ph") == "X"]
+    frames = {event["args"]["Python id"]: event for event in events if event.get("cat") == "python_function"}
+    modules = [event for event in frames.values() if event["name"].startswith("nn.Module: ")]
+    modules.sort(key=lambda event: (event["ts"], event["args"]["Python id"]))
+    parents: dict[str, dict[str, None]] = {}
+    for event in modules:
+        around = frames.get(event["args"]["Python parent id"])
+        while around is not None and not around["name"].startswith("nn.Module: "):
+            around = frames.get(around["args"]["Python parent id"])
+        parents.setdefault(event["name"], {})[around["name"] if around else ""] = None
+    shapes: dict[str, set[tuple[int, ...]]] = {name: set() for name in parents}
+    starts = [event["ts"] for event in modules]
+    for event in events:
+        if event.get("cat") == "cpu_op" and "Input Dims" in event["args"]:
+            for at in range(bisect_right(starts, event["ts"]) - 1, -1, -1):  # the last to begin is the innermost
+                if event["ts"] < starts[at] + modules[at]["dur"]:
+                    dims = event["args"]["Input Dims"]
+                    shapes[modules[at]["name"]] |= {tuple(dim) for dim in dims if all(type(x) is int for x in dim)}
+                    break
+    assert len(modules) == len(called)
+    truth = dict(zip((event["name"] for event in modules), called))
+    return [ModuleCall(name, tuple(parents[name]), frozenset(shapes[name])) for name in parents], truth
+
+
+def wrong(made: Hierarchy, truth: dict[str, str]) -> set[str]:
+    found = {name: [made.layers[index].name for index in site.layers] for name, site in made.sites.items()}
+    return {path for name, path in truth.items() if path not in found.get(name, [])}
+
+
+OUT_OF_ORDER = {
+    # Two lists whose convolutions take turns, and one from its end: without shapes nobody sees that.
+    "WaveNet": {f"GatedConvolutions.{name}" for name in ("dilated.1", "dilated.2", "mix.0", "mix.1")},
+    "feature pyramid": {"Fpn.lateral.0", "Fpn.lateral.1"},
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_module_of_an_architecture_is_found(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = ARCHITECTURES[name].make(), ARCHITECTURES[name].inputs()
+    calls, truth = record(model, lambda: model(*inputs), tmp_path / "trace.json", with_shapes=True)
+    assert wrong(match(calls, entries(model)), truth) == set()
+    without = match([call._replace(shapes=frozenset()) for call in calls], entries(model))
+    assert wrong(without, truth) == OUT_OF_ORDER.get(name, set())
+    assert without.doubts or name not in OUT_OF_ORDER
+
+
+@pytest.mark.parametrize("make", [Several, Recursive, Tied, lambda: Checkpointed(True), lambda: Checkpointed(False)])
+def test_every_call_of_a_module_is_found(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+    model, x = make(), torch.rand(2, 4, requires_grad=True)
+    calls, truth = record(model, lambda: model(x).sum().backward(), tmp_path / "trace.json", with_shapes=True)
+    made = match(calls, entries(model))
+    assert wrong(made, truth) == set()
+    if isinstance(model, Tied):
+        (shared,) = (site for site in made.sites.values() if len(site.layers) == 2)
+        assert [made.layers[index].name for index in shared.layers] == ["Tied.left.inner", "Tied.right.inner"]
+
+
+def call(name: str, *parents: str, shapes: tuple[tuple[int, ...], ...] = ()) -> ModuleCall:
+    around = tuple(parent and f"nn.Module: {parent}" for parent in parents or ("",))
+    return ModuleCall(f"nn.Module: {name}", around, frozenset(shapes))
+
+
+def found(made: Hierarchy) -> dict[str, list[str]]:
+    return {
+        name.removeprefix("nn.Module: "): [made.layers[index].name for index in site.layers]
+        for name, site in made.sites.items()
+    }
+
+
+def net(*children: tuple[str, str, tuple[tuple[int, ...], ...]], kind: str = "Net") -> list[ModelModule]:
+    """A model by hand: dotted path, class, shapes of parameters."""
+    paths = [(kind,), *((kind, *path.split(".")) for path, _, _ in children)]
+    kinds = [kind, *(cls for _, cls, _ in children)]
+    shapes = [(), *(own for _, _, own in children)]
+    return [
+        ModelModule(path, cls, index, cls != "ModuleList", own)
+        for index, (path, cls, own) in enumerate(zip(paths, kinds, shapes))
+    ]
+
+
+def test_shapes_tell_modules_of_one_class_apart_for_certain() -> None:
+    model = net(("fc1", "Linear", ((8, 4), (8,))), ("fc2", "Linear", ((2, 8), (2,))))
+    calls = [call("Net_0"), call("Linear_0", "Net_0", shapes=((3, 8), (2, 8), (2,)))]
+    made = match([*calls, call("Linear_1", "Net_0", shapes=((3, 4), (8, 4), (8,)))], model)
+    assert found(made) == {"Net_0": ["Net"], "Linear_0": ["Net.fc2"], "Linear_1": ["Net.fc1"]}
+    assert made.doubts == ()
+
+
+def test_what_is_below_tells_modules_apart_for_certain() -> None:
+    model = net(("a", "Block", ()), ("a.act", "ReLU", ()), ("b", "Block", ()), ("b.act", "GELU", ()))
+    calls = [call("Net_0"), call("Block_0", "Net_0"), call("GELU_0", "Block_0"), call("Block_1", "Net_0")]
+    made = match([*calls, call("ReLU_0", "Block_1")], model)
+    assert found(made)["Block_0"] == ["Net.b"]
+    assert found(made)["ReLU_0"] == ["Net.a.act"]
+    assert made.doubts == ()
+
+
+def test_what_only_the_order_tells_is_doubted() -> None:
+    blocks = [(f"blocks.{number}", "Block", ()) for number in range(12)]
+    model = net(("blocks", "ModuleList", ()), *blocks, ("key", "Linear", ()), ("query", "Linear", ()))
+    calls = [call("Net_0"), *(call(f"Block_{number}", "Net_0") for number in range(12))]
+    made = match([*calls, call("Linear_0", "Net_0"), call("Linear_1", "Net_0")], model)
+    assert found(made)["Block_11"] == ["Net.blocks.11"]
+    assert made.doubts == (
+        "Told apart only by the order of their first calls, which is taken to be that in the source: Net.blocks.0 to "
+        ".11 (Block), Net.key, .query (Linear).",
+    )
+
+
+def test_the_source_tells_in_which_order_a_module_calls() -> None:
+    model = net(("key", "Linear", ()), ("query", "Linear", ()))
+    model[0] = model[0]._replace(calls=("query", "key"))
+    made = match([call("Net_0"), call("Linear_0", "Net_0"), call("Linear_1", "Net_0")], model)
+    assert found(made)["Linear_0"] == ["Net.query"]
+    assert len(made.doubts) == 1
+
+
+def test_a_sequential_calls_in_its_order_for_certain() -> None:
+    model = net(("0", "ReLU", ()), ("1", "ReLU", ()), kind="Sequential")
+    made = match([call("Sequential_0"), call("ReLU_0", "Sequential_0"), call("ReLU_1", "Sequential_0")], model)
+    assert found(made)["ReLU_1"] == ["Sequential.1"]
+    assert made.doubts == ()
+    fewer = match([call("Sequential_0"), call("ReLU_0", "Sequential_0")], model)
+    assert fewer.doubts == (
+        "There are more of their kind that were never called, and the first ones are taken to be those that were: "
+        "Sequential.0 (ReLU).",
+    )
+
+
+def test_a_module_called_by_its_owners_caller_is_found() -> None:
+    model = net(("block", "Block", ()), ("block.fc", "Linear", ((4, 4),)), ("head", "Linear", ((2, 4),)))
+    calls = [call("Net_0"), call("Linear_0", "Net_0", shapes=((4, 4),)), call("Linear_1", "Net_0", shapes=((2, 4),))]
+    made = match(calls, model)
+    assert found(made) == {"Net_0": ["Net"], "Linear_0": ["Net.block.fc"], "Linear_1": ["Net.head"]}
+    assert made.doubts == ()
+
+
+def test_a_part_of_a_model_and_a_model_in_a_wrapper_are_found() -> None:
+    model = net(("encoder", "Encoder", ()), ("encoder.fc", "Linear", ()), ("fc", "Linear", ()))
+    part = match([call("Encoder_0"), call("Linear_0", "Encoder_0")], model)
+    assert found(part) == {"Encoder_0": ["Net.encoder"], "Linear_0": ["Net.encoder.fc"]}
+    calls = [call("DistributedDataParallel_0"), call("Net_0", "DistributedDataParallel_0"), call("Linear_0", "Net_0")]
+    made = match(calls, model)
+    assert found(made) == {"DistributedDataParallel_0": ["Net"], "Net_0": ["Net"], "Linear_0": ["Net.fc"]}
+    assert made.sites["nn.Module: Net_0"] == Site((0,), "nn.Module: DistributedDataParallel_0")
+    assert made.doubts == ()
+
+
+def test_a_wrapper_in_the_model_is_the_layer_that_it_wraps() -> None:
+    model = [
+        ModelModule(("OptimizedModule",), "OptimizedModule", 0),
+        ModelModule(("OptimizedModule", "_orig_mod"), "Net", 0),
+    ]
+    made = match_modules(
+        [call("OptimizedModule_0"), call("Net_0", "OptimizedModule_0")], model, [Layer(("Net",), "Net")]
+    )
+    assert made.sites == {
+        "nn.Module: OptimizedModule_0": Site((0,)),
+        "nn.Module: Net_0": Site((0,), "nn.Module: OptimizedModule_0"),
+    }
+
+
+def test_several_models_are_found() -> None:
+    calls = [call("Mlp_0"), call("Linear_0", "Mlp_0"), call("Several_0"), call("Linear_1", "Several_0")]
+    made = found(match(calls, entries(Several(), Mlp())))
+    assert (made["Mlp_0"], made["Linear_0"], made["Several_0"]) == (["Mlp"], ["Mlp.fc1"], ["Several"])
+
+
+def test_what_is_not_in_the_model_is_a_layer_of_its_own_or_none() -> None:
+    model = net(("fc", "Linear", ()))
+    calls = [call("Net_0"), call("Hidden_0", "Net_0"), call("Linear_0", "Hidden_0"), call("ReLU_0", "Hidden_0")]
+    made = match([*calls, call("MSELoss_0")], model)
+    assert found(made) == {
+        "Net_0": ["Net"],
+        "Linear_0": ["Net.fc"],
+        "Hidden_0": ["Net.Hidden_0"],
+        "ReLU_0": ["Net.Hidden_0.ReLU_0"],
+    }
+    own = made.layers[2]
+    assert (own.kind, own.params, own.training) == ("Hidden", None, None)
+    assert made.doubts == (
+        "Not found in the model, and shown under what called them: Hidden_0, ReLU_0.",
+        "Not found in the model, and no layers: MSELoss_0.",
+    )
+
+
+def test_one_of_many_that_could_be_it_is_not_guessed() -> None:
+    model = net(("body", "Body", ()), ("body.a", "Linear", ()), ("body.b", "Linear", ()), ("act", "ReLU", ()))
+    made = match([call("Net_0"), call("ReLU_0", "Net_0"), call("Linear_0")], model)
+    assert "Linear_0" not in found(made)
+    assert made.doubts == ("Not found in the model, and no layers: Linear_0.",)
+
+
+def test_the_trace_of_another_model_is_refused() -> None:
+    with pytest.raises(TorchprofError, match="calls Other, and nothing in Net"):
+        match([call("Other_0"), call("Linear_0", "Other_0")], net(("act", "ReLU", ())))
+
+
+class Shuffled(nn.Module):
+    """Calls its layers in another order than it defines them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.value, self.key, self.query = (nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.query(x) @ self.key(x).T @ self.value(x))
+
+
+def test_calls_in_the_order_of_the_source_are_found(tmp_path: Path) -> None:
+    model = Shuffled()
+    calls, truth = record(model, lambda: model(torch.rand(2, 4)), tmp_path / "trace.json", with_shapes=True)
+    made = match(calls, entries(model))
+    assert wrong(made, truth) == set()
+    assert len(made.doubts) == 1

@@ -1,0 +1,271 @@
+"""``from_trace``: the run of a trace that torch's profiler wrote, with the model at hand or without."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchprof.assemble import Asked, Planned, Seen, assemble, collector_at_rest, wanted_detail, with_doubts
+from torchprof.attribute import Detail, Site
+from torchprof.doubts import some
+from torchprof.errors import TorchprofError
+from torchprof.fold import add_cycle, add_rank, on_layers
+from torchprof.run import Layer, Meta, Run
+from torchprof.trace_events import TraceEvents
+from torchprof.trace_file import TraceFile
+from torchprof.trace_layers import layers_of_labels, layers_of_modules, layers_of_ranges, path_of
+from torchprof.trace_matching import match_modules
+from torchprof.version import __version__
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from torchprof.modules import Plan
+
+_WITH_SHAPES = Asked(with_flops=True, record_shapes=True)
+_GIGABYTE = 2**30
+
+
+@collector_at_rest()
+def from_trace(
+    traces: str | PathLike[str] | Iterable[str | PathLike[str]],
+    model: nn.Module | Sequence[nn.Module] | None = None,
+    *,
+    paths: Iterable[Any] | None = None,
+    with_timeline: bool = False,
+    progress: Callable[[float], None] | None = None,
+) -> Run:
+    """The run of a trace: of a file that ``torch.profiler.profile(...).export_chrome_trace`` wrote, plain or gzipped.
+
+    ``traces``: its path; or several, of the ranks of one job, or of the cycles of one process, which are added up.
+
+    The layers are those of our own labels, where the trace was recorded inside ``torchprof.annotate`` or ``Profile``;
+    else the modules of Python's events (``with_stack=True``); else the ranges of ``record_function``. A trace tells of
+    modules nothing but class and order: with the ``model``, a module or a list of them, they have their paths and
+    parameters, and ``paths`` selects as for ``Profile``. Memory, FLOPs and device time are in the run where they were
+    recorded, FLOPs with ``record_shapes=True``; what is in no trace is unknown. ``with_timeline`` keeps what ran when.
+
+    ``progress`` is called now and then with the share of the bytes that were read, from 0 to 1. Needs no torch where
+    neither shapes were recorded nor a model is given.
+
+    Raises TorchprofError for what is no trace of torch's, for one of another model, and for two traces of one rank that
+    are not of one process; OSError as ``open`` does. Of a file that was cut off, what there is is read, with a warning.
+    """
+    files = [Path(traces)] if isinstance(traces, (str, PathLike)) else [Path(trace) for trace in traces]
+    if not files:
+        raise TorchprofError("from_trace needs a trace: the path of one, or several; the list is empty.")
+    if paths is not None and model is None:
+        raise TorchprofError("paths= selects modules of a model: give from_trace the model, too.")
+    plan = None
+    if model is not None:
+        from torchprof.modules import Plan, checked_models  # they import torch, which a trace alone does not need
+
+        plan = Plan(checked_models(model), paths)
+    sizes = [file.stat().st_size for file in files]
+    found: list[_Found] = []
+    for at, file in enumerate(files):
+        before, whole = sum(sizes[:at]), max(sum(sizes), 1)
+
+        def part(share: float, before: int = before, size: int = sizes[at], whole: int = whole) -> None:
+            if progress is not None:
+                progress((before + share * size) / whole)
+
+        found.append(_read(file, plan, with_timeline, part))
+    return _together(found)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What one file gave: a run without its doubts. ``start_ns``: when its session began; ``process``: the name of the
+    machine, and the numbers of its processes."""
+
+    path: Path
+    run: Run
+    planned: Planned
+    seen: Seen
+    start_ns: int
+    process: tuple[str, tuple[str, ...]]
+
+
+def _read(path: Path, plan: Plan | None, with_timeline: bool, progress: Callable[[float], None]) -> _Found:
+    wanted: list[Callable[[str], Detail] | None] = []
+
+    def detail(name: str) -> Detail:
+        if not wanted:  # what it asks takes time to import: only where there are shapes
+            wanted.append(wanted_detail(_WITH_SHAPES))
+        return wanted[0](name) if wanted[0] else Detail.NOTHING
+
+    file, events = TraceFile(path), TraceEvents(detail)
+    for piece in file.pieces(progress):
+        events.add(piece)
+    base = file.header.get("baseTimeNanoseconds")
+    events.base_ns = base if type(base) is int else 0
+    seen = Seen(notes=[*file.doubts, *_about_unread(path, events)])
+    if not len(events):
+        raise TorchprofError(
+            f"{path} holds no event of torch's profiler: no operator, no range and no kernel. A trace is what "
+            '`prof.export_chrome_trace("trace.json")` writes after a `with torch.profiler.profile() as prof:` block.'
+        )
+    planned, layers = _layers(path, events, plan, seen)
+    asked = Asked(
+        device=events.device,
+        profile_memory=events.has_memory,
+        with_flops=events.has_shapes,
+        record_shapes=events.has_shapes,
+        with_timeline=with_timeline,
+    )
+    run = assemble(
+        events,
+        events.events(planned.sites),
+        planned,
+        layers,
+        asked,
+        seen,
+        origin=_origin(path, file.header),
+        steps=events.marks > 1,
+        from_first_mark=events.from_first_mark,
+    )
+    return _Found(path, run, planned, seen, events.start_ns or 0, (run.meta.machine, events.processes))
+
+
+def _about_unread(path: Path, events: TraceEvents) -> list[str]:
+    if not events.unread:
+        return []
+    return [
+        f"{events.unread} event(s) of {path.name} are missing: they had no name, no time, no thread, or a time that "
+        "cannot be."
+    ]
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """The layers that a trace tells of, as a plan: see ``Planned``."""
+
+    sites: Mapping[str, Site]
+    layer_paths: Sequence[tuple[str, ...]]
+    callable_layers: Set[int]
+    selected: Set[int] | None = None
+    selected_paths: tuple[tuple[str, ...], ...] | None = None
+
+
+def _layers(path: Path, events: TraceEvents, plan: Plan | None, seen: Seen) -> tuple[Planned, tuple[Layer, ...]]:
+    """The layers, from the best that the trace tells: labels, modules, ranges."""
+    labels = events.labels
+    if plan is not None and labels:
+        if set(labels).isdisjoint(plan.sites):
+            raise TorchprofError(
+                f"{path} is of other modules than those of {', '.join(plan.names)}: {some(_models(labels))}. Give "
+                "from_trace the model, and the paths, of the recording; or no model, and the labels tell the layers."
+            )
+        return plan, tuple(map(_of_some_mode, plan.layers()))
+    if plan is not None:
+        modules = events.modules()
+        if not modules:
+            raise TorchprofError(
+                f"{path} tells nothing of modules, so that the model is of no use. Record it inside "
+                "`torchprof.annotate(model)`, or with `torch.profiler.profile(with_stack=True)`; or give no model."
+            )
+        hierarchy = match_modules(modules, plan.model_modules(), tuple(map(_of_some_mode, plan.layers())))
+    elif labels:
+        hierarchy = layers_of_labels(labels, events.classes())
+    elif modules := events.modules():
+        hierarchy = layers_of_modules(modules)
+    else:
+        hierarchy = layers_of_ranges(events.ranges())
+    seen.notes += hierarchy.doubts
+    if not hierarchy.layers:
+        seen.notes.append(
+            f"{path.name} tells of no layers, so that all work is outside of them: it has no labels of "
+            "torchprof.annotate(model), no modules (with_stack=True) and no ranges of record_function around operators."
+        )
+    paths = [layer.path for layer in hierarchy.layers]
+    called = {layer for site in hierarchy.sites.values() for layer in site.layers}
+    if plan is None:
+        return _Layers(hierarchy.sites, paths, called), hierarchy.layers
+    called |= plan.callable_layers  # of those that were selected
+    if plan.selected is not None:
+        called &= plan.selected
+    layers = _Layers(hierarchy.sites, paths, called, plan.selected, plan.selected_paths)
+    return layers, hierarchy.layers
+
+
+def _models(labels: Iterable[str]) -> list[str]:
+    """The models that some labels are of."""
+    return list(dict.fromkeys(path_of(label)[0] for label in labels))
+
+
+def _of_some_mode(layer: Layer) -> Layer:
+    """A layer of the model at hand: in which mode it was when it was traced, nobody knows."""
+    return replace(layer, training=None)
+
+
+def _origin(path: Path, header: Mapping[str, Any]) -> Meta:
+    """What the trace says of where it was recorded."""
+    distributed = header.get("distributedInfo")
+    distributed = distributed if isinstance(distributed, dict) else {}
+    rank, ranks = distributed.get("rank"), distributed.get("world_size")
+    devices: Counter[str] = Counter()
+    properties = header.get("deviceProperties")
+    for one in properties if isinstance(properties, list) else ():
+        if isinstance(one, dict) and one.get("name"):
+            memory = one.get("totalGlobalMem")
+            size = f" ({memory / _GIGABYTE:.0f} GB)" if isinstance(memory, int) and memory > 0 else ""
+            devices[f"{one['name']}{size}"] += 1
+    environment = [("devices", ", ".join(f"{count} × {name}" for name, count in devices.items()))] if devices else []
+    if isinstance(ranks, int):
+        backend = " ".join(str(distributed[key]) for key in ("backend", "nccl_version") if distributed.get(key))
+        environment.append(("ranks", f"{ranks}{', ' if backend else ''}{backend}"))
+    machine = header.get("host_name")
+    return Meta(
+        model=(),
+        rank=rank if isinstance(rank, int) and rank >= 0 else 0,
+        versions=(("torchprof", __version__),),
+        environment=tuple(environment),
+        machine=machine if isinstance(machine, str) else "",
+        script=str(path.absolute()),
+    )
+
+
+def _together(found: Iterable[_Found]) -> Run:
+    """One run of several files: cycles of one process add up, ranks stand beside each other."""
+    by_rank: dict[int, list[_Found]] = {}
+    for one in sorted(found, key=lambda one: (one.run.meta.rank, one.start_ns)):
+        by_rank.setdefault(one.run.meta.rank, []).append(one)
+    layers: dict[tuple[str, ...], Layer] = {}
+    for cycles in by_rank.values():
+        for one in cycles:
+            if one.process != cycles[0].process:
+                raise TorchprofError(
+                    f"{cycles[0].path} and {one.path} are both of rank {one.run.meta.rank}, and of different "
+                    "processes. Read each by itself; traces that do not tell their rank are taken for rank 0."
+                )
+            for layer in one.run.layers:
+                layers.setdefault(layer.path, layer)
+    joined: Run | None = None
+    for cycles in by_rank.values():
+        of_rank = _sum_of_cycles(cycles, tuple(layers.values()))
+        joined = of_rank if joined is None else add_rank(joined, of_rank)
+    assert joined is not None
+    return joined
+
+
+def _sum_of_cycles(cycles: Sequence[_Found], layers: tuple[Layer, ...]) -> Run:
+    """The run of some cycles of one process on these layers, with the doubts about all of them."""
+    number = {layer.path: index for index, layer in enumerate(layers)}
+    run: Run | None = None
+    seen = Seen()
+    callable_layers: set[int] = set()
+    for one in cycles:
+        moved = {index: number[layer.path] for index, layer in enumerate(one.run.layers)}
+        run = add_cycle(run, on_layers(one.run, layers))
+        seen.notes += [note for note in one.seen.notes if note not in seen.notes]
+        seen.callers |= {(moved.get(outer, outer), moved.get(inner, inner)) for outer, inner in one.seen.callers}
+        seen.labels += one.seen.labels
+        callable_layers |= {moved[layer] for layer in one.planned.callable_layers}
+    assert run is not None
+    planned = _Layers({}, list(number), callable_layers, cycles[0].planned.selected, cycles[0].planned.selected_paths)
+    return with_doubts(run, planned, seen)

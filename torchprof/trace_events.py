@@ -1,0 +1,669 @@
+"""The events of a trace that torch's profiler wrote: kept as columns of integers, and handed out as ``Event``s.
+
+Every difference between the traces of torch's versions and devices ends here.
+"""
+
+from __future__ import annotations
+
+import ast
+import marshal
+from array import array
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torchprof.attribute import Detail, Event, Kind, Signature
+from torchprof.collectives import signature_of
+from torchprof.event_names import MEMORY, NODE_PREFIX, PREFIX, STARTED, STEP, is_collective, is_torchs_step, kind_of
+from torchprof.trace_layers import ModuleCall, RangeCall, class_of
+
+_OP, _RANGE, _OP_OR_RANGE, _RUNTIME, _MODULE, _HELD = "op", "range", "op or range", "runtime", "module", "memory"
+_WORK, _SESSION, _NO_WORK = "device", "session", ""
+_NOT_CPU = frozenset((_WORK, _SESSION, _NO_WORK))
+_GROUPS = {
+    "cpu_op": _OP,
+    "user_annotation": _RANGE,
+    "Operator": _OP_OR_RANGE,  # until torch 1.12
+    "Runtime": _RUNTIME,
+    "kernel": _WORK,
+    "Kernel": _WORK,
+    "gpu_memcpy": _WORK,
+    "Memcpy": _WORK,
+    "gpu_memset": _WORK,
+    "Memset": _WORK,
+    "python_function": _MODULE,
+    "Python function": _MODULE,
+    "Trace": _SESSION,
+}
+"""What Kineto's categories hold, in all its versions. Those of runtimes are named after their device: ``_DEVICES``. All
+else is no work: the mirrors of ranges on a device's timeline, a stream's waits for another, the profiler's own."""
+_DEVICES = {"cuda": "cuda", "xpu": "xpu", "mtia": "mtia", "musa": "musa", "privateuse1": "privateuse1"}
+"""What the category of a runtime begins with, before ``_runtime`` or ``_driver``, and the kind of its device. HIP calls
+itself cuda, there as everywhere in torch."""
+_DEVICE_TYPES = {1: "cuda", 6: "hip", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuse1"}
+"""The numbers of ``c10/core/DeviceType.h``, as torch's own tables name them."""
+_CPUS = (0, 2, 5)
+_IS_MODULE = "nn.Module: "
+_ARROWS = ("fwdbwd", "forward_backward")
+"""The categories of the arrows from an op to the node that it made."""
+_MANY_ARROWS = 1 << 16
+_BEYOND = 1 << 62
+_NOT_AS_IT_MUST_BE = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
+
+_WINDOW = 4096  # so many events of each stretch are put in order at a time
+_MANY_STRETCHES = 2000
+
+
+class _Columns:
+    """Events in the order of the file, a column a field. ``stretches``: where in it time goes back, and the first."""
+
+    __slots__ = ("lane", "name", "ns", "number", "sequence", "signature", "start", "stretches")
+
+    def __init__(self) -> None:
+        self.start = array("q")
+        self.ns = array("q")  # how long it took; of memory, how many bytes
+        self.name = array("i")
+        self.lane = array("i")
+        self.sequence = array("q")  # of a device's work, the number of the op around its launch
+        self.number = array(
+            "q"
+        )  # of an op; of a launch, and what it launched, that of the launch; of memory, its address
+        self.signature = array("i")
+        self.stretches = [0]
+
+    @property
+    def last(self) -> int:
+        """When the last one began."""
+        return self.start[-1] if self.start else -_BEYOND
+
+    def add(self, start: int, ns: int, name: int, lane: int, sequence: int, number: int, signature: int) -> None:
+        if start < self.last:
+            self.stretches.append(len(self.start))
+        self.start.append(start)
+        self.ns.append(ns)
+        self.name.append(name)
+        self.lane.append(lane)
+        self.sequence.append(sequence)
+        self.number.append(number)
+        self.signature.append(signature)
+
+    def in_order(self) -> Iterator[tuple[int, int, int, int, int, int, int]]:
+        """The events in the order of their start: start, ns, name, lane, sequence, number, signature.
+
+        Traces are in order in stretches, of one thread or one kind. To merge those, a window at a time, takes hardly
+        any memory; a list of all numbers would take as much as the columns.
+        """
+        columns = (self.start, self.ns, self.name, self.lane, self.sequence, self.number, self.signature)
+        for window in self._windows():
+            yield from zip(*(map(column.__getitem__, window) for column in columns))
+
+    def _windows(self) -> Iterator[Sequence[int]]:
+        """The numbers of the events, in the order of their start."""
+        start, ns, number = self.start, self.ns, self.number
+
+        def outer_first(at: int) -> tuple[int, int, int]:
+            return start[at], -ns[at], number[at]
+
+        # In whole microseconds, as torch wrote them before 2.3, one event after the other begins at the same time.
+        key: Callable[[int], Any] = start.__getitem__ if any(time % 1000 for time in start) else outer_first
+        heads, ends = list(self.stretches), [*self.stretches[1:], len(start)]
+        if len(heads) > _MANY_STRETCHES:
+            yield sorted(range(len(start)), key=key)
+            return
+        waiting = [which for which, head in enumerate(heads) if head < ends[which]]
+        while waiting:
+            # Nothing that is left for a later window begins before this time, or at it.
+            limit = min(start[min(heads[which] + _WINDOW, ends[which]) - 1] for which in waiting)
+            window: list[int] = []
+            for which in waiting:
+                after = bisect_right(start, limit, heads[which], ends[which])
+                window.extend(range(heads[which], after))
+                heads[which] = after
+            window.sort(key=key)
+            yield window
+            waiting = [which for which in waiting if heads[which] < ends[which]]
+
+
+class TraceEvents:
+    """What one trace holds: fed piece by piece, then read as a ``Recording`` is.
+
+    ``device`` is the kind of device whose work it holds, None for the CPU alone; ``unread``: how many events had not
+    what theirs must have. ``base_ns``: what the times in the file count from, in ns since the epoch.
+    """
+
+    def __init__(self, detail: Callable[[str], Detail]) -> None:
+        """``detail`` says for the name of an op what is kept of its inputs."""
+        self.device: str | None = None
+        self.signatures: list[Signature] = [Signature((), ())]
+        self.unread = self.base_ns = 0
+        self._detail = detail
+        self._details: dict[str, Detail] = {}
+        self._groups = dict(_GROUPS)
+        self._cpu, self._work = _Columns(), _Columns()
+        self._names: list[tuple[str, str]] = []  # group and name, of memory the name of its device
+        self._numbers_of: defaultdict[str, dict[str, int]] = defaultdict(dict)  # by group: name → its number there
+        self._sure: set[int] = set()  # names of ops, not of ranges, in traces that do not tell
+        self._threads: dict[tuple[str, str], int] = {}  # (process, thread) → its number, from 1
+        self._lanes: dict[tuple[Any, ...], int] = {}  # (process, thread, number of a node's forward thread) → a number
+        self._lane_of: list[tuple[int, int]] = []  # by that: thread, number of the forward thread
+        self._streams: dict[tuple[Any, Any], int] = {}  # (device, stream) → a number
+        self._stream_of: list[tuple[int, int]] = []
+        self._signature_of: dict[bytes, int] = {}
+        self._number_of = {self.signatures[0]: 0}
+        self._scalars: dict[str, Any] = {"": None}
+        self._from: dict[int, int] = {}  # number of an arrow → the thread of the op
+        self._to: dict[int, int] = {}  # → the number of the op's thread, as the node knows it
+        self._passed_by = 0  # of the arrows' numbers: those with none of these bits are kept
+        self._node: tuple[int, int, int] | None = None  # the last: thread, start, number of the forward thread
+        self._session: tuple[int, int] | None = None  # when it began and ended
+
+    def __len__(self) -> int:
+        return len(self._cpu.start) + len(self._work.start)
+
+    # Reading
+
+    def add(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Keep what a piece of the file tells. An event that has not what it must have is counted, and left out."""
+        groups, numbers_of, cpu = self._groups, self._numbers_of, self._cpu
+        module, runtime, not_cpu = _MODULE, _RUNTIME, _NOT_CPU
+        starts, lengths, names, lanes = cpu.start.append, cpu.ns.append, cpu.name.append, cpu.lane.append
+        sequences, numbers, signatures = cpu.sequence.append, cpu.number.append, cpu.signature.append
+        last = cpu.last
+        last_process = last_thread = None
+        last_lane = 0
+        for event in events:
+            try:
+                phase = event["ph"]
+                if phase != "X":
+                    if phase == "i":
+                        if event["name"] == MEMORY:
+                            self._add_memory(event)
+                            last = cpu.last
+                    elif (phase == "s" or phase == "f") and event.get("cat") in _ARROWS:
+                        self._add_arrow(event)
+                    continue
+                category = event.get("cat", "")
+                try:
+                    group = groups[category]
+                except KeyError:
+                    group = self._add_category(category)
+                if group in not_cpu:
+                    if group is _WORK:
+                        self._add_work(event)
+                    elif group is _SESSION:
+                        self._add_session(event)
+                    continue
+                name = event["name"]
+                if group is module and not name.startswith(_IS_MODULE):
+                    continue
+                try:
+                    name_number = numbers_of[group][name]
+                except KeyError:
+                    name_number = self._name(group, name)
+
+                time = event["ts"]  # in us; those of a day and three decimals are nearly all the digits of a float
+                start = int(time)
+                start = start * 1000 + round((time - start) * 1000)
+                ns = round(event["dur"] * 1000)
+                args = event.get("args") or {}
+                sequence, forward, signature = -1, 0, 0
+                if group is runtime:
+                    number = args.get("correlation", 0)
+                else:
+                    number = args.get("External id", 0)
+                    if "Sequence number" in args:
+                        sequence, forward = args["Sequence number"], args.get("Fwd thread id", 0)
+                        if group is _OP_OR_RANGE and _number(sequence) >= 0:
+                            self._sure.add(name_number)
+                    if ("Input Dims" in args or "Input dims" in args) and group is not module:
+                        signature = self._signature(name, group, name_number, args)
+                    elif "Collective name" in args:
+                        signature = self._intern(signature_of(args))
+                if type(number) is not int or type(sequence) is not int or type(forward) is not int:
+                    number, sequence, forward = _number(number), _number(sequence), _number(forward)
+                if not 0 <= ns < _BEYOND or max(abs(start), abs(number), abs(sequence)) > _BEYOND:
+                    raise ValueError
+                process, thread = event["pid"], event["tid"]
+                if forward:
+                    lane = self._lane(process, thread, forward)
+                    self._node = (self._lane_of[lane][0], start, forward)
+                elif thread == last_thread and process == last_process:
+                    lane = last_lane
+                else:
+                    lane = last_lane = self._lane(process, thread, 0)
+                    last_process, last_thread = process, thread
+            except _NOT_AS_IT_MUST_BE:
+                self.unread += 1
+                continue
+            if start < last:
+                cpu.stretches.append(len(cpu.start))
+            last = start
+            starts(start)
+            lengths(ns)
+            names(name_number)
+            lanes(lane)
+            sequences(sequence)
+            numbers(number)
+            signatures(signature)
+
+    def _add_category(self, category: Any) -> str:
+        """The group of a category that is new: of a runtime, or nothing."""
+        device, _, kind = str(category).rpartition("_")
+        group = _NO_WORK
+        if kind in ("runtime", "driver") and device in _DEVICES:
+            group = _RUNTIME
+            self.device = _DEVICES[device]
+        self._groups[category] = group
+        return group
+
+    def _add_work(self, event: Mapping[str, Any]) -> None:
+        """A kernel, a copy, or a set."""
+        if self.device is None:
+            self.device = "cuda"  # until a runtime says otherwise: in old traces none has a name
+        start, ns = _ns(event["ts"]), _ns(event["dur"])
+        args = event.get("args") or {}
+        where = args.get("device", event["pid"]), args.get("stream", event["tid"])
+        stream = self._streams.get(where)
+        if stream is None:
+            stream = self._streams[where] = len(self._stream_of)
+            self._stream_of.append((max(_number(where[0], 0), 0), _number(where[1], 0)))
+        launch, op = _number(args.get("correlation", 0)), _number(args.get("External id", args.get("external id", 0)))
+        if not 0 <= ns < _BEYOND or max(abs(start), abs(launch), abs(op)) > _BEYOND:
+            raise ValueError
+        signature = self._intern(signature_of(args)) if "Collective name" in args else 0
+        self._work.add(start, ns, self._name(_WORK, event["name"]), stream, op, launch, signature)
+
+    def _add_memory(self, event: Mapping[str, Any]) -> None:
+        start, args = _ns(event["ts"]), event["args"]
+        nbytes, address = _number(args["Bytes"]), _number(args.get("Addr", 0))
+        kind = _number(args.get("Device Type", 0))
+        device = "cpu"
+        if kind not in _CPUS:
+            device = f"{_DEVICE_TYPES.get(kind, f'device{kind}')}:{max(_number(args.get('Device Id', 0)), 0)}"
+        if max(abs(start), abs(nbytes), abs(address)) > _BEYOND:
+            raise ValueError
+        self._cpu.add(
+            start, nbytes, self._name(_HELD, device), self._lane(event["pid"], event["tid"], 0), -1, address, 0
+        )
+
+    def _add_arrow(self, event: Mapping[str, Any]) -> None:
+        """An arrow from an op to a node tells whose number a node's forward thread is. A part of them is enough."""
+        number = _number(event["id"])
+        if number & self._passed_by:
+            return
+        thread = self._lane_of[self._lane(event["pid"], event["tid"], 0)][0]
+        if event["ph"] == "s":
+            self._from[number] = thread
+            if len(self._from) > _MANY_ARROWS:
+                self._passed_by = self._passed_by * 2 + 1
+                for arrows in (self._from, self._to):
+                    for one in [one for one in arrows if one & self._passed_by]:
+                        del arrows[one]
+        elif self._node is not None and self._node[:2] == (thread, _ns(event["ts"])):
+            self._to[number] = self._node[2]
+
+    def _add_session(self, event: Mapping[str, Any]) -> None:
+        start, ns = _ns(event["ts"]), _ns(event["dur"])
+        if ns < 0:
+            raise ValueError
+        first, last = self._session or (start, start)
+        self._session = min(first, start), max(last, start + ns)
+
+    def _name(self, group: str, name: Any) -> int:
+        if type(name) is not str:
+            raise TypeError
+        number = self._numbers_of[group].setdefault(name, len(self._names))
+        if number == len(self._names):
+            # Half of a pair of code units that JSON escaped is no character, and no file could be written of it.
+            self._names.append((group, name.encode(errors="replace").decode()))
+        return number
+
+    def _lane(self, process: Any, thread: Any, forward: int) -> int:
+        lane = self._lanes.get((process, thread, forward))
+        if lane is None:
+            # Old traces have numbers of threads as text, or not, by the kind of event.
+            number = self._threads.setdefault((str(process), str(thread)), len(self._threads) + 1)
+            lane = self._lanes[process, thread, forward] = len(self._lane_of)
+            self._lane_of.append((number, forward))
+        return lane
+
+    def _signature(self, name: str, group: str, name_number: int, args: Mapping[str, Any]) -> int:
+        """The number of what an op, or a collective's range, was called on; equal ones have one number."""
+        shapes = args["Input Dims"] if "Input Dims" in args else args["Input dims"]  # as torch 1.8 spelled it
+        if not shapes:
+            return 0
+        if group is not _OP:
+            if group is _OP_OR_RANGE:
+                self._sure.add(name_number)
+            if group is _RANGE and not is_collective(name):
+                return 0
+        if "Collective name" in args:
+            return self._intern(signature_of(args))
+        detail = self._details.get(name)
+        if detail is None:
+            detail = self._details[name] = Detail.SHAPES if group is _RANGE else self._detail(name)
+        dtypes = args.get("Input type", ())
+        values = args.get("Concrete Inputs", ()) if detail in (Detail.ONES, Detail.SCALARS) else ()
+        if detail is Detail.ONES:
+            values = [value if value in ("", "0", "1", "True", "False", "0.", "1.") else "2" for value in values]
+        key = marshal.dumps((shapes, dtypes, values), 2)  # as in a Recording
+        number = self._signature_of.get(key)
+        if number is None:
+            scalars = tuple(map(self._scalar, values))
+            number = self._intern(Signature(_frozen(shapes), tuple(dtypes), scalars))
+            self._signature_of[key] = number
+        return number
+
+    def _intern(self, signature: Signature | None) -> int:
+        if signature is None:
+            return 0
+        number = self._number_of.setdefault(signature, len(self.signatures))
+        if number == len(self.signatures):
+            self.signatures.append(signature)
+        return number
+
+    def _scalar(self, text: str) -> Any:
+        """A value from how torch wrote it; None for what it does not say."""
+        try:
+            return self._scalars[text]
+        except KeyError:
+            try:
+                value = _frozen(ast.literal_eval(text))
+            except (ValueError, SyntaxError):
+                value = text
+            self._scalars[text] = value
+            return value
+
+    # What it holds
+
+    @property
+    def start_ns(self) -> int | None:
+        """When the session began, on the clock of the events; None where the trace does not say so."""
+        return None if self._session is None else self.base_ns + self._session[0]
+
+    @property
+    def wall_ns(self) -> int:
+        """How long the session lasted; where the trace does not say, from the first event to the end of the last."""
+        if self._session is not None:
+            return self._session[1] - self._session[0]
+        held = {number for number, (group, _) in enumerate(self._names) if group is _HELD}
+        first, last = _BEYOND, 0
+        for columns in (self._cpu, self._work):
+            for start, ns, name in zip(columns.start, columns.ns, columns.name):
+                first, last = min(first, start), max(last, start if name in held else start + ns)
+        return max(last - first, 0)
+
+    @property
+    def torchs_steps(self) -> int:
+        """How many steps of ``torch.profiler.profile`` there are, as ranges of their own."""
+        steps = {
+            number for number, (group, name) in enumerate(self._names) if group in _RANGES and is_torchs_step(name)
+        }
+        return sum(name in steps for name in self._cpu.name) if steps else 0
+
+    @property
+    def marks(self) -> int:
+        """How many marks there are of a session of ours: where it began, and where each of its steps ended."""
+        marks = {number for number, (_, name) in enumerate(self._names) if name in (STARTED, STEP)}
+        return sum(name in marks for name in self._cpu.name) if marks else 0
+
+    @property
+    def from_first_mark(self) -> bool:
+        """Whether a step began with the first of them."""
+        return not any(name == STARTED for _, name in self._names)
+
+    @property
+    def has_memory(self) -> bool:
+        return any(group is _HELD for group, _ in self._names)
+
+    @property
+    def has_shapes(self) -> bool:
+        return bool(self._signature_of)
+
+    @property
+    def labels(self) -> list[str]:
+        """Our labels, of modules and not of marks."""
+        return [name for _, name in self._names if name.startswith(PREFIX) and not name.startswith(PREFIX + "!")]
+
+    @property
+    def processes(self) -> tuple[str, ...]:
+        """The numbers of the processes whose threads it holds."""
+        return tuple(sorted({process for process, _ in self._threads}))
+
+    def classes(self) -> dict[str, str]:
+        """The class of the module that each of our labels is on, as far as Python's events tell."""
+        of_label = [name.startswith(PREFIX) for _, name in self._names]
+        of_module = [group is _MODULE for group, _ in self._names]
+        if not any(of_module):
+            return {}
+        names = [name for _, name in self._names]
+        classes: dict[str, str] = {}
+        for number, _, around in self._nested(of_module):
+            if of_label[number]:
+                classes.setdefault(names[number], class_of(around))
+        return classes
+
+    def modules(self) -> list[ModuleCall]:
+        """The modules whose calls Python's events tell of, in the order of first call."""
+        wanted = [group is _MODULE for group, _ in self._names]
+        if not any(wanted):
+            return []
+        names = [name for _, name in self._names]
+        seen: defaultdict[str, set[int]] = defaultdict(set)
+        parents: dict[str, dict[str, None]] = {}
+        for number, signature, around in self._nested(wanted):
+            if wanted[number]:
+                parents.setdefault(names[number], {})[around] = None
+            elif signature:
+                seen[around].add(signature)
+        shapes = {name: frozenset(_shapes(self.signatures[one] for one in numbers)) for name, numbers in seen.items()}
+        return [ModuleCall(name, tuple(above), shapes.get(name, frozenset())) for name, above in parents.items()]
+
+    def ranges(self) -> list[RangeCall]:
+        """The ranges of users and of torch itself, in the order of first call."""
+        kinds = self._kinds(())
+        wanted = [kind is Kind.USER_LABEL for kind in kinds]
+        if not any(wanted):
+            return []
+        names = [name for _, name in self._names]
+        full: set[str] = set()
+        parents: dict[str, dict[str, None]] = {}
+        around_it: dict[str, set[str]] = {}
+        for number, _, around in self._nested(wanted):
+            if wanted[number]:
+                parents.setdefault(names[number], {})[around] = None
+                around_it.setdefault(names[number], set()).add(around)
+            elif kinds[number] is not None:
+                full.add(around)
+        waiting = list(full)
+        while waiting:  # what is inside a range is inside those around it, too
+            for outer in around_it.get(waiting.pop(), ()):
+                if outer not in full:
+                    full.add(outer)
+                    waiting.append(outer)
+        return [RangeCall(name, tuple(above), name in full) for name, above in parents.items()]
+
+    def _nested(self, wanted: list[bool]) -> Iterator[tuple[int, int, str]]:
+        """The events of wanted names and those inside them, in the order of their start: the numbers of name and
+        signature, and the name of the nearest wanted event around, "" for none."""
+        names = [name for _, name in self._names]
+        is_held = [group is _HELD for group, _ in self._names]
+        stacks: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
+        for start, ns, number, lane, _, _, signature in self._cpu.in_order():
+            if is_held[number]:
+                continue
+            stack = stacks[self._lane_of[lane][0]]
+            while stack and stack[-1][0] <= start:
+                stack.pop()
+            if wanted[number]:
+                yield number, signature, stack[-1][1] if stack else ""
+                stack.append((start + ns, names[number]))
+            elif stack:
+                yield number, signature, stack[-1][1]
+
+    # As a recording
+
+    def called_from(self, signature: int, source: int) -> int:
+        """Of source lines a trace tells nothing in its ops."""
+        return signature
+
+    def events(self, sites: Collection[str]) -> Iterator[Event]:
+        """What happened, in the order of start; then the work of devices, in that order.
+
+        ``sites``: the names of what stands for a layer.
+        """
+        kinds, names = self._kinds(sites), [name for _, name in self._names]
+        nodes = {name.removeprefix(NODE_PREFIX) for name, kind in zip(names, kinds) if kind is Kind.NODE}
+        is_inner_node = [name in nodes for name in names]
+        is_runtime = [group is _RUNTIME for group, _ in self._names]
+        ends_later = [is_collective(name) for name in names]
+        forward_threads = self._forward_threads()
+        launchers, launches = self._launchers()
+        op, node, backward, memory, user_label = (
+            Kind.OP,
+            Kind.NODE,
+            Kind.BACKWARD_FUNCTION,
+            Kind.MEMORY,
+            Kind.USER_LABEL,
+        )
+        lane_of, base = self._lane_of, self.base_ns
+        new = tuple.__new__  # a third of the time that Event(...) takes, once for every event
+        for start, ns, name_number, lane, sequence, number, signature in self._cpu.in_order():
+            kind = kinds[name_number]
+            if kind is None:
+                continue
+            name = names[name_number]
+            start += base
+            thread, forward = lane_of[lane]
+            if kind is memory:
+                yield new(Event, (kind, MEMORY, start, start, thread, -1, 0, number, name, ns, 0))
+                continue
+            end = start + ns
+            forward_thread = 0
+            correlation = number if launchers and number in launchers else 0
+            if kind is op:
+                if is_runtime[name_number]:
+                    correlation = -number if number in launches else 0
+                elif (forward and sequence >= 0) or (sequence < 0 and is_inner_node[name_number]):
+                    kind, signature, forward_thread = backward, 0, forward_threads.get(forward, 0)
+            elif kind is node:
+                forward_thread = forward_threads.get(forward, 0)
+            elif kind is user_label and ends_later[name_number]:
+                end = start
+            yield new(
+                Event,
+                (kind, name, start, end, thread, sequence, forward_thread, correlation, "cpu", 0, signature),
+            )
+        yield from self._device_events(launchers, launches, names)
+
+    def _device_events(
+        self, launchers: Collection[int], launches: Collection[int], names: list[str]
+    ) -> Iterator[Event]:
+        kind = self.device or "cuda"
+        for start, ns, name, lane, by, launch, signature in self._work.in_order():
+            index, stream = self._stream_of[lane]
+            start += self.base_ns
+            yield Event(
+                Kind.KERNEL,
+                names[name],
+                start,
+                start + ns,
+                stream,
+                correlation=by if by in launchers and by != launch else -launch if launch in launches else 0,
+                device=f"{kind}:{index}",
+                signature=signature,
+            )
+
+    def _launchers(self) -> tuple[set[int], set[int]]:
+        """The numbers of ops that launched something; and of calls of the runtime that launched what names no such op.
+
+        Recent traces name the op itself, so do very old ones; those of 2022 and 2023 repeat the number of the launch,
+        which then tells of another op, or none.
+        """
+        is_runtime = [group is _RUNTIME for group, _ in self._names]
+        work, cpu = self._work, self._cpu
+        by = {op for op, launch in zip(work.sequence, work.number) if op > 0 and op != launch}
+        if by:
+            by.intersection_update(number for number, name in zip(cpu.number, cpu.name) if not is_runtime[name])
+        launches = {
+            launch for op, launch in zip(work.sequence, work.number) if launch > 0 and (op == launch or op not in by)
+        }
+        if launches:
+            launches.intersection_update(number for number, name in zip(cpu.number, cpu.name) if is_runtime[name])
+        return by, launches
+
+    def _kinds(self, sites: Collection[str]) -> list[Kind | None]:
+        """By the number of a name; None for what is left out. What stands for a layer is a label."""
+        kinds: list[Kind | None] = []
+        for number, (group, name) in enumerate(self._names):
+            kind: Kind | None = Kind.OP if group is _RUNTIME else kind_of(name)
+            if group is _WORK:
+                kind = Kind.KERNEL
+            elif group is _HELD:
+                kind = Kind.MEMORY
+            elif group is _MODULE:
+                kind = Kind.LABEL if name in sites else None
+            elif kind is Kind.OP and (
+                group is _RANGE or (group is _OP_OR_RANGE and "::" not in name and number not in self._sure)
+            ):
+                kind = Kind.LABEL if name in sites else Kind.USER_LABEL
+            kinds.append(kind)
+        return kinds
+
+    def _forward_threads(self) -> dict[int, int]:
+        """The thread that each number stands for by which nodes name the thread of their op.
+
+        A trace numbers threads in two ways, and the arrows from ops to nodes tell them together. Where there are none,
+        the thread is that on which most ops have the numbers of its nodes.
+        """
+        numbers = {forward for _, forward in self._lane_of if forward}
+        votes: Counter[tuple[int, int]] = Counter()
+        for arrow, forward in self._to.items():
+            if arrow in self._from:
+                votes[forward, self._from[arrow]] += 1
+        if unknown := numbers - {forward for forward, _ in votes}:
+            wanted: dict[int, set[int]] = {}  # sequence number → the numbers of threads whose nodes have it
+            for lane, sequence in zip(self._cpu.lane, self._cpu.sequence):
+                if sequence >= 0 and self._lane_of[lane][1] in unknown:
+                    wanted.setdefault(sequence, set()).add(self._lane_of[lane][1])
+            for lane, sequence in zip(self._cpu.lane, self._cpu.sequence):
+                if sequence in wanted and not self._lane_of[lane][1]:
+                    votes.update((forward, self._lane_of[lane][0]) for forward in wanted[sequence])
+        return {forward: thread for (forward, thread), _ in reversed(votes.most_common())}
+
+
+_RANGES = (_RANGE, _OP_OR_RANGE)
+
+
+def _ns(microseconds: float) -> int:
+    whole = int(microseconds)
+    return whole * 1000 + round((microseconds - whole) * 1000)
+
+
+def _number(value: Any, otherwise: int | None = None) -> int:
+    """A whole number, as torch writes it or as text. Raises ValueError for what is none, unless there is another."""
+    try:
+        return int(value, 0) if isinstance(value, str) else int(value)
+    except (ValueError, TypeError):
+        if otherwise is None:
+            raise ValueError from None
+        return otherwise
+
+
+def _shapes(signatures: Iterable[Signature]) -> Iterator[tuple[int, ...]]:
+    """Of all tensors, those in lists included."""
+    waiting = [shape for signature in signatures for shape in signature.shapes if shape]
+    while waiting:
+        shape = waiting.pop()
+        if all(type(size) is int for size in shape):
+            yield shape
+        else:
+            waiting.extend(one for one in shape if type(one) is tuple and one)
+
+
+def _frozen(value: Any) -> Any:
+    """Lists as tuples; a number that JSON does not know as None."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_frozen, value))
+    return None if isinstance(value, complex) else value
