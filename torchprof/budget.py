@@ -185,7 +185,13 @@ def _pairs(diff: Diff, limit: Limit) -> list[Pair]:
         return [pair for pair in diff.pairs if not pair.is_layer and pair.name == OUTSIDE_NAME]
     layers = [pair for pair in diff.walk() if pair.is_layer]
     if limit.pattern is None:
-        return [pair for pair in layers if pair.after is not None and len(pair.after.path) == 1]
+        models = [pair for pair in layers if pair.after is not None and len(pair.after.path) == 1]
+        if not models:
+            raise TorchprofError(
+                f"{limit.text!r}: this run knows no layers, all its work is outside of them. Where it has steps, a "
+                f'limit can be on that: "{OUTSIDE_NAME}: cpu_total".'
+            )
+        return models
     names = [tuple(one.path for one in (pair.before, pair.after) if one is not None) for pair in layers]
     try:
         found = [layers[number] for number in sorted(find(limit.pattern, names))]
@@ -292,7 +298,8 @@ def _known(limit: Limit, name: str, value: float | None, when: str = "in the run
 def _unknown(limit: Limit, name: str, when: str) -> TorchprofError:
     return TorchprofError(
         f"{limit.text!r}: {limit.measure} of {name} is not known {when}. It was never called or not selected, or holds "
-        "operators without a formula. What nobody knows is no pass: limit another layer, or another measure."
+        "operators without a formula, or parameters that nobody has counted. What nobody knows is no pass: limit "
+        "another layer, or another measure."
     )
 
 

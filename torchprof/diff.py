@@ -159,7 +159,8 @@ class Diff:
         return self.report("table")
 
     def __repr__(self) -> str:
-        return f"<Diff of {', '.join(self.before.meta.model)} and {', '.join(self.after.meta.model)}>"
+        models = [", ".join(run.meta.model) or "no model" for run in (self.before, self.after)]
+        return f"<Diff of {models[0]} and {models[1]}>"
 
     @property
     def unit(self) -> str | None:
@@ -303,6 +304,7 @@ class _Side:
         self.known = [chosen and did for chosen, did in zip(self.selected, worked)]
         self.known += [True, True]
         self.params = run.total_params()
+        self.knows_params = any(layer.params is not None for layer in layers)
         self.peaks = self._peaks()
         self.measured = set.intersection(*(set(meta.measured) for meta in run.metas))
         self.steps = sum(meta.steps for meta in run.metas)
@@ -437,7 +439,7 @@ class _Comparison:
             return Quantity(key, heading, unit, phase, is_self, what, on)
 
         for phase in phases:
-            if phase == FORWARD:
+            if phase == FORWARD and all(side.knows_params for side in self.sides):
                 for is_self in (True, False):
                     yield quantity("Params", Unit.COUNT, phase, is_self, "params", "cpu")
             for measure in MEASURES:
@@ -621,7 +623,7 @@ class _Comparison:
                     if what in ("input shapes", "training"):
                         yield _unlike(f"{what} of {other.name}", was, now)
         types = [_types(run) for run in self.runs]
-        if types[0] != types[1]:
+        if types[0] and types[1] and types[0] != types[1]:
             yield _unlike("types of the parameters", *types)
         if len(old.metas) != len(new.metas):
             yield _unlike("ranks", str(len(old.metas)), str(len(new.metas)))
@@ -655,9 +657,15 @@ class _Comparison:
             words = [dict(meta.versions) for meta in (old, new)]
             for words_of in words:
                 words_of.pop("torchprof", None)
-        if bool(old.environment) != bool(new.environment):
+        say_all = ["torch" in words_of for words_of in words]
+        if say_all[0] != say_all[1]:
+            which = "before" if say_all[1] else "after"
+            yield f"The run {which} does not say all of what it ran on: it was read from a trace."
+        elif bool(old.environment) != bool(new.environment):
             which = "before" if new.environment else "after"
             yield f"The run {which} does not say what it ran on: an older torchprof wrote it."
+        if not all(say_all):  # what is missing then, nobody knows
+            words = [{name: words[at][name] for name in words[at] if name in words[1 - at]} for at in (0, 1)]
         for conditions in (
             words,
             [dict(meta.switches) for meta in (old, new)] if old.switches and new.switches else [],
@@ -720,12 +728,12 @@ def _differs(before: Layer, after: Layer, with_settings: bool) -> Iterator[tuple
     """What a layer is that it was not."""
     called = before.input_shapes and after.input_shapes
     for what, was, now, is_known in (
-        ("kind", before.kind, after.kind, True),
+        ("kind", before.kind, after.kind, before.kind and after.kind),
         ("settings", before.settings, after.settings, with_settings),
         ("parameters", before.params, after.params, None not in (before.params, after.params)),
         ("input shapes", before.input_shapes, after.input_shapes, called),
         ("output shapes", before.output_shapes, after.output_shapes, called),
-        ("training", before.training, after.training, True),
+        ("training", before.training, after.training, None not in (before.training, after.training)),
     ):
         if is_known and was != now:
             yield what, _in_words(was), _in_words(now)
@@ -738,7 +746,9 @@ def _in_words(value: object) -> str:
 
 
 def _types(run: Run) -> str:
-    """The types of the parameters of all layers."""
+    """The types of the parameters of all layers, "" where those of no layer are known."""
+    if all(layer.param_bytes is None for layer in run.layers):
+        return ""
     return ", ".join(sorted({name for layer in run.layers for name, _ in layer.dtype_bytes})) or "none"
 
 

@@ -25,7 +25,8 @@ class Match(NamedTuple):
 def match_layers(before: Sequence[Layer], after: Sequence[Layer]) -> list[Match]:
     """Every layer of both runs once: those after in their order, then the removed ones in theirs.
 
-    - Models of the same name are the same. Those left over are matched in order, if both runs have as many of them.
+    - Models of the same name are the same. Those left over are matched in order, if both runs have as many of them, and
+      the class of each is known: ranges of a trace have nothing but their names.
     - In a pair of layers, those directly below that have the same name are the same. But lists (all names are numbers)
       of different lengths are aligned as `diff --patience` aligns lines, since an item that is put in shifts the names
       of those behind it: by content, between items so found by kind and settings, between these by kind. For these two
@@ -101,7 +102,8 @@ class _Matching:
 
     def _roots(self) -> list[tuple[int, int]]:
         pairs, old, new = _same_names(self.before, self.before.roots, self.after, self.after.roots)
-        return pairs + list(zip(old, new)) if len(old) == len(new) else pairs
+        left = [*(self.before.layers[one] for one in old), *(self.after.layers[one] for one in new)]
+        return pairs + list(zip(old, new)) if len(old) == len(new) and all(one.kind for one in left) else pairs
 
     def by_path(self) -> None:
         """Match layers below those that are matched already."""

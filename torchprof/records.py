@@ -109,7 +109,7 @@ def operators(run: Run) -> Table:
     for one in _ranks(run):
         for phase in run.phases():
             for index, found in sorted(one.ops(phase).items(), key=lambda item: item[0] % (len(run.layers) + 2)):
-                kind = run.layers[index].kind if index >= 0 else None
+                kind = run.layers[index].kind or None if index >= 0 else None
                 for op, labels in _flat(found):
                     own_time = op.name == BETWEEN_OPS
                     unclocked = own_time and index == OUTSIDE
@@ -163,7 +163,7 @@ def rows(run: Run) -> Table:
         records.append(
             (
                 layer_name(run, index),
-                row.layer.kind if row.layer is not None else None,
+                row.layer.kind or None if row.layer is not None else None,
                 row.phase,
                 row.rank,
                 row.device,
@@ -258,7 +258,7 @@ def _layers_of(run: Run, phases: Sequence[str]) -> Iterator[_OfLayer]:
     for root in range(len(run.roots)):
         for nodes in zip(*(run.tree(phase, root).walk() for phase in phases)):
             layer = nodes[0].layer
-            names = (layer.name, layer.kind, layer.settings or None, len(layer.path) - 1)
+            names = (layer.name, layer.kind or None, layer.settings or None, len(layer.path) - 1)
             shapes = _as_json(layer.input_shapes), _as_json(layer.output_shapes)
             holds = (layer.params, params[layer.path], layer.trainable_params, *shapes)
             own = selected is None or layer.path in selected

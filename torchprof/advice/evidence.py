@@ -44,9 +44,14 @@ class Evidence:
     @cached_property
     def peak_bytes(self) -> int:
         """What a gain in memory is a share of: what was alive at the peaks, over all devices and ranks, with what the
-        model had there before; 0 where memory was not recorded."""
+        model had there before, where that is known; 0 where memory was not recorded."""
         before = sum(size for memory in self.run.memory for _, size in memory.before or ())
         return before + sum(memory.peak_bytes for memory in self.run.memory)
+
+    @cached_property
+    def starts_known(self) -> bool:
+        """Whether every device says what the model had there before, so that the peak is all that it held."""
+        return all(memory.before is not None for memory in self.run.memory)
 
     @cached_property
     def device(self) -> str:

@@ -227,7 +227,8 @@ def bias_before_batch_norm(evidence: Evidence) -> Iterator[Advice]:
 
 
 def _many_in_a_call(evidence: Evidence, holds: Holds, number: int) -> dict[int, _OpsOf]:
-    """The layers that call at least so many of some ops in each forward call, on average, but for compiled ones."""
+    """The layers that call at least so many of some ops in each forward call, on average, but for compiled ones, and
+    for those whose class nobody knows: a range of a trace may hold a whole model."""
     calls = _forward_calls(evidence)
     return {
         layer: _OpsOf(took, took.calls / calls[layer])
@@ -236,6 +237,7 @@ def _many_in_a_call(evidence: Evidence, holds: Holds, number: int) -> dict[int, 
         and calls.get(layer)
         and took.calls >= number * calls[layer]
         and not evidence.run.layers[layer].compiled
+        and evidence.run.layers[layer].kind
     }
 
 
@@ -398,7 +400,7 @@ def _normalises(norm: Layer, conv: Layer) -> bool:
     """Whether a batch norm in train mode may be what a convolution's output goes into."""
     return (
         norm.kind in _BATCH_NORMS
-        and norm.training
+        and norm.training is True
         and bool(conv.output_shapes)
         and norm.input_shapes[:1] == conv.output_shapes[:1]
     )

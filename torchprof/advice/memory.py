@@ -21,15 +21,16 @@ def layer_that_makes_the_peak(evidence: Evidence) -> Iterator[Advice]:
     """One layer, or the code outside all layers, that made much of what is alive when a device holds most.
 
     Evidence is what was alive at the peak: what one place made, activations (kept for backward or returned) and
-    temporaries, is told from a third of all that the device held on, what the model had there before included; in a
-    model of a few layers, from twice what each would hold if all held the same; and from 1 MB on. Parameters, gradients
-    and the optimizer's state are no such thing, nor is what the model was given. The gain is all of it, at most. Needs
-    a run with memory.
+    temporaries, is told from a third of all that the device held on, what the model had there before included, where
+    that is known; in a model of a few layers, from twice what each would hold if all held the same; and from 1 MB on.
+    Parameters, gradients and the optimizer's state are no such thing, nor is what the model was given. The gain is all
+    of it, at most. Needs a run with memory.
     """
     called = sum(key.phase == FORWARD for key, _ in evidence.samples("cpu_ns"))
     share = max(_SHARE, 2 / max(called, 1))
     for memory in evidence.run.memory:
         whole = memory.peak_bytes + sum(size for _, size in memory.before or ())
+        above = "" if memory.before is not None else " above the start"
         device = memory.device if len(evidence.run.metas) == 1 else f"{memory.device} of rank {memory.rank}"
         by_layer: dict[int, Counter[tuple[str, str]]] = {}
         for held in memory.held:
@@ -45,7 +46,7 @@ def layer_that_makes_the_peak(evidence: Evidence) -> Iterator[Advice]:
                 )
                 yield Advice(
                     evidence.name_of(layer),
-                    f"When {device} holds most, {format_memory(whole)}, {nbytes / whole:.0%} of that was made "
+                    f"When {device} holds most, {format_memory(whole)}{above}, {nbytes / whole:.0%} of that was made "
                     f"here: {parts}.",
                     _remedy(evidence, sums.most_common(1)[0][0][0]),
                     None,

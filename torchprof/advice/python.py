@@ -18,7 +18,7 @@ _TO_NUMPY = "aten::resolve_neg"
 
 
 class SlowPython(NamedTuple):
-    """How often a layer was called, and its time in no operator and in no layer below."""
+    """How often a layer was called (0: not known), and its time in no operator and in no layer below."""
 
     calls: int
     own_ns: int
@@ -32,9 +32,10 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
     operator and layer that it calls and for each call of its own (Python and the profiler take 5 to 20), and less what
     its calls took beyond the median one, the layers below left out: that is start-up, and chance. It is told where 5 %
     of the recorded time is left and more than half of it is not such calling; many tiny operators are other advice.
-    Compiled layers are left out: what runs in them is no Python. Where a thread took samples (``torchprof run``), the
-    line is named at which it was seen most; NumPy where the layer turns tensors into arrays, which torch records. The
-    gain is at most all of that time, since without the loop nothing is called in it, and no more than a device is idle.
+    Compiled layers are left out: what runs in them is no Python; so are the ranges of a trace, in which a thread may
+    wait for that of backward. Where a thread took samples (``torchprof run``), the line is named at which it was seen
+    most; NumPy where the layer turns tensors into arrays, which torch records. The gain is at most all of that time,
+    since without the loop nothing is called in it, and no more than a device is idle.
     """
     found = layers_of_slow_python(evidence)
     arrays = evidence.took(_is_array, phases=(FORWARD,))
@@ -44,10 +45,10 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
     for layer, (calls, ns) in found.items():
         line = f", most often at {lines[layer].most_common(1)[0][0]}" if layer in lines else ""
         leaves = arrays[layer].calls if layer in arrays else 0
+        in_calls = f" in its {calls} call{'s' * (calls != 1)}" if calls else ""
         yield Advice(
             evidence.name_of(layer),
-            f"No operator runs for {format_time(ns)} in its {calls} call{'s' * (calls != 1)}: that is Python between "
-            f"them{line}."
+            f"No operator runs for {format_time(ns)}{in_calls}: that is Python between them{line}."
             + (f" It takes tensors to NumPy (or to lists) {leaves} time{'s' * (leaves != 1)}." if leaves else ""),
             "Say it in tensor operations instead" + (" of NumPy." if leaves else " of a loop in Python."),
             ns * min(whole, limit) // whole,
@@ -98,7 +99,7 @@ def layers_of_slow_python(evidence: Evidence) -> dict[int, SlowPython]:
     direct = evidence.took(_is_direct, phases=(FORWARD,))
     found = {}
     for layer, took in evidence.took(is_own_time, phases=(FORWARD,)).items():
-        if layer < 0 or layers[layer].compiled or took.cpu_ns < _SHARE * evidence.recorded_ns:
+        if layer < 0 or not layers[layer].kind or layers[layer].compiled or took.cpu_ns < _SHARE * evidence.recorded_ns:
             continue
         calls = sum(spread.count for spread in forward_calls(evidence, layer))
         below = sum(spread.count for child in evidence.children[layer] for spread in forward_calls(evidence, child))

@@ -91,6 +91,7 @@ def gain(advice: Advice, evidence: Evidence) -> str:
         share = f" ({advice.gain_ns / evidence.recorded_ns:.1%} of the recorded time)" if evidence.recorded_ns else ""
         gains.append(f"{format_time(advice.gain_ns)}{share}")
     if advice.gain_bytes is not None:
-        share = f" ({advice.gain_bytes / evidence.peak_bytes:.1%} of the peak)" if evidence.peak_bytes else ""
+        above = "" if evidence.starts_known else " above the start"
+        share = f" ({advice.gain_bytes / evidence.peak_bytes:.1%} of the peak{above})" if evidence.peak_bytes else ""
         gains.append(f"{format_memory(advice.gain_bytes)}{share}")
     return f"Could save at most {' and '.join(gains)}." if gains else "How much this could save is not known."

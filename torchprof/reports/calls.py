@@ -37,4 +37,4 @@ def calls(run: Run, *, depth: int | None = None, tablefmt: str | None = None) ->
                     format_time(spread.max),
                 ]
             )
-    return draw(headings, table, tablefmt)
+    return draw(headings, table, tablefmt) if table else "No call of a layer was recorded in this run."

@@ -255,8 +255,9 @@ def told_of(diff: Diff) -> Iterator[tuple[str, list[str]]]:
         if pair.how in (ADDED, REMOVED) and pair.how != around:
             layer = new or old
             below = sum(one.how == pair.how for one in pair.walk()) - 1
-            more = f", with {below} layer{'s' if below > 1 else ''} below" if below else ""
-            found[_HOW[pair.how]].append(f"{'.'.join(pair.path)} ({layer.kind if layer else ''}{more})")
+            about = [layer.kind] if layer and layer.kind else []
+            about += [f"with {below} layer{'s' if below > 1 else ''} below"] if below else []
+            found[_HOW[pair.how]].append(".".join(pair.path) + (f" ({', '.join(about)})" if about else ""))
         elif pair.how in (MOVED, RENAMED) and old and new:
             found[_HOW[pair.how]].append(f"{old.name} → {new.name}")
         words = [
@@ -316,7 +317,8 @@ def whole_of(diff: Diff) -> list[str]:
 
 @report("headline", of="diff")
 def headline(diff: Diff, *, sort_by: str | None = None) -> str:
-    """What changed, in a sentence or two: the models, and the layers whose own parts changed most in the same sense.
+    """What changed, in a sentence or two: the models, and the layers whose own parts changed most in the same sense; of
+    runs that know no layers, the work outside of them.
 
     It speaks of what "table" shows before and after, with ``sort_by`` as there. Raises TorchprofError for a quantity
     that is not compared.
@@ -324,8 +326,8 @@ def headline(diff: Diff, *, sort_by: str | None = None) -> str:
     main = main_of(diff, sort_by)
     per = {"call": ", per forward call", "step": ", per step"}.get(diff.unit or "", "")
     sentences = []
-    for pair in diff.pairs:
-        if pair.is_layer:
+    for pair in [pair for pair in diff.pairs if pair.is_layer] or diff.pairs:
+        if main.key in pair.changes:
             sentences.append(f"{'.'.join(pair.path)}: {_in_words(pair, main)}{per}.")
             parts = diff.largest_parts(pair, main)
             if parts.layers and pair.changes[main.key].verdict not in (SAME, WITHIN_NOISE):
@@ -334,7 +336,7 @@ def headline(diff: Diff, *, sort_by: str | None = None) -> str:
                 )
                 lead = "Most of it in" if parts.hold_most else f"The largest part{parts.ending}{parts.beyond_noise}:"
                 sentences.append(f"{lead} {', '.join(names)}.")
-    return printable(" ".join(sentences)) or "There is no model in either run."
+    return printable(" ".join(sentences)) or "There is nothing to compare in these runs."
 
 
 def _in_words(pair: Pair, quantity: Quantity) -> str:

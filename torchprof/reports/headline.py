@@ -96,7 +96,7 @@ def headline(run: Run) -> str:
     first = max(parts_of_model, key=tree.totals.__getitem__)
     if steps[-1].layer == first:
         return sentence
-    which = f"layer of {_PHASES[PHASES[largest]]}" if at is not None else "model"
+    which = f"layer of {_PHASES[PHASES[largest]]}" if at is not None else "model" if run.meta.model else "range"
     return f"{sentence} The largest {which} is `{_name(run, first)}`, with {_share(tree.totals[first], whole)}."
 
 
@@ -218,7 +218,12 @@ def _largest_work(run: Run, measured: _Measured, parts: Mapping[Part, int]) -> _
 
 
 def _kind(layer: Layer) -> tuple[str, str]:
-    """What one and several layers of this kind are called; convolutions are told apart by the size of their kernel."""
+    """What one and several layers of this kind are called; convolutions are told apart by the size of their kernel.
+
+    Where the class is not known, nobody knows which layers are alike: each is of a kind of its own.
+    """
+    if not layer.kind:
+        return "range", printable(layer.name)
     convolution = _CONVOLUTION.fullmatch(layer.kind)
     if convolution is None:
         one = _PLAIN.get(layer.kind, f"`{printable(layer.kind)}` layer")

@@ -95,7 +95,7 @@ def _devices(run: Run) -> Iterator[str]:
     wall = run.meta.wall_ns
     for device, busy in run.meta.busy_ns:
         idle = max(0, wall - busy)
-        share = f" ({idle / wall:.1%})" if wall else ""
-        yield f"{device} was busy for {format_time(busy)} of {format_time(wall)}, idle for {format_time(idle)}{share}."
+        of = f" of {format_time(wall)}, idle for {format_time(idle)} ({idle / wall:.1%})" if wall else ""
+        yield f"{device} was busy for {format_time(busy)}{of}."
     if not run.meta.busy_ns:
-        yield f"Nothing ran on the device in {format_time(wall)}."
+        yield f"Nothing ran on the device{f' in {format_time(wall)}' if wall else ''}."

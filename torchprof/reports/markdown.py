@@ -49,12 +49,12 @@ def markdown(
 def _facts(run: Run) -> Iterator[str]:
     """What was recorded, for how long, and on what."""
     meta = run.meta
-    models = ", ".join(code(printable(model)) for model in meta.model)
+    models = f" of {', '.join(code(printable(model)) for model in meta.model)}" if meta.model else ""
     ranks = f", rank {meta.rank} and {len(run.metas) - 1} more" if len(run.metas) > 1 else ""
     steps = f", {meta.steps} step{'s' if meta.steps != 1 else ''}" if meta.steps else ""
     time = f": {format_time(meta.wall_ns)} recorded" if meta.wall_ns else ""
     version = "".join(f" {version}" for name, version in meta.versions if name == "torchprof")
-    yield f"**torchprof{plain(version)}** of {models}{time}{steps}{ranks}"
+    yield f"**torchprof{plain(version)}**{models}{time}{steps}{ranks}"
     for what, values in (
         ("Ran on", [f"{name}: {value}" for name, value in meta.environment]),
         ("Switches", [f"{name}={value}" for name, value in meta.switches]),

@@ -45,7 +45,7 @@ def speedscope(run: Run) -> str:
     document = {
         "$schema": _SCHEMA,
         "exporter": f"torchprof {__version__}",
-        "name": ", ".join(run.meta.model),
+        "name": ", ".join(run.meta.model) or "torchprof",
         "shared": {"frames": [{"name": _name(run, step)} for step in frames]},
         "profiles": profiles,
     }

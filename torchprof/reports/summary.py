@@ -62,8 +62,9 @@ def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) 
         figures.append(
             "\n".join([printable(node.layer.name), *(f"  {name:<{width}}  {value}" for name, value in lines)])
         )
+    layers = draw(headings, table, tablefmt) if table else "This run knows no layers: all its work is outside of them."
     notes = [warning for meta in run.metas for warning in meta.warnings]
-    return "\n\n".join([draw(headings, table, tablefmt), *figures, *(["\n".join(notes)] if notes else [])])
+    return "\n\n".join([layers, *figures, *(["\n".join(notes)] if notes else [])])
 
 
 def _figures(run: Run, root: Node, params: int | None, number: int) -> Iterator[tuple[str, str]]:
@@ -90,7 +91,8 @@ def _of_parameters(layers: Sequence[Layer], params: int | None) -> Iterator[tupl
     sizes = ", ".join(f"{dtype} {format_memory(size)}" for dtype, size in dtypes.most_common())
     size = format_memory(sum(dtypes.values()))
     yield "Model size", UNKNOWN if params is None else f"{size} ({sizes})" if sizes else size
-    yield "Buffers", format_memory(sum(layer.buffer_bytes for layer in layers))
+    buffers = [layer.buffer_bytes for layer in layers]
+    yield "Buffers", UNKNOWN if None in buffers else format_memory(sum(filter(None, buffers)))
 
 
 def _of_time(run: Run, root: Node) -> Iterator[tuple[str, str]]:

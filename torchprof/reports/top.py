@@ -8,11 +8,16 @@ from typing import NamedTuple
 
 from torchprof.attribute import FORWARD, OUTSIDE, PHASES, Frame
 from torchprof.cost import format_time
+from torchprof.event_names import ANY_STEP
 from torchprof.reports import report
 from torchprof.reports.tree import check_number, draw, printable
 from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Run
 
 _USUAL_TYPE = "float32"
+_NO_OPERATOR = {
+    "cpu_ns": "(between ops): no operator ran; that is Python, what it calls besides torch, or waiting for a thread.",
+    "device_ns": "(between ops): no operator launched it.",
+}
 
 
 class Where(NamedTuple):
@@ -60,10 +65,10 @@ def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> str:
         busy = [(name, ns) for name, ns in meta.busy_ns if name != "cpu"]
         if not busy:
             sections.append(f"Nothing ran on {device}.")
-        for name, ns in busy:
+        for name, ns in busy if meta.wall_ns else []:
             idle = max(0, meta.wall_ns - ns)
-            share = f" ({idle / meta.wall_ns:.1%})" if meta.wall_ns else ""
-            sections.append(f"{name} was idle for {format_time(idle)} of {format_time(meta.wall_ns)}{share}.")
+            share = f"{idle / meta.wall_ns:.1%}"
+            sections.append(f"{name} was idle for {format_time(idle)} of {format_time(meta.wall_ns)} ({share}).")
         if busy:
             sections.append(_table(run, "device_ns", f"{device} time", limit, tablefmt))
     if "cpu_ns" in meta.measured:
@@ -82,14 +87,15 @@ def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None)
         kind, seen = "", lines.get(where)
         if where.layer >= 0:
             layer = run.layers[where.layer]
-            kind = ", ".join([layer.kind, *(dtype for dtype, _ in layer.dtype_bytes if dtype != _USUAL_TYPE)])
+            types = [dtype for dtype, _ in layer.dtype_bytes if dtype != _USUAL_TYPE]
+            kind = ", ".join([layer.kind, *types] if layer.kind else types)
         if work == BETWEEN_OPS and seen:
             [(line, times)] = seen.most_common(1)
             work = f"{work}, at {line} ({times} of {sum(seen.values())} samples)"
         table.append([f"{ns / whole:.1%}", format_time(ns), where.name(run), kind, PHASES[where.phase], work])
     notes = []
     if any(part.work == BETWEEN_OPS for part, _ in largest):
-        notes.append("(between ops): no operator ran; that is Python, and what it calls besides torch, as NumPy.")
+        notes.append(_NO_OPERATOR[field])
     rest = whole - sum(ns for _, ns in largest)
     if len(parts) > len(largest):
         notes.append(f"Smaller parts are hidden: {len(parts) - len(largest)}, together {rest / whole:.1%}.")
@@ -114,7 +120,7 @@ def parts_of(run: Run, field: str) -> Counter[Part]:
 
 
 def _label(frames: Sequence[Frame]) -> str:
-    labels = [frame.name for frame in frames if frame.kind == "label"]
+    labels = [frame.name for frame in frames if frame.kind == "label" and frame.name != ANY_STEP]  # which is no place
     return labels[-1] if labels else ""
 
 

@@ -107,7 +107,7 @@ class CostColumn(Column):
     def text(self, figures: Figures, whole: float | None) -> str:
         if self.phase not in figures.total:
             return ""
-        if not self.measured or figures.unknown or (figures.timeless and self.measure.unit is Unit.TIME):
+        if not self.measured or figures.unknown or (figures.timeless and self.measure.fields[0][0] == "cpu_ns"):
             return UNKNOWN
         cost = self._cost(figures)
         value = self.measure.of(cost)
@@ -185,12 +185,12 @@ class Figures:
     own: dict[str, Cost] = field(default_factory=dict)
     total: dict[str, Cost] = field(default_factory=dict)
     calls: int = -1
-    params: int | None = None  # None: a lazy layer has not made them yet
+    params: int | None = None  # None: nobody knows, as of a lazy layer that has not made them yet
     own_params: int | None = None
     has_params: bool = False  # whether parameters are a thing that this row could have
     unknown: bool = False  # never called: what it would have cost, nobody knows
     inlined: bool = False  # never called, but compiled into what is around it, where it may have run
-    timeless: bool = False  # outside of all layers, between ops: no range tells how long that was
+    timeless: bool = False  # outside of all layers, between ops: no range tells how long that was on the CPU
 
 
 @dataclass
