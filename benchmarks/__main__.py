@@ -17,6 +17,7 @@ QUESTIONS = {
     "program": "what torchprof run costs while a script runs",
     "edges": "what entering and leaving the block takes, and what a disabled one costs",
     "page": "what the HTML report of 10,000 layers takes to write, and to answer a click in a browser",
+    "traces": "what reading a trace takes, beside json.load of the same file",
     "loops": "what a long loop takes: memory after the first and the last cycles, and the time to fold one",
 }
 

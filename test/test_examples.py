@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import torchprof
 from torchprof import reports
 from torchprof.reports import known
 
@@ -22,6 +23,12 @@ ROOT = Path(__file__).parent.parent
         ("operators.py", [], ["aten::", "CPU avg"]),
         ("memory.py", [], ["memory rose by", "The same with the blocks checkpointed:"]),
         ("training_loop.py", [], ["data loading", "optimizer"]),
+        ("record_trace.py", [], ["Written: trace.json.gz."]),
+        (
+            "read_trace.py",
+            [],
+            ["50% of the CPU time is in the backward", "Params                   61.71 K", "report.html"],
+        ),
         ("compare_two_versions.py", [], ["Added: Net.features.1 (BatchNorm2d)", "computes 2 times as much"]),
         ("budget_in_pytest.py", [], ["3 passed"]),
         ("lightning_callback.py", ["lightning"], ["Number of Calls"]),
@@ -40,8 +47,37 @@ def test_an_example_runs(name: str, needs: list[str], says: list[str], tmp_path:
         assert words in result.stdout
 
 
+def test_the_trace_of_the_examples_is_what_record_trace_writes(tmp_path: Path) -> None:
+    """All but times and bytes, which are the machine's: the layers, their calls, and what they compute."""
+    recorded = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "record_trace.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert recorded.returncode == 0, recorded.stderr
+    committed = ROOT / "examples" / "trace.json.gz"
+    assert committed.stat().st_size < 60_000
+    runs = [torchprof.from_trace(trace) for trace in (committed, tmp_path / "trace.json.gz")]
+    told = [
+        [
+            (node.layer.path, phase, node.calls, node.total.macs, node.total.flops)
+            for phase in ("forward", "backward")
+            for node in run.tree(phase).walk()
+        ]
+        for run in runs
+    ]
+    assert told[0] == told[1]
+    assert [run.meta.steps for run in runs] == [3, 3]
+    assert runs[0].meta.warnings == ()
+    # 3 steps of 16 images; by hand, LeNet-5 takes 416,520 multiply-accumulates an image.
+    assert told[0][0] == (("LeNet5",), "forward", 3, 3 * 16 * 416_520, runs[0].tree("forward").total.flops)
+
+
 @pytest.mark.parametrize(
-    ("page", "needs"), [("memory.md", []), ("compare.md", []), ("training-loops.md", []), ("exports.md", ["pandas"])]
+    ("page", "needs"),
+    [("memory.md", []), ("compare.md", []), ("training-loops.md", []), ("traces.md", []), ("exports.md", ["pandas"])],
 )
 def test_the_blocks_of_a_page_run_in_order(
     page: str, needs: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

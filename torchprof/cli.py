@@ -1,5 +1,5 @@
-"""The command line: ``torchprof run``, ``profile``, ``flops``, ``show`` and ``compare``. The only file that prints or
-exits.
+"""The command line: ``torchprof run``, ``profile``, ``flops``, ``trace``, ``show`` and ``compare``. The only file that
+prints or exits.
 
 torch is imported by the commands that run something, and not by ``show`` and ``compare``.
 """
@@ -73,6 +73,16 @@ _FLOPS_EPILOG = """\
 SPEC and INPUT are as for `torchprof profile`. No data is made, so that a model of any size will do:
   torchprof flops transformers:LlamaForCausalLM --kwargs '{"config": {"num_hidden_layers": 80, "hidden_size": 8192}}' \\
       --input input_ids=int64:1,4096 --depth 2
+"""
+
+_TRACE_EPILOG = """\
+The layers are those of torchprof's own labels, where the trace was recorded inside torchprof.annotate(model); else the
+modules that were recorded with_stack=True; else the ranges of record_function. With --model, a SPEC as for `torchprof
+profile`, modules have their paths and parameters. Traces of several ranks, or of several cycles of one, make one run.
+
+Examples:
+  torchprof trace trace.json.gz -o report.html
+  torchprof trace trace.json --model net.py:Net --report device
 """
 
 _COMPARE_EPILOG = """\
@@ -164,11 +174,25 @@ def _parser() -> argparse.ArgumentParser:
     _add_table_options(flops)
     flops.set_defaults(command=_flops)
 
+    trace = commands.add_parser(
+        "trace",
+        help="read a trace that torch.profiler wrote",
+        description="Read traces that torch.profiler wrote, here or elsewhere, and print where the time went.",
+        epilog=_TRACE_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    trace.add_argument("traces", nargs="+", metavar="FILE", help="trace.json or trace.json.gz")
+    trace.add_argument("--model", metavar="SPEC", help="the model that was traced, for paths and parameters")
+    trace.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments for its callable, a JSON object")
+    trace.add_argument("--paths", nargs="+", metavar="PATH", help="only these layers of the model: features.0, layer.*")
+    _add_report_option(trace)
+    _add_output_option(trace)
+    _add_table_options(trace)
+    trace.set_defaults(command=_trace)
+
     show = commands.add_parser("show", help="show a saved run", description="Show a saved run; needs no torch.")
     show.add_argument("run", metavar="RUN.json")
-    show.add_argument(
-        "--report", metavar="NAME", help="another report than the tree: top, ops, memory, steps, between, …"
-    )
+    _add_report_option(show)
     _add_output_option(show)
     _add_table_options(show)
     show.set_defaults(command=_show)
@@ -212,6 +236,10 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_shapes_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shapes", action="store_true", help="record shapes and types: more advice, ops by shape")
+
+
+def _add_report_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--report", metavar="NAME", help="another report: top, ops, memory, steps, device, between, …")
 
 
 def _add_output_option(parser: argparse.ArgumentParser) -> None:
@@ -266,16 +294,55 @@ def _show(arguments: argparse.Namespace) -> int:
     run = torchprof.load(arguments.run)
     _export(run.export, arguments)
     if arguments.report:
-        given = _table_options(arguments).items()
-        options = {name: value for name, value in given if value is not None and value is not False}
-        if arguments.report == "tree":
-            options["color"] = _in_color(sys.stdout)
-        if arguments.report == "advice":
-            options["limit"] = None  # here it has no option of its own
-        print(run.report(arguments.report, **options))
+        _print_report(run, arguments)
     else:
         _print_run(run, arguments)
     return 0
+
+
+def _print_report(run: torchprof.Run, arguments: argparse.Namespace) -> None:
+    given = _table_options(arguments).items()
+    options = {name: value for name, value in given if value is not None and value is not False}
+    if arguments.report == "tree":
+        options["color"] = _in_color(sys.stdout)
+    if arguments.report == "advice":
+        options["limit"] = None  # here it has no option of its own
+    print(run.report(arguments.report, **options))
+
+
+def _trace(arguments: argparse.Namespace) -> int:
+    _check_output(arguments)
+    model = None
+    if arguments.model:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        model = _make_model(arguments.model, arguments.kwargs)
+    elif arguments.kwargs != "{}":
+        raise TorchprofError("--kwargs are arguments for a model: say which with --model.")
+    try:
+        run = torchprof.from_trace(
+            arguments.traces,
+            model,
+            paths=arguments.paths,
+            with_timeline=_wants_timeline(arguments),
+            progress=_tell_share if sys.stderr.isatty() else None,
+        )
+    finally:
+        if sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+    _export(run.export, arguments)
+    if arguments.report:
+        _print_report(run, arguments)
+    elif arguments.summary:
+        _print_run(run, arguments)
+    else:
+        print(f"torchprof: {', '.join(arguments.traces)}. Recorded: {run.meta.wall_ns / 1e9:.2f} s.\n")
+        for text in _report(run, arguments, arguments.output, color=_in_color(sys.stdout)):
+            print(text)
+    return 0
+
+
+def _tell_share(share: float) -> None:
+    print(f"\rreading {share:4.0%} ", end="", file=sys.stderr, flush=True)
 
 
 def _compare(arguments: argparse.Namespace) -> int:
@@ -428,13 +495,25 @@ def _program_report(
     color: bool,
 ) -> Iterator[str]:
     """The report of a whole script, section after section, the answer first."""
+    yield f"\ntorchprof: {arguments.script} {ending.outcome}. Recorded: {run.meta.wall_ns / 1e9:.2f} s.\n"
+    yield from _report(run, arguments, [shown for shown, path in files.items() if path.is_file()], color)
+    if arguments.python:
+        yield _section(
+            "Python's functions outside torch, of a second run under cProfile", _python_table(script, ending)
+        )
+
+
+def _report(run: torchprof.Run, arguments: argparse.Namespace, written: Sequence[str], color: bool) -> Iterator[str]:
+    """What is known of a run that somebody sees for the first time, section after section, the answer first.
+
+    ``written``: the files that it is in.
+    """
     from torchprof.reports.tree import fitting_depth
 
-    yield f"\ntorchprof: {arguments.script} {ending.outcome}. Recorded: {run.meta.wall_ns / 1e9:.2f} s.\n"
-    yield run.report("headline") + "\n"
-    for name, value in run.meta.environment:
-        yield f"  {name:<8} {value}"
-    advice = _advice(run, files)
+    yield run.report("headline")
+    if run.meta.environment:
+        yield "\n" + "\n".join(f"  {name:<8} {value}" for name, value in run.meta.environment)
+    advice = _advice(run, written, is_trace=arguments.command is _trace)
     if advice:
         yield _section("What to change", advice)
     yield _section("Where the time goes", run.report("top"))
@@ -443,19 +522,21 @@ def _program_report(
     if run.layers:
         deepest = max(len(layer.path) for layer in run.layers) - 1
         hidden = "" if depth >= deepest else f"\nDeeper layers are hidden: --depth {deepest} shows all."
-        yield _section("The layers", run.report("tree", depth=depth, hot=arguments.hot, color=color) + hidden)
+        names = ("show_events", "sort_by", "top", "percent", "tablefmt", "hot")
+        options = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None)}
+        yield _section("The layers", run.report("tree", depth=depth, color=color, **options) + hidden)
+    if run.device_times:
+        yield _section("The devices", run.report("device"))
+    if any(time.communication_ns for time in run.device_times):
+        yield _section("Communication", run.report("collectives"))
     if any(chain[0].kind != "python" for chain in run.rows.frames if chain):
         yield _section("The operators, by themselves", run.report("ops", row_limit=_OPERATORS_SHOWN))
     yield _section("Between the operators", run.report("between", limit=_BETWEEN_SHOWN))
-    if arguments.memory:
+    if run.memory:
         yield _section("Memory", run.report("memory", depth=depth))
-    if arguments.python:
-        yield _section(
-            "Python's functions outside torch, of a second run under cProfile", _python_table(script, ending)
-        )
 
 
-def _advice(run: torchprof.Run, files: Mapping[str, Path]) -> str:
+def _advice(run: torchprof.Run, written: Sequence[str], is_trace: bool) -> str:
     """What is the most worth changing, and how to see and find more, in the words of the command line; "" for
     nothing."""
     from torchprof.advice import advise
@@ -466,12 +547,14 @@ def _advice(run: torchprof.Run, files: Mapping[str, Path]) -> str:
         return ""
     parts = findings(run, found[:_ADVICE_SHOWN])
     if len(found) > _ADVICE_SHOWN:
-        saved = next((shown for shown, path in files.items() if format_of(path) == "json" and path.is_file()), None)
+        saved = next((shown for shown in written if format_of(shown) == "json"), None)
         show = f"torchprof show {saved}" if saved else "saved with -o run.json, torchprof show run.json"
         parts.append(f"{not_shown(len(found) - _ADVICE_SHOWN)}: {show} --report advice shows all.")
-    missing = [_RECORDS[name] for name in unrecorded(run) if name in _RECORDS]
-    if missing:
-        parts.append(f"More can be found in a run with {' and '.join(missing)}.")
+    missing = [name for name in unrecorded(run) if name in _RECORDS]
+    if missing and is_trace:
+        parts.append(f"More can be found in a trace with {' and '.join(f'{name}=True' for name in missing)}.")
+    elif missing:
+        parts.append(f"More can be found in a run with {' and '.join(_RECORDS[name] for name in missing)}.")
     return "\n\n".join(parts)
 
 
