@@ -1,0 +1,1252 @@
+"""``from_trace``: against the live run of the same session, against a plain pass over the JSON, and what it refuses."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from architectures import ARCHITECTURES
+from models import (
+    Checkpointed,
+    DoublesInside,
+    Functional,
+    Mlp,
+    PackedLstm,
+    Raises,
+    Recursive,
+    Several,
+    Tied,
+    WritesToViews,
+)
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+import torchprof
+from torchprof import reports
+from torchprof.attribute import Frame
+from torchprof.cli import main
+from torchprof.cost import Cost
+from torchprof.fold import add_cycle
+from torchprof.run import Memory, Run
+
+TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
+A100 = TRACES / "a100_ddp_train_rank0_of_2.json.gz"
+MI250 = TRACES / "mi250_toy_train_rocm62.json.gz"
+BOTH = pytest.mark.parametrize("path", [A100, MI250], ids=["a100", "mi250"])
+FOREIGN = pytest.mark.skipif(not TRACES.is_dir(), reason="the folder of traces is not there")
+
+DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+HOST_WORK = ("cpu_op", "user_annotation", "cuda_runtime")
+KNOWS_LISTS = hasattr(torch._C._autograd._KinetoEvent, "structured_input_shapes")  # torch 2.4 does not
+
+X = torch.rand(3, 4)
+
+
+# Two runs, field by field
+
+
+def known_frames(frames: Iterable[Frame]) -> tuple[Frame, ...]:
+    """With the shapes of lists of tensors as unknown where a live run does not know them."""
+    if KNOWS_LISTS:
+        return tuple(frames)
+    return tuple(
+        frame
+        if frame.signature is None
+        else frame._replace(
+            signature=frame.signature._replace(
+                shapes=tuple(
+                    None if dtype == "TensorList" else shape
+                    for shape, dtype in zip(frame.signature.shapes, frame.signature.dtypes)
+                )
+            )
+        )
+        for frame in frames
+    )
+
+
+def path_of(run: Run, layer: int) -> Any:
+    return run.layers[layer].path if layer >= 0 else layer
+
+
+def rows_of(run: Run) -> dict[Any, tuple[int, Cost]]:
+    rows: dict[Any, tuple[int, Cost]] = {}
+    for row in run.rows:
+        within = tuple((path_of(run, around.layer), around.phase, known_frames(around.frames)) for around in row.within)
+        path = row.layer.path if row.layer else None
+        key = path, row.selected, row.phase, within, known_frames(row.frames), row.device, row.rank
+        calls, cost = rows.get(key, (0, Cost()))
+        rows[key] = calls + row.calls, cost + row.cost
+    assert len(rows) == len(run.rows) or not KNOWS_LISTS
+    return rows
+
+
+def samples_of(run: Run) -> dict[Any, Any]:
+    return {(path_of(run, key.layer), *key[1:]): spread for key, spread in run.samples.items()}
+
+
+def memory_of(run: Run) -> list[Memory]:
+    """Without what only the process knows: what there was at the start, and what its allocators say."""
+    return [replace(memory, before=None, allocator=()) for memory in run.memory]
+
+
+def layers_of(run: Run) -> list[Any]:
+    """Without what no trace tells of a call: shapes and mode."""
+    return [replace(layer, training=None, input_shapes=(), output_shapes=(), output_bytes=None) for layer in run.layers]
+
+
+def warnings_of(run: Run) -> list[str]:
+    """Without what the labels cost, which only the process knows."""
+    return [warning for warning in run.meta.warnings if not warning.startswith("The labels themselves")]
+
+
+def assert_same(live: Run, read: Run, *, with_model: bool = True) -> None:
+    """All that both can know is equal: every row, every sample, memory, steps, layers."""
+    assert rows_of(read) == rows_of(live)
+    assert samples_of(read) == samples_of(live)
+    assert read.device_times == live.device_times
+    for name in ("rank", "device", "requested", "measured", "cycles", "steps", "busy_ns", "flags"):
+        assert getattr(read.meta, name) == getattr(live.meta, name), name
+    if with_model:
+        assert layers_of(read) == layers_of(live)
+        assert memory_of(read) == memory_of(live)
+        assert read.meta.model == live.meta.model
+        assert read.meta.paths == live.meta.paths
+        assert warnings_of(read) == warnings_of(live)
+
+
+# Recording
+
+
+def settle(step: Callable[[], Any]) -> None:
+    """What a first call does differs from what later ones do; and let no old garbage be freed inside a recording."""
+    step()
+    gc.collect()
+
+
+def annotated(model: Any, step: Callable[[], Any], path: Path, **options: Any) -> Run:
+    """The live run of a step under torch's own profiler, and its trace in ``path``."""
+    options = {"record_shapes": True, "profile_memory": True, **options}
+    with torchprof.annotate(model), torch.profiler.profile(**options) as theirs:
+        step()
+    theirs.export_chrome_trace(str(path))
+    return torchprof.from_profiler(theirs, model)
+
+
+def profiled(model: Any, step: Callable[[], Any], path: Path, *, steps: int = 0, **options: Any) -> Run:
+    """The same inside a Profile of ours, which marks steps."""
+    options = {"profile_memory": True, "with_flops": True, "record_shapes": True, **options}
+    with torchprof.Profile(model, **options) as prof:
+        step()
+        for _ in range(steps):
+            prof.step()
+            step()
+    prof.export_chrome_trace(path)
+    return prof.run
+
+
+def training(model: nn.Module, *inputs: Any) -> Callable[[], None]:
+    def step() -> None:
+        out = model(*inputs)
+        (out if isinstance(out, Tensor) else out[0]).sum().backward()
+        model.zero_grad()
+
+    return step
+
+
+def events_in(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = trace_in(path)["traceEvents"]
+    return found
+
+
+@cache
+def foreign(path: Path) -> Run:
+    return torchprof.from_trace(path)
+
+
+def trace_in(path: Path) -> dict[str, Any]:
+    """The file, its numbers exact."""
+    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    found: dict[str, Any] = json.loads(data, parse_float=Decimal)
+    return found
+
+
+def write(path: Path, trace: dict[str, Any]) -> Path:
+    path.write_text(json.dumps(trace, default=float))
+    return path
+
+
+def ns(microseconds: Any) -> int:
+    return int(Decimal(microseconds) * 1000)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return tmp_path / "trace.json"
+
+
+# The live run is the truth
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_run_of_a_trace_is_the_live_one(name: str, trace: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = ARCHITECTURES[name].make(), ARCHITECTURES[name].inputs()
+    step = training(model, *inputs)
+    settle(step)
+    live = annotated(model, step, trace)
+    assert len(live.rows) > 20
+    assert_same(live, torchprof.from_trace(trace, model))
+    assert_same(live, torchprof.from_trace(trace), with_model=False)
+
+
+def of_a_view(model: nn.Module) -> Callable[[], None]:
+    """Its input needs a gradient, too."""
+    x = X.clone().requires_grad_()
+    return training(model, x)
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Callable[[], None]]]] = {
+    "several": lambda: with_step(Several()),
+    "recursive": lambda: with_step(Recursive()),
+    "functional": lambda: with_step(Functional()),
+    "writes to views": lambda: with_step(WritesToViews(), of_a_view),
+    "custom function": lambda: with_step(DoublesInside(), of_a_view),
+    "reentrant checkpoint": lambda: with_step(Checkpointed(True)),
+    "checkpoint": lambda: with_step(Checkpointed(False)),
+    "packed LSTM": lambda: with_step(PackedLstm(), lambda m: training(m, torch.rand(2, 4, 3), torch.tensor([4, 2]))),
+}
+
+
+def with_step(
+    model: nn.Module, step: Callable[[nn.Module], Callable[[], None]] = lambda model: training(model, X)
+) -> tuple[nn.Module, Callable[[], None]]:
+    return model, step(model)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_special_models_are_read_alike(name: str, trace: Path) -> None:
+    model, step = MODELS[name]()
+    settle(step)
+    live = annotated(model, step, trace)
+    assert_same(live, torchprof.from_trace(trace, model))
+    assert_same(live, torchprof.from_trace(trace), with_model=False)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_our_own_sessions_are_read_alike(name: str, trace: Path) -> None:
+    """With its steps, its spans and its memory."""
+    model, step = MODELS[name]()
+    settle(step)
+    live = profiled(model, step, trace, steps=2, with_timeline=True)
+    read = torchprof.from_trace(trace, model, with_timeline=True)
+    assert read.meta.steps == 2
+    assert_same(live, read)
+    assert read.timeline == live.timeline
+    assert read.timeline is not None and read.timeline.spans is not None
+
+
+def test_a_shared_module_has_its_paths_with_the_model_alone(trace: Path) -> None:
+    """A label names the first path of a module; which one it was called by, the model tells."""
+    model, step = with_step(Tied())
+    settle(step)
+    live = annotated(model, step, trace)
+    assert_same(live, torchprof.from_trace(trace, model))
+    calls = {node.layer.name: node.calls for node in torchprof.from_trace(trace).tree("forward").walk() if node.layer}
+    assert calls == {"Tied": 1, "Tied.left": 1, "Tied.right": 2, "Tied.left.inner": 3}
+
+
+def test_without_shapes_and_memory_there_are_none(trace: Path) -> None:
+    model = Mlp()
+    live = annotated(model, training(model, X), trace, record_shapes=False, profile_memory=False)
+    read = torchprof.from_trace(trace, model)
+    assert_same(live, read)
+    assert read.meta.measured == ("cpu_ns",)
+    assert not read.memory
+
+
+def test_flops_are_those_of_the_live_run(trace: Path) -> None:
+    """By hand: 3 × (4·8 + 8·2) multiply-accumulates forward; backward the same for weights, and fc2's input."""
+    model = Mlp()
+    profiled(model, training(model, X), trace)
+    for read in (torchprof.from_trace(trace, model), torchprof.from_trace(trace)):
+        assert read.tree("forward").total.macs == 3 * (4 * 8 + 8 * 2)
+        assert read.tree("backward").total.macs == 3 * (4 * 8 + 2 * 8 * 2)
+
+
+def test_an_exception_inside(trace: Path) -> None:
+    model = Raises()
+
+    def step() -> None:
+        for _ in range(3):
+            try:
+                model(X).sum().backward()
+            except ValueError:
+                model.calls += 0
+        model.calls = 0
+
+    settle(step)
+    live = profiled(model, step, trace)
+    read = torchprof.from_trace(trace, model)
+    assert_same(live, read)
+    assert read.tree("forward").calls == 3
+
+
+def test_selected_paths_and_several_models(trace: Path) -> None:
+    models = [Mlp(), Mlp(), nn.Linear(2, 4)]
+
+    def step() -> None:
+        models[1](models[2](models[0](X))).sum().backward()
+
+    settle(step)
+    live = profiled(models, step, trace)
+    assert_same(live, torchprof.from_trace(trace, models))
+    some = ["Mlp.fc1", "Linear"]
+    live = profiled(models, step, trace, paths=some)
+    assert_same(live, torchprof.from_trace(trace, models, paths=some))
+
+
+def test_paths_select_in_a_trace_of_all(trace: Path) -> None:
+    model = Mlp()
+    live = annotated(model, training(model, X), trace)
+    read = torchprof.from_trace(trace, model, paths=["fc1"])
+    assert read.meta.paths == (("Mlp", "fc1"),)
+    assert {row.layer.name for row in read.rows if row.layer} == {"Mlp.fc1"}
+    assert not all(row.selected for row in read.rows)
+    for phase in ("forward", "backward"):
+        nodes = {node.layer.name: node for node in live.tree(phase).walk() if node.layer}
+        found = {node.layer.name: node for node in read.tree(phase).walk() if node.layer}
+        assert found["Mlp.fc1"].total == nodes["Mlp.fc1"].total
+    assert sum(row.cost.cpu_ns for row in read.rows) == sum(row.cost.cpu_ns for row in live.rows)
+
+
+def test_warm_up_calls_begin_in_the_middle_of_a_step(trace: Path) -> None:
+    model = Mlp()
+    live = profiled(model, training(model, X), trace, warmup=2, steps=5)
+    read = torchprof.from_trace(trace, model)
+    assert_same(live, read)
+
+
+def test_a_loop_with_loader_and_optimizer(trace: Path) -> None:
+    model = Mlp()
+    optimizer = torch.optim.Adam(model.parameters())
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.rand(8, 4)), batch_size=4)
+
+    def step() -> None:
+        for (batch,) in data:
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+
+    settle(step)
+    assert_same(annotated(model, step, trace), torchprof.from_trace(trace, model))
+
+
+def test_ranges_of_the_user_stay_labels(trace: Path) -> None:
+    model = Mlp()
+
+    def step() -> None:
+        with record_function("## step ##"), record_function("aten::add"):
+            training(model, X)()
+
+    settle(step)
+    live = annotated(model, step, trace)
+    assert_same(live, torchprof.from_trace(trace, model))
+    assert any(frame == Frame("label", "aten::add") for row in live.rows for frame in row.frames)
+
+
+def test_double_backward(trace: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def step() -> None:
+        x = X.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        gradient.pow(2).sum().backward()
+
+    settle(step)
+    assert_same(annotated(model, step, trace), torchprof.from_trace(trace, model))
+
+
+def test_odd_operators(trace: Path) -> None:
+    """Values of every sort in the inputs: lists, words, infinities, complex numbers, large integers; vmap, jvp."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+    def step() -> None:
+        torch.func.vmap(model)(X)
+        torch.func.jacrev(model)(X[0])
+        torch.func.jvp(model, (X,), (X,))
+        torch.autograd.functional.hessian(lambda y: model(y).sum(), X[0])
+        torch.full((2,), float("nan")), torch.full((2,), 1 + 2j), torch.arange(2**62, 2**62 + 3)
+        torch.ones(3).clamp(min=-float("inf"), max=1e-7)
+        torch.ones(3)[torch.tensor([True, False, True])]
+        if KNOWS_LISTS:  # else the trace knows arithmetic that the live run does not
+            torch._foreach_add([X, X], [X, X])
+        torch.stft(torch.rand(64), 16, return_complex=True, window=torch.ones(16))
+        nn.functional.interpolate(torch.ones(1, 1, 4, 4), scale_factor=2.5, mode="bilinear")
+        torch.cat([model(X), X]).split([2, 4])
+
+    settle(step)
+    assert_same(annotated(model, step, trace), torchprof.from_trace(trace, model))
+
+
+@pytest.mark.parametrize("make", [torch.jit.script, lambda m: torch.jit.trace(m, X)], ids=["script", "trace"])
+def test_torchscript(make: Callable[[nn.Module], Any], trace: Path) -> None:
+    """Ops without any input are among them: their inputs are not in the file."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+            self.scripted = make(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scripted(self.first(x))
+
+    model = Net()
+    step = training(model, X)
+    for _ in range(4):
+        settle(step)
+    assert_same(annotated(model, step, trace), torchprof.from_trace(trace, model))
+
+
+def test_a_compiled_model(trace: Path) -> None:
+    model = Mlp()
+    compiled = torch.compile(model, backend="eager")
+    step = training(compiled, X)
+    settle(step)
+    assert_same(annotated(compiled, step, trace), torchprof.from_trace(trace, compiled))
+    torch._dynamo.reset()
+
+
+def test_a_wrapped_model_in_one_process_of_a_group(trace: Path, tmp_path: Path) -> None:
+    """The range of gloo's all-reduce ends on another thread, and the file says what it was called on."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(Mlp())
+        step = training(model, X)
+        settle(step)
+        settle(step)
+        live = annotated(model, step, trace)
+    finally:
+        torch.distributed.destroy_process_group()
+    read = torchprof.from_trace(trace, model)
+    assert_same(live, read)
+    assert any(frame.name == "gloo:all_reduce" for row in read.rows for frame in row.frames)
+    assert dict(read.meta.environment)["ranks"] == "1, gloo"
+
+
+def test_two_forward_threads(trace: Path) -> None:
+    """Their sequence numbers are the same: the arrows tell the nodes of one from those of the other."""
+    try:
+        config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    except TypeError:
+        pytest.skip("this torch records one thread")
+    models = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))]
+    losses: dict[int, Tensor] = {}
+
+    def forward(at: int) -> None:
+        losses[at] = models[at](X).sum()
+
+    def step() -> None:
+        threads = [threading.Thread(target=forward, args=(at,)) for at in range(2)]
+        for thread in threads:
+            thread.start()
+            thread.join()
+        (losses[0] + losses[1]).backward()
+
+    settle(step)
+    live = annotated(models, step, trace, profile_memory=False, experimental_config=config)
+    assert_same(live, torchprof.from_trace(trace, models))
+    for root in range(2):
+        assert live.tree("backward", root).total.cpu_ns > 0
+
+
+def test_more_calls_than_a_sample_holds(trace: Path) -> None:
+    """The sample is chosen by the times of start: those of the trace, and its base."""
+    model = nn.Linear(4, 4)
+    live = annotated(model, lambda: [model(X) for _ in range(300)], trace)
+    read = torchprof.from_trace(trace, model)
+    (calls,) = {spread.count for key, spread in read.samples.items() if key.measure == "cpu_ns"}
+    assert calls == 300
+    assert_same(live, read)
+
+
+# Steps and cycles
+
+
+def cycles_of(model: nn.Module, folder: Path, schedule: Any, passes: int) -> tuple[list[Run], list[Path]]:
+    runs: list[Run] = []
+    files: list[Path] = []
+
+    def ready(theirs: Any) -> None:
+        runs.append(torchprof.from_profiler(theirs, model))
+        files.append(folder / f"cycle{len(files)}.pt.trace.json")
+        theirs.export_chrome_trace(str(files[-1]))
+
+    options = {"record_shapes": True, "profile_memory": True, "schedule": schedule, "on_trace_ready": ready}
+    with torchprof.annotate(model), torch.profiler.profile(**options) as theirs:
+        for _ in range(passes):
+            training(model, X)()
+            theirs.step()
+    return runs, files
+
+
+def test_steps_of_torchs_profiler_are_steps(tmp_path: Path) -> None:
+    model = Mlp()
+    runs, files = cycles_of(model, tmp_path, torch.profiler.schedule(wait=1, warmup=1, active=3), 5)
+    (live,), (file,) = runs, files
+    read = torchprof.from_trace(file, model)
+    assert_same(live, read)
+    ranges = [
+        event for event in events_in(file) if event["name"].startswith("ProfilerStep#") and event["cat"] != "Trace"
+    ]
+    assert read.meta.steps == len(ranges) == 3
+    ranges.sort(key=lambda event: event["ts"])
+    ends = [ns(event["ts"]) for event in ranges[1:]] + [ns(ranges[-1]["ts"]) + ns(ranges[-1]["dur"])]
+    lasted = [end - ns(event["ts"]) for event, end in zip(ranges, ends)]
+    (steps,) = [spread for key, spread in read.samples.items() if key.measure == "step_ns"]
+    assert sorted(lasted) == list(steps.sample)
+
+
+def test_the_files_of_several_cycles_add_up(tmp_path: Path) -> None:
+    model = Mlp()
+    runs, files = cycles_of(model, tmp_path, torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=3), 12)
+    assert len(files) == 3
+    both = add_cycle(add_cycle(runs[0], runs[1]), runs[2])
+    for order in (files, files[::-1]):
+        read = torchprof.from_trace(order, model)
+        assert (read.meta.cycles, read.meta.steps) == (3, 6)
+        assert rows_of(read) == rows_of(both)
+        assert samples_of(read) == samples_of(both)
+        assert memory_of(read) == memory_of(both)
+        assert layers_of(read) == layers_of(both)
+        assert read.meta.busy_ns == both.meta.busy_ns
+    singles = [torchprof.from_trace(file, model) for file in files]
+    assert read.meta.wall_ns == sum(run.meta.wall_ns for run in singles)
+
+
+class Chooses(nn.Module):
+    """Calls one of two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.b = nn.Linear(4, 4)
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, which: str) -> Tensor:
+        return self.last(self.a(x) if which == "a" else self.b(x))
+
+
+def test_cycles_that_call_different_layers(tmp_path: Path) -> None:
+    """What one cycle did not call, another did: nothing is said to be never called; and layers keep their place."""
+    model = Chooses()
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for which, file in zip("ab", files):
+        annotated(model, lambda which=which: model(X, which), file)  # type: ignore[misc]
+    read = torchprof.from_trace(files, model)
+    assert not [warning for warning in read.meta.warnings if "Never called" in warning]
+    assert "Never called: Chooses.b" in torchprof.from_trace(files[0], model).meta.warnings[0]
+    for run in (read, torchprof.from_trace(files)):
+        calls = {node.layer.name: node.calls for node in run.tree("forward").walk() if node.layer}
+        assert calls == {"Chooses": 2, "Chooses.a": 1, "Chooses.b": 1, "Chooses.last": 2}
+
+
+def test_a_warning_stands_there_once(tmp_path: Path) -> None:
+    model, files = Mlp(), [tmp_path / "1.json", tmp_path / "2.json"]
+    for file in files:
+        annotated(model, lambda: [training(model, X)() for _ in range(3)], file)
+        write(file, {**trace_in(file), "traceEvents": [*events_in(file), {"ph": "X", "cat": "cpu_op", "name": "?"}]})
+    warnings = torchprof.from_trace(files, model).meta.warnings
+    assert len({warning.partition(" took ")[0] for warning in warnings}) == len(warnings)
+    assert sum("missing" in warning for warning in warnings) == 2  # each names its file
+
+
+def test_a_doubt_about_modules_is_told_once(tmp_path: Path) -> None:
+    """Which of two alike is which, both cycles leave open."""
+    model, files = Several(), [tmp_path / "1.json", tmp_path / "2.json"]
+    for file in files:
+        with_modules(model, training(model, X), file)
+    alone = torchprof.from_trace(files[0], model).meta.warnings
+    doubts = [warning for warning in torchprof.from_trace(files, model).meta.warnings if warning in alone]
+    assert len(set(doubts)) == len(doubts) > 0
+
+
+# Traces that others recorded
+
+
+@FOREIGN
+@BOTH
+def test_all_work_of_the_device_is_in_the_rows(path: Path) -> None:
+    work = [event for event in events_in(path) if event.get("cat") in DEVICE_WORK]
+    run = foreign(path)
+    truth: Counter[str] = Counter()
+    for event in work:
+        truth[event["name"]] += ns(event["dur"])
+    found: Counter[str] = Counter()
+    for row in run.rows:
+        if row.frames and row.frames[-1].kind == "kernel":
+            found[row.frames[-1].name] += row.cost.device_ns
+    assert found == truth
+    assert sum(row.cost.device_ns for row in run.rows) == sum(truth.values()) > 0
+    assert sum(row.calls for row in run.rows if row.frames and row.frames[-1].kind == "kernel") == len(work)
+
+
+def host_lanes(events: Iterable[dict[str, Any]]) -> dict[Any, list[tuple[int, int, dict[str, Any]]]]:
+    """The ranges of each thread, outer before inner: start, end, event. Those of collectives have no length."""
+    lanes: defaultdict[Any, list[tuple[int, int, dict[str, Any]]]] = defaultdict(list)
+    for event in events:
+        if event.get("ph") == "X" and event["cat"] in HOST_WORK:
+            lasts = 0 if event["name"].startswith("nccl:") else ns(event["dur"])
+            lanes[event["pid"], event["tid"]].append((ns(event["ts"]), ns(event["ts"]) + lasts, event))
+    for lane in lanes.values():
+        lane.sort(key=lambda one: (one[0], -one[1]))
+    return lanes
+
+
+@FOREIGN
+@BOTH
+def test_all_time_of_the_host_is_in_the_rows(path: Path) -> None:
+    truth = 0
+    for lane in host_lanes(events_in(path)).values():
+        until = 0
+        for start, end, _ in lane:
+            if start >= until:
+                truth += end - start
+                until = end
+    run = foreign(path)
+    assert sum(row.cost.cpu_ns for row in run.rows) == truth > 0
+    assert all(row.cost.cpu_ns >= 0 for row in run.rows)
+
+
+@FOREIGN
+def test_backward_belongs_where_the_arrows_come_from() -> None:
+    """Every arrow of the trace leads from a forward op to the node that it made: time by layer, both by hand."""
+    events = events_in(A100)
+    lanes = host_lanes(events)
+    arrows: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
+    for event in events:
+        if event.get("cat") == "fwdbwd":
+            arrows[event["id"]][event["ph"]] = event
+    assert len(arrows) == 543
+
+    def is_node(name: str) -> bool:
+        return name.endswith(("Backward0", "Backward1")) and ":" not in name
+
+    def around(lane: Any, at: int, name: str) -> bool:
+        return any(start <= at < end and event["name"] == name for start, end, event in lane)
+
+    ours = "DistributedDataParallel.forward"
+    nodes: dict[Any, bool] = {}
+    for arrow in arrows.values():
+        start, end = arrow["s"], arrow["f"]
+        nodes[end["tid"], ns(end["ts"])] = around(lanes[start["pid"], start["tid"]], ns(start["ts"]), ours)
+    assert len(nodes) == 543
+    truth: Counter[tuple[str, bool]] = Counter()
+    for (_, tid), lane in lanes.items():
+        for start, _, event in lane:
+            if (tid, start) in nodes and is_node(event["name"]):
+                truth[event["name"], nodes[tid, start]] += 1
+    assert sum(truth.values()) == 543
+    assert {inside for _, inside in truth} == {False, True}
+    run = foreign(A100)
+    found: Counter[tuple[str, bool]] = Counter()
+    for row in run.rows:
+        name = row.frames[-1].name if row.frames else ""
+        if row.phase == "backward" and is_node(name):
+            found[name, bool(row.layer and row.layer.path[-1] == ours)] += row.calls
+    assert found == truth
+
+
+@FOREIGN
+@BOTH
+def test_both_ways_from_a_kernel_to_its_op_lead_to_one(path: Path) -> None:
+    """By External id, and by the launch and its time."""
+    events = events_in(path)
+    innermost: dict[Any, Any] = {}  # the number of a launch → that of the op around it
+    for lane in host_lanes(events).values():
+        stack: list[tuple[int, Any]] = []
+        for start, end, event in lane:
+            while stack and stack[-1][0] <= start:
+                stack.pop()
+            if event["cat"] == "cuda_runtime":
+                innermost[event["args"]["correlation"]] = stack[-1][1] if stack else None
+            else:
+                stack.append((end, event["args"]["External id"]))
+    work = [event["args"] for event in events if event.get("cat") in DEVICE_WORK]
+    assert len(work) == {A100: 3774, MI250: 16}[path]
+    assert all(innermost[args["correlation"]] == args["External id"] for args in work)
+
+
+@FOREIGN
+def test_what_the_trace_says_of_its_machine() -> None:
+    run = foreign(A100)
+    assert (run.meta.rank, run.meta.device, run.meta.steps) == (0, "cuda", 3)
+    assert dict(run.meta.environment) == {"devices": "8 × NVIDIA A100-PG509-200 (39 GB)", "ranks": "2, nccl 2.17.1"}
+    assert [layer.name for layer in run.layers] == [
+        "## forward ##",
+        "## forward ##.DistributedDataParallel.forward",
+        "## backward ##",
+        "## optimizer ##",
+    ]
+    assert {layer.params for layer in run.layers} == {None}
+
+
+@FOREIGN
+@BOTH
+def test_the_order_of_the_file_does_not_matter(path: Path, trace: Path) -> None:
+    whole = trace_in(path)
+    random.Random(6).shuffle(whole["traceEvents"])
+    mixed = torchprof.from_trace(write(trace, whole))
+    run = foreign(path)
+    assert rows_of(mixed) == rows_of(run)
+    assert samples_of(mixed) == samples_of(run)
+    assert mixed.device_times == run.device_times
+
+
+# Traces of other versions and other devices
+
+
+def as_torch_1_12_wrote_it(path: Path) -> dict[str, Any]:
+    """The same trace with the categories of old, and the threads of ops as text."""
+    whole = trace_in(path)
+    for event in whole["traceEvents"]:
+        if event.get("cat") in ("cpu_op", "user_annotation"):
+            event.update(cat="Operator", tid=str(event["tid"]))
+        elif event.get("cat") == "fwdbwd":
+            event["cat"] = "forward_backward"
+    return whole
+
+
+@pytest.mark.parametrize("shapes", [True, False], ids=["with shapes", "without"])
+def test_old_traces_give_the_same_run(shapes: bool, trace: Path, tmp_path: Path) -> None:
+    model = DoublesInside()
+    x = X.clone().requires_grad_()
+
+    def step() -> None:
+        with record_function("## forward ##"):
+            y = model(x).relu()
+        with record_function("## backward ##"):
+            y.sum().backward()
+
+    settle(step)
+    with torch.profiler.profile(record_shapes=shapes, profile_memory=True) as theirs:
+        step()
+    theirs.export_chrome_trace(str(trace))
+    new = torchprof.from_trace(trace)
+    assert names_of(new) == ["## forward ##", "## backward ##"]
+    old = torchprof.from_trace(write(tmp_path / "old.json", as_torch_1_12_wrote_it(trace)))
+    assert_same(new, old)
+
+
+def event(category: str, name: str, start: float, lasted: float, thread: int = 1, **args: Any) -> dict[str, Any]:
+    about = {key.replace("_", " "): value for key, value in args.items()}
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": 1,
+        "tid": thread,
+        "ts": start,
+        "dur": lasted,
+        "args": about,
+    }
+
+
+def test_kernels_without_a_launch_have_a_row_of_their_own(trace: Path) -> None:
+    events = [
+        event("user_annotation", "forward", 0, 50),
+        event("cpu_op", "aten::mm", 10, 20, External_id=2),
+        event("cuda_runtime", "cudaLaunchKernel", 12, 5, correlation=5),
+        event("kernel", "gemm", 40, 8, External_id=2, correlation=5, device=0, stream=7),
+        event("kernel", "gemm", 60, 3.5, External_id=90, correlation=91, device=0, stream=7),
+        event("gpu_user_annotation", "forward", 40, 30),
+    ]
+    run = torchprof.from_trace(write(trace, {"traceEvents": events}))
+    kernels = {
+        (row.layer and row.layer.name, tuple(frame.name for frame in row.frames)): row.cost.device_ns
+        for row in run.rows
+        if row.cost.device_ns
+    }
+    assert kernels == {
+        ("forward", ("aten::mm", "gemm")): 8000,
+        (None, ("(launch not recorded)", "gemm")): 3500,
+    }
+    assert "(launch not recorded)" in run.report("tree", show_events=True)
+
+
+@pytest.mark.parametrize(("runtime", "kind"), [("xpu_runtime", "xpu"), ("mtia_runtime", "mtia"), ("Runtime", "cuda")])
+def test_devices_have_their_names(runtime: str, kind: str, trace: Path) -> None:
+    events = [
+        event("user_annotation", "forward", 0, 50),
+        event("cpu_op", "aten::mm", 10, 20, External_id=2),
+        event(runtime, "launch", 12, 5, correlation=5),
+        event("kernel", "gemm", 40, 8, External_id=2, correlation=5, device=1),
+    ]
+    run = torchprof.from_trace(write(trace, {"traceEvents": events}))
+    assert run.meta.device == kind
+    assert "device_ns" in run.meta.measured
+    assert dict(run.meta.busy_ns)[f"{kind}:1"] == 8000
+    assert run.tree("forward").total.device_ns == 8000
+    assert f"{kind.upper()} total" in run.report("tree")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"deviceProperties": 5},
+        {"deviceProperties": ["A100", None, {"name": 7}, {"name": "A100", "totalGlobalMem": "80"}]},
+        {"distributedInfo": "two ranks"},
+        {"distributedInfo": {"rank": "0", "world_size": "2"}},
+        {"distributedInfo": {"rank": -1, "world_size": 1.5}},
+        {"distributedInfo": {"rank": None, "world_size": True}},
+        {"baseTimeNanoseconds": "yesterday"},
+        {"baseTimeNanoseconds": -5},
+        {"baseTimeNanoseconds": 2**80},
+        {"host_name": 5, "schemaVersion": None},
+    ],
+    ids=str,
+)
+def test_a_header_may_say_anything(header: dict[str, Any], trace: Path, tmp_path: Path) -> None:
+    events = [event("user_annotation", "forward", 0, 50), event("cpu_op", "aten::mm", 10, 20, External_id=2)]
+    run = torchprof.from_trace(write(trace, {**header, "traceEvents": events}))
+    assert run.meta.rank == 0
+    assert run.tree("forward").total.cpu_ns == 50_000
+    run.save(tmp_path / "run.json")
+    assert torchprof.load(tmp_path / "run.json") == run
+
+
+# What the layers are taken from
+
+
+def with_modules(model: nn.Module, step: Callable[[], Any], path: Path) -> Path:
+    """A trace with Python's events and without labels."""
+    with torch.profiler.profile(with_stack=True, record_shapes=True) as theirs, record_function("## step ##"):
+        step()
+    theirs.export_chrome_trace(str(path))
+    return path
+
+
+def with_ranges(path: Path) -> Path:
+    model = Mlp()
+    with torch.profiler.profile() as theirs:
+        with record_function("## forward ##"):
+            y = model(X)
+        with record_function("## backward ##"):
+            y.sum().backward()
+    theirs.export_chrome_trace(str(path))
+    return path
+
+
+def names_of(run: Run) -> list[str]:
+    return [layer.name for layer in run.layers]
+
+
+def test_labels_come_before_modules_and_modules_before_ranges(trace: Path) -> None:
+    model = Mlp()
+    step = training(model, X)
+    settle(step)
+    with_modules(model, step, trace)
+    assert names_of(torchprof.from_trace(trace)) == ["Mlp", "Mlp.Linear_0", "Mlp.ReLU_0", "Mlp.Linear_1"]
+    labelled = ["Mlp", "Mlp.fc1", "Mlp.act", "Mlp.fc2"]
+    assert names_of(torchprof.from_trace(trace, model)) == labelled
+    with torchprof.annotate(model):
+        with_modules(model, step, trace)
+    read = torchprof.from_trace(trace)
+    assert names_of(read) == labelled
+    assert [layer.kind for layer in read.layers] == ["Mlp", "Linear", "ReLU", "Linear"]
+    assert names_of(torchprof.from_trace(with_ranges(trace))) == ["## forward ##", "## backward ##"]
+
+
+def test_modules_hold_the_same_work_as_labels(trace: Path) -> None:
+    """Python's events are around the labels, of which both are around the ops: calls of all ops, by layer."""
+    model = Mlp()
+    step = training(model, X)
+    settle(step)
+    with torchprof.annotate(model):
+        with_modules(model, step, trace)
+    by_label = torchprof.from_trace(trace, model)
+    whole = trace_in(trace)
+    whole["traceEvents"] = [one for one in whole["traceEvents"] if not one["name"].startswith("torchprof:")]
+    by_module = torchprof.from_trace(write(trace, whole), model)
+
+    def work(run: Run) -> Counter[Any]:
+        found: Counter[Any] = Counter()
+        for row in run.rows:
+            if row.frames and row.frames[-1].kind == "op":
+                found[row.layer and row.layer.name, row.phase, row.frames] += row.calls
+        return found
+
+    assert work(by_module) == work(by_label)
+    assert [layer.params for layer in by_module.layers] == [0, 40, 0, 18]
+
+
+def test_what_a_trace_cannot_know_is_unknown(trace: Path) -> None:
+    model = Mlp()
+    annotated(model, training(model, X), trace, record_shapes=False, profile_memory=False)
+    read = torchprof.from_trace(trace)
+    for layer in read.layers:
+        assert (layer.params, layer.trainable_params, layer.param_bytes, layer.buffers, layer.training) == (None,) * 5
+    with_model = torchprof.from_trace(trace, model)
+    assert [layer.params for layer in with_model.layers] == [0, 40, 0, 18]
+    assert {layer.training for layer in with_model.layers} == {None}
+    table = read.report("tree")
+    assert "Params" not in table and "MACs" not in table
+
+
+# What is refused
+
+
+def test_a_trace_without_modules_has_no_use_for_a_model(trace: Path) -> None:
+    with pytest.raises(torchprof.TorchprofError, match="tells nothing of modules"):
+        torchprof.from_trace(with_ranges(trace), Mlp())
+
+
+def test_labels_of_another_model_are_refused(trace: Path) -> None:
+    model = Mlp()
+    annotated(model, training(model, X), trace)
+    with pytest.raises(torchprof.TorchprofError, match="other modules than those of Several: Mlp"):
+        torchprof.from_trace(trace, Several())
+
+
+def test_modules_of_another_model_are_refused(trace: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten())
+    with_modules(model, lambda: model(torch.rand(1, 1, 4, 4)), trace)
+    with pytest.raises(torchprof.TorchprofError, match="of another model"):
+        torchprof.from_trace(trace, Several())
+
+
+def test_paths_need_a_model(trace: Path) -> None:
+    with pytest.raises(torchprof.TorchprofError, match="give from_trace the model, too"):
+        torchprof.from_trace(with_ranges(trace), paths=["fc1"])
+    with pytest.raises(torchprof.TorchprofError, match="No module"):
+        torchprof.from_trace(trace, Mlp(), paths=["fc3"])
+
+
+def test_no_trace_at_all() -> None:
+    with pytest.raises(torchprof.TorchprofError, match="the list is empty"):
+        torchprof.from_trace([])
+
+
+def test_a_missing_file_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        torchprof.from_trace(tmp_path / "nothing.json")
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(torchprof.TorchprofError, match="is a folder"):
+        torchprof.from_trace(tmp_path)
+
+
+def test_a_saved_run_is_no_trace(tmp_path: Path) -> None:
+    with torchprof.Profile(Mlp()) as prof:
+        pass
+    prof.run.save(tmp_path / "run.json")
+    with pytest.raises(torchprof.TorchprofError, match="python -m torchprof show"):
+        torchprof.from_trace(tmp_path / "run.json")
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [],
+        [{"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "chrome"}}],
+        [
+            {"ph": "B", "name": "draw", "cat": "gpu", "pid": 1, "tid": 1, "ts": 5},
+            {"ph": "E", "pid": 1, "tid": 1, "ts": 9},
+        ],
+        [{"ph": "X", "name": "PaintLayer", "cat": "devtools.timeline", "pid": 1, "tid": 1, "ts": 5, "dur": 4}],
+    ],
+    ids=["none", "names", "pairs", "of a browser"],
+)
+def test_what_holds_nothing_of_torchs_is_refused(events: list[Any], trace: Path) -> None:
+    with pytest.raises(torchprof.TorchprofError, match="holds no event of torch's profiler"):
+        torchprof.from_trace(write(trace, {"traceEvents": events}))
+
+
+def test_a_file_that_was_cut_off_is_read_as_far_as_it_goes(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = Mlp()
+    annotated(model, lambda: [model(X) for _ in range(20)], trace)
+    text = trace.read_text()
+    trace.write_text(text[: len(text) * 2 // 3])
+    read = torchprof.from_trace(trace, model)
+    assert 0 < read.tree("forward").calls < 20
+    assert main(["trace", str(trace)]) == 0
+    assert "ends in the middle" in capsys.readouterr().out
+    (warning,) = [one for one in read.meta.warnings if "ends in the middle" in one]
+    assert trace.name in warning
+    assert warning in read.report("tree")
+
+
+def test_what_could_not_be_read_is_said(trace: Path) -> None:
+    model = Mlp()
+    annotated(model, lambda: model(X), trace)
+    whole = trace_in(trace)
+    whole["traceEvents"] += [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 5}] * 2
+    read = torchprof.from_trace(write(trace, whole), model)
+    assert "2 event(s) of trace.json are missing" in read.meta.warnings[0]
+
+
+# Several ranks
+
+
+def of_rank(path: Path, rank: int, folder: Path, *, ranks: int = 2, process: int | None = None) -> Path:
+    """The same trace as another rank would have written it."""
+    whole = trace_in(path)
+    whole["distributedInfo"] = {"backend": "gloo", "rank": rank, "world_size": ranks}
+    if process is not None:
+        for event in whole["traceEvents"]:
+            if isinstance(event.get("pid"), int):
+                event["pid"] = process
+    return write(folder / f"rank{rank}-{process}.json", whole)
+
+
+def test_ranks_stand_beside_each_other(trace: Path, tmp_path: Path) -> None:
+    model = Mlp()
+    annotated(model, training(model, X), trace)
+    files = [of_rank(trace, rank, tmp_path, process=100 + rank) for rank in (1, 0)]
+    for given in (model, None):
+        run = torchprof.from_trace(files, given)
+        assert [meta.rank for meta in run.metas] == [0, 1]
+        singles = [torchprof.from_trace(file, given) for file in files]
+        assert rows_of(run) == {**rows_of(singles[0]), **rows_of(singles[1])}
+        assert samples_of(run) == {**samples_of(singles[0]), **samples_of(singles[1])}
+        assert {key[-1] for key in rows_of(run)} == {0, 1}
+
+
+def test_ranks_that_know_different_layers(tmp_path: Path) -> None:
+    model = Chooses()
+    files = []
+    for rank, which in enumerate("ba"):
+        annotated(model, lambda which=which: model(X, which), tmp_path / "one.json")  # type: ignore[misc]
+        files.append(of_rank(tmp_path / "one.json", rank, tmp_path))
+    run = torchprof.from_trace(files)
+    rows = {(row.layer.name, row.rank): row.calls for row in run.rows if row.layer and not row.frames}
+    assert rows == {
+        ("Chooses", 0): 1,
+        ("Chooses.b", 0): 1,
+        ("Chooses.last", 0): 1,
+        ("Chooses", 1): 1,
+        ("Chooses.a", 1): 1,
+        ("Chooses.last", 1): 1,
+    }
+
+
+def test_two_processes_of_one_rank_are_refused(trace: Path, tmp_path: Path) -> None:
+    with_ranges(trace)
+    files = [of_rank(trace, 0, tmp_path, process=process) for process in (100, 200)]
+    with pytest.raises(torchprof.TorchprofError, match="both of rank 0, and of different processes"):
+        torchprof.from_trace(files)
+
+
+# Progress, and what is imported
+
+
+def test_progress_rises_to_one(trace: Path, tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    annotated(model, lambda: [model(X) for _ in range(100)], trace)
+    (tmp_path / "2.json").write_bytes(trace.read_bytes())
+    shares: list[float] = []
+    torchprof.from_trace([trace, tmp_path / "2.json"], progress=shares.append)
+    assert shares == sorted(shares)
+    assert len(shares) > 4
+    assert 0 < shares[0] < 0.5 and shares[-1] == 1
+
+
+def in_a_fresh_process(code: str) -> str:
+    options = {"capture_output": True, "text": True, "env": {**os.environ, "PYTHONWARNINGS": "error"}}
+    done = subprocess.run([sys.executable, "-c", code], **options)  # type: ignore[call-overload]
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout)
+
+
+def test_no_torch_is_imported_where_none_is_needed(trace: Path) -> None:
+    model = Mlp()
+    annotated(model, training(model, X), trace, record_shapes=False)
+    code = (
+        f"import sys, torchprof; run = torchprof.from_trace({str(trace)!r}); run.report('tree'); "
+        "print([layer.name for layer in run.layers], 'torch' in sys.modules)"
+    )
+    assert in_a_fresh_process(code) == "['Mlp', 'Mlp.fc1', 'Mlp.act', 'Mlp.fc2'] False\n"
+
+
+# Everything works on it as on a live run
+
+
+def kinds_of_runs(trace: Path) -> dict[str, Run]:
+    model = Mlp()
+    step = training(model, X)
+    settle(step)
+    annotated(model, step, trace)
+    runs = {
+        "with the model": torchprof.from_trace(trace, model, with_timeline=True),
+        "without": torchprof.from_trace(trace, with_timeline=True),
+        "times alone": torchprof.from_trace(with_ranges(trace)),
+    }
+    if TRACES.is_dir():
+        runs["A100"] = torchprof.from_trace(A100, with_timeline=True)
+        runs["MI250"] = torchprof.from_trace(MI250)
+    return runs
+
+
+REFUSED = {
+    "with the model": {"kernels", "device", "steps"},
+    "without": {"kernels", "device", "steps"},
+    "times alone": {"kernels", "device", "steps", "chrome-trace", "memory"},
+    "A100": {"memory"},
+    "MI250": {"memory", "chrome-trace"},
+}
+"""What needs something that was not recorded."""
+
+
+def test_every_report_and_every_format_works(trace: Path, tmp_path: Path) -> None:
+    for name, run in kinds_of_runs(trace).items():
+        some_op = next(frame.name for row in run.rows for frame in row.frames if frame.kind == "op")
+        refused = set()
+        for report, one in reports.known().items():
+            try:
+                assert run.report(report, **({"op": some_op} if report == "layers" else {}))
+                if one.suffix is not None:
+                    run.export(tmp_path / f"{name}{one.suffix}")
+                    assert (tmp_path / f"{name}{one.suffix}").stat().st_size > 0
+            except torchprof.TorchprofError:
+                refused.add(report)
+        assert refused == REFUSED[name], name
+
+
+def test_a_run_of_a_trace_is_saved_and_loaded(trace: Path, tmp_path: Path) -> None:
+    for run in kinds_of_runs(trace).values():
+        run.save(tmp_path / "run.json.gz")
+        assert torchprof.load(tmp_path / "run.json.gz") == run
+
+
+def test_compared_with_the_live_run_nothing_changed(trace: Path) -> None:
+    model = Mlp()
+    step = training(model, X)
+    settle(step)
+    live = annotated(model, step, trace)
+    for before, after in ((live, torchprof.from_trace(trace, model)), (torchprof.from_trace(trace),) * 2):
+        diff = torchprof.compare(before, after)
+        pairs = [pair for pair in diff.walk() if pair.is_layer]
+        assert [(pair.how, pair.differs) for pair in pairs] == [("same", ())] * 4
+        changes = [change for pair in diff.walk() for change in pair.changes.values()]
+        assert len(changes) > 40
+        assert {change.difference for change in changes} <= {0, None}
+        assert all(change.before == change.after for change in changes)
+        assert not [note for note in diff.notes if "it was read from a trace" not in note]
+
+
+# The command line
+
+
+def test_the_command_prints_the_table_and_writes_files(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Mlp()
+    annotated(model, training(model, X), trace)
+    files = ["report.html", "run.json", "t.trace.json", "table.md", "rows.csv.gz"]
+    given = [part for file in files for part in ("-o", str(tmp_path / file))]
+    assert main(["trace", str(trace), *given]) == 0
+    out, err = capsys.readouterr()
+    run = torchprof.from_trace(trace)
+    assert run.report("tree").splitlines()[0].rstrip() in out
+    assert str(trace) in out
+    assert [line.partition(":")[0] for line in err.splitlines()] == ["Written"] * len(files)
+    assert rows_of(torchprof.load(tmp_path / "run.json")) == rows_of(run)
+    assert all((tmp_path / file).stat().st_size > 0 for file in files)
+
+
+NET = """
+import torch
+from torch import nn
+
+
+class Mlp(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.fc1 = nn.Linear(4, width)
+        self.act = nn.ReLU()
+        self.fc2 = nn.Linear(width, 2)
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "some_net.py").write_text(NET)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "some_net", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return "some_net.py:Mlp"
+
+
+def test_the_command_takes_a_model(spec: str, trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = Mlp()
+    annotated(model, training(model, X), trace)
+    assert main(["trace", str(trace), "--model", spec, "--paths", "fc1", "-o", "run.json"]) == 0
+    run = torchprof.load("run.json")
+    assert [layer.params for layer in run.layers] == [0, 40, 0, 18]
+    assert run.meta.paths == (("Mlp", "fc1"),)
+    assert main(["trace", str(trace), "--model", spec, "--kwargs", '{"width": 3}', "-o", "run.json"]) == 0
+    assert [layer.params for layer in torchprof.load("run.json").layers] == [0, 15, 0, 8]
+    assert main(["trace", str(trace), "--report", "ops"]) == 0
+    assert "aten::addmm" in capsys.readouterr().out
+
+
+@FOREIGN
+def test_the_command_on_the_trace_of_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", str(A100), "--report", "device"]) == 0
+    assert "cuda:0" in capsys.readouterr().out
+    assert main(["trace", str(A100), "--depth", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "## forward ##" in out and "CUDA total" in out and "Params" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nothing.json"], "No such file"),
+        (["."], "is a folder"),
+        (["run.json"], "python -m torchprof show"),
+        (["text.json"], "torch.profiler"),
+        (["empty.json"], "is empty"),
+        (["trace.json", "--paths", "fc1"], "give from_trace the model"),
+        (["trace.json", "--kwargs", "{}x"], "--kwargs"),
+        (["trace.json", "--kwargs", '{"a": 1}'], "say which with --model"),
+        (["trace.json", "-o", "report.pdf"], "which format"),
+        (["trace.json", "--report", "tre"], "tree"),
+        (["trace.json", "--model", "some_net.py:Mpl"], "Mlp"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+)
+def test_the_command_refuses(
+    arguments: Sequence[str], says: str, spec: str, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_ranges(trace)
+    with torchprof.Profile(Mlp()) as prof:
+        pass
+    prof.run.save("run.json")
+    Path("text.json").write_text("no trace")
+    Path("empty.json").write_text("")
+    capsys.readouterr()
+    try:
+        code = main(["trace", *arguments])
+    except SystemExit as exit:
+        code = exit.code  # type: ignore[assignment]
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert says in err
+    assert not out
