@@ -121,7 +121,7 @@ def test_a_schedule_is_read_when_a_cycle_is_ready() -> None:
     assert labels == ["ProfilerStep*"]  # as torch's own tables call them all
     assert [run.meta.steps for run in runs] == [2, 2]
     (steps,) = {op.calls for op in runs[0].ops("forward")[-1] if op.kind == "label"}
-    assert steps == 1
+    assert steps == 2
 
 
 def test_selected_paths_and_several_models() -> None:

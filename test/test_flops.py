@@ -589,6 +589,12 @@ def test_autocast_changes_no_macs(name: str) -> None:
 
         return run
 
+    try:
+        step(True)()
+    except RuntimeError as error:
+        if "could not create a primitive descriptor" in str(error):
+            pytest.skip("oneDNN cannot run this in bfloat16 on this processor")
+        raise
     plain, cast = profiled(step(False), model), profiled(step(True), model)
     assert not uncounted(cast)
     if name != "mixture of experts":  # there rounding may choose other experts, which are as large

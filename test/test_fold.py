@@ -12,7 +12,19 @@ import torch
 from models import Mlp
 
 import torchprof
-from torchprof.attribute import BACKWARD, FORWARD, OUTSIDE, RECOMPUTE, Attribution, Event, Frame, Kind, Signature, Site
+from torchprof.attribute import (
+    BACKWARD,
+    FORWARD,
+    LAUNCH_NOT_RECORDED,
+    OUTSIDE,
+    RECOMPUTE,
+    Attribution,
+    Event,
+    Frame,
+    Kind,
+    Signature,
+    Site,
+)
 from torchprof.cost import Cost
 from torchprof.fold import add_cycle, fold
 from torchprof.run import Around, Held, Layer, Memory, Meta, Row, Run, SampleKey, Spread, Timeline
@@ -254,7 +266,10 @@ def test_rows_of_equal_keys_sum_whatever_their_numbers_were() -> None:
         key(net, mine, mul): (1, Cost(4)),
         key(net, mine, mul, Frame("kernel", "k"), device="cuda:0"): (1, Cost(device_ns=5)),
         key(LAYERS[1], around=within): (1, Cost(5)),
-        key(None, Frame("kernel", "gemm"), device="cuda:1"): (1, Cost(device_ns=1)),
+        key(None, Frame("label", LAUNCH_NOT_RECORDED), Frame("kernel", "gemm"), device="cuda:1"): (
+            1,
+            Cost(device_ns=1),
+        ),
     }
     again = add_cycle(second, second)
     assert rows_of(again) == {key: (2 * calls, cost + cost) for key, (calls, cost) in rows_of(second).items()}

@@ -11,10 +11,9 @@ from tabulate import tabulate_formats
 from test_kernels import MARKED, attributed, small_step
 
 from torchprof import TorchprofError
-from torchprof.attribute import BACKWARD, OUTSIDE, RECOMPUTE
+from torchprof.attribute import BACKWARD, LAUNCH_NOT_RECORDED, OUTSIDE, RECOMPUTE
 from torchprof.operators import Kernel, kernels
 from torchprof.reports.kernels import short_name
-from torchprof.run import BETWEEN_OPS
 
 MEASURES = ("cpu_ns", "device_ns")
 CUDA: dict[str, Any] = {"device": "cuda", "requested": MEASURES, "measured": MEASURES}
@@ -119,7 +118,7 @@ def test_kernels_of_real_looking_events() -> None:
         ("Memcpy HtoD (Pageable -> Device)", "aten::copy_", "(outside)", "forward"): 100,
         ("reduce", "aten::sum", "(outside)", "forward"): 30,
         ("multi_tensor_apply", "aten::_foreach_add_", "(outside)", "forward"): 100,
-        ("who launched this", BETWEEN_OPS, "(outside)", "forward"): 7,
+        ("who launched this", LAUNCH_NOT_RECORDED, "(outside)", "forward"): 7,
     }
     assert {kernel[:4]: ns for kernel, (_, ns, _) in found.items()} == truth
     assert {calls for calls, _, _ in found.values()} == {1}

@@ -24,6 +24,7 @@ import torchprof
 from torchprof.attribute import (
     BACKWARD,
     FORWARD,
+    LAUNCH_NOT_RECORDED,
     NOT_SELECTED,
     OUTSIDE,
     PHASES,
@@ -423,7 +424,7 @@ def test_the_total_of_a_label_is_how_long_its_outermost_ranges_lasted(
             span.sequence = -1
     run = run_of(paths, forest, selected)
     expected = walked(forest, selected)
-    found = [(spot, op) for spot, op in spots_in(run) if spot.name != BETWEEN_OPS]
+    found = [(spot, op) for spot, op in spots_in(run) if spot.name not in (BETWEEN_OPS, LAUNCH_NOT_RECORDED)]
     assert len({spot for spot, _ in found}) == len(found), "there is one of each"
     totals: defaultdict[Spot, Cost] = defaultdict(Cost)
     calls: Counter[Spot] = Counter()
@@ -436,6 +437,7 @@ def test_the_total_of_a_label_is_how_long_its_outermost_ranges_lasted(
     assert totals == expected.totals
     assert dict(calls) == dict(expected.calls)
     assert run.no_layer(FORWARD).device_ns >= sum(stray)
+    assert sum(op.total.device_ns for spot, op in spots_in(run) if spot.name == LAUNCH_NOT_RECORDED) == sum(stray)
 
 
 @settings(deadline=None, max_examples=100)
@@ -458,6 +460,9 @@ def test_the_total_of_an_op_over_the_whole_run(session: tuple[Paths, Forest]) ->
         frames = [frame for around in row.within for frame in around.frames] + list(row.frames)
         for name in {frame.name for frame in frames if frame.kind in ("op", "label")}:
             found[name] = found.get(name, Cost()) + row.cost
+    launchers = {number for number, _ in enumerate(forest.walk(), 1)}
+    unknown = found.pop(LAUNCH_NOT_RECORDED, Cost())
+    assert unknown == Cost(device_ns=sum(ns for number, ns in forest.kernels if number not in launchers))
     assert found == expected
 
 

@@ -1074,7 +1074,7 @@ Net               | 5.00 KB   | 1.00 KB | 4.00 KB | 5.00 KB | –           | 3.
 └── fc            | 1.00 KB   | 0 B     | 1.00 KB | 1.00 KB | 1.00 KB     | 1000 B            | 2.00 KB            | 1.00 KB        | 1.00 KB      | 2.00 KB
 (outside)         | 512 B     | 0 B     | 512 B   |         |             |                   | 0 B                | 0 B            | 0 B          |
 
-With Profile(..., profile_memory=True, with_timeline=True), memory over time is drawn here.
+Of a run with_timeline=True (Profile, from_trace), memory over time is drawn here.
 A doubt."""  # noqa: E501
 
 

@@ -112,6 +112,15 @@ def refused(path: Path, *words: str) -> None:
         assert word in str(caught.value)
 
 
+@pytest.fixture(autouse=True, params=["orjson", "json"])
+def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test reads with the extra "fast" and without."""
+    if request.param == "json":
+        monkeypatch.setattr(trace_file, "_quick", None)
+    else:
+        pytest.importorskip("orjson")
+
+
 @pytest.fixture(params=[1 << 16, 1000, 7], ids=lambda size: f"{size} bytes at a time")
 def any_chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_file, "_CHUNK", request.param)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,6 +106,15 @@ def _read(path: Path, plan: Plan | None, with_timeline: bool, progress: Callable
     base = file.header.get("baseTimeNanoseconds")
     events.base_ns = base if type(base) is int else 0
     seen = Seen(notes=[*file.doubts, *_about_unread(path, events)])
+    if len(events.processes) > 1:
+        seen.notes.append(
+            f"{path.name} holds {len(events.processes)} processes, and torch writes one a file: where their numbers "
+            "are the same, what they launched on devices, and whose backward is whose, may be mixed up."
+        )
+    if events.has_nodes and not events.has_numbers:
+        seen.notes.append(
+            f"{path.name} tells no sequence numbers: whose its backward is, is unknown, and it is outside of layers."
+        )
     if not len(events):
         raise TorchprofError(
             f"{path} holds no event of torch's profiler: no operator, no range and no kernel. A trace is what "
@@ -237,6 +247,12 @@ def _together(found: Iterable[_Found]) -> Run:
         by_rank.setdefault(one.run.meta.rank, []).append(one)
     layers: dict[tuple[str, ...], Layer] = {}
     for cycles in by_rank.values():
+        for one, after in pairwise(cycles):
+            if 0 < after.start_ns < one.start_ns + one.run.meta.wall_ns:
+                raise TorchprofError(
+                    f"{one.path} and {after.path} are of the same time: one recording twice, or two processes that do "
+                    "not tell their rank. Give each recording once, and each process by itself."
+                )
         for one in cycles:
             if one.process != cycles[0].process:
                 raise TorchprofError(

@@ -88,22 +88,27 @@ class _Columns:
         self.number.append(number)
         self.signature.append(signature)
 
-    def in_order(self) -> Iterator[tuple[int, int, int, int, int, int, int]]:
+    def in_order(self, groups: Sequence[str]) -> Iterator[tuple[int, int, int, int, int, int, int]]:
         """The events in the order of their start: start, ns, name, lane, sequence, number, signature.
+
+        ``groups``: what the names are of, by their numbers.
 
         Traces are in order in stretches, of one thread or one kind. To merge those, a window at a time, takes hardly
         any memory; a list of all numbers would take as much as the columns.
         """
         columns = (self.start, self.ns, self.name, self.lane, self.sequence, self.number, self.signature)
-        for window in self._windows():
+        for window in self._windows(groups):
             yield from zip(*(map(column.__getitem__, window) for column in columns))
 
-    def _windows(self) -> Iterator[Sequence[int]]:
+    def _windows(self, groups: Sequence[str]) -> Iterator[Sequence[int]]:
         """The numbers of the events, in the order of their start."""
         start, ns, number = self.start, self.ns, self.number
 
-        def outer_first(at: int) -> tuple[int, int, int]:
-            return start[at], -ns[at], number[at]
+        def outer_first(at: int) -> tuple[int, int, bool, int]:
+            group = groups[self.name[at]]
+            if group is _HELD:  # by the innermost op that begins then; and as the file has it
+                return start[at], 1, False, 0
+            return start[at], -ns[at], group is _RUNTIME, number[at]
 
         # In whole microseconds, as torch wrote them before 2.3, one event after the other begins at the same time.
         key: Callable[[int], Any] = start.__getitem__ if any(time % 1000 for time in start) else outer_first
@@ -222,7 +227,10 @@ class TraceEvents:
                         signature = self._intern(signature_of(args))
                 if type(number) is not int or type(sequence) is not int or type(forward) is not int:
                     number, sequence, forward = _number(number), _number(sequence), _number(forward)
-                if not 0 <= ns < _BEYOND or max(abs(start), abs(number), abs(sequence)) > _BEYOND:
+                # One test for all of them, which nearly always do: a negative number has a sign in its bits, too.
+                if (ns | start | number | sequence + 1) >> 62 and (
+                    not 0 <= ns < _BEYOND or max(abs(start), abs(number), abs(sequence)) > _BEYOND
+                ):
                     raise ValueError
                 process, thread = event["pid"], event["tid"]
                 if forward:
@@ -414,12 +422,25 @@ class TraceEvents:
         return not any(name == STARTED for _, name in self._names)
 
     @property
+    def has_numbers(self) -> bool:
+        """Whether autograd's nodes tell the numbers of the ops that made them."""
+        return any(forward for _, forward in self._lane_of)
+
+    @property
+    def has_nodes(self) -> bool:
+        return any(name.startswith(NODE_PREFIX) for _, name in self._names)
+
+    @property
     def has_memory(self) -> bool:
         return any(group is _HELD for group, _ in self._names)
 
     @property
     def has_shapes(self) -> bool:
         return bool(self._signature_of)
+
+    @property
+    def _groups_of_names(self) -> list[str]:
+        return [group for group, _ in self._names]
 
     @property
     def labels(self) -> list[str]:
@@ -489,8 +510,9 @@ class TraceEvents:
         signature, and the name of the nearest wanted event around, "" for none."""
         names = [name for _, name in self._names]
         is_held = [group is _HELD for group, _ in self._names]
+        ends_later = [is_collective(name) for name in names]
         stacks: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
-        for start, ns, number, lane, _, _, signature in self._cpu.in_order():
+        for start, ns, number, lane, _, _, signature in self._cpu.in_order(self._groups_of_names):
             if is_held[number]:
                 continue
             stack = stacks[self._lane_of[lane][0]]
@@ -498,7 +520,9 @@ class TraceEvents:
                 stack.pop()
             if wanted[number]:
                 yield number, signature, stack[-1][1] if stack else ""
-                stack.append((start + ns, names[number]))
+                if not ends_later[number]:
+                    end = start + ns  # what sticks out is cut off, as the attribution does
+                    stack.append((min(end, stack[-1][0]) if stack else end, names[number]))
             elif stack:
                 yield number, signature, stack[-1][1]
 
@@ -529,7 +553,7 @@ class TraceEvents:
         )
         lane_of, base = self._lane_of, self.base_ns
         new = tuple.__new__  # a third of the time that Event(...) takes, once for every event
-        for start, ns, name_number, lane, sequence, number, signature in self._cpu.in_order():
+        for start, ns, name_number, lane, sequence, number, signature in self._cpu.in_order(self._groups_of_names):
             kind = kinds[name_number]
             if kind is None:
                 continue
@@ -561,7 +585,7 @@ class TraceEvents:
         self, launchers: Collection[int], launches: Collection[int], names: list[str]
     ) -> Iterator[Event]:
         kind = self.device or "cuda"
-        for start, ns, name, lane, by, launch, signature in self._work.in_order():
+        for start, ns, name, lane, by, launch, signature in self._work.in_order(self._groups_of_names):
             index, stream = self._stream_of[lane]
             start += self.base_ns
             yield Event(
@@ -605,7 +629,9 @@ class TraceEvents:
             elif group is _MODULE:
                 kind = Kind.LABEL if name in sites else None
             elif kind is Kind.OP and (
-                group is _RANGE or (group is _OP_OR_RANGE and "::" not in name and number not in self._sure)
+                group is _RANGE
+                or (group is _OP_OR_RANGE and "::" not in name and number not in self._sure)
+                or (group is _OP_OR_RANGE and is_collective(name))
             ):
                 kind = Kind.LABEL if name in sites else Kind.USER_LABEL
             kinds.append(kind)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import importlib
 import json
 import os
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from io import BufferedReader
 from os import PathLike
 from pathlib import Path
@@ -37,6 +39,12 @@ _FOREIGN = {
 }
 """The first bytes of what another program has to unpack, and its name."""
 _HOW = 'A trace is what torch.profiler\'s `prof.export_chrome_trace("trace.json")` writes.'
+
+try:
+    _quick: Callable[[str], Any] | None = importlib.import_module("orjson").loads
+except ImportError:
+    _quick = None
+"""The decoder of the extra "fast", which takes a third of the time of Python's, and is strict; None where it is not."""
 
 # Python's json writes and reads NaN and Infinity: what is no number is None here, however it is written.
 _JSON = json.JSONDecoder(strict=False, parse_constant=lambda _: None)
@@ -393,12 +401,17 @@ class _Text:
             return None
         # The null stands where the comma before it wants one more entry.
         piece = f"[{self.text[self.at : cut]}null]"
-        try:
-            entries, end = _JSON.raw_decode(piece)
-        except (ValueError, RecursionError):
-            return None
-        if end < len(piece):
-            return None
+        entries: list[Any] | None = None
+        if _quick is not None:
+            with suppress(ValueError):  # what is too lax for it may be good enough for Python's
+                entries = _quick(piece)
+        if entries is None:
+            try:
+                entries, end = _JSON.raw_decode(piece)
+            except (ValueError, RecursionError):
+                return None
+            if end < len(piece):
+                return None
         self.at = cut
         return [entry for entry in entries if isinstance(entry, dict)]
 

@@ -40,7 +40,8 @@ def chrome_trace(run: Run) -> str:
     timeline = run.timeline
     if timeline is None or timeline.spans is None:
         raise TorchprofError(
-            "This run does not say what ran when: record it with torchprof.Profile(model, with_timeline=True)."
+            "This run does not say what ran when: record it with torchprof.Profile(model, with_timeline=True), or read "
+            "its trace with torchprof.from_trace(file, with_timeline=True)."
         )
     events = [*_tracks(run, timeline.spans), *_ranges(run, timeline.spans), *_memory(run, timeline)]
     notes = [*_dropped(timeline), *run.meta.warnings]

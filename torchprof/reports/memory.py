@@ -140,7 +140,8 @@ def memory(
         raise TorchprofError(f"There is no phase {phase!r}. {suggest(str(phase), PHASES)}")
     if "cpu_allocated" not in run.meta.requested:
         raise TorchprofError(
-            "This run was recorded without memory: record it with torchprof.Profile(model, profile_memory=True)."
+            "This run was recorded without memory: record it with torchprof.Profile(model, profile_memory=True), "
+            "or its trace with torch.profiler.profile(profile_memory=True)."
         )
     phases = list(run.phases()) if phase is None else [phase]
     columns = list(_columns(phases))
@@ -170,7 +171,7 @@ def memory(
         )
     notes = [warning for meta in run.metas for warning in meta.warnings]
     if run.memory and run.timeline is None:
-        notes.insert(0, "With Profile(..., profile_memory=True, with_timeline=True), memory over time is drawn here.")
+        notes.insert(0, "Of a run with_timeline=True (Profile, from_trace), memory over time is drawn here.")
     return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])])
 
 

@@ -66,7 +66,7 @@ class _Loop:
                 " ".join(
                     [
                         "No step of a loop was recorded: call prof.step() at the end of each pass, inside the block of "
-                        "a Profile.",
+                        "a Profile, or of torch.profiler.profile.",
                         *meta.warnings,
                     ]
                 )
