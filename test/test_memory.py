@@ -1075,6 +1075,7 @@ Net               | 5.00 KB   | 1.00 KB | 4.00 KB | 5.00 KB | –           | 3.
 (outside)         | 512 B     | 0 B     | 512 B   |         |             |                   | 0 B                | 0 B            | 0 B          |
 
 Of a run with_timeline=True (Profile, from_trace), memory over time is drawn here.
+What was there before the recording is unknown, and its frees: peaks may be lower than shown.
 A doubt."""  # noqa: E501
 
 

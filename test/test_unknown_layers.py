@@ -326,7 +326,7 @@ def test_a_type_that_nobody_knows_is_blank_in_the_largest_parts() -> None:
 def test_headline_speaks_of_a_range_by_its_name() -> None:
     # 8490 of 10560 ns are the forward's, 7630 of that in one range, 4010 of that in the innermost.
     assert of_ranges().report("headline") == (
-        "80% of the CPU time is in the forward, 90% of that in `## forward ##`, and 53% of that in the range "
+        "80% of the CPU time is in the ranges, 90% of that in `## forward ##`, and 53% of that in the range "
         "`## forward ##.block 1.a/b <x>.é`."
     )
 
@@ -335,7 +335,7 @@ def test_headline_does_not_take_ranges_for_models() -> None:
     layers = tuple(unknown(*path.split(".")) for path in ("a", "a.x", "a.y", "b", "c"))
     rows = [row(number, op("aten::mul"), cpu_ns=ns) for number, ns in enumerate((10, 30, 30, 50, 40))]
     assert traced(rows, layers).report("headline") == (
-        "31% of the forward is in the range `b`. The largest range is `a`, with 44%."
+        "31% of the ranges is in the range `b`. The largest range is `a`, with 44%."
     )
 
 
@@ -410,7 +410,7 @@ def test_a_range_may_hold_a_whole_model_and_is_no_layer_of_many_ops() -> None:
 
 
 def test_calls_that_nobody_counted_are_not_told_as_none() -> None:
-    run = traced([row(0, cpu_ns=900_000_000, calls=2)], (unknown("step"),))
+    run = traced([row(0, cpu_ns=900_000_000, calls=2)], (unknown("step", kind="Step"),))
     [found] = [one for one in advise(run) if one.rule == "python_in_layers"]
     assert found.finding == "No operator runs for 900.000ms: that is Python between them."
 

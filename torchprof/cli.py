@@ -323,7 +323,7 @@ def _trace(arguments: argparse.Namespace) -> int:
             arguments.traces,
             model,
             paths=arguments.paths,
-            with_timeline=_wants_timeline(arguments),
+            with_timeline=_wants_timeline(arguments) or arguments.report == "memory",
             progress=_tell_share if sys.stderr.isatty() else None,
         )
     finally:
@@ -335,9 +335,9 @@ def _trace(arguments: argparse.Namespace) -> int:
     elif arguments.summary:
         _print_run(run, arguments)
     else:
-        print(f"torchprof: {', '.join(arguments.traces)}. Recorded: {run.meta.wall_ns / 1e9:.2f} s.\n")
-        for text in _report(run, arguments, arguments.output, color=_in_color(sys.stdout)):
-            print(text)
+        recorded = max(meta.wall_ns for meta in run.metas)
+        print(f"torchprof: {', '.join(arguments.traces)}. Recorded: {recorded / 1e9:.2f} s.\n")
+        print(*_report(run, arguments, arguments.output, color=_in_color(sys.stdout)), sep="\n")
     return 0
 
 
@@ -517,7 +517,7 @@ def _report(run: torchprof.Run, arguments: argparse.Namespace, written: Sequence
     if advice:
         yield _section("What to change", advice)
     yield _section("Where the time goes", run.report("top"))
-    run = replace(run, metas=(replace(run.meta, warnings=()),))  # they were said, once
+    run = replace(run, metas=tuple(replace(meta, warnings=()) for meta in run.metas))  # they were said, once
     depth = fitting_depth(run, _LAYERS_SHOWN) if arguments.depth is None else arguments.depth
     if run.layers:
         deepest = max(len(layer.path) for layer in run.layers) - 1

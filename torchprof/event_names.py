@@ -75,11 +75,12 @@ def with_steps(events: Iterable[Event], steps: int) -> Iterator[Event]:
     torch numbers their ranges; here they have one name. Events come, and go on, in the order of their start.
     """
     last: Event | None = None
+    user_label = Kind.USER_LABEL
     for event in events:
         if last is not None and (event.start_ns >= last.end_ns or event.kind is Kind.KERNEL):
             yield _mark(last.end_ns, last.thread)
             last = None
-        if event.kind is Kind.USER_LABEL and is_torchs_step(event.name):
+        if event[0] is user_label and is_torchs_step(event.name):
             yield _mark(event.start_ns, event.thread)
             event = event._replace(name=ANY_STEP)
             steps -= 1

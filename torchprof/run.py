@@ -519,7 +519,8 @@ class Run:
         return self.report("tree")
 
     def __repr__(self) -> str:
-        return f"<Run of {', '.join(self.meta.model)}: {len(self.layers)} layers, {len(self.rows)} rows>"
+        of = ", ".join(self.meta.model) or "a trace"
+        return f"<Run of {of}: {len(self.layers)} layers, {len(self.rows)} rows>"
 
     @property
     def meta(self) -> Meta:

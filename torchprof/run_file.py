@@ -121,6 +121,11 @@ def load(path: str | PathLike[str]) -> Run:
     except (ValueError, EOFError, OSError, zlib.error, RecursionError) as error:
         raise TorchprofError(f"{path} is not a saved run: it does not read as JSON ({error}).") from error
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
+        if isinstance(document, dict) and "traceEvents" in document:
+            raise TorchprofError(
+                f"{path} is a trace, and no saved run: torchprof.from_trace(path) reads it, and "
+                "`python -m torchprof trace FILE -o run.json` makes a saved run of it."
+            )
         raise TorchprofError(f"{path} is JSON, but no saved run: write one with `prof.run.save(path)`.")
     schema = document.get("schema")
     if not isinstance(schema, int) or schema > SCHEMA:

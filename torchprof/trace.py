@@ -117,8 +117,14 @@ def _read(path: Path, plan: Plan | None, with_timeline: bool, progress: Callable
         )
     if not len(events):
         raise TorchprofError(
-            f"{path} holds no event of torch's profiler: no operator, no range and no kernel. A trace is what "
-            '`prof.export_chrome_trace("trace.json")` writes after a `with torch.profiler.profile() as prof:` block.'
+            " ".join(
+                [
+                    f"{path} holds no event of torch's profiler that can be read: no operator, no range and no kernel.",
+                    *seen.notes,
+                    'A trace is what `prof.export_chrome_trace("trace.json")` writes after a `with '
+                    "torch.profiler.profile() as prof:` block.",
+                ]
+            )
         )
     planned, layers = _layers(path, events, plan, seen)
     asked = Asked(
@@ -139,7 +145,7 @@ def _read(path: Path, plan: Plan | None, with_timeline: bool, progress: Callable
         steps=events.marks > 1,
         from_first_mark=events.from_first_mark,
     )
-    return _Found(path, run, planned, seen, events.start_ns or 0, (run.meta.machine, events.processes))
+    return _Found(path, run, planned, seen, events.first_ns, (run.meta.machine, events.processes))
 
 
 def _about_unread(path: Path, events: TraceEvents) -> list[str]:
@@ -170,6 +176,13 @@ def _layers(path: Path, events: TraceEvents, plan: Plan | None, seen: Seen) -> t
             raise TorchprofError(
                 f"{path} is of other modules than those of {', '.join(plan.names)}: {some(_models(labels))}. Give "
                 "from_trace the model, and the paths, of the recording; or no model, and the labels tell the layers."
+            )
+        known = {spot.path for spot in plan.traces}
+        foreign = [path for path in map(path_of, labels) if path not in known]
+        if foreign:
+            seen.notes.append(
+                "Labelled in the trace and not in the model, so that their work counts where they were called: "
+                f"{some(['.'.join(path) for path in foreign])}."
             )
         return plan, tuple(map(_of_some_mode, plan.layers()))
     if plan is not None:
@@ -248,7 +261,7 @@ def _together(found: Iterable[_Found]) -> Run:
     layers: dict[tuple[str, ...], Layer] = {}
     for cycles in by_rank.values():
         for one, after in pairwise(cycles):
-            if 0 < after.start_ns < one.start_ns + one.run.meta.wall_ns:
+            if after.start_ns < one.start_ns + one.run.meta.wall_ns:
                 raise TorchprofError(
                     f"{one.path} and {after.path} are of the same time: one recording twice, or two processes that do "
                     "not tell their rank. Give each recording once, and each process by itself."

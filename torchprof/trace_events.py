@@ -391,6 +391,12 @@ class TraceEvents:
         return None if self._session is None else self.base_ns + self._session[0]
 
     @property
+    def first_ns(self) -> int:
+        """When the session began; where the trace does not say so, the first event."""
+        starts = [min(columns.start) for columns in (self._cpu, self._work) if columns.start]
+        return self.base_ns + (min(starts) if self._session is None else self._session[0])
+
+    @property
     def wall_ns(self) -> int:
         """How long the session lasted; where the trace does not say, from the first event to the end of the last."""
         if self._session is not None:
@@ -484,7 +490,7 @@ class TraceEvents:
     def ranges(self) -> list[RangeCall]:
         """The ranges of users and of torch itself, in the order of first call."""
         kinds = self._kinds(())
-        wanted = [kind is Kind.USER_LABEL for kind in kinds]
+        wanted = [kind is Kind.USER_LABEL and bool(name) for kind, (_, name) in zip(kinds, self._names)]
         if not any(wanted):
             return []
         names = [name for _, name in self._names]

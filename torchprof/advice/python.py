@@ -15,6 +15,8 @@ from torchprof.cost import format_time
 _SHARE = 0.05
 _GAP_NS = 30_000
 _TO_NUMPY = "aten::resolve_neg"
+_WAITS_FOR_RANKS = ("DistributedDataParallel.", "FullyShardedDataParallel.", "FSDP::")
+"""How torch's own labels of wrappers begin."""
 
 
 class SlowPython(NamedTuple):
@@ -98,7 +100,7 @@ def layers_of_slow_python(evidence: Evidence) -> dict[int, SlowPython]:
     layers = evidence.run.layers
     direct = evidence.took(_is_direct, phases=(FORWARD,))
     found = {}
-    for layer, took in evidence.took(is_own_time, phases=(FORWARD,)).items():
+    for layer, took in evidence.took(_is_python, phases=(FORWARD,)).items():
         if layer < 0 or not layers[layer].kind or layers[layer].compiled or took.cpu_ns < _SHARE * evidence.recorded_ns:
             continue
         calls = sum(spread.count for spread in forward_calls(evidence, layer))
@@ -115,6 +117,11 @@ def layers_of_slow_python(evidence: Evidence) -> dict[int, SlowPython]:
 def is_own_time(frames: Sequence[Frame]) -> bool:
     """Whether it is a layer's time, or that of a label of the user's, in no operator."""
     return all(frame.kind == "label" for frame in frames)
+
+
+def _is_python(frames: Sequence[Frame]) -> bool:
+    """Whether it is a layer's own time, and not that of a wrapper which may wait for the other ranks."""
+    return is_own_time(frames) and not any(frame.name.startswith(_WAITS_FOR_RANKS) for frame in frames)
 
 
 def _is_direct(frames: Sequence[Frame]) -> bool:

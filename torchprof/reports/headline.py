@@ -18,6 +18,12 @@ _NEARLY_ALL = 0.95  # of everything: the rest is worth no word
 _MOSTLY_IDLE = 0.5  # a device that rests for more than this part of the time waits for the CPU
 
 _PHASES = {FORWARD: "the forward", BACKWARD: "the backward", RECOMPUTE: "the recomputation"}
+_OF_RANGES = {
+    FORWARD: "the ranges",
+    BACKWARD: "the backward of the ranges",
+    RECOMPUTE: "the recomputation in the ranges",
+}
+"""Where a trace tells of no model: a range may as well be around what is no forward."""
 _NO_LAYER = {OUTSIDE: "outside of all layers", NOT_SELECTED: "in layers that were not selected"}
 _PLAIN = {
     "Linear": "linear layer",
@@ -76,7 +82,8 @@ def headline(run: Run) -> str:
     if largest < 0:
         steps = [_Within(whole, _NO_LAYER[largest]), _largest_work(run, measured, here)]
         return before + _sentence(run, measured, f"the {measured.name}", everything, steps)
-    phase = _PHASES[PHASES[largest]] + (" of the selected layers" if run.meta.paths is not None else "")
+    phases = _PHASES if run.meta.model else _OF_RANGES
+    phase = phases[PHASES[largest]] + (" of the selected layers" if run.meta.paths is not None else "")
     steps = []
     if whole < _NEARLY_ALL * everything:
         of, total = f"the {measured.name}", everything
@@ -174,7 +181,7 @@ def _largest_within(
     kinds: dict[tuple[str, str], list[int]] = {}
     for index in sorted(tree.below(at)):
         if tree.own[index]:
-            kinds.setdefault(_kind(run.layers[index]), []).append(index)
+            kinds.setdefault(_kind(run.layers[index], bool(run.meta.model)), []).append(index)
     sums = {kind: sum(tree.own[index] for index in found) for kind, found in kinds.items()}
     largest = max(sums, key=sums.__getitem__, default=None)
     if at is not None and (largest is None or tree.own[at] > sums[largest]):
@@ -217,13 +224,13 @@ def _largest_work(run: Run, measured: _Measured, parts: Mapping[Part, int]) -> _
     return _Within(amount, where)
 
 
-def _kind(layer: Layer) -> tuple[str, str]:
+def _kind(layer: Layer, is_of_model: bool) -> tuple[str, str]:
     """What one and several layers of this kind are called; convolutions are told apart by the size of their kernel.
 
     Where the class is not known, nobody knows which layers are alike: each is of a kind of its own.
     """
-    if not layer.kind:
-        return "range", printable(layer.name)
+    if not layer.kind:  # of a trace: a module whose class it does not tell, or a range of record_function
+        return "layer" if is_of_model else "range", printable(layer.name)
     convolution = _CONVOLUTION.fullmatch(layer.kind)
     if convolution is None:
         one = _PLAIN.get(layer.kind, f"`{printable(layer.kind)}` layer")

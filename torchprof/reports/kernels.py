@@ -92,10 +92,12 @@ def short_name(name: str) -> str:
 
 def _devices(run: Run) -> Iterator[str]:
     """How long each device was busy; with several streams at once, that time counts once."""
-    wall = run.meta.wall_ns
-    for device, busy in run.meta.busy_ns:
-        idle = max(0, wall - busy)
-        of = f" of {format_time(wall)}, idle for {format_time(idle)} ({idle / wall:.1%})" if wall else ""
-        yield f"{device} was busy for {format_time(busy)}{of}."
-    if not run.meta.busy_ns:
-        yield f"Nothing ran on the device{f' in {format_time(wall)}' if wall else ''}."
+    for meta in run.metas:
+        wall = meta.wall_ns
+        whose = f" of rank {meta.rank}" if len(run.metas) > 1 else ""
+        for device, busy in meta.busy_ns:
+            idle = max(0, wall - busy)
+            of = f" of {format_time(wall)}, idle for {format_time(idle)} ({idle / wall:.1%})" if wall else ""
+            yield f"{device}{whose} was busy for {format_time(busy)}{of}."
+        if not meta.busy_ns:
+            yield f"Nothing ran on the device{whose}{f' in {format_time(wall)}' if wall else ''}."

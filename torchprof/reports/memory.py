@@ -170,6 +170,8 @@ def memory(
             else "No allocation was recorded."
         )
     notes = [warning for meta in run.metas for warning in meta.warnings]
+    if any(memory.before is None for memory in run.memory):
+        notes.insert(0, "What was there before the recording is unknown, and its frees: peaks may be lower than shown.")
     if run.memory and run.timeline is None:
         notes.insert(0, "Of a run with_timeline=True (Profile, from_trace), memory over time is drawn here.")
     return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])])

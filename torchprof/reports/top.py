@@ -62,13 +62,15 @@ def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> str:
     sections = []
     if "device_ns" in meta.measured:
         device = (meta.device or "device").upper()
-        busy = [(name, ns) for name, ns in meta.busy_ns if name != "cpu"]
+        busy = [(one, name, ns) for one in run.metas for name, ns in one.busy_ns if name != "cpu"]
         if not busy:
             sections.append(f"Nothing ran on {device}.")
-        for name, ns in busy if meta.wall_ns else []:
-            idle = max(0, meta.wall_ns - ns)
-            share = f"{idle / meta.wall_ns:.1%}"
-            sections.append(f"{name} was idle for {format_time(idle)} of {format_time(meta.wall_ns)} ({share}).")
+        for one, name, ns in busy:
+            if one.wall_ns:
+                idle = max(0, one.wall_ns - ns)
+                whose = f"{name} of rank {one.rank}" if len(run.metas) > 1 else name
+                share = f"{idle / one.wall_ns:.1%}"
+                sections.append(f"{whose} was idle for {format_time(idle)} of {format_time(one.wall_ns)} ({share}).")
         if busy:
             sections.append(_table(run, "device_ns", f"{device} time", limit, tablefmt))
     if "cpu_ns" in meta.measured:
