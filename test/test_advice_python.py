@@ -255,3 +255,31 @@ def test_the_gain_of_a_loop_is_not_more_than_the_device_idles() -> None:
 )
 def test_no_word_of_other_loops(run: Run) -> None:
     assert of(run, "python_in_the_loop") == []
+
+
+def test_waiting_for_other_ranks_is_no_python() -> None:
+    """What DistributedDataParallel does before its module's forward; a label of the user's is Python as before."""
+
+    def in_label(name: str) -> nn.Module:
+        class Wrapped(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.fc = nn.Linear(16, 16)
+
+            def forward(self, x: Tensor) -> Tensor:
+                with torch.autograd.profiler.record_function(name):
+                    busy(0.03)
+                return self.fc(x)
+
+        return Wrapped()
+
+    def found_in(name: str) -> list[Advice]:
+        model = in_label(name)
+        model(torch.ones(4, 16))
+        with Profile(model) as prof:
+            for _ in range(2):
+                model(torch.ones(4, 16))
+        return of(prof.run)
+
+    assert found_in("DistributedDataParallel.forward") == []
+    assert [one.layer for one in found_in("mine")] == ["Wrapped"]

@@ -328,3 +328,43 @@ def test_a_name_without_a_format_is_refused_before_anything_runs(net: Path, caps
         error = capsys.readouterr().err
         assert "'" + file + "' does not say by its ending" in error and ".html (html)" in error
         assert "no weights" not in error and not Path(file).exists()
+
+
+TRACE = Path(__file__).parent.parent / "examples" / "trace.json.gz"
+
+
+def test_trace_of_two_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each rank has its own sentence on the device, and the tables are of both."""
+    trace = json.loads(gzip.decompress(TRACE.read_bytes()))
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "dur": 50.0, "args": {"stream": 7}}
+    start = min(event["ts"] for event in trace["traceEvents"] if event.get("cat") == "cpu_op")
+    for rank in range(2):
+        there = {**trace, "distributedInfo": {"rank": rank, "world_size": 2}}
+        there["traceEvents"] = [*trace["traceEvents"], *({**kernel, "ts": start + 100 * at} for at in range(rank + 1))]
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(there))
+    files = [str(tmp_path / f"rank{rank}.json") for rank in range(2)]
+    assert main(["trace", *files]) == 0
+    printed = capsys.readouterr().out
+    assert "cuda:0 of rank 0 was idle for" in printed
+    assert "cuda:0 of rank 1 was idle for" in printed
+    assert "| 150.000us |" in printed, "of both: one kernel of 50 us, and two"
+    assert main(["trace", *files, "--report", "kernels"]) == 0
+    assert "cuda:0 of rank 1 was busy for 100.000us" in capsys.readouterr().out
+
+
+def test_trace_says_what_is_wrong_before_it_prints_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", str(TRACE), "--sort-by", "nothing"]) == 2
+    printed = capsys.readouterr()
+    assert "nothing" in printed.err
+    assert "The layers" not in printed.out
+    assert "Where the time goes" not in printed.out
+
+
+def test_trace_draws_memory_over_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", str(TRACE), "--report", "memory"]) == 0
+    assert "with_timeline" not in capsys.readouterr().out
+
+
+def test_a_trace_is_no_saved_run_and_the_error_says_what_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(TRACE)]) == 2
+    assert "is a trace, and no saved run: torchprof.from_trace(path) reads it" in capsys.readouterr().err
