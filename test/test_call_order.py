@@ -28,8 +28,8 @@ class Methods(nn.Module):
 
 
 def test_the_order_is_that_of_the_calls() -> None:
-    assert call_order(Methods) == ("first", "second", "blocks", "inner", "last")
-    assert call_order(Mlp) == ("fc1", "act", "fc2")
+    assert list(call_order(Methods)) == ["first", "second", "blocks", "inner", "last"]
+    assert call_order(Mlp) == {"fc1": True, "act": True, "fc2": True}
     dropouts = [name for name in call_order(nn.TransformerEncoderLayer) if name.startswith("dropout")]
     assert dropouts == ["dropout1", "dropout", "dropout2"]
 
@@ -39,9 +39,34 @@ def test_a_method_that_calls_itself_is_followed_once() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.forward(self.fc(x))
 
-    assert call_order(Again) == ("fc",)
+    assert call_order(Again) == {"fc": True}
+
+
+class Branches(nn.Module):
+    """Uses some of what it holds in some calls only, or for something else than a call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.early(x).sum() > 0:
+            x = self._rarely(x)
+        elif x.dim() > 1:
+            x = self.seldom(x)
+        x = self.never(x) if x.requires_grad else self.both(x)
+        try:
+            x = self.tried(x, p=self.asked.p)
+        except RuntimeError:
+            x = self.saved(x)
+        return self.both(self.parts.inner(x))
+
+    def _rarely(self, x: Tensor) -> Tensor:
+        return self.rare(x)
+
+
+def test_what_only_a_branch_uses_may_not_be_called() -> None:
+    order = call_order(Branches)
+    assert [name for name, always in order.items() if always] == ["early", "both", "tried", "parts"]
+    assert list(order) == ["early", "rare", "seldom", "never", "both", "asked", "tried", "saved", "parts"]
 
 
 @pytest.mark.parametrize("forward", [len, lambda self, x: self.fc(x), eval("lambda self, x: self.fc(x)")])
 def test_what_has_no_source_of_its_own_has_no_order(forward) -> None:
-    assert call_order(type("Made", (), {"forward": forward})) == ()
+    assert call_order(type("Made", (), {"forward": forward})) == {}

@@ -206,7 +206,7 @@ ALLOWED = {
     },
     "trace_events": {"attribute", "collectives", "event_names", "trace_layers"},
     "trace_file": {"errors"},
-    "trace_layers": {"attribute", "event_names", "run"},
+    "trace_layers": {"attribute", "doubts", "event_names", "run"},
     "trace_matching": {"attribute", "doubts", "errors", "run", "trace_layers"},
     "version": set(),
 }

@@ -334,6 +334,29 @@ def test_paths_select_in_a_trace_of_all(trace: Path) -> None:
     assert sum(row.cost.cpu_ns for row in read.rows) == sum(row.cost.cpu_ns for row in live.rows)
 
 
+def test_labels_inside_what_paths_selected_are_no_rows(trace: Path) -> None:
+    """A session with paths= would not have labelled them: their ops are the selected layer's own."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 2))
+    step = training(model, X)
+    settle(step)
+    annotated(model, step, trace)
+    read = torchprof.from_trace(trace, model, paths=["0"])
+    assert {row.layer.name for row in read.rows if row.layer} == {"Sequential.0"}
+    assert not [frame for row in read.rows for frame in row.frames if frame.name.startswith("torchprof:")]
+    assert not [warning for warning in read.meta.warnings if warning.startswith("Labelled")]
+    live = profiled(model, step, trace, paths=["0"])
+
+    def calls(run: Run) -> Counter[Any]:
+        """By layer, phase and frames, without signatures."""
+        found: Counter[Any] = Counter()
+        for row in run.rows:
+            if row.layer:
+                found[row.layer.name, row.phase, tuple(frame[:2] for frame in row.frames)] += row.calls
+        return found
+
+    assert calls(read) == calls(live)
+
+
 def test_warm_up_calls_begin_in_the_middle_of_a_step(trace: Path) -> None:
     model = Mlp()
     live = profiled(model, training(model, X), trace, warmup=2, steps=5)
@@ -586,6 +609,74 @@ def test_a_doubt_about_modules_is_told_once(tmp_path: Path) -> None:
     assert len(set(doubts)) == len(doubts) > 0
 
 
+def session(start: float, lasted: float) -> dict[str, Any]:
+    return {**event("Trace", "PyTorch Profiler (0)", start, lasted), "pid": "Spans", "tid": "PyTorch Profiler"}
+
+
+def test_one_recording_twice_is_refused(trace: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.json.gz"
+    copy.write_bytes(gzip.compress(with_ranges(trace).read_bytes()))
+    for files in ([trace, trace], [trace, copy]):
+        with pytest.raises(torchprof.TorchprofError, match="of the same time: one recording twice"):
+            torchprof.from_trace(files)
+
+
+def test_one_recording_twice_is_refused_without_its_end(trace: Path, tmp_path: Path) -> None:
+    """What was cut off has not the event that tells how long the session lasted."""
+    copy, text = tmp_path / "copy.json", with_ranges(trace).read_text()
+    for file in (trace, copy):
+        file.write_text(text[: len(text) // 2])
+    assert "PyTorch Profiler (0)" not in trace.read_text()
+    with pytest.raises(torchprof.TorchprofError, match="of the same time: one recording twice"):
+        torchprof.from_trace([trace, copy])
+
+
+@pytest.mark.parametrize(("second", "process"), [(100.5, 1), (150, 2)], ids=["one process", "two without a rank"])
+def test_sessions_at_the_same_time_are_refused(second: float, process: int, tmp_path: Path) -> None:
+    """The first lasts from 100 to 200 us."""
+    files = []
+    for at, (start, pid) in enumerate([(100, 1), (second, process)]):
+        events = [session(start, 100), {**event("cpu_op", "aten::mm", start + 1, 5), "pid": pid}]
+        files.append(write(tmp_path / f"{at}.json", {"traceEvents": events}))
+    for order in (files, files[::-1]):
+        with pytest.raises(torchprof.TorchprofError, match="two processes that do not tell their rank"):
+            torchprof.from_trace(order)
+
+
+@pytest.mark.parametrize(("lasted", "wall_ns"), [(100, 300_000), (None, 15_000)], ids=["whole", "without their ends"])
+def test_a_session_may_begin_when_the_one_before_ends(lasted: float | None, wall_ns: int, tmp_path: Path) -> None:
+    files = []
+    for start in (100, 200, 300):
+        events = [event("cpu_op", "aten::mm", start + 1, 5), *([] if lasted is None else [session(start, lasted)])]
+        files.append(write(tmp_path / f"{start}.json", {"traceEvents": events}))
+    run = torchprof.from_trace(files)
+    assert (run.meta.cycles, run.meta.wall_ns, sum(row.cost.cpu_ns for row in run.rows)) == (3, wall_ns, 15_000)
+
+
+def test_the_doubts_of_a_sum_are_about_the_sum(tmp_path: Path) -> None:
+    """Calls of 50, 10 and 10 us, then of 30, 10 and 10 us: by its own, each file's first call is a slow one; of all six
+    only the first is, and the others took 14 us on average. An op without a formula is called 2 and 3 times."""
+    files = []
+    for at, lasted in enumerate([(50, 10, 10), (30, 10, 10)]):
+        calls = [event("cpu_op", "torchprof:Net", 1000 * at + 100 * call, ns) for call, ns in enumerate(lasted, 1)]
+        ops = [
+            event(
+                "cpu_op", "aten::special_bessel_j0", 1000 * at + 500 + call, 0.5, Input_Dims=[[8]], Input_type=["float"]
+            )
+            for call in range(2 + at)
+        ]
+        marks = session(1000 * at + 1, 900)
+        files.append(write(tmp_path / f"{at}.json", {"traceEvents": [marks, *calls, *ops]}))
+    singles = [torchprof.from_trace(file).meta.warnings for file in files]
+    assert [[warning[:37] for warning in warnings] for warnings in singles] == [
+        ["The first call of Net took 50.000us, ", "Not counted: aten::special_bessel_j0 "],
+        ["The first call of Net took 30.000us, ", "Not counted: aten::special_bessel_j0 "],
+    ]
+    start, uncounted = torchprof.from_trace(files).meta.warnings
+    assert start.startswith("The first call of Net took 50.000us, the later ones 14.000us on average")
+    assert uncounted.startswith("Not counted: aten::special_bessel_j0 (5 calls")
+
+
 # Traces that others recorded
 
 
@@ -805,6 +896,191 @@ def test_devices_have_their_names(runtime: str, kind: str, trace: Path) -> None:
     assert f"{kind.upper()} total" in run.report("tree")
 
 
+def own_ns(run: Run, name: str) -> int:
+    """What the rows of a layer hold."""
+    return sum(row.cost.cpu_ns for row in run.rows if row.layer and row.layer.name == name)
+
+
+def test_a_collective_that_goes_on_is_around_no_other_range(trace: Path) -> None:
+    events = [
+        event("user_annotation", "first", 0.001, 10),
+        event("cpu_op", "aten::mm", 1, 2),
+        event("user_annotation", "nccl:all_gather", 5, 1000),
+        event("user_annotation", "second", 20, 30),
+        event("cpu_op", "aten::mm", 21, 5),
+    ]
+    run = torchprof.from_trace(write(trace, {"traceEvents": events}))
+    assert {name: own_ns(run, name) for name in names_of(run)} == {"first": 10_000, "second": 30_000}
+    assert not run.meta.warnings
+
+
+@pytest.mark.parametrize("shapes", [{}, {"Input_Dims": [[4]], "Input_type": ["float"]}], ids=["bare", "with shapes"])
+def test_what_runs_while_an_old_collective_goes_on_is_not_its_own(shapes: dict[str, Any], trace: Path) -> None:
+    events = [
+        event("Operator", "nccl:all_reduce", 5, 1000, **shapes),
+        event("Operator", "layer", 20, 30),
+        event("Operator", "aten::mm", 21, 5),
+        event("Operator", "aten::mm", 61, 5),
+    ]
+    run = torchprof.from_trace(write(trace, {"traceEvents": events}))
+    assert dict(run.meta.busy_ns) == {"cpu": 30_000 + 5000}
+    of_collective = [row for row in run.rows if any(frame.name == "nccl:all_reduce" for frame in row.frames)]
+    assert [(len(row.frames), row.cost.cpu_ns) for row in of_collective] == [(1, 0)]
+
+
+def test_a_range_in_many_places_counts_in_each(trace: Path) -> None:
+    """32 layers of 8 experts each, in which "w1" is called once: as many of its own rows as there are experts."""
+    events = []
+    for layer in range(32):
+        events.append(event("user_annotation", f"layer {layer}", 1000 * layer + 0.5, 900))
+        for expert in range(8):
+            start = 1000 * layer + 100 * expert
+            events += [
+                event("user_annotation", f"expert {expert}", start + 1, 90),
+                event("user_annotation", "w1", start + 2, 50),
+                event("cpu_op", "aten::mm", start + 3, 10),
+            ]
+    run = torchprof.from_trace(write(trace, {"traceEvents": events}))
+    called = {row.layer.path: row.calls for row in run.rows if row.layer and not row.frames}
+    assert {path: calls for path, calls in called.items() if path[-1] == "w1"} == {
+        (f"layer {layer}", f"expert {expert}", "w1"): 1 for layer in range(32) for expert in range(8)
+    }
+    assert set(called.values()) == {1}
+    assert not run.meta.warnings
+
+
+def held(start: float, nbytes: int, address: int) -> dict[str, Any]:
+    about = {"Bytes": nbytes, "Addr": address, "Device Type": 0, "Device Id": -1}
+    return {"ph": "i", "s": "t", "name": "[memory]", "pid": 1, "tid": 1, "ts": start, "args": about}
+
+
+@pytest.mark.parametrize("nbytes", [512, 100_000_000], ids=["few bytes", "many bytes"])
+def test_memory_in_whole_microseconds(nbytes: int, trace: Path) -> None:
+    """An op allocates as it begins, frees, and allocates again in the same microsecond: never twice at a time."""
+    events = [
+        event("user_annotation", "layer", 0, 100),
+        event("cpu_op", "aten::b", 60, 20),
+        held(60, nbytes, 0x10),
+        held(65, -nbytes, 0x10),
+        held(65, nbytes, 0x20),
+        held(70, -nbytes, 0x20),
+    ]
+    run = torchprof.from_trace(write(trace, {"traceEvents": events}))
+    (memory,) = run.memory
+    assert memory.peak_bytes == nbytes
+    assert "What was there before the recording is unknown" in run.report("memory")
+    allocated = {row.frames[-1].name if row.frames else "": row.cost.cpu_allocated for row in run.rows}
+    assert allocated == {"": 0, "aten::b": 2 * nbytes}
+
+
+def test_a_launch_as_long_as_its_op_is_inside_it(trace: Path) -> None:
+    events = [
+        event("user_annotation", "layer", 0, 100),
+        event("cpu_op", "aten::fill_", 10, 5, External_id=500),
+        event("cuda_runtime", "cudaMemsetAsync", 10, 5, correlation=9),
+        event("gpu_memset", "Memset", 50, 5, correlation=9, device=0, stream=7),
+    ]
+    run = torchprof.from_trace(write(trace, {"traceEvents": events}))
+    assert {tuple(frame.name for frame in row.frames) for row in run.rows} == {
+        (),
+        ("aten::fill_",),
+        ("aten::fill_", "cudaMemsetAsync"),
+        ("aten::fill_", "Memset"),
+    }
+
+
+COPIES = [("Memcpy HtoD (Pageable -> Device)", 20, 9), ("Memcpy DtoD (Device -> Device)", 30, 11)]
+
+
+@pytest.mark.parametrize("numbers", ["External ids", "correlations alone"])
+def test_copies_count_in_their_step_however_a_trace_names_the_op(numbers: str, trace: Path) -> None:
+    """To the device copies the first op, for 5 us of the CPU and 7 of the device; the second within the device."""
+    events = [event("user_annotation", f"ProfilerStep#{at}", 100 * at + 0.5, 99) for at in range(2)]
+    for name, start, correlation in COPIES:
+        of_op = {"External_id": correlation + 100} if numbers == "External ids" else {}
+        events += [
+            event("cpu_op", "aten::copy_", start, 8, **of_op),
+            event("cuda_runtime", "cudaMemcpyAsync", start + 1, 5, correlation=correlation, **of_op),
+            event("gpu_memcpy", name, start + 30, 7, correlation=correlation, device=0, stream=7, **of_op),
+        ]
+    run = torchprof.from_trace(write(trace, {"traceEvents": events}))
+    found = {(key.measure, key.device): list(spread.sample) for key, spread in run.samples.items() if key.layer < 0}
+    assert found["step_copy_ns", "cpu"] == [0, 5000]
+    assert found["step_copy_ns", "cuda:0"] == [0, 7000]
+    assert found["step_other_ns", "cpu"] == [0, 8000 + 8000 - 5000]
+    assert found["step_other_ns", "cuda:0"] == [0, 7000]
+
+
+def test_several_processes_in_one_file_are_said(trace: Path) -> None:
+    """Their numbers of ops, of launches and of autograd are the same ones."""
+    own = [event("user_annotation", "forward", 0.5, 100), event("cpu_op", "aten::a", 1, 10, External_id=5)]
+    others = [{**one, "pid": 2} for one in own]
+    (said,) = torchprof.from_trace(write(trace, {"traceEvents": own + others})).meta.warnings
+    assert said.startswith("trace.json holds 2 processes")
+    assert not torchprof.from_trace(write(trace, {"traceEvents": own})).meta.warnings
+
+
+def test_a_backward_without_sequence_numbers_is_nobodys_and_that_is_said(trace: Path) -> None:
+    model = Mlp()
+    annotated(model, training(model, X), trace)
+    assert not torchprof.from_trace(trace).meta.warnings
+    whole = trace_in(trace)
+    for one in whole["traceEvents"]:
+        for key in ("Sequence number", "Fwd thread id"):
+            one.get("args", {}).pop(key, None)
+    run = torchprof.from_trace(write(trace, whole))
+    (said,) = run.meta.warnings
+    assert said.startswith("trace.json tells no sequence numbers")
+    assert not [row for row in run.rows if row.phase == "backward" and row.layer]
+    assert any(row.phase == "backward" for row in run.rows)
+
+
+def test_layers_without_a_class_are_no_models(trace: Path, tmp_path: Path) -> None:
+    run = torchprof.from_trace(with_ranges(trace))
+    assert run.meta.model == ()
+    assert repr(run).startswith("<Run of a trace: 2 layers")
+    run.export(tmp_path / "report.html")
+    assert "<title>torchprof" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_headline_calls_layers_what_they_are(trace: Path) -> None:
+    """A label below the model does not tell a class, and is no range; and a range is no part of a forward."""
+    events = [
+        event("cpu_op", "torchprof:Net", 0.5, 100),
+        event("cpu_op", "torchprof:Net.a", 1, 60),
+        event("cpu_op", "torchprof:Net.a.b", 2, 40),
+        event("cpu_op", "aten::mm", 5, 2),
+    ]
+    said = torchprof.from_trace(write(trace, {"traceEvents": events})).report("headline")
+    assert said.startswith("60% of the forward is in `a`, 67% of that in the layer `a.b`.")
+    for one, name in zip(events, ("all", "a", "b")):
+        one.update(cat="user_annotation", name=name)
+    said = torchprof.from_trace(write(trace, {"traceEvents": events})).report("headline")
+    assert "in the range `a.b`" in said
+    assert "forward" not in said
+
+
+HALF = "\ud800x"
+"""Half of a pair of code units, as JSON may escape it: no character, and nothing that UTF-8 could be made of."""
+
+
+@pytest.mark.parametrize("suffix", [".html", ".json", ".json.gz", ".md", ".csv", ".trace.json"])
+def test_half_a_character_in_a_name_can_be_saved_and_exported(suffix: str, trace: Path, tmp_path: Path) -> None:
+    events = [
+        event("user_annotation", HALF, 0.5, 50),
+        event("cpu_op", f"aten::{HALF}", 10, 20, External_id=2),
+        event("kernel", HALF, 40, 8, External_id=2, device=0, stream=7),
+    ]
+    assert "\\ud800x" in write(trace, {"traceEvents": events}).read_text()
+    run = torchprof.from_trace(trace, with_timeline=True)
+    assert names_of(run) == ["?x"]
+    assert {tuple(frame.name for frame in row.frames) for row in run.rows} == {(), ("aten::?x",), ("aten::?x", "?x")}
+    run.export(tmp_path / f"run{suffix}")
+    if suffix.startswith(".json"):
+        run.save(tmp_path / f"saved{suffix}")
+        assert torchprof.load(tmp_path / f"saved{suffix}") == run
+
+
 @pytest.mark.parametrize(
     "header",
     [
@@ -923,6 +1199,18 @@ def test_labels_of_another_model_are_refused(trace: Path) -> None:
         torchprof.from_trace(trace, Several())
 
 
+def test_labels_that_the_model_has_not_are_told(trace: Path) -> None:
+    """Of a longer model: what its other modules did counts as work of the layer around them."""
+    longer = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    step = training(longer, X)
+    settle(step)
+    annotated(longer, step, trace)
+    (said,) = torchprof.from_trace(trace, nn.Sequential(nn.Linear(4, 4))).meta.warnings
+    assert said.startswith("Labelled in the trace and not in the model")
+    assert said.endswith(": Sequential.1, Sequential.2.")
+    assert not torchprof.from_trace(trace, longer).meta.warnings
+
+
 def test_modules_of_another_model_are_refused(trace: Path) -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten())
     with_modules(model, lambda: model(torch.rand(1, 1, 4, 4)), trace)
@@ -960,6 +1248,11 @@ def test_a_saved_run_is_no_trace(tmp_path: Path) -> None:
         torchprof.from_trace(tmp_path / "run.json")
 
 
+def test_a_trace_is_no_saved_run(trace: Path) -> None:
+    with pytest.raises(torchprof.TorchprofError, match=r"is a trace, and no saved run: torchprof.from_trace\(path\)"):
+        torchprof.load(with_ranges(trace))
+
+
 @pytest.mark.parametrize(
     "events",
     [
@@ -976,6 +1269,12 @@ def test_a_saved_run_is_no_trace(tmp_path: Path) -> None:
 def test_what_holds_nothing_of_torchs_is_refused(events: list[Any], trace: Path) -> None:
     with pytest.raises(torchprof.TorchprofError, match="holds no event of torch's profiler"):
         torchprof.from_trace(write(trace, {"traceEvents": events}))
+
+
+def test_what_holds_nothing_that_can_be_read_says_why(trace: Path) -> None:
+    broken = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 5}
+    with pytest.raises(torchprof.TorchprofError, match=r"that can be read.* 3 event\(s\) of trace.json are missing"):
+        torchprof.from_trace(write(trace, {"traceEvents": [broken] * 3}))
 
 
 def test_a_file_that_was_cut_off_is_read_as_far_as_it_goes(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -1047,21 +1346,46 @@ def test_ranks_that_know_different_layers(tmp_path: Path) -> None:
 
 
 def test_two_processes_of_one_rank_are_refused(trace: Path, tmp_path: Path) -> None:
-    with_ranges(trace)
-    files = [of_rank(trace, 0, tmp_path, process=process) for process in (100, 200)]
+    files = [of_rank(with_ranges(trace), 0, tmp_path, process=process) for process in (100, 200)]
     with pytest.raises(torchprof.TorchprofError, match="both of rank 0, and of different processes"):
         torchprof.from_trace(files)
+
+
+def of_two_ranks(folder: Path) -> list[Path]:
+    """One layer with one kernel, in steps of 100 us; rank 1 takes three times as long for everything."""
+    files = []
+    for rank, times in enumerate((1, 3)):
+        events = [
+            session(0.5, 250 * times),
+            event("user_annotation", "layer", 1, 100 * times),
+            event("cpu_op", "aten::mm", 2, 50 * times, External_id=5),
+            event("kernel", "gemm", 60, 40 * times, External_id=5, correlation=9, device=0, stream=7),
+        ]
+        ranks = {"distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 2}}
+        files.append(write(folder / f"rank{rank}.json", {**ranks, "traceEvents": events}))
+    return files
+
+
+def test_what_is_said_of_a_device_is_said_of_each_rank(tmp_path: Path) -> None:
+    run = torchprof.from_trace(of_two_ranks(tmp_path))
+    assert [line for line in run.report("top").splitlines() if "idle" in line] == [
+        "cuda:0 of rank 0 was idle for 210.000us of 250.000us (84.0%).",
+        "cuda:0 of rank 1 was idle for 630.000us of 750.000us (84.0%).",
+    ]
+    said = run.report("kernels")
+    assert "cuda:0 of rank 0 was busy for 40.000us of 250.000us, idle for 210.000us (84.0%)." in said
+    assert "cuda:0 of rank 1 was busy for 120.000us of 750.000us, idle for 630.000us (84.0%)." in said
 
 
 # Progress, and what is imported
 
 
 def test_progress_rises_to_one(trace: Path, tmp_path: Path) -> None:
-    model = nn.Linear(4, 4)
-    annotated(model, lambda: [model(X) for _ in range(100)], trace)
-    (tmp_path / "2.json").write_bytes(trace.read_bytes())
+    model, files = nn.Linear(4, 4), [trace, tmp_path / "2.json"]
+    for file in files:
+        annotated(model, lambda: [model(X) for _ in range(100)], file)
     shares: list[float] = []
-    torchprof.from_trace([trace, tmp_path / "2.json"], progress=shares.append)
+    torchprof.from_trace(files, progress=shares.append)
     assert shares == sorted(shares)
     assert len(shares) > 4
     assert 0 < shares[0] < 0.5 and shares[-1] == 1
@@ -1168,6 +1492,19 @@ def test_the_command_prints_the_table_and_writes_files(
     assert [line.partition(":")[0] for line in err.splitlines()] == ["Written"] * len(files)
     assert rows_of(torchprof.load(tmp_path / "run.json")) == rows_of(run)
     assert all((tmp_path / file).stat().st_size > 0 for file in files)
+
+
+def test_the_command_reads_several_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", *map(str, of_two_ranks(tmp_path))]) == 0
+    out, _ = capsys.readouterr()
+    assert "cuda:0 of rank 1" in out
+
+
+def test_the_command_prints_no_half_of_a_report(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", str(with_ranges(trace)), "--sort-by", "nosuch"]) == 2
+    out, err = capsys.readouterr()
+    assert "nosuch" in err
+    assert "Where the time goes" not in out
 
 
 NET = """

@@ -143,6 +143,38 @@ def test_in_whole_microseconds_the_outer_one_comes_first() -> None:
     assert [event.name for event in found] == ["aten::before", "aten::outer", "aten::middle", "aten::inner"]
 
 
+def test_in_whole_microseconds_memory_comes_after_the_ops_and_as_the_file_has_it() -> None:
+    """By the innermost op that begins then. Neither many bytes nor an address is what puts one before another."""
+    found = events_of(
+        memory(100, 64, Addr=9),
+        memory(100, 512_000, Addr=5),
+        memory(105, -512_000, Addr=5),
+        memory(105, 512_000, Addr=2),
+        op("aten::outer", 100, 30),
+        op("aten::inner", 100, 20),
+    )
+    assert [event.name if event.kind is Kind.OP else event.nbytes for event in found] == [
+        "aten::outer",
+        "aten::inner",
+        64,
+        512_000,
+        -512_000,
+        512_000,
+    ]
+
+
+@pytest.mark.parametrize("number", [9, 900])
+@pytest.mark.parametrize("first", [True, False], ids=["op first in the file", "launch first"])
+def test_in_whole_microseconds_an_op_is_around_a_launch_of_its_length(number: int, first: bool) -> None:
+    """Their numbers count different things, so that neither is the smaller one."""
+    events = [
+        op("aten::fill_", 10, 5, External_id=500),
+        span("cuda_runtime", "cudaMemsetAsync", 10, 5, correlation=number),
+    ]
+    found = events_of(*(events if first else events[::-1]))
+    assert [event.name for event in found] == ["aten::fill_", "cudaMemsetAsync"]
+
+
 def test_the_work_of_devices_comes_last() -> None:
     found = events_of(kernel("k", 1, 1), op("aten::a", 5, 1), kernel("early", 0, 1), op("aten::b", 3, 1))
     assert [event.name for event in found] == ["aten::b", "aten::a", "early", "k"]
@@ -236,6 +268,18 @@ def test_the_range_of_a_collective_has_no_length_and_says_what_it_was_called_on(
     )
     assert [event.end_ns - event.start_ns for event in found] == [0, 0, 500_000]
     assert found[0].signature > 0 == found[1].signature
+
+
+def test_the_range_of_an_old_collective_has_no_length_either() -> None:
+    """Its category is that of ops, and its inputs are there; a user's own function has both and keeps its length."""
+    about = {"Input_Dims": [[4]], "Input_type": ["float"]}
+    trace = read(
+        [span("Operator", "nccl:all_reduce", 5, 1000, **about), span("Operator", "MyFunction", 2000, 50, **about)]
+    )
+    collective, function = trace.events(())
+    assert (collective.kind, collective.end_ns - collective.start_ns) == (Kind.USER_LABEL, 0)
+    assert (function.kind, function.end_ns - function.start_ns) == (Kind.OP, 50_000)
+    assert trace.signatures[collective.signature].shapes == ((4,),)
 
 
 # Backward
@@ -713,6 +757,55 @@ def test_ranges_know_their_callers_and_whether_anything_ran_in_them() -> None:
         ("inner", ("outer",), True),
         ("empty", ("outer",), False),
     ]
+
+
+def test_no_range_is_in_a_collective_that_goes_on() -> None:
+    """It ends when it is done, long after the range that it began in: what began meanwhile is in neither of them."""
+    trace = read(
+        [
+            span("user_annotation", "first", 0, 10),
+            span("user_annotation", "nccl:all_gather", 5, 1000),
+            span("user_annotation", "nccl:all_gather", 15, 1000),
+            span("user_annotation", "second", 20, 30),
+            op("aten::mm", 21, 5),
+        ]
+    )
+    assert [(call.name, call.parents, call.has_ops) for call in trace.ranges()] == [
+        ("first", ("",), False),
+        ("nccl:all_gather", ("first", ""), False),
+        ("second", ("",), True),
+    ]
+
+
+def test_what_sticks_out_of_a_range_is_around_nothing_there() -> None:
+    """In whole microseconds ends are off by one: the attribution cuts them off, and so do the layers."""
+    ranges = [("outer", 0, 10), ("inner", 5, 6), ("next", 10, 30)]
+    trace = read([span("user_annotation", *one) for one in ranges])
+    assert [(call.name, call.parents) for call in trace.ranges()] == [
+        ("outer", ("",)),
+        ("inner", ("outer",)),
+        ("next", ("",)),
+    ]
+    trace = read([span("python_function", f"nn.Module: {name}_0", *times) for name, *times in ranges])
+    assert [call.parents for call in trace.modules()] == [("",), ("nn.Module: outer_0",), ("",)]
+
+
+def test_a_range_without_a_name_is_no_range() -> None:
+    """What nothing is around is around "": what it holds would stand below it."""
+    trace = read(
+        [
+            span("user_annotation", "", 0, 100),
+            span("user_annotation", "inner", 10, 20),
+            op("aten::mm", 11, 5),
+        ]
+    )
+    assert [(call.name, call.parents, call.has_ops) for call in trace.ranges()] == [("inner", ("",), True)]
+
+
+def test_half_a_character_in_a_name_is_a_question_mark() -> None:
+    """JSON may escape half of a pair of code units, and no file could be written of it."""
+    found = events_of(op("aten::\ud800", 1, 1), kernel("k\udfff", 5, 1), op("aten::\U0001f600", 3, 1))
+    assert [event.name for event in found] == ["aten::?", "aten::\U0001f600", "k?"]
 
 
 def test_a_piece_at_a_time_is_the_same() -> None:

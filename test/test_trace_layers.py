@@ -98,8 +98,9 @@ def test_modules_inside_themselves_do_not_lead_into_a_circle() -> None:
 def test_modules_that_all_call_each_other_come_to_an_end() -> None:
     everyone = [f"M_{number}" for number in range(12)]  # they could stand in 12! orders
     made = layers_of_modules([module(name, *(other for other in everyone if other != name)) for name in everyone])
-    assert {layer.path[-1] for layer in made.layers} >= set(everyone[1:])
-    assert len(made.layers) <= 100 * len(everyone)
+    assert all(len(set(layer.path)) == len(layer.path) for layer in made.layers)
+    assert len(made.layers) <= 4096 * len(everyone)
+    assert len(made.doubts) == 1
 
 
 def test_a_wrapper_and_what_it_wraps_are_one_layer() -> None:
@@ -142,6 +143,42 @@ def test_counters_of_time_are_one_layer_and_parts_are_many() -> None:
     assert {made.sites[step] for step in steps} == {Site((0,))}
     assert len(layers_of_ranges(calls[:20]).layers) == 20
     assert names(layers_of_ranges([RangeCall(f"part{number}", ("",)) for number in range(129)])) == ["partN"]
+
+
+def tower(*sizes: int) -> list[RangeCall]:
+    """Ranges on several levels, each of one level inside each of the level above."""
+    calls, around = [], ("",)
+    for level, size in enumerate(sizes):
+        here = tuple(f"{chr(ord('a') + level)} {number}" for number in range(size))
+        calls += [RangeCall(name, around) for name in here]
+        around = here
+    return calls
+
+
+def test_a_range_in_many_places_is_a_layer_in_each_or_in_none() -> None:
+    made = layers_of_ranges(tower(32, 8, 1))
+    assert len(made.layers) == 32 + 32 * 8 + 32 * 8
+    assert len({made.layers[index].path for index in made.sites["c 0"].layers}) == 256
+    assert made.doubts == ()
+    crowded = layers_of_ranges(tower(64, 65, 1, 2))
+    assert len(crowded.layers) == 64 + 64 * 65
+    assert {"c 0", "d 0", "d 1"}.isdisjoint(crowded.sites)
+    assert crowded.doubts == (
+        "In more than 4096 places, and no layers: c 0, d 0, d 1. Their work is shown in what is around them.",
+    )
+
+
+def test_what_is_inside_of_what_is_left_out_is_left_out_too() -> None:
+    calls = tower(64, 65, 1)
+    made = layers_of_ranges([*calls, RangeCall("x", ("c 0",)), RangeCall("y", ("a 0",))])
+    assert "x" not in made.sites
+    assert site(made, "y") == ["a 0.y"]
+
+
+def test_the_places_of_a_range_list_each_other_as_long_as_they_are_few() -> None:
+    few, many = layers_of_ranges(tower(100, 1)), layers_of_ranges(tower(101, 1))
+    assert {len(few.layers[index].shared_with) for index in few.sites["b 0"].layers} == {99}
+    assert {len(many.layers[index].shared_with) for index in many.sites["b 0"].layers} == {0}
 
 
 def test_a_trace_with_nothing_to_tell_has_no_layers() -> None:

@@ -168,10 +168,70 @@ def test_what_only_the_order_tells_is_doubted() -> None:
 
 def test_the_source_tells_in_which_order_a_module_calls() -> None:
     model = net(("key", "Linear", ()), ("query", "Linear", ()))
-    model[0] = model[0]._replace(calls=("query", "key"))
+    model[0] = model[0]._replace(calls={"query": True, "key": True})
     made = match([call("Net_0"), call("Linear_0", "Net_0"), call("Linear_1", "Net_0")], model)
     assert found(made)["Linear_0"] == ["Net.query"]
     assert len(made.doubts) == 1
+
+
+def test_what_is_always_called_goes_before_what_a_branch_calls() -> None:
+    model = net(("drop", "Dropout", ()), ("parts", "ModuleList", ()), ("parts.0", "Dropout", ()))
+    model[0] = model[0]._replace(calls={"drop": False, "parts": True})
+    made = match([call("Net_0"), call("Dropout_0", "Net_0")], model)
+    assert found(made)["Dropout_0"] == ["Net.parts.0"]
+    assert made.doubts == (
+        "There are more of their kind that were never called, and the first ones are taken to be those that were: "
+        "Net.parts.0 (Dropout).",
+    )
+
+
+def test_a_part_of_what_was_traced_is_found_by_its_shapes() -> None:
+    calls = [call("Sequential_0"), call("Linear_0", "Sequential_0", shapes=((4, 8), (16, 8), (16,)))]
+    calls.append(call("Linear_1", "Sequential_0", shapes=((4, 16), (4, 16), (4,))))
+    made = match(calls, [ModelModule(("Linear",), "Linear", 0, param_shapes=((4, 16), (4,)))])
+    assert found(made) == {"Linear_1": ["Linear"]}
+    assert made.doubts == ("Not found in the model, and no layers: Sequential_0, Linear_0.",)
+    without = match([one._replace(shapes=frozenset()) for one in calls], [ModelModule(("Linear",), "Linear", 0)])
+    assert found(without) == {"Linear_0": ["Linear"]}
+    assert without.doubts[0] == (
+        "The trace has more of their kind than the model, and the first that fit are taken to be these: "
+        "Linear (Linear)."
+    )
+
+
+def test_a_model_of_another_size_is_doubted() -> None:
+    traced = [call("Net_0"), call("Linear_0", "Net_0", shapes=((2, 32), (10, 32), (10,)))]
+    assert match(traced, net(("fc", "Linear", ((10, 32), (10,))))).doubts == ()
+    assert match(traced, net(("fc", "ReLU", ()), ("fc2", "Linear", ()))).doubts == ()
+    other = match(traced, net(("fc", "Linear", ((10, 64), (10,)))))
+    assert other.doubts == (
+        "No operator in the trace was called on parameters of the shapes that the model's have: is it the model that "
+        "was traced, and of its size?",
+    )
+    unseen = [one._replace(shapes=frozenset()) for one in traced]
+    assert match(unseen, net(("fc", "Linear", ((10, 64), (10,))))).doubts == ()
+
+
+def test_classes_of_one_name_are_doubted() -> None:
+    model = net(("a", "Linear", ((2, 4),)), ("b", "Linear", ((4, 4),)), ("c", "GELU", ()), ("d", "GELU", ()))
+    calls = [call("Net_0"), call("Linear_0", "Net_0", shapes=((2, 4),))]
+    assert not any("one name" in doubt for doubt in match(calls, model).doubts)
+    several = [one._replace(cls=number) for number, one in enumerate(model)]
+    (doubt,) = (doubt for doubt in match(calls, several).doubts if "one name" in doubt)
+    assert "several classes of one name (Linear)" in doubt
+
+
+def test_what_is_not_in_the_model_and_everywhere_is_no_layer() -> None:
+    levels = [[f"{kind}_{number}" for number in range(17)] for kind in ("A", "B", "C")]
+    around = ["Net_0"]
+    calls = [call("Net_0"), call("Linear_0", "Net_0")]
+    for level in levels:
+        calls += [call(name, *around) for name in level]
+        around = level
+    made = match([*calls, call("Hidden_0", *around), call("Linear_1", "Hidden_0")], net(("fc", "Linear", ())))
+    assert len(made.layers) == 2 + 17 + 17**2 + 17**3
+    assert set(found(made)).isdisjoint({"Hidden_0", "Linear_1"})
+    assert "In more than 4096 places, and no layers: Hidden_0, Linear_1." in made.doubts[-1]
 
 
 def test_a_sequential_calls_in_its_order_for_certain() -> None:

@@ -217,22 +217,27 @@ class Makers:
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
-        self._first: dict[int, Place] = {}
+        self._first: dict[int, Place] = {}  # where that is another place than the last
         self._last: dict[int, Place] = {}
 
     def add(self, number: int, place: Place) -> None:
-        if number not in self._first:
+        before = self._last.get(number)
+        if before is None:
             if not self._numbers or number > self._numbers[-1]:
                 self._numbers.append(number)
             else:
                 insort(self._numbers, number)
-            self._first[number] = place
+        elif before is not place:
+            self._first.setdefault(number, before)
         self._last[number] = place
 
     def find(self, number: int, of_graph: bool = False) -> Place | None:
         at = bisect_right(self._numbers, number)
         if of_graph:
-            return self._first[self._numbers[at]] if at < len(self._numbers) else None
+            if at == len(self._numbers):
+                return None
+            above = self._numbers[at]
+            return self._first.get(above) or self._last[above]
         return self._last[self._numbers[at - 1]] if at else None
 
 

@@ -352,12 +352,14 @@ class Plan:
     def model_modules(self) -> list[ModelModule]:
         """The modules as a trace's are looked for among them; those that are gone have no parameters."""
         first: dict[int, int] = {}  # module → where it stood first
-        orders: dict[type, tuple[str, ...]] = {}  # class → in which order it calls what it holds
+        orders: dict[type, dict[str, bool]] = {}  # class → in which order it calls what it holds
+        classes: dict[type, int] = {}  # class → its number
         found = []
         for at, (spot, layer) in enumerate(zip(self._spots, self._layer_of)):
             module = spot.module()
             before = at if module is None else first.setdefault(id(module), at)
             if module is not None and type(module) not in orders:
+                classes[type(module)] = len(classes)
                 orders[type(module)] = call_order(type(module))
             params = () if module is None else tuple(module._parameters.values())
             found.append(
@@ -368,7 +370,8 @@ class Plan:
                     callable=spot.callable,
                     param_shapes=tuple(tuple(one.shape) for one in params if one is not None and not is_lazy(one)),
                     same_as=None if before == at else before,
-                    calls=() if module is None else orders[type(module)],
+                    calls={} if module is None else orders[type(module)],
+                    cls=-1 if module is None else classes[type(module)],
                 )
             )
         return found

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from array import array
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import add
 
 from torchprof.attribute import FORWARD, OUTSIDE, PHASES, Attributed, Kind, Place
 from torchprof.run import Layer, SampleKey, Spread
@@ -26,6 +28,10 @@ _Range = tuple[int, Place, "Place | None", int]
 """An open range: its end, its place, the place whose time it interrupts, and its number as a launcher of kernels."""
 
 
+_Sums = dict[str, "array[int]"]
+"""By device: a sum for each step."""
+
+
 class Steps:
     """One walk over the events of one session, between the attribution and the fold.
 
@@ -40,10 +46,10 @@ class Steps:
         self._above = [number.get(layer.path[:-1], OUTSIDE) for layer in layers]
         self._rank = rank
         self._starts: list[int] = []  # of the steps, and the end of the last
-        self._cpu: list[dict[tuple[int, str], int]] = []  # by step: (layer, phase) → total
+        self._cpu: dict[tuple[int, str], array[int]] = {}  # (layer, phase) → total, by step
         self._outside: list[defaultdict[str, int]] = []  # by step: part → time
-        self._device: defaultdict[tuple[int, str], dict[tuple[int, str], int]] = defaultdict(dict)
-        self._device_outside: defaultdict[str, dict[tuple[int, str], int]] = defaultdict(dict)
+        self._device: defaultdict[tuple[int, str], _Sums] = defaultdict(dict)
+        self._device_outside: defaultdict[str, _Sums] = defaultdict(dict)
         self._parts: dict[Place, str] = {}  # of places outside all layers
 
     @property
@@ -125,7 +131,10 @@ class Steps:
             for phase in PHASES:
                 if above >= 0 and (layer, phase) in totals:
                     totals[above, phase] += totals[layer, phase]
-        self._cpu.append(dict(totals))
+        for key, ns in totals.items():
+            column = self._cpu.setdefault(key, array("q"))
+            column.frombytes(bytes(8 * (len(self._outside) - len(column))))  # nothing in the steps before
+            column.append(ns)
         self._outside.append(parts)
 
     def _note_kernel(
@@ -141,7 +150,9 @@ class Steps:
         if place.layer == OUTSIDE:
             by_step.append(self._device_outside[self._part_of(place)])
         for sums in by_step:
-            sums[at, event.device] = sums.get((at, event.device), 0) + ns
+            if event.device not in sums:
+                sums[event.device] = array("q", bytes(8 * self.count))
+            sums[event.device][at] += ns
         if event.correlation in copies and _WITHIN_DEVICES.fullmatch(event.name):
             step, copying, took = copies.pop(event.correlation)
             self._outside[step][COPY] -= took
@@ -164,14 +175,14 @@ class Steps:
         def spread(layer: int, phase: str, device: str, measure: str, values: Iterable[int]) -> None:
             samples[SampleKey(layer, phase, self._rank, device, measure)] = Spread.of([*zip(starts, values)])
 
-        def device_spreads(layer: int, phase: str, measure: str, sums: dict[tuple[int, str], int]) -> None:
-            for device in sorted({device for _, device in sums}):
-                spread(layer, phase, device, measure, [sums.get((at, device), 0) for at in range(self.count)])
+        def device_spreads(layer: int, phase: str, measure: str, sums: _Sums) -> None:
+            for device, values in sorted(sums.items()):
+                spread(layer, phase, device, measure, values)
 
         durations = [end - start for start, end in zip(self._starts, self._starts[1:])]
         spread(OUTSIDE, FORWARD, "cpu", "step_ns", durations)
-        for layer, phase in sorted({key for totals in self._cpu for key in totals}):
-            spread(layer, phase, "cpu", "step_cpu_ns", [totals.get((layer, phase), 0) for totals in self._cpu])
+        for (layer, phase), totals in sorted(self._cpu.items()):
+            spread(layer, phase, "cpu", "step_cpu_ns", [*totals, *[0] * (self.count - len(totals))])
         for (layer, phase), sums in sorted(self._rolled_up().items()):
             device_spreads(layer, phase, "step_device_ns", sums)
         for measure in (DATA, OPTIMIZER, COPY, WAIT, OTHER, GAP, OVERLAP):
@@ -182,15 +193,16 @@ class Steps:
             device_spreads(OUTSIDE, FORWARD, measure, sums)
         return samples
 
-    def _rolled_up(self) -> dict[tuple[int, str], dict[tuple[int, str], int]]:
+    def _rolled_up(self) -> dict[tuple[int, str], _Sums]:
         """Device time with that of the layers below."""
-        totals: defaultdict[tuple[int, str], dict[tuple[int, str], int]] = defaultdict(dict)
+        totals: defaultdict[tuple[int, str], _Sums] = defaultdict(dict)
         for (layer, phase), sums in self._device.items():
             at = layer
             while True:
                 total = totals[at, phase]
-                for key, ns in sums.items():
-                    total[key] = total.get(key, 0) + ns
+                for device, values in sums.items():
+                    before = total.get(device, ())
+                    total[device] = array("q", map(add, before, values)) if before else values
                 if at < 0 or self._above[at] < 0:
                     break
                 at = self._above[at]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from os import PathLike
@@ -105,16 +105,7 @@ def _read(path: Path, plan: Plan | None, with_timeline: bool, progress: Callable
         events.add(piece)
     base = file.header.get("baseTimeNanoseconds")
     events.base_ns = base if type(base) is int else 0
-    seen = Seen(notes=[*file.doubts, *_about_unread(path, events)])
-    if len(events.processes) > 1:
-        seen.notes.append(
-            f"{path.name} holds {len(events.processes)} processes, and torch writes one a file: where their numbers "
-            "are the same, what they launched on devices, and whose backward is whose, may be mixed up."
-        )
-    if events.has_nodes and not events.has_numbers:
-        seen.notes.append(
-            f"{path.name} tells no sequence numbers: whose its backward is, is unknown, and it is outside of layers."
-        )
+    seen = Seen(notes=[*file.doubts, *_doubts(path, events)])
     if not len(events):
         raise TorchprofError(
             " ".join(
@@ -148,13 +139,20 @@ def _read(path: Path, plan: Plan | None, with_timeline: bool, progress: Callable
     return _Found(path, run, planned, seen, events.first_ns, (run.meta.machine, events.processes))
 
 
-def _about_unread(path: Path, events: TraceEvents) -> list[str]:
-    if not events.unread:
-        return []
-    return [
-        f"{events.unread} event(s) of {path.name} are missing: they had no name, no time, no thread, or a time that "
-        "cannot be."
-    ]
+def _doubts(path: Path, events: TraceEvents) -> Iterator[str]:
+    """What a trace has not, or has too much of."""
+    if events.unread:
+        yield (
+            f"{events.unread} event(s) of {path.name} are missing: they had no name, no time, no thread, or a time "
+            "that cannot be."
+        )
+    if len(events.processes) > 1:
+        yield (
+            f"{path.name} holds {len(events.processes)} processes, and torch writes one a file: where their numbers "
+            "are the same, what they launched on devices, and whose backward is whose, may be mixed up."
+        )
+    if events.has_nodes and not events.has_numbers:
+        yield f"{path.name} tells no sequence numbers: whose its backward is, is unknown, and it is outside of layers."
 
 
 @dataclass(frozen=True)

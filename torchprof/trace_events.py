@@ -51,7 +51,7 @@ _MANY_ARROWS = 1 << 16
 _BEYOND = 1 << 62
 _NOT_AS_IT_MUST_BE = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
 
-_WINDOW = 4096  # so many events of each stretch are put in order at a time
+_WINDOW = 1024  # so many events of each stretch are put in order at a time
 _MANY_STRETCHES = 2000
 
 
@@ -571,10 +571,10 @@ class TraceEvents:
                 continue
             end = start + ns
             forward_thread = 0
-            correlation = number if launchers and number in launchers else 0
+            correlation = launchers.get(number, 0)
             if kind is op:
                 if is_runtime[name_number]:
-                    correlation = -number if number in launches else 0
+                    correlation = launches.get(number, 0)
                 elif (forward and sequence >= 0) or (sequence < 0 and is_inner_node[name_number]):
                     kind, signature, forward_thread = backward, 0, forward_threads.get(forward, 0)
             elif kind is node:
@@ -588,7 +588,7 @@ class TraceEvents:
         yield from self._device_events(launchers, launches, names)
 
     def _device_events(
-        self, launchers: Collection[int], launches: Collection[int], names: list[str]
+        self, launchers: Mapping[int, int], launches: Mapping[int, int], names: list[str]
     ) -> Iterator[Event]:
         kind = self.device or "cuda"
         for start, ns, name, lane, by, launch, signature in self._work.in_order(self._groups_of_names):
@@ -600,28 +600,37 @@ class TraceEvents:
                 start,
                 start + ns,
                 stream,
-                correlation=by if by in launchers and by != launch else -launch if launch in launches else 0,
+                correlation=launchers.get(by, 0) if by != launch and by in launchers else launches.get(launch, 0),
                 device=f"{kind}:{index}",
                 signature=signature,
             )
 
-    def _launchers(self) -> tuple[set[int], set[int]]:
-        """The numbers of ops that launched something; and of calls of the runtime that launched what names no such op.
+    def _launchers(self) -> tuple[dict[int, int], dict[int, int]]:
+        """By their numbers, the ops that launched something, and calls of the runtime that launched what names no such
+        op: each with what stands for it in events.
 
         Recent traces name the op itself, so do very old ones; those of 2022 and 2023 repeat the number of the launch,
         which then tells of another op, or none.
         """
         is_runtime = [group is _RUNTIME for group, _ in self._names]
         work, cpu = self._work, self._cpu
-        by = {op for op, launch in zip(work.sequence, work.number) if op > 0 and op != launch}
-        if by:
-            by.intersection_update(number for number, name in zip(cpu.number, cpu.name) if not is_runtime[name])
-        launches = {
-            launch for op, launch in zip(work.sequence, work.number) if launch > 0 and (op == launch or op not in by)
+        wanted = {op for op, launch in zip(work.sequence, work.number) if op > 0 and op != launch}
+        ops: dict[int, int] = {}  # numbers are kept once: there may be millions
+        if wanted:
+            ops = {
+                number: number
+                for number, name in zip(cpu.number, cpu.name)
+                if number in wanted and not is_runtime[name]
+            }
+        wanted = {
+            launch for op, launch in zip(work.sequence, work.number) if launch > 0 and (op == launch or op not in ops)
         }
-        if launches:
-            launches.intersection_update(number for number, name in zip(cpu.number, cpu.name) if is_runtime[name])
-        return by, launches
+        launches: dict[int, int] = {}
+        if wanted:
+            launches = {
+                number: -number for number, name in zip(cpu.number, cpu.name) if number in wanted and is_runtime[name]
+            }
+        return ops, launches
 
     def _kinds(self, sites: Collection[str]) -> list[Kind | None]:
         """By the number of a name; None for what is left out. What stands for a layer is a label."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from torchprof.attribute import Site
+from torchprof.doubts import some
 from torchprof.event_names import PREFIX, is_collective, is_torchs_step
 from torchprof.run import Layer
 
@@ -25,7 +26,8 @@ _WRAPPING_STEPS = {"_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_orig_
 _PARALLEL = {"DataParallel", "DistributedDataParallel"}
 _WRAPPERS = {"CheckpointWrapper", "FullyShardedDataParallel", "OffloadWrapper", "OptimizedModule", *_PARALLEL}
 
-MOST_PLACES = 100  # of one module or range: with many parents on many levels there would be no end of them
+MOST_PLACES = 4096  # of one module or range: with many parents on many levels there would be no end of them
+_MOST_OTHERS = 100  # places of a name that each of them lists: together that is the square of their number
 
 # What torch and its libraries put around work themselves, and is no part of a model.
 _BOOKKEEPING = re.compile(r"Optimizer\.(step|zero_grad)#|enumerate\(Data|FSDP::|c10d:")
@@ -120,7 +122,7 @@ def layers_of_modules(calls: Sequence[ModuleCall]) -> Hierarchy:
     ``calls`` in the order of first calls. A model is named by its class where there is only one of that class. A module
     that several others call is a layer under each of them; what nothing calls but itself is a model. Calls from outside
     of all modules make no layer where there are others: mostly they compute again what a checkpoint did not keep. A
-    module that only wraps another one is the same layer.
+    module that only wraps another one is the same layer. What would be at too many places is none: a doubt names it.
     """
     parents = {call.name: call.parents for call in calls}
     wrapper_of = dict(wrappers(parents))
@@ -137,9 +139,9 @@ def layers_of_modules(calls: Sequence[ModuleCall]) -> Hierarchy:
         model = class_of(at[0])
         return (model if models[model] == 1 else short_name(at[0]), *map(short_name, at[1:]))
 
-    paths = {name: [shown(at) for at in places[core]] for name, core in core_of.items()}
+    paths = {name: [shown(at) for at in places[core]] for name, core in core_of.items() if core in places}
     kind_at = {path: class_of(name) for name in places for path in paths[name]}
-    return _hierarchy(kind_at, paths, wrapper_of)
+    return _hierarchy(kind_at, paths, wrapper_of, about_crowded([name for name in inner if name not in places]))
 
 
 def layers_of_ranges(calls: Sequence[RangeCall]) -> Hierarchy:
@@ -147,7 +149,8 @@ def layers_of_ranges(calls: Sequence[RangeCall]) -> Hierarchy:
 
     No layers are the ranges that torch sets itself around steps, optimizers, loaders and collectives, and those without
     any op. Names that differ in a number only are one layer, with N in its place, where there are more than 20 of them
-    and the word before it is one of time ("step 17"), or more than 128 after any other ("block 17").
+    and the word before it is one of time ("step 17"), or more than 128 after any other ("block 17"). What would be at
+    too many places is no layer: a doubt names it.
     """
     kept = [call for call in calls if call.has_ops and not _is_bookkeeping(call.name)]
     folded = _folded([call.name for call in kept])
@@ -159,7 +162,8 @@ def layers_of_ranges(calls: Sequence[RangeCall]) -> Hierarchy:
         )
     places = _places({name: tuple(names) for name, names in parents.items()})
     kind_at = {path: "" for found in places.values() for path in found}
-    return _hierarchy(kind_at, {name: places[fold] for name, fold in folded.items()}, {})
+    paths = {name: places[fold] for name, fold in folded.items() if fold in places}
+    return _hierarchy(kind_at, paths, {}, about_crowded([name for name in parents if name not in places]))
 
 
 def wrappers(parents: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
@@ -173,6 +177,23 @@ def wrappers(parents: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
             name = called[wrapper][0]
             if name != wrapper and set(parents[name]) <= {wrapper, ""}:
                 yield name, wrapper
+
+
+def about_crowded(names: Sequence[str]) -> Iterator[str]:
+    """Modules or ranges that would be at more places than anybody can look at."""
+    if names:
+        shown = some([short_name(name) for name in names])
+        yield f"In more than {MOST_PLACES} places, and no layers: {shown}. Their work is shown in what is around them."
+
+
+def other_places(paths: Iterable[Sequence[tuple[str, ...]]]) -> dict[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """For each path of a name that has several, the others; where they are more than 100, none lists the others."""
+    return {
+        path: tuple(other for other in found if other != path)
+        for found in paths
+        if 1 < len(found) <= _MOST_OTHERS
+        for path in found
+    }
 
 
 def _last(name: str, following: Mapping[str, str]) -> str:
@@ -224,7 +245,8 @@ def _around_numbers(name: str) -> list[tuple[str, str]]:
 def _places(parents: Mapping[str, tuple[str, ...]]) -> dict[str, list[tuple[str, ...]]]:
     """Where each of some names stands: the names from the outermost one inward to itself, for each place once.
 
-    A name inside itself, at whatever depth, does not lead into a circle.
+    A name inside itself, at whatever depth, does not lead into a circle. One that has too many places is left out, and
+    so are the places inside of it: in some of them only, its events would count where they were not.
     """
     inside: defaultdict[str, list[str]] = defaultdict(list)
     outermost = []
@@ -243,33 +265,35 @@ def _places(parents: Mapping[str, tuple[str, ...]]) -> dict[str, list[tuple[str,
         waiting: list[tuple[str, ...]] = [(name,)]
         while waiting:
             at = waiting.pop()
-            if len(places[at[-1]]) < MOST_PLACES:
+            if len(places[at[-1]]) <= MOST_PLACES:
                 places[at[-1]].append(at)
                 waiting.extend((*at, child) for child in reversed(inside[at[-1]]) if child not in at)
-    return places
+    crowded = {name for name, found in places.items() if len(found) > MOST_PLACES}
+    clear = {name: [at for at in found if crowded.isdisjoint(at)] for name, found in places.items()}
+    return {name: found for name, found in clear.items() if found}
 
 
 def _hierarchy(
     kind_at: Mapping[tuple[str, ...], str],
     paths: Mapping[str, list[tuple[str, ...]]],
     wrapper_of: Mapping[str, str | None],
+    doubts: Iterable[str] = (),
 ) -> Hierarchy:
     """Layers by path and kind, and the paths of each event's name, as layers depth first and sites."""
     below: defaultdict[tuple[str, ...], list[tuple[str, ...]]] = defaultdict(list)
     for path in kind_at:
         below[path[:-1]].append(path)
-    shared = {path: found for found in paths.values() if len(found) > 1 for path in found}
+    others = other_places(paths.values())
     number: dict[tuple[str, ...], int] = {}
     layers: list[Layer] = []
     waiting = below[()][::-1]
     while waiting:
         path = waiting.pop()
         number[path] = len(layers)
-        others = tuple(other for other in shared.get(path, ()) if other != path)
-        layers.append(layer_of_trace(path, kind_at[path], others))
+        layers.append(layer_of_trace(path, kind_at[path], others.get(path, ())))
         waiting.extend(reversed(below[path]))
     sites = {name: Site(tuple(number[path] for path in found), wrapper_of.get(name)) for name, found in paths.items()}
-    return Hierarchy(tuple(layers), sites)
+    return Hierarchy(tuple(layers), sites, tuple(doubts))
 
 
 def layer_of_trace(path: tuple[str, ...], kind: str, shared_with: tuple[tuple[str, ...], ...] = ()) -> Layer:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torchprof.attribute import Site
 from torchprof.doubts import some
 from torchprof.errors import TorchprofError
 from torchprof.run import Layer
-from torchprof.trace_layers import MOST_PLACES, Hierarchy, ModuleCall, class_of, layer_of_trace, short_name, wrappers
+from torchprof.trace_layers import (
+    MOST_PLACES,
+    Hierarchy,
+    ModuleCall,
+    about_crowded,
+    class_of,
+    layer_of_trace,
+    other_places,
+    short_name,
+    wrappers,
+)
 
 _Shapes = frozenset[tuple[int, ...]]
 
@@ -21,8 +32,9 @@ class ModelModule(NamedTuple):
     ``path``: the real one, with the steps that only wrap. ``layer``: the number of the layer that it is shown as; what
     wraps it is the same one. ``callable``: whether it has a forward; a ModuleList has none. ``param_shapes``: those of
     the parameters that it holds itself. ``same_as``: the number of the first entry of the same module, if that is
-    another one. ``calls``: the names of what it holds, in the order in which it calls them (see ``call_order``); those
-    that are not among them come after these, in the order of definition.
+    another one. ``calls``: the names of what it holds, in the order in which it calls them, with whether it always does
+    (see ``call_order``); those that are not among them come after these, in the order of definition. ``cls``: a number
+    that tells its class from others of the same name.
     """
 
     path: tuple[str, ...]
@@ -31,7 +43,8 @@ class ModelModule(NamedTuple):
     callable: bool = True
     param_shapes: tuple[tuple[int, ...], ...] = ()
     same_as: int | None = None
-    calls: tuple[str, ...] = ()
+    calls: Mapping[str, bool] = MappingProxyType({})
+    cls: int = 0
 
 
 def match_modules(calls: Sequence[ModuleCall], modules: Sequence[ModelModule], layers: Sequence[Layer]) -> Hierarchy:
@@ -43,9 +56,10 @@ def match_modules(calls: Sequence[ModuleCall], modules: Sequence[ModelModule], l
     From the outermost inward, the modules that a module was seen to call are looked for among those that it holds,
     through containers that nobody calls. Those of one class are told apart by the shapes of their parameters, which
     their ops were called on, and by what was called below them; a Sequential calls in its order. What is left is taken
-    to be called in the order of the caller's source, or else of the definition: a doubt names it. What a module does
-    not hold itself is looked for further down, and in the whole model. A called module that is found nowhere is a layer
-    of its own under what called it, with its name in the trace; outside of all that was found it is no layer.
+    to be called in the order of the caller's source, or else of the definition; where not all were called, those that
+    always are go first: a doubt names it. What a module does not hold itself is looked for further down, and in the
+    whole model. A called module that is found nowhere is a layer of its own under what called it, with its name in the
+    trace; outside of all that was found it is no layer.
 
     Raises TorchprofError where nothing is found.
     """
@@ -112,6 +126,13 @@ class _Model:
     def layers(self, module: int) -> tuple[int, ...]:
         return tuple(dict.fromkeys(self.entries[index].layer for index in self._places[module]))
 
+    def may_rest(self, module: int) -> bool:
+        """Whether what holds a module, be it in a container, need not call it as far as its source tells."""
+        above = self._above[module]
+        while above is not None and not self.entries[above].callable:
+            module, above = above, self._above[above]
+        return above is None or not self.entries[above].calls.get(self.entries[module].path[-1], False)
+
     def wrapper(self, module: int) -> int | None:
         """The module that only wraps one: it is above, and shown as the same layer."""
         above = self._above[module]
@@ -141,6 +162,7 @@ class _Matching:
         self.found: dict[str, int] = {}
         self.by_order: list[list[int]] = []
         self.of_more: list[list[int]] = []
+        self.of_fewer: list[list[int]] = []
         self.far: list[int] = []
         self._open = dict.fromkeys(self.shapes)
         self._taken: set[int] = set()
@@ -261,10 +283,13 @@ class _Matching:
                 self.far += [self.found[name] for name in certain if not (alone and self._is_distinct(name))]
                 break
         else:
-            kind = class_of(names[0])
-            free = [module for module in nearest if self.model.entries[module].kind == kind]
-            free = [module for module in free if module not in self._taken]
-            self._in_order(names, dict.fromkeys(names, free))
+            fitting = self._fitting(names, nearest)  # there is not room for all: what fits goes first
+            if not any(fitting.values()):
+                kind = class_of(names[0])
+                free = [module for module in nearest if self.model.entries[module].kind == kind]
+                free = [module for module in free if module not in self._taken]
+                fitting = dict.fromkeys(names, free)
+            self._in_order(names, fitting)
         self._close(names)
 
     def _close(self, names: Iterable[str]) -> None:
@@ -303,6 +328,10 @@ class _Matching:
 
     def _in_order(self, names: Sequence[str], fitting: Mapping[str, Sequence[int]]) -> None:
         """Match names with modules by order: each with the first that is free, or that another can leave to it."""
+        choice = _all_of(fitting)
+        fit = sum(bool(fitting[name]) for name in names)
+        if len(choice) > fit:  # those that nobody needs to call are more likely those that nobody called
+            fitting = {name: sorted(modules, key=self.model.may_rest) for name, modules in fitting.items()}
         holder: dict[int, str] = {}
 
         def place(name: str, asked: set[int]) -> bool:
@@ -322,9 +351,12 @@ class _Matching:
             place(name, set())
         for module, name in holder.items():
             self._match(name, module)
-        if holder:
-            choice = _all_of(fitting)
-            (self.of_more if len(choice) > len(names) else self.by_order).append(sorted(holder))
+        if len(choice) > fit > 0:
+            self.of_more.append(sorted(holder))
+        elif len(choice) < fit and holder:
+            self.of_fewer.append(sorted(holder))
+        elif len(holder) > 1:
+            self.by_order.append(sorted(holder))
 
     def _match(self, name: str, module: int) -> None:
         self.found[name] = module
@@ -397,13 +429,15 @@ class _Matching:
             if name in self.found and wrapping not in self.found:
                 sites[wrapping] = Site(sites[name].layers)
                 sites[name] = sites[name]._replace(wrapper=wrapping)
-        own, places = self._own_layers(layers, sites)
+        own, places, crowded = self._own_layers(layers, sites)
         sites.update(places)
-        return Hierarchy((*layers, *own), sites, tuple(self._doubts(layers, sites, places)))
+        doubts = (*self._doubts(layers, sites, places, crowded), *about_crowded(crowded))
+        return Hierarchy((*layers, *own), sites, doubts)
 
-    def _own_layers(self, layers: Sequence[Layer], sites: Mapping[str, Site]) -> tuple[list[Layer], dict[str, Site]]:
-        """Layers for what was not found, under the layers that called it."""
-        paths: defaultdict[str, list[tuple[str, ...]]] = defaultdict(list)
+    def _own_layers(
+        self, layers: Sequence[Layer], sites: Mapping[str, Site]
+    ) -> tuple[list[Layer], dict[str, Site], list[str]]:
+        """Layers for what was not found, under the layers that called it; and what has too many places for that."""
         waiting: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
             ((*layers[layer].path, short_name(called)), (called,))
             for name, site in sites.items()
@@ -412,26 +446,36 @@ class _Matching:
             if called not in sites
         ]
         own: dict[tuple[str, ...], str] = {}
+        counts: Counter[str] = Counter()
         while waiting:
             path, names = waiting.pop(0)
             name = names[-1]
-            if path in own or len(paths[name]) == MOST_PLACES:
+            if path in own or counts[name] > MOST_PLACES:
                 continue
-            own[path] = class_of(name)
-            paths[name].append(path)
+            own[path] = name
+            counts[name] += 1
             waiting += [
                 ((*path, short_name(called)), (*names, called))
                 for called in self.called[name]
                 if called not in sites and called not in names
             ]
-        number = {path: index for index, path in enumerate(own, len(layers))}
-        shared = {path: [other for other in found if other != path] for found in paths.values() for path in found}
+        crowded = [name for name, count in counts.items() if count > MOST_PLACES]
+        number: dict[tuple[str, ...], int] = {}
+        places: defaultdict[str, list[tuple[str, ...]]] = defaultdict(list)
+        for path, name in own.items():  # parents first
+            if name not in crowded and (path[:-1] in number or path[:-1] not in own):
+                number[path] = len(layers) + len(number)
+                places[name].append(path)
+        others = other_places(places.values())
         return (
-            [layer_of_trace(path, kind, tuple(shared[path])) for path, kind in own.items()],
-            {name: Site(tuple(number[path] for path in found)) for name, found in paths.items()},
+            [layer_of_trace(path, class_of(own[path]), others.get(path, ())) for path in number],
+            {name: Site(tuple(number[path] for path in found)) for name, found in places.items()},
+            crowded,
         )
 
-    def _doubts(self, layers: Sequence[Layer], sites: Mapping[str, Site], own: Mapping[str, Site]) -> Iterator[str]:
+    def _doubts(
+        self, layers: Sequence[Layer], sites: Mapping[str, Site], own: Mapping[str, Site], crowded: Sequence[str]
+    ) -> Iterator[str]:
         def shown(group: Iterable[int]) -> str:
             modules = list(group)
             names = [layers[self.model.layers(module)[0]].path for module in modules]
@@ -447,6 +491,11 @@ class _Matching:
                 "There are more of their kind that were never called, and the first ones are taken to be those that "
                 f"were: {some([shown(group) for group in self.of_more])}."
             )
+        if self.of_fewer:
+            yield (
+                "The trace has more of their kind than the model, and the first that fit are taken to be these: "
+                f"{some([shown(group) for group in self.of_fewer])}."
+            )
         if self.far:
             yield (
                 "Not called by what holds them, and perhaps others of their class: "
@@ -456,9 +505,34 @@ class _Matching:
             yield (
                 f"Not found in the model, and shown under what called them: {some([short_name(name) for name in own])}."
             )
-        outside = [short_name(name) for name in self.shapes if name not in sites]
+        outside = [short_name(name) for name in self.shapes if name not in sites and name not in crowded]
         if outside:
             yield f"Not found in the model, and no layers: {some(outside)}."
+        if self._is_of_other_sizes():
+            yield (
+                "No operator in the trace was called on parameters of the shapes that the model's have: is it the "
+                "model that was traced, and of its size?"
+            )
+        mixed = self._of_one_name()
+        if mixed:
+            yield (
+                f"The model has several classes of one name ({some(mixed)}), and torch counts the modules of each by "
+                "itself: different ones have one name in the trace, and what is shown of them may be another's. Record "
+                "inside torchprof.annotate(model) to tell them apart."
+            )
+
+    def _is_of_other_sizes(self) -> bool:
+        """Whether shapes were recorded in modules that have parameters, and in none of them those of its own."""
+        held = [(self.model.sorts[module][1], self.shapes[name]) for name, module in self.found.items()]
+        fits = [params <= shapes for params, shapes in held if params and shapes]
+        return bool(fits) and not any(fits)
+
+    def _of_one_name(self) -> list[str]:
+        """The names among those of called modules that several classes of the model have."""
+        classes: defaultdict[str, set[int]] = defaultdict(set)
+        for module in self.model.all:
+            classes[self.model.entries[module].kind].add(self.model.entries[module].cls)
+        return [kind for kind in dict.fromkeys(map(class_of, self.shapes)) if len(classes[kind]) > 1]
 
 
 def _is_like(seen: tuple[str, _Shapes | None], sort: tuple[str, _Shapes]) -> bool:
