@@ -336,8 +336,8 @@ def _trace(arguments: argparse.Namespace) -> int:
         _print_run(run, arguments)
     else:
         recorded = max(meta.wall_ns for meta in run.metas)
-        print(f"torchprof: {', '.join(arguments.traces)}. Recorded: {recorded / 1e9:.2f} s.\n")
-        print(*_report(run, arguments, arguments.output, color=_in_color(sys.stdout)), sep="\n")
+        opening = f"torchprof: {', '.join(arguments.traces)}. Recorded: {recorded / 1e9:.2f} s.\n"
+        print(opening, *_report(run, arguments, arguments.output, color=_in_color(sys.stdout)), sep="\n")
     return 0
 
 
