@@ -270,6 +270,7 @@ class Attribution:
         self._paths = paths
         self._selected = selected
         self._makers: defaultdict[int, Makers] = defaultdict(Makers)  # by forward thread
+        self._found: dict[tuple[str, int], int] = {}  # (label, its caller) → which of its layers it is there
         self._node_before: dict[tuple[int, int], Place | None] = {}  # (thread, depth) → who made the last node there
 
     def attribute(self, events: Iterable[Event]) -> Iterator[Attributed]:
@@ -365,7 +366,11 @@ class Attribution:
         """
         self.labels += 1
         layers, wrapper = self._sites[label]
-        layer = layers[0] if len(layers) == 1 else self._nearest(layers, caller)
+        layer = layers[0]
+        if len(layers) > 1:
+            if (label, caller) not in self._found:
+                self._found[label, caller] = self._nearest(layers, caller)
+            layer = self._found[label, caller]
         phase = FORWARD if around is None or around.phase == FORWARD else RECOMPUTE
         if self._selected is not None and layer not in self._selected:
             if around is not None and around.layer >= 0:
