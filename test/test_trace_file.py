@@ -514,3 +514,10 @@ def test_a_large_file_needs_little_memory(tmp_path: Path, pack: Callable[[bytes]
         assert tracemalloc.get_traced_memory()[1] < 2_000_000
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("number", ["0.0", "12.5", "1e5", "1.5E-3", "-0.25"])
+def test_a_number_may_be_cut_between_two_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str) -> None:
+    monkeypatch.setattr(trace_file, "_CHUNK", 1)
+    path = written(tmp_path, f'{{"traceEvents": [], "after": {number}, "last": {number}}}')
+    assert read(path) == ([], {"after": float(number), "last": float(number)}, [])

@@ -313,8 +313,6 @@ class Attribution:
                 # Clocks of different sources differ by a few ns: what sticks out would break the nesting after it.
                 if end > limit:
                     end = limit
-            if kind is label_kind and name not in self._sites:
-                continue  # of a module that nobody asked about: what runs in it is as if it had no label
             if kind is not op and kind in unranged:
                 if kind is not sample:
                     yield new(Attributed, (event, around or outside, around, 0, 0))
@@ -341,7 +339,7 @@ class Attribution:
                     place = found or inside(outer, "op", name, signature)
                 if sequence >= 0:
                     self._makers[thread].add(sequence, place)
-            elif kind is label_kind:
+            elif kind is label_kind and name in self._sites:
                 place, calls, layer = self._of_label(name, around, label, layer)
                 label = name
             elif kind is node or (kind is Kind.BACKWARD_FUNCTION and not (around is not None and around.is_node)):

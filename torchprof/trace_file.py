@@ -362,7 +362,7 @@ class _Text:
             except RecursionError as error:
                 raise ValueError("too deep") from error
             else:
-                if end == len(self.text) and self.text[-1] not in '}]"':
+                if self.text[end - 1] not in '}]"' and not self.text[end:].strip("0123456789.eE+-"):
                     raise EOFError  # it was not the whole of the number
                 self.at = end
                 return value
