@@ -641,9 +641,8 @@ class TraceEvents:
                 kind = Kind.KERNEL
             elif group is _HELD:
                 kind = Kind.MEMORY
-            elif (
-                group is _MODULE or kind is Kind.LABEL
-            ):  # of a module that nobody asked about, it is as if there were none
+            elif group is _MODULE or kind is Kind.LABEL:
+                # Of a module that nobody asked about, it is as if there were none.
                 kind = Kind.LABEL if name in sites else None
             elif kind is Kind.OP and (
                 group is _RANGE
