@@ -55,6 +55,7 @@ def run_of(rows: Sequence[tuple[Any, ...]], **meta: Any) -> Run:
             "frames": chains.index(frames),
             "device": devices.index(device),
             "rank": 0,
+            "shared": 0,
             "calls": calls,
         }
         for name in Rows.COLUMNS:

@@ -139,7 +139,7 @@ def test_a_run_of_an_earlier_schema_can_be_saved_again(schema: int, tmp_path: Pa
     """As a file of this version, that says the same."""
     run = torchprof.load(DATA / f"run-schema-{schema}.json")
     run.save(tmp_path / "run.json")
-    assert document(tmp_path / "run.json")["schema"] == 5
+    assert document(tmp_path / "run.json")["schema"] == 6
     assert torchprof.load(tmp_path / "run.json") == run
 
 

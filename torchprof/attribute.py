@@ -115,10 +115,11 @@ class Place:
 
     There is one object for each distinct place, numbered in the order of first use; calls of an op with different
     ``signature`` are different places. ``within`` is the op or label that the layer's range is inside of, None where
-    it is inside of none, as nearly always.
+    it is inside of none, as nearly always. ``shared``: where it works for several layers at once, which; ``layer`` is
+    their nearest common ancestor then.
     """
 
-    __slots__ = ("_inner", "frame", "index", "is_node", "layer", "outer", "phase", "signature", "within")
+    __slots__ = ("_inner", "frame", "index", "is_node", "layer", "outer", "phase", "shared", "signature", "within")
 
     def __init__(
         self,
@@ -126,6 +127,7 @@ class Place:
         layer: int,
         phase: str,
         within: Place | None,
+        shared: tuple[int, ...],
         outer: Place | None,
         frame: Frame | None,
         signature: int,
@@ -137,6 +139,7 @@ class Place:
         self.outer = outer
         self.frame = frame
         self.signature = signature
+        self.shared = shared
         self.is_node = False
         self._inner: dict[Any, Place] | None = None  # most have none: a dict only for those that do
 
@@ -167,16 +170,16 @@ class Places:
 
     def __init__(self) -> None:
         self.all: list[Place] = []
-        self._layers: dict[tuple[int, str, Place | None], Place] = {}
+        self._layers: dict[tuple[int, str, Place | None, tuple[int, ...]], Place] = {}
         self._frames: dict[str, Frame] = {}
 
-    def of_layer(self, layer: int, phase: str, around: Place | None = None) -> Place:
+    def of_layer(self, layer: int, phase: str, around: Place | None = None, shared: tuple[int, ...] = ()) -> Place:
         """The place of a layer's own time, where its range is inside ``around``."""
         within = around if around is None or around.frame is not None else around.within
-        key = (layer, phase, within)
+        key = (layer, phase, within, shared)
         place = self._layers.get(key)
         if place is None:
-            place = self._layers[key] = self._new(layer, phase, within, None, None, 0)
+            place = self._layers[key] = self._new(layer, phase, within, shared, None, None, 0)
         return place
 
     def inside(self, outer: Place, kind: str, name: str, signature: int = 0) -> Place:
@@ -190,7 +193,9 @@ class Places:
             frame = self._frames.get(step)
             if frame is None:
                 frame = self._frames[step] = Frame(kind, name)
-            place = inner[key] = self._new(outer.layer, outer.phase, outer.within, outer, frame, signature)
+            place = inner[key] = self._new(
+                outer.layer, outer.phase, outer.within, outer.shared, outer, frame, signature
+            )
         return place
 
     def close(self) -> None:
@@ -200,9 +205,16 @@ class Places:
             place._inner = None
 
     def _new(
-        self, layer: int, phase: str, within: Place | None, outer: Place | None, frame: Frame | None, signature: int
+        self,
+        layer: int,
+        phase: str,
+        within: Place | None,
+        shared: tuple[int, ...],
+        outer: Place | None,
+        frame: Frame | None,
+        signature: int,
     ) -> Place:
-        place = Place(len(self.all), layer, phase, within, outer, frame, signature)
+        place = Place(len(self.all), layer, phase, within, shared, outer, frame, signature)
         self.all.append(place)
         return place
 

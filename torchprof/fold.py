@@ -5,10 +5,24 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import add
 
 from torchprof.attribute import FORWARD, OUTSIDE, PHASES, Attributed, Frame, Kind, Place, Signature
 from torchprof.cost import FIELDS
-from torchprof.run import Around, DeviceTime, Layer, Memory, Meta, Rows, Run, SampleKey, Spread, StreamTime
+from torchprof.run import (
+    Around,
+    DeviceTime,
+    Layer,
+    Lockstep,
+    LockstepKey,
+    Memory,
+    Meta,
+    Rows,
+    Run,
+    SampleKey,
+    Spread,
+    StreamTime,
+)
 
 
 def fold(
@@ -108,6 +122,7 @@ def _rows(
     chains: list[tuple[Frame, ...]] = [()]
     numbers: dict[tuple[int, Frame, int], int] = {}  # (the chain outside of a frame, the frame, signature) → the chain
     chain_of = [0] * len(places)
+    shares: dict[tuple[int, ...], int] = {(): 0}
     arounds: list[tuple[Around, ...]] = [()]
     within_of = [0] * len(places)
     of_within: dict[int, int] = {}  # the place that a layer is within → the number of that
@@ -136,9 +151,10 @@ def _rows(
     for (index, device), line in sorted(values.items()):
         place = places[index]
         number = devices.setdefault(device, len(devices))
-        key = (place.layer, phases[place.phase], within_of[index], chain_of[index], number, rank)
+        shared = shares.setdefault(place.shared, len(shares))
+        key = (place.layer, phases[place.phase], shared, within_of[index], chain_of[index], number, rank)
         lines[key] = (line[-1], *line[:-1])
-    return _table(layers, lines, chains, devices, arounds)
+    return _table(layers, lines, chains, devices, arounds, shares)
 
 
 def _table(
@@ -147,11 +163,12 @@ def _table(
     frames: Iterable[tuple[Frame, ...]],
     devices: Iterable[str],
     within: Iterable[tuple[Around, ...]],
+    shared: Iterable[tuple[int, ...]],
 ) -> Rows:
     """Rows from lines: what ``Rows.COLUMNS`` holds, the key up to the rank, the values from the calls on."""
     columns = dict(zip(Rows.COLUMNS, zip(*((*key, *line) for key, line in lines.items()))))
     arrays = {name: array("q", columns.get(name, ())) for name in Rows.COLUMNS}
-    return Rows(layers, tuple(frames), tuple(devices), arrays, tuple(within))
+    return Rows(layers, tuple(frames), tuple(devices), arrays, tuple(within), tuple(shared))
 
 
 def add_cycle(before: Run | None, cycle: Run) -> Run:
@@ -176,6 +193,7 @@ def add_cycle(before: Run | None, cycle: Run) -> Run:
         _higher_peaks(before.memory, cycle.memory),
         cycle.timeline,
         _sum_of_devices(before.device_times, cycle.device_times),
+        _one_after_the_other(before.lockstep, cycle.lockstep),
     )
 
 
@@ -184,16 +202,20 @@ def _sum_of_rows(layers: tuple[Layer, ...], *several: Rows) -> Rows:
     lines: dict[tuple[int, ...], Sequence[int]] = {}
     frames: dict[tuple[Frame, ...], int] = {}
     within: dict[tuple[Around, ...], int] = {}
+    shared: dict[tuple[int, ...], int] = {}
     devices: dict[str, int] = {}
     for rows in several:
         frames_here = [frames.setdefault(chain, len(frames)) for chain in rows.frames]
         within_here = [within.setdefault(around, len(within)) for around in rows.within]
+        shared_here = [shared.setdefault(by, len(shared)) for by in rows.shared]
         devices_here = [devices.setdefault(device, len(devices)) for device in rows.devices]
-        for layer, phase, around, chain, device, rank, *values in zip(*(rows.columns[name] for name in Rows.COLUMNS)):
-            key = (layer, phase, within_here[around], frames_here[chain], devices_here[device], rank)
+        for layer, phase, by, around, chain, device, rank, *values in zip(
+            *(rows.columns[name] for name in Rows.COLUMNS)
+        ):
+            key = (layer, phase, shared_here[by], within_here[around], frames_here[chain], devices_here[device], rank)
             line = lines.get(key)
             lines[key] = values if line is None else [*map(sum, zip(line, values))]
-    return _table(layers, lines, frames, devices, within)
+    return _table(layers, lines, frames, devices, within, shared)
 
 
 def _with_zeros(samples: Mapping[SampleKey, Spread], other: Mapping[SampleKey, Spread]) -> dict[SampleKey, Spread]:
@@ -204,6 +226,25 @@ def _with_zeros(samples: Mapping[SampleKey, Spread], other: Mapping[SampleKey, S
         if steps is not None and key.measure.startswith("step_") and key not in samples:
             complete[key] = Spread(steps.count, 0, 0, 0, 0, (0,) * len(steps.sample), tuple(sorted(steps.hashes)))
     return complete
+
+
+def _one_after_the_other(
+    before: Mapping[LockstepKey, Lockstep], now: Mapping[LockstepKey, Lockstep]
+) -> dict[LockstepKey, Lockstep]:
+    """What one rank did in some cycles, and then in those after."""
+    joined = dict(before)
+    for key, later in now.items():
+        known = joined.get(key)
+        if known is not None:
+            later = Lockstep(
+                later.ranks,
+                tuple(map(add, known.counts, later.counts)),
+                tuple(map(add, known.ns, later.ns)),
+                known.last_ns + later.last_ns,
+                known.last_rank + later.last_rank,
+            )
+        joined[key] = later
+    return joined
 
 
 def _first_seen(before: Layer, now: Layer) -> Layer:
@@ -279,6 +320,7 @@ def on_layers(run: Run, layers: tuple[Layer, ...]) -> Run:
         return {**columns, "layer": array("q", map(to, columns["layer"]))}
 
     within = tuple(tuple(around._replace(layer=to(around.layer)) for around in chain) for chain in run.rows.within)
+    shared = tuple(tuple(map(to, by)) for by in run.rows.shared)
     timeline = run.timeline
     if timeline is not None:
         spans = timeline.spans
@@ -288,13 +330,14 @@ def on_layers(run: Run, layers: tuple[Layer, ...]) -> Run:
     return replace(
         run,
         layers=layers,
-        rows=replace(run.rows, layers=layers, columns=column(run.rows.columns), within=within),
+        rows=replace(run.rows, layers=layers, columns=column(run.rows.columns), within=within, shared=shared),
         samples={key._replace(layer=to(key.layer)): spread for key, spread in run.samples.items()},
         memory=tuple(
             replace(memory, held=tuple(held._replace(layer=to(held.layer)) for held in memory.held))
             for memory in run.memory
         ),
         timeline=timeline,
+        lockstep={key._replace(layer=to(key.layer)): lockstep for key, lockstep in run.lockstep.items()},
     )
 
 

@@ -39,7 +39,8 @@ class Layer:
     ``compiled``: inside a ScriptModule or a module under torch.compile, where it may run without being called.
     ``tied``: it holds parameters that count at another layer. ``recursive``: it was called inside of its own calls, so
     that not each of them is one by itself.
-    ``shared_with``: the other paths of the same module.
+    ``shared_with``: the other paths of the same module. ``ranks``: those that have it, ascending; ``()`` for all that
+    are in the run.
     """
 
     path: tuple[str, ...]
@@ -59,6 +60,7 @@ class Layer:
     tied: bool = False
     recursive: bool = False
     shared_with: tuple[tuple[str, ...], ...] = ()
+    ranks: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -77,6 +79,15 @@ class Peak(NamedTuple):
     bytes_per_s: float
 
 
+class MeshDim(NamedTuple):
+    """A dimension of the ``DeviceMesh`` that a job's ranks form: its ``name`` ("dp", "tp"), how many ranks it has, and
+    at which ``position`` in it, from 0 on, this rank is."""
+
+    name: str
+    size: int
+    position: int
+
+
 @dataclass(frozen=True)
 class Meta:
     """How a run came about; one per rank.
@@ -88,11 +99,14 @@ class Meta:
     any thread that was recorded was inside any op or range. ``peaks`` are what ``torchprof.peak`` had measured by then.
     ``warnings`` are sentences for the user. ``environment`` says in words what it ran on, as (name, value),
     ``switches`` how torch's own were set at the end, those that make it faster or slower. ``machine`` and ``script``
-    are names that ``save(strip=True)`` leaves out.
+    are names that ``save(strip=True)`` leaves out. ``world_size``: how many ranks the job has, this one among them;
+    ``mesh``: what they are for one another, as far as that is known.
     """
 
     model: tuple[str, ...]
     rank: int = 0
+    world_size: int = 1
+    mesh: tuple[MeshDim, ...] = ()
     device: str | None = None
     requested: tuple[str, ...] = ("cpu_ns",)
     measured: tuple[str, ...] = ("cpu_ns",)
@@ -124,7 +138,8 @@ class Row(NamedTuple):
     """One line of the finest table there is: every other table is a group-by over rows.
 
     ``layer`` is None for work of no layer; ``selected`` is then False where the work belongs to layers that ``paths=``
-    did not select. ``within`` are the ops and labels that the layer's range is inside of, outer to inner. ``frames``
+    did not select. Work that served several layers at once names them in ``shared_by``, and ``layer`` is their nearest
+    common ancestor. ``within`` are the ops and labels that the layer's range is inside of, outer to inner. ``frames``
     lead from the layer inward, ``()`` is the layer's own time between ops. ``cost`` is self. The calls of a row whose
     last frame is of kind python are how often Python was seen there.
     """
@@ -138,6 +153,7 @@ class Row(NamedTuple):
     rank: int
     calls: int
     cost: Cost
+    shared_by: tuple[Layer, ...] = ()
 
     @property
     def signature(self) -> Signature | None:
@@ -160,8 +176,9 @@ class Rows(Sequence[Row]):
     devices: tuple[str, ...]
     columns: Mapping[str, array[int]] = field(repr=False)
     within: tuple[tuple[Around, ...], ...] = field(repr=False, default=((),))
+    shared: tuple[tuple[int, ...], ...] = field(repr=False, default=((),))
 
-    COLUMNS = ("layer", "phase", "within", "frames", "device", "rank", "calls", *FIELDS)
+    COLUMNS = ("layer", "phase", "shared", "within", "frames", "device", "rank", "calls", *FIELDS)
 
     def __len__(self) -> int:
         return len(self.columns["layer"])
@@ -169,7 +186,9 @@ class Rows(Sequence[Row]):
     def __getitem__(self, index: int) -> Row:  # type: ignore[override]
         if isinstance(index, slice):
             raise TypeError("rows have no slices: take list(run.rows)[a:b]")
-        layer, phase, within, frames, device, rank, calls, *cost = (self.columns[name][index] for name in self.COLUMNS)
+        layer, phase, shared, within, frames, device, rank, calls, *cost = (
+            self.columns[name][index] for name in self.COLUMNS
+        )
         return Row(
             self.layers[layer] if layer >= 0 else None,
             layer != NOT_SELECTED,
@@ -180,6 +199,7 @@ class Rows(Sequence[Row]):
             rank,
             calls,
             Cost(*cost),
+            tuple(self.layers[number] for number in self.shared[shared]),
         )
 
     def __iter__(self) -> Iterator[Row]:
@@ -321,6 +341,76 @@ class SampleKey(NamedTuple):
     rank: int
     device: str
     measure: str
+
+
+WORK = "work"
+STEP = "step"
+
+
+class GroupOfRanks(NamedTuple):
+    """Ranks that exchange data with each other: torch's ``name`` for their group, what it is for ("default_pg",
+    "mesh_tp"), of how many ranks it is, and which, as text ("[0, 1]"). None, and "" of a text: not known."""
+
+    name: str
+    description: str = ""
+    size: int | None = None
+    ranks: str = ""
+
+
+class LockstepKey(NamedTuple):
+    """What ranks do in lockstep. ``layer`` is an index, negative for what belongs to no layer; ``device`` is "cpu" or
+    "device": whose time it is. ``what`` is one of
+
+    - ``WORK``: what the layer and all below it did in a step, in this phase, communication left out;
+    - ``STEP`` (of no layer): all that a rank did in a step, in layers or not, communication left out;
+    - the name of a collective ("all_reduce") that the layer asked for, between the ranks of ``group``.
+
+    Without steps all that was recorded is one, in each cycle.
+    """
+
+    layer: int
+    phase: str
+    device: str
+    what: str
+    group: GroupOfRanks | None = None
+
+    @property
+    def is_collective(self) -> bool:
+        return self.what not in (WORK, STEP)
+
+
+@dataclass(frozen=True)
+class Lockstep:
+    """What several ranks do equally often, so that the first time of one is the first time of the others.
+
+    ``ranks``, ascending; for each of them how often (``counts``) and for how long altogether (``ns``). ``last_rank``
+    is for each time the rank that the others waited for, the lowest of equal ones, and ``last_ns`` how long it took:
+    the longest work; of a collective the shortest, since it ends for all of them when the last has come, and that one
+    waits for nobody. Both are empty where the counts differ: then nobody knows which time of one belongs to which of
+    another.
+    """
+
+    ranks: tuple[int, ...]
+    counts: tuple[int, ...]
+    ns: tuple[int, ...]
+    last_ns: tuple[int, ...]
+    last_rank: tuple[int, ...]
+
+    @classmethod
+    def of(cls, rank: int, times: Sequence[int]) -> Lockstep:
+        """Of one rank, from how long each time took."""
+        return cls((rank,), (len(times),), (sum(times),), tuple(times), (rank,) * len(times))
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether it is known which time of one rank belongs to which of another."""
+        return len(set(self.counts)) == 1
+
+    def waiting_ns(self, rank: int) -> int | None:
+        """Of a collective: how long a rank waited in it for the last, altogether; None where that is not known."""
+        if not self.is_paired or rank not in self.ranks:
+            return None
+        return self.ns[self.ranks.index(rank)] - sum(self.last_ns)
 
 
 class Held(NamedTuple):
@@ -514,6 +604,7 @@ class Run:
     memory: tuple[Memory, ...] = ()
     timeline: Timeline | None = None
     device_times: tuple[DeviceTime, ...] = ()
+    lockstep: Mapping[LockstepKey, Lockstep] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.report("tree")

@@ -24,6 +24,8 @@ from torchprof.run import (
     Held,
     Lane,
     Layer,
+    Lockstep,
+    LockstepKey,
     Memory,
     Meta,
     Rows,
@@ -34,7 +36,7 @@ from torchprof.run import (
     Timeline,
 )
 
-SCHEMA = 5
+SCHEMA = 6
 """It grows by one whenever a reader of the old file would misread the new one."""
 _FORMAT = "torchprof-run"
 _LABELS_ALONE = "Written before torchprof 2.2: the totals of labels leave out the layers that were called inside them."
@@ -53,6 +55,7 @@ def text_of(run: Run, *, strip: bool = False) -> str:
         "layers": [asdict(layer) for layer in run.layers],
         "frames": frames.chains(run.rows.frames),
         "within": [[[*around[:2], frames.chain(around.frames)] for around in step] for step in run.rows.within],
+        "shared": run.rows.shared,
         "signatures": list(frames.signatures),
         "devices": run.rows.devices,
         "rows": _of_columns(run.rows.columns),
@@ -60,6 +63,7 @@ def text_of(run: Run, *, strip: bool = False) -> str:
         "memory": [{**asdict(memory), "held": memory.held} for memory in run.memory],
         "timeline": None if run.timeline is None else _of_timeline(run.timeline),
         "device_times": [asdict(time) for time in run.device_times],
+        "lockstep": [{**key._asdict(), **asdict(lockstep)} for key, lockstep in run.lockstep.items()],
     }
     return json.dumps(document, separators=(",", ":"))
 
@@ -146,6 +150,9 @@ def _run(document: dict[str, Any]) -> Run:
         document["timeline"]["spans"] = None  # it had memory alone
     if document["schema"] < 5:
         document["device_times"] = []
+    if document["schema"] < 6:
+        document.update(shared=[[]], lockstep=[])
+        document["rows"]["shared"] = [0] * len(document["rows"]["layer"])
     metas = _read(tuple[Meta, ...], document["metas"])
     layers = _read(tuple[Layer, ...], document["layers"])
     signatures = [None, *_read(tuple[Signature, ...], document["signatures"])]
@@ -159,6 +166,7 @@ def _run(document: dict[str, Any]) -> Run:
         tuple(Around(_read(int, layer), _read(str, phase), chain(frames)) for layer, phase, frames in step)
         for step in document["within"]
     )
+    shared = _read(tuple[tuple[int, ...], ...], document["shared"])
     devices = _read(tuple[str, ...], document["devices"])
     columns = {name: array("q", document["rows"][name]) for name in Rows.COLUMNS}
     samples = {}
@@ -180,26 +188,46 @@ def _run(document: dict[str, Any]) -> Run:
     device_times = _read(tuple[DeviceTime, ...], document["device_times"])
     for time in device_times:
         _demand(_adds_up(time), f"the times of {time.device}")
+    lockstep = {}
+    for one in document["lockstep"]:
+        of = _read(LockstepKey, [one.pop(name) for name in LockstepKey._fields])
+        lockstep[of] = _read(Lockstep, one)
+        _demand(_leads_somewhere(of, len(layers)), f"lockstep {tuple(of)}")
+        _demand(_is_in_lockstep(lockstep[of]), f"the ranks of lockstep {tuple(of)}")
     ranks = {meta.rank for meta in metas}
     seen = {*columns["rank"], *(one.rank for one in (*samples, *memory, *device_times))}
+    seen.update(*(one.ranks for one in (*layers, *lockstep.values())))
     _demand(seen <= ranks, "a rank without meta")
     for name, low, high in (
         ("layer", NOT_SELECTED, len(layers)),
         ("phase", 0, len(PHASES)),
+        ("shared", 0, len(shared)),
         ("within", 0, len(within)),
         ("frames", 0, len(frames)),
         ("device", 0, len(devices)),
         ("calls", 0, 2**63),
     ):
         _demand(all(low <= number < high for number in columns[name]), f"a number in column {name!r} leads nowhere")
+    _demand(all(0 <= layer < len(layers) for by in shared for layer in by), "a layer in 'shared'")
     for around in (around for step in within for around in step):
         _demand(_leads_somewhere(around, len(layers)), f"{tuple(around)} in 'within'")
     for held in (held for one in memory for held in one.held):
         _demand(_leads_somewhere(held, len(layers)), f"{tuple(held)} at the peak")
         _demand(held.kind in (*KINDS, "unknown"), f"{held.kind!r} where a kind of memory belongs")
     timeline = None if document["timeline"] is None else _timeline(document["timeline"], len(layers))
-    rows = Rows(layers, frames, devices, columns, within)
-    return Run(metas, layers, rows, samples, memory, timeline, device_times)
+    rows = Rows(layers, frames, devices, columns, within, shared)
+    return Run(metas, layers, rows, samples, memory, timeline, device_times, lockstep)
+
+
+def _is_in_lockstep(lockstep: Lockstep) -> bool:
+    """Whether its parts are as many as they have to be."""
+    ranks, counts, times = lockstep.ranks, lockstep.counts, len(lockstep.last_ns)
+    return (
+        len(ranks) == len(counts) == len(lockstep.ns) > 0
+        and list(ranks) == sorted(set(ranks))
+        and times == len(lockstep.last_rank) == (counts[0] if lockstep.is_paired else 0)
+        and set(lockstep.last_rank) <= set(ranks)
+    )
 
 
 def _adds_up(time: DeviceTime) -> bool:
@@ -286,7 +314,7 @@ def _frame(value: Any, signatures: Sequence[Signature | None]) -> Frame:
     return Frame(_read(str, kind), _read(str, name), signatures[signature])
 
 
-def _leads_somewhere(value: Around | Held | SampleKey, layers: int) -> bool:
+def _leads_somewhere(value: Around | Held | SampleKey | LockstepKey, layers: int) -> bool:
     return NOT_SELECTED <= value.layer < layers and value.phase in PHASES
 
 
