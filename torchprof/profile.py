@@ -23,7 +23,7 @@ from torch.profiler import ProfilerAction
 from torchprof.assemble import Asked, Seen, assemble, attribution_of, wanted_detail, with_doubts
 from torchprof.attribute import Kind
 from torchprof.collect import Guard, Session, empty_event_list, is_profiled, missing_device, refuse_if_profiled
-from torchprof.environment import this_process
+from torchprof.environment import place_in_job, this_process
 from torchprof.errors import TorchprofError, suggest
 from torchprof.fold import add_cycle
 from torchprof.held import held_now
@@ -116,7 +116,7 @@ class Profile:
         self._seen = Seen()
         self._finished = False
         self._start_holding = self._end_holding = NOTHING
-        self._rank = 0
+        self._place = 0, 1  # its rank, of so many in its job
 
     # The block
 
@@ -173,7 +173,7 @@ class Profile:
         finally:
             self._guard.off()
             self._layers = self._plan.layers()
-            self._rank = _rank()
+            self._place = place_in_job()
             self._note_seen()
             self.exited = True
         if self.schedule is None and self.on_trace_ready is not None and self._session is not None:
@@ -302,7 +302,7 @@ class Profile:
     def _end_cycle(self) -> None:
         """Fold what was recorded into the run at once: the next cycle needs the memory."""
         self._stop_session()
-        self._rank = _rank()
+        self._place = place_in_job()
         self._note_seen()
         cycle = self._assemble(self._plan.layers())
         self._run = add_cycle(self._run, cycle)
@@ -315,6 +315,7 @@ class Profile:
 
     def _assemble(self, layers: tuple[Layer, ...]) -> Run:
         assert self._session is not None
+        rank, world_size = self._place
         return assemble(
             self._session,
             self._session.events(wanted_detail(self._asked), self._asked.profile_memory),
@@ -322,7 +323,7 @@ class Profile:
             layers,
             self._asked,
             self._seen,
-            origin=replace(this_process(), rank=self._rank),
+            origin=replace(this_process(), rank=rank, world_size=world_size),
             start=self._start_holding,
             end=self._end_holding,
             steps=self._session.steps > 0,
@@ -527,11 +528,6 @@ class Profile:
                 f"use_cuda=True and use_device={self.use_device!r} contradict each other: leave one out."
             )
         return self.use_device
-
-
-def _rank() -> int:
-    distributed = torch.distributed
-    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
 
 
 _calibration = threading.Lock()
