@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torchprof.diff import compare
     from torchprof.errors import TorchprofError
     from torchprof.latency import benchmark
+    from torchprof.merging import merge
     from torchprof.peaks import peak
     from torchprof.profile import Profile
     from torchprof.run import Run
@@ -36,6 +37,7 @@ __all__ = [
     "from_profiler",
     "from_trace",
     "load",
+    "merge",
     "peak",
     "tensorboard_trace_handler",
 ]
@@ -52,6 +54,7 @@ _ROOMS = {
     "from_profiler": "annotation",
     "from_trace": "trace",
     "load": "run_file",
+    "merge": "merging",
     "peak": "peaks",
     "profile": "profile",
     "tensorboard_trace_handler": "tensorboard",

@@ -424,4 +424,4 @@ class Allocations:
             columns["layer"].append(place.layer if place else OUTSIDE)
             columns["phase"].append(PHASES.index(place.phase if place else FORWARD))
             columns["kind"].append(KINDS.index(kinds[block]) if place else _NONE)
-        return Timeline(tuple(devices), columns, max(0, len(self._times) - limit))
+        return Timeline(tuple(devices), columns, max(0, len(self._times) - limit), rank=self._rank)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import add
 
-from torchprof.attribute import FORWARD, OUTSIDE, PHASES, Attributed, Frame, Kind, Place, Signature
+from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, PHASES, Attributed, Frame, Kind, Place, Signature
 from torchprof.cost import FIELDS
 from torchprof.run import (
     Around,
@@ -248,6 +248,7 @@ def _one_after_the_other(
 
 
 def _first_seen(before: Layer, now: Layer) -> Layer:
+    now = replace(now, recursive=before.recursive or now.recursive)
     if not before.input_shapes and not before.output_shapes:
         return now
     return replace(
@@ -268,6 +269,7 @@ def _sum_of_metas(before: Meta, now: Meta) -> Meta:
         wall_ns=before.wall_ns + now.wall_ns,
         cycles=before.cycles + now.cycles,
         steps=before.steps + now.steps,
+        warnings=tuple(dict.fromkeys(before.warnings + now.warnings)),
         busy_ns=tuple(sorted(busy.items())),
     )
 
@@ -309,18 +311,24 @@ def _sum_of_times(before: DeviceTime, now: DeviceTime) -> DeviceTime:
 
 
 def on_layers(run: Run, layers: tuple[Layer, ...]) -> Run:
-    """The same run with its layers among others: those of ``layers`` that have their paths."""
+    """The same run with its layers among others: those of ``layers`` that have their paths. What it knows of a layer
+    whose path they have not is outside of all."""
     number = {layer.path: index for index, layer in enumerate(layers)}
-    moved = {index: number[layer.path] for index, layer in enumerate(run.layers)}
+    return renumbered(run, [number.get(layer.path, OUTSIDE) for layer in run.layers], layers)
 
-    def to(layer: int) -> int:
-        return moved.get(layer, layer)  # a negative one is none
+
+def renumbered(run: Run, numbers: Sequence[int], layers: tuple[Layer, ...]) -> Run:
+    """The same run on these layers: of each of its own, which number it has among them."""
+    run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))
+    if all(number == index for index, number in enumerate(numbers)):
+        return run
+    to = [*numbers, NOT_SELECTED, OUTSIDE]  # negative numbers stay: Python counts them from the end
 
     def column(columns: Mapping[str, array[int]]) -> dict[str, array[int]]:
-        return {**columns, "layer": array("q", map(to, columns["layer"]))}
+        return {**columns, "layer": array("q", map(to.__getitem__, columns["layer"]))}
 
-    within = tuple(tuple(around._replace(layer=to(around.layer)) for around in chain) for chain in run.rows.within)
-    shared = tuple(tuple(map(to, by)) for by in run.rows.shared)
+    within = tuple(tuple(around._replace(layer=to[around.layer]) for around in chain) for chain in run.rows.within)
+    shared = tuple(tuple(to[layer] for layer in by) for by in run.rows.shared)
     timeline = run.timeline
     if timeline is not None:
         spans = timeline.spans
@@ -329,27 +337,12 @@ def on_layers(run: Run, layers: tuple[Layer, ...]) -> Run:
         timeline = replace(timeline, columns=column(timeline.columns), spans=spans)
     return replace(
         run,
-        layers=layers,
-        rows=replace(run.rows, layers=layers, columns=column(run.rows.columns), within=within, shared=shared),
-        samples={key._replace(layer=to(key.layer)): spread for key, spread in run.samples.items()},
+        rows=replace(run.rows, columns=column(run.rows.columns), within=within, shared=shared),
+        samples={key._replace(layer=to[key.layer]): spread for key, spread in run.samples.items()},
         memory=tuple(
-            replace(memory, held=tuple(held._replace(layer=to(held.layer)) for held in memory.held))
+            replace(memory, held=tuple(held._replace(layer=to[held.layer]) for held in memory.held))
             for memory in run.memory
         ),
         timeline=timeline,
-        lockstep={key._replace(layer=to(key.layer)): lockstep for key, lockstep in run.lockstep.items()},
-    )
-
-
-def add_rank(before: Run, other: Run) -> Run:
-    """One run of several ranks, from the run of some and that of one more, on the same layers. The timeline stays that
-    of the first."""
-    return Run(
-        before.metas + other.metas,
-        before.layers,
-        _sum_of_rows(before.layers, before.rows, other.rows),
-        {**before.samples, **other.samples},
-        before.memory + other.memory,
-        before.timeline,
-        before.device_times + other.device_times,
+        lockstep={key._replace(layer=to[key.layer]): lockstep for key, lockstep in run.lockstep.items()},
     )

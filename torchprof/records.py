@@ -7,14 +7,13 @@ and arithmetic of which no call was counted. Times are in nanoseconds, memory in
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torchprof.attribute import BACKWARD, NOT_SELECTED, OUTSIDE, Frame
 from torchprof.cost import MEASURES, Cost, Measure, Unit
 from torchprof.errors import TorchprofError, suggest
+from torchprof.merging import of_ranks
 from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Op, Run, SampleKey
 
 Cell = str | int | None
@@ -73,7 +72,7 @@ def layers(run: Run) -> Table:
         **_typed(str, "input_shapes", "output_shapes"),
     }
     records: list[tuple[Cell, ...]] = []
-    for one in _ranks(run):
+    for one in of_ranks(run, [meta.rank for meta in run.metas]):
         for of_layer in _layers_of(one, run.phases()):
             index, phase = of_layer.number, of_layer.phase
             records.append(
@@ -106,16 +105,16 @@ def operators(run: Run) -> Table:
         **_typed(int, "calls", *_self_and_total(figures)),
     }
     records: list[tuple[Cell, ...]] = []
-    for one in _ranks(run):
+    for one in of_ranks(run, [meta.rank for meta in run.metas]):
         for phase in run.phases():
             for index, found in sorted(one.ops(phase).items(), key=lambda item: item[0] % (len(run.layers) + 2)):
-                kind = run.layers[index].kind or None if index >= 0 else None
+                kind = one.layers[index].kind or None if index >= 0 else None
                 for op, labels in _flat(found):
                     own_time = op.name == BETWEEN_OPS
                     unclocked = own_time and index == OUTSIDE
                     records.append(
                         (
-                            layer_name(run, index),
+                            layer_name(one, index),
                             kind,
                             phase,
                             one.meta.rank,
@@ -224,19 +223,6 @@ def _values(figures: Sequence[Figure], costs: tuple[Cost, Cost] | None, measured
 def _clocked(measured: Set[str], unclocked: bool) -> Set[str]:
     """What was measured; outside of all layers no range tells how long the time between operators was."""
     return measured - {"cpu_ns"} if unclocked else measured
-
-
-def _ranks(run: Run) -> Iterator[Run]:
-    """The part of the run that each rank recorded."""
-    of_rank = {meta.rank: meta for meta in run.metas}
-    if len(of_rank) == 1:
-        yield run
-        return
-    for rank, meta in of_rank.items():
-        places = [at for at, other in enumerate(run.rows.columns["rank"]) if other == rank]
-        columns = {name: array("q", [column[at] for at in places]) for name, column in run.rows.columns.items()}
-        samples = {key: spread for key, spread in run.samples.items() if key.rank == rank}
-        yield replace(run, metas=(meta,), rows=replace(run.rows, columns=columns), samples=samples)
 
 
 class _OfLayer(NamedTuple):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import nsmallest
+from itertools import groupby
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -386,8 +387,8 @@ class Lockstep:
     ``ranks``, ascending; for each of them how often (``counts``) and for how long altogether (``ns``). ``last_rank``
     is for each time the rank that the others waited for, the lowest of equal ones, and ``last_ns`` how long it took:
     the longest work; of a collective the shortest, since it ends for all of them when the last has come, and that one
-    waits for nobody. Both are empty where the counts differ: then nobody knows which time of one belongs to which of
-    another.
+    waits for nobody. Both are empty where the counts differ, and where it is not known between which ranks a collective
+    was: then nobody knows which time of one belongs to which of another.
     """
 
     ranks: tuple[int, ...]
@@ -404,7 +405,7 @@ class Lockstep:
     @property
     def is_paired(self) -> bool:
         """Whether it is known which time of one rank belongs to which of another."""
-        return len(set(self.counts)) == 1
+        return set(self.counts) == {len(self.last_ns)}
 
     def waiting_ns(self, rank: int) -> int | None:
         """Of a collective: how long a rank waited in it for the last, altogether; None where that is not known."""
@@ -539,13 +540,14 @@ class Timeline:
     ``time_ns`` after the start, signed ``nbytes``, and numbers in ``devices``, in the run's layers (negative: none), in
     ``PHASES`` and in ``KINDS`` (-1: not known). ``dropped``: how many came after the first ``Timeline.LIMIT`` and are
     not here. Without ``profile_memory`` there are none, and the length, which counts them, is 0. ``spans`` is None in a
-    run of torchprof 2.2.
+    run of torchprof 2.2. ``rank``: whose time it is; a run of several ranks has the timeline of one.
     """
 
     devices: tuple[str, ...]
     columns: Mapping[str, array[int]] = field(repr=False)
     dropped: int = 0
     spans: Spans | None = None
+    rank: int = 0
 
     COLUMNS = ("time_ns", "nbytes", "device", "layer", "phase", "kind")
     LIMIT = 1_000_000
@@ -616,6 +618,25 @@ class Run:
     @property
     def meta(self) -> Meta:
         return self.metas[0]
+
+    @property
+    def missing_ranks(self) -> tuple[int, ...]:
+        """The ranks of the job that are not in this run; none where it is not known how large the job is."""
+        size = max(meta.world_size for meta in self.metas)
+        return tuple(sorted({*range(size)} - {meta.rank for meta in self.metas})) if size > 1 else ()
+
+    def of_rank(self, rank: int) -> Run:
+        """The run of one rank alone: its layers, its figures, and the timeline where that is its own.
+
+        What a layer is, is what the run of all ranks says. Of what it did in lockstep with others its own counts and
+        times stay, and nothing of how long they took one by one. Raises TorchprofError for a rank that is not here.
+        """
+        from torchprof.merging import of_ranks
+
+        known = [meta.rank for meta in self.metas]
+        if rank not in known:
+            raise TorchprofError(f"This run has no rank {rank!r}. It has {ranks_in_words(known)}.")
+        return next(of_ranks(self, [rank]))
 
     @property
     def roots(self) -> tuple[Layer, ...]:
@@ -793,6 +814,17 @@ class Run:
 def _names(frames: Sequence[Frame]) -> list[tuple[str, str]]:
     """Kind and name of each op and label; a kernel counts for what launched it."""
     return [(frame.kind, frame.name) for frame in frames if frame.kind != "kernel"]
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """As in "rank 2", "ranks 2 and 5" and "ranks 0 to 3, 5 and 7"."""
+    ranks = sorted(set(ranks))
+    words: list[str] = []
+    for _, group in groupby(enumerate(ranks), lambda numbered: numbered[1] - numbered[0]):
+        row = [rank for _, rank in group]
+        words += [f"{row[0]} to {row[-1]}"] if len(row) > 2 else map(str, row)
+    listed = ", ".join(words[:-1]) + " and " + words[-1] if len(words) > 1 else "".join(words)
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed}"
 
 
 def number_of_phase(phase: str) -> int:

@@ -103,6 +103,7 @@ def _of_timeline(timeline: Timeline) -> dict[str, Any]:
     return {
         "devices": timeline.devices,
         "dropped": timeline.dropped,
+        "rank": timeline.rank,
         **_of_columns(timeline.columns),
         "spans": spans,
     }
@@ -153,6 +154,8 @@ def _run(document: dict[str, Any]) -> Run:
     if document["schema"] < 6:
         document.update(shared=[[]], lockstep=[])
         document["rows"]["shared"] = [0] * len(document["rows"]["layer"])
+        if document["timeline"] is not None:
+            document["timeline"]["rank"] = document["metas"][0]["rank"]
     metas = _read(tuple[Meta, ...], document["metas"])
     layers = _read(tuple[Layer, ...], document["layers"])
     signatures = [None, *_read(tuple[Signature, ...], document["signatures"])]
@@ -197,6 +200,8 @@ def _run(document: dict[str, Any]) -> Run:
     ranks = {meta.rank for meta in metas}
     seen = {*columns["rank"], *(one.rank for one in (*samples, *memory, *device_times))}
     seen.update(*(one.ranks for one in (*layers, *lockstep.values())))
+    if document["timeline"] is not None:
+        seen.add(document["timeline"]["rank"])
     _demand(seen <= ranks, "a rank without meta")
     for name, low, high in (
         ("layer", NOT_SELECTED, len(layers)),
@@ -221,11 +226,12 @@ def _run(document: dict[str, Any]) -> Run:
 
 def _is_in_lockstep(lockstep: Lockstep) -> bool:
     """Whether its parts are as many as they have to be."""
-    ranks, counts, times = lockstep.ranks, lockstep.counts, len(lockstep.last_ns)
+    ranks, counts = lockstep.ranks, lockstep.counts
     return (
         len(ranks) == len(counts) == len(lockstep.ns) > 0
         and list(ranks) == sorted(set(ranks))
-        and times == len(lockstep.last_rank) == (counts[0] if lockstep.is_paired else 0)
+        and (lockstep.is_paired or not lockstep.last_ns)
+        and len(lockstep.last_ns) == len(lockstep.last_rank)
         and set(lockstep.last_rank) <= set(ranks)
     )
 
@@ -267,7 +273,13 @@ def _upgrade(document: dict[str, Any]) -> None:
 def _timeline(document: dict[str, Any], layers: int) -> Timeline:
     columns = {name: array("q", document[name]) for name in Timeline.COLUMNS}
     spans = None if document["spans"] is None else _spans(document["spans"], layers)
-    timeline = Timeline(_read(tuple[str, ...], document["devices"]), columns, _read(int, document["dropped"]), spans)
+    timeline = Timeline(
+        _read(tuple[str, ...], document["devices"]),
+        columns,
+        _read(int, document["dropped"]),
+        spans,
+        _read(int, document["rank"]),
+    )
     _demand(len({len(column) for column in columns.values()}) == 1, "columns of the timeline that differ in length")
     for name, low, high in (
         ("device", 0, len(timeline.devices)),

@@ -14,7 +14,8 @@ from torchprof.assemble import Asked, Planned, Seen, assemble, collector_at_rest
 from torchprof.attribute import Detail, Site
 from torchprof.doubts import some
 from torchprof.errors import TorchprofError
-from torchprof.fold import add_cycle, add_rank, on_layers
+from torchprof.fold import add_cycle, on_layers
+from torchprof.merging import merge
 from torchprof.run import Layer, Meta, Run
 from torchprof.trace_events import TraceEvents
 from torchprof.trace_file import TraceFile
@@ -256,7 +257,6 @@ def _together(found: Iterable[_Found]) -> Run:
     by_rank: dict[int, list[_Found]] = {}
     for one in sorted(found, key=lambda one: (one.run.meta.rank, one.start_ns)):
         by_rank.setdefault(one.run.meta.rank, []).append(one)
-    layers: dict[tuple[str, ...], Layer] = {}
     for cycles in by_rank.values():
         for one, after in pairwise(cycles):
             if after.start_ns < one.start_ns + one.run.meta.wall_ns:
@@ -268,27 +268,26 @@ def _together(found: Iterable[_Found]) -> Run:
             if one.process != cycles[0].process:
                 raise TorchprofError(
                     f"{cycles[0].path} and {one.path} are both of rank {one.run.meta.rank}, and of different "
-                    "processes. Read each by itself; traces that do not tell their rank are taken for rank 0."
+                    "processes. Read each by itself. A trace tells its rank where torch.distributed was initialised "
+                    "before it was recorded, else it is taken for rank 0; what tells it can be added at the top of its "
+                    'JSON: "distributedInfo": {"rank": 1, "world_size": 2}.'
                 )
-            for layer in one.run.layers:
-                layers.setdefault(layer.path, layer)
-    joined: Run | None = None
-    for cycles in by_rank.values():
-        of_rank = _sum_of_cycles(cycles, tuple(layers.values()))
-        joined = of_rank if joined is None else add_rank(joined, of_rank)
-    assert joined is not None
-    return joined
+    return merge(map(_sum_of_cycles, by_rank.values()))
 
 
-def _sum_of_cycles(cycles: Sequence[_Found], layers: tuple[Layer, ...]) -> Run:
-    """The run of some cycles of one process on these layers, with the doubts about all of them."""
-    number = {layer.path: index for index, layer in enumerate(layers)}
+def _sum_of_cycles(cycles: Sequence[_Found]) -> Run:
+    """The run of some cycles of one process, with the doubts about all of them."""
+    layers: dict[tuple[str, ...], Layer] = {}
+    for one in cycles:
+        for layer in one.run.layers:
+            layers.setdefault(layer.path, layer)
+    number = {path: index for index, path in enumerate(layers)}
     run: Run | None = None
     seen = Seen()
     callable_layers: set[int] = set()
     for one in cycles:
         moved = {index: number[layer.path] for index, layer in enumerate(one.run.layers)}
-        run = add_cycle(run, on_layers(one.run, layers))
+        run = add_cycle(run, on_layers(one.run, tuple(layers.values())))
         seen.notes += [note for note in one.seen.notes if note not in seen.notes]
         seen.callers |= {(moved.get(outer, outer), moved.get(inner, inner)) for outer, inner in one.seen.callers}
         seen.labels += one.seen.labels

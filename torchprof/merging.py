@@ -1,0 +1,383 @@
+"""Runs of the ranks of a job, merged into one, and one run taken apart by rank. Knows only the standard library."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, groupby, product
+from os import PathLike
+from typing import Any
+
+from torchprof.errors import TorchprofError
+from torchprof.fold import add_cycle, on_layers, renumbered
+from torchprof.run import (
+    DeviceTime,
+    Layer,
+    Lockstep,
+    LockstepKey,
+    Memory,
+    Meta,
+    Rows,
+    Run,
+    SampleKey,
+    Spread,
+    Timeline,
+)
+
+_Path = tuple[str, ...]
+
+_COUNTED = ("params", "trainable_params", "param_bytes", "buffers", "buffer_bytes")
+"""What a layer holds: it is the layer's where all ranks hold as much, and else each rank's own."""
+_IF_ANY = ("compiled", "tied", "recursive")
+"""What is true of a layer where it is true on any rank."""
+
+
+def merge(runs: Iterable[Run], *, add_cycles: bool = False) -> Run:
+    """One run of all ranks of a job, from runs of one rank each, or of some that were merged before.
+
+    ``runs`` are read once, one at a time: ``merge(map(torchprof.load, paths))`` never holds more than one of them.
+    What comes out is the same in whatever order and groups they are merged; that of one run is this run.
+
+    Layers are matched by path, ``Layer.ranks`` says who has them, and what a layer is, is what the lowest of these
+    says; what it holds is None where they hold different amounts. All else keeps its rank. The timeline is that of the
+    lowest rank that has one.
+
+    ``add_cycles``: several runs of one rank are what one process recorded, one after the other in the order given, and
+    add up as the cycles of one ``Profile`` do.
+
+    Raises TorchprofError for no run at all, for what is no run, for two runs of one rank, and for runs of different
+    jobs.
+    """
+    if isinstance(runs, (str, PathLike, Run)) or not isinstance(runs, Iterable):
+        raise TorchprofError(f"merge takes several runs, as a list or a generator, and got {runs!r:.80} alone.")
+    found: Iterator[Run] = map(_checked, runs)
+    if add_cycles:
+        found = iter(_sums_of_cycles(found))
+    first, second = next(found, None), next(found, None)
+    if first is None:
+        raise TorchprofError("merge needs a run, one or more for each rank; there is none.")
+    if second is None:
+        return first
+    merged = _Merged()
+    for run in chain((first, second), found):
+        merged.add(run)
+    return merged.run()
+
+
+def _checked(run: Any) -> Run:
+    if isinstance(run, Run):
+        return run
+    told = f"merge takes runs, and {run!r:.80} is none."
+    if isinstance(run, (str, PathLike)):
+        raise TorchprofError(f"{told} Of files: torchprof.merge(map(torchprof.load, paths)).")
+    if hasattr(run, "run"):
+        raise TorchprofError(f"{told} A Profile has its run when its block has ended: give prof.run.")
+    raise TorchprofError(told)
+
+
+def _sums_of_cycles(runs: Iterable[Run]) -> list[Run]:
+    """One run for each rank, of all its cycles."""
+    of_rank: dict[tuple[int, ...], Run] = {}
+    for run in runs:
+        ranks = tuple(meta.rank for meta in run.metas)
+        before = of_rank.get(ranks)
+        if before is not None and len(ranks) > 1:
+            raise TorchprofError(
+                "Two of the runs are of several ranks, the same in both: add the cycles of each rank by itself, and "
+                "merge the ranks then."
+            )
+        of_rank[ranks] = run if before is None else _one_after_the_other(before, run)
+    return [*of_rank.values()]
+
+
+def _one_after_the_other(before: Run, after: Run) -> Run:
+    """The sum of two cycles, each with layers of its own."""
+    layers = tuple({layer.path: layer for layer in (*before.layers, *after.layers)}.values())
+    return add_cycle(on_layers(before, layers), on_layers(after, layers))
+
+
+class _Known:
+    """A layer of the merged run, up to now: as the lowest rank that has it says, which is ``rank``, and at which place
+    among its layers; ``ranks``: who has it."""
+
+    __slots__ = ("layer", "number", "place", "rank", "ranks")
+
+    def __init__(self, number: int, layer: Layer, ranks: Sequence[int], place: int) -> None:
+        self.number = number
+        self.layer = layer
+        self.rank = ranks[0]
+        self.place = place
+        self.ranks = [*ranks]
+
+    def add(self, layer: Layer, ranks: Sequence[int], place: int) -> None:
+        """The same layer on other ranks, ascending."""
+        if ranks[0] < self.rank:
+            self.layer, self.rank, self.place = _both(layer, self.layer), ranks[0], place
+        else:
+            self.layer = _both(self.layer, layer)
+        self.ranks += ranks
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Where it is among its siblings: numbers as they count, for a pipeline spreads them over ranks; then names,
+        first those that the lowest rank has, in its order."""
+        name = self.layer.path[-1]
+        return (int(name) if name.isdecimal() else float("inf"), self.rank, self.place)
+
+
+def _both(first: Layer, other: Layer) -> Layer:
+    """What a layer is, from what the lowest rank that has it says and what others say."""
+    if first == other:
+        return first
+    changes: dict[str, Any] = {name: getattr(first, name) or getattr(other, name) for name in _IF_ANY}
+    changes.update((name, None) for name in _COUNTED if getattr(first, name) != getattr(other, name))
+    if first.dtype_bytes != other.dtype_bytes:
+        changes["dtype_bytes"] = ()
+    return replace(first, **changes)
+
+
+class _Together:
+    """What some ranks do in lockstep, up to now. ``lasts`` are None where nobody knows what belongs together."""
+
+    __slots__ = ("counts", "lasts", "ns", "ranks", "sign")
+
+    def __init__(self, key: LockstepKey) -> None:
+        self.ranks: list[int] = []
+        self.counts: list[int] = []
+        self.ns: list[int] = []
+        self.lasts: list[tuple[int, int]] | None = None
+        self.sign = 1 if key.is_collective else -1  # the shortest wait is the last, or the longest work
+
+    def add(self, other: Lockstep) -> None:
+        lasts = None
+        if other.is_paired:
+            lasts = [(self.sign * ns, rank) for ns, rank in zip(other.last_ns, other.last_rank)]
+        if not self.ranks:
+            self.lasts = lasts
+        elif self.lasts is None or lasts is None or self.counts[0] != other.counts[0]:
+            self.lasts = None
+        else:
+            self.lasts = [*map(min, self.lasts, lasts)]  # of equal ones the lowest rank
+        self.ranks += other.ranks
+        self.counts += other.counts
+        self.ns += other.ns
+
+    def lockstep(self, known: dict[tuple[int, ...], tuple[int, ...]]) -> Lockstep:
+        """``known``: tuples that many of these have, so that each is there once."""
+        ranks, counts, ns = zip(*sorted(zip(self.ranks, self.counts, self.ns)))
+        lasts = self.lasts or []
+        return Lockstep(
+            known.setdefault(ranks, ranks),
+            known.setdefault(counts, counts),
+            ns,
+            tuple(self.sign * ns for ns, _ in lasts),
+            tuple(rank for _, rank in lasts),
+        )
+
+
+class _Table:
+    """What rows refer to by numbers, interned: ``()``, where there is one, has the number 0."""
+
+    def __init__(self, *first: Any) -> None:
+        self.numbers: dict[Any, int] = {entry: number for number, entry in enumerate(first)}
+        self._last: tuple[Sequence[Any], list[int]] = ((), [])
+
+    def numbers_of(self, entries: Sequence[Any]) -> list[int]:
+        """The number of each; of two ranks all are the same, as a rule, and comparing is faster than hashing."""
+        if entries != self._last[0]:
+            self._last = entries, [self.numbers.setdefault(entry, len(self.numbers)) for entry in entries]
+        return self._last[1]
+
+
+class _Merged:
+    """The run of all ranks up to now, in the order in which they come.
+
+    Layers are numbered as they come, and put in order when all are there.
+    """
+
+    def __init__(self) -> None:
+        self._metas: dict[int, Meta] = {}
+        self._layers: dict[_Path, _Known] = {}
+        self._tables = {"shared": _Table(()), "within": _Table(()), "frames": _Table(()), "device": _Table()}
+        self._columns = {name: array("q") for name in Rows.COLUMNS}
+        self._samples: dict[SampleKey, Spread] = {}
+        self._memory: list[Memory] = []
+        self._device_times: list[DeviceTime] = []
+        self._timeline: Timeline | None = None
+        self._lockstep: dict[LockstepKey, _Together] = {}
+
+    def add(self, run: Run) -> None:
+        """The ranks of one run more."""
+        self._add_metas(run.metas)
+        run = renumbered(run, self._add_layers(run), run.layers)
+        self._add_rows(run.rows)
+        self._samples.update(run.samples)
+        self._memory += run.memory
+        self._device_times += run.device_times
+        if run.timeline is not None and (self._timeline is None or run.timeline.rank < self._timeline.rank):
+            self._timeline = run.timeline
+        for key, lockstep in run.lockstep.items():
+            together = self._lockstep.get(key)
+            if together is None:
+                together = self._lockstep[key] = _Together(key)
+            together.add(lockstep)
+
+    def _add_metas(self, metas: Iterable[Meta]) -> None:
+        for meta in metas:
+            if meta.rank in self._metas:
+                raise TorchprofError(
+                    f"Two of the runs are of rank {meta.rank}. Where they are of one process, one after the other, "
+                    "merge(runs, add_cycles=True) adds them up; processes that are no job are all of rank 0, and "
+                    "cannot be merged."
+                )
+            self._metas[meta.rank] = meta
+        sizes = {meta.world_size: meta.rank for meta in self._metas.values() if meta.world_size > 1}
+        if len(sizes) > 1:
+            told = " and ".join(f"of {size} ranks (rank {rank})" for size, rank in sorted(sizes.items()))
+            raise TorchprofError(f"The runs are of different jobs, {told}. Merge those of one job.")
+
+    def _add_layers(self, run: Run) -> list[int]:
+        """The number here of each of its layers."""
+        everyone = tuple(sorted(meta.rank for meta in run.metas))
+        for place, layer in enumerate(run.layers):
+            ranks = layer.ranks or everyone
+            if layer.ranks:
+                layer = replace(layer, ranks=())
+            known = self._layers.get(layer.path)
+            if known is None:
+                self._layers[layer.path] = _Known(len(self._layers), layer, ranks, place)
+            else:
+                known.add(layer, ranks, place)
+        return [self._layers[layer.path].number for layer in run.layers]
+
+    def _add_rows(self, rows: Rows) -> None:
+        entries = {"shared": rows.shared, "within": rows.within, "frames": rows.frames, "device": rows.devices}
+        for name, column in rows.columns.items():
+            if name in entries:
+                numbers = self._tables[name].numbers_of(entries[name])
+                if numbers != [*range(len(numbers))]:
+                    column = array("q", map(numbers.__getitem__, column))
+            self._columns[name].extend(column)
+
+    def run(self) -> Run:
+        """All that was added, in order."""
+        metas = tuple(self._metas[rank] for rank in sorted(self._metas))
+        ordered = _depth_first(self._layers)
+        everyone = tuple(meta.rank for meta in metas)
+        of_ranks: dict[tuple[int, ...], tuple[int, ...]] = {everyone: ()}
+        layers = []
+        for known in ordered:
+            ranks = tuple(sorted(known.ranks))
+            layers.append(replace(known.layer, ranks=of_ranks.setdefault(ranks, ranks)))
+        numbers = {known.number: place for place, known in enumerate(ordered)}
+        tuples: dict[tuple[int, ...], tuple[int, ...]] = {}
+        merged = Run(
+            metas,
+            (),
+            self._rows(),
+            self._samples,
+            tuple(sorted(self._memory, key=_rank)),
+            self._timeline,
+            tuple(sorted(self._device_times, key=_rank)),
+            {key: together.lockstep(tuples) for key, together in self._lockstep.items()},
+        )
+        return renumbered(merged, [numbers[number] for number in range(len(numbers))], tuple(layers))
+
+    def _rows(self) -> Rows:
+        stretches = _stretches(self._columns["rank"])
+        in_order = sorted(stretches, key=lambda stretch: stretch[0])
+        for name in Rows.COLUMNS if in_order != stretches else ():
+            column, unordered = array("q"), self._columns[name]
+            for _, start, stop in in_order:
+                column.extend(unordered[start:stop])
+            self._columns[name] = column  # one after the other, so that no more than one is there twice
+        return _tidy((), self._columns, {name: [*table.numbers] for name, table in self._tables.items()})
+
+
+def _rank(one: Memory | DeviceTime) -> int:
+    return one.rank
+
+
+def _depth_first(layers: Mapping[_Path, _Known]) -> list[_Known]:
+    """All layers, parents before children, without recursion: models are deeper than Python's limit."""
+    below: dict[_Path, list[_Known]] = {}
+    for path, known in layers.items():
+        below.setdefault(path[:-1], []).append(known)
+    for siblings in below.values():
+        siblings.sort(key=lambda known: known.order, reverse=True)
+    ordered = []
+    waiting = below.get((), [])
+    while waiting:
+        ordered.append(waiting.pop())
+        waiting.extend(below.get(ordered[-1].layer.path, ()))
+    return ordered
+
+
+def _stretches(ranks: Iterable[int]) -> list[tuple[int, int, int]]:
+    """The stretches of rows of one rank: the rank, the first of them, the one after the last."""
+    stretches = []
+    start = 0
+    for rank, same in groupby(ranks):
+        stop = start + sum(1 for _ in same)
+        stretches.append((rank, start, stop))
+        start = stop
+    return stretches
+
+
+def _tidy(layers: tuple[Layer, ...], columns: Mapping[str, array[int]], tables: Mapping[str, Sequence[Any]]) -> Rows:
+    """Rows that refer to what is in these tables, with what they refer to alone, in the order of its first use."""
+    columns = dict(columns)
+    used: dict[str, tuple[Any, ...]] = {}
+    for name, table in tables.items():
+        found: dict[Any, int] = {} if name == "device" else {(): 0}
+        numbers = {number: found.setdefault(table[number], len(found)) for number in dict.fromkeys(columns[name])}
+        if any(before != now for before, now in numbers.items()):
+            columns[name] = array("q", map(numbers.__getitem__, columns[name]))
+        used[name] = tuple(found)
+    return Rows(layers, used["frames"], used["device"], columns, used["within"], used["shared"])
+
+
+def of_ranks(run: Run, ranks: Collection[int]) -> Iterator[Run]:
+    """What ``Run.of_rank`` gives, of several ranks, in one pass over the run."""
+    if len(run.metas) == 1:
+        yield run
+        return
+    samples: dict[int, dict[SampleKey, Spread]] = {rank: {} for rank in ranks}
+    for sample, spread in run.samples.items():
+        if sample.rank in samples:
+            samples[sample.rank][sample] = spread
+    lockstep: dict[int, dict[LockstepKey, Lockstep]] = {rank: {} for rank in ranks}
+    for key, together in run.lockstep.items():
+        for rank, count, ns in zip(together.ranks, together.counts, together.ns):
+            if rank in lockstep:
+                # Of several ranks the times of each one are not kept, but for that of the last.
+                alone = Lockstep((rank,), (count,), (ns,), (), ())
+                lockstep[rank][key] = together if together.ranks == (rank,) else alone
+    places: dict[int, list[tuple[int, int]]] = {rank: [] for rank in ranks}
+    for rank, start, stop in _stretches(run.rows.columns["rank"]):
+        if rank in places:
+            places[rank].append((start, stop))
+    tables = {
+        "shared": run.rows.shared,
+        "within": run.rows.within,
+        "frames": run.rows.frames,
+        "device": run.rows.devices,
+    }
+    for rank in ranks:
+        columns = {name: array("q") for name in Rows.COLUMNS}
+        for (name, column), (start, stop) in product(columns.items(), places[rank]):
+            column.extend(run.rows.columns[name][start:stop])
+        timeline = run.timeline
+        part = Run(
+            tuple(meta for meta in run.metas if meta.rank == rank),
+            run.layers,
+            _tidy(run.layers, columns, tables),
+            samples[rank],
+            tuple(memory for memory in run.memory if memory.rank == rank),
+            timeline if timeline is not None and timeline.rank == rank else None,
+            tuple(time for time in run.device_times if time.rank == rank),
+            lockstep[rank],
+        )
+        its_layers = (layer for layer in run.layers if not layer.ranks or rank in layer.ranks)
+        yield on_layers(part, tuple(replace(layer, ranks=()) for layer in its_layers))
