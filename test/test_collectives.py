@@ -56,7 +56,7 @@ def recorded(args: Mapping[str, Any]) -> Frame:
 
 
 def ranged(name: str, *shapes: Any, dtypes: tuple[str, ...] = ("float",)) -> Frame:
-    return Frame("label", name, Signature(shapes, dtypes) if shapes else None)
+    return Frame("collective", name, Signature(shapes, dtypes) if shapes else None)
 
 
 def collective(args: Mapping[str, Any]) -> Collective:
@@ -157,11 +157,11 @@ def test_an_ops_signature_is_never_taken_for_a_collectives() -> None:
     assert collective_of((six, two)) is None
     assert not tells_collective(six)
     assert tells_collective(recorded(ALL_REDUCE))
-    assert tells_collective(label("gloo:barrier"))
+    assert tells_collective(ranged("gloo:barrier"))
 
 
 ROWS = [
-    row(1, op("AllReduce"), recorded(ALL_REDUCE), label("nccl:all_reduce"), phase=BACKWARD, calls=3, cpu_ns=900),
+    row(1, op("AllReduce"), recorded(ALL_REDUCE), ranged("nccl:all_reduce"), phase=BACKWARD, calls=3, cpu_ns=900),
     row(1, op("AllReduce"), recorded(ALL_REDUCE), phase=BACKWARD, calls=3, cpu_ns=100),
     row(1, op("AllReduce"), recorded(ALL_REDUCE), kernel(ALL_REDUCE), phase=BACKWARD, calls=3, device_ns=24_576),
     row(2, op("AllReduce"), recorded(ALL_REDUCE), kernel(ALL_REDUCE), phase=BACKWARD, calls=1, device_ns=8_192),
@@ -203,9 +203,9 @@ def test_ranges_of_gloo_count_without_a_time() -> None:
         row(OUTSIDE, ranged("gloo:all_reduce", (1000,)), calls=2),
         row(OUTSIDE, ranged("gloo:all_gather", (512,)), calls=1, cpu_ns=70),
         row(OUTSIDE, ranged("gloo:all_gather", (512,)), ranged("gloo:send", (512,)), calls=1),
-        row(1, label("gloo:barrier"), calls=1),
-        row(NOT_SELECTED, label("gloo:barrier"), calls=2),
-        row(NOT_SELECTED, label("gloo:barrier"), calls=0, cpu_allocated=64),
+        row(1, ranged("gloo:barrier"), calls=1),
+        row(NOT_SELECTED, ranged("gloo:barrier"), calls=2),
+        row(NOT_SELECTED, ranged("gloo:barrier"), calls=0, cpu_allocated=64),
     ]
     first, second, notes = run_of(rows).report("collectives").split("\n\n")
     assert [line[0:1] + line[3:] for line in cells(first)] == [
@@ -223,12 +223,12 @@ def test_ranges_of_gloo_count_without_a_time() -> None:
 
 def test_launches_count_in_ranks_without_kernels_alone() -> None:
     """Rank 0 has the kernel of the all-reduce, rank 1 recorded its CPU alone; gloo's range counts with both."""
-    launch = (recorded(ALL_REDUCE), label("nccl:all_reduce"))
+    launch = (recorded(ALL_REDUCE), ranged("nccl:all_reduce"))
     rows = [
         row(1, *launch, kernel(ALL_REDUCE), device_ns=8_192),
         row(1, *launch, cpu_ns=7),
         row(1, launch[0], cpu_ns=7),
-        row(1, label("gloo:barrier")),
+        row(1, ranged("gloo:barrier")),
     ]
     run = run_of(rows, **CUDA)
     assert [(line[0], line[6], line[7]) for line in cells(run.report("collectives"))] == [

@@ -23,6 +23,7 @@ from torchprof.attribute import (
     FORWARD,
     OUTSIDE,
     PHASES,
+    PREFIX,
     RECOMPUTE,
     Attributed,
     Attribution,
@@ -33,7 +34,7 @@ from torchprof.attribute import (
 from torchprof.collect import Session
 from torchprof.cost import Cost
 from torchprof.fold import fold
-from torchprof.instrument import PREFIX, label_of
+from torchprof.instrument import label_of
 from torchprof.run import Layer, Meta, Run
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerAction, record_function
 
 from torchprof import Profile, Run, TorchprofError, tensorboard_trace_handler
-from torchprof.attribute import BACKWARD, FORWARD, Place
+from torchprof.attribute import BACKWARD, FORWARD, PREFIX, Place
 from torchprof.collect import refuse_if_profiled
-from torchprof.instrument import PREFIX, label_of
+from torchprof.instrument import label_of
 from torchprof.run import SampleKey
 
 NONE, WARMUP, RECORD, SAVE = (

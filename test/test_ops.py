@@ -24,9 +24,8 @@ from torchs_list import torchs_list
 
 import torchprof
 from torchprof import Profile, TorchprofError
-from torchprof.attribute import NOT_SELECTED, OUTSIDE, PHASES, Frame
+from torchprof.attribute import NOT_SELECTED, OUTSIDE, PHASES, PREFIX, Frame
 from torchprof.cost import Cost
-from torchprof.instrument import PREFIX
 from torchprof.operators import Operator, Sums, layers_of, operators
 from torchprof.reports.ranking import operator_name
 from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Around

@@ -36,6 +36,7 @@ from torchprof.attribute import (
     FORWARD,
     OUTSIDE,
     PHASES,
+    PREFIX,
     RECOMPUTE,
     Attributed,
     Attribution,
@@ -44,7 +45,6 @@ from torchprof.attribute import (
     Site,
 )
 from torchprof.cost import format_time
-from torchprof.event_names import PREFIX
 from torchprof.run import Lane, Layer, SampleKey, Spans, Timeline
 from torchprof.spans import OpenSpans
 

@@ -27,13 +27,13 @@ from torchprof.attribute import (
     NOT_SELECTED,
     OUTSIDE,
     PHASES,
+    PREFIX,
     RECOMPUTE,
     Attribution,
     Event,
     Kind,
     Site,
 )
-from torchprof.event_names import PREFIX
 from torchprof.fold import add_cycle, fold
 from torchprof.instrument import label_of
 from torchprof.run import Layer, Meta, Run, SampleKey, Spread

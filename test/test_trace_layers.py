@@ -120,7 +120,6 @@ def test_ranges_are_layers_under_the_ranges_around_them() -> None:
         RangeCall("DistributedDataParallel.forward", ("## forward ##",)),
         RangeCall("attention", ("DistributedDataParallel.forward", "## forward ##")),
         RangeCall("nothing", ("## forward ##",), has_ops=False),
-        RangeCall("nccl:all_reduce", ("ProfilerStep#3",)),
         RangeCall("Optimizer.step#SGD.step", ("ProfilerStep#3",)),
     ]
     made = layers_of_ranges(calls)

@@ -33,9 +33,8 @@ from torchs_list import torchs_list
 import torchprof
 from torchprof import Profile
 from torchprof.assemble import attribution_of
-from torchprof.attribute import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE, Frame
+from torchprof.attribute import BACKWARD, FORWARD, OUTSIDE, PHASES, PREFIX, RECOMPUTE, Frame
 from torchprof.cost import Cost
-from torchprof.instrument import PREFIX
 from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Op, SampleKey
 
 NODE_PREFIX = "autograd::engine::evaluate_function: "

@@ -15,6 +15,7 @@ from torchprof.errors import TorchprofError
 from torchprof.held import held_now
 from torchprof.holding import NOTHING
 from torchprof.instrument import Labels
+from torchprof.job import this_job
 from torchprof.modules import Plan, checked_models
 from torchprof.run import Run
 
@@ -74,5 +75,8 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
     seen = Seen()
     end = held_now(plan.models) if asked.profile_memory else NOTHING
     events = recording.events(wanted_detail(asked), asked.profile_memory)
-    run = assemble(recording, events, plan, plan.layers(), asked, seen, origin=this_process(), end=end)
+    job = this_job(plan.models)
+    run = assemble(
+        recording, events, plan, plan.layers(), asked, seen, origin=this_process(job), end=end, group=job.group
+    )
     return with_doubts(run, plan, seen)

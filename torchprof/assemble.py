@@ -14,11 +14,21 @@ from torchprof.allocations import Allocations
 from torchprof.attribute import Attribution, Detail, Event, Kind, Signature, Site
 from torchprof.cost import FIELDS
 from torchprof.device_times import DeviceTimes
-from torchprof.doubts import about_calls, about_cost, about_labels, about_modules, about_start, about_uncounted
+from torchprof.doubts import (
+    about_calls,
+    about_cost,
+    about_exchanges,
+    about_labels,
+    about_modules,
+    about_start,
+    about_uncounted,
+)
 from torchprof.event_names import with_steps
+from torchprof.exchanges import Exchanges
 from torchprof.fold import fold
 from torchprof.holding import NOTHING, Holding, allocators_between
-from torchprof.run import Layer, Memory, Meta, Run, Timeline
+from torchprof.lockstep import Locksteps
+from torchprof.run import GroupOfRanks, Layer, Memory, Meta, Run, Timeline
 from torchprof.spans import OpenSpans
 from torchprof.steps import Steps
 
@@ -57,6 +67,8 @@ class Seen:
     label_ns: float | None = None
     notes: list[str] = field(default_factory=list)  # what else there is to say, first of all
     nothing: str | None = None  # why nothing was recorded
+    unmatched: int = 0  # collectives of which nobody knows who asked for them
+    uncertain: int = 0  # buckets of gradients of which nobody knows whose they are
 
 
 class Recorded(Protocol):
@@ -84,7 +96,8 @@ class Recorded(Protocol):
 
 
 class Planned(Protocol):
-    """Which layers there are, and what each label stands for. See ``Plan``, which knows the modules."""
+    """Which layers there are, and what each label stands for. See ``Plan``, which knows the modules. ``fqns``: the
+    layers by the names that FSDP has for them."""
 
     @property
     def sites(self) -> Mapping[str, Site]: ...
@@ -101,6 +114,9 @@ class Planned(Protocol):
     @property
     def callable_layers(self) -> Set[int]: ...
 
+    @property
+    def fqns(self) -> Mapping[str, int]: ...
+
 
 def wanted_detail(asked: Asked) -> Callable[[str], Detail] | None:
     """How much is to be read of an op's inputs, by its name; None for nothing at all."""
@@ -112,9 +128,12 @@ def wanted_detail(asked: Asked) -> Callable[[str], Detail] | None:
     return None if least is Detail.NOTHING else lambda name: least
 
 
-def attribution_of(plan: Planned, called_from: Callable[[int, int], int] | None = None) -> Attribution:
-    """The rule of ownership for the labels of a plan."""
-    return Attribution(plan.sites, plan.layer_paths, plan.selected, called_from)
+def attribution_of(
+    plan: Planned, signatures: Sequence[Signature] = (), called_from: Callable[[int, int], int] | None = None
+) -> Attribution:
+    """The rule of ownership for the labels of a plan. ``signatures``: what ops were called on."""
+    exchanges = Exchanges(plan.fqns, plan.layer_paths, signatures)
+    return Attribution(plan.sites, plan.layer_paths, plan.selected, called_from, exchanges)
 
 
 @contextmanager
@@ -144,6 +163,7 @@ def assemble(
     end: Holding = NOTHING,
     steps: bool = False,
     from_first_mark: bool = True,
+    group: GroupOfRanks | None = None,
     python_samples: Iterable[tuple[int, str, int]] | None = None,
 ) -> Run:
     """The run of one recording, without its doubts; ``seen`` grows by what was noticed on the way.
@@ -151,13 +171,13 @@ def assemble(
     ``events`` are those of the recording, with what ``wanted_detail`` says of their inputs. ``layers`` are those of the
     plan, as they were at the end; ``origin``: what is known of where it was recorded; ``start`` and ``end``: what
     memory was held then; ``steps``: whether steps were marked in the recording by us; ``from_first_mark``: whether one
-    began with it; ``python_samples``: at which time, in ns since the epoch, Python was seen at which line, and for how
-    many intervals that stands.
+    began with it; ``group``: between which ranks collectives are that do not say so; ``python_samples``: at which time,
+    in ns since the epoch, Python was seen at which line, and for how many intervals that stands.
     """
     rank = origin.rank
-    attribution = attribution_of(plan, recording.called_from if asked.with_stack else None)
-    places = attribution.places.all
     signatures = recording.signatures
+    attribution = attribution_of(plan, signatures, recording.called_from if asked.with_stack else None)
+    places = attribution.places.all
     estimate = None
     if asked.with_flops:
         from torchprof.estimate import Estimate
@@ -175,7 +195,10 @@ def assemble(
         events = with_steps(events, recording.torchs_steps)
     attributed = attribution.attribute(events if python_samples is None else _with_samples(events, python_samples))
     device_times = DeviceTimes(rank) if recording.device else None
-    for watcher in (estimate, allocations, steps_seen, spans, device_times):
+    locksteps = None
+    if origin.world_size > 1 and asked.timed:
+        locksteps = Locksteps(layers, rank, signatures, group, from_first_mark)
+    for watcher in (estimate, allocations, steps_seen, spans, device_times, locksteps):
         if watcher is not None:
             attributed = watcher.watch(attributed)
     rows, samples, busy = fold(
@@ -196,12 +219,15 @@ def assemble(
         memory = tuple(replace(one, allocator=allocators.get(one.device, ())) for one in memory)
         samples.update(of_memory)
     if spans is not None:
-        without_memory = Timeline((), {name: array("q") for name in Timeline.COLUMNS})
+        without_memory = Timeline((), {name: array("q") for name in Timeline.COLUMNS}, rank=rank)
         timeline = replace(without_memory if timeline is None else timeline, spans=spans.result())
     if steps_seen is not None:
         samples.update(steps_seen.samples())
     seen.callers |= attribution.callers
     seen.labels += attribution.labels
+    if origin.world_size > 1:
+        seen.unmatched += attribution.exchanges.unmatched
+        seen.uncertain += attribution.exchanges.uncertain
 
     names = [name for name in FIELDS if asked.measures(name)]
     of_cpu = [name for name in names if not name.startswith("device_")]
@@ -223,7 +249,8 @@ def assemble(
             ("with_stack", asked.with_stack),
         ),
     )
-    return Run((meta,), layers, rows, samples, memory, timeline, device_times.result() if device_times else ())
+    times = device_times.result() if device_times else ()
+    return Run((meta,), layers, rows, samples, memory, timeline, times, locksteps.result() if locksteps else {})
 
 
 def _with_samples(events: Iterable[Event], samples: Iterable[tuple[int, str, int]]) -> Iterator[Event]:
@@ -258,6 +285,7 @@ def with_doubts(run: Run, plan: Planned, seen: Seen) -> Run:
 def _doubts(run: Run, plan: Planned, seen: Seen) -> Iterator[str]:
     yield from seen.notes
     yield from about_modules(seen.added, seen.removed)
+    yield from about_exchanges(seen.unmatched, seen.uncertain)
     chosen = plan.selected
     layer_of = {
         label: site.layers[0]

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from enum import Enum
 from typing import Any, NamedTuple
 
+from torchprof.exchanges import ACCUMULATES, ASKS, Exchanges
+
 OUTSIDE = -1
 """The layer index of work that belongs to no layer: loss, optimizer, data."""
 NOT_SELECTED = -2
@@ -18,6 +20,11 @@ BACKWARD = "backward"
 RECOMPUTE = "recompute"
 PHASES = (FORWARD, BACKWARD, RECOMPUTE)
 
+PREFIX = "torchprof:"
+"""What the name of each of our labels begins with."""
+HOOKS = PREFIX + "!hooks:"
+"""What that begins with around the hooks by which tensor parallelism moves what a module is given, and what it gives;
+the rest of the module's own label follows."""
 LAUNCH_NOT_RECORDED = "(launch not recorded)"
 """The label of kernels of which nobody knows what launched them."""
 
@@ -34,6 +41,7 @@ class Kind(Enum):
     BACKWARD_FUNCTION = "autograd node"
     STOPPED = "mark: the op before it was not carried out"
     STEP = "mark: here a step ends, and the next begins"
+    COLLECTIVE = "an exchange between ranks, from its beginning to its end"
     SAMPLE = "the line at which Python was seen"
     KERNEL = "kernel"
     MEMORY = "memory"
@@ -68,11 +76,12 @@ class Event(NamedTuple):
     """What ``attribute`` needs of one profiler event, and no more.
 
     ``name`` of a LABEL event is its label, that of a SAMPLE its source line. ``thread`` of a KERNEL event is the number
-    of the stream that it ran on. ``sequence`` is the autograd sequence number (-1: none) and ``forward_thread`` the
-    thread that it was counted on. ``correlation`` is an op's own number (0: none), a kernel's number of the op that
-    launched it, and a MEMORY event's address (0: not known). A negative one is that of a call of the device's runtime:
-    what it launched belongs to the op around it. ``device`` names where the memory is or the kernel ran, ``nbytes`` is
-    negative for a free. ``signature`` is the number of what an op was called on (0: not recorded).
+    of the stream that it ran on. A COLLECTIVE lasts from ``start_ns`` to ``end_ns`` whatever its thread does meanwhile.
+    ``sequence`` is the autograd sequence number (-1: none) and ``forward_thread`` the thread that it was counted on.
+    ``correlation`` is an op's own number (0: none), a kernel's number of the op that launched it, and a MEMORY event's
+    address (0: not known). A negative one is that of a call of the device's runtime: what it launched belongs to the op
+    around it. ``device`` names where the memory is or the kernel ran, ``nbytes`` is negative for a free. ``signature``
+    is the number of what an op was called on (0: not recorded).
     """
 
     kind: Kind
@@ -100,7 +109,8 @@ class Site(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """One step inward from a layer to an event: ``kind`` is op, label (the user's), kernel or python (a source line).
+    """One step inward from a layer to an event: ``kind`` is op, label (the user's), collective (an exchange between
+    ranks), kernel or python (a source line).
 
     ``signature`` is what an op was called on, None where that was not recorded.
     """
@@ -266,6 +276,7 @@ class Attribution:
         paths: Sequence[tuple[str, ...]],
         selected: Set[int] | None = None,
         called_from: Callable[[int, int], int] | None = None,
+        exchanges: Exchanges | None = None,
     ) -> None:
         """``sites`` by label; ``paths`` of the layers, which tell the calls of a module with several paths apart;
         ``selected``: the layers to be told apart, None for all. Work of other layers is part of the selected layer
@@ -273,13 +284,16 @@ class Attribution:
 
         Where source lines were recorded, ``called_from`` gives the number of a signature that is like the first and has
         the lines of the second: backward's ops come from the lines that made their node, not from the engine.
+        ``exchanges``: what FSDP calls the layers, and how large what is exchanged is.
         """
         self._called_from = called_from
+        self.exchanges = exchanges or Exchanges({}, paths, ())
         self.places = Places()
         self.callers: set[tuple[int, int]] = set()
         self.labels = 0
         self._sites = sites
         self._paths = paths
+        self._index = {path: index for index, path in enumerate(paths)}
         self._selected = selected
         self._makers: defaultdict[int, Makers] = defaultdict(Makers)  # by forward thread
         self._found: dict[tuple[str, int], int] = {}  # (label, its caller) → which of its layers it is there
@@ -300,7 +314,8 @@ class Attribution:
         unlaunched: Place | None = None
         new = tuple.__new__  # a third of the time that Attributed(...) takes, once for every event
         op, label_kind, node, kernel = Kind.OP, Kind.LABEL, Kind.NODE, Kind.KERNEL
-        sample = Kind.SAMPLE
+        sample, collective = Kind.SAMPLE, Kind.COLLECTIVE
+        exchanges = self.exchanges
         called_from = self._called_from
         unranged = (Kind.MEMORY, Kind.STOPPED, Kind.STEP, sample)
 
@@ -336,9 +351,22 @@ class Attribution:
                     yield new(Attributed, (event, inside(around or outside, "python", name), around, 1, 0))
                 continue
 
+            if kind is collective:
+                if around is not None:
+                    exchanges.begun_inside(around)
+                asker = around or exchanges.asker(name, signature)
+                place = inside(asker or outside, "collective", name, signature)
+                if correlation:
+                    launched_by[correlation] = place
+                yield new(Attributed, (event, place, None, 1, 0))
+                continue
+
             calls = 1
             if kind is op:
                 outer = around or outside
+                asks = name.startswith(ASKS)
+                if asks and around is not None:
+                    outer = self._served(thread, around, signature)
                 frame = outer.frame
                 if frame is not None and frame.name == name and frame.kind == "op":
                     place, calls = outer, 0
@@ -351,16 +379,24 @@ class Attribution:
                     place = found or inside(outer, "op", name, signature)
                 if sequence >= 0:
                     self._makers[thread].add(sequence, place)
+                if asks:
+                    exchanges.ask(name, place, signature)
             elif kind is label_kind and name in self._sites:
                 place, calls, layer = self._of_label(name, around, label, layer)
                 label = name
+            elif kind is label_kind and name.startswith(HOOKS):
+                place, calls = self._of_hooks(name, around, layer), 0
             elif kind is node or (kind is Kind.BACKWARD_FUNCTION and not (around is not None and around.is_node)):
                 place = self._of_node(event, around, len(stack))
                 layer = place.layer
+                if name.endswith(ACCUMULATES):
+                    exchanges.accumulate(thread, layer)
             elif kind is Kind.BACKWARD_FUNCTION and around is not None:  # it is of the node around it
                 place = inside(around, "op", name, around.signature if called_from is not None else 0)
+                if name == ACCUMULATES:
+                    exchanges.accumulated(thread, signature)
             else:
-                place = inside(around or outside, "label", name, signature)
+                place = self._of_range(name, around, signature)
 
             stack.append((end, place, label, layer))
             if correlation:
@@ -393,6 +429,17 @@ class Attribution:
             self.callers.add((around.layer if around is not None else OUTSIDE, layer))
         return place, 1, layer
 
+    def _of_hooks(self, name: str, around: Place | None, caller: int) -> Place:
+        """Hooks of a module that exchange data for it: they run outside its forward, and are its work all the same."""
+        outer = around or self.places.of_layer(OUTSIDE, FORWARD)
+        site = self._sites.get(PREFIX + name.removeprefix(HOOKS))
+        if site is None:
+            return outer
+        layer = self._nearest(site.layers, caller)
+        if self._selected is not None and layer not in self._selected:
+            return outer
+        return self.places.of_layer(layer, RECOMPUTE if outer.phase == BACKWARD else outer.phase, around)
+
     def _of_node(self, event: Event, around: Place | None, depth: int) -> Place:
         """An autograd node: in the backward of the layer whose op made it, whatever is around it."""
         level = (event.thread, depth)
@@ -408,6 +455,46 @@ class Attribution:
         place = self.places.inside(self.places.of_layer(layer, BACKWARD, around), "op", event.name, signature)
         place.is_node = True
         return place
+
+    def _of_range(self, name: str, around: Place | None, signature: int) -> Place:
+        """A range of the user's, or of torch's: where it is, but for one of FSDP's, which names the layers whose
+        parameters it is about: it gathers some that are used next, and scatters gradients of others, in hooks."""
+        layers = self.exchanges.named_by(name)
+        outer = around or self.places.of_layer(OUTSIDE, FORWARD)
+        if layers:
+            phase = outer.phase
+            if "backward" in name:
+                phase = BACKWARD
+            elif phase == BACKWARD and name.startswith(("FSDP::pre_forward", "FSDP::post_forward")):
+                phase = RECOMPUTE
+            outer = self._of_layers(layers, phase, outer)
+            return self.places.inside(outer, "op", name, signature)  # torch's own, and no label of the user's
+        return self.places.inside(outer, "label", name, signature)
+
+    def _served(self, thread: int, around: Place, signature: int) -> Place:
+        """The place in which an op asks for an exchange: where it is, but for one that DistributedDataParallel makes
+        when the last gradient of a bucket has come: that serves all layers whose gradients are in it."""
+        outer: Place | None = around
+        while outer is not None and not outer.is_node:
+            outer = outer.outer
+        if outer is None or outer.frame is None or not outer.frame.name.endswith(ACCUMULATES):
+            return around
+        layers = self.exchanges.bucket(thread, signature)
+        return self._of_layers(layers, BACKWARD, around) if layers else around
+
+    def _of_layers(self, layers: tuple[int, ...], phase: str, around: Place) -> Place:
+        """The place of what serves some layers at once: of their nearest common ancestor that was selected."""
+        path = self.exchanges.common(layers)
+        layer = self._index.get(path, OUTSIDE)
+        while self._selected is not None and layer not in self._selected:
+            path = path[:-1]
+            layer = self._index.get(path, NOT_SELECTED)
+            if layer == NOT_SELECTED:
+                break
+        shared = layers if len(layers) > 1 else ()
+        if (layer, phase, shared) == (around.layer, around.phase, around.shared):
+            return around
+        return self.places.of_layer(layer, phase, around if around.layer != OUTSIDE or around.frame else None, shared)
 
     def _nearest(self, layers: tuple[int, ...], caller: int) -> int:
         """Of a module's several paths, the one that shares most steps with its caller's; the first where none does."""

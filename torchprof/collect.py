@@ -28,9 +28,10 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.autograd import profiler as torch_profiler
 from torch.autograd.profiler_util import EventList
 
-from torchprof.attribute import Detail, Event, Kind, Signature
+from torchprof.attribute import HOOKS, PREFIX, Detail, Event, Kind, Signature
 from torchprof.errors import TorchprofError
-from torchprof.event_names import MEMORY, PREFIX, RAISED, STARTED, STEP, STOPPED, is_collective, is_torchs_step, kind_of
+from torchprof.event_names import MEMORY, RAISED, STARTED, STEP, STOPPED, is_collective, is_torchs_step, kind_of
+from torchprof.exchanges import ACCUMULATES
 
 record: Callable[[str], Any] = getattr(torch._C._profiler, "_RecordFunctionFast", torch_profiler.record_function)
 """A context manager that puts a range of this name into the session."""
@@ -139,7 +140,7 @@ class Recording:
         work: list[Any] = []
         cpu = DeviceType.CPU
         memory, node, backward, user_label = Kind.MEMORY, Kind.NODE, Kind.BACKWARD_FUNCTION, Kind.USER_LABEL
-        op = Kind.OP
+        op, collective = Kind.OP, Kind.COLLECTIVE
         correlation = 0
         new = tuple.__new__  # a third of the time that Event(...) takes, once for every event
         if on_device:
@@ -173,17 +174,19 @@ class Recording:
             end = _end_ns(raw)
             forward_thread = signature = 0
             if kind is user_label:
-                if raw.is_async() or raw.end_thread_id() != thread:
-                    end = start  # the range of a collective ends whenever that is done: it is no time of this thread
-                    if detail is not None and is_collective(name):
+                if is_collective(name):
+                    kind = collective
+                    if detail is not None:
                         signature = self._signature(raw, Detail.SHAPES)
+                elif raw.is_async() or raw.end_thread_id() != thread:
+                    end = start  # it ends on whatever thread: of this one it is no time
             elif sequence >= 0:
                 if kind is node:
                     forward_thread = raw.fwd_thread_id()
                 elif raw.scope() == _BACKWARD_SCOPE:
                     kind = backward
                     forward_thread = raw.fwd_thread_id()
-            if detail is not None and kind is op:
+            if detail is not None and (kind is op or name == ACCUMULATES):
                 wanted = details.get(name)
                 if wanted is None:
                     wanted = details[name] = detail(name)
@@ -274,7 +277,7 @@ class Recording:
                 around.pop()
             if name in (RAISED, STOPPED) and around:
                 found[around[-1]] = found[around[-1]]._replace(finished=False)
-            elif name not in (RAISED, STOPPED, STARTED, STEP):
+            elif name not in (RAISED, STOPPED, STARTED, STEP) and not name.startswith(HOOKS):
                 around.append(len(found))
                 found.append(Call(name, start, _end_ns(raw), thread, True))
         return sorted(found, key=lambda call: call.end_ns)

@@ -7,7 +7,6 @@ from math import prod
 from typing import Any, NamedTuple
 
 from torchprof.attribute import Frame, Signature
-from torchprof.event_names import is_collective
 
 COLLECTIVE_ARGS = (
     "Collective name",
@@ -158,7 +157,7 @@ def tells_collective(frame: Frame) -> bool:
 
 
 def _is_range(frame: Frame) -> bool:
-    return frame.kind in ("label", "op") and is_collective(frame.name)  # in old traces all ranges are ops
+    return frame.kind == "collective"
 
 
 def _recorded(frame: Frame) -> Collective | None:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE
 from torchprof.cost import format_time
-from torchprof.run import NOT_SELECTED_NAME, OUTSIDE_NAME, Layer, Rows, SampleKey, Spread
+from torchprof.run import NOT_SELECTED_NAME, OUTSIDE_NAME, Layer, Rows, Run, SampleKey, Spread, ranks_in_words
 
 _SLOW_START = 2  # so many times a later call's time, and the first call's is told
+_DOUBTS_SHOWN = 10  # of several ranks: there may be a thousand, each with figures of its own in its sentences
 _WORTH_SAYING = 0.02  # the share of the time from which on the labels' own cost is told
 
 
@@ -19,12 +20,57 @@ def some(names: Sequence[str], limit: int = 3) -> str:
     return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
 
 
+def doubts_of(run: Run) -> list[str]:
+    """What a report says under its figures: who is missing, and each warning once, of whom where it is not of all."""
+    said: dict[str, list[int]] = {}
+    for meta in run.metas:
+        for warning in dict.fromkeys(meta.warnings):
+            said.setdefault(warning, []).append(meta.rank)
+    doubts = []
+    for warning, ranks in sorted(said.items(), key=lambda item: -len(item[1])):
+        of_all = len(ranks) == len(run.metas)
+        doubts.append(warning if of_all else f"{ranks_in_words(ranks).capitalize()}: {warning}")
+    if len(run.metas) > 1 and len(doubts) > _DOUBTS_SHOWN:
+        hidden = len(doubts) - _DOUBTS_SHOWN
+        doubts[_DOUBTS_SHOWN:] = [f"More of single ranks are hidden: {hidden}. run.of_rank(N) has those of rank N."]
+    return [*_about_missing_ranks(run), *doubts]
+
+
+def _about_missing_ranks(run: Run) -> Iterator[str]:
+    missing = run.missing_ranks
+    if missing:
+        words, size = ranks_in_words(missing).capitalize(), len(run.metas) + len(missing)
+        if len(run.metas) > 1:
+            is_missing = "is missing: it" if len(missing) == 1 else "are missing: they"
+            yield f"{words} of {size} {is_missing} gave no run."
+        else:  # as it is before they are merged
+            yield f"{words} of {size} {'is' if len(missing) == 1 else 'are'} not in this run."
+
+
+def about_sums(run: Run) -> Iterator[str]:
+    """What the figures of several ranks are, where they stand for all of them."""
+    if len(run.metas) > 1:
+        ranks = ranks_in_words(meta.rank for meta in run.metas)
+        yield f'All figures, except parameters, are sums over {ranks}: the report "ranks" compares them.'
+
+
 def about_modules(added: Sequence[str], removed: Sequence[str]) -> Iterator[str]:
     """Modules that changed inside the block."""
     if added:
         yield f"Added or replaced inside the block, and part of the layer above: {some(added)}."
     if removed:
         yield f"Removed inside the block: {some(removed)}. They show what they did until then."
+
+
+def about_exchanges(unmatched: int, uncertain: int) -> Iterator[str]:
+    """Collectives that nobody was seen to ask for, and buckets of which nobody knows whose gradients are in them."""
+    if unmatched:
+        yield f"Outside of layers: {unmatched} collective(s) of which nobody was seen to ask for them."
+    if uncertain:
+        yield (
+            f"{uncertain} bucket(s) of gradients held others than came before them, as in the first backward of "
+            "DistributedDataParallel: they count where the last of these came."
+        )
 
 
 def about_labels(layers: Sequence[Layer], unobserved: Mapping[int, int], unlabelled: Iterable[int]) -> Iterator[str]:

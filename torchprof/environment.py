@@ -10,18 +10,19 @@ from pathlib import Path
 
 import torch
 
+from torchprof.job import Job
 from torchprof.peaks import measured_peaks
 from torchprof.run import Meta
 from torchprof.version import __version__
 
 
-def this_process() -> Meta:
-    """What is known of a run that is recorded here, before it is recorded."""
-    rank, world_size = place_in_job()
+def this_process(job: Job) -> Meta:
+    """What is known of a run that is recorded here, as part of a job, before it is recorded."""
     return Meta(
         model=(),
-        rank=rank,
-        world_size=world_size,
+        rank=job.rank,
+        world_size=job.world_size,
+        mesh=job.mesh,
         peaks=measured_peaks(),
         versions=(
             ("torchprof", __version__),
@@ -33,20 +34,6 @@ def this_process() -> Meta:
         machine=platform.node(),
         script=str(Path(sys.argv[0]).absolute()) if sys.argv and sys.argv[0] else "",
     )
-
-
-def place_in_job() -> tuple[int, int]:
-    """The rank of this process, and how many its job has: (0, 1) where it is no job.
-
-    Outside of the life of its process group, the variables tell that torchrun, and others as it, start a process with.
-    """
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    if rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size):
-        return int(rank), int(world_size)
-    return 0, 1
 
 
 def environment() -> tuple[tuple[str, str], ...]:

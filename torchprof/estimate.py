@@ -51,8 +51,11 @@ _SAVES_RESULTS = _atens(
 """What keeps something of its result for backward, and so has it when that is saved (torch's derivatives.yaml)."""
 _HANDS_ON = _atens("_trilinear _embedding_bag_backward embedding_renorm_ linalg_matrix_exp")
 """What has a kernel of its own that calls other ops for all its work."""
-_MAY_BE_EMPTY = "aten::_trilinear"
-"""Of them, the one that calls nothing where there is nothing to do, and does nothing then."""
+_MAY_BE_EMPTY = ("aten::_trilinear", "Redistribute", "NestedRedistribute")
+"""What calls nothing where there is nothing to do, and does nothing then: of a ``DTensor``, to move what is there."""
+_DISPATCHED = "PythonSubclass"
+"""What torch calls the range in which a tensor's class carries out an op by itself, in Python: of a ``DTensor``, the op
+has the shapes of the whole, and the ops inside it those of what this rank computes."""
 _ATTENTION = "aten::scaled_dot_product_attention"
 
 
@@ -71,6 +74,7 @@ class _Open:
         "end",
         "found",
         "is_batch",
+        "is_dispatched",
         "is_opaque",
         "name",
         "place",
@@ -89,6 +93,7 @@ class _Open:
         self.found: list[tuple[int, Count]] = []
         self.repeats = False  # an op of its own name is inside it
         self.is_batch = False  # the ops inside it work on a whole batch, of which its own inputs are one example
+        self.is_dispatched = False  # the ops inside it are what was computed, whatever its own inputs are
         self.is_opaque = False  # no recorded shape tells of its work, and none of the ops inside it
         self.views = False  # an op is inside it that hands a tensor on
         self.prepares = False  # one that other code needs
@@ -100,7 +105,8 @@ class Estimate:
 
     The outermost op with a formula counts, and what it calls is part of it. An op without a formula is transparent
     where ops inside it count, and otherwise uncounted. Under ``torch.func.vmap`` an op shows the shapes of a single
-    example, and inside it, once more, the op on the whole batch: there the inner one counts.
+    example, and inside it, once more, the op on the whole batch: there the inner one counts. What a tensor's class
+    carries out by itself counts as what it calls.
     """
 
     def __init__(self, signatures: Sequence[Signature]) -> None:
@@ -182,6 +188,8 @@ class Estimate:
     def _enter(self, stack: list[_Open], item: Attributed) -> None:
         event = item[0]
         name, signature = event[1], event[10]
+        if name == _DISPATCHED and stack:
+            stack[-1].is_dispatched = True
         if "::" not in name and event[5] < 0 and not name.startswith(_COMPILED):
             return  # a call of a device's runtime; a range of torch's own that is no op
         try:
@@ -215,7 +223,7 @@ class Estimate:
     def _close(self, stack: list[_Open]) -> None:
         """An op has ended: settle what it counts, and hand that to the op around it, or to the counts."""
         done = stack.pop()
-        found, work = done.found, done.work
+        found, work = done.found, None if done.is_dispatched else done.work
         if work is None:
             if not self._explains(done) and not any(count.uncounted for _, count in done.found):
                 found = [*done.found, (done.place, Count(0, 0, 1))]
@@ -251,15 +259,15 @@ class Estimate:
         name = done.name
         if name.startswith(_COMPILED):
             return False
-        if "::" not in name:
-            return bool(done.found) or self._is_all_ops(done)
+        if "::" not in name or done.is_dispatched:
+            return bool(done.found) or name in _MAY_BE_EMPTY or self._is_all_ops(done)
         key = (name, bool(done.found))
         explains = self._is_transparent.get(key)
         if explains is None:
             if done.found:  # where a formula could not tell, the op is one on nested tensors: what runs on its values
                 explains = name in _HANDS_ON or formula_of(name) is not None or is_made_of_ops(name)
             else:
-                explains = name == _MAY_BE_EMPTY or calls_only_ops(name)
+                explains = name in _MAY_BE_EMPTY or calls_only_ops(name)
             self._is_transparent[key] = explains
         return explains
 

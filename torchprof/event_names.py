@@ -6,10 +6,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from torchprof.attribute import Event, Kind
+from torchprof.attribute import PREFIX, Event, Kind
 
-PREFIX = "torchprof:"
-"""What the name of each of our labels begins with."""
 RAISED = PREFIX + "!raised"
 """A label of no length inside the range of a call that did not finish."""
 STOPPED = PREFIX + "!stopped"
@@ -39,6 +37,7 @@ _TORCHS_STEP = re.compile(r"ProfilerStep#\d+")
 ANY_STEP = "ProfilerStep*"
 """What the ranges of all of torch's steps are called here, as in torch's own tables."""
 _COLLECTIVE = re.compile(r"(nccl|gloo|mpi|ucc|xccl|hccl|rccl):\w+( \d+(->|<-)\d+)?")
+_HOST_BACKENDS = ("gloo:", "mpi:", "ucc:")
 
 
 def kind_of(name: str) -> Kind | None:
@@ -67,6 +66,11 @@ def is_collective(name: str) -> bool:
     """Whether this is the range of a collective (``nccl:all_reduce``), which ends whenever that is done, on any thread:
     of the thread it began on it tells no time."""
     return _COLLECTIVE.fullmatch(name) is not None
+
+
+def is_host_collective(name: str) -> bool:
+    """Whether this is the range of a collective that the CPU carries out, from its beginning to its end."""
+    return name.startswith(_HOST_BACKENDS) and is_collective(name)
 
 
 def with_steps(events: Iterable[Event], steps: int) -> Iterator[Event]:

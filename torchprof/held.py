@@ -39,7 +39,7 @@ def held_now(models: Iterable[nn.Module], watch: bool = False) -> Holding:
             ("buffers", [buffer for buffer in model.buffers() if not is_lazy(buffer)]),
             ("gradients", [param.grad for param in params if param.grad is not None]),
         ):
-            for tensor in tensors:
+            for tensor in map(_held_here, tensors):
                 place = _storage(tensor)
                 if place is not None and place[:2] not in held:
                     held[place[:2]] = kind
@@ -57,6 +57,12 @@ def held_now(models: Iterable[nn.Module], watch: bool = False) -> Holding:
 
 def _note_gone(gone: list[tuple[int, str, int]], device: str, address: int) -> None:
     gone.append((time.time_ns(), device, address))
+
+
+def _held_here(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a tensor that is sharded over ranks (a ``DTensor``), what this one holds."""
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local
 
 
 def _storage(tensor: torch.Tensor) -> tuple[str, int, int] | None:

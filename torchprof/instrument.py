@@ -22,10 +22,13 @@ from weakref import ref
 import torch
 from torch import nn
 
+from torchprof.attribute import HOOKS, PREFIX
 from torchprof.collect import is_observed, record
-from torchprof.event_names import PREFIX, RAISED, STOPPED
+from torchprof.event_names import RAISED, STOPPED
 
 _is_traced: Callable[[], Any] = torch._C._get_tracing_state
+_TENSOR_PARALLEL = ("torch.distributed.tensor.", "torch.distributed._tensor.")
+"""Where the hooks of ``parallelize_module`` and ``distribute_module`` come from."""
 _ENOUGH = "_StopRecomputationError"
 """What torch.utils.checkpoint raises, inside an op, when it has computed again all that backward needs."""
 
@@ -170,6 +173,7 @@ class Labels:
         module = target.module()
         if module is None:
             return
+        self._label_hooks(target, module)
         own = "_compiled_call_impl" if getattr(module, "_compiled_call_impl", None) is not None else "forward"
         if own in module.__dict__ or isinstance(module, torch.jit.ScriptModule):
             self._attach_to_instance(target, module, own)
@@ -184,6 +188,27 @@ class Labels:
                 self.unlabelled.append(target.label)
                 continue
             self._await(module, target, *self._on_class[owner])
+
+    def _label_hooks(self, target: Target, module: nn.Module) -> None:
+        """Label the hooks by which tensor parallelism moves what a module is given, and what it gives: they run outside
+        of its forward, and exchange data for it."""
+        label = HOOKS + target.label.removeprefix(PREFIX)
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for key, hook in hooks.items():
+                if getattr(hook, "__module__", "").startswith(_TENSOR_PARALLEL):
+                    hooks[key] = stand_in = self._labelled_hook(hook, label)
+                    self._restore.append(functools.partial(_put_back, hooks, key, stand_in, hook))
+
+    def _labelled_hook(self, hook: Callable[..., Any], label: str) -> Callable[..., Any]:
+        @functools.wraps(hook)
+        def labelled(*args: Any, **kwargs: Any) -> Any:
+            # A copy of the module made meanwhile keeps this for good.
+            if self._waiting or self not in Labels._attached or torch.compiler.is_compiling():
+                return hook(*args, **kwargs)
+            with record(label):
+                return hook(*args, **kwargs)
+
+        return labelled
 
     def _wrap_class(self, owner: type) -> bool:
         original = owner.__dict__["forward"]
@@ -319,6 +344,11 @@ class Labels:
             return original(module, *args, **kwargs)
         finally:
             self._inside_trigger = False
+
+
+def _put_back(hooks: dict[int, Any], key: int, ours: object, hook: Any) -> None:
+    if hooks.get(key) is ours:
+        hooks[key] = hook
 
 
 def _holds(cell: Any, content: Any) -> bool:

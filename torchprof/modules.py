@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from torchprof.attribute import Site
 from torchprof.call_order import call_order
 from torchprof.errors import TorchprofError
+from torchprof.exchanges import fqns_of
 from torchprof.instrument import Target, label_of
 from torchprof.paths import find, matching
 from torchprof.run import Layer
@@ -60,6 +61,15 @@ def wrapped_step(module: nn.Module) -> str | None:
         if step is not None and cls.__module__.startswith("torch."):
             return step
     return None
+
+
+def class_of(module: nn.Module) -> type:
+    """The class that a module is of for its user: FSDP2's ``fully_shard`` and its like make it one of a class of theirs
+    that has this one as its second base (``FSDPNet`` of ``FSDPModule`` and ``Net``)."""
+    cls = type(module)
+    while len(cls.__bases__) == 2 and cls.__bases__[0].__module__.startswith("torch.distributed."):
+        cls = cls.__bases__[1]
+    return cls
 
 
 def select(paths: Iterable[Any], known: Sequence[tuple[tuple[str, ...], ...]]) -> set[int]:
@@ -127,7 +137,7 @@ def _spots(models: Iterable[nn.Module], before: Sequence[Spot] = ()) -> list[Spo
         core = model
         while (step := wrapped_step(core)) is not None:
             core = getattr(core, step)
-        root = _numbered(type(core).__name__, shown)
+        root = _numbered(class_of(core).__name__, shown)
         above: dict[tuple[str, ...], tuple[int, nn.Module]] = {}
         for path, leaf, module in walk_modules(model, name=_numbered(type(model).__name__, real)):
             shown_path: tuple[str, ...] = (root,)
@@ -281,6 +291,23 @@ class Plan:
             if layer in self._layers_chosen and not self._spots[at].compiled and self._spots[at].callable
         }
 
+    @property
+    def fqns(self) -> dict[str, int]:
+        """The layers by the names that FSDP has for them: their real paths from the outermost sharded module on."""
+        is_sharded = {spot.path for spot in self._spots if _is_sharded(spot.module())}
+        roots = {path for path in is_sharded if not any(path[:steps] in is_sharded for steps in range(1, len(path)))}
+        if not roots:
+            return fqns_of(self.layer_paths)
+        found: dict[str, int] = {}
+        several: set[str] = set()
+        for spot, layer in zip(self._spots, self._layer_of):
+            for root in (spot.path[:steps] for steps in range(1, len(spot.path) + 1)):
+                if root in roots:
+                    name = ".".join(spot.path[len(root) :])
+                    if found.setdefault(name, layer) != layer:
+                        several.add(name)
+        return {name: layer for name, layer in found.items() if name not in several}
+
     def real_path(self, label: str, layer: int) -> tuple[str, ...] | None:
         """The path of the module that carries a label, where it is shown as this layer; None where it is not."""
         return self._real_paths.get((label, layer))
@@ -329,7 +356,7 @@ class Plan:
                 Layer(
                     path=path,
                     # A ScriptModule knows the class that it was made from.
-                    kind=core.original_name if isinstance(core, torch.jit.ScriptModule) else type(core).__name__,
+                    kind=core.original_name if isinstance(core, torch.jit.ScriptModule) else class_of(core).__name__,
                     params=None if unknown else sum(param.numel() for param in params),
                     trainable_params=None if unknown else sum(p.numel() for p in params if p.requires_grad),
                     param_bytes=None if unknown else sum(sizes.values()),
@@ -360,7 +387,7 @@ class Plan:
             before = at if module is None else first.setdefault(id(module), at)
             if module is not None and type(module) not in orders:
                 classes[type(module)] = len(classes)
-                orders[type(module)] = call_order(type(module))
+                orders[type(module)] = call_order(class_of(module))
             params = () if module is None else tuple(module._parameters.values())
             found.append(
                 ModelModule(
@@ -390,9 +417,14 @@ class Plan:
         return added, [".".join(path) for path in before if path not in now and path[0] in roots]
 
 
+def _is_sharded(module: nn.Module | None) -> bool:
+    """Whether FSDP2's ``fully_shard``, or its like, was called for a module."""
+    return module is not None and class_of(module) is not type(module)
+
+
 def _settings(module: nn.Module) -> str:
     """What a module of torch's own says of itself; one of somebody else's might say anything, of any length."""
-    if not type(module).__module__.startswith(("torch.nn.", "torch.ao.nn.")):
+    if not class_of(module).__module__.startswith(("torch.nn.", "torch.ao.nn.")):
         return ""
     try:
         return module.extra_repr()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from datetime import timedelta
 from html import escape
 from os import PathLike
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any, ClassVar, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 from weakref import ref
 
 import torch
@@ -23,14 +24,18 @@ from torch.profiler import ProfilerAction
 from torchprof.assemble import Asked, Seen, assemble, attribution_of, wanted_detail, with_doubts
 from torchprof.attribute import Kind
 from torchprof.collect import Guard, Session, empty_event_list, is_profiled, missing_device, refuse_if_profiled
-from torchprof.environment import place_in_job, this_process
+from torchprof.environment import this_process
 from torchprof.errors import TorchprofError, suggest
 from torchprof.fold import add_cycle
 from torchprof.held import held_now
 from torchprof.holding import NOTHING
 from torchprof.instrument import Labels, Target, label_of
+from torchprof.job import Job, this_job
 from torchprof.modules import Plan, Trace, checked_models, walk_modules
 from torchprof.run import Layer, Run
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = ["Profile", "Trace", "walk_modules"]
 
@@ -115,8 +120,9 @@ class Profile:
         self._action = ProfilerAction.NONE
         self._seen = Seen()
         self._finished = False
+        self._failed = False  # whether an error ended the block
         self._start_holding = self._end_holding = NOTHING
-        self._place = 0, 1  # its rank, of so many in its job
+        self._job = Job()
 
     # The block
 
@@ -159,6 +165,7 @@ class Profile:
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
         if not self.entered or self.exited:
             return
+        self._failed = exc_type is not None
         self._labels.detach()
         Profile._open = None
         try:
@@ -173,7 +180,7 @@ class Profile:
         finally:
             self._guard.off()
             self._layers = self._plan.layers()
-            self._place = place_in_job()
+            self._job = this_job(self._models)
             self._note_seen()
             self.exited = True
         if self.schedule is None and self.on_trace_ready is not None and self._session is not None:
@@ -187,7 +194,7 @@ class Profile:
         """What leaving the block does. Raises TorchprofError where it was not started."""
         if self.enabled and not self.entered:
             raise TorchprofError("This Profile was not started: call start() before stop().")
-        self.__exit__(None, None, None)
+        self.__exit__(*sys.exc_info())
 
     def step(self) -> None:
         """End a step of the loop, and begin the next: to be called once in each pass, at its end.
@@ -302,7 +309,7 @@ class Profile:
     def _end_cycle(self) -> None:
         """Fold what was recorded into the run at once: the next cycle needs the memory."""
         self._stop_session()
-        self._place = place_in_job()
+        self._job = this_job(self._models)
         self._note_seen()
         cycle = self._assemble(self._plan.layers())
         self._run = add_cycle(self._run, cycle)
@@ -315,7 +322,6 @@ class Profile:
 
     def _assemble(self, layers: tuple[Layer, ...]) -> Run:
         assert self._session is not None
-        rank, world_size = self._place
         return assemble(
             self._session,
             self._session.events(wanted_detail(self._asked), self._asked.profile_memory),
@@ -323,7 +329,8 @@ class Profile:
             layers,
             self._asked,
             self._seen,
-            origin=replace(this_process(), rank=rank, world_size=world_size),
+            origin=this_process(self._job),
+            group=self._job.group,
             start=self._start_holding,
             end=self._end_holding,
             steps=self._session.steps > 0,
@@ -428,6 +435,28 @@ class Profile:
     def show(self, *, height: int = 640) -> None:
         """Show the page of the run in a notebook; see ``Run.show``."""
         self.run.show(height=height)
+
+    def gather(
+        self, group: ProcessGroup | None = None, dst: int = 0, *, timeout: float | timedelta | None = None
+    ) -> Run | None:
+        """Bring the run of every rank of a job to rank ``dst``, merged into one; see docs/ranks-in-a-job.md.
+
+        To be called after the block, before ``destroy_process_group``, by all ranks of ``group`` (None: all of the
+        job), as often and in the same order, as a collective is. Ranks are numbered as in the job. ``dst`` gets the
+        merged run; the others, and those that are not in the group, None. With ``enabled=False`` a rank adds nothing,
+        and where none added anything the run is None. Without a process group, it is the run of this process.
+
+        ``dst`` waits for the others so many seconds, or a timedelta; by default as long as the process group waits, but
+        10 s where an error ended the block or is under way, or SIGTERM comes: then a rank has probably died. Who has
+        not come by then is left out (``run.missing_ranks``). SIGTERM is delivered 10 s after ``dst`` has the run.
+
+        Raises TorchprofError before the block has ended, for a ``dst`` that is not in the group, where the job's
+        process group has no key-value store (MPI) or is there no more, and for a run that was recorded before it.
+        """
+        from torchprof.gathering import gather
+
+        failed = self._failed or sys.exc_info()[0] is not None
+        return gather(self.run if self.enabled else None, group, dst, timeout, failed=failed)
 
     def raw(self) -> tuple[tuple[Trace, ...], defaultdict[tuple[str, ...], list[EventList]]] | None:
         """``(traces, event_lists)``, None before the end.

@@ -23,6 +23,7 @@ from torchprof.fold import add_cycle
 from torchprof.held import held_now
 from torchprof.holding import NOTHING
 from torchprof.instrument import Labels
+from torchprof.job import this_job
 from torchprof.modules import Plan
 from torchprof.outermost import OutermostCalls
 from torchprof.run import Run
@@ -188,6 +189,7 @@ class Program:
         self._session.stop()
         self._holding.stop_watching()
         modules = self._calls + self._outermost.inner - self._modules_before
+        job = this_job(self._plan.models)
         cycle = assemble(
             self._session,
             self._session.events(wanted_detail(self._asked), self._asked.profile_memory),
@@ -195,7 +197,8 @@ class Program:
             self._plan.layers(),
             self._asked,
             self._seen,
-            origin=this_process(),
+            origin=this_process(job),
+            group=job.group,
             start=self._holding,
             end=held_now(self._plan.models) if self._asked.profile_memory else NOTHING,
             python_samples=self._samples(),
@@ -231,8 +234,9 @@ class Program:
                 f"Nothing was recorded: {self._warmup_calls} calls of models were to come first, and there were "
                 f"{self._calls}."
             )
+            origin = this_process(this_job(self._plan.models))
             self._run = assemble(
-                Session(None), (), self._plan, self._plan.layers(), self._asked, self._seen, origin=this_process()
+                Session(None), (), self._plan, self._plan.layers(), self._asked, self._seen, origin=origin
             )
         elif not self._models:
             notes.append("No model was called: all that was recorded is outside of models.")

@@ -17,6 +17,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from torchprof.attribute import NOT_SELECTED, PHASES, Frame, Signature
 from torchprof.errors import TorchprofError
+from torchprof.event_names import is_collective
 from torchprof.run import (
     KINDS,
     Around,
@@ -119,8 +120,11 @@ def load(path: str | PathLike[str]) -> Run:
     Raises OSError where the file cannot be read, TorchprofError where it is no run file, is damaged, or was written by
     a newer torchprof.
     """
-    path = Path(path)
-    data = path.read_bytes()
+    return run_of(Path(path).read_bytes(), str(path))
+
+
+def run_of(data: bytes, path: str) -> Run:
+    """The run that is in the bytes of a file, which errors call ``path``. Raises TorchprofError as ``load`` does."""
     try:
         document = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     except (ValueError, EOFError, OSError, zlib.error, RecursionError) as error:
@@ -154,6 +158,9 @@ def _run(document: dict[str, Any]) -> Run:
     if document["schema"] < 6:
         document.update(shared=[[]], lockstep=[])
         document["rows"]["shared"] = [0] * len(document["rows"]["layer"])
+        for frame in (frame for chain in document["frames"] for frame in chain):
+            if frame[0] in ("label", "op") and is_collective(frame[1]):
+                frame[0] = "collective"
         if document["timeline"] is not None:
             document["timeline"]["rank"] = document["metas"][0]["rank"]
     metas = _read(tuple[Meta, ...], document["metas"])

@@ -14,7 +14,9 @@ from torchprof.assemble import Asked, Planned, Seen, assemble, collector_at_rest
 from torchprof.attribute import Detail, Site
 from torchprof.doubts import some
 from torchprof.errors import TorchprofError
+from torchprof.exchanges import fqns_of
 from torchprof.fold import add_cycle, on_layers
+from torchprof.groups import mesh_of_groups, sole_group
 from torchprof.merging import merge
 from torchprof.run import Layer, Meta, Run
 from torchprof.trace_events import TraceEvents
@@ -134,6 +136,7 @@ def _read(path: Path, plan: Plan | None, with_timeline: bool, progress: Callable
         asked,
         seen,
         origin=_origin(path, file.header),
+        group=sole_group(_groups(file.header)),
         steps=events.marks > 1,
         from_first_mark=events.from_first_mark,
     )
@@ -165,6 +168,10 @@ class _Layers:
     callable_layers: Set[int]
     selected: Set[int] | None = None
     selected_paths: tuple[tuple[str, ...], ...] | None = None
+
+    @property
+    def fqns(self) -> Mapping[str, int]:
+        return fqns_of(self.layer_paths)
 
 
 def _layers(path: Path, events: TraceEvents, plan: Plan | None, seen: Seen) -> tuple[Planned, tuple[Layer, ...]]:
@@ -227,9 +234,8 @@ def _of_some_mode(layer: Layer) -> Layer:
 
 def _origin(path: Path, header: Mapping[str, Any]) -> Meta:
     """What the trace says of where it was recorded."""
-    distributed = header.get("distributedInfo")
-    distributed = distributed if isinstance(distributed, dict) else {}
-    rank, ranks = distributed.get("rank"), distributed.get("world_size")
+    distributed = _distributed(header)
+    rank, ranks = (_number(distributed.get(key)) for key in ("rank", "world_size"))
     devices: Counter[str] = Counter()
     properties = header.get("deviceProperties")
     for one in properties if isinstance(properties, list) else ():
@@ -238,18 +244,36 @@ def _origin(path: Path, header: Mapping[str, Any]) -> Meta:
             size = f" ({memory / _GIGABYTE:.0f} GB)" if isinstance(memory, int) and memory > 0 else ""
             devices[f"{one['name']}{size}"] += 1
     environment = [("devices", ", ".join(f"{count} × {name}" for name, count in devices.items()))] if devices else []
-    if isinstance(ranks, int):
+    if ranks:
         backend = " ".join(str(distributed[key]) for key in ("backend", "nccl_version") if distributed.get(key))
         environment.append(("ranks", f"{ranks}{', ' if backend else ''}{backend}"))
     machine = header.get("host_name")
     return Meta(
         model=(),
-        rank=rank if isinstance(rank, int) and rank >= 0 else 0,
+        rank=rank,
+        world_size=max(ranks, 1),
+        mesh=mesh_of_groups(_groups(header), rank),
         versions=(("torchprof", __version__),),
         environment=tuple(environment),
         machine=machine if isinstance(machine, str) else "",
         script=str(path.absolute()),
     )
+
+
+def _distributed(header: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the trace says of the job that its process was part of."""
+    distributed = header.get("distributedInfo")
+    return distributed if isinstance(distributed, dict) else {}
+
+
+def _number(value: object) -> int:
+    return value if type(value) is int and value > 0 else 0
+
+
+def _groups(header: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The groups that its rank was in."""
+    groups = _distributed(header).get("pg_config")
+    return [group for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
 
 
 def _together(found: Iterable[_Found]) -> Run:

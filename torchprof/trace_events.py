@@ -13,9 +13,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torchprof.attribute import Detail, Event, Kind, Signature
+from torchprof.attribute import HOOKS, PREFIX, Detail, Event, Kind, Signature
 from torchprof.collectives import signature_of
-from torchprof.event_names import MEMORY, NODE_PREFIX, PREFIX, STARTED, STEP, is_collective, is_torchs_step, kind_of
+from torchprof.event_names import MEMORY, NODE_PREFIX, STARTED, STEP, is_collective, is_torchs_step, kind_of
+from torchprof.exchanges import ACCUMULATES
 from torchprof.trace_layers import ModuleCall, RangeCall, class_of
 
 _OP, _RANGE, _OP_OR_RANGE, _RUNTIME, _MODULE, _HELD = "op", "range", "op or range", "runtime", "module", "memory"
@@ -501,7 +502,7 @@ class TraceEvents:
             if wanted[number]:
                 parents.setdefault(names[number], {})[around] = None
                 around_it.setdefault(names[number], set()).add(around)
-            elif kinds[number] is not None:
+            elif kinds[number] not in (None, Kind.COLLECTIVE):
                 full.add(around)
         waiting = list(full)
         while waiting:  # what is inside a range is inside those around it, too
@@ -516,7 +517,6 @@ class TraceEvents:
         signature, and the name of the nearest wanted event around, "" for none."""
         names = [name for _, name in self._names]
         is_held = [group is _HELD for group, _ in self._names]
-        ends_later = [is_collective(name) for name in names]
         stacks: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
         for start, ns, number, lane, _, _, signature in self._cpu.in_order(self._groups_of_names):
             if is_held[number]:
@@ -526,9 +526,8 @@ class TraceEvents:
                 stack.pop()
             if wanted[number]:
                 yield number, signature, stack[-1][1] if stack else ""
-                if not ends_later[number]:
-                    end = start + ns  # what sticks out is cut off, as the attribution does
-                    stack.append((min(end, stack[-1][0]) if stack else end, names[number]))
+                end = start + ns  # what sticks out is cut off, as the attribution does
+                stack.append((min(end, stack[-1][0]) if stack else end, names[number]))
             elif stack:
                 yield number, signature, stack[-1][1]
 
@@ -547,16 +546,9 @@ class TraceEvents:
         nodes = {name.removeprefix(NODE_PREFIX) for name, kind in zip(names, kinds) if kind is Kind.NODE}
         is_inner_node = [name in nodes for name in names]
         is_runtime = [group is _RUNTIME for group, _ in self._names]
-        ends_later = [is_collective(name) for name in names]
         forward_threads = self._forward_threads()
         launchers, launches = self._launchers()
-        op, node, backward, memory, user_label = (
-            Kind.OP,
-            Kind.NODE,
-            Kind.BACKWARD_FUNCTION,
-            Kind.MEMORY,
-            Kind.USER_LABEL,
-        )
+        op, node, backward, memory = Kind.OP, Kind.NODE, Kind.BACKWARD_FUNCTION, Kind.MEMORY
         lane_of, base = self._lane_of, self.base_ns
         new = tuple.__new__  # a third of the time that Event(...) takes, once for every event
         for start, ns, name_number, lane, sequence, number, signature in self._cpu.in_order(self._groups_of_names):
@@ -576,11 +568,11 @@ class TraceEvents:
                 if is_runtime[name_number]:
                     correlation = launches.get(number, 0)
                 elif (forward and sequence >= 0) or (sequence < 0 and is_inner_node[name_number]):
-                    kind, signature, forward_thread = backward, 0, forward_threads.get(forward, 0)
+                    kind, forward_thread = backward, forward_threads.get(forward, 0)
+                    if name != ACCUMULATES:
+                        signature = 0
             elif kind is node:
                 forward_thread = forward_threads.get(forward, 0)
-            elif kind is user_label and ends_later[name_number]:
-                end = start
             yield new(
                 Event,
                 (kind, name, start, end, thread, sequence, forward_thread, correlation, "cpu", 0, signature),
@@ -643,11 +635,12 @@ class TraceEvents:
                 kind = Kind.MEMORY
             elif group is _MODULE or kind is Kind.LABEL:
                 # Of a module that nobody asked about, it is as if there were none.
-                kind = Kind.LABEL if name in sites else None
+                of_module = PREFIX + name.removeprefix(HOOKS) if name.startswith(HOOKS) else name
+                kind = Kind.LABEL if of_module in sites else None
+            elif kind is Kind.OP and is_collective(name):
+                kind = Kind.COLLECTIVE
             elif kind is Kind.OP and (
-                group is _RANGE
-                or (group is _OP_OR_RANGE and "::" not in name and number not in self._sure)
-                or (group is _OP_OR_RANGE and is_collective(name))
+                group is _RANGE or (group is _OP_OR_RANGE and "::" not in name and number not in self._sure)
             ):
                 kind = Kind.LABEL if name in sites else Kind.USER_LABEL
             kinds.append(kind)

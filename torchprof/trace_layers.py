@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from torchprof.attribute import Site
+from torchprof.attribute import PREFIX, Site
 from torchprof.doubts import some
-from torchprof.event_names import PREFIX, is_collective, is_torchs_step
+from torchprof.event_names import is_torchs_step
 from torchprof.run import Layer
 
 _MODULE = "nn.Module: "
@@ -220,7 +220,7 @@ def _kept(parents: Iterable[str], kept: Mapping[str, str], around: Mapping[str, 
 
 
 def _is_bookkeeping(name: str) -> bool:
-    return is_torchs_step(name) or is_collective(name) or _BOOKKEEPING.match(name) is not None
+    return is_torchs_step(name) or _BOOKKEEPING.match(name) is not None
 
 
 def _folded(names: Sequence[str]) -> dict[str, str]:

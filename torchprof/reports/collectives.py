@@ -11,12 +11,13 @@ from torchprof.attribute import Frame
 from torchprof.collectives import Collective, collective_of, tells_collective
 from torchprof.cost import format_count, format_memory, format_time
 from torchprof.device_times import Work, kind_of_work
+from torchprof.doubts import doubts_of
+from torchprof.event_names import is_host_collective
 from torchprof.reports import report
 from torchprof.reports.kernels import short_name
 from torchprof.reports.tree import UNKNOWN, draw, printable
 from torchprof.run import NOT_SELECTED_NAME, OUTSIDE_NAME, Row, Run
 
-_HOST_RANGES = ("gloo:", "mpi:", "ucc:")
 _UNNAMED = ("", "undefined")  # torch's description of a group that has none
 
 
@@ -98,7 +99,7 @@ def collectives(run: Run, *, tablefmt: str | None = None) -> str:
     ``tablefmt`` is any of tabulate's formats. Raises TorchprofError for an unknown one.
     """
     uses = list(_uses(run))
-    warnings = list(dict.fromkeys(warning for meta in run.metas for warning in meta.warnings))
+    warnings = doubts_of(run)
     if not uses:
         return "\n".join(["This run recorded no communication between ranks.", *warnings])
     time = f"{(run.meta.device or 'device').upper()} time"
@@ -146,7 +147,7 @@ def _source(frames: Sequence[Frame]) -> _Source | None:
         return _Source.KERNEL if is_one else None
     if not tells_collective(last) or any(map(tells_collective, frames[:-1])):
         return None
-    return _Source.HOST_RANGE if last.name.startswith(_HOST_RANGES) else _Source.LAUNCH
+    return _Source.HOST_RANGE if is_host_collective(last.name) else _Source.LAUNCH
 
 
 def _what(use: _Use) -> tuple[str, ...]:
