@@ -1,10 +1,23 @@
 """The sentences under the table: each said when it is due, with the right figures, and only then."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
+from hand_made import row, run_of
 
 from torchprof.attribute import NOT_SELECTED, OUTSIDE
-from torchprof.doubts import about_calls, about_cost, about_labels, about_modules, about_start, some
-from torchprof.run import Layer, SampleKey, Spread
+from torchprof.doubts import (
+    about_calls,
+    about_cost,
+    about_labels,
+    about_modules,
+    about_start,
+    about_sums,
+    doubts_of,
+    some,
+)
+from torchprof.run import Layer, Meta, Run, SampleKey, Spread, ranks_in_words
 
 NET, A, B = (Layer(path, "Module") for path in [("Net",), ("Net", "a"), ("Net", "b")])
 
@@ -16,6 +29,65 @@ def forward(layer: int, *durations: int) -> dict[SampleKey, Spread]:
 def test_a_few_names() -> None:
     assert some(["a", "b", "c"]) == "a, b, c"
     assert some(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
+
+
+# Several ranks
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ([2], "rank 2"),
+        ([5, 2], "ranks 2 and 5"),
+        ([0, 1], "ranks 0 and 1"),
+        ([1, 2, 3], "ranks 1 to 3"),
+        ([7, 0, 1, 2, 3, 5], "ranks 0 to 3, 5 and 7"),
+        ([0, 1, 2, 9, 10, 11, 12], "ranks 0 to 2 and 9 to 12"),
+    ],
+)
+def test_ranks_in_words(ranks: list[int], words: str) -> None:
+    assert ranks_in_words(ranks) == words
+
+
+def of_ranks(warnings: Sequence[Sequence[str]], ranks: Sequence[int] | None = None, size: int = 1) -> Run:
+    run = run_of([row(0, cpu_ns=1)])
+    numbers = range(len(warnings)) if ranks is None else ranks
+    metas = tuple(Meta(("Net",), rank, size, warnings=tuple(said)) for rank, said in zip(numbers, warnings))
+    return replace(run, metas=metas)
+
+
+def test_a_warning_of_several_ranks_is_said_once_with_whose_it_is() -> None:
+    run = of_ranks([["Mine.", "All.", "All."], ["All."], ["Ours.", "All."], ["Ours.", "All."]])
+    assert doubts_of(run) == ["All.", "Ranks 2 and 3: Ours.", "Rank 0: Mine."]
+    assert doubts_of(of_ranks([["One.", "Two."]])) == ["One.", "Two."]
+    for report in ("tree", "top", "summary", "ops", "between"):
+        assert run.report(report).endswith("All.\nRanks 2 and 3: Ours.\nRank 0: Mine."), report
+
+
+def test_of_a_thousand_ranks_the_first_doubts_are_shown() -> None:
+    run = of_ranks([[f"It took {rank} ms.", "All."] for rank in range(1000)])
+    *shown, last = doubts_of(run)
+    assert shown == ["All.", *(f"Rank {rank}: It took {rank} ms." for rank in range(9))]
+    assert last.startswith("More of single ranks are hidden: 991.")
+    assert len(doubts_of(of_ranks([[f"{number}." for number in range(20)]]))) == 20
+
+
+def test_ranks_that_are_missing_are_named() -> None:
+    assert doubts_of(of_ranks([["All."]] * 6, [0, 1, 3, 4, 6, 7], 8)) == [
+        "Ranks 2 and 5 of 8 are missing: they gave no run.",
+        "All.",
+    ]
+    assert doubts_of(of_ranks([[]] * 3, [0, 1, 3], 4)) == ["Rank 2 of 4 is missing: it gave no run."]
+    assert doubts_of(of_ranks([[]], [1], 2)) == ["Rank 0 of 2 is not in this run."]
+    assert doubts_of(of_ranks([[]] * 4, size=4)) == doubts_of(of_ranks([[]], [3])) == []
+
+
+def test_sums_over_ranks_are_called_so() -> None:
+    said = 'All figures, except parameters, are sums over ranks 0 to 2: the report "ranks" compares them.'
+    run = of_ranks([[]] * 3)
+    assert list(about_sums(run)) == [said]
+    assert run.report("tree").endswith("\n" + said)
+    assert list(about_sums(run_of([row(0)]))) == []
 
 
 LAYERS = [NET, A, B]

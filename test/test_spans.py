@@ -1078,7 +1078,8 @@ def test_no_ns_is_lost(time: int) -> None:
 
 def test_each_rank_is_a_process() -> None:
     run = hostile(("one",))
-    run = replace(run, metas=(replace(run.meta, rank=3),))
+    assert run.timeline is not None
+    run = replace(run, metas=(replace(run.meta, rank=3),), timeline=replace(run.timeline, rank=3))
     events = json.loads(run.report("chrome-trace"))["traceEvents"]
     assert {event["pid"] for event in events} == {4}
     assert events[0]["args"] == {"name": "rank 3: Net"}

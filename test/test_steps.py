@@ -693,7 +693,7 @@ def test_each_rank_has_its_tables() -> None:
     metas = (run.meta, replace(run.meta, rank=1))
     text = replace(run, metas=metas, samples={**run.samples, **second}).report("steps")
     alone = run.report("steps").removesuffix("\n\nA doubt.")
-    assert text == f"Rank 0\n\n{alone}\n\nRank 1\n\n{alone}\n\nA doubt.\nA doubt."
+    assert text == f"Rank 0\n\n{alone}\n\nRank 1\n\n{alone}\n\nA doubt."
 
 
 def test_recorded_time_in_no_step_is_told() -> None:

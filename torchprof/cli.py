@@ -517,7 +517,8 @@ def _report(run: torchprof.Run, arguments: argparse.Namespace, written: Sequence
     if advice:
         yield _section("What to change", advice)
     yield _section("Where the time goes", run.report("top"))
-    run = replace(run, metas=tuple(replace(meta, warnings=()) for meta in run.metas))  # they were said, once
+    # What there is to doubt was said, once: the warnings, and which ranks of the job are missing.
+    run = replace(run, metas=tuple(replace(meta, warnings=(), world_size=1) for meta in run.metas))
     depth = fitting_depth(run, _LAYERS_SHOWN) if arguments.depth is None else arguments.depth
     if run.layers:
         deepest = max(len(layer.path) for layer in run.layers) - 1

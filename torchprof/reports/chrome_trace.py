@@ -43,6 +43,7 @@ def chrome_trace(run: Run) -> str:
             "This run does not say what ran when: record it with torchprof.Profile(model, with_timeline=True), or read "
             "its trace with torchprof.from_trace(file, with_timeline=True)."
         )
+    run = run.of_rank(timeline.rank)
     events = [*_tracks(run, timeline.spans), *_ranges(run, timeline.spans), *_memory(run, timeline)]
     notes = [*_dropped(timeline), *run.meta.warnings]
     # No displayTimeUnit: some versions of Perfetto take it for the unit of the times.

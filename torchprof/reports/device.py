@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchprof.cost import format_time
+from torchprof.doubts import doubts_of
 from torchprof.errors import TorchprofError
 from torchprof.reports import report
 from torchprof.reports.tree import draw, printable
@@ -38,7 +39,7 @@ def device(run: Run, *, tablefmt: str | None = None) -> str:
     if not texts:
         wall = run.meta.wall_ns
         texts.append(f"Nothing ran on the device{f' in {format_time(wall)}' if wall else ''}.")
-    warnings = [warning for meta in run.metas for warning in meta.warnings]
+    warnings = doubts_of(run)
     return "\n\n".join([*texts, *(["\n".join(warnings)] if warnings else [])])
 
 

@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, PHASES
 from torchprof.cost import Cost, Measure, Unit, format_memory, format_time
+from torchprof.doubts import doubts_of
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports import report
 from torchprof.reports.tree import (
@@ -169,7 +170,7 @@ def memory(
             if has_bytes
             else "No allocation was recorded."
         )
-    notes = [warning for meta in run.metas for warning in meta.warnings]
+    notes = doubts_of(run)
     if any(memory.before is None for memory in run.memory):
         notes.insert(0, "What was there before the recording is unknown, and its frees: peaks may be lower than shown.")
     if run.memory and run.timeline is None:
@@ -286,7 +287,7 @@ def _share(nbytes: int, memory: Memory) -> str:
 def _picture(run: Run, memory: Memory) -> Iterator[str]:
     """Memory above the start over time: in each column what was alive at the highest moment of that time, by kind."""
     timeline = run.timeline
-    if not timeline or memory.device not in timeline.devices or memory.rank != run.meta.rank:
+    if not timeline or memory.device not in timeline.devices or memory.rank != timeline.rank:
         return
     moments, end = _moments(timeline, timeline.devices.index(memory.device))
     highest = max(sum(moment) for moment in moments)

@@ -124,8 +124,9 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
             if key.measure in _PER_CALL
         ],
         "calls": [
-            [source(at, take.run.meta.rank), *course]
+            [source(at, take.run.timeline.rank), *course]
             for at, take in enumerate(takes)
+            if take.run.timeline is not None
             for course in _calls_over_time(take.run, tree.nodes[at])
         ],
         "peaks": [
@@ -346,8 +347,8 @@ def _device(time: DeviceTime, source: int) -> dict[str, Any]:
 
 
 def _timeline_of(run: Run, rank: int) -> Timeline | None:
-    """What the timeline of a run is of, is its first rank."""
-    return run.timeline if rank == run.meta.rank else None
+    """A run of several ranks has the timeline of one."""
+    return run.timeline if run.timeline is not None and run.timeline.rank == rank else None
 
 
 def _memory(memory: Memory, nodes: Mapping[int, int], source: int, timeline: Timeline | None) -> dict[str, Any]:

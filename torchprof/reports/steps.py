@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, PHASES
 from torchprof.cost import format_time
+from torchprof.doubts import doubts_of
 from torchprof.errors import TorchprofError
 from torchprof.reports import report
 from torchprof.reports.tree import UNKNOWN, branches, check_number, draw
@@ -36,14 +37,16 @@ def steps(run: Run, *, depth: int | None = None, top: int | None = None, tablefm
     """
     check_number("depth", depth, "levels")
     check_number("top", top, "rows")
-    texts, notes = [], []
+    texts: list[str] = []
+    notes: list[str] = []
     for meta in run.metas:
         loop = _Loop(run, meta)
         if len(run.metas) > 1:
             texts.append(f"Rank {meta.rank}")
         for headings, table in (_duration(loop), _parts(loop), _tree(loop, depth, top)):
             texts.append(draw(headings, table, tablefmt))
-        notes += [*_outside_of_steps(loop), *meta.warnings]
+        notes += _outside_of_steps(loop)
+    notes += doubts_of(run)
     return "\n\n".join([*texts, *(["\n".join(notes)] if notes else [])])
 
 

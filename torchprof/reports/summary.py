@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torchprof.attribute import BACKWARD, FORWARD, RECOMPUTE
 from torchprof.cost import Cost, format_count, format_memory, format_time
+from torchprof.doubts import doubts_of
 from torchprof.reports import report
 from torchprof.reports.tree import AT_LEAST, UNKNOWN, branches, check_number, draw, printable
 from torchprof.run import Layer, Node, Peak, Run, SampleKey
@@ -63,7 +64,7 @@ def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) 
             "\n".join([printable(node.layer.name), *(f"  {name:<{width}}  {value}" for name, value in lines)])
         )
     layers = draw(headings, table, tablefmt) if table else "This run knows no layers: all its work is outside of them."
-    notes = [warning for meta in run.metas for warning in meta.warnings]
+    notes = doubts_of(run)
     return "\n\n".join([layers, *figures, *(["\n".join(notes)] if notes else [])])
 
 

@@ -12,6 +12,7 @@ from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate, tabu
 
 from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE
 from torchprof.cost import MEASURES, Cost, Measure, Unit, as_key, format_count
+from torchprof.doubts import about_sums, doubts_of
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports import report
 from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Node, Op, Run
@@ -342,7 +343,7 @@ def table_of(
     rows = [*branches([line for line in lines if line.shown], attrgetter("name"), below)]
     if any(frame.kind == "label" for within in run.rows.within for around in within for frame in around.frames):
         notes.append("The total of a label holds the layers called in it, which have rows of their own, too.")
-    notes += [printable(warning) for meta in run.metas for warning in meta.warnings]
+    notes += [*about_sums(run), *map(printable, doubts_of(run))]
     return Table(columns, rows, {column: column.whole(figures) for column in columns}, notes)
 
 
