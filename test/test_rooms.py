@@ -201,7 +201,7 @@ ALLOWED = {
     "reports.notebook": {"errors", "reports", "reports.tree", "run"},
     "reports.ops": {"cost", "operators", "reports", "reports.ranking", "reports.tree", "run"},
     "reports.ranking": {"attribute", "cost", "doubts", "operators", "reports.tree", "run"},
-    "reports.ranks": {"attribute", "cost", "imbalance", "reports", "reports.tree", "run"},
+    "reports.ranks": {"attribute", "cost", "doubts", "imbalance", "reports", "reports.tree", "run"},
     "reports.speedscope": {"attribute", "cost", "errors", "records", "reports", "run", "stacks", "version"},
     "reports.steps": {"attribute", "cost", "doubts", "errors", "reports", "reports.tree", "run"},
     "reports.top": {"attribute", "cost", "doubts", "event_names", "reports", "reports.tree", "run"},

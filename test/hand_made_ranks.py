@@ -1,0 +1,131 @@
+"""Runs of several ranks that are put together by hand, from what each did in each step."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from torchprof.attribute import FORWARD, OUTSIDE, PHASES
+from torchprof.cost import FIELDS
+from torchprof.run import (
+    STEP,
+    WORK,
+    GroupOfRanks,
+    Layer,
+    Lockstep,
+    LockstepKey,
+    Memory,
+    Meta,
+    Rows,
+    Run,
+    SampleKey,
+    Spread,
+)
+
+PATHS = ("Net", "Net.a", "Net.b", "Net.b.0", "Net.b.1")
+NOWHERE = "(outside)"
+
+Place = tuple[str, str]  # the path of a layer, or NOWHERE, and a phase
+Steps = Mapping[int, Sequence[int]]  # by rank, the ns of each step
+
+
+def everybody(size: int) -> GroupOfRanks:
+    return GroupOfRanks("0", "default_pg", size, str(list(range(size))))
+
+
+def lockstep(times: Steps, last: Callable[[Iterable[int]], int] = max) -> Lockstep:
+    """Ranks that did something so often, each time so long: ``last`` of them, and the lowest rank that has it."""
+    ranks = sorted(times)
+    counts = tuple(len(times[rank]) for rank in ranks)
+    last_ns: tuple[int, ...] = ()
+    last_rank: tuple[int, ...] = ()
+    if len(set(counts)) == 1:
+        together = [[times[rank][at] for rank in ranks] for at in range(counts[0])]
+        last_ns = tuple(last(values) for values in together)
+        last_rank = tuple(ranks[values.index(ns)] for values, ns in zip(together, last_ns))
+    return Lockstep(tuple(ranks), counts, tuple(sum(times[rank]) for rank in ranks), last_ns, last_rank)
+
+
+def run_of_ranks(
+    own: Mapping[Place, Steps],
+    collectives: Mapping[tuple[str, str, str, GroupOfRanks | None], Steps] | None = None,
+    *,
+    paths: Sequence[str] = PATHS,
+    ranks_of: Mapping[str, tuple[int, ...]] | None = None,
+    device: str = "cpu",
+    flops: Mapping[tuple[str, str, int], int] | None = None,
+    uncounted: Mapping[tuple[str, str, int], int] | None = None,
+    peaks: Mapping[tuple[str, str, int], int] | None = None,
+    memory: Mapping[tuple[int, str], int] | None = None,
+    metas: Mapping[int, Mapping[str, Any]] | None = None,
+    **meta: Any,
+) -> Run:
+    """A run in which ranks worked so long in layers themselves, and took so long in collectives, step by step.
+
+    ``ranks_of`` says who has a layer, ``flops``, ``uncounted`` and ``peaks`` (in bytes) what there was of these in a
+    layer and phase on a rank, ``memory`` what rose on the devices of a rank, ``metas`` how a rank's meta differs.
+    """
+    layers = tuple(Layer(tuple(path.split(".")), "Module", ranks=(ranks_of or {}).get(path, ())) for path in paths)
+    ranks = sorted({rank for steps in own.values() for rank in steps})
+    length = {rank: max(len(steps[rank]) for steps in own.values() if rank in steps) for rank in ranks}
+
+    def index(path: str) -> int:
+        return OUTSIDE if path == NOWHERE else paths.index(path)
+
+    found: dict[LockstepKey, Lockstep] = {}
+    for path in (*paths, NOWHERE):
+        for phase in PHASES:
+            below = [
+                steps
+                for (of, of_phase), steps in own.items()
+                if of_phase == phase and (of == path or of.startswith(path + "."))
+            ]
+            times = {
+                rank: [sum(steps[rank][at] for steps in below if rank in steps) for at in range(length[rank])]
+                for rank in ranks
+                if any(rank in steps for steps in below)
+            }
+            if times:
+                found[LockstepKey(index(path), phase, device, WORK)] = lockstep(times)
+    if own:
+        whole = {
+            rank: [sum(steps[rank][at] for steps in own.values() if rank in steps) for at in range(length[rank])]
+            for rank in ranks
+        }
+        found[LockstepKey(OUTSIDE, FORWARD, device, STEP)] = lockstep(whole)
+    for (path, phase, name, group), steps in (collectives or {}).items():
+        one = lockstep(steps, min)
+        if group is None:
+            one = Lockstep(one.ranks, one.counts, one.ns, (), ())
+        found[LockstepKey(index(path), phase, device, name, group)] = one
+
+    measured = ["device_ns" if device == "device" else "cpu_ns", "cpu_ns"]
+    measured += ["flops", "macs"] if flops is not None else []
+    measured += ["cpu_allocated", "cpu_freed"] if peaks is not None else []
+    columns = {name: array("q") for name in Rows.COLUMNS}
+    for name, counts in (("flops", flops), ("uncounted", uncounted)):
+        for (path, phase, rank), count in (counts or {}).items():
+            line = dict.fromkeys(Rows.COLUMNS, 0)
+            line.update(layer=index(path), phase=PHASES.index(phase), rank=rank, calls=1)
+            line[name] = count
+            for column in Rows.COLUMNS:
+                columns[column].append(line[column])
+    assert set(columns) >= set(FIELDS)
+    samples = {
+        SampleKey(index(path), phase, rank, "cpu", "peak_bytes"): Spread.of([(0, nbytes // 2), (1, nbytes)])
+        for (path, phase, rank), nbytes in (peaks or {}).items()
+    }
+    about = {"requested": tuple(dict.fromkeys(measured)), "measured": tuple(dict.fromkeys(measured)), **meta}
+    about.setdefault("world_size", len(ranks))
+    return Run(
+        tuple(
+            Meta(("Net",), **{"rank": rank, "steps": length[rank], **about, **(metas or {}).get(rank, {})})
+            for rank in ranks
+        ),
+        layers,
+        Rows(layers, ((),), ("cpu",), columns),
+        samples,
+        tuple(Memory(name, rank, nbytes) for (rank, name), nbytes in (memory or {}).items()),
+        lockstep=found,
+    )
