@@ -1391,6 +1391,33 @@ def test_progress_rises_to_one(trace: Path, tmp_path: Path) -> None:
     assert 0 < shares[0] < 0.5 and shares[-1] == 1
 
 
+def test_several_processes_read_what_one_reads(trace: Path, tmp_path: Path) -> None:
+    """With the model, which they do not get, and without; of each file it is told when it was read."""
+    model, files = Mlp(), [trace, tmp_path / "later.json"]
+    for file in files:
+        annotated(model, training(model, X), file)
+    for given in (None, model):
+        shares: list[float] = []
+        read = torchprof.from_trace(files, given, with_timeline=True, progress=shares.append, processes=2)
+        assert read == torchprof.from_trace(files, given, with_timeline=True)
+        assert len(shares) == 2 and shares == sorted(shares) and shares[-1] == 1
+        assert read.meta.cycles == 2
+    (ranks := tmp_path / "ranks").mkdir()
+    files = of_two_ranks(ranks)
+    assert torchprof.from_trace(files, processes=3) == torchprof.from_trace(files)
+
+
+def test_what_one_of_several_processes_cannot_read_is_named(trace: Path, tmp_path: Path) -> None:
+    model = Mlp()
+    annotated(model, training(model, X), trace)
+    wrong = write(tmp_path / "wrong.json", {"no": "trace"})
+    with pytest.raises(torchprof.TorchprofError, match=r"wrong\.json"):
+        torchprof.from_trace([trace, wrong], processes=2)
+    for processes in (0, "two"):
+        with pytest.raises(torchprof.TorchprofError, match="from 1 on"):
+            torchprof.from_trace([trace], processes=processes)
+
+
 def in_a_fresh_process(code: str) -> str:
     options = {"capture_output": True, "text": True, "env": {**os.environ, "PYTHONWARNINGS": "error"}}
     done = subprocess.run([sys.executable, "-c", code], **options)  # type: ignore[call-overload]

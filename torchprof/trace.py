@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchprof.assemble import Asked, Planned, Seen, assemble, collector_at_rest, wanted_detail, with_doubts
+from torchprof.assemble import Asked, Seen, assemble, collector_at_rest, wanted_detail, with_doubts
 from torchprof.attribute import Detail, Site
 from torchprof.doubts import some
 from torchprof.errors import TorchprofError
@@ -22,7 +22,7 @@ from torchprof.run import Layer, Meta, Run
 from torchprof.trace_events import TraceEvents
 from torchprof.trace_file import TraceFile
 from torchprof.trace_layers import layers_of_labels, layers_of_modules, layers_of_ranges, path_of
-from torchprof.trace_matching import match_modules
+from torchprof.trace_matching import ModelModule, match_modules
 from torchprof.version import __version__
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def from_trace(
     paths: Iterable[Any] | None = None,
     with_timeline: bool = False,
     progress: Callable[[float], None] | None = None,
+    processes: int = 1,
 ) -> Run:
     """The run of a trace: of a file that ``torch.profiler.profile(...).export_chrome_trace`` wrote, plain or gzipped.
 
@@ -53,8 +54,10 @@ def from_trace(
     parameters, and ``paths`` selects as for ``Profile``. Memory, FLOPs and device time are in the run where they were
     recorded, FLOPs with ``record_shapes=True``; what is in no trace is unknown. ``with_timeline`` keeps what ran when.
 
-    ``progress`` is called now and then with the share of the bytes that were read, from 0 to 1. Needs no torch where
-    neither shapes were recorded nor a model is given.
+    ``progress`` is called now and then with the share of the bytes that were read, from 0 to 1. ``processes``: so many
+    read traces at once, each as much memory as one of them takes; they are started afresh, so that a script that asks
+    for several does so below ``if __name__ == "__main__":``. Needs no torch where neither shapes were recorded nor a
+    model is given.
 
     Raises TorchprofError for what is no trace of torch's, for one of another model, and for two traces of one rank that
     are not of one process; OSError as ``open`` does. Of a file that was cut off, what there is is read, with a warning.
@@ -64,22 +67,56 @@ def from_trace(
         raise TorchprofError("from_trace needs a trace: the path of one, or several; the list is empty.")
     if paths is not None and model is None:
         raise TorchprofError("paths= selects modules of a model: give from_trace the model, too.")
-    plan = None
+    if not isinstance(processes, int) or processes < 1:
+        raise TorchprofError(f"processes= is how many read traces at once, from 1 on, and got {processes!r}.")
+    known = None
     if model is not None:
         from torchprof.modules import Plan, checked_models  # they import torch, which a trace alone does not need
 
-        plan = Plan(checked_models(model), paths)
+        known = _Model.of(Plan(checked_models(model), paths))
     sizes = [file.stat().st_size for file in files]
+    whole = max(sum(sizes), 1)
+
+    def tell(read: float) -> None:
+        if progress is not None:
+            progress(read / whole)
+
+    if processes > 1 and len(files) > 1:
+        return _together(_read_at_once(files, known, with_timeline, min(processes, len(files)), tell))
     found: list[_Found] = []
     for at, file in enumerate(files):
-        before, whole = sum(sizes[:at]), max(sum(sizes), 1)
 
-        def part(share: float, before: int = before, size: int = sizes[at], whole: int = whole) -> None:
-            if progress is not None:
-                progress((before + share * size) / whole)
+        def part(share: float, before: int = sum(sizes[:at]), size: int = sizes[at]) -> None:
+            tell(before + share * size)
 
-        found.append(_read(file, plan, with_timeline, part))
+        found.append(_read(file, known, with_timeline, part))
     return _together(found)
+
+
+def _read_at_once(
+    files: Sequence[Path], model: _Model | None, with_timeline: bool, processes: int, tell: Callable[[float], None]
+) -> list[_Found]:
+    """What each file gave, read by several processes; ``tell`` is called with the bytes that were read."""
+    from concurrent.futures import ProcessPoolExecutor, as_completed  # they take longer to import than all else here
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import get_context
+
+    read = 0
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        readings = {pool.submit(_read, file, model, with_timeline): file for file in files}
+        try:
+            for reading in as_completed(readings):
+                reading.result()
+                read += readings[reading].stat().st_size
+                tell(read)
+        except BrokenProcessPool as error:
+            raise TorchprofError(
+                f"One of the {processes} processes that read traces was ended from outside, as for want of memory. "
+                "Fewer at once take less."
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return [reading.result() for reading in readings]
 
 
 @dataclass(frozen=True)
@@ -89,13 +126,16 @@ class _Found:
 
     path: Path
     run: Run
-    planned: Planned
+    planned: _Layers
     seen: Seen
     start_ns: int
     process: tuple[str, tuple[str, ...]]
 
 
-def _read(path: Path, plan: Plan | None, with_timeline: bool, progress: Callable[[float], None]) -> _Found:
+@collector_at_rest()
+def _read(
+    path: Path, model: _Model | None, with_timeline: bool, progress: Callable[[float], None] | None = None
+) -> _Found:
     wanted: list[Callable[[str], Detail] | None] = []
 
     def detail(name: str) -> Detail:
@@ -120,7 +160,7 @@ def _read(path: Path, plan: Plan | None, with_timeline: bool, progress: Callable
                 ]
             )
         )
-    planned, layers = _layers(path, events, plan, seen)
+    planned, layers = _layers(path, events, model, seen)
     asked = Asked(
         device=events.device,
         profile_memory=events.has_memory,
@@ -166,39 +206,53 @@ class _Layers:
     sites: Mapping[str, Site]
     layer_paths: Sequence[tuple[str, ...]]
     callable_layers: Set[int]
+    fqns: Mapping[str, int]
     selected: Set[int] | None = None
     selected_paths: tuple[tuple[str, ...], ...] | None = None
 
-    @property
-    def fqns(self) -> Mapping[str, int]:
-        return fqns_of(self.layer_paths)
+
+@dataclass(frozen=True)
+class _Model:
+    """What a plan knows of the modules of the model, and none of them: other processes can have it."""
+
+    plan: _Layers
+    names: Sequence[str]
+    layers: tuple[Layer, ...]
+    modules: Sequence[ModelModule]
+
+    @classmethod
+    def of(cls, plan: Plan) -> _Model:
+        layers = _Layers(
+            plan.sites, plan.layer_paths, plan.callable_layers, plan.fqns, plan.selected, plan.selected_paths
+        )
+        return cls(layers, plan.names, tuple(map(_of_some_mode, plan.layers())), plan.model_modules())
 
 
-def _layers(path: Path, events: TraceEvents, plan: Plan | None, seen: Seen) -> tuple[Planned, tuple[Layer, ...]]:
+def _layers(path: Path, events: TraceEvents, model: _Model | None, seen: Seen) -> tuple[_Layers, tuple[Layer, ...]]:
     """The layers, from the best that the trace tells: labels, modules, ranges."""
     labels = events.labels
-    if plan is not None and labels:
-        if set(labels).isdisjoint(plan.sites):
+    if model is not None and labels:
+        if set(labels).isdisjoint(model.plan.sites):
             raise TorchprofError(
-                f"{path} is of other modules than those of {', '.join(plan.names)}: {some(_models(labels))}. Give "
+                f"{path} is of other modules than those of {', '.join(model.names)}: {some(_models(labels))}. Give "
                 "from_trace the model, and the paths, of the recording; or no model, and the labels tell the layers."
             )
-        known = {spot.path for spot in plan.traces}
+        known = {module.path for module in model.modules}
         foreign = [path for path in map(path_of, labels) if path not in known]
         if foreign:
             seen.notes.append(
                 "Labelled in the trace and not in the model, so that their work counts where they were called: "
                 f"{some(['.'.join(path) for path in foreign])}."
             )
-        return plan, tuple(map(_of_some_mode, plan.layers()))
-    if plan is not None:
+        return model.plan, model.layers
+    if model is not None:
         modules = events.modules()
         if not modules:
             raise TorchprofError(
                 f"{path} tells nothing of modules, so that the model is of no use. Record it inside "
                 "`torchprof.annotate(model)`, or with `torch.profiler.profile(with_stack=True)`; or give no model."
             )
-        hierarchy = match_modules(modules, plan.model_modules(), tuple(map(_of_some_mode, plan.layers())))
+        hierarchy = match_modules(modules, model.modules, model.layers)
     elif labels:
         hierarchy = layers_of_labels(labels, events.classes())
     elif modules := events.modules():
@@ -213,13 +267,14 @@ def _layers(path: Path, events: TraceEvents, plan: Plan | None, seen: Seen) -> t
         )
     paths = [layer.path for layer in hierarchy.layers]
     called = {layer for site in hierarchy.sites.values() for layer in site.layers}
-    if plan is None:
-        return _Layers(hierarchy.sites, paths, called), hierarchy.layers
+    layers = _Layers(hierarchy.sites, paths, called, fqns_of(paths))
+    if model is None:
+        return layers, hierarchy.layers
+    plan = model.plan
     called |= plan.callable_layers  # of those that were selected
     if plan.selected is not None:
         called &= plan.selected
-    layers = _Layers(hierarchy.sites, paths, called, plan.selected, plan.selected_paths)
-    return layers, hierarchy.layers
+    return replace(layers, selected=plan.selected, selected_paths=plan.selected_paths), hierarchy.layers
 
 
 def _models(labels: Iterable[str]) -> list[str]:
@@ -317,5 +372,5 @@ def _sum_of_cycles(cycles: Sequence[_Found]) -> Run:
         seen.labels += one.seen.labels
         callable_layers |= {moved[layer] for layer in one.planned.callable_layers}
     assert run is not None
-    planned = _Layers({}, list(number), callable_layers, cycles[0].planned.selected, cycles[0].planned.selected_paths)
+    planned = replace(cycles[0].planned, sites={}, layer_paths=list(number), callable_layers=callable_layers)
     return with_doubts(run, planned, seen)
