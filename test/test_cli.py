@@ -6,12 +6,16 @@ import gzip
 import json
 import subprocess
 import sys
+from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hand_made import row, run_of
 
 import torchprof
 from torchprof.cli import main
+from torchprof.run import Run
 
 NET = """
 import torch
@@ -350,6 +354,106 @@ def test_trace_of_two_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "| 150.000us |" in printed, "of both: one kernel of 50 us, and two"
     assert main(["trace", *files, "--report", "kernels"]) == 0
     assert "cuda:0 of rank 1 was busy for 100.000us" in capsys.readouterr().out
+
+
+# merge
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+    """The runs of ranks 0, 1 and 3 of a job of four, in rank0.json and so on; rank 1 takes twice as long, 3 thrice."""
+    monkeypatch.chdir(tmp_path)
+    runs = []
+    for rank, times in ((0, 1), (1, 2), (3, 3)):
+        run = run_of([row(0, cpu_ns=100 * times), row(1, cpu_ns=1000 * times)])
+        run.rows.columns["rank"][:] = array("q", [rank] * len(run.rows))
+        runs.append(replace(run, metas=(replace(run.meta, rank=rank, world_size=4),)))
+        runs[-1].save(f"rank{rank}.json")
+    return runs
+
+
+def test_merge_compares_the_ranks_and_writes_one_run(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["merge", "rank3.json", "rank0.json", "rank1.json", "-o", "all.json.gz", "-o", "table.md"]) == 0
+    merged = torchprof.load("all.json.gz")
+    assert merged == torchprof.merge(ranks)
+    assert merged.tree().total.cpu_ns == 1100 * (1 + 2 + 3)
+    printed = capsys.readouterr().out
+    assert printed == merged.report("ranks") + "\n"
+    assert "Rank 2 of 4 is missing" in printed
+    assert "sums over ranks 0, 1 and 3" in Path("table.md").read_text()
+    assert main(["merge", "rank0.json", "rank1.json", "--report", "tree", "--depth", "0"]) == 0
+    assert "3.300us" in capsys.readouterr().out
+    assert main(["merge", "all.json.gz", "--summary"]) == 0
+    assert capsys.readouterr().out == merged.report("summary") + "\n"
+
+
+def test_show_shows_one_rank_of_several(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+    torchprof.merge(ranks).save("all.json")
+    assert main(["show", "all.json", "--rank", "3", "--depth", "0", "-o", "alone.json"]) == 0
+    assert "3.300us" in capsys.readouterr().out
+    assert torchprof.load("alone.json").rows == ranks[2].of_rank(3).rows
+    assert main(["show", "all.json", "--rank", "2"]) == 2
+    assert "no rank 2. It has ranks 0, 1 and 3." in capsys.readouterr().err
+
+
+def test_merge_reads_traces_and_saved_runs_in_any_mix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two traces at once; the saved run is of the third rank."""
+    trace = json.loads(gzip.decompress(TRACE.read_bytes()))
+    files = [str(tmp_path / f"rank{rank}.json") for rank in range(3)]
+    for rank, file in enumerate(files):
+        Path(file).write_text(json.dumps({**trace, "distributedInfo": {"rank": rank, "world_size": 3}}))
+    expected = torchprof.from_trace(files)
+    torchprof.from_trace(files[1]).save(files[1])
+    merged = str(tmp_path / "merged.json")
+    assert main(["merge", *files, "--jobs", "2", "-o", merged, "--report", "tree"]) == 0
+    assert torchprof.load(merged) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["rank0.json", "again.json"], ["rank0.json and again.json are both of rank 0", "--add-cycles"]),
+        (["rank0.json", "nowhere.json"], ["nowhere.json"]),
+        (["rank0.json", "broken.json"], ["broken.json"]),
+        (["rank0.json", "broken.json.gz"], ["broken.json.gz"]),
+        (["rank0.json", "other.json"], ["of 4 ranks (rank 0) and of 8 ranks (rank 5)"]),
+        (["rank0.json", "--jobs", "0"], ["--jobs is at least 1"]),
+        (["rank0.json", "--model", "net.py:Net"], ["There is no file net.py"]),
+        (["rank0.json", "--model", "torch.nn:ReLU"], ["--model is for traces"]),
+        (["rank0.json", "--kwargs", '{"a": 1}'], ["say which with --model"]),
+        (["rank0.json", "-o", "merged.pdf"], ["merged.pdf"]),
+        (["rank0.json", "--report", "rnaks"], ["'ranks'"]),
+    ],
+    ids=lambda given: " ".join(given) if given and given[0] == "rank0.json" else "",
+)
+def test_merge_refuses(
+    arguments: list[str], says: list[str], ranks: list[Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks[0].save("again.json")
+    replace(ranks[0], metas=(replace(ranks[0].meta, rank=5, world_size=8),), rows=run_of([]).rows).save("other.json")
+    Path("broken.json").write_text(Path("rank1.json").read_text()[:500])
+    Path("broken.json.gz").write_bytes(gzip.compress(b"no run")[:-9])
+    assert main(["merge", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert [word for word in says if word not in printed.err] == []
+    assert printed.out == ""
+
+
+def test_merge_adds_cycles_where_it_is_asked_to(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+    ranks[0].save("again.json")
+    assert main(["merge", "rank0.json", "rank1.json", "again.json", "--add-cycles", "-o", "all.json"]) == 0
+    merged = torchprof.load("all.json")
+    assert [meta.cycles for meta in merged.metas] == [2, 1]
+    assert merged.tree().total.cpu_ns == 1100 * (1 + 2 + 1)
+
+
+def test_merge_of_saved_runs_imports_no_torch(ranks: list[Run]) -> None:
+    code = (
+        "import sys\nfrom torchprof.cli import main\n"
+        "main(['merge', 'rank0.json', 'rank1.json'])\nprint('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
 
 
 def test_trace_says_what_is_wrong_before_it_prints_a_line(capsys: pytest.CaptureFixture[str]) -> None:

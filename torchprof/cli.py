@@ -1,7 +1,7 @@
-"""The command line: ``torchprof run``, ``profile``, ``flops``, ``trace``, ``show`` and ``compare``. The only file that
-prints or exits.
+"""The command line: ``torchprof run``, ``profile``, ``flops``, ``trace``, ``merge``, ``show`` and ``compare``. The only
+file that prints or exits.
 
-torch is imported by the commands that run something, and not by ``show`` and ``compare``.
+torch is imported by the commands that run something, and not by ``merge``, ``show`` and ``compare``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 import torchprof
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports import format_of
+from torchprof.run_file import is_run_file
 
 if TYPE_CHECKING:
     import torch
@@ -83,6 +84,16 @@ profile`, modules have their paths and parameters. Traces of several ranks, or o
 Examples:
   torchprof trace trace.json.gz -o report.html
   torchprof trace trace.json --model net.py:Net --report device
+"""
+
+_MERGE_EPILOG = """\
+FILE is a saved run (run.json, of one rank or of several) or a trace that torch.profiler wrote, in any mix; traces are
+read by several processes at once. Layers are matched by path. Ranks of the job that gave no file are named.
+
+Examples:
+  torchprof merge rank*.json
+  torchprof merge traces/*.pt.trace.json.gz -o merged.json.gz -o report.html
+  torchprof show merged.json.gz --rank 3
 """
 
 _COMPARE_EPILOG = """\
@@ -190,8 +201,28 @@ def _parser() -> argparse.ArgumentParser:
     _add_table_options(trace)
     trace.set_defaults(command=_trace)
 
+    merge = commands.add_parser(
+        "merge",
+        help="make one run of the runs or traces of all ranks",
+        description="Make one run of the ranks of a job, from their saved runs or traces, and compare them.",
+        epilog=_MERGE_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    merge.add_argument("files", nargs="+", metavar="FILE", help="run.json, trace.json, either gzipped")
+    merge.add_argument("--model", metavar="SPEC", help="the model that was traced, for paths and parameters")
+    merge.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments for its callable, a JSON object")
+    merge.add_argument(
+        "--add-cycles", action="store_true", help="saved runs of one rank are cycles, in this order, and add up"
+    )
+    merge.add_argument("--jobs", type=_count, metavar="N", help="so many processes read traces (default: one a CPU)")
+    _add_report_option(merge)
+    _add_output_option(merge)
+    _add_table_options(merge)
+    merge.set_defaults(command=_merge)
+
     show = commands.add_parser("show", help="show a saved run", description="Show a saved run; needs no torch.")
     show.add_argument("run", metavar="RUN.json")
+    show.add_argument("--rank", type=_count, metavar="N", help="of a run of several ranks, this one alone")
     _add_report_option(show)
     _add_output_option(show)
     _add_table_options(show)
@@ -292,6 +323,8 @@ def _in_color(stream: TextIO) -> bool:
 def _show(arguments: argparse.Namespace) -> int:
     _check_output(arguments)
     run = torchprof.load(arguments.run)
+    if arguments.rank is not None:
+        run = run.of_rank(arguments.rank)
     _export(run.export, arguments)
     if arguments.report:
         _print_report(run, arguments)
@@ -312,23 +345,7 @@ def _print_report(run: torchprof.Run, arguments: argparse.Namespace) -> None:
 
 def _trace(arguments: argparse.Namespace) -> int:
     _check_output(arguments)
-    model = None
-    if arguments.model:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        model = _make_model(arguments.model, arguments.kwargs)
-    elif arguments.kwargs != "{}":
-        raise TorchprofError("--kwargs are arguments for a model: say which with --model.")
-    try:
-        run = torchprof.from_trace(
-            arguments.traces,
-            model,
-            paths=arguments.paths,
-            with_timeline=_wants_timeline(arguments) or arguments.report == "memory",
-            progress=_tell_share if sys.stderr.isatty() else None,
-        )
-    finally:
-        if sys.stderr.isatty():
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+    run = _read_traces(arguments.traces, _traced_model(arguments), arguments, paths=arguments.paths)
     _export(run.export, arguments)
     if arguments.report:
         _print_report(run, arguments)
@@ -338,6 +355,67 @@ def _trace(arguments: argparse.Namespace) -> int:
         recorded = max(meta.wall_ns for meta in run.metas)
         opening = f"torchprof: {', '.join(arguments.traces)}. Recorded: {recorded / 1e9:.2f} s.\n"
         print(opening, *_report(run, arguments, arguments.output, color=_in_color(sys.stdout)), sep="\n")
+    return 0
+
+
+def _traced_model(arguments: argparse.Namespace) -> torch.nn.Module | None:
+    if arguments.model:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        return _make_model(arguments.model, arguments.kwargs)
+    if arguments.kwargs != "{}":
+        raise TorchprofError("--kwargs are arguments for a model: say which with --model.")
+    return None
+
+
+def _read_traces(
+    files: Sequence[str], model: torch.nn.Module | None, arguments: argparse.Namespace, **options: Any
+) -> torchprof.Run:
+    try:
+        return torchprof.from_trace(
+            files,
+            model,
+            with_timeline=_wants_timeline(arguments) or arguments.report == "memory",
+            progress=_tell_share if sys.stderr.isatty() else None,
+            **options,
+        )
+    finally:
+        if sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _merge(arguments: argparse.Namespace) -> int:
+    _check_output(arguments)
+    if arguments.jobs == 0:
+        raise TorchprofError("--jobs is at least 1.")
+    model = _traced_model(arguments)
+    saved = [file for file in arguments.files if is_run_file(file)]
+    traces = [file for file in arguments.files if file not in saved]
+    if model is not None and not traces:
+        raise TorchprofError("--model is for traces: saved runs know their model, and there is no trace.")
+
+    def runs() -> Iterator[torchprof.Run]:
+        file_of: dict[int, str] = {}
+        for _, file in zip(_progress("run", len(saved)), saved):
+            run = torchprof.load(file)
+            for meta in run.metas:
+                if meta.rank in file_of and not arguments.add_cycles:
+                    raise TorchprofError(
+                        f"{file_of[meta.rank]} and {file} are both of rank {meta.rank}. Where they are of one process, "
+                        "one after the other, --add-cycles adds them up. Processes that are no job are all of rank 0: "
+                        "show each by itself."
+                    )
+                file_of[meta.rank] = file
+            yield run
+        if traces:
+            yield _read_traces(traces, model, arguments, processes=arguments.jobs or os.cpu_count() or 1)
+
+    run = torchprof.merge(runs(), add_cycles=arguments.add_cycles)
+    _export(run.export, arguments)
+    if arguments.summary:
+        _print_run(run, arguments)
+    else:
+        arguments.report = arguments.report or "ranks"
+        _print_report(run, arguments)
     return 0
 
 

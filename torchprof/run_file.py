@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,6 +41,7 @@ from torchprof.run import (
 SCHEMA = 6
 """It grows by one whenever a reader of the old file would misread the new one."""
 _FORMAT = "torchprof-run"
+_START = 256  # bytes, within which a file says its format
 _LABELS_ALONE = "Written before torchprof 2.2: the totals of labels leave out the layers that were called inside them."
 
 
@@ -112,6 +114,18 @@ def _of_timeline(timeline: Timeline) -> dict[str, Any]:
 
 def _of_columns(columns: Mapping[str, array[int]]) -> dict[str, list[int]]:
     return {name: column.tolist() for name, column in columns.items()}
+
+
+def is_run_file(path: str | PathLike[str]) -> bool:
+    """Whether a file begins as a saved run does. Raises OSError as ``open`` does."""
+    with Path(path).open("rb") as file:
+        is_zipped = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        try:
+            start = (gzip.GzipFile(fileobj=file) if is_zipped else file).read(_START)
+        except (OSError, EOFError, zlib.error):  # a damaged one: who reads it will say so
+            return False
+    return re.match(rb'\s*{\s*"format"\s*:\s*"torchprof-run"', start) is not None
 
 
 def load(path: str | PathLike[str]) -> Run:
