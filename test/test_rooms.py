@@ -204,7 +204,7 @@ ALLOWED = {
         "run",
         "version",
     },
-    "reports.page_data": {"attribute", "cost", "reports.tree", "run"},
+    "reports.page_data": {"attribute", "cost", "doubts", "imbalance", "reports.ranks", "reports.tree", "run"},
     "reports.json": {"reports", "run", "run_file"},
     "reports.summary": {"attribute", "cost", "doubts", "reports", "reports.tree", "run"},
     "reports.kernels": {"cost", "operators", "reports", "reports.ranking", "run"},

@@ -10,6 +10,7 @@ import functools
 import gc
 import gzip
 import itertools
+import json
 import marshal
 import operator
 import os
@@ -29,6 +30,7 @@ from torch.autograd import profiler as torch_profiler
 from torch.autograd.profiler_util import EventList
 
 from torchprof.attribute import HOOKS, PREFIX, Detail, Event, Kind, Signature
+from torchprof.collectives import RECORDS_COLLECTIVE, signature_of
 from torchprof.errors import TorchprofError
 from torchprof.event_names import MEMORY, RAISED, STARTED, STEP, STOPPED, is_collective, is_torchs_step, kind_of
 from torchprof.exchanges import ACCUMULATES
@@ -52,6 +54,9 @@ _is_annotation: Callable[[Any], bool] | None = getattr(_RawEvent, "is_user_annot
 # Which stream something ran on; a torch that does not say that gives all work of a device one number.
 _stream: Callable[[Any], int] = getattr(_RawEvent, "device_resource_id", _RawEvent.start_thread_id)
 _shapes_of_lists: Callable[[Any], list[Any]] | None = getattr(_RawEvent, "structured_input_shapes", None)
+
+_TELLS_COLLECTIVES = "expose_kineto_event_metadata" in (torch._C._profiler._ExperimentalConfig.__init__.__doc__ or "")
+"""Whether torch can be asked for what events say in traces beside what they all have."""
 
 _STARTS = (
     (torch_profiler.profile, "_prepare_trace"),
@@ -192,6 +197,8 @@ class Recording:
                     wanted = details[name] = detail(name)
                 if wanted is not nothing:
                     signature = self._signature(raw, wanted)
+            if name == RECORDS_COLLECTIVE and _TELLS_COLLECTIVES:
+                signature = self._of_collective(raw) or signature
             yield new(
                 Event, (kind, name, start, end, thread, sequence, forward_thread, correlation, "cpu", 0, signature)
             )
@@ -252,14 +259,26 @@ class Recording:
             self.signatures.append(Signature(_frozen(known), tuple(dtypes), _frozen(scalars), tuple(stack)))
         return number
 
+    def _of_collective(self, raw: Any) -> int:
+        """The number of what a collective was called on, as its op says in a trace; 0 where torch was not asked for
+        that. What torch gives is the inside of an object of JSON."""
+        try:
+            signature = signature_of(json.loads("{" + raw.metadata_json() + "}"))
+        except ValueError:
+            return 0
+        return 0 if signature is None else self._number(signature)
+
+    def _number(self, signature: Signature) -> int:
+        number = self._number_of.setdefault(signature, len(self.signatures))
+        if number == len(self.signatures):
+            self.signatures.append(signature)
+        return number
+
     def called_from(self, signature: int, source: int) -> int:
         """The number of a signature that is like ``signature`` and has the source lines of ``source``."""
         number = self._moved.get((signature, source))
         if number is None:
-            moved = self.signatures[signature]._replace(stack=self.signatures[source].stack)
-            number = self._number_of.setdefault(moved, len(self.signatures))
-            if number == len(self.signatures):
-                self.signatures.append(moved)
+            number = self._number(self.signatures[signature]._replace(stack=self.signatures[source].stack))
             self._moved[signature, source] = number
         return number
 
@@ -367,6 +386,9 @@ def finished_recording(profiler: Any) -> Recording:
 class Session(Recording):
     """One session of torch's profiler, from ``start`` to ``stop``; afterwards, what it has recorded.
 
+    ``in_job``: whether this process is one of several ranks, whose collectives on a device are to say what they were
+    called on.
+
     ``device`` is the kind of device whose kernels are recorded ("cuda", "xpu", …), None for the CPU alone. A process
     that is forked meanwhile, as the workers of a DataLoader are, records nothing.
     """
@@ -374,9 +396,18 @@ class Session(Recording):
     _under_way: ClassVar[bool] = False
 
     def __init__(
-        self, device: str | None, *, profile_memory: bool = False, record_shapes: bool = False, with_stack: bool = False
+        self,
+        device: str | None,
+        *,
+        profile_memory: bool = False,
+        record_shapes: bool = False,
+        with_stack: bool = False,
+        in_job: bool = False,
     ) -> None:
-        config = torch._C._profiler._ExperimentalConfig(verbose=True) if with_stack else None
+        options: dict[str, Any] = {"verbose": True} if with_stack else {}
+        if in_job and device is not None and _TELLS_COLLECTIVES:
+            options["expose_kineto_event_metadata"] = True
+        config = torch._C._profiler._ExperimentalConfig(**options) if options else None
         super().__init__(
             torch_profiler.profile(
                 use_kineto=True,
@@ -445,13 +476,16 @@ class Session(Recording):
         with record(name):
             pass
 
-    def stop(self) -> None:
+    def stop(self, distributed: str | None = None) -> None:
+        """End it. ``distributed``: what its trace is to say of the job that this process is a rank of, as JSON."""
         self._wall_ns = time.perf_counter_ns() - self._started_ns
         atexit.unregister(self._end_with_process)
         Session._under_way = False
         self._guard.off()
         # torch 2.4 makes its whole EventList when it stops: here that waits until somebody asks for one.
         self._profiler._parse_kineto_results = lambda *_: []
+        if distributed is not None:
+            torch._C._autograd._add_metadata_json("distributedInfo", distributed)
         try:
             self._profiler.__exit__(None, None, None)
         finally:

@@ -25,6 +25,8 @@ Written by torch for the op ``record_param_comms``, and by Kineto for the kernel
 from call to call of one collective (``Seq``, addresses of tensors) is left out: each call would be a row of its own.
 """
 
+RECORDS_COLLECTIVE = "record_param_comms"
+"""The op by which torch records what a collective is called on, where it is carried out by kernels."""
 _MARK = "collective"
 _NO_TENSORS = ("", "Scalar", "ScalarList")  # what torch calls the types of inputs that are none
 _NO_COLLECTIVES = ("wait", "init")  # recorded in the same way: waiting for one, and making a group

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -15,12 +16,13 @@ from torchprof.run import GroupOfRanks, MeshDim
 
 class Job(NamedTuple):
     """``group``: between which ranks this one's collectives are; None where there are groups of different ranks, or no
-    job."""
+    job. ``in_traces``: all this as JSON, as ``torch.profiler.profile`` writes it into traces; None for no job."""
 
     rank: int = 0
     world_size: int = 1
     mesh: tuple[MeshDim, ...] = ()
     group: GroupOfRanks | None = None
+    in_traces: str | None = None
 
 
 def this_job(models: Iterable[nn.Module]) -> Job:
@@ -37,7 +39,9 @@ def this_job(models: Iterable[nn.Module]) -> Job:
         return Job()
     rank, size = distributed.get_rank(), distributed.get_world_size()
     groups = _groups()
-    return Job(rank, size, _mesh_of(models) or mesh_of_groups(groups, rank), sole_group(groups))
+    described = {"backend": distributed.get_backend(), "rank": rank, "world_size": size, "pg_config": groups}
+    mesh = _mesh_of(models) or mesh_of_groups(groups, rank)
+    return Job(rank, size, mesh, sole_group(groups), json.dumps(described))
 
 
 def _groups() -> list[Mapping[str, Any]]:

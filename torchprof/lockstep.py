@@ -13,9 +13,10 @@ from dataclasses import replace
 from functools import cache
 
 from torchprof.attribute import FORWARD, OUTSIDE, Attributed, Event, Frame, Kind, Place, Signature
-from torchprof.collectives import collective_of, tells_collective
+from torchprof.collectives import Collective, collective_of, tells_collective
 from torchprof.device_times import Work, kind_of_work
 from torchprof.event_names import is_collective, is_host_collective
+from torchprof.exchanges import ASKS
 from torchprof.run import STEP, WORK, GroupOfRanks, Layer, Lockstep, LockstepKey
 
 _COMMUNICATION = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "record_param_comms", "FSDP::")
@@ -39,6 +40,12 @@ def _is_named_so(kind: str, name: str) -> bool:
 
 def _communicates(frame: Frame) -> bool:
     return _is_named_so(frame.kind, frame.name) or (frame.kind == "kernel" and tells_collective(frame))
+
+
+def _asked_for(frames: Sequence[Frame]) -> Collective | None:
+    """The collective that torch's op around a kernel asks for, by its name: "allreduce" of ``c10d::allreduce_``."""
+    names = [frame.name.removeprefix(ASKS).strip("_") for frame in frames if frame.name.startswith(ASKS)]
+    return Collective(names[-1]) if names else None
 
 
 class _Union:
@@ -91,8 +98,8 @@ class Locksteps:
         group: GroupOfRanks | None,
         from_first_mark: bool = True,
     ) -> None:
-        """``group``: between which ranks a collective of a backend of the CPU is, which does not say so itself; None
-        where it may be of several. ``from_first_mark``: whether a step begins where the session does."""
+        """``group``: between which ranks a collective is that does not say so itself, as on the CPU; None where it may
+        be of one or another. ``from_first_mark``: whether a step begins where the session does."""
         number = {layer.path: index for index, layer in enumerate(layers)}
         self._above = [number.get(layer.path[:-1], OUTSIDE) for layer in layers]
         self._rank = rank
@@ -224,11 +231,11 @@ class Locksteps:
         while outer is not None and outer.frame is not None:
             frames.insert(0, outer.frame._replace(signature=self._signature_of(outer)))
             outer = outer.outer
-        found = collective_of(frames)
+        found = collective_of(frames) or _asked_for(frames)
         if found is None or found.name.startswith(_POINT_TO_POINT):
             return None
-        group = GroupOfRanks(found.group, found.description, found.size, found.ranks) if found.group else None
-        return LockstepKey(place.layer, place.phase, "device", found.name, group)
+        told = GroupOfRanks(found.group, found.description, found.size, found.ranks)
+        return LockstepKey(place.layer, place.phase, "device", found.name, told if found.group else self._group)
 
     def _signature_of(self, place: Place) -> Signature | None:
         return self._signatures[place.signature] if place.signature else None

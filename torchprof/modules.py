@@ -43,7 +43,7 @@ def walk_modules(module: nn.Module, name: str = "", path: tuple[str, ...] = ()) 
     ``name`` replaces the class name as the first step, ``path`` goes before it. A module that holds one of its own
     ancestors does not lead into a circle.
     """
-    waiting = [(module, (*path, name or type(module).__name__), frozenset[int]())]
+    waiting = [(module, (*path, name or class_of(module).__name__), frozenset[int]())]
     while waiting:
         here, here_path, above = waiting.pop()
         children = [(step, child) for step, child in here._modules.items() if child is not None]
@@ -139,7 +139,7 @@ def _spots(models: Iterable[nn.Module], before: Sequence[Spot] = ()) -> list[Spo
             core = getattr(core, step)
         root = _numbered(class_of(core).__name__, shown)
         above: dict[tuple[str, ...], tuple[int, nn.Module]] = {}
-        for path, leaf, module in walk_modules(model, name=_numbered(type(model).__name__, real)):
+        for path, leaf, module in walk_modules(model, name=_numbered(class_of(model).__name__, real)):
             shown_path: tuple[str, ...] = (root,)
             wrapper, compiled = None, False
             if len(path) > 1:

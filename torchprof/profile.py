@@ -180,7 +180,6 @@ class Profile:
         finally:
             self._guard.off()
             self._layers = self._plan.layers()
-            self._job = this_job(self._models)
             self._note_seen()
             self.exited = True
         if self.schedule is None and self.on_trace_ready is not None and self._session is not None:
@@ -290,6 +289,7 @@ class Profile:
             profile_memory=asked.profile_memory,
             record_shapes=asked.record_shapes or asked.with_flops,
             with_stack=asked.with_stack,
+            in_job=this_job(()).world_size > 1,
         )
 
     def _start_cycle(self) -> None:
@@ -302,14 +302,14 @@ class Profile:
     def _stop_session(self) -> None:
         assert self._session is not None
         self._recording = False
-        self._session.stop()
+        self._job = this_job(self._models)
+        self._session.stop(self._job.in_traces)
         self._start_holding.stop_watching()
         self._end_holding = held_now(self._models) if self.profile_memory else NOTHING
 
     def _end_cycle(self) -> None:
         """Fold what was recorded into the run at once: the next cycle needs the memory."""
         self._stop_session()
-        self._job = this_job(self._models)
         self._note_seen()
         cycle = self._assemble(self._plan.layers())
         self._run = add_cycle(self._run, cycle)

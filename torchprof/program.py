@@ -174,6 +174,7 @@ class Program:
             self._records,
             profile_memory=self._asked.profile_memory,
             record_shapes=self._asked.record_shapes or self._asked.with_flops,
+            in_job=this_job(()).world_size > 1,
         )
         self._sampler = Sampler(threading.get_ident())
         self._holding = held_now(self._plan.models, watch=True) if self._asked.profile_memory else NOTHING

@@ -132,14 +132,26 @@ def rows(run: Run) -> Table:
     """One record for each row of the run, the finest table there is; all figures are self.
 
     ``operator`` is the innermost step, ``inside`` all steps from the layer down to it, ``within`` the operators and
-    labels that the layer's range is inside of. ``source`` are lines, innermost first. A step of kind python is a line
-    at which Python was seen, so many ``calls`` times; what that cost is in the layer's own time.
+    labels that the layer's range is inside of, ``shared_by`` the layers that it served at once where they are several.
+    ``source`` are lines, innermost first. A step of kind python is a line at which Python was seen, so many ``calls``
+    times; what that cost is in the layer's own time.
     """
     figures = _figures(run)
     columns = {
         **_typed(str, "layer", "kind", "phase"),
         **_typed(int, "rank"),
-        **_typed(str, "device", "within", "inside", "operator", "operator_kind", "input_shapes", "dtypes", "source"),
+        **_typed(
+            str,
+            "device",
+            "shared_by",
+            "within",
+            "inside",
+            "operator",
+            "operator_kind",
+            "input_shapes",
+            "dtypes",
+            "source",
+        ),
         **_typed(int, "calls", *(f"self_{figure.name}" for figure in figures)),
     }
     measured = {meta.rank: frozenset(meta.measured) for meta in run.metas}
@@ -166,6 +178,7 @@ def rows(run: Run) -> Table:
                 row.phase,
                 row.rank,
                 row.device,
+                ", ".join(layer.name for layer in row.shared_by) or None,
                 arounds[within],
                 *chains[chain],
                 None if own_time and (index < 0 or row.phase == BACKWARD) else row.calls,

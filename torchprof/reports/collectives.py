@@ -165,7 +165,9 @@ def _what(use: _Use) -> tuple[str, ...]:
 
 def _where(use: _Use) -> tuple[str, ...]:
     nobody = OUTSIDE_NAME if use.row.selected else NOT_SELECTED_NAME
-    return (use.row.layer.name if use.row.layer else nobody, use.row.phase)
+    name = use.row.layer.name if use.row.layer else nobody
+    served = len(use.row.shared_by)
+    return (f"{name} ({served} layers below)" if served else name, use.row.phase)
 
 
 def _largest_first(uses: Iterable[_Use], key: Callable[[_Use], tuple[str, ...]]) -> list[tuple[tuple[str, ...], _Sum]]:
