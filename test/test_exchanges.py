@@ -1,0 +1,438 @@
+"""Whose the exchanges between ranks are: on hand-built events, and of modules that hooks exchange data for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from test_attribute import ENGINE, MAIN, Event, function, kernel, label, node, op, user_label
+from torch import distributed as dist
+from torch import nn
+
+import torchprof
+from torchprof import Profile
+from torchprof.attribute import (
+    BACKWARD,
+    FORWARD,
+    NOT_SELECTED,
+    OUTSIDE,
+    RECOMPUTE,
+    Attributed,
+    Attribution,
+    Kind,
+    Signature,
+    Site,
+)
+from torchprof.exchanges import Exchanges, fqns_of
+from torchprof.groups import mesh_of_groups, sole_group
+from torchprof.run import GroupOfRanks, MeshDim
+
+PATHS = [("Net",), ("Net", "a"), ("Net", "b"), ("Net", "b", "0"), ("Net", "b", "1")]
+LABELS = ["torchprof:" + ".".join(path) for path in PATHS]
+SITES = {name: Site((number,)) for number, name in enumerate(LABELS)}
+SIZED = {size: Signature(((size,),), ("float",)) for size in (3, 5, 8)}
+LISTED = Signature((((3,), (5,)), None), ("TensorList", ""))
+SIGNATURES = [Signature((), ()), *SIZED.values(), LISTED, Signature(((10,), (5,)), ("float", "float"))]
+THREE, FIVE, EIGHT, LIST_OF_EIGHT, TEN_FROM_FIVE = range(1, 6)
+ACCUMULATE = "torch::autograd::AccumulateGrad"
+
+
+def exchange(name: str, at: int, thread: int = 9, signature: int = 0) -> Event:
+    return Event(Kind.COLLECTIVE, name, at, at + 100, thread, signature=signature)
+
+
+class Walked:
+    def __init__(
+        self, *events: Event, selected: set[int] | None = None, fqns: Sequence[tuple[str, ...]] = PATHS
+    ) -> None:
+        self.exchanges = Exchanges(fqns_of(fqns), PATHS, SIGNATURES)
+        attribution = Attribution(SITES, PATHS, selected, None, self.exchanges)
+        self.all: list[Attributed] = list(attribution.attribute(events))
+
+    def of(self, name: str) -> list[tuple[int, str, list[str]]]:
+        """Layer, phase and frames of the events of one name."""
+        found = [one.place for one in self.all if one.event.name == name]
+        return [(place.layer, place.phase, [frame.name for frame in place.frames]) for place in found]
+
+    def shared(self, name: str) -> list[tuple[int, ...]]:
+        return [one.place.shared for one in self.all if one.event.name == name]
+
+
+# Who asked
+
+
+def test_an_exchange_on_another_thread_belongs_to_the_op_that_asked_for_it() -> None:
+    walked = Walked(
+        label(LABELS[1], 0, 20),
+        op("c10d::allreduce_", 5, 8),
+        exchange("gloo:all_reduce", 30),
+        label(LABELS[2], 40, 60),
+    )
+    assert walked.of("gloo:all_reduce") == [(1, FORWARD, ["c10d::allreduce_", "gloo:all_reduce"])]
+    (found,) = [one for one in walked.all if one.event.kind is Kind.COLLECTIVE]
+    assert (found.around, found.calls, found.ns) == (None, 1, 0)  # of no thread's time
+    assert found.place.frames[-1].kind == "collective"
+    assert walked.exchanges.unmatched == 0
+
+
+def test_exchanges_begin_in_the_order_in_which_they_were_asked_for() -> None:
+    asked = [(1, "c10d::allreduce_"), (2, "c10d::_allgather_base_"), (3, "c10d::allreduce_"), (4, "c10d::broadcast_")]
+    events = []
+    for at, (layer, name) in enumerate(asked):
+        events += [label(LABELS[layer], 10 * at, 10 * at + 8), op(name, 10 * at + 1, 10 * at + 4)]
+    names = ["gloo:all_reduce", "gloo:broadcast", "gloo:all_reduce", "gloo:all_gather"]
+    walked = Walked(*events, *(exchange(name, 100 + at) for at, name in enumerate(names)))
+    assert [layer for layer, *_ in walked.of("gloo:all_reduce")] == [1, 3]
+    assert [layer for layer, *_ in walked.of("gloo:broadcast")] == [4]
+    assert [layer for layer, *_ in walked.of("gloo:all_gather")] == [2]
+
+
+def test_where_sizes_were_recorded_they_have_to_be_the_same() -> None:
+    """Of two groups, each with an order of its own: the sizes tell them apart, of one tensor, of several, of the one
+    that is gathered from."""
+    walked = Walked(
+        label(LABELS[1], 0, 9),
+        op("c10d::allreduce_", 1, 2, signature=THREE),
+        label(LABELS[2], 10, 19),
+        op("c10d::allreduce_", 11, 12, signature=LIST_OF_EIGHT),
+        label(LABELS[3], 20, 29),
+        op("c10d::_allgather_base_", 21, 22, signature=TEN_FROM_FIVE),
+        exchange("gloo:all_reduce", 50, signature=EIGHT),
+        exchange("gloo:all_reduce", 51, signature=THREE),
+        exchange("gloo:all_gather", 52, signature=FIVE),
+        exchange("gloo:all_reduce", 53, signature=FIVE),
+    )
+    assert [layer for layer, *_ in walked.of("gloo:all_reduce")] == [2, 1, OUTSIDE]
+    assert [layer for layer, *_ in walked.of("gloo:all_gather")] == [3]
+    assert walked.exchanges.unmatched == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "begun", "is_it"),
+    [
+        ("c10d::allreduce_coalesced_", "gloo:all_reduce", True),
+        ("c10d::_reduce_scatter_base_", "gloo:all_reduce", True),  # gloo does it so
+        ("c10d::reduce_scatter_", "gloo:reduce_scatter", True),
+        ("c10d::reduce_scatter_", "gloo:reduce", False),
+        ("c10d::reduce_", "gloo:reduce", True),
+        ("c10d::allgather_into_tensor_coalesced_", "gloo:all_gather", True),
+        ("c10d::alltoall_base_", "gloo:all_to_all", True),
+        ("c10d::recv_", "gloo:recv", True),
+        ("c10d::allreduce_", "gloo:all_gather", False),
+        ("c10d::allgather_", "gloo:gather", False),
+        ("c10d::barrier", "gloo:barrier", True),
+    ],
+)
+def test_which_op_asks_for_which_collective(asked: str, begun: str, is_it: bool) -> None:
+    walked = Walked(label(LABELS[1], 0, 9), op(asked, 1, 2), exchange(begun, 20))
+    assert [layer for layer, *_ in walked.of(begun)] == [1 if is_it else OUTSIDE]
+
+
+def test_one_that_begins_on_the_thread_that_asked_is_no_longer_asked_for() -> None:
+    """As with NCCL, which only launches it there: what it launches belongs to it."""
+    walked = Walked(
+        label(LABELS[1], 0, 30),
+        op("c10d::allreduce_", 1, 20),
+        op("record_param_comms", 2, 18),
+        Event(Kind.COLLECTIVE, "nccl:all_reduce", 3, 500, MAIN, correlation=7),
+        op("aten::mm", 21, 25),
+        exchange("gloo:all_reduce", 40),
+        kernel("ncclDevKernel_AllReduce", 50, 90, 7),
+    )
+    inside = ["c10d::allreduce_", "record_param_comms", "nccl:all_reduce"]
+    assert walked.of("nccl:all_reduce") == [(1, FORWARD, inside)]
+    assert walked.of("aten::mm") == [(1, FORWARD, ["aten::mm"])]  # in no collective that goes on
+    assert walked.of("ncclDevKernel_AllReduce") == [(1, FORWARD, [*inside, "ncclDevKernel_AllReduce"])]
+    assert walked.of("gloo:all_reduce") == [(OUTSIDE, FORWARD, ["gloo:all_reduce"])]
+    assert walked.exchanges.unmatched == 1
+
+
+# Buckets
+
+
+def backward(*grads: tuple[int, int], asks: int, signature: int = 0, sized: bool = True) -> list[Event]:
+    """A backward: for each gradient the node of its layer's op, and its accumulation, of so many elements; after the
+    last one, the exchange of a bucket."""
+    events: list[Event] = []
+    for number, (layer, size) in enumerate(grads):
+        at = 1000 + 100 * number
+        end = at + 60
+        events += [
+            node("AddmmBackward0", at, at + 10, sequence=layer, thread=ENGINE),
+            node(ACCUMULATE, at + 20, end, thread=ENGINE),
+            function(ACCUMULATE, at + 21, at + 25, thread=ENGINE)._replace(signature=size if sized else 0),
+        ]
+        if number == asks:
+            events.append(op("c10d::allreduce_", at + 30, at + 40, thread=ENGINE, signature=signature))
+    return events
+
+
+FORWARDS = [
+    event
+    for layer in range(1, 5)
+    for event in (
+        label(LABELS[layer], 10 * layer, 10 * layer + 9),
+        op("aten::addmm", 10 * layer, 10 * layer + 5, sequence=layer),
+    )
+]
+
+
+def test_a_bucket_is_of_the_layers_whose_gradients_came_since_the_last() -> None:
+    walked = Walked(
+        *FORWARDS,
+        *backward((4, THREE), (3, FIVE), asks=1, signature=LIST_OF_EIGHT),
+        exchange("gloo:all_reduce", 5000),
+    )
+    assert walked.shared("c10d::allreduce_") == [(4, 3)]
+    assert walked.of("c10d::allreduce_") == [(2, BACKWARD, ["c10d::allreduce_"])]  # Net.b, above both
+    assert walked.of("gloo:all_reduce") == [(2, BACKWARD, ["c10d::allreduce_", "gloo:all_reduce"])]
+    assert walked.shared("gloo:all_reduce") == [(4, 3)]
+
+
+def test_layers_far_apart_have_the_model_in_common() -> None:
+    walked = Walked(*FORWARDS, *backward((4, THREE), (1, FIVE), (4, FIVE), asks=2))
+    assert walked.shared("c10d::allreduce_") == [(4, 1)]  # each once
+    assert walked.of("c10d::allreduce_")[0][:2] == (0, BACKWARD)
+
+
+def test_a_bucket_of_one_layer_is_that_layers() -> None:
+    walked = Walked(*FORWARDS, *backward((3, THREE), (3, FIVE), asks=1, signature=EIGHT))
+    assert walked.shared("c10d::allreduce_") == [()]
+    assert walked.of("c10d::allreduce_")[0][:2] == (3, BACKWARD)
+
+
+def test_a_bucket_of_another_size_held_other_gradients() -> None:
+    """As in DDP's first backward: whose, nobody knows, and it counts where it was asked for."""
+    walked = Walked(*FORWARDS, *backward((4, THREE), (3, FIVE), asks=1, signature=FIVE))
+    assert walked.of("c10d::allreduce_")[0][:2] == (3, BACKWARD)
+    assert (walked.shared("c10d::allreduce_"), walked.exchanges.uncertain) == ([()], 1)
+    unsized = Walked(*FORWARDS, *backward((4, THREE), (3, FIVE), asks=1, signature=FIVE, sized=False))
+    assert (unsized.shared("c10d::allreduce_"), unsized.exchanges.uncertain) == ([(4, 3)], 0)
+
+
+def test_two_buckets_that_go_at_once_are_not_told_apart() -> None:
+    events = backward((4, THREE), (3, FIVE), asks=1)
+    again = op("c10d::allreduce_", 1141, 1150, thread=ENGINE)
+    walked = Walked(*FORWARDS, *events, again)
+    assert walked.shared("c10d::allreduce_") == [(4, 3), ()]
+    assert walked.exchanges.uncertain == 1
+
+
+def test_what_a_user_asks_for_is_no_bucket() -> None:
+    walked = Walked(*FORWARDS, op("c10d::allreduce_", 60, 70), label(LABELS[3], 80, 99), op("c10d::allreduce_", 81, 82))
+    assert [layer for layer, *_ in walked.of("c10d::allreduce_")] == [OUTSIDE, 3]
+
+
+def test_a_bucket_of_layers_that_were_not_selected() -> None:
+    """It belongs to the nearest layer above that was, and else to none that was."""
+    events = [*FORWARDS, *backward((4, THREE), (3, FIVE), asks=1)]
+    assert Walked(*events, selected={0, 3, 4}).of("c10d::allreduce_")[0][:2] == (0, BACKWARD)
+    assert Walked(*events, selected={3, 4}).of("c10d::allreduce_")[0][:2] == (NOT_SELECTED, BACKWARD)
+
+
+# FSDP2's ranges
+
+
+def test_a_gather_belongs_to_the_layer_that_its_range_names() -> None:
+    walked = Walked(
+        label(LABELS[0], 0, 100),
+        user_label("FSDP::pre_forward (b.0)", 10, 30),
+        user_label("FSDP::all_gather (b.0)", 12, 20),
+        op("c10d::_allgather_base_", 14, 16),
+        exchange("gloo:all_gather", 15),
+        user_label("FSDP::post_forward", 90, 95),
+    )
+    names = ["FSDP::pre_forward (b.0)", "FSDP::all_gather (b.0)", "c10d::_allgather_base_", "gloo:all_gather"]
+    assert walked.of("gloo:all_gather") == [(3, FORWARD, names)]
+    assert walked.of("FSDP::post_forward") == [(0, FORWARD, ["FSDP::post_forward"])]
+    assert {frame.kind for one in walked.all for frame in one.place.frames} == {"op", "collective"}
+
+
+def test_one_that_is_gathered_ahead_belongs_to_the_one_that_needs_it() -> None:
+    walked = Walked(
+        *FORWARDS,
+        node("AddmmBackward0", 100, 200, sequence=4),
+        user_label("FSDP::pre_backward (b.1)", 101, 150),
+        user_label("FSDP::backward_prefetch for a", 110, 140),
+        user_label("FSDP::all_gather (a)", 111, 139),
+        op("c10d::_allgather_base_", 112, 113),
+        user_label("FSDP::root_post_backward_callback", 300, 400),
+        user_label("FSDP::post_backward_reduce", 310, 390),
+    )
+    assert walked.of("FSDP::pre_backward (b.1)")[0][:2] == (4, BACKWARD)
+    assert walked.of("c10d::_allgather_base_")[0][:2] == (1, BACKWARD)
+    assert walked.of("FSDP::post_backward_reduce")[0][:2] == (0, BACKWARD)
+
+
+def test_gathers_for_a_recomputed_forward_are_recompute() -> None:
+    walked = Walked(
+        *FORWARDS,
+        node("CheckpointFunctionBackward", 100, 200, sequence=4),
+        user_label("FSDP::pre_forward (b.0)", 110, 120),
+        label(LABELS[3], 130, 150),
+    )
+    assert walked.of("FSDP::pre_forward (b.0)")[0][:2] == (3, RECOMPUTE)
+    assert walked.of(LABELS[3])[-1][:2] == (3, RECOMPUTE)
+
+
+def test_a_group_of_several_modules_is_shared() -> None:
+    walked = Walked(label(LABELS[0], 0, 100), user_label("FSDP::all_gather (b.0, b.1)", 10, 30))
+    assert (walked.of("FSDP::all_gather (b.0, b.1)")[0][:2], walked.shared("FSDP::all_gather (b.0, b.1)")) == (
+        (2, FORWARD),
+        [(3, 4)],
+    )
+
+
+@pytest.mark.parametrize("name", ["FSDP::all_gather (somewhere.else)", "FSDP::all_gather (a, nowhere)", "FSDP mine"])
+def test_a_range_that_names_no_layer_of_ours_is_where_it_is(name: str) -> None:
+    walked = Walked(label(LABELS[2], 0, 100), user_label(name, 10, 30))
+    assert walked.of(name) == [(2, FORWARD, [name])]
+    (place,) = [one.place for one in walked.all if one.event.name == name]
+    assert place.frames[-1].kind == "label"
+
+
+def test_a_name_that_two_models_have_tells_nothing() -> None:
+    assert fqns_of([("Net",), ("Net", "a"), ("Other",), ("Other", "a"), ("Other", "b")]) == {"b": 4}
+    assert fqns_of(PATHS) == {"": 0, "a": 1, "b": 2, "b.0": 3, "b.1": 4}
+
+
+# Hooks
+
+
+def hooks(layer: int, start: int, end: int) -> Event:
+    return label(LABELS[layer].replace("torchprof:", "torchprof:!hooks:"), start, end)
+
+
+def test_hooks_are_work_of_their_module_and_no_call() -> None:
+    walked = Walked(
+        label(LABELS[2], 0, 100),
+        hooks(3, 5, 10),
+        op("aten::mul", 6, 8),
+        label(LABELS[3], 10, 20),
+        hooks(3, 20, 40),
+        op("c10d::allreduce_", 25, 30),
+        exchange("gloo:all_reduce", 28),
+    )
+    assert walked.of("aten::mul") == [(3, FORWARD, ["aten::mul"])]
+    assert walked.of("gloo:all_reduce")[0][0] == 3
+    calls = [one.calls for one in walked.all if one.event.kind is Kind.LABEL]
+    assert calls == [1, 0, 1, 0]
+    (own,) = {one.place for one in walked.all if one.place.layer == 3 and not one.place.frames}
+    assert own.phase == FORWARD
+
+
+def test_hooks_of_what_was_not_selected_are_where_they_are() -> None:
+    walked = Walked(label(LABELS[2], 0, 100), hooks(3, 5, 10), op("aten::mul", 6, 8), selected={2})
+    assert walked.of("aten::mul") == [(2, FORWARD, ["aten::mul"])]
+    assert Walked(hooks(4, 5, 10), op("aten::mul", 6, 8), selected={2}).of("aten::mul")[0][0] == OUTSIDE
+
+
+def test_hooks_in_backward_are_recompute() -> None:
+    walked = Walked(*FORWARDS, node("CheckpointFunctionBackward", 100, 200, sequence=4), hooks(3, 110, 120))
+    assert walked.all[-1].place.phase == RECOMPUTE
+
+
+@pytest.fixture
+def world_of_one(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def of_tensor_parallel(hook: object) -> object:
+    """As the hooks that ``parallelize_module`` registers."""
+    hook.__module__ = "torch.distributed.tensor._api"
+    return hook
+
+
+def test_only_hooks_of_tensor_parallel_are_labelled_and_all_are_as_they_were() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    seen: list[str] = []
+    of_torch = of_tensor_parallel(lambda module, args: seen.append("torch's") or (args[0].sin(),))
+    after = of_tensor_parallel(lambda module, args, result: result.cos())
+    net[0].register_forward_pre_hook(of_torch)
+    net[0].register_forward_pre_hook(lambda module, args: (seen.append("mine"), args[0].tan())[1:])
+    net[0].register_forward_hook(after)
+    before = [[*net[0]._forward_pre_hooks.items()], [*net[0]._forward_hooks.items()]]
+    x = torch.randn(2, 4)
+    expected = net(x)
+    with Profile(net) as prof:
+        assert torch.equal(net(x), expected)
+        assert [*net[0]._forward_pre_hooks] == [key for key, _ in before[0]]
+    assert before == [[*net[0]._forward_pre_hooks.items()], [*net[0]._forward_hooks.items()]]
+    assert seen == ["torch's", "mine"] * 2
+    owner = {
+        row.frames[0].name: row.layer.name
+        for row in prof.run.rows
+        if row.layer is not None and row.frames and row.frames[0].name in ("aten::sin", "aten::tan", "aten::cos")
+    }
+    assert owner == {"aten::sin": "Sequential.0", "aten::cos": "Sequential.0", "aten::tan": "Sequential"}
+    assert {node.layer.name: node.calls for node in prof.run.tree().walk()}["Sequential.0"] == 1
+    assert prof.raw()[1][("Sequential", "0")].__len__() == 1
+
+
+def test_hooks_that_a_user_takes_away_inside_the_block_stay_away() -> None:
+    net = nn.Linear(4, 4)
+    handle = net.register_forward_pre_hook(of_tensor_parallel(lambda module, args: None))
+    with Profile(net):
+        handle.remove()
+        net(torch.randn(2, 4))
+    assert not net._forward_pre_hooks
+
+
+def test_hooks_are_told_in_a_trace_too(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    net[1].register_forward_hook(of_tensor_parallel(lambda module, args, result: result.cos()))
+    with Profile(net) as prof:
+        net(torch.randn(2, 4))
+    prof.export_chrome_trace(tmp_path / "trace.json")
+    for read in (
+        torchprof.from_trace(tmp_path / "trace.json"),
+        torchprof.from_trace(tmp_path / "trace.json", net),
+        torchprof.from_trace(tmp_path / "trace.json", net, paths=["1"]),
+    ):
+        (row,) = [row for row in read.rows if row.frames and row.frames[0].name == "aten::cos"]
+        assert row.layer is not None
+        assert (row.layer.name, row.phase, row.calls) == ("Sequential.1", FORWARD, 1)
+        assert all("!" not in layer.name for layer in read.layers)
+
+
+# What a process knows of its job
+
+
+def group(name: str, size: int, ranks: Sequence[int] = (), description: str = "undefined") -> dict[str, object]:
+    return {"pg_name": name, "pg_desc": description, "group_size": size, "ranks": list(ranks)}
+
+
+def test_the_group_of_what_does_not_say_it() -> None:
+    everyone = group("0", 4, description="default_pg")
+    assert sole_group([everyone]) == GroupOfRanks("0", "default_pg", 4, "")
+    assert sole_group([everyone, group("1", 4), group("5", 1, [2])]) == GroupOfRanks("0", "default_pg", 4, "")
+    assert sole_group([everyone, group("1", 2, [0, 2])]) is None
+    assert sole_group([group("3", 2, [1, 3])]) == GroupOfRanks("3", "undefined", 2, "[1, 3]")
+    assert sole_group([{"pg_name": "0", "pg_desc": "default_pg", "pg_size": 2}]) == GroupOfRanks(
+        "0", "default_pg", 2, ""
+    )
+    assert sole_group([]) is None
+    assert sole_group([{}, {"group_size": "2"}, {"group_size": 2, "ranks": "all"}]) == GroupOfRanks("", "", 2, "")
+
+
+def test_the_mesh_that_groups_are_called_after() -> None:
+    groups = [group("0", 4), group("1", 2, [1, 3], "mesh_dp"), group("2", 2, [2, 3], "mesh_tp")]
+    assert mesh_of_groups(groups, 3) == (MeshDim("dp", 2, 1), MeshDim("tp", 2, 1))
+    assert mesh_of_groups(groups, 1) == (MeshDim("dp", 2, 0),)
+    assert mesh_of_groups([{"pg_desc": "mesh_x", "ranks": None}], 0) == ()
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_a_job_of_one_rank_has_nobody_to_wait_for(tmp_path: Path) -> None:
+    net = nn.Linear(2, 2)
+    with Profile(net) as prof:
+        net(torch.randn(1, 2))
+    assert (prof.run.meta.rank, prof.run.meta.world_size, prof.run.lockstep) == (0, 1, {})
+    prof.export_chrome_trace(tmp_path / "trace.json")
+    said = json.loads((tmp_path / "trace.json").read_text())["distributedInfo"]
+    assert (said["backend"], said["rank"], said["world_size"]) == ("gloo", 0, 1)
