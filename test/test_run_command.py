@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torchrun import torchrun
 
 import torchprof
 
@@ -424,3 +425,63 @@ def test_a_run_that_cannot_be_saved_is_shown(tmp_path: Path) -> None:
     done = run(tmp_path, "-o", "taken.json", script(tmp_path, "model(x)\nsys.exit(6)"))
     assert done.returncode == 6 and "Where the time goes" in done.stdout
     assert done.stdout.splitlines()[-1] == ("Not written: taken.json: Is a directory. Another place: -o FILE.")
+
+
+# Under torchrun
+
+IN_A_JOB = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+for step in range(3):
+    out = model(torch.rand(2, 4))
+    if step == 1 and "dies" in sys.argv and dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(out.detach())
+print("rank", dist.get_rank())
+dist.destroy_process_group()
+"""
+
+
+def test_the_ranks_of_a_job_write_a_file_each_and_the_first_prints(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(IN_A_JOB)
+    job = torchrun(
+        tmp_path, 2, "torchprof", "run", "-o", "rank{rank}.json", "-o", "{rank}.csv", "train.py", module=True
+    )
+    assert job.code == 0, job
+    assert job.out[1] == "rank 1\n" and job.out[0].startswith("rank 0\n\ntorchprof: train.py ended.")
+    assert job.out[0].splitlines()[-2:] == [
+        "Written: rank0.json, and the files of the other 1 ranks. To compare them: torchprof merge FILE…",
+        "Written: 0.csv.",
+    ]
+    runs = [saved(tmp_path, f"rank{rank}.json") for rank in range(2)]
+    assert [(run.meta.rank, run.meta.world_size, calls(run)) for run in runs] == [(0, 2, 3), (1, 2, 3)]
+    assert {*runs[1].rows.columns["rank"]} == {1} and (tmp_path / "1.csv").is_file()
+    assert torchprof.merge(runs).missing_ranks == ()
+
+
+def test_the_rank_that_is_left_of_a_job_writes_what_ran_until_then(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(IN_A_JOB)
+    job = torchrun(tmp_path, 2, "torchprof", "run", "train.py", "dies", module=True)
+    assert job.code == 1 and "torchprof: train.py" in job.out[0], job
+    [file] = tmp_path.glob("*.torchprof.json")
+    run = saved(tmp_path, file.name)
+    assert file.name == "train.rank0.torchprof.json" and calls(run) == 2 and run.missing_ranks == (1,)
+
+
+def test_what_ranks_would_write_to_one_file_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    name = script(tmp_path, "print('ran')")
+    job = {**os.environ, "PYTHONPATH": str(ROOT), "RANK": "1", "WORLD_SIZE": "2"}
+    done = run(tmp_path, "-o", "{rank}.json", "-o", "run.json", name, env=job)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "torchprof: -o run.json: all 2 ranks of the job would write this file. Put {rank} into its name.\n"
+    )
+    done = run(tmp_path, "--python", name, env=job)
+    assert (done.returncode, done.stdout) == (2, "") and "a rank of a job cannot run alone" in done.stderr
+    done = run(tmp_path, "-o", "run{rank}.json", name)
+    assert done.returncode == 0 and calls(saved(tmp_path, "run0.json")) == 0

@@ -34,6 +34,8 @@ class Around:
     def __enter__(self):
         log("entered", os.getpid() == starter)
     def __exit__(self, *error):
+        for _ in range(int(os.environ.get("SIGTERMS", 0))):
+            os.kill(os.getpid(), 15)
         log("left", os.getpid() == starter, error == (None, None, None))
 
 starter = os.getpid()
@@ -384,6 +386,21 @@ def test_a_second_sigterm_kills_at_once(folder: Path) -> None:
     ran = both(folder, "script.py", send=signal.SIGTERM)
     assert ran.ours == ran.plain
     assert ran.log == ONCE[:1]
+
+
+@pytest.mark.parametrize("handler", ["", "import signal\nsignal.signal(15, lambda *_: sys.exit(7))\n"])
+def test_a_sigterm_after_the_script_has_failed_changes_nothing_and_a_second_kills(handler: str, folder: Path) -> None:
+    """As in a job of torchrun, in which one rank has failed, and then the others, of that: it sends them SIGTERM."""
+    driver = write(folder.parent / "driver", "driver.py", DRIVER)
+    write(folder, "script.py", f"import sys\n{handler}print(1)\n1/0")
+    for sigterms, code, log in (
+        ("1", 1, [*ONCE, "began 1 failed: ZeroDivisionError: division by zero", "False"]),
+        ("2", -signal.SIGTERM, ONCE[:1]),
+    ):
+        process = start(folder, str(driver), "script.py", SIGTERMS=sigterms)
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (code, "1\n") and err.endswith("ZeroDivisionError: division by zero\n")
+        assert (folder / "log").read_text().splitlines() == log
 
 
 OWN = {

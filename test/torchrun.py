@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,14 +37,14 @@ def torchrun(
     ranks: int,
     script: str,
     *arguments: str,
-    options: Sequence[str] = (),
+    module: bool = False,
     environment: Mapping[str, str] | None = None,
     timeout_s: float = 150,
 ) -> Job:
     """Run the text of a script on so many ranks, in ``folder``, and wait until all of them have ended.
 
-    A ``script`` without a line's end is no text: it is the file, or with ``options=["-m"]`` the module, to run as it
-    is. Each process has one thread for its operators, and torchprof and the tests' own modules on its path. Raises
+    A ``script`` without a line's end is no text: it is the file to run, or with ``module`` the name of a module. Each
+    process has one thread for its operators, and torchprof and the tests' own modules on its path. Raises
     TimeoutError, with all that was said, where the job takes longer than ``timeout_s``; nothing of it is left then.
     """
     if "\n" in script:
@@ -56,7 +56,9 @@ def torchrun(
     command = [
         *(sys.executable, "-m", "torch.distributed.run"),
         *("--standalone", "--nproc-per-node", str(ranks), "--redirects", "3", "--log-dir", str(logs)),
-        *(*options, script, *arguments),
+        *(["-m"] if module else []),
+        script,
+        *arguments,
     ]
     with subprocess.Popen(
         command,

@@ -15,7 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torchprof.script import Ending, Script
 
 _OF_TORCH = re.compile(r"\btorch\b|torch\._C")
+_RANK = "{rank}"
 _LAYERS_SHOWN = 50
 _OPERATORS_SHOWN = 12
 _BETWEEN_SHOWN = 5
@@ -63,11 +64,13 @@ _RUN_EPILOG = """\
 CUDA kernels are recorded where torch finds a CUDA device. The run is saved beside the report, in SCRIPT.torchprof.json
 unless -o names another file. The exit code is the script's own, and a script that fails, or is interrupted with Ctrl-C
 or SIGTERM, has the report of what ran until then. With --python the script runs twice: Python's own profiler and
-torch's would distort each other.
+torch's would distort each other. Under torchrun each rank writes files, where {rank} in a name is its number, and the
+first prints the report of its own.
 
 Examples:
   torchprof run train.py --epochs 1
   torchprof run --warmup-calls 10 --max-calls 50 --memory -m package.train
+  torchrun --nproc-per-node 2 -m torchprof run -o 'rank{rank}.json' train.py
 """
 
 _FLOPS_EPILOG = """\
@@ -520,7 +523,10 @@ def _run(arguments: argparse.Namespace) -> int:
     # As for _profile; and before the script, which may import torch, too.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     name = arguments.script.rpartition(".")[2] if arguments.is_module else Path(arguments.script).resolve().stem
-    arguments.output = arguments.output or [f"{name}.torchprof.json"]
+    rank, world_size = _place_in_job()
+    arguments.output = _outputs_of(rank, world_size, arguments.output, name)
+    if arguments.python and world_size > 1:
+        raise TorchprofError("--python runs the script twice, and a rank of a job cannot run alone: leave it out.")
     _check_output(arguments)
     files = {shown: Path(shown).absolute() for shown in arguments.output}  # the script may go elsewhere
     report = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
@@ -539,12 +545,25 @@ def _run(arguments: argparse.Namespace) -> int:
         warmup_calls=arguments.warmup_calls,
         max_calls=arguments.max_calls,
     )
-    ending = script.run(lambda: program)
-    if ending.began:
+    failures: dict[str, str] = {}
+
+    @contextmanager
+    def recorded() -> Iterator[None]:
+        with program:
+            yield
+        # Before the report, which may break: whoever reads it may have seen enough (`| head`), and close the pipe. And
+        # here, where SIGTERM does not end us: that is how torchrun ends the other ranks when one has failed.
+        failures.update({shown: _failure_to_save(program.run, path, shown) for shown, path in files.items()})
+
+    ending = script.run(recorded)
+    if ending.began and rank:  # of a job's ranks, the first prints
+        with suppress(Exception):
+            for failure in filter(None, failures.values()):
+                print(failure, file=sys.stderr)
+    elif ending.began:
         with suppress(Exception):  # the script may have closed it, or put anything in its place
             sys.stdout.flush()
-        # Before the report, which may break: whoever reads it may have seen enough (`| head`), and close the pipe.
-        where = [_saved(program.run, path, shown) for shown, path in files.items()]
+        where = [failure or _written(shown, world_size) for shown, failure in failures.items()]
         with suppress(BrokenPipeError), report:
             for text in _program_report(program.run, ending, script, arguments, files, color=_in_color(report)):
                 print(text, file=report, flush=True)
@@ -552,16 +571,41 @@ def _run(arguments: argparse.Namespace) -> int:
     ending.end()
 
 
-def _saved(run: torchprof.Run, path: Path, shown: str) -> str:
-    """Write a run to a file; says in a sentence whether that went well. The report is to be seen in any case."""
+def _place_in_job() -> tuple[int, int]:
+    """The rank of this process and how many there are, as torchrun tells a process that it starts."""
+    rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    return (int(rank), int(world_size)) if rank.isdecimal() and world_size.isdecimal() else (0, 1)
+
+
+def _outputs_of(rank: int, world_size: int, given: Sequence[str], name: str) -> list[str]:
+    """The files that a rank writes: those that were given, with its number in them, else one beside the report."""
+    if not given:
+        return [f"{name}.rank{rank}.torchprof.json" if world_size > 1 else f"{name}.torchprof.json"]
+    for file in given:
+        if world_size > 1 and _RANK not in file:
+            raise TorchprofError(
+                f"-o {file}: all {world_size} ranks of the job would write this file. Put {_RANK} into its name."
+            )
+    return [file.replace(_RANK, str(rank)) for file in given]
+
+
+def _failure_to_save(run: torchprof.Run, path: Path, shown: str) -> str:
+    """Write a run to a file. Says in a sentence why that failed: the report is to be seen in any case."""
     try:
         run.export(path)
     except OSError as error:
         return f"Not written: {shown}: {error.strerror}. Another place: -o FILE."
     except TorchprofError as error:
         return f"Not written: {shown}: {error}"
-    more = f" To see more of it: torchprof show {shown}" if format_of(path) == "json" else ""
-    return f"Written: {shown}.{more}"
+    return ""
+
+
+def _written(shown: str, world_size: int) -> str:
+    """Which file was written, and what can be done with it."""
+    if format_of(shown) != "json":
+        return f"Written: {shown}."
+    others = f", and the files of the other {world_size - 1} ranks. To compare them: torchprof merge FILE…"
+    return f"Written: {shown}{others if world_size > 1 else f'. To see more of it: torchprof show {shown}'}"
 
 
 def _program_report(

@@ -68,7 +68,9 @@ class Script:
 
         SIGTERM becomes an error (a BaseException) in the main thread, as Ctrl-C does: only so do all open ranges close
         before the report, but ``finally`` blocks run that plain Python would skip. A second SIGTERM kills at once. A
-        program that has a handler of its own, or ignores the signal, keeps that.
+        program that has a handler of its own, or ignores the signal, keeps that. Once the program has ended a SIGTERM
+        changes nothing any more: ``around`` is left in peace, since in a job torchrun sends it to all ranks as soon as
+        one has failed, and the others may just have failed of that. Again a second one kills at once.
 
         A process forked by the program that comes to the end of the program ends here, as it would have: it never
         leaves ``around`` and never returns. Raises what ``around`` raises, and nothing of the program.
@@ -86,8 +88,8 @@ class Script:
         error: BaseException | None = None
         code = 0
         sigterm = _SigtermAsError()
-        try:
-            with sigterm:
+        with sigterm:
+            try:
                 try:
                     self._execute(begin)
                 except BaseException as raised:
@@ -97,18 +99,20 @@ class Script:
                 # Outside the except block: the script's own excepthook is to find no error under way, as ever.
                 if error is not None and not sigterm.came:
                     code = _tell(error)
-        except Terminated as raised:  # it came while we told of another error
-            error = raised
-        if sigterm.came:
-            ending = Ending(128 + signal.SIGTERM, error, signal.SIGTERM, began)
-        elif type(error) is KeyboardInterrupt:  # Python, too, looks for the exact class
-            ending = Ending(128 + signal.SIGINT, error, signal.SIGINT, began)
-        else:
-            ending = Ending(code, error, None, began)
-        if os.getpid() != starter:
-            _end_forked_process(ending)
-        if context is not None and began:
-            context.__exit__(None, None, None)
+                if os.getpid() == starter:
+                    sigterm.hold()
+            except Terminated as raised:  # it came while we told of another error
+                error = raised
+            if sigterm.came:
+                ending = Ending(128 + signal.SIGTERM, error, signal.SIGTERM, began)
+            elif type(error) is KeyboardInterrupt:  # Python, too, looks for the exact class
+                ending = Ending(128 + signal.SIGINT, error, signal.SIGINT, began)
+            else:
+                ending = Ending(code, error, None, began)
+            if os.getpid() != starter:
+                _end_forked_process(ending)
+            if context is not None and began:
+                context.__exit__(None, None, None)
         return ending
 
     def _execute(self, begin: Callable[[], None]) -> None:
@@ -188,28 +192,44 @@ class _SigtermAsError:
     """While entered, SIGTERM raises Terminated in this process, if until then it would have killed it.
 
     ``came`` says whether it did, whatever the program made of the error. Forked processes die by the signal, as ever.
+    From ``hold`` on it raises nothing, and does nothing the first time.
     """
 
     came = False
 
     def __enter__(self) -> None:
+        self._handler: Any = signal.SIG_DFL  # what was there before, and will be again
+        self._raises = True
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._terminate)
-            _raising.append(self)
+            self._start()
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def hold(self) -> None:
+        self._raises = False
+        handler = signal.getsignal(signal.SIGTERM)
+        if callable(handler) and handler != self._terminate:  # the program's own
+            self.stop()
+            self._handler = handler
+            self._start()
 
     def stop(self) -> None:
         if self in _raising:
             _raising.remove(self)
             if signal.getsignal(signal.SIGTERM) == self._terminate:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                signal.signal(signal.SIGTERM, self._handler)
+
+    def _start(self) -> None:
+        signal.signal(signal.SIGTERM, self._terminate)
+        _raising.append(self)
 
     def _terminate(self, *_: object) -> None:
-        self.came = True
+        self._handler = signal.SIG_DFL
         self.stop()
-        raise Terminated
+        if self._raises:
+            self.came = True
+            raise Terminated
 
 
 _raising: list[_SigtermAsError] = []
