@@ -25,6 +25,7 @@ import pytest
 import torch
 from browser import Tab, chromium, open_tab  # noqa: F401
 from hand_made import cells, headings, kernel, label, op, row, run_of
+from hand_made_ranks import everybody, run_of_ranks
 from models import Checkpointed, DoublesInside, Holder, Mlp, Recursive, Tied
 from torch import Tensor, nn
 
@@ -34,7 +35,7 @@ from torchprof import Profile, Run, TorchprofError
 from torchprof.attribute import BACKWARD, FORWARD, NOT_SELECTED, OUTSIDE, PHASES, RECOMPUTE, Frame
 from torchprof.cost import Cost, Unit, format_count, format_memory, format_time
 from torchprof.operators import kernels, operators
-from torchprof.reports.page_data import Take, page_data, traffic_bytes
+from torchprof.reports.page_data import Take, page_data, sum_of_ranks, traffic_bytes
 from torchprof.reports.tree import AT_LEAST, CALLS, UNKNOWN, columns_of, table_of
 from torchprof.run import (
     Around,
@@ -2142,3 +2143,126 @@ def test_tied_parameters_count_elsewhere_so_bytes_are_unknown() -> None:
     run = profiled(model, lambda: model(torch.randint(50, (4, 7))), with_flops=True)
     assert [layer.tied for layer in run.layers] == [False, False, False, True]
     assert [traffic_bytes(layer) for layer in run.layers[2:]] == [4 * (16 * 16 + 16 + 2 * 4 * 7 * 16), None]
+
+
+# The ranks of a job
+
+
+def job(size: int, **options: Any) -> Run:
+    """Net.a takes 20 ms in forward and 10 in backward, on rank 1 twice that; only even ranks have Net.b.0: 1 ms."""
+    own = {
+        ("Net.a", FORWARD): {rank: [40_000_000 if rank == 1 else 20_000_000] * 5 for rank in range(size)},
+        ("Net.a", BACKWARD): {rank: [20_000_000 if rank == 1 else 10_000_000] * 5 for rank in range(size)},
+        ("Net.b.0", FORWARD): {rank: [1_000_000] * 5 for rank in range(0, size, 2)},
+    }
+    waits = {rank: [1_000 if rank == 1 else 9_000] * 5 for rank in range(size)}
+    return run_of_ranks(
+        own,
+        {("Net.a", BACKWARD, "all_reduce", everybody(size)): waits},
+        ranks_of={"Net.b.0": tuple(range(0, size, 2))},
+        flops={("Net.a", phase, rank): 1_000 + rank for rank in range(size) for phase in (FORWARD, BACKWARD)},
+        **options,
+    )
+
+
+def heat_of(page: Page) -> dict[str, list[str]]:
+    """What the cells of the map of ranks say, by layer, after the median: the texts, or their titles without one."""
+    read = """() => Object.fromEntries([...document.querySelectorAll(".heat tbody tr")].map((row) => [
+        row.querySelector("th").innerText,
+        [...row.querySelectorAll("td")].map((cell) => cell.innerText || cell.title)]))"""
+    found: dict[str, list[str]] = page.evaluate(read)
+    return found
+
+
+def test_ranks_are_compared(look: Callable[..., Page]) -> None:
+    """The median of 30 ms on three ranks and 60 on one is 30; Net has 31 on ranks 0 and 2, 60 on 1 and 30 on 3."""
+    page = look(job(4, world_size=5))
+    section = page.locator("#ranks")
+    said = section.locator("p").first.inner_text()
+    assert said.startswith(
+        "4 ranks. Rank 4 of 5 is missing: it gave no run. Rank 1 is the slow one: its own work takes"
+    )
+    assert said == job(4, world_size=5).report("ranks").split("\n\n")[0]
+    assert [cells.split("\t") for cells in section.locator(".sheet tr").all_inner_texts()] == [
+        ["Rank", "Steps", "Own work a step", "Slowest", "Waiting a step", "Last to come"],
+        ["1", "5", "60.000ms", "5 of 5", "0.000us", "5 of 5"],
+        ["0", "5", "31.000ms", "0 of 5", "8.000us", "0 of 5"],
+        ["2", "5", "31.000ms", "0 of 5", "8.000us", "0 of 5"],
+        ["3", "5", "30.000ms", "0 of 5", "8.000us", "0 of 5"],
+    ]
+    assert heat_of(page) == {
+        "Net": ["31.000ms", "1.00", "1.94", "1.00", "0.97"],
+        "Net.a": ["30.000ms", "1.00", "2.00", "1.00", "1.00"],
+        "Net.b": ["500.000us", "2.00", "0.00", "2.00", "0.00"],
+        "Net.b.0": [
+            "1.000ms",
+            "1.00",
+            "Net.b.0 is not on rank 1",
+            "1.00",
+            "Net.b.0 is not on rank 3",
+        ],
+    }
+    assert "Figures are sums over 4 ranks, unless one is chosen" in page.inner_text("header")
+
+
+def test_the_map_of_ranks_follows_the_phase_and_leads_to_layers(look: Callable[..., Page]) -> None:
+    page = look(job(4))
+    button(page, "backward").click()
+    assert heat_of(page) == {
+        "Net": ["10.000ms", "1.00", "2.00", "1.00", "1.00"],
+        "Net.a": ["10.000ms", "1.00", "2.00", "1.00", "1.00"],
+    }
+    cell = page.locator(".heat tr", has_text="Net.a").locator("td").nth(2)
+    assert cell.get_attribute("title") == "Net.a, rank 1: 20.000ms, 2.00× the median 10.000ms"
+    page.locator(".heat").get_by_role("button", name="Net.a", exact=True).click()
+    assert page.inner_text(".panel h2") == "Net.a"
+
+
+def test_many_ranks_are_summed_and_share_columns(look: Callable[..., Page]) -> None:
+    """130 ranks: three in a column. The page holds one row where the run has one for each rank."""
+    run = job(130)
+    page = look(run)
+    assert page.locator("select.source").count() == 0
+    assert page.locator(".heat thead th").count() == 2 + 44
+    first = heat_of(page)["Net.a"][1]
+    assert first == "Net.a, rank 1: 60.000ms, 2.00× the median 30.000ms"
+    assert "A column is of up to 3 ranks" in page.inner_text("#ranks")
+    data = page_data([Take("this run", run)])
+    assert data["rows"]["flops"] == [sum(1_000 + rank for rank in range(130))] * 2  # forward and backward
+    assert "Figures are sums over 130 ranks; " in page.inner_text("header")
+
+
+def test_sums_of_ranks_keep_every_figure() -> None:
+    run = of_ranks()
+    summed = sum_of_ranks(run)
+    assert [meta.rank for meta in summed.metas] == [0]
+    assert {row.rank for row in summed.rows} == {0}
+    for phase in run.phases():
+        assert [node.total for node in summed.tree(phase).walk()] == [node.total for node in run.tree(phase).walk()]
+        assert summed.ops(phase) == run.ops(phase)
+    (spread,) = summed.samples.values()
+    assert (spread.count, spread.sum) == (10, sum(one.sum for one in run.samples.values()))
+    memory = (Memory("cuda:0", 0, 500), Memory("cuda:1", 3, 900), Memory("cpu", 0, 7))
+    kept = sum_of_ranks(replace(run, memory=memory)).memory
+    assert [(one.device, one.rank, one.peak_bytes) for one in kept] == [
+        ("cpu of rank 0", 0, 7),
+        ("cuda:1 of rank 3", 0, 900),
+    ]
+
+
+def test_one_rank_has_no_section_of_ranks(look: Callable[..., Page]) -> None:
+    page = look(training())
+    assert page.locator("#ranks").count() == 0
+    assert "sums over" not in page.inner_text("header")
+    assert look(of_ranks(), beside={"other": training()}).locator("#ranks").count() == 0
+
+
+@pytest.mark.parametrize("size", [2, 40])
+@pytest.mark.parametrize("dark", LIGHT_AND_DARK)
+@pytest.mark.parametrize("width", WIDE_AND_NARROW)
+def test_the_map_of_ranks_is_read(size: int, width: int, dark: bool, look: Callable[..., Page]) -> None:
+    page = look(job(size), width=width, dark=dark)
+    assert page.evaluate("() => document.documentElement.scrollWidth <= window.innerWidth")
+    found = page.evaluate(CONTRASTS, [".heat td", ".heat th", ".heat th button", "#ranks figcaption", "#ranks p"])
+    assert {".heat td", ".heat th", ".heat th button"} <= set(found)
+    assert {selector: contrast for selector, contrast in found.items() if contrast < 4.5} == {}

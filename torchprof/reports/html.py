@@ -31,6 +31,7 @@ _SCRIPTS = (
     "icicle.js",
     "table.js",
     "layer.js",
+    "ranks.js",
     "device.js",
     "memory.js",
     "roofline.js",
@@ -41,7 +42,7 @@ _ADVICE_SHOWN = 12
 
 @report("html", suffix=".html")
 def html(run: Run, *, beside: Mapping[str, Run] | None = None) -> str:
-    """One page: the headline, an icicle of the layers, their tables, operators, memory over time and a roofline.
+    """One page: the headline, an icicle of the layers, their tables, ranks, operators, memory over time and a roofline.
 
     ``beside``: other runs, by the names under which the page's switch has them; layers of one path are one layer.
     It needs no network and no server, and works in any browser of 2023 or later.

@@ -5,16 +5,34 @@ The page sums rows itself, by layer, phase, operator and rank, as every report d
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, prod
+from operator import add, attrgetter
 from typing import Any, NamedTuple
 
 from torchprof.attribute import FORWARD, NOT_SELECTED, PHASES, Frame
 from torchprof.cost import FIELDS, MEASURES, Measure
+from torchprof.doubts import doubts_of
+from torchprof.imbalance import balance_of
+from torchprof.reports.ranks import sentences, unit_of
 from torchprof.reports.tree import CallsColumn, Column, CostColumn, ParamsColumn, RateColumn, columns_of
-from torchprof.run import KINDS, NOT_SELECTED_NAME, OUTSIDE_NAME, DeviceTime, Layer, Memory, Peak, Run, Spread, Timeline
+from torchprof.run import (
+    KINDS,
+    NOT_SELECTED_NAME,
+    OUTSIDE_NAME,
+    DeviceTime,
+    Layer,
+    Memory,
+    Peak,
+    Rows,
+    Run,
+    SampleKey,
+    Spread,
+    Timeline,
+)
 
 _POINTS = 24
 """How many values show how the calls of a layer were distributed."""
@@ -23,6 +41,10 @@ _CALLS = 100
 _MOMENTS = 600
 """Into how many stretches memory over time is divided."""
 _PER_CALL = ("cpu_ns", "step_cpu_ns", "step_device_ns")
+_MOST_RANKS = 64
+"""Of so many ranks each is a source of its own; of more, the page has the sums alone, and what compares them."""
+_DIFFERING = 24
+"""So many layers of each phase are compared over ranks: those whose slowest rank exceeds the mean by the most."""
 
 Path = tuple[str, ...]
 
@@ -83,6 +105,10 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
     Rows of all takes stand in one table of columns; ``source`` tells them apart: it is the rank where there is one take
     alone, else the take. A node is a layer of the tree; after the last come ``(outside)`` and ``(not selected)``.
     """
+    doubts = [_doubts(take, takes) for take in takes]
+    of_job = takes[0].run if len(takes) == 1 and len(takes[0].run.metas) > 1 else None
+    if any(len(take.run.metas) > _MOST_RANKS for take in takes):
+        takes = [take._replace(run=sum_of_ranks(take.run)) for take in takes]
     tree = Tree.of(takes)
     ranks = len(takes) == 1
     sources = [(0, meta.rank) for meta in takes[0].run.metas] if ranks else [(at, None) for at in range(len(takes))]
@@ -105,11 +131,12 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
                 "name": f"rank {rank}" if ranks else takes[at].name,
                 "take": at,
                 "measured": _common(meta.measured for meta in of_source),
-                "doubts": list(dict.fromkeys(warning for meta in of_source for warning in meta.warnings)),
             }
             for (at, rank), of_source in zip(sources, metas)
         ],
         "areRanks": ranks,
+        "ranks": None if of_job is None else _compared_ranks(of_job, tree.nodes[0]),
+        "doubts": [doubt for of_take in doubts for doubt in of_take],
         "layers": {"parent": tree.parents, "name": tree.names},
         "takes": [_layers(take.run, tree, at) for at, take in enumerate(takes)],
         "columns": [_column(column, inside) for column, inside in columns],
@@ -147,6 +174,72 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
             dict.fromkeys(tuple(peak) for take in takes for meta in take.run.metas for peak in _last(meta.peaks))
         ),
     }
+
+
+def _doubts(take: Take, takes: Sequence[Take]) -> list[str]:
+    return [doubt if len(takes) == 1 else f"{take.name}: {doubt}" for doubt in doubts_of(take.run)]
+
+
+def _compared_ranks(run: Run, nodes: Mapping[int, int]) -> dict[str, Any]:
+    """What the page says of the ranks of a job, and their own work in layers: in one step, in ns, of each rank; None
+    where it does not have the layer."""
+    balance = balance_of(run)
+    differing: set[int] = set()
+    for phase in PHASES:
+        layers = [one for one in balance.layers if one.phase == phase and one.work is not None]
+        layers.sort(key=lambda one: one.work.above_mean if one.work else 0, reverse=True)
+        differing.update(one.layer for one in layers[:_DIFFERING])
+    return {
+        "sentences": list(sentences(run, balance)),
+        "unit": unit_of(run),
+        "ranks": [one.rank for one in balance.ranks],
+        "lines": [
+            [one.work_ns, one.slowest, one.waiting_ns, one.waits_longer, one.last, one.steps] for one in balance.ranks
+        ],
+        "work": [
+            [
+                nodes[one.layer],
+                PHASES.index(one.phase),
+                [dict(zip(one.work.ranks, one.work.values)).get(other.rank) for other in balance.ranks],
+            ]
+            for one in balance.layers
+            if one.layer in differing and one.work is not None
+        ],
+    }
+
+
+def sum_of_ranks(run: Run) -> Run:
+    """A run of several ranks as one of its lowest: rows of equal keys are summed, samples joined; of each device stays
+    the memory that rose the highest, and the times of the one that was busy the longest, named by their ranks."""
+    first = run.meta.rank
+    lines: dict[tuple[int, ...], list[int]] = {}
+    at = Rows.COLUMNS.index("calls")
+    for line in zip(*(run.rows.columns[name] for name in Rows.COLUMNS if name != "rank")):
+        key, values = line[: at - 1], line[at - 1 :]
+        known = lines.get(key)
+        lines[key] = [*values] if known is None else [*map(add, known, values)]
+    columns = {name: array("q") for name in Rows.COLUMNS}
+    for key, summed in lines.items():
+        for name, value in zip(Rows.COLUMNS, (*key, first, *summed)):
+            columns[name].append(value)
+    samples: dict[SampleKey, Spread] = {}
+    for of, spread in run.samples.items():
+        of = of._replace(rank=first)
+        samples[of] = samples[of] + spread if of in samples else spread
+    memory = {one.device.partition(":")[0]: one for one in sorted(run.memory, key=attrgetter("peak_bytes"))}
+    times = {one.device.partition(":")[0]: one for one in sorted(run.device_times, key=attrgetter("busy_ns"))}
+    return replace(
+        run,
+        metas=(replace(run.meta, measured=tuple(_common(meta.measured for meta in run.metas))),),
+        rows=replace(run.rows, columns=columns),
+        samples=samples,
+        timeline=None,  # it is of one rank alone
+        memory=tuple(replace(one, device=f"{one.device} of rank {one.rank}", rank=first) for one in memory.values()),
+        device_times=tuple(
+            replace(one, device=f"{one.device} of rank {one.rank}", rank=first) for one in times.values()
+        ),
+        lockstep={},
+    )
 
 
 def traffic_bytes(layer: Layer) -> int | None:

@@ -87,7 +87,7 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
     yield f"{len(run.metas)} ranks{f'; mesh: {mesh}' if mesh else ''}."
     if run.missing_ranks:
         yield doubts_of(run)[0]
-    unit = _unit(run)
+    unit = unit_of(run)
     work = [one.work_ns for one in balance.ranks if one.work_ns is not None]
     if len(work) < len(balance.ranks):
         whose = "of no rank" if not work else "not of all ranks"
@@ -100,7 +100,7 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
         yield "Some layers are on some ranks only: work differs by plan there."
 
 
-def _unit(run: Run) -> str:
+def unit_of(run: Run) -> str:
     """What times are of, as the end of a phrase."""
     if any(meta.steps for meta in run.metas):
         return " a step"
@@ -124,7 +124,7 @@ def _about_slow(run: Run, slow: Slow, unit: str) -> Iterator[str]:
     if often:
         yield f"{who} was {' and '.join(often)}."
     if slow.others_wait_ns:
-        yield f"The others wait for {format_time(slow.others_wait_ns)}{unit} (median)."
+        yield f"Collectives of the others wait for {format_time(slow.others_wait_ns)}{unit} (median)."
     if slow.layer is not None:
         whose = "" if is_one else f" of rank {slow.ranks[0]}"
         where = f"{_name(run, slow.layer)}{f' in {slow.phase}' if slow.phase else ''}"
@@ -147,8 +147,8 @@ def _table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str |
     has_flops = any("flops" in meta.requested for meta in run.metas)
     has_waiting = bool(balance.collectives)
 
-    headings = ["Rank", *map(printable, dims), "Steps", f"Own work{_unit(run)}", "Slowest"]
-    headings += [f"Waiting{_unit(run)}", "Last to come"] if has_waiting else []
+    headings = ["Rank", *map(printable, dims), "Steps", f"Own work{unit_of(run)}", "Slowest"]
+    headings += [f"Waiting{unit_of(run)}", "Last to come"] if has_waiting else []
     headings += [f"{printable(kind).upper()} peak" for kind in kinds]
     headings += ["FLOPs"] if has_flops else []
 
@@ -199,7 +199,7 @@ def _table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str |
     if balance.time is not None:
         device = (run.meta.device or "device").upper()
         where = "CPU" if balance.time == "cpu" else device
-        of = "" if _unit(run) else " in all that was recorded"
+        of = "" if unit_of(run) else " in all that was recorded"
         notes.append(f"Own work is time of the {where}{of}, communication left out.")
     return "\n".join([draw(headings, table, tablefmt), *notes])
 
@@ -281,7 +281,7 @@ def _table_of_layers(
     listed = sorted(filter(is_shown, balance.layers), key=size, reverse=True)
     table = [[column.text(one) for column in columns] for one in listed[:limit]]
     notes = [
-        f"Min, Median and Max are of own work{_unit(run)} over the ranks that have the layer, all below it included."
+        f"Min, Median and Max are of own work{unit_of(run)} over the ranks that have the layer, all below it included."
     ]
     if len(listed) > limit:
         which = "by how far Max is above the mean" if order is None else f"by {order.heading}"
@@ -311,9 +311,9 @@ def _table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str 
         ]
 
     listed = sorted(balance.collectives, key=size, reverse=True)
-    headings = ["Module", "Phase", "Collective", "Group", "Ranks", "Calls", f"Waiting{_unit(run)}", "Waits most"]
+    headings = ["Module", "Phase", "Collective", "Group", "Ranks", "Calls", f"Waiting{unit_of(run)}", "Waits most"]
     headings += ["Last to come", "How often"]
-    notes = []
+    notes = ["A collective waits for the last rank to come; the rank may compute meanwhile, and waits at once add up."]
     if len(listed) > limit:
         notes.append(
             f"{len(listed) - limit} rows are hidden: shown are the {limit} in which ranks wait for the longest."

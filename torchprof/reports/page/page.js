@@ -36,6 +36,7 @@ class Page {
     this.status = element("p", { class: "status" });
     this.operatorBox = element("div");
     this.rooflineBox = element("div");
+    this.ranksBox = element("div");
     this.searchBox = element("input", { type: "search", placeholder: "Search layers ( / )", "aria-label": "Search layers", oninput: () => this.#find() });
     this.found = element("span", { class: "found", role: "status" });
     this.controls = element("div", { class: "controls" });
@@ -46,6 +47,7 @@ class Page {
         element("section", { class: "split" },
           element("div", {}, this.crumbs, icicleBox, this.status, ...this.#legend()),
           panel),
+        ...(told.ranks ? [element("section", { id: "ranks" }, element("h2", {}, "Ranks"), ranksSummary(told.ranks), this.ranksBox)] : []),
         element("section", { id: "layers" }, element("h2", {}, "Layers"), this.#tableTools(), tableBox),
         element("section", { id: "operators" }, element("h2", {}, "Operators"), this.operatorBox),
         ...this.#devices(),
@@ -65,12 +67,12 @@ class Page {
 
   #header() {
     const facts = told.facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]);
-    const ofSources = told.sources.flatMap(({ name, doubts: found }) => found.map((doubt) => (told.sources.length > 1 ? `${name}: ${doubt}` : doubt)));
-    const doubts = told.comparison ? told.comparison.notes : ofSources;
+    const doubts = told.comparison ? told.comparison.notes : told.doubts;
     const parts = [
       element("div", { class: "title" }, element("h1", {}, told.title), element("button", { type: "button", class: "theme", title: "Light or dark", "aria-label": "Light or dark", onclick: () => this.#switchTheme() }, "◐")),
       element("p", { class: "headline" }, ...withCode(told.headline)),
     ];
+    if (told.ranks) parts.push(element("p", { class: "hint" }, whatRanksAre(told)));
     if (told.comparison && told.comparison.whole.length) parts.push(element("p", {}, told.comparison.whole.join(" ")));
     if (told.advice.length) {
       const items = told.advice.map(([layer, ...sentences]) => element("li", {}, element("b", {}, layer), ` ${sentences.join(" ")}`));
@@ -213,6 +215,7 @@ class Page {
     this.panel.draw({ node: this.selected, phases, source, measure });
     this.#drawOperators();
     this.#drawRoofline();
+    this.#drawRanks();
     this.#drawCrumbs();
     this.hover(-1);
   }
@@ -265,6 +268,13 @@ class Page {
   #drawRoofline() {
     const made = rooflineSection(this.run, this.source, (node) => this.show(node));
     this.rooflineBox.replaceChildren(...(made ? [element("h2", {}, "Achieved and possible speed"), made] : []));
+  }
+
+  // Of all ranks: whichever is chosen, they are compared.
+  #drawRanks() {
+    if (!told.ranks || this.ranksShown === String(this.phases)) return;
+    this.ranksShown = String(this.phases);
+    this.ranksBox.replaceChildren(ranksMap(this.run, this.phases, (node) => this.show(node)));
   }
 
   #drawCrumbs() {

@@ -1,0 +1,94 @@
+// The ranks of a job: who is slow, in sentences and a table, and a map of which layers take longer on which rank.
+
+const MOST_LAYERS = 24;
+const MOST_COLUMNS = 64; // of more ranks, neighbours share a column
+const WRITTEN_COLUMNS = 12; // up to so many have their figures in them
+const DEEPEST = Math.log2(1.5); // from this ratio to the median on, a colour is no deeper
+
+function whatRanksAre({ ranks, sources }) {
+  const chosen = sources.length > 1 ? ", unless one is chosen" : "";
+  return `Figures are sums over ${ranks.ranks.length} ranks${chosen}; parameters are those of one. Under Ranks they are compared.`;
+}
+
+function ranksSummary({ ranks, lines, sentences, unit }) {
+  const rows = lines.map(([work, slowest, waiting, waitsLonger, last, steps], at) => ({ rank: ranks[at], work, slowest, waiting, waitsLonger, last, steps }));
+  const most = (name) => Math.max(...rows.map((row) => row[name] ?? 0));
+  const time = (ns) => (ns === null ? UNKNOWN : formatTime(ns));
+  const times = (found) => (found === null ? UNKNOWN : `${found[0]} of ${found[1]}`);
+  const often = (heading, name) => ({ heading, value: (row) => row[name]?.[0] ?? null, text: (row) => times(row[name]) });
+  const columns = [
+    { heading: "Rank", isText: true, value: (row) => row.rank, text: (row) => String(row.rank) },
+    { heading: "Steps", value: (row) => row.steps, text: (row) => String(row.steps) },
+    { heading: `Own work${unit}`, value: (row) => row.work, text: (row) => time(row.work), share: (row) => row.work / most("work") },
+    often("Slowest", "slowest"),
+  ];
+  if (rows.some((row) => row.waiting !== null || row.waitsLonger)) {
+    const text = (row) => (row.waiting !== null && row.waitsLonger ? AT_LEAST : "") + time(row.waiting);
+    columns.push({ heading: `Waiting${unit}`, value: (row) => row.waiting, text, share: (row) => row.waiting / most("waiting") }, often("Last to come", "last"));
+  }
+  return element("div", {}, element("p", {}, sentences.join(" ")), sheet(columns, rows, { sortedBy: 2, shown: 8 }));
+}
+
+// Own work of each rank, relative to the median of those that have the layer: in the layers that differ most.
+function ranksMap(run, phases, onlayer) {
+  const { ranks, work, unit } = run.told.ranks;
+  const layers = new Map();
+  for (const [node, phase, values] of work) {
+    if (!phases.includes(phase)) continue;
+    const sums = layers.get(node);
+    layers.set(node, sums ? sums.map((sum, at) => (values[at] === null ? sum : (sum ?? 0) + values[at])) : values);
+  }
+  const aboveMean = (values) => {
+    const known = values.filter((value) => value !== null);
+    return Math.max(...known) - known.reduce((sum, value) => sum + value, 0) / known.length;
+  };
+  const rows = [...layers].map(([node, values]) => ({ node, values, aboveMean: aboveMean(values) }));
+  const shown = rows.sort((one, other) => other.aboveMean - one.aboveMean).slice(0, MOST_LAYERS).sort((one, other) => one.node - other.node);
+  if (!shown.length) return element("p", { class: "hint" }, "How long ranks worked in single layers was not recorded.");
+  const together = Math.ceil(ranks.length / MOST_COLUMNS);
+  const columns = [];
+  for (let first = 0; first < ranks.length; first += together) columns.push([first, Math.min(first + together, ranks.length)]);
+  const isWritten = columns.length <= WRITTEN_COLUMNS;
+  const every = columns.length > 2 * WRITTEN_COLUMNS ? 8 : 1;
+  const headings = columns.map(([first], at) => element("th", { scope: "col", class: "number" }, at % every ? "" : String(ranks[first])));
+  const body = shown.map(({ node, values }) => {
+    const known = values.filter((value) => value !== null).sort((one, other) => one - other);
+    const middle = (known.length - 1) / 2;
+    const median = (known[Math.floor(middle)] + known[Math.ceil(middle)]) / 2;
+    const cells = columns.map(([first, end]) => ranksCell(run.path(node), ranks, values, first, end, median, isWritten));
+    return element("tr", {},
+      element("th", { scope: "row" }, element("button", { type: "button", onclick: () => onlayer(node) }, run.path(node))),
+      element("td", { class: "number" }, ...figure(formatTime(median))),
+      ...cells);
+  });
+  const head = element("tr", {}, element("th", { scope: "col" }, "Layer"), element("th", { scope: "col" }, "Median"), ...headings);
+  const table = element("table", { class: isWritten ? "heat written" : "heat" }, element("thead", {}, head), element("tbody", {}, ...body));
+  const legend = [["less", "less than the median"], ["same", "the median"], ["more", "more than the median, deepest from 1.5 times on"]];
+  if (shown.some(({ values }) => values.includes(null))) legend.push(["unknown", "does not have the layer"]);
+  const names = phases.map((phase) => run.told.allPhases[phase]).join(" and ");
+  const each = together > 1 ? `A column is of up to ${together} ranks, and shows the one with the most` : "Each column is a rank";
+  const text = `${each}: own work${unit}, ${names}, over the median of the ranks, in the layers in which they differ most.`;
+  return element("figure", {},
+    element("figcaption", {}, text),
+    element("div", { class: "scrolling" }, table),
+    element("figcaption", {}, ...legend.map(([kind, name]) => element("span", { class: `legend ${kind}` }, name))));
+}
+
+function ranksCell(path, ranks, values, first, end, median, isWritten) {
+  let at = -1;
+  for (let number = first; number < end; number++) {
+    if (values[number] !== null && (at < 0 || values[number] > values[at])) at = number;
+  }
+  if (at < 0) return element("td", { "data-change": "unknown", title: `${path} is not on rank ${ranks[first]}${end > first + 1 ? ` to ${ranks[end - 1]}` : ""}` });
+  const value = values[at];
+  const ratio = median > 0 ? value / median : null;
+  const strength = value === median ? 0 : ratio ? Math.min(Math.abs(Math.log2(ratio)) / DEEPEST, 1) : 1;
+  const times = ratio === null ? "" : `, ${FORMATS.ratio(ratio)} the median ${formatTime(median)}`;
+  const attributes = {
+    "data-change": value === median ? "same" : value > median ? "more" : "less",
+    class: strength > 0.55 ? "hot" : "",
+    "--heat": strength,
+    title: `${path}, rank ${ranks[at]}: ${formatTime(value)}${times}`,
+  };
+  return element("td", attributes, isWritten ? (ratio === null ? formatTime(value) : fixed(ratio, 2)) : "");
+}
