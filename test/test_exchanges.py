@@ -45,10 +45,10 @@ def exchange(name: str, at: int, thread: int = 9, signature: int = 0) -> Event:
 
 
 class Walked:
-    def __init__(
-        self, *events: Event, selected: set[int] | None = None, fqns: Sequence[tuple[str, ...]] = PATHS
-    ) -> None:
-        self.exchanges = Exchanges(fqns_of(fqns), PATHS, SIGNATURES)
+    """The events of one walk, found again by their names."""
+
+    def __init__(self, *events: Event, selected: set[int] | None = None) -> None:
+        self.exchanges = Exchanges(fqns_of(PATHS), PATHS, SIGNATURES)
         attribution = Attribution(SITES, PATHS, selected, None, self.exchanges)
         self.all: list[Attributed] = list(attribution.attribute(events))
 
@@ -371,7 +371,7 @@ def test_only_hooks_of_tensor_parallel_are_labelled_and_all_are_as_they_were() -
     }
     assert owner == {"aten::sin": "Sequential.0", "aten::cos": "Sequential.0", "aten::tan": "Sequential"}
     assert {node.layer.name: node.calls for node in prof.run.tree().walk()}["Sequential.0"] == 1
-    assert prof.raw()[1][("Sequential", "0")].__len__() == 1
+    assert len(prof.raw()[1]["Sequential", "0"]) == 1
 
 
 def test_hooks_that_a_user_takes_away_inside_the_block_stay_away() -> None:
