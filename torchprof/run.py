@@ -251,7 +251,7 @@ class Rows(Sequence[Row]):
         return {key: (Cost(*total), calls[key]) for key, total in sums.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Spread:
     """How a measure that does not add up was distributed over the calls.
 

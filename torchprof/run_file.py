@@ -7,12 +7,13 @@ import json
 import re
 import zlib
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from functools import cache
 from operator import le
 from os import PathLike
 from pathlib import Path
+from sys import intern
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -356,32 +357,66 @@ def _read(kind: Any, value: Any) -> Any:
 
     Raises TypeError, ValueError, KeyError or OverflowError where it is nothing of that kind.
     """
-    parts = get_args(kind)
-    if NoneType in parts:
-        return None if value is None else _read(parts[0], value)
-    if kind is Any:
-        _demand(not isinstance(value, dict), f"{value!r:.80} where a plain value belongs")
-        return tuple(_read(Any, each) for each in value) if isinstance(value, list) else value
-    if isinstance(kind, type) and is_dataclass(kind):
-        hints = _hints(kind)
-        return kind(**{name: _read(hints[name], each) for name, each in value.items()})
-    if get_origin(kind) is tuple or hasattr(kind, "_fields"):
-        _demand(isinstance(value, list), f"{value!r:.80} where a list belongs")
-        if parts == (int, ...):
-            return tuple(array("q", value))
-        if parts and parts[-1] is ...:
-            return tuple(_read(parts[0], each) for each in value)
-        kinds = parts or tuple(_hints(kind).values())
-        least = len(parts or set(kind._fields) - set(kind._field_defaults))
-        _demand(least <= len(value) <= len(kinds), f"{value!r:.80}, which is not of {len(kinds)} parts")
-        each = [_read(*pair) for pair in zip(kinds, value)]
-        return tuple(each) if parts else kind(*each)
-    _demand(
-        type(value) is kind or (kind is float and type(value) is int), f"{value!r:.80} where {kind.__name__} belongs"
-    )
-    return value
+    return _reader(kind)(value)
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """What reads values of one kind. An annotation is looked into once: a file has as many values as it has bytes."""
+    parts = get_args(kind)
+    if NoneType in parts:
+        known = _reader(parts[0])
+        return lambda value: None if value is None else known(value)
+    if kind is Any:
+        return _plain
+    if isinstance(kind, type) and is_dataclass(kind):
+        readers = {name: _reader(hint) for name, hint in get_type_hints(kind).items()}
+        return lambda value: kind(**{name: readers[name](each) for name, each in value.items()})
+    if parts == (int, ...):
+        return lambda value: tuple(array("q", _list(value)))
+    if parts and parts[-1] is ...:
+        each_of_them = _reader(parts[0])
+        return lambda value: tuple(map(each_of_them, _list(value)))
+    if get_origin(kind) is tuple or hasattr(kind, "_fields"):
+        return _record_reader(kind, [*map(_reader, parts or get_type_hints(kind).values())])
+    if kind is str:
+        return _text
+
+    def as_it_is(value: Any) -> Any:
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise ValueError(f"{value!r:.80} where {kind.__name__} belongs")
+        return value
+
+    return as_it_is
+
+
+def _record_reader(kind: Any, readers: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    """What reads a tuple of several kinds, with names or without; those with defaults may be missing."""
+    has_names = hasattr(kind, "_fields")
+    least = len(kind._fields) - len(kind._field_defaults) if has_names else len(readers)
+
+    def read(value: Any) -> Any:
+        if not least <= len(_list(value)) <= len(readers):
+            raise ValueError(f"{value!r:.80}, which is not of {len(readers)} parts")
+        each = [reader(part) for reader, part in zip(readers, value)]
+        return kind(*each) if has_names else tuple(each)
+
+    return read
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{value!r:.80} where a list belongs")
+    return value
+
+
+def _text(value: Any) -> str:
+    """A string, each there but once: a thousand runs say the same names again and again."""
+    if type(value) is not str:
+        raise ValueError(f"{value!r:.80} where str belongs")
+    return intern(value)
+
+
+def _plain(value: Any) -> Any:
+    _demand(not isinstance(value, dict), f"{value!r:.80} where a plain value belongs")
+    return tuple(_plain(each) for each in value) if isinstance(value, list) else value
