@@ -134,7 +134,22 @@ def test_what_torchprof_2_3_printed_of_its_run() -> None:
     assert '"cuda:0, at the same time (2)"' in run.report("chrome-trace")
 
 
-@pytest.mark.parametrize("schema", [1, 2, 3, 4])
+def test_what_torchprof_2_4_printed_of_its_run() -> None:
+    """The figures are copied from the reports that it made of this file: two traces, of ranks 1 and 3."""
+    run = torchprof.load(DATA / "run-schema-5.json")
+    assert [(meta.rank, meta.world_size, meta.mesh) for meta in run.metas] == [(1, 1, ()), (3, 1, ())]
+    assert run.missing_ranks == ()
+    assert (run.tree().calls, run.tree().total.cpu_ns, run.tree().total.device_ns) == (2, 400_000, 400_000)
+    assert [run.of_rank(rank).tree().total.cpu_ns for rank in (1, 3)] == [100_000, 300_000]
+    assert "Communication: 180.000us, 100.000us (55.6%) of it at the same time as computing" in run.report("device")
+    assert run.timeline is not None
+    assert run.timeline.rank == 1
+    assert (run.of_rank(1).timeline, run.of_rank(3).timeline) == (run.timeline, None)
+    assert {row.shared_by for row in run.rows} == {()}
+    assert (run.lockstep, {layer.ranks for layer in run.layers}) == ({}, {()})
+
+
+@pytest.mark.parametrize("schema", [1, 2, 3, 4, 5])
 def test_a_run_of_an_earlier_schema_can_be_saved_again(schema: int, tmp_path: Path) -> None:
     """As a file of this version, that says the same."""
     run = torchprof.load(DATA / f"run-schema-{schema}.json")

@@ -1,0 +1,186 @@
+"""What merging the runs of many ranks takes: seconds, and the peak of memory, beside ``json.load`` of the same files,
+which keeps nothing of them.
+
+One run is recorded here, of some training steps of BERT-base; the ranks are made of it: each number is another, what it
+stands for is the same, as in data-parallel training. Each way runs in a process of its own, since a peak of memory
+never falls. Linux alone tells it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ratios import say, show, verdict
+
+RANKS = (64, 256, 1024)
+GROUP = 32
+SECONDS = 60.0
+GIGABYTES = 2.0
+STEPS = 3
+EXCHANGES = 200  # collectives a step
+WAYS = {"torchprof.merge": "flat", f"in groups of {GROUP}": "tree", "json.load": "json"}
+
+
+def measure(quick: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for ranks in (4, 8) if quick else RANKS:
+            write(Path(folder), ranks, quick)
+            of_so_many(Path(folder), ranks, "AlexNet" if quick else "BERT-base")
+
+
+def of_so_many(folder: Path, ranks: int, model: str) -> None:
+    answers = {}
+    for way, asked in WAYS.items():
+        say(f"merging {ranks:,} ranks, {way}")
+        answers[way] = ask_fresh_process(asked, folder, ranks)
+    plain = answers["json.load"]["seconds"]
+    megabytes = sum(file.stat().st_size for file in files_of(folder, ranks)) / 1e6
+    show(
+        f"Merging {ranks:,} ranks, each of {STEPS} training steps of {model}: {megabytes:,.0f} MB of files",
+        ["", "Time", "Beside json.load", "Peak of memory", "Limits"],
+        [
+            [
+                way,
+                f"{answer['seconds']:.1f} s",
+                f"{answer['seconds'] / plain:.1f}x",
+                f"{answer['peak'] / 1e9:.2f} GB",
+                ""
+                if way == "json.load"
+                else f"{verdict(answer['seconds'], SECONDS)} (s), {verdict(answer['peak'] / 1e9, GIGABYTES)} (GB)",
+            ]
+            for way, answer in answers.items()
+        ],
+        "The time is that of reading the files and merging; the memory that of the whole process.",
+    )
+
+
+def ask_fresh_process(way: str, folder: Path, ranks: int) -> dict[str, float]:
+    """What this very file answers in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.merge", "--way", way, "--folder", str(folder), "--ranks", str(ranks)]
+    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, float] = json.loads(answer.stdout)
+    return found
+
+
+def merge(way: str, folder: Path, ranks: int) -> dict[str, float]:
+    """The seconds that one way takes, and the peak of the process in bytes."""
+    from torchprof import load
+    from torchprof import merge as merged
+
+    files = files_of(folder, ranks)
+    start = time.perf_counter()
+    if way == "json":
+        for file in files:
+            json.loads(file.read_bytes())
+    else:
+        size = GROUP if way == "tree" else ranks
+        run = merged(merged(map(load, files[at : at + size])) for at in range(0, ranks, size))
+        assert len(run.metas) == ranks
+    return {"seconds": time.perf_counter() - start, "peak": peak_resident()}
+
+
+def peak_resident() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit("Only Linux tells the peak of a process.")
+
+
+def files_of(folder: Path, ranks: int) -> list[Path]:
+    return [folder / f"rank{rank}.json" for rank in range(ranks)]
+
+
+def write(folder: Path, ranks: int, quick: bool) -> None:
+    """Write the runs of those ranks that have no file yet."""
+    files = {rank: file for rank, file in enumerate(files_of(folder, ranks)) if not file.exists()}
+    first = folder / "first.json"
+    if not first.exists():
+        say("recording the run that the ranks are made of")
+        first.write_text(recorded(quick), encoding="utf-8")
+    text = first.read_text(encoding="utf-8")
+    say(f"writing {len(files):,} files")
+    for rank, file in files.items():
+        file.write_text(json.dumps(of_rank(json.loads(text), rank), separators=(",", ":")), encoding="utf-8")
+
+
+def recorded(quick: bool) -> str:
+    """A run of one rank, as the text of its file."""
+    import torch
+
+    import torchprof
+    from benchmarks.subjects import subjects
+    from torchprof.attribute import FORWARD, OUTSIDE
+    from torchprof.run import STEP, WORK, GroupOfRanks, Lockstep, LockstepKey, SampleKey
+    from torchprof.run_file import text_of
+
+    subject = subjects(quick)[-1]
+    optimizer = torch.optim.SGD(subject.model.parameters(), lr=0.0)
+    with torchprof.Profile(subject.model, profile_memory=True, with_flops=True) as prof:
+        for _ in range(STEPS):
+            result = subject.forward()
+            (result[0] if isinstance(result, tuple) else result).sum().backward()
+            del result
+            optimizer.step()
+            optimizer.zero_grad()
+            prof.step()
+    run = prof.run
+    lockstep = {
+        LockstepKey(key.layer, key.phase, "cpu", WORK): Lockstep.of(0, spread.sample)
+        for key, spread in run.samples.items()
+        if key.measure == "step_cpu_ns"
+    }
+    steps = run.samples[SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_ns")].sample
+    lockstep[LockstepKey(OUTSIDE, FORWARD, "cpu", STEP)] = Lockstep.of(0, steps)
+    group = GroupOfRanks("0", "default_pg", max(RANKS))
+    times = [random.randrange(10**6) for _ in range(STEPS * EXCHANGES)]
+    lockstep[LockstepKey(OUTSIDE, FORWARD, "cpu", "all_reduce", group)] = Lockstep.of(0, times)
+    return text_of(replace(run, metas=(replace(run.meta, world_size=max(RANKS)),), lockstep=lockstep))
+
+
+def of_rank(document: dict[str, Any], rank: int) -> dict[str, Any]:
+    """The file of a run as one of another rank: it took up to twice as long, and began at another time."""
+    chance = random.Random(rank)
+    slower = 1 + chance.random()
+
+    def scaled(values: list[int]) -> list[int]:
+        return [int(value * slower) for value in values]
+
+    rows = document["rows"]
+    rows.update(rank=[rank] * len(rows["rank"]), cpu_ns=scaled(rows["cpu_ns"]))
+    for one in (*document["metas"], *document["samples"], *document["memory"]):
+        one["rank"] = rank
+    for sample in document["samples"]:
+        names = ("sum", "min", "max", "first")
+        sample.update(zip(names, scaled([sample[name] for name in names])))
+        sample["sample"] = scaled(sample["sample"])
+        sample["hashes"] = [chance.getrandbits(63) for _ in sample["hashes"]]
+    for together in document["lockstep"]:
+        times = scaled(together["last_ns"])
+        together.update(ranks=[rank], last_rank=[rank] * len(times), last_ns=times, ns=[sum(times)])
+    return document
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few ranks: shows that it runs, not what it costs")
+    parser.add_argument("--way", choices=tuple(WAYS.values()), help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--ranks", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.way:
+        print(json.dumps(merge(options.way, options.folder, options.ranks)))
+    else:
+        measure(options.quick)
+
+
+if __name__ == "__main__":
+    main()
