@@ -189,6 +189,12 @@ def _compared_ranks(run: Run, nodes: Mapping[int, int]) -> dict[str, Any]:
         layers = [one for one in balance.layers if one.phase == phase and one.work is not None]
         layers.sort(key=lambda one: one.work.above_mean if one.work else 0, reverse=True)
         differing.update(one.layer for one in layers[:_DIFFERING])
+    work = []
+    for one in balance.layers:
+        if one.layer in differing and one.work is not None:
+            took = dict(zip(one.work.ranks, one.work.values))
+            values = [took.get(other.rank) for other in balance.ranks]
+            work.append([nodes[one.layer], PHASES.index(one.phase), values])
     return {
         "sentences": list(sentences(run, balance)),
         "unit": unit_of(run),
@@ -196,15 +202,7 @@ def _compared_ranks(run: Run, nodes: Mapping[int, int]) -> dict[str, Any]:
         "lines": [
             [one.work_ns, one.slowest, one.waiting_ns, one.waits_longer, one.last, one.steps] for one in balance.ranks
         ],
-        "work": [
-            [
-                nodes[one.layer],
-                PHASES.index(one.phase),
-                [dict(zip(one.work.ranks, one.work.values)).get(other.rank) for other in balance.ranks],
-            ]
-            for one in balance.layers
-            if one.layer in differing and one.work is not None
-        ],
+        "work": work,
     }
 
 
