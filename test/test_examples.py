@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from torchrun import torchrun
 
 import torchprof
 from torchprof import reports
@@ -45,6 +46,19 @@ def test_an_example_runs(name: str, needs: list[str], says: list[str], tmp_path:
     assert result.returncode == 0, result.stderr
     for words in says:
         assert words in result.stdout
+
+
+def test_two_ranks_show_which_is_slow(tmp_path: Path) -> None:
+    example = str(ROOT / "examples" / "two_ranks.py")
+    job = torchrun(tmp_path, 2, example)
+    assert job.code == 0 and job.out[0].startswith("2 ranks. ") and not job.out[1], job
+    of_1, of_0 = sorted(line for line in job.out[0].splitlines() if re.match(r"[01]  +\| 8 ", line))[::-1]
+    # FLOPs of 16 sentences of 96 words, and of 32: three times as many, and nine times in what compares each word
+    # with each. They stand in the last column, in units of 1000.
+    flops = [float(line.split("|")[-1].split()[0]) for line in (of_1, of_0)]
+    assert 3 < flops[0] / flops[1] < 9
+    alone = subprocess.run([sys.executable, example], capture_output=True, text=True, check=False)
+    assert alone.returncode == 1 and "torchrun --nproc-per-node 2 examples/two_ranks.py" in alone.stderr
 
 
 def test_the_trace_of_the_examples_is_what_record_trace_writes(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import sys
 import threading
 import time
 from array import array
@@ -22,8 +24,8 @@ from torch import nn
 from torchrun import Job, torchrun
 
 import torchprof
-from torchprof import Profile, Run, TorchprofError
-from torchprof.gathering import HeldSigterm, exchange
+from torchprof import Profile, Run, TorchprofError, gathering
+from torchprof.sigterm import HeldSigterm
 
 
 def of_rank(rank: int, world_size: int = 4) -> Run:
@@ -31,6 +33,11 @@ def of_rank(rank: int, world_size: int = 4) -> Run:
     run = run_of([row(1, op("aten::mm"), calls=rank + 1, cpu_ns=100 + rank)], rank=rank, world_size=world_size)
     ranks = array("q", [rank] * len(run.rows))
     return replace(run, rows=replace(run.rows, columns={**run.rows.columns, "rank": ranks}))
+
+
+def exchange(*given: Any) -> Run | None:
+    with HeldSigterm() as sigterm:
+        return gathering.exchange(*given, sigterm)
 
 
 def rows_of(run: Run, rank: int) -> list[str]:
@@ -234,6 +241,41 @@ def test_sigterm_shortens_the_waiting(handler: list[int], monkeypatch: pytest.Mo
     assert comes(handler)
 
 
+def killing(function: Any) -> Any:
+    """The function, with a SIGTERM that comes when it is called: as another rank has died, and torchrun ends all."""
+
+    def killed(*args: Any, **kwargs: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return function(*args, **kwargs)
+
+    return killed
+
+
+def test_sigterm_while_the_block_is_left_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    prof = Profile(nn.Linear(2, 2))
+    found = None
+    try:
+        with pytest.raises(SystemExit):
+            try:
+                with prof:
+                    monkeypatch.setattr("torchprof.profile.label_ns", killing(torchprof.profile.label_ns))
+                    raise ConnectionError
+            finally:
+                found = prof.gather()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert found is prof.run
+
+
+def test_sigterm_while_the_run_is_made_comes_after_the_run(handler: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchprof.gathering._GRACE_S", 0.2)
+    prof = profiled()
+    monkeypatch.setattr("torchprof.profile.assemble", killing(torchprof.profile.assemble))
+    assert prof.gather() is prof.run and not handler
+    assert comes(handler)
+
+
 # Without a job: what ``gather`` refuses, and gives
 
 
@@ -328,7 +370,7 @@ def test_after_an_error_it_waits_ten_seconds_for_the_others(
     how: str, seconds: float, world_of_one: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("torchprof.gathering.exchange", lambda *args: waits.append(args[-1]))
+    monkeypatch.setattr("torchprof.gathering.exchange", lambda *args: waits.append(args[-2]))
     prof = Profile(nn.Linear(2, 2))
     try:
         if how == "stop":
@@ -439,3 +481,42 @@ def test_in_a_job_what_is_gathered_is_what_the_ranks_have_saved(ranks: int, tmp_
         assert gave(job, rank) == {
             name: f"{got.get(name)} True" for name in names if not (rank == 1 and name == "silent")
         }
+
+
+# The script of the documentation, in which a rank dies in the middle of the block
+
+
+def documented(*, dies: str, dst: int = 0) -> str:
+    page = Path(__file__).parent.parent.joinpath("docs", "ranks-in-a-job.md").read_text(encoding="utf-8")
+    [script] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    dying = f"            prof.step()\n            if step == 3:\n                {dies}\n"
+    assert script.count("            prof.step()\n") == script.count("prof.gather()") == 1
+    script = script.replace("            prof.step()\n", f"            rank = dist.get_rank()\n{dying}")
+    return f"import os\n{script.replace('prof.gather()', f'prof.gather(dst={dst})')}"
+
+
+def test_the_documented_script_gathers_all(tmp_path: Path) -> None:
+    job = torchrun(tmp_path, 2, documented(dies="pass"))
+    assert job.code == 0, job
+    run = torchprof.load(tmp_path / "job.json.gz")
+    assert run.missing_ranks == () and [meta.steps for meta in run.metas] == [20, 20]
+    assert job.out[0].rstrip() == run.report("ranks") and not job.out[1]
+
+
+@pytest.mark.parametrize(
+    ("dies", "ranks", "dst", "missing", "counted"),
+    [
+        # Rank 1 raises, and comes to gather all the same; rank 3 is killed; ranks 0 and 2 are told by torchrun.
+        ("if rank == 1: 1 / 0\n                if rank == 3: os.kill(os.getpid(), 9)", 4, 0, (3,), {0, 1, 2}),
+        ("if rank == 0: os._exit(3)", 3, 1, (0,), {1, 2}),
+    ],
+)
+def test_when_a_rank_dies_in_the_block_the_others_report_and_say_who_is_missing(
+    dies: str, ranks: int, dst: int, missing: tuple[int, ...], counted: set[int], tmp_path: Path
+) -> None:
+    job = torchrun(tmp_path, ranks, documented(dies=dies, dst=dst))
+    assert job.code == 1, job
+    run = torchprof.load(tmp_path / "job.json.gz")
+    assert run.missing_ranks == missing and {meta.rank for meta in run.metas} == counted
+    assert all(meta.steps >= 3 for meta in run.metas) and {*run.rows.columns["rank"]} == counted
+    assert f"Rank {missing[0]} of {ranks} is missing: it gave no run." in job.out[dst]

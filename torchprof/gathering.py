@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import gzip
 import math
-import os
-import signal
-import threading
 import time
 import warnings
 from collections import Counter
@@ -20,7 +17,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from itertools import chain
-from types import FrameType
 from typing import Any
 
 import torch
@@ -29,6 +25,7 @@ from torchprof.errors import TorchprofError
 from torchprof.merging import merge
 from torchprof.run import Run
 from torchprof.run_file import run_of, text_of
+from torchprof.sigterm import HeldSigterm
 
 _PIECE_BYTES = 2**20  # a TCPStore takes no value of more than 8 MiB, and serves one request at a time
 _GRACE_S = 10.0
@@ -41,9 +38,17 @@ _INSTEAD = "Save the run of each rank (`prof.run.save(f'rank{rank}.json')`) and 
 _gathers: Counter[tuple[str, int]] = Counter()  # how many there were in this process, by group and destination
 
 
-def gather(run: Run | None, group: Any, dst: int, timeout: float | timedelta | None, *, failed: bool) -> Run | None:
+def gather(
+    run: Run | None,
+    group: Any,
+    dst: int,
+    timeout: float | timedelta | None,
+    *,
+    failed: bool,
+    sigterm: HeldSigterm,
+) -> Run | None:
     """What ``Profile.gather`` does. ``run`` is None where nothing was to be recorded; ``failed``: whether an error has
-    ended the recording, or is under way."""
+    ended the recording, or is under way. ``sigterm`` is held back, and told how long after the end it may come."""
     seconds = None if timeout is None else _seconds(timeout)
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
@@ -54,6 +59,7 @@ def gather(run: Run | None, group: Any, dst: int, timeout: float | timedelta | N
             )
         if group is not None or dst != 0:
             raise TorchprofError(f"There is no process group: leave out group={group!r:.60} and dst={dst!r}.")
+        sigterm.later_s = _GRACE_S
         return run
     rank = distributed.get_rank()
     ranks = _ranks_of(group)
@@ -69,7 +75,7 @@ def gather(run: Run | None, group: Any, dst: int, timeout: float | timedelta | N
         seconds = store.timeout.total_seconds()
         if failed:
             seconds = min(seconds, _GRACE_S)
-    gathered = exchange(None if stranger else run, store, rank, dst, ranks, seconds)
+    gathered = exchange(None if stranger else run, store, rank, dst, ranks, seconds, sigterm)
     if stranger:
         assert run is not None
         raise TorchprofError(
@@ -79,22 +85,24 @@ def gather(run: Run | None, group: Any, dst: int, timeout: float | timedelta | N
     return gathered
 
 
-def exchange(run: Run | None, store: Any, rank: int, dst: int, ranks: Iterable[int], seconds: float) -> Run | None:
+def exchange(
+    run: Run | None, store: Any, rank: int, dst: int, ranks: Iterable[int], seconds: float, sigterm: HeldSigterm
+) -> Run | None:
     """What one rank does in a gather: lay down its run in the store; or as ``dst`` merge it with those of the others,
     as they come within so many seconds. None where there is nothing to merge."""
-    with HeldSigterm(later_s=_GRACE_S if rank == dst else 0.0) as sigterm:
-        table = _Table(store, seconds, sigterm)
-        if rank != dst:
-            table.put(rank, run)
-            if rank == 0:  # the store may be held by this process: it has to stay until all was taken
-                table.wait_until_closed()
-            return None
-        try:
-            runs = chain(() if run is None else (run,), table.take(other for other in ranks if other != rank))
-            first = next(runs, None)
-            return None if first is None else merge(chain((first,), runs))
-        finally:
-            table.close()
+    table = _Table(store, seconds, sigterm)
+    if rank != dst:
+        table.put(rank, run)
+        if rank == 0:  # the store may be held by this process: it has to stay until all was taken
+            table.wait_until_closed()
+        return None
+    sigterm.later_s = _GRACE_S
+    try:
+        runs = chain(() if run is None else (run,), table.take(other for other in ranks if other != rank))
+        first = next(runs, None)
+        return None if first is None else merge(chain((first,), runs))
+    finally:
+        table.close()
 
 
 def _seconds(timeout: float | timedelta) -> float:
@@ -128,42 +136,6 @@ def _store(prefix: str) -> Any:
         backend = torch.distributed.get_backend()
         raise TorchprofError(f"A job with the backend {backend} has no key-value store to gather over. {_INSTEAD}")
     return torch.distributed.distributed_c10d.PrefixStore(prefix, store)
-
-
-class HeldSigterm:
-    """While entered, SIGTERM waits, if Python is who handles it and this is the main thread.
-
-    ``came`` says whether it came. Then it is delivered at the end, to whatever handled it before: ``later_s`` seconds
-    after the end, so that who asked for the run can still write it. Which is what the signal is mostly about: another
-    rank has died, and torchrun ends the job.
-    """
-
-    came = False
-
-    def __init__(self, later_s: float) -> None:
-        self._later_s = later_s
-        self._before: Any = None
-
-    def __enter__(self) -> HeldSigterm:
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.getsignal(signal.SIGTERM)  # None: not set by Python, which could not put it back
-            if self._before is not None:
-                signal.signal(signal.SIGTERM, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is None:
-            return
-        signal.signal(signal.SIGTERM, self._before)
-        if self.came and self._later_s:
-            later = threading.Timer(self._later_s, os.kill, (os.getpid(), signal.SIGTERM))
-            later.daemon = True  # a process that ends before needs no signal
-            later.start()
-        elif self.came:
-            signal.raise_signal(signal.SIGTERM)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.came = True
 
 
 class _Table:

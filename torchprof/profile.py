@@ -27,12 +27,14 @@ from torchprof.collect import Guard, Session, empty_event_list, is_profiled, mis
 from torchprof.environment import this_process
 from torchprof.errors import TorchprofError, suggest
 from torchprof.fold import add_cycle
+from torchprof.gathering import gather
 from torchprof.held import held_now
 from torchprof.holding import NOTHING
 from torchprof.instrument import Labels, Target, label_of
 from torchprof.job import Job, this_job
 from torchprof.modules import Plan, Trace, checked_models, walk_modules
 from torchprof.run import Layer, Run
+from torchprof.sigterm import HeldSigterm
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -165,7 +167,13 @@ class Profile:
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
         if not self.entered or self.exited:
             return
-        self._failed = exc_type is not None
+        with HeldSigterm():  # its handler may raise an error, and in here that would lose what was recorded
+            self._leave(failed=exc_type is not None)
+        if self.schedule is None and self.on_trace_ready is not None and self._session is not None:
+            self.on_trace_ready(self)
+
+    def _leave(self, failed: bool) -> None:
+        self._failed = failed
         self._labels.detach()
         Profile._open = None
         try:
@@ -182,8 +190,6 @@ class Profile:
             self._layers = self._plan.layers()
             self._note_seen()
             self.exited = True
-        if self.schedule is None and self.on_trace_ready is not None and self._session is not None:
-            self.on_trace_ready(self)
 
     def start(self) -> None:
         """What entering the block does."""
@@ -453,10 +459,10 @@ class Profile:
         Raises TorchprofError before the block has ended, for a ``dst`` that is not in the group, where the job's
         process group has no key-value store (MPI) or is there no more, and for a run that was recorded before it.
         """
-        from torchprof.gathering import gather
-
         failed = self._failed or sys.exc_info()[0] is not None
-        return gather(self.run if self.enabled else None, group, dst, timeout, failed=failed)
+        with HeldSigterm() as sigterm:  # also while the run is made: another rank may just have died
+            run = self.run if self.enabled else None
+            return gather(run, group, dst, timeout, failed=failed, sigterm=sigterm)
 
     def raw(self) -> tuple[tuple[Trace, ...], defaultdict[tuple[str, ...], list[EventList]]] | None:
         """``(traces, event_lists)``, None before the end.
