@@ -604,8 +604,9 @@ def _written(shown: str, world_size: int) -> str:
     """Which file was written, and what can be done with it."""
     if format_of(shown) != "json":
         return f"Written: {shown}."
-    others = f", and the files of the other {world_size - 1} ranks. To compare them: torchprof merge FILE…"
-    return f"Written: {shown}{others if world_size > 1 else f'. To see more of it: torchprof show {shown}'}"
+    if world_size > 1:
+        return f"Written: {shown}, and a file for each of the other ranks. To compare them: torchprof merge FILE …"
+    return f"Written: {shown}. To see more of it: torchprof show {shown}"
 
 
 def _program_report(
