@@ -55,6 +55,7 @@ ALLOWED = {
     },
     "assemble": {
         "allocations",
+        "at_rest",
         "attribute",
         "cost",
         "device_times",
@@ -69,6 +70,7 @@ ALLOWED = {
         "spans",
         "steps",
     },
+    "at_rest": set(),
     "attribute": {"exchanges"},
     "budget": {"cost", "diff", "errors", "matching", "noise", "paths", "run"},
     "call_order": set(),
@@ -115,7 +117,7 @@ ALLOWED = {
     "latency": {"cost", "doubts", "errors", "reports.tree"},
     "lockstep": {"attribute", "collectives", "device_times", "event_names", "exchanges", "run"},
     "matching": {"run"},
-    "merging": {"errors", "fold", "run"},
+    "merging": {"at_rest", "errors", "fold", "run"},
     "modules": {"attribute", "call_order", "errors", "exchanges", "instrument", "paths", "run", "trace_matching"},
     "no_arithmetic": set(),
     "noise": set(),
@@ -232,6 +234,7 @@ ALLOWED = {
     "tensorboard": {"errors"},
     "trace": {
         "assemble",
+        "at_rest",
         "attribute",
         "doubts",
         "errors",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torchprof.allocations import Allocations
+from torchprof.at_rest import collector_at_rest
 from torchprof.attribute import Attribution, Detail, Event, Kind, Signature, Site
 from torchprof.cost import FIELDS
 from torchprof.device_times import DeviceTimes
@@ -134,19 +133,6 @@ def attribution_of(
     """The rule of ownership for the labels of a plan. ``signatures``: what ops were called on."""
     exchanges = Exchanges(plan.fqns, plan.layer_paths, signatures)
     return Attribution(plan.sites, plan.layer_paths, plan.selected, called_from, exchanges)
-
-
-@contextmanager
-def collector_at_rest() -> Iterator[None]:
-    """No cyclic garbage is made here, and to look for it among a million events again and again takes as long as to
-    read them."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @collector_at_rest()

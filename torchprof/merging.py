@@ -9,6 +9,7 @@ from itertools import chain, groupby, product
 from os import PathLike
 from typing import Any
 
+from torchprof.at_rest import collector_at_rest
 from torchprof.errors import TorchprofError
 from torchprof.fold import add_cycle, on_layers, renumbered
 from torchprof.run import (
@@ -33,6 +34,7 @@ _IF_ANY = ("compiled", "tied", "recursive")
 """What is true of a layer where it is true on any rank."""
 
 
+@collector_at_rest()
 def merge(runs: Iterable[Run], *, add_cycles: bool = False) -> Run:
     """One run of all ranks of a job, from runs of one rank each, or of some that were merged before.
 

@@ -194,14 +194,7 @@ def _run(document: dict[str, Any]) -> Run:
     shared = _read(tuple[tuple[int, ...], ...], document["shared"])
     devices = _read(tuple[str, ...], document["devices"])
     columns = {name: array("q", document["rows"][name]) for name in Rows.COLUMNS}
-    samples = {}
-    for sample in document["samples"]:
-        key = _read(SampleKey, [sample.pop(name) for name in SampleKey._fields])
-        spread = _read(Spread, sample)
-        samples[key] = spread
-        _demand(_leads_somewhere(key, len(layers)), f"sample {tuple(key)}")
-        _demand(spread.count >= len(spread.sample) > 0, f"the count of sample {tuple(key)}")
-        _demand(len(spread.sample) == len(spread.hashes), f"the hashes of sample {tuple(key)}")
+    samples = _keyed(SampleKey, Spread, document["samples"], len(layers), _is_spread)
     _demand(bool(metas), "no metas")
     known: set[tuple[str, ...]] = set()
     for layer in layers:
@@ -213,12 +206,7 @@ def _run(document: dict[str, Any]) -> Run:
     device_times = _read(tuple[DeviceTime, ...], document["device_times"])
     for time in device_times:
         _demand(_adds_up(time), f"the times of {time.device}")
-    lockstep = {}
-    for one in document["lockstep"]:
-        of = _read(LockstepKey, [one.pop(name) for name in LockstepKey._fields])
-        lockstep[of] = _read(Lockstep, one)
-        _demand(_leads_somewhere(of, len(layers)), f"lockstep {tuple(of)}")
-        _demand(_is_in_lockstep(lockstep[of]), f"the ranks of lockstep {tuple(of)}")
+    lockstep = _keyed(LockstepKey, Lockstep, document["lockstep"], len(layers), _is_in_lockstep)
     ranks = {meta.rank for meta in metas}
     seen = {*columns["rank"], *(one.rank for one in (*samples, *memory, *device_times))}
     seen.update(*(one.ranks for one in (*layers, *lockstep.values())))
@@ -234,7 +222,8 @@ def _run(document: dict[str, Any]) -> Run:
         ("device", 0, len(devices)),
         ("calls", 0, 2**63),
     ):
-        _demand(all(low <= number < high for number in columns[name]), f"a number in column {name!r} leads nowhere")
+        column = columns[name]
+        _demand(not column or low <= min(column) <= max(column) < high, f"a number in column {name!r} leads nowhere")
     _demand(all(0 <= layer < len(layers) for by in shared for layer in by), "a layer in 'shared'")
     for around in (around for step in within for around in step):
         _demand(_leads_somewhere(around, len(layers)), f"{tuple(around)} in 'within'")
@@ -244,6 +233,26 @@ def _run(document: dict[str, Any]) -> Run:
     timeline = None if document["timeline"] is None else _timeline(document["timeline"], len(layers))
     rows = Rows(layers, frames, devices, columns, within, shared)
     return Run(metas, layers, rows, samples, memory, timeline, device_times, lockstep)
+
+
+def _keyed(
+    key: Any, kind: Any, entries: Iterable[dict[str, Any]], layers: int, is_sound: Callable[[Any], bool]
+) -> dict[Any, Any]:
+    """The values of one kind, each by what it is of; an entry of the file has the parts of both."""
+    read_key, read_value = _reader(key), _reader(kind)
+    names = key._fields
+    found = {}
+    for entry in entries:
+        of = read_key([entry.pop(name) for name in names])
+        value = found[of] = read_value(entry)
+        if not (_leads_somewhere(of, layers) and is_sound(value)):
+            raise ValueError(f"the {kind.__name__} of {tuple(of)}")
+    return found
+
+
+def _is_spread(spread: Spread) -> bool:
+    """Whether its parts are as many as they have to be."""
+    return spread.count >= len(spread.sample) == len(spread.hashes) > 0
 
 
 def _is_in_lockstep(lockstep: Lockstep) -> bool:

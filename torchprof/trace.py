@@ -10,7 +10,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchprof.assemble import Asked, Seen, assemble, collector_at_rest, wanted_detail, with_doubts
+from torchprof.assemble import Asked, Seen, assemble, wanted_detail, with_doubts
+from torchprof.at_rest import collector_at_rest
 from torchprof.attribute import Detail, Site
 from torchprof.doubts import some
 from torchprof.errors import TorchprofError
