@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torchprof.attribute import FORWARD, OUTSIDE, PHASES
@@ -44,7 +45,8 @@ def lockstep(times: Steps, last: Callable[[Iterable[int]], int] = max) -> Lockst
         together = [[times[rank][at] for rank in ranks] for at in range(counts[0])]
         last_ns = tuple(last(values) for values in together)
         last_rank = tuple(ranks[values.index(ns)] for values, ns in zip(together, last_ns))
-    return Lockstep(tuple(ranks), counts, tuple(sum(times[rank]) for rank in ranks), last_ns, last_rank)
+    sums = tuple(sum(times[rank]) for rank in ranks)
+    return Lockstep(tuple(ranks), counts, sums, (0,) * len(ranks), last_ns, last_rank)
 
 
 def run_of_ranks(
@@ -97,7 +99,7 @@ def run_of_ranks(
     for (path, phase, name, group), steps in (collectives or {}).items():
         one = lockstep(steps, min)
         if group is None:
-            one = Lockstep(one.ranks, one.counts, one.ns, (), ())
+            one = replace(one, last_ns=(), last_rank=())
         found[LockstepKey(index(path), phase, device, name, group)] = one
 
     measured = ["device_ns" if device == "device" else "cpu_ns", "cpu_ns"]

@@ -230,6 +230,27 @@ def test_waiting_of_a_layer_is_that_of_all_below_it() -> None:
     assert [one.waiting_ns for one in balance.ranks] == [20, 8]
 
 
+def test_who_waits_in_two_collectives_at_once_waits_once() -> None:
+    """5 steps: rank 0 waits 49 in one and 48 in the other, of which 47 go by while the first is under way. Rank 1 waits
+    in neither, and nothing of it is doubtful. Of each collective by itself all of its waiting is told."""
+    collectives = {
+        ("Net.a", BACKWARD, "all_reduce", PAIR): {0: [50] * 5, 1: [1] * 5},
+        ("Net.b", BACKWARD, "all_reduce", PAIR): {0: [49] * 5, 1: [1] * 5},
+    }
+    run = run_of_ranks({("Net.a", FORWARD): even(50, range(2))}, collectives)
+    beside = {
+        key: replace(one, beside_ns=(5 * 47, 0)) if key.is_collective and key.layer == PATHS.index("Net.b") else one
+        for key, one in run.lockstep.items()
+    }
+    balance = balance_of(replace(run, lockstep=beside))
+    assert [(one.waiting_ns, one.waits_longer) for one in balance.ranks] == [(49 + 1, True), (0, False)]
+    assert layer(balance, "Net", BACKWARD).waiting == OverRanks((0, 1), (50, 0))
+    assert layer(balance, "Net.b", BACKWARD).waiting == OverRanks((0, 1), (48, 0))
+    assert sorted(one.waiting.max for one in balance.collectives if one.waiting is not None) == [48, 49]
+    all_of_it = {key: replace(one, beside_ns=one.ns) if key.is_collective else one for key, one in beside.items()}
+    assert balance_of(replace(run, lockstep=all_of_it)).ranks[0].waiting_ns == 49  # the longest of them
+
+
 def test_waiting_that_is_not_known_or_not_all() -> None:
     """Of an all-reduce of four, two ranks are here; the broadcast of one rank is nobody's; the gather is not paired."""
     collectives: dict[Any, Any] = {

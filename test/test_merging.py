@@ -275,14 +275,14 @@ def in_lockstep(what: str, *times: Sequence[int], layer: int = 0) -> Lockstep:
 def test_the_last_of_work_is_the_longest() -> None:
     """Rank 1 is the slowest in the first step, 0 and 2 take equally long in the second: 0 is named."""
     assert in_lockstep(WORK, [3, 9, 5], [7, 1, 5], [4, 9, 6]) == Lockstep(
-        (0, 1, 2), (3, 3, 3), (17, 13, 19), (7, 9, 6), (1, 0, 2)
+        (0, 1, 2), (3, 3, 3), (17, 13, 19), (0, 0, 0), (7, 9, 6), (1, 0, 2)
     )
     assert in_lockstep(STEP, [3], [2]).last_rank == (0,)
 
 
 def test_the_last_of_a_collective_waits_the_shortest() -> None:
     together = in_lockstep("all_reduce", [30, 9], [5, 9], [20, 12])
-    assert together == Lockstep((0, 1, 2), (2, 2, 2), (39, 14, 32), (5, 9), (1, 0))
+    assert together == Lockstep((0, 1, 2), (2, 2, 2), (39, 14, 32), (0, 0, 0), (5, 9), (1, 0))
     assert [together.waiting_ns(rank) for rank in range(3)] == [39 - 14, 0, 32 - 14]
 
 
@@ -301,9 +301,9 @@ def test_of_one_rank_among_several_its_own_times_stay_and_no_pairs() -> None:
     zero = run_of(0, lockstep={key: Lockstep.of(0, [1, 2]), alone: Lockstep.of(0, [8, 9])})
     merged = torchprof.merge([zero, run_of(1, lockstep={key: Lockstep.of(1, [4, 1])})])
     part = merged.of_rank(0)
-    assert part.lockstep == {key: Lockstep((0,), (2,), (3,), (), ()), alone: Lockstep.of(0, [8, 9])}
+    assert part.lockstep == {key: Lockstep((0,), (2,), (3,), (0,), (), ()), alone: Lockstep.of(0, [8, 9])}
     again = torchprof.merge([part, merged.of_rank(1)])
-    assert again.lockstep[key] == Lockstep((0, 1), (2, 2), (3, 5), (), ())
+    assert again.lockstep[key] == Lockstep((0, 1), (2, 2), (3, 5), (0, 0), (), ())
     assert again.lockstep[key].waiting_ns(0) is None
 
 

@@ -52,7 +52,7 @@ def test_the_slow_ranks_in_words() -> None:
     assert sentence(planted()) == (
         "4 ranks. Ranks 0 and 2 are the slow ones: their own work takes 18.600ms to 24.100ms a step, that of the "
         "others 16.000ms (median). One of them was the slowest in 20 of 20 steps and the last to come in 20 of 20 "
-        "collectives. Collectives of the others wait for 10.700ms a step (median). Most of the difference of rank 2 is "
+        "collectives. The others wait in collectives for 10.700ms a step (median). Most of the difference of rank 2 is "
         "Net.b.0 in backward: 8.100ms a step."
     )
 

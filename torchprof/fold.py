@@ -240,6 +240,7 @@ def _one_after_the_other(
                 later.ranks,
                 tuple(map(add, known.counts, later.counts)),
                 tuple(map(add, known.ns, later.ns)),
+                tuple(map(add, known.beside_ns, later.beside_ns)),
                 known.last_ns + later.last_ns,
                 known.last_rank + later.last_rank,
             )

@@ -118,7 +118,9 @@ class OneCollective:
 
     ``calls`` are those of all ranks. ``waiting``: ns in one step, of each rank; None where it is not known which call
     of one rank belongs to which of another; at least so long where ranks of the group are missing (``wait_longer``).
-    ``last``: how often each rank was the last to come, each of the times one of them.
+    ``beside``: during how much of a step in which it exchanged this another exchange had begun before, of each rank;
+    ``once``: whether it did so once in a step. ``last``: how often each rank was the last to come, each of the times
+    one of them.
     """
 
     layer: int
@@ -129,6 +131,8 @@ class OneCollective:
     calls: int
     waiting: OverRanks | None = None
     wait_longer: bool = False
+    beside: tuple[int, ...] = ()
+    once: bool = True
     last: OverRanks | None = None
 
 
@@ -136,7 +140,8 @@ class OneCollective:
 class Slow:
     """The ranks that are slow, the slowest first: how long their own work takes in a step, and that of the median of
     the others. ``slowest``: in how many steps one of them was the slowest, ``last``: in how many collectives one of
-    them was the last to come. ``others_wait_ns``: how long each other rank waits in a step, the median.
+    them was the last to come. ``others_wait_ns``: how long each other rank waits in a step, the median; at least so
+    long where they ``wait_longer``.
 
     ``layer`` (by its index, negative for none): the innermost layer in which at least half of what the slowest rank
     takes longer is, by ``excess_ns``; None where there is no such. ``phase``: the one with at least half of the whole,
@@ -149,6 +154,7 @@ class Slow:
     slowest: Times | None = None
     last: Times | None = None
     others_wait_ns: float | None = None
+    wait_longer: bool = False
     layer: int | None = None
     phase: str | None = None
     excess_ns: float = 0
@@ -193,7 +199,7 @@ class _Compared:
         self.metas = sorted(run.metas, key=attrgetter("rank"))
         self.ranks = tuple(meta.rank for meta in self.metas)
         self.time: str | None = None
-        self.whole = Lockstep((), (), (), (), ())
+        self.whole = Lockstep((), (), (), (), (), ())
         for device, name in (("cpu", "cpu_ns"), ("device", "device_ns")):
             whole = run.lockstep.get(LockstepKey(OUTSIDE, FORWARD, device, STEP))
             if whole is not None and any(whole.ns) and self.have_measured(name):
@@ -265,6 +271,8 @@ def _collectives(compared: _Compared) -> Iterator[OneCollective]:
             sum(lockstep.counts),
             waiting,
             waiting is not None and not is_complete,
+            tuple(map(compared.a_step, lockstep.ranks, lockstep.beside_ns)),
+            all(count <= max(compared.steps[rank], 1) for rank, count in zip(lockstep.ranks, lockstep.counts)),
             last,
         )
 
@@ -274,16 +282,13 @@ def _ranks(compared: _Compared, collectives: Sequence[OneCollective]) -> Iterato
     work = dict(zip(whole.ranks, whole.ns))
     slowest = Counter(whole.last_rank)
     are_paired = whole.is_paired and whole.ranks == compared.ranks
-    waiting: Counter[int] = Counter()
-    waits_longer: set[int] = set()
+    waits = _Waits()
     last: Counter[int] = Counter()
     of: Counter[int] = Counter()
     for one in collectives:
-        if one.waiting is None or one.wait_longer:
-            waits_longer.update(one.ranks)
-        if one.waiting is not None and one.last is not None:
-            for rank, ns, times in zip(one.ranks, one.waiting.values, one.last.values):
-                waiting[rank] += ns
+        waits.add(one)
+        if one.last is not None:
+            for rank, times in zip(one.ranks, one.last.values):
                 last[rank] += times
                 of[rank] += one.last.sum
     flops, uncounted = (_by_rank(run, name) for name in ("flops", "uncounted"))
@@ -298,8 +303,8 @@ def _ranks(compared: _Compared, collectives: Sequence[OneCollective]) -> Iterato
             meta.steps,
             compared.a_step(rank, work[rank]) if rank in work else None,
             Times(slowest[rank], len(whole.last_rank)) if are_paired else None,
-            waiting.get(rank),
-            rank in waits_longer,
+            waits.ns(rank),
+            rank in waits.are_longer,
             Times(last[rank], of[rank]) if rank in of else None,
             tuple(sorted(peaks[rank].items())),
             flops[rank] if "flops" in meta.measured else None,
@@ -352,7 +357,7 @@ def _layers(compared: _Compared, collectives: Iterable[OneCollective]) -> Iterat
             peaks.get(key),
             key in waits,
             waits_here.over_ranks(),
-            waits_here.are_longer,
+            bool(waits_here.are_longer),
         )
 
 
@@ -369,16 +374,35 @@ def _peaks(compared: _Compared) -> dict[tuple[int, str], OverRanks]:
     return {(layer, phase): compared.over_those_with(layer, peaks) for (layer, phase), peaks in found.items()}
 
 
-@dataclass
 class _Waits:
-    """What is known of the waiting in some collectives: ns of each rank, and whether that is not all."""
+    """What is known of the waiting in some collectives: of each rank, and of which ranks it is not all.
 
-    ns: Counter[int] = field(default_factory=Counter)
-    are_longer: bool = False
+    A rank that waits in several at once waits once. While it exchanges one thing beside another it may wait in both or
+    in none: so its waiting is at least what it waits in each of them beyond the time beside others, and at least what
+    it waits in any one.
+    """
+
+    def __init__(self) -> None:
+        self.are_longer: set[int] = set()
+        self._alone: Counter[int] = Counter()
+        self._in_one: Counter[int] = Counter()
+
+    def add(self, one: OneCollective) -> None:
+        if one.waiting is None or one.wait_longer:
+            self.are_longer.update(one.ranks)
+        if one.waiting is not None:
+            for rank, ns, beside in zip(one.ranks, one.waiting.values, one.beside):
+                self._alone[rank] += max(0, ns - beside)
+                self._in_one[rank] = max(self._in_one[rank], ns if one.once else ns - beside)
+                if ns and beside:
+                    self.are_longer.add(rank)
+
+    def ns(self, rank: int) -> int | None:
+        return max(self._alone[rank], self._in_one[rank]) if rank in self._alone else None
 
     def over_ranks(self) -> OverRanks | None:
-        ranks = tuple(sorted(self.ns))
-        return OverRanks(ranks, tuple(self.ns[rank] for rank in ranks)) if ranks else None
+        ranks = tuple(sorted(self._alone))
+        return OverRanks(ranks, tuple(self.ns(rank) or 0 for rank in ranks)) if ranks else None
 
 
 def _waits(compared: _Compared, collectives: Iterable[OneCollective]) -> dict[tuple[int, str], _Waits]:
@@ -387,12 +411,7 @@ def _waits(compared: _Compared, collectives: Iterable[OneCollective]) -> dict[tu
     for one in collectives:
         layer = one.layer
         while True:
-            waits = found[layer, one.phase]
-            if one.waiting is None or one.wait_longer:
-                waits.are_longer = True
-            if one.waiting is not None:
-                for rank, ns in zip(one.waiting.ranks, one.waiting.values):
-                    waits.ns[rank] += ns
+            found[layer, one.phase].add(one)
             if layer < 0 or compared.above[layer] < 0:
                 break
             layer = compared.above[layer]
@@ -420,7 +439,7 @@ def _slow(
     if not slow or (slowest is not None and 2 * slowest.times <= slowest.of):
         return None
     others = [one for one in ranks if one.rank not in slow]
-    waits = [one.waiting_ns for one in others if one.waiting_ns is not None and not one.waits_longer]
+    waits = [one.waiting_ns for one in others if one.waiting_ns is not None]
     of_others = median(work[one.rank] for one in others)
     layer, phase, excess = _where(compared, layers, slow, (work[slow[0]] - of_others) / 2)
     last = [one.last for one in collectives if one.last is not None and not set(slow).isdisjoint(one.ranks)]
@@ -432,6 +451,7 @@ def _slow(
         slowest,
         Times(came_last, sum(one.sum for one in last)) if last else None,
         median(waits) if len(waits) == len(others) else None,
+        any(one.waits_longer for one in others),
         layer,
         phase,
         excess,

@@ -116,6 +116,8 @@ class Locksteps:
         self._kernels: defaultdict[int, defaultdict[tuple[int, str], int]] = defaultdict(lambda: defaultdict(int))
         self._device_collectives: dict[Place, LockstepKey | None] = {}
         self._collectives: defaultdict[LockstepKey, list[int]] = defaultdict(list)
+        self._beside: defaultdict[LockstepKey, int] = defaultdict(int)
+        self._reach: dict[str, int] = {}  # by device: when the last of its collectives that have begun ends
         self._under_way = _Union()  # collectives
         self._elsewhere = _Union()  # these, and what other threads do than the one that takes the steps
         self._is_work: dict[Place, tuple[bool, bool]] = {}
@@ -137,7 +139,7 @@ class Locksteps:
                 name = event.name.partition(":")[2]
                 if is_host_collective(event.name) and not name.startswith(_POINT_TO_POINT):
                     key = LockstepKey(place.layer, place.phase, "cpu", name, self._group)
-                    self._collectives[key].append(end - start)
+                    self._note_collective(key, start, end)
                 elif correlation:
                     self._launched[correlation] = len(self._marks)
             elif kind is step:
@@ -211,7 +213,7 @@ class Locksteps:
             self._device_collectives[place] = self._collective_of(place)
         key = self._device_collectives[place]
         if key is not None:
-            self._collectives[key].append(ns)
+            self._note_collective(key, event.start_ns, event.end_ns)
         known = self._is_work.get(place)
         if known is None:
             known = self._is_work[place] = key is None and not is_communication(place.frames), False
@@ -221,6 +223,12 @@ class Locksteps:
                 marks = bisect_right(self._marks, event.start_ns)
             step = marks - 1 if len(self._marks) > 1 else 0
             self._kernels[step][place.layer, place.phase] += ns
+
+    def _note_collective(self, key: LockstepKey, start: int, end: int) -> None:
+        self._collectives[key].append(end - start)
+        reach = self._reach.get(key.device, start)
+        self._beside[key] += max(0, min(reach, end) - start)
+        self._reach[key.device] = max(reach, end)
 
     def _collective_of(self, place: Place) -> LockstepKey | None:
         """What a kernel of all ranks of a group does; None for other work."""
@@ -259,7 +267,7 @@ class Locksteps:
         if self._kernels:
             note("device", [self._kernels[number] for number in range(count)], [0] * count)
         for key, times in sorted(self._collectives.items(), key=lambda item: str(item[0])):
-            lockstep = Lockstep.of(self._rank, times)
+            lockstep = Lockstep.of(self._rank, times, self._beside[key])
             found[key] = lockstep if key.group is not None else replace(lockstep, last_ns=(), last_rank=())
         return found
 

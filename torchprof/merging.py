@@ -142,12 +142,13 @@ def _both(first: Layer, other: Layer) -> Layer:
 class _Together:
     """What some ranks do in lockstep, up to now. ``lasts`` are None where nobody knows what belongs together."""
 
-    __slots__ = ("counts", "lasts", "ns", "ranks", "sign")
+    __slots__ = ("beside_ns", "counts", "lasts", "ns", "ranks", "sign")
 
     def __init__(self, key: LockstepKey) -> None:
         self.ranks: list[int] = []
         self.counts: list[int] = []
         self.ns: list[int] = []
+        self.beside_ns: list[int] = []
         self.lasts: list[tuple[int, int]] | None = None
         self.sign = 1 if key.is_collective else -1  # the shortest wait is the last, or the longest work
 
@@ -164,15 +165,17 @@ class _Together:
         self.ranks += other.ranks
         self.counts += other.counts
         self.ns += other.ns
+        self.beside_ns += other.beside_ns
 
     def lockstep(self, known: dict[tuple[int, ...], tuple[int, ...]]) -> Lockstep:
         """``known``: tuples that many of these have, so that each is there once."""
-        ranks, counts, ns = zip(*sorted(zip(self.ranks, self.counts, self.ns)))
+        ranks, counts, ns, beside_ns = zip(*sorted(zip(self.ranks, self.counts, self.ns, self.beside_ns)))
         lasts = self.lasts or []
         return Lockstep(
             known.setdefault(ranks, ranks),
             known.setdefault(counts, counts),
             ns,
+            known.setdefault(beside_ns, beside_ns),
             tuple(self.sign * ns for ns, _ in lasts),
             tuple(rank for _, rank in lasts),
         )
@@ -351,10 +354,10 @@ def of_ranks(run: Run, ranks: Collection[int]) -> Iterator[Run]:
             samples[sample.rank][sample] = spread
     lockstep: dict[int, dict[LockstepKey, Lockstep]] = {rank: {} for rank in ranks}
     for key, together in run.lockstep.items():
-        for rank, count, ns in zip(together.ranks, together.counts, together.ns):
+        for rank, count, ns, beside_ns in zip(together.ranks, together.counts, together.ns, together.beside_ns):
             if rank in lockstep:
                 # Of several ranks the times of each one are not kept, but for that of the last.
-                alone = Lockstep((rank,), (count,), (ns,), (), ())
+                alone = Lockstep((rank,), (count,), (ns,), (beside_ns,), (), ())
                 lockstep[rank][key] = together if together.ranks == (rank,) else alone
     places: dict[int, list[tuple[int, int]]] = {rank: [] for rank in ranks}
     for rank, start, stop in _stretches(run.rows.columns["rank"]):

@@ -384,8 +384,8 @@ class LockstepKey(NamedTuple):
 class Lockstep:
     """What several ranks do equally often, so that the first time of one is the first time of the others.
 
-    ``ranks``, ascending; for each of them how often (``counts``) and for how long altogether (``ns``). ``last_rank``
-    is for each time the rank that the others waited for, the lowest of equal ones, and ``last_ns`` how long it took:
+    ``ranks``, ascending; for each of them how often (``counts``) and for how long altogether (``ns``), and during how
+    much of that an exchange that had begun before was under way, too (``beside_ns``). ``last_rank`` is for each time the rank that the others waited for, the lowest of equal ones, and ``last_ns`` how long it took:
     the longest work; of a collective the shortest, since it ends for all of them when the last has come, and that one
     waits for nobody. Both are empty where the counts differ, and where it is not known between which ranks a collective
     was: then nobody knows which time of one belongs to which of another.
@@ -394,13 +394,14 @@ class Lockstep:
     ranks: tuple[int, ...]
     counts: tuple[int, ...]
     ns: tuple[int, ...]
+    beside_ns: tuple[int, ...]
     last_ns: tuple[int, ...]
     last_rank: tuple[int, ...]
 
     @classmethod
-    def of(cls, rank: int, times: Sequence[int]) -> Lockstep:
+    def of(cls, rank: int, times: Sequence[int], beside_ns: int = 0) -> Lockstep:
         """Of one rank, from how long each time took."""
-        return cls((rank,), (len(times),), (sum(times),), tuple(times), (rank,) * len(times))
+        return cls((rank,), (len(times),), (sum(times),), (beside_ns,), tuple(times), (rank,) * len(times))
 
     @property
     def is_paired(self) -> bool:

@@ -259,7 +259,7 @@ def _is_in_lockstep(lockstep: Lockstep) -> bool:
     """Whether its parts are as many as they have to be."""
     ranks, counts = lockstep.ranks, lockstep.counts
     return (
-        len(ranks) == len(counts) == len(lockstep.ns) > 0
+        len(ranks) == len(counts) == len(lockstep.ns) == len(lockstep.beside_ns) > 0
         and list(ranks) == sorted(set(ranks))
         and (lockstep.is_paired or not lockstep.last_ns)
         and len(lockstep.last_ns) == len(lockstep.last_rank)

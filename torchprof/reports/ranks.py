@@ -124,7 +124,8 @@ def _about_slow(run: Run, slow: Slow, unit: str) -> Iterator[str]:
     if often:
         yield f"{who} was {' and '.join(often)}."
     if slow.others_wait_ns:
-        yield f"Collectives of the others wait for {format_time(slow.others_wait_ns)}{unit} (median)."
+        least = "at least " if slow.wait_longer else ""
+        yield f"The others wait in collectives for {least}{format_time(slow.others_wait_ns)}{unit} (median)."
     if slow.layer is not None:
         whose = "" if is_one else f" of rank {slow.ranks[0]}"
         where = f"{_name(run, slow.layer)}{f' in {slow.phase}' if slow.phase else ''}"
@@ -201,6 +202,8 @@ def _table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str |
         where = "CPU" if balance.time == "cpu" else device
         of = "" if unit_of(run) else " in all that was recorded"
         notes.append(f"Own work is time of the {where}{of}, communication left out.")
+    if any(one.waiting_ns is not None and one.waits_longer for one in balance.ranks):
+        notes.append(f"{AT_LEAST}: where ranks wait in several collectives at once, or in some that cannot be told.")
     return "\n".join([draw(headings, table, tablefmt), *notes])
 
 
@@ -313,7 +316,7 @@ def _table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str 
     listed = sorted(balance.collectives, key=size, reverse=True)
     headings = ["Module", "Phase", "Collective", "Group", "Ranks", "Calls", f"Waiting{unit_of(run)}", "Waits most"]
     headings += ["Last to come", "How often"]
-    notes = ["A collective waits for the last rank to come; the rank may compute meanwhile, and waits at once add up."]
+    notes = ["A collective waits for the last rank to come; the rank may compute meanwhile, or wait in another, too."]
     if len(listed) > limit:
         notes.append(
             f"{len(listed) - limit} rows are hidden: shown are the {limit} in which ranks wait for the longest."
