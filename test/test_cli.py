@@ -439,6 +439,14 @@ def test_merge_refuses(
     assert printed.out == ""
 
 
+def test_merge_says_how_traces_tell_their_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two processes that recorded at the same time, and do not say who they are; then one later than the other."""
+    trace = json.loads(gzip.decompress(TRACE.read_bytes()))
+    (tmp_path / "b.json").write_text(json.dumps(trace))
+    assert main(["merge", str(TRACE), str(tmp_path / "b.json"), "--jobs", "1"]) == 2
+    assert '"distributedInfo": {"rank": 1, "world_size": 2}' in capsys.readouterr().err
+
+
 def test_merge_adds_cycles_where_it_is_asked_to(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
     ranks[0].save("again.json")
     assert main(["merge", "rank0.json", "rank1.json", "again.json", "--add-cycles", "-o", "all.json"]) == 0

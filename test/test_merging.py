@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from array import array
 from collections import Counter
@@ -395,6 +396,16 @@ def test_runs_of_one_rank_add_up_as_cycles_where_that_is_asked_for() -> None:
         torchprof.merge([both, other, both], add_cycles=True)
 
 
+def test_the_page_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every block of docs/merging.md; the error that it shows is the one that it speaks of."""
+    page = (Path(__file__).parent.parent / "docs" / "merging.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    space: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        exec(compile(block, "merging.md", "exec"), space)
+    assert "Two of the runs are of rank 0" in capsys.readouterr().out
+
+
 # The laws, of random runs
 
 SMALL = st.integers(0, 3)
@@ -473,7 +484,7 @@ def runs_of(draw: st.DrawFn, rank: int) -> Run:
     )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(jobs(), st.data())
 def test_runs_may_be_merged_in_any_groups_and_order(runs: list[Run], data: st.DataObject) -> None:
     """``merge`` is associative and does not ask for the order: what comes out is equal, down to each number."""
@@ -490,7 +501,7 @@ def test_runs_may_be_merged_in_any_groups_and_order(runs: list[Run], data: st.Da
     assert torchprof.merge([merged]) == merged
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(jobs())
 def test_nothing_is_lost_and_nothing_added(runs: list[Run]) -> None:
     """Every row, sample, peak and time is there, under the layer with its path, and under nothing else."""
@@ -532,7 +543,7 @@ def test_nothing_is_lost_and_nothing_added(runs: list[Run]) -> None:
             assert rank == min(part.ranks[0] for part in parts if part.last_ns[at] == ns)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(jobs())
 def test_each_rank_comes_out_as_it_went_in(runs: list[Run]) -> None:
     """But for what the layers are, which is what the lowest rank says, and for pairs, which are of several ranks."""
@@ -553,7 +564,7 @@ def test_each_rank_comes_out_as_it_went_in(runs: list[Run]) -> None:
         }
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(jobs(), st.sampled_from(["run.json", "run.json.gz"]))
 def test_a_merged_run_loads_as_it_was_saved(runs: list[Run], name: str) -> None:
     merged = torchprof.merge(runs)

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 _WITH_SHAPES = Asked(with_flops=True, record_shapes=True)
 _GIGABYTE = 2**30
+_HOW_TO_TELL = (
+    "A trace tells its rank where torch.distributed was initialised before it was recorded, else it is taken for rank "
+    '0; what tells it can be added at the top of its JSON: "distributedInfo": {"rank": 1, "world_size": 2}.'
+)
 
 
 @collector_at_rest()
@@ -342,15 +346,13 @@ def _together(found: Iterable[_Found]) -> Run:
             if after.start_ns < one.start_ns + one.run.meta.wall_ns:
                 raise TorchprofError(
                     f"{one.path} and {after.path} are of the same time: one recording twice, or two processes that do "
-                    "not tell their rank. Give each recording once, and each process by itself."
+                    f"not tell their rank. Give each recording once, and each process by itself. {_HOW_TO_TELL}"
                 )
         for one in cycles:
             if one.process != cycles[0].process:
                 raise TorchprofError(
                     f"{cycles[0].path} and {one.path} are both of rank {one.run.meta.rank}, and of different "
-                    "processes. Read each by itself. A trace tells its rank where torch.distributed was initialised "
-                    "before it was recorded, else it is taken for rank 0; what tells it can be added at the top of its "
-                    'JSON: "distributedInfo": {"rank": 1, "world_size": 2}.'
+                    f"processes. Read each by itself. {_HOW_TO_TELL}"
                 )
     return merge(map(_sum_of_cycles, by_rank.values()))
 
