@@ -117,9 +117,9 @@ class OneCollective:
     """A collective that a layer asked for, between the ranks of one group. ``ranks`` are those that recorded it.
 
     ``calls`` are those of all ranks. ``waiting``: ns in one step, of each rank; None where it is not known which call
-    of one rank belongs to which of another; at least so long where ranks of the group are missing (``wait_longer``).
-    ``beside``: during how much of a step in which it exchanged this another exchange had begun before, of each rank;
-    ``once``: whether it did so once in a step. ``last``: how often each rank was the last to come, each of the times
+    of one rank belongs to which of another; at least so long where ranks of the group are missing, or several of them
+    are under way at once (``wait_longer``). ``beside``: for how long in a step another collective may have been under
+    way, too, of which this waiting does not know. ``last``: how often each rank was the last to come, each of the times
     one of them.
     """
 
@@ -132,7 +132,6 @@ class OneCollective:
     waiting: OverRanks | None = None
     wait_longer: bool = False
     beside: tuple[int, ...] = ()
-    once: bool = True
     last: OverRanks | None = None
 
 
@@ -255,11 +254,16 @@ def _collectives(compared: _Compared) -> Iterator[OneCollective]:
             continue
         size = of_job if key.group is None or key.group.size is None else key.group.size
         is_complete = len(lockstep.ranks) >= size
+        once = all(count <= max(compared.steps[rank], 1) for rank, count in zip(lockstep.ranks, lockstep.counts))
         waiting = last = None
+        is_all = False
         if lockstep.is_paired and (is_complete or len(lockstep.ranks) > 1):
             least = sum(lockstep.last_ns)
-            waits = (compared.a_step(rank, ns - least) for rank, ns in zip(lockstep.ranks, lockstep.ns))
-            waiting = OverRanks(lockstep.ranks, tuple(waits))
+            # Of several in a step nobody knows which are beside each other: at least what is beside none is waiting.
+            doubtful = (0,) * len(lockstep.ranks) if once else lockstep.beside_ns
+            waits = (max(0, ns - least - beside) for ns, beside in zip(lockstep.ns, doubtful))
+            waiting = OverRanks(lockstep.ranks, tuple(map(compared.a_step, lockstep.ranks, waits)))
+            is_all = is_complete and not any(doubtful)
             times = Counter(lockstep.last_rank)
             last = OverRanks(lockstep.ranks, tuple(times[rank] for rank in lockstep.ranks))
         yield OneCollective(
@@ -270,9 +274,8 @@ def _collectives(compared: _Compared) -> Iterator[OneCollective]:
             lockstep.ranks,
             sum(lockstep.counts),
             waiting,
-            waiting is not None and not is_complete,
-            tuple(map(compared.a_step, lockstep.ranks, lockstep.beside_ns)),
-            all(count <= max(compared.steps[rank], 1) for rank, count in zip(lockstep.ranks, lockstep.counts)),
+            waiting is not None and not is_all,
+            tuple(map(compared.a_step, lockstep.ranks, lockstep.beside_ns)) if once else (0,) * len(lockstep.ranks),
             last,
         )
 
@@ -393,7 +396,7 @@ class _Waits:
         if one.waiting is not None:
             for rank, ns, beside in zip(one.ranks, one.waiting.values, one.beside):
                 self._alone[rank] += max(0, ns - beside)
-                self._in_one[rank] = max(self._in_one[rank], ns if one.once else ns - beside)
+                self._in_one[rank] = max(self._in_one[rank], ns)
                 if ns and beside:
                     self.are_longer.add(rank)
 

@@ -327,7 +327,10 @@ def _table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str 
             "it differently often, one alone recorded it, or it is not known between which ranks it was."
         )
     if any(one.wait_longer for one in listed):
-        notes.append(f"{AT_LEAST}: not all ranks of the group are here, and the last to come may be another.")
+        notes.append(
+            f"{AT_LEAST}: several are under way at once, or not all ranks of the group are here and another one may be "
+            "the last to come."
+        )
     return "\n".join([draw(headings, [cells(one) for one in listed[:limit]], tablefmt), *notes])
 
 
