@@ -68,5 +68,5 @@ try:
 finally:
     run = prof.gather()
     if run is not None:  # on rank 0
-        print(run.report("ranks"))
+        print(run.report("ranks", top=5))
 dist.destroy_process_group()

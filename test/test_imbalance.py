@@ -251,6 +251,20 @@ def test_who_waits_in_two_collectives_at_once_waits_once() -> None:
     assert balance_of(replace(run, lockstep=all_of_it)).ranks[0].waiting_ns == 49  # the longest of them
 
 
+def test_of_two_buckets_at_once_what_is_beside_none_is_sure() -> None:
+    """Twice in each of 5 steps rank 0 takes 50 and rank 1 takes 1; of what rank 0 takes, 47 a step are beside another.
+    Who is always the last to come waits for nobody, and there is no doubt in that."""
+    collectives = {("Net.a", BACKWARD, "all_reduce", PAIR): {0: [50] * 10, 1: [1] * 10}}
+    run = run_of_ranks({("Net.a", FORWARD): even(50, range(2))}, collectives)
+    lockstep = {
+        key: replace(one, beside_ns=(5 * 47, 5)) if key.is_collective else one for key, one in run.lockstep.items()
+    }
+    balance = balance_of(replace(run, lockstep=lockstep))
+    (one,) = balance.collectives
+    assert (one.waiting, one.longer, one.calls) == (OverRanks((0, 1), (100 - 2 - 47, 0)), (0,), 20)
+    assert [(rank.waiting_ns, rank.waits_longer) for rank in balance.ranks] == [(51, True), (0, False)]
+
+
 def test_waiting_that_is_not_known_or_not_all() -> None:
     """Of an all-reduce of four, two ranks are here; the broadcast of one rank is nobody's; the gather is not paired."""
     collectives: dict[Any, Any] = {

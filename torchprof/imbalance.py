@@ -117,10 +117,10 @@ class OneCollective:
     """A collective that a layer asked for, between the ranks of one group. ``ranks`` are those that recorded it.
 
     ``calls`` are those of all ranks. ``waiting``: ns in one step, of each rank; None where it is not known which call
-    of one rank belongs to which of another; at least so long where ranks of the group are missing, or several of them
-    are under way at once (``wait_longer``). ``beside``: for how long in a step another collective may have been under
-    way, too, of which this waiting does not know. ``last``: how often each rank was the last to come, each of the times
-    one of them.
+    of one rank belongs to which of another. The ranks in ``longer`` wait at least so long: all where others of the
+    group are missing, and those on which several such are under way at once. ``beside``: for how long in a step another
+    collective may have been under way, too, of which this waiting does not know. ``last``: how often each rank was the
+    last to come, each of the times one of them.
     """
 
     layer: int
@@ -130,9 +130,13 @@ class OneCollective:
     ranks: tuple[int, ...]
     calls: int
     waiting: OverRanks | None = None
-    wait_longer: bool = False
+    longer: tuple[int, ...] = ()
     beside: tuple[int, ...] = ()
     last: OverRanks | None = None
+
+    @property
+    def wait_longer(self) -> bool:
+        return bool(self.longer)
 
 
 @dataclass(frozen=True)
@@ -256,14 +260,16 @@ def _collectives(compared: _Compared) -> Iterator[OneCollective]:
         is_complete = len(lockstep.ranks) >= size
         once = all(count <= max(compared.steps[rank], 1) for rank, count in zip(lockstep.ranks, lockstep.counts))
         waiting = last = None
-        is_all = False
+        longer: tuple[int, ...] = ()
         if lockstep.is_paired and (is_complete or len(lockstep.ranks) > 1):
             least = sum(lockstep.last_ns)
             # Of several in a step nobody knows which are beside each other: at least what is beside none is waiting.
             doubtful = (0,) * len(lockstep.ranks) if once else lockstep.beside_ns
-            waits = (max(0, ns - least - beside) for ns, beside in zip(lockstep.ns, doubtful))
+            waits = [max(0, ns - least - beside) for ns, beside in zip(lockstep.ns, doubtful)]
             waiting = OverRanks(lockstep.ranks, tuple(map(compared.a_step, lockstep.ranks, waits)))
-            is_all = is_complete and not any(doubtful)
+            longer = lockstep.ranks
+            if is_complete:
+                longer = tuple(rank for rank, ns, sure in zip(lockstep.ranks, lockstep.ns, waits) if ns - least > sure)
             times = Counter(lockstep.last_rank)
             last = OverRanks(lockstep.ranks, tuple(times[rank] for rank in lockstep.ranks))
         yield OneCollective(
@@ -274,7 +280,7 @@ def _collectives(compared: _Compared) -> Iterator[OneCollective]:
             lockstep.ranks,
             sum(lockstep.counts),
             waiting,
-            waiting is not None and not is_all,
+            longer,
             tuple(map(compared.a_step, lockstep.ranks, lockstep.beside_ns)) if once else (0,) * len(lockstep.ranks),
             last,
         )
@@ -391,8 +397,7 @@ class _Waits:
         self._in_one: Counter[int] = Counter()
 
     def add(self, one: OneCollective) -> None:
-        if one.waiting is None or one.wait_longer:
-            self.are_longer.update(one.ranks)
+        self.are_longer.update(one.ranks if one.waiting is None else one.longer)
         if one.waiting is not None:
             for rank, ns, beside in zip(one.ranks, one.waiting.values, one.beside):
                 self._alone[rank] += max(0, ns - beside)

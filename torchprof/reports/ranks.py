@@ -172,8 +172,11 @@ def _table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str |
 
         ranks = balance.ranks
         row = [f"({name})", *[""] * len(dims), "", _time(figure([one.work_ns for one in ranks])), ""]
-        waits_longer = any(one.waits_longer for one in ranks)
-        row += [_at_least(_time(figure([one.waiting_ns for one in ranks])), waits_longer), ""] if has_waiting else []
+        waits = figure([one.waiting_ns for one in ranks])
+        # The least is sure where one is sure that waits no longer; of any other figure each rank may make it more.
+        doubtful = [one.waits_longer for one in ranks if name != "min" or one.waiting_ns == waits]
+        waits_longer = all(doubtful) if name == "min" else any(doubtful)
+        row += [_at_least(_time(waits), waits_longer), ""] if has_waiting else []
         for kind in kinds:
             peak = figure([dict(one.peaks).get(kind) for one in ranks])
             row.append(UNKNOWN if peak is None else format_memory(round(peak)))
