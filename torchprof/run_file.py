@@ -8,7 +8,7 @@ import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
 from operator import itemgetter, le
 from os import PathLike
@@ -67,7 +67,7 @@ def text_of(run: Run, *, strip: bool = False) -> str:
         "signatures": list(frames.signatures),
         "devices": run.rows.devices,
         "rows": _of_columns(run.rows.columns),
-        "samples": [{**key._asdict(), **asdict(spread)} for key, spread in run.samples.items()],
+        "samples": [{**key._asdict(), **_of_spread(spread)} for key, spread in run.samples.items()],
         "memory": [{**asdict(memory), "held": memory.held} for memory in run.memory],
         "timeline": None if run.timeline is None else _of_timeline(run.timeline),
         "device_times": [asdict(time) for time in run.device_times],
@@ -101,6 +101,11 @@ class _Frames:
 
     def chains(self, chains: Iterable[Sequence[Frame]]) -> list[list[tuple[str, str, int]]]:
         return [self.chain(chain) for chain in chains]
+
+
+def _of_spread(spread: Spread) -> dict[str, Any]:
+    """What ``asdict`` gives, which copies each value, and there are a million of a thousand ranks."""
+    return {field.name: getattr(spread, field.name) for field in fields(Spread)}
 
 
 def _of_timeline(timeline: Timeline) -> dict[str, Any]:
