@@ -80,7 +80,9 @@ def test_console_blocks_run_and_print_what_is_shown(in_root: Path) -> None:
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             line, _, shown = part.partition("\n")
             words = shlex.split(line)
-            assert words[:3] == ["python", "-m", "torchprof"]
+            if words[0] == "torchrun":
+                words = ["python", "-m", "torch.distributed.run", *words[1:]]
+            assert words[:3] in (["python", "-m", "torchprof"], ["python", "-m", "torch.distributed.run"])
             result = subprocess.run(
                 [sys.executable, *words[1:]], capture_output=True, text=True, check=False, encoding="utf-8"
             )
@@ -94,11 +96,18 @@ def test_console_blocks_run_and_print_what_is_shown(in_root: Path) -> None:
                 )
             elif words[3] == "trace":  # of a trace in the repository, whose figures never change
                 assert result.stdout == shown
+            elif "two_ranks" in line:  # who is slow, and how much more work that is: the rest is for the machine to say
+                for text in (shown, result.stdout):
+                    assert text.startswith("2 ranks. Rank 1 is the slow one: its own work takes ")
+                    assert "It has more work: 3.24 times the FLOPs of the others (median)." in text
+                headings = [[part for part in text.splitlines() if "---|" in part] for text in (shown, result.stdout)]
+                assert [len(part.split("|")) for part in headings[0]] == [8, 12]
+                assert [len(part.split("|")) for part in headings[1]] == [8, 12, 10]
             else:
                 expected = shape(shown)
                 assert shape(result.stdout)[: len(expected)] == expected
             commands += 1
-    assert commands == 5
+    assert commands == 6
 
 
 def test_the_two_commands_are_in_the_makefile_and_in_ci() -> None:
