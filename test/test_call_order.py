@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from models import Mlp
 from torch import Tensor, nn
 
@@ -70,3 +71,11 @@ def test_what_only_a_branch_uses_may_not_be_called() -> None:
 @pytest.mark.parametrize("forward", [len, lambda self, x: self.fc(x), eval("lambda self, x: self.fc(x)")])
 def test_what_has_no_source_of_its_own_has_no_order(forward) -> None:
     assert call_order(type("Made", (), {"forward": forward})) == {}
+
+
+def test_torchscript_has_no_order() -> None:
+    """Its classes have a forward that they do not give away: only what is made of them has one."""
+    scripted = torch.jit.script(nn.Sequential(nn.ReLU()))
+    with pytest.raises(AttributeError):
+        _ = type(scripted).forward
+    assert call_order(type(scripted)) == {}

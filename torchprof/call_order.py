@@ -34,10 +34,12 @@ class _Uses(ast.NodeVisitor):
 
     def follow(self, name: str) -> None:
         self._followed.add(name)
-        method = inspect.unwrap(getattr(self._cls, name))
         try:
+            method = inspect.unwrap(getattr(self._cls, name))
             tree = ast.parse(textwrap.dedent(inspect.getsource(method))).body[0]
         except (OSError, TypeError, SyntaxError):  # made by exec, written in C, or a lambda inside of other code
+            return
+        except AttributeError:  # the class has none, only what is made of it: TorchScript
             return
         if isinstance(tree, ast.FunctionDef) and tree.args.args:
             around, self._self = self._self, tree.args.args[0].arg

@@ -385,10 +385,11 @@ class Lockstep:
     """What several ranks do equally often, so that the first time of one is the first time of the others.
 
     ``ranks``, ascending; for each of them how often (``counts``) and for how long altogether (``ns``), and during how
-    much of that an exchange that had begun before was under way, too (``beside_ns``). ``last_rank`` is for each time the rank that the others waited for, the lowest of equal ones, and ``last_ns`` how long it took:
-    the longest work; of a collective the shortest, since it ends for all of them when the last has come, and that one
-    waits for nobody. Both are empty where the counts differ, and where it is not known between which ranks a collective
-    was: then nobody knows which time of one belongs to which of another.
+    much of that an exchange that had begun before was under way, too (``beside_ns``). ``last_rank`` is for each time
+    the rank that the others waited for, the lowest of equal ones, and ``last_ns`` how long it took: the longest work;
+    of a collective the shortest, since it ends for all of them when the last has come, and that one waits for nobody.
+    Both are empty where the counts differ, and where it is not known between which ranks a collective was: then nobody
+    knows which time of one belongs to which of another.
     """
 
     ranks: tuple[int, ...]
