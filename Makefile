@@ -21,7 +21,7 @@ demo: $(READY)
 	$(BIN)/python examples/training_step.py
 
 test: $(TOOLS)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 lint: $(TOOLS)
 	$(BIN)/ruff check .

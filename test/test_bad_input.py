@@ -90,7 +90,7 @@ def enter(*args: Any, **options: Any) -> None:
         ([nn.ReLU(), 5], ["torch.nn.Module", "5"]),
         ([[nn.ReLU()]], ["torch.nn.Module"]),
     ],
-    ids=repr,
+    ids=lambda value: value if type(value) is int else type(value).__name__,
 )
 def test_what_is_no_model(given, words) -> None:
     refused(lambda: enter(given), *words)
