@@ -7,7 +7,8 @@ import json
 import re
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
 from operator import itemgetter, le
@@ -52,38 +53,65 @@ _LABELS_ALONE = "Written before torchprof 2.2: the totals of labels leave out th
 
 def text_of(run: Run, *, strip: bool = False) -> str:
     """A run as the text of its file; ``strip`` leaves the names of files and machines out."""
-    metas = [replace(meta, machine="", script="") for meta in run.metas] if strip else run.metas
-    frames = _Frames()
-    document = {
-        "format": _FORMAT,
-        "schema": SCHEMA,
-        "holds": "layer paths, operator and kernel names, shapes, costs; no tensor data"
-        + ("" if strip else "; the names of the machine and the script"),
-        "metas": [asdict(meta) for meta in metas],
-        "layers": [asdict(layer) for layer in run.layers],
-        "frames": frames.chains(run.rows.frames),
-        "within": [[[*around[:2], frames.chain(around.frames)] for around in step] for step in run.rows.within],
-        "shared": run.rows.shared,
-        "signatures": list(frames.signatures),
-        "devices": run.rows.devices,
-        "rows": _of_columns(run.rows.columns),
-        "samples": [{**key._asdict(), **_of_spread(spread)} for key, spread in run.samples.items()],
-        "memory": [{**asdict(memory), "held": memory.held} for memory in run.memory],
-        "timeline": None if run.timeline is None else _of_timeline(run.timeline),
-        "device_times": [asdict(time) for time in run.device_times],
-        "lockstep": [{**key._asdict(), **asdict(lockstep)} for key, lockstep in run.lockstep.items()],
-    }
-    return json.dumps(document, separators=(",", ":"))
+    return "".join(_pieces(run, strip))
 
 
 def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
     """What ``Run.save`` does."""
-    text = text_of(run, strip=strip)
     path = Path(path)
-    if path.suffix == ".gz":
-        path.write_bytes(gzip.compress(text.encode(), mtime=0))
-    else:
-        path.write_text(text, encoding="utf-8")
+    with path.open("wb") as plain, ExitStack() as stack:
+        file: Any = plain
+        if path.suffix == ".gz":
+            file = stack.enter_context(gzip.GzipFile("", "wb", fileobj=plain, mtime=0))
+        for piece in _pieces(run, strip):
+            file.write(piece.encode())
+
+
+def _pieces(run: Run, strip: bool) -> Iterator[str]:
+    """The text of a run's file, of which that of a thousand ranks is never there as a whole."""
+    before = "{"
+    for name, value in _parts(run, strip):
+        yield f"{before}{_json(name)}:"
+        before = ","
+        if isinstance(value, Iterator):
+            yield "["
+            for number, one in enumerate(value):
+                yield f"{',' if number else ''}{_json(one)}"
+            yield "]"
+        elif isinstance(value, Mapping):
+            for number, (key, one) in enumerate(value.items()):
+                yield f"{',' if number else '{'}{_json(key)}:{_json(one.tolist() if isinstance(one, array) else one)}"
+            yield "}"
+        else:
+            yield _json(value)
+    yield "}"
+
+
+def _parts(run: Run, strip: bool) -> Iterator[tuple[str, Any]]:
+    """What stands in the file, by name; what there may be very many of, one after the other."""
+    metas = [replace(meta, machine="", script="") for meta in run.metas] if strip else run.metas
+    frames = _Frames()
+    named = "" if strip else "; the names of the machine and the script"
+    yield "format", _FORMAT
+    yield "schema", SCHEMA
+    yield "holds", f"layer paths, operator and kernel names, shapes, costs; no tensor data{named}"
+    yield "metas", map(asdict, metas)
+    yield "layers", map(asdict, run.layers)
+    yield "frames", map(frames.chain, run.rows.frames)
+    yield "within", ([[*around[:2], frames.chain(around.frames)] for around in step] for step in run.rows.within)
+    yield "shared", run.rows.shared
+    yield "signatures", list(frames.signatures)
+    yield "devices", run.rows.devices
+    yield "rows", run.rows.columns
+    yield "samples", ({**key._asdict(), **_of_spread(spread)} for key, spread in run.samples.items())
+    yield "memory", ({**asdict(memory), "held": memory.held} for memory in run.memory)
+    yield "timeline", None if run.timeline is None else _of_timeline(run.timeline)
+    yield "device_times", map(asdict, run.device_times)
+    yield "lockstep", ({**key._asdict(), **asdict(lockstep)} for key, lockstep in run.lockstep.items())
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 class _Frames:
@@ -98,9 +126,6 @@ class _Frames:
             (kind, name, 0 if signature is None else numbers.setdefault(signature, len(numbers) + 1))
             for kind, name, signature in frames
         ]
-
-    def chains(self, chains: Iterable[Sequence[Frame]]) -> list[list[tuple[str, str, int]]]:
-        return [self.chain(chain) for chain in chains]
 
 
 def _of_spread(spread: Spread) -> dict[str, Any]:
