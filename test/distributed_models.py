@@ -152,6 +152,7 @@ def main(how: str, folder: str, *options: str) -> None:
         for _ in range(STEPS):
             train(model, x, optimizer)
             prof.step()
+        time.sleep(0.1)  # gloo's thread may still be busy to end the range of the last exchange
     after = {name: (vars(module).copy(), [*module._forward_hooks.values()]) for name, module in model.named_modules()}
     assert {name: hooks for name, (_, hooks) in before.items()} == {name: hooks for name, (_, hooks) in after.items()}
     prof.run.save(Path(folder, f"rank{rank}.json"))

@@ -667,3 +667,47 @@ def test_nothing_in_nothing_out() -> None:
     walked = walk()
     assert walked.all == []
     assert walked.attribution.callers == set()
+
+
+# Nodes whose number torch leaves out
+
+
+def test_a_node_with_a_hook_before_it_is_found_by_the_number_inside() -> None:
+    """Where a hook runs an op first, torch tells the number of the node alone, and not that of the engine's range."""
+    walked = walk(
+        *forward_of_two(),
+        node("AddmmBackward0", 200, 260),
+        op("aten::mul", 205, 215),
+        user_label("mine", 216, 219),
+        function("AddmmBackward0", 220, 250, 12),
+        op("aten::mm", 225, 245),
+        node("AccumulateGrad", 270, 280),
+        node("ConvolutionBackward0", 300, 320, 10),
+    )
+    names = ("AddmmBackward0", NODE_PREFIX + "AddmmBackward0", NODE_PREFIX + "AccumulateGrad")
+    for name in (*names, "aten::mul", "aten::mm"):
+        assert walked.owner(name) == (FC, BACKWARD)
+    assert walked.owner(NODE_PREFIX + "ConvolutionBackward0") == (CONV, BACKWARD)
+
+
+def test_nodes_in_the_hooks_of_others_have_numbers_of_their_own() -> None:
+    """A hook may run a backward itself; what is looked at ahead comes in its order, and once."""
+    events = [
+        *forward_of_two(),
+        node("AddmmBackward0", 200, 300),
+        node("ConvolutionBackward0", 210, 240),
+        op("aten::mul", 212, 214),
+        function("ConvolutionBackward0", 220, 230, 10),
+        function("AddmmBackward0", 250, 290, 12),
+        op("aten::mm", 255, 260),
+        node("Unfinished", 310, 330),
+        op("aten::add", 315, 320),
+        op("aten::sum", 340, 350),
+    ]
+    walked = walk(*events)
+    assert [one.event.name for one in walked.all] == [event.name for event in events]
+    assert walked.owner(NODE_PREFIX + "AddmmBackward0") == (FC, BACKWARD)
+    assert walked.owner(NODE_PREFIX + "ConvolutionBackward0") == walked.owner("aten::mul") == (CONV, BACKWARD)
+    assert walked.owner("aten::mm") == (FC, BACKWARD)
+    assert walked.owner(NODE_PREFIX + "Unfinished") == walked.owner("aten::add") == (FC, BACKWARD)  # as the node before
+    assert walked.owner("aten::sum") == (OUTSIDE, FORWARD)

@@ -121,6 +121,7 @@ def test_where_sizes_were_recorded_they_have_to_be_the_same() -> None:
         ("c10d::allgather_into_tensor_coalesced_", "gloo:all_gather", True),
         ("c10d::alltoall_base_", "gloo:all_to_all", True),
         ("c10d::recv_", "gloo:recv", True),
+        ("c10d::allreduce_", "gloo:sparse_all_reduce", True),
         ("c10d::allreduce_", "gloo:all_gather", False),
         ("c10d::allgather_", "gloo:gather", False),
         ("c10d::barrier", "gloo:barrier", True),
@@ -202,6 +203,27 @@ def test_a_bucket_of_one_layer_is_that_layers() -> None:
     walked = Walked(*FORWARDS, *backward((3, THREE), (3, FIVE), asks=1, signature=EIGHT))
     assert walked.shared("c10d::allreduce_") == [()]
     assert walked.of("c10d::allreduce_")[0][:2] == (3, BACKWARD)
+
+
+def test_gradients_that_were_not_exchanged_are_in_no_bucket() -> None:
+    """As in DDP's no_sync: the next forward begins, and what they were accumulated for is another backward."""
+    without = backward((1, THREE), (2, FIVE), asks=-1)
+    later = [event._replace(start_ns=event.start_ns + 5000, end_ns=event.end_ns + 5000) for event in FORWARDS]
+    synced = [
+        event._replace(start_ns=event.start_ns + 9000, end_ns=event.end_ns + 9000)
+        for event in backward((4, THREE), (3, FIVE), asks=1, signature=LIST_OF_EIGHT)
+    ]
+    walked = Walked(*FORWARDS, *without, *later, *synced)
+    assert walked.shared("c10d::allreduce_") == [(4, 3)]
+    assert walked.exchanges.uncertain == 0
+
+
+def test_gradients_of_a_model_that_is_not_replicated_are_in_no_bucket() -> None:
+    exchanges = Exchanges({}, PATHS, SIGNATURES, {3, 4})
+    attribution = Attribution(SITES, PATHS, None, None, exchanges)
+    events = [*FORWARDS, *backward((1, THREE), (4, THREE), (3, FIVE), asks=2, signature=LIST_OF_EIGHT)]
+    (found,) = [one.place for one in attribution.attribute(events) if one.event.name == "c10d::allreduce_"]
+    assert (found.layer, found.shared) == (2, (4, 3))
 
 
 def test_a_bucket_of_another_size_held_other_gradients() -> None:
@@ -291,12 +313,37 @@ def test_a_range_that_names_no_layer_of_ours_is_where_it_is(name: str) -> None:
     walked = Walked(label(LABELS[2], 0, 100), user_label(name, 10, 30))
     assert walked.of(name) == [(2, FORWARD, [name])]
     (place,) = [one.place for one in walked.all if one.event.name == name]
-    assert place.frames[-1].kind == "label"
+    assert place.frames[-1].kind == ("op" if "::" in name else "label")  # torch's own, or the user's
 
 
-def test_a_name_that_two_models_have_tells_nothing() -> None:
-    assert fqns_of([("Net",), ("Net", "a"), ("Other",), ("Other", "a"), ("Other", "b")]) == {"b": 4}
-    assert fqns_of(PATHS) == {"": 0, "a": 1, "b": 2, "b.0": 3, "b.1": 4}
+def test_of_several_roots_a_name_is_meant_in_the_one_around() -> None:
+    """Two blocks, each sharded by itself: "0" is in either, and a range without a name is of either."""
+    paths = [("Net",), ("Net", "a"), ("Net", "a", "0"), ("Net", "b"), ("Net", "b", "0")]
+    exchanges = Exchanges({"": [1, 3], "0": [2, 4]}, paths, [])
+    assert exchanges.named_by("FSDP::all_gather (0)", around=1) == (2,)
+    assert exchanges.named_by("FSDP::all_gather (0)", around=4) == (4,)
+    assert exchanges.named_by("FSDP::pre_forward", around=4) == (3,)
+    assert exchanges.named_by("FSDP::all_gather (0)", around=0) == ()
+    assert exchanges.named_by("FSDP::root_post_backward_callback", around=OUTSIDE) == ()
+    assert exchanges.named_by("mine", around=1) is None
+    assert fqns_of([("Net",), ("Net", "a"), ("Other",), ("Other", "a")]) == {"": [0, 2], "a": [1, 3]}
+
+
+def test_of_several_groups_without_sizes_two_that_could_be_meant_are_not_told_apart() -> None:
+    """Each group has an order of its own: what began first need not be what was asked for first."""
+    exchanges = Exchanges({}, PATHS, SIGNATURES, None, is_one_group=False)
+    attribution = Attribution(SITES, PATHS, None, None, exchanges)
+    events = [
+        label(LABELS[1], 0, 9),
+        op("c10d::allreduce_", 1, 2),
+        label(LABELS[2], 10, 19),
+        op("c10d::allreduce_", 11, 12),
+        exchange("gloo:all_reduce", 50),
+        exchange("gloo:all_reduce", 60),
+    ]
+    owners = [one.place.layer for one in attribution.attribute(events) if one.event.kind is Kind.COLLECTIVE]
+    assert owners == [OUTSIDE, 2]  # the second is the only one left
+    assert exchanges.unmatched == 1
 
 
 # Hooks

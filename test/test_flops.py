@@ -1178,3 +1178,23 @@ def test_a_product_of_two_sparse_tensors_is_not_counted(layouts: str) -> None:
     run = profiled(lambda: torch.sparse.mm(first, second))
     assert uncounted(run)
     assert total(run) == 0
+
+
+def test_a_hook_on_a_tensor_takes_no_backward_away_from_its_layer() -> None:
+    """torch leaves the number of a node's range out where a hook runs an op before the node."""
+
+    class Hooked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x)
+            y.register_hook(lambda grad: grad * 1.0)
+            return self.second(y)
+
+    net = Hooked()
+    with torchprof.Profile(net, with_flops=True) as prof:
+        net(torch.rand(3, 8)).sum().backward()
+    macs = {node.layer.name: node.total.macs for node in prof.run.tree("backward").walk()}
+    assert macs == {"Hooked": 3 * 8 * 16 + 2 * 3 * 16 * 4, "Hooked.first": 3 * 8 * 16, "Hooked.second": 2 * 3 * 16 * 4}

@@ -189,6 +189,19 @@ def test_waiting_is_what_a_rank_takes_longer_than_the_last_to_come(how: str, req
             assert None not in waiting
 
 
+@pytest.mark.parametrize(("how", "of_block"), [("ddp", 2 * BLOCK), ("fsdp", 2 * BLOCK), ("tp", BLOCK), ("both", BLOCK)])
+def test_backward_belongs_to_the_layers_of_forward(how: str, of_block: int, request: pytest.FixtureRequest) -> None:
+    """For each input and each weight as much as forward, but for the model's own input."""
+    for run in request.getfixturevalue(how).runs:
+        assert total_macs(run, "Net.embed", "backward") == STEPS * EMBED
+        assert total_macs(run, "Net.head", "backward") == STEPS * 2 * HEAD
+        for block in range(3):
+            assert total_macs(run, f"Net.layers.{block}", "backward") == STEPS * of_block
+            for linear in (0, 2):
+                assert total_macs(run, f"Net.layers.{block}.{linear}", "backward") == STEPS * of_block // 2
+        assert not any(row.cost.macs for row in run.rows if row.layer is None)
+
+
 # DistributedDataParallel
 
 

@@ -70,6 +70,9 @@ class Raw:
     def name(self) -> str:
         return self._name
 
+    def metadata_json(self) -> str:
+        return ""
+
     def start_ns(self) -> int:
         return self._start
 

@@ -511,6 +511,7 @@ WITHIN: tuple[tuple[Around, ...], ...] = (
     (Around(OUTSIDE, FORWARD, (Frame("label", "a"), Frame("op", "b", SIGNATURES[2]))),),
 )
 MEASURES = ("cpu_ns", "peak_bytes", "kept_bytes", "step_cpu_ns")
+SHARED = ((), (0,))
 
 
 @st.composite
@@ -521,6 +522,7 @@ def lines_of_rows(draw: st.DrawFn, layers: int) -> tuple[int, ...]:
     return (
         draw(st.integers(NOT_SELECTED, layers - 1)),
         draw(st.integers(0, len(PHASES) - 1)),
+        draw(st.integers(0, len(SHARED) - 1)),
         draw(st.integers(0, len(WITHIN) - 1)),
         frames,
         draw(st.integers(0, 1)),
@@ -573,7 +575,7 @@ def runs(draw: st.DrawFn) -> Run:
     count = len(layers)
     lines = draw(st.lists(lines_of_rows(count), max_size=25))
     columns = {name: array("q", (line[at] for line in lines)) for at, name in enumerate(Rows.COLUMNS)}
-    rows = Rows(layers, FRAMES, ("cpu", "cuda:0"), columns, WITHIN)
+    rows = Rows(layers, FRAMES, ("cpu", "cuda:0"), columns, WITHIN, SHARED)
     keys = st.tuples(
         st.integers(NOT_SELECTED, count - 1), st.sampled_from([FORWARD, RECOMPUTE]), st.sampled_from(MEASURES)
     )

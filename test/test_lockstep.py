@@ -27,7 +27,7 @@ from torchprof.attribute import (
     Site,
 )
 from torchprof.lockstep import Locksteps, is_communication
-from torchprof.run import STEP, WORK, GroupOfRanks, Layer, Lockstep, LockstepKey
+from torchprof.run import GAP, STEP, WORK, GroupOfRanks, Layer, Lockstep, LockstepKey
 
 NET, A, B = "torchprof:Net", "torchprof:Net.a", "torchprof:Net.b"
 PATHS = [("Net",), ("Net", "a"), ("Net", "b")]
@@ -64,8 +64,12 @@ def work(found: dict[LockstepKey, Lockstep], device: str = "cpu") -> dict[tuple[
     return {
         (key.layer, key.phase, key.what): one.last_ns
         for key, one in found.items()
-        if not key.is_collective and key.device == device
+        if not key.is_collective and key.what != GAP and key.device == device
     }
+
+
+def gap(found: dict[LockstepKey, Lockstep]) -> tuple[int, ...]:
+    return found[LockstepKey(OUTSIDE, FORWARD, "cpu", GAP)].last_ns
 
 
 # By hand
@@ -89,6 +93,7 @@ def test_own_work_by_layer_and_step() -> None:
         (OUTSIDE, FORWARD, WORK): (5, 0),
         (OUTSIDE, FORWARD, STEP): (60, 40),  # all there was: nobody waited
     }
+    assert gap(found) == (15, 30)
     assert {(one.ranks, one.counts, one.last_rank) for one in found.values()} == {((3,), (2,), (3, 3))}
 
 
@@ -110,6 +115,7 @@ def test_what_is_between_ops_while_a_collective_is_under_way_is_waiting() -> Non
         (OUTSIDE, FORWARD, WORK): (10,),
         (OUTSIDE, FORWARD, STEP): (20 + 10 + 10 + 10 + 10,),  # 0 to 10, 50 to 60, and 90 to 100 in no range
     }
+    assert gap(found) == (30,)
     assert {key: one.ns for key, one in found.items() if key.is_collective} == {
         LockstepKey(0, FORWARD, "cpu", "all_reduce", GROUP): (25,),
         LockstepKey(OUTSIDE, FORWARD, "cpu", "all_reduce", GROUP): (20,),
@@ -130,6 +136,35 @@ def test_while_another_thread_works_the_first_one_waits_for_it() -> None:
         (OUTSIDE, FORWARD, WORK): (10 + 20 + 10 + 10,),
         (OUTSIDE, FORWARD, STEP): (100,),
     }
+
+
+def test_a_function_of_the_users_waits_as_python_does() -> None:
+    """And the engine around it, and a node that is one: what an op of torch's own does meanwhile is work."""
+    backward = Event(Kind.NODE, "autograd::engine::evaluate_function: MineBackward", 60, 90, MAIN, 1, MAIN)
+    found = seen(
+        step(0),
+        op("Mine", 10, 40, sequence=1),
+        op("c10d::allreduce_", 12, 14),
+        exchange("gloo:all_reduce", 15, 35),
+        op("aten::mul", 20, 23),
+        backward,
+        exchange("gloo:all_reduce", 65, 80),
+        step(100),
+    )
+    assert work(found)[OUTSIDE, FORWARD, WORK] == (2 + 1 + 3 + 5,)
+    assert work(found)[OUTSIDE, BACKWARD, WORK] == (30 - 15,)
+
+
+def test_exchanges_count_in_steps() -> None:
+    """As own work: what comes after the last step, or before the first of a session that began inside of one, does
+    not; without steps all does."""
+    events = [exchange("gloo:all_reduce", at, at + 10) for at in (5, 60, 110)]
+    key = LockstepKey(OUTSIDE, FORWARD, "cpu", "all_reduce", GROUP)
+    assert seen(step(0), events[0], step(50), events[1], step(100), events[2])[key].last_ns == (10, 10)
+    late = seen(step(0), events[0], step(50), events[1], step(100), events[2], from_first_mark=False)
+    assert late[key].counts == (1,)
+    assert seen(step(0), *events)[key].counts == (3,)
+    assert key not in seen(step(0), step(50), events[1])
 
 
 def test_without_steps_all_is_one() -> None:
@@ -313,6 +348,8 @@ def test_own_work_is_what_counting_each_ns_gives(
                     expected[0, place.phase, WORK][lap] += 1
             elif thread == MAIN and not waits and not inside[OTHER]:
                 expected[OUTSIDE, FORWARD, STEP][lap] += 1
+                expected[OUTSIDE, FORWARD, GAP][lap] += 1
+    found |= {(key.layer, key.phase, key.what): one.last_ns for key, one in lockstep.items() if key.what == GAP}
     assert {key: times for key, times in found.items() if any(times)} == {
         key: tuple(times) for key, times in expected.items() if any(times)
     }

@@ -80,11 +80,13 @@ def test_missing_ranks_and_the_mesh() -> None:
         return {"mesh": (MeshDim("dp", 3, rank // 2), MeshDim("tp", 2, rank % 2))}
 
     run = of_work(1000, 1000, world_size=6, metas={0: mesh(0), 1: mesh(1)})
-    assert sentence(run).startswith("2 ranks; mesh: dp 3 × tp 2. Ranks 2 to 5 of 6 are missing: they gave no run. No ")
+    assert sentence(run).startswith(
+        "2 ranks; mesh: dp 3 × tp 2. Ranks 2 to 5 of 6 are missing: they are not in this run. No "
+    )
     assert "missing" not in "".join(section(run, -1))
     rows = table(run, RANKS)
     assert [(row["Rank"], row["dp"], row["tp"]) for row in rows[:2]] == [("0", "0", "0"), ("1", "0", "1")]
-    assert "Rank 2 of 3 is missing: it gave no run." in sentence(of_work(1000, 1000, world_size=3))
+    assert "Rank 2 of 3 is missing: it is not in this run." in sentence(of_work(1000, 1000, world_size=3))
     one_knows = of_work(1000, 1000, metas={1: mesh(1)})
     assert [row["tp"] for row in table(one_knows, RANKS)[:2]] == ["–", "1"]
 
@@ -101,16 +103,19 @@ def test_without_steps_times_are_of_a_cycle_or_of_all() -> None:
 
 def test_one_rank_alone_is_compared_with_nobody() -> None:
     assert of_work(1000).report("ranks") == (
-        "This run is of one rank, 0: there is nothing to compare it with. torchprof.merge, or `python -m torchprof "
+        "This run is of rank 0 alone: there is nothing to compare it with. torchprof.merge, or `python -m torchprof "
         "merge` with the files of all ranks, makes one run of them; prof.gather() does so inside of the job."
     )
-    assert "of one rank, 0 of 8: there" in of_work(1000, world_size=8).report("ranks")
+    assert (
+        "of rank 0 alone, of the 8 of the job: there is nothing to compare it with. Ranks 1 to 7 gave no run"
+        in of_work(1000, world_size=8).report("ranks")
+    )
 
 
 def test_what_no_rank_knows() -> None:
     run = run_of_ranks({("Net.a", FORWARD): even(10, range(2))})
     unknown = Run(run.metas, run.layers, run.rows, {})
-    assert sentence(unknown) == "2 ranks. Which rank is slow nobody can tell: the own work of no rank is known."
+    assert sentence(unknown) == "2 ranks. Which rank is slow nobody can tell: the own work of any rank is not known."
     assert [row["Own work a step"] for row in table(unknown, RANKS)] == ["–"] * 5
     assert [row["Slowest"] for row in table(unknown, RANKS)] == ["–", "–", "", "", ""]
     assert table(unknown, LAYERS) == []

@@ -129,6 +129,7 @@ ALLOWED = {
         "assemble",
         "attribute",
         "collect",
+        "doubts",
         "environment",
         "errors",
         "fold",

@@ -96,7 +96,8 @@ class Recorded(Protocol):
 
 class Planned(Protocol):
     """Which layers there are, and what each label stands for. See ``Plan``, which knows the modules. ``fqns``: the
-    layers by the names that FSDP has for them."""
+    layers by the names that FSDP has for them; ``replicated``: those whose gradients DistributedDataParallel exchanges,
+    None where that is not known."""
 
     @property
     def sites(self) -> Mapping[str, Site]: ...
@@ -114,7 +115,10 @@ class Planned(Protocol):
     def callable_layers(self) -> Set[int]: ...
 
     @property
-    def fqns(self) -> Mapping[str, int]: ...
+    def fqns(self) -> Mapping[str, Sequence[int]]: ...
+
+    @property
+    def replicated(self) -> Set[int] | None: ...
 
 
 def wanted_detail(asked: Asked) -> Callable[[str], Detail] | None:
@@ -128,10 +132,14 @@ def wanted_detail(asked: Asked) -> Callable[[str], Detail] | None:
 
 
 def attribution_of(
-    plan: Planned, signatures: Sequence[Signature] = (), called_from: Callable[[int, int], int] | None = None
+    plan: Planned,
+    signatures: Sequence[Signature] = (),
+    called_from: Callable[[int, int], int] | None = None,
+    is_one_group: bool = True,
 ) -> Attribution:
-    """The rule of ownership for the labels of a plan. ``signatures``: what ops were called on."""
-    exchanges = Exchanges(plan.fqns, plan.layer_paths, signatures)
+    """The rule of ownership for the labels of a plan. ``signatures``: what ops were called on; ``is_one_group``:
+    whether all exchanges are between the same ranks."""
+    exchanges = Exchanges(plan.fqns, plan.layer_paths, signatures, plan.replicated, is_one_group)
     return Attribution(plan.sites, plan.layer_paths, plan.selected, called_from, exchanges)
 
 
@@ -162,7 +170,8 @@ def assemble(
     """
     rank = origin.rank
     signatures = recording.signatures
-    attribution = attribution_of(plan, signatures, recording.called_from if asked.with_stack else None)
+    called_from = recording.called_from if asked.with_stack else None
+    attribution = attribution_of(plan, signatures, called_from, group is not None or origin.world_size == 1)
     places = attribution.places.all
     estimate = None
     if asked.with_flops:

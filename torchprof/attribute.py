@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from enum import Enum
+from itertools import chain
 from typing import Any, NamedTuple
 
 from torchprof.exchanges import ACCUMULATES, ASKS, Exchanges
@@ -23,8 +24,8 @@ PHASES = (FORWARD, BACKWARD, RECOMPUTE)
 PREFIX = "torchprof:"
 """What the name of each of our labels begins with."""
 HOOKS = PREFIX + "!hooks:"
-"""What that begins with around the hooks by which tensor parallelism moves what a module is given, and what it gives;
-the rest of the module's own label follows."""
+"""What that begins with around the hooks by which a parallel module exchanges data before and after its forward; the
+rest of the module's own label follows."""
 LAUNCH_NOT_RECORDED = "(launch not recorded)"
 """The label of kernels of which nobody knows what launched them."""
 
@@ -263,6 +264,32 @@ class Makers:
         return self._last[self._numbers[at - 1]] if at else None
 
 
+def _with_numbers(events: Iterable[Event]) -> Iterator[Event]:
+    """Give the engine's range around an autograd node the number of that node, where torch has left it out.
+
+    It does so where a hook of the user's, or of FSDP's, runs an op or a range before the node itself. Of AccumulateGrad
+    alone there is no number to be had.
+    """
+    ahead: deque[Event] = deque()  # what was looked at, and is still to come
+    later = iter(events)
+    node, function = Kind.NODE, Kind.BACKWARD_FUNCTION
+    while True:
+        event = ahead.popleft() if ahead else next(later, None)
+        if event is None:
+            return
+        if event[0] is node and event[5] < 0 and not event[1].endswith(ACCUMULATES):
+            looked = []
+            for inner in chain(ahead, later):
+                looked.append(inner)
+                if inner.start_ns >= event.end_ns:
+                    break
+                if inner.kind is function and inner.thread == event.thread and event.name.endswith(inner.name):
+                    event = event._replace(sequence=inner.sequence, forward_thread=inner.forward_thread)
+                    break
+            ahead.extend(looked[len(ahead) :])
+        yield event
+
+
 class Attribution:
     """One walk over the events of one session, in the order of their start.
 
@@ -319,7 +346,7 @@ class Attribution:
         called_from = self._called_from
         unranged = (Kind.MEMORY, Kind.STOPPED, Kind.STEP, sample)
 
-        for event in events:
+        for event in _with_numbers(events):
             kind, name, start, end, thread, sequence, _, correlation, _, _, signature = event
             if kind is kernel:
                 launcher = launched_by.get(correlation, unlaunched)
@@ -384,6 +411,8 @@ class Attribution:
             elif kind is label_kind and name in self._sites:
                 place, calls, layer = self._of_label(name, around, label, layer)
                 label = name
+                if place.phase == FORWARD:
+                    exchanges.forget_gradients()
             elif kind is label_kind and name.startswith(HOOKS):
                 place, calls = self._of_hooks(name, around, layer), 0
             elif kind is node or (kind is Kind.BACKWARD_FUNCTION and not (around is not None and around.is_node)):
@@ -393,7 +422,7 @@ class Attribution:
                     exchanges.accumulate(thread, layer)
             elif kind is Kind.BACKWARD_FUNCTION and around is not None:  # it is of the node around it
                 place = inside(around, "op", name, around.signature if called_from is not None else 0)
-                if name == ACCUMULATES:
+                if name.endswith(ACCUMULATES):
                     exchanges.accumulated(thread, signature)
             else:
                 place = self._of_range(name, around, signature)
@@ -447,7 +476,8 @@ class Attribution:
             of_graph = event.name.endswith(_GRAPH_NODE)
             maker = self._makers[event.forward_thread].find(event.sequence, of_graph)
         else:
-            # AccumulateGrad has no number; the engine runs it right after the node that made its gradient.
+            # AccumulateGrad has no number; the engine runs it right after the node that made its gradient. Nor has a
+            # node that is not run, where autograd.grad takes the gradient that it is given.
             maker = self._node_before.get(level)
         self._node_before[level] = maker
         layer = OUTSIDE if maker is None else maker.layer
@@ -459,15 +489,16 @@ class Attribution:
     def _of_range(self, name: str, around: Place | None, signature: int) -> Place:
         """A range of the user's, or of torch's: where it is, but for one of FSDP's, which names the layers whose
         parameters it is about: it gathers some that are used next, and scatters gradients of others, in hooks."""
-        layers = self.exchanges.named_by(name)
         outer = around or self.places.of_layer(OUTSIDE, FORWARD)
-        if layers:
+        layers = self.exchanges.named_by(name, outer.layer)
+        if layers is not None:
             phase = outer.phase
             if "backward" in name:
                 phase = BACKWARD
             elif phase == BACKWARD and name.startswith(("FSDP::pre_forward", "FSDP::post_forward")):
                 phase = RECOMPUTE
-            outer = self._of_layers(layers, phase, outer)
+            if layers:
+                outer = self._of_layers(layers, phase, outer)
             return self.places.inside(outer, "op", name, signature)  # torch's own, and no label of the user's
         return self.places.inside(outer, "label", name, signature)
 

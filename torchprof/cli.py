@@ -605,7 +605,7 @@ def _written(shown: str, world_size: int) -> str:
     if format_of(shown) != "json":
         return f"Written: {shown}."
     if world_size > 1:
-        return f"Written: {shown}, and a file for each of the other ranks. To compare them: torchprof merge FILE …"
+        return f"Written: {shown}; each other rank writes its own. To compare them: torchprof merge FILE …"
     return f"Written: {shown}. To see more of it: torchprof show {shown}"
 
 

@@ -191,7 +191,7 @@ class Recording:
                 elif raw.scope() == _BACKWARD_SCOPE:
                     kind = backward
                     forward_thread = raw.fwd_thread_id()
-            if detail is not None and (kind is op or name == ACCUMULATES):
+            if detail is not None and (kind is op or (kind is backward and name.endswith(ACCUMULATES))):
                 wanted = details.get(name)
                 if wanted is None:
                     wanted = details[name] = detail(name)

@@ -21,7 +21,10 @@ def some(names: Sequence[str], limit: int = 3) -> str:
 
 
 def doubts_of(run: Run) -> list[str]:
-    """What a report says under its figures: who is missing, and each warning once, of whom where it is not of all."""
+    """What a report says under its figures: who is missing, and each warning once, of whom where it is not of all.
+
+    What the figures of several ranks are, ``about_sums`` says.
+    """
     said: dict[str, list[int]] = {}
     for meta in run.metas:
         for warning in dict.fromkeys(meta.warnings):
@@ -38,20 +41,20 @@ def doubts_of(run: Run) -> list[str]:
 
 def _about_missing_ranks(run: Run) -> Iterator[str]:
     missing = run.missing_ranks
-    if missing:
+    if missing and len(run.metas) > 1:  # a run of one rank is not merged yet, or was taken out of others
         words, size = ranks_in_words(missing).capitalize(), len(run.metas) + len(missing)
-        if len(run.metas) > 1:
-            is_missing = "is missing: it" if len(missing) == 1 else "are missing: they"
-            yield f"{words} of {size} {is_missing} gave no run."
-        else:  # as it is before they are merged
-            yield f"{words} of {size} {'is' if len(missing) == 1 else 'are'} not in this run."
+        is_missing = "is missing: it is" if len(missing) == 1 else "are missing: they are"
+        yield f"{words} of {size} {is_missing} not in this run."
 
 
 def about_sums(run: Run) -> Iterator[str]:
     """What the figures of several ranks are, where they stand for all of them."""
     if len(run.metas) > 1:
         ranks = ranks_in_words(meta.rank for meta in run.metas)
-        yield f'All figures, except parameters, are sums over {ranks}: the report "ranks" compares them.'
+        yield (
+            f"Times, calls, memory and FLOPs are sums over {ranks}, rates are of one rank on average, peaks the "
+            'highest of any: the report "ranks" compares them.'
+        )
 
 
 def about_modules(added: Sequence[str], removed: Sequence[str]) -> Iterator[str]:
@@ -70,6 +73,16 @@ def about_exchanges(unmatched: int, uncertain: int) -> Iterator[str]:
         yield (
             f"{uncertain} bucket(s) of gradients held others than came before them, as in the first backward of "
             "DistributedDataParallel: they count where the last of these came."
+        )
+
+
+def about_buckets(unordered: Sequence[str]) -> Iterator[str]:
+    """Models whose buckets of gradients are not in order."""
+    if unordered:
+        yield (
+            f"DistributedDataParallel had not put the buckets of {some(unordered)} in order when the recording began: "
+            "it does so after its first backward, but not with find_unused_parameters=True. A bucket is said to serve "
+            "the layers whose gradients were ready before it, and may be of others."
         )
 
 

@@ -22,6 +22,7 @@ def this_process(job: Job) -> Meta:
         model=(),
         rank=job.rank,
         world_size=job.world_size,
+        job=job.name,
         mesh=job.mesh,
         peaks=measured_peaks(),
         versions=(

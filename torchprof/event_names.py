@@ -73,6 +73,11 @@ def is_host_collective(name: str) -> bool:
     return name.startswith(_HOST_BACKENDS) and is_collective(name)
 
 
+def is_engine(name: str) -> bool:
+    """Whether this is the range of autograd's engine around a node."""
+    return name.startswith(NODE_PREFIX)
+
+
 def with_steps(events: Iterable[Event], steps: int) -> Iterator[Event]:
     """Mark where each step of ``torch.profiler.profile`` begins, and where the last of so many ends.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 ASKS = "c10d::"
 """How the names of torch's ops begin that ask for an exchange (``torch/csrc/distributed/c10d/Ops.cpp``)."""
-ACCUMULATES = "torch::autograd::AccumulateGrad"
-"""The autograd node that ends the way of a gradient, and after which DistributedDataParallel looks at its buckets."""
+ACCUMULATES = "AccumulateGrad"
+"""How the name of the node ends at which a gradient arrives, and DistributedDataParallel looks at its buckets."""
 
 _FSDP = re.compile(r"FSDP::\w+(?: for (?P<next>.*)| \((?P<own>.*)\))?", re.DOTALL)
 """What FSDP2 calls its ranges: with the names of the modules whose parameters they are about, as the root has them, and
@@ -33,25 +33,31 @@ class _Asked(NamedTuple):
 class Exchanges:
     """What the attribution of one session notes of exchanges.
 
-    ``fqns``: the layers by the names that FSDP has for them; ``signatures``: what ops were called on. ``unmatched``
-    counts the collectives of which nobody knows who asked for them, ``uncertain`` the buckets that have another size
-    than the gradients that came before them.
+    ``fqns``: the layers by the names that FSDP has for them, of each of its roots; ``signatures``: what ops were called
+    on; ``replicated``: the layers whose gradients DistributedDataParallel exchanges, None where that is not known;
+    ``is_one_group``: whether all exchanges are between the same ranks. ``unmatched`` counts the collectives of which
+    nobody knows who asked for them, ``uncertain`` the buckets that have another size than the gradients that came
+    before them.
     """
 
     def __init__(
         self,
-        fqns: Mapping[str, int],
+        fqns: Mapping[str, Sequence[int]],
         paths: Sequence[tuple[str, ...]],
         signatures: Sequence[Signature],
+        replicated: Set[int] | None = None,
+        is_one_group: bool = True,
     ) -> None:
         self.unmatched = 0
         self.uncertain = 0
         self._fqns = fqns
         self._paths = paths
         self._signatures = signatures
+        self._replicated = replicated
+        self._is_one_group = is_one_group
         self._asked: deque[_Asked] = deque()
         self._accumulated: defaultdict[int, list[tuple[int, int | None]]] = defaultdict(list)
-        self._of_label: dict[str, tuple[int, ...]] = {}
+        self._names_in: dict[str, tuple[str, ...] | None] = {}  # what labels say, by label
 
     # Who asked
 
@@ -73,13 +79,21 @@ class Exchanges:
         """The op that asked for an exchange that begins now on a thread of the backend's, None where none is known.
 
         A group's exchanges begin in the order in which they were asked for: it is the first that asked for one of this
-        name, and of this size where sizes were recorded.
+        name, and of this size where sizes were recorded. Of several groups each has an order of its own: there the
+        sizes have to tell them apart.
         """
         size = self._size(signature)
-        for at, asked in enumerate(self._asked):
-            if _is_for(asked.name, name) and (size is None or size in (self._sizes(asked.signature) or (size,))):
-                del self._asked[at]
-                return asked.place
+        found = [
+            at
+            for at, asked in enumerate(self._asked)
+            if _is_for(asked.name, name) and (size is None or size in (self._sizes(asked.signature) or (size,)))
+        ]
+        asker = self._asked[found[0]].place if found else None
+        if found:
+            is_sure = self._is_one_group or size is not None or {self._asked[at].place for at in found} == {asker}
+            del self._asked[found[0]]
+            if is_sure:
+                return asker
         self.unmatched += 1
         return None
 
@@ -87,7 +101,13 @@ class Exchanges:
 
     def accumulate(self, thread: int, layer: int) -> None:
         """The gradient of a parameter of a layer is ready."""
-        self._accumulated[thread].append((layer, None))
+        if self._replicated is None or layer in self._replicated:
+            self._accumulated[thread].append((layer, None))
+
+    def forget_gradients(self) -> None:
+        """A forward begins: gradients that were not exchanged until now will not be exchanged any more."""
+        if self._accumulated:
+            self._accumulated.clear()
 
     def accumulated(self, thread: int, signature: int) -> None:
         """How large the last gradient was."""
@@ -110,19 +130,28 @@ class Exchanges:
             return ()
         return tuple(dict.fromkeys(layer for layer, _ in gradients if layer >= 0))
 
-    def named_by(self, label: str) -> tuple[int, ...]:
-        """The layers that a range of FSDP2's is about; ``()`` for all other ranges, and where it names none of ours."""
-        layers = self._of_label.get(label)
-        if layers is None:
+    def named_by(self, label: str, around: int) -> tuple[int, ...] | None:
+        """The layers that a range of FSDP2's is about, which is inside of a layer (negative: none); ``()`` where it
+        names none of ours, or where they are of another root than that layer. None for all other ranges."""
+        if label not in self._names_in:
             found = _FSDP.fullmatch(label)
-            layers = ()
-            if found is not None:
-                names = (found["next"] or found["own"] or "").split(", ")
-                numbers = [self._fqns.get(name) for name in names]
-                if None not in numbers:
-                    layers = tuple(number for number in numbers if number is not None)
-            self._of_label[label] = layers
-        return layers
+            names = None if found is None else tuple((found["next"] or found["own"] or "").split(", "))
+            self._names_in[label] = names
+        names = self._names_in[label]
+        if names is None:
+            return None
+        layers = [self._called(name, around) for name in names]
+        return () if None in layers else tuple(layer for layer in layers if layer is not None)
+
+    def _called(self, name: str, around: int) -> int | None:
+        """The layer that FSDP calls so: of several roots, below that which is around."""
+        layers = self._fqns.get(name, ())
+        if len(layers) > 1:
+            path = self._paths[around] if around >= 0 else ()
+            steps = len(name.split(".")) if name else 0
+            roots = {layer: self._paths[layer][: len(self._paths[layer]) - steps] for layer in layers}
+            layers = [layer for layer, root in roots.items() if path[: len(root)] == root]
+        return layers[0] if len(layers) == 1 else None
 
     def common(self, layers: Iterable[int]) -> tuple[str, ...]:
         """The path of the nearest common ancestor of some layers; ``()`` where they are of several models."""
@@ -157,20 +186,15 @@ def _elements(shape: object) -> int | None:
 def _is_for(op: str, collective: str) -> bool:
     """Whether an op asks for collectives of this name. gloo reduces and scatters by reducing for all."""
     asked = op.removeprefix(ASKS).replace("_", "")
-    begun = collective.partition(":")[2].replace("_", "")
+    begun = collective.partition(":")[2].replace("_", "").removeprefix("sparse")
     if begun == "reduce":
         return asked == begun
     return asked.startswith(begun) or (begun == "allreduce" and asked.startswith("reducescatter"))
 
 
-def fqns_of(paths: Iterable[tuple[str, ...]]) -> dict[str, int]:
-    """The layers by the names that FSDP has for them where its root is the model: those that several models have are
-    left out."""
-    found: dict[str, int] = {}
-    several: set[str] = set()
+def fqns_of(paths: Iterable[tuple[str, ...]]) -> dict[str, list[int]]:
+    """The layers by the names that FSDP has for them where its roots are the models."""
+    found: dict[str, list[int]] = {}
     for index, path in enumerate(paths):
-        name = ".".join(path[1:])
-        if name in found:
-            several.add(name)
-        found[name] = index
-    return {name: index for name, index in found.items() if name not in several}
+        found.setdefault(".".join(path[1:]), []).append(index)
+    return found

@@ -23,7 +23,7 @@ import torch
 
 from torchprof.errors import TorchprofError
 from torchprof.merging import merge
-from torchprof.run import Run
+from torchprof.run import Run, ranks_in_words
 from torchprof.run_file import run_of, text_of
 from torchprof.sigterm import HeldSigterm
 
@@ -65,7 +65,7 @@ def gather(
     ranks = _ranks_of(group)
     if rank not in ranks:
         return None
-    if dst not in ranks:
+    if isinstance(dst, bool) or dst not in ranks:
         raise TorchprofError(f"dst={dst!r} is no rank of the group, whose ranks in the job are {_some(ranks)}.")
     name = (distributed.distributed_c10d._get_default_group() if group is None else group).group_name
     store = _store(f"torchprof/gather/{name}/{dst}/{_gathers[name, dst]}")
@@ -75,6 +75,7 @@ def gather(
         seconds = store.timeout.total_seconds()
         if failed:
             seconds = min(seconds, _GRACE_S)
+    sigterm.expected = failed
     gathered = exchange(None if stranger else run, store, rank, dst, ranks, seconds, sigterm)
     if stranger:
         assert run is not None
@@ -179,11 +180,15 @@ class _Table:
                 if data:
                     yield run_of(data, f"the run of rank {rank}")
             missing = [rank for rank in missing if rank not in there]
+            if is_last_look and missing:
+                told = f"{ranks_in_words(missing).capitalize()} gave no run to gather in time."
+                warnings.warn(told, stacklevel=2)
+                self._sigterm.expected = True  # a rank has died, probably, and torchrun is about to notice
             if is_last_look or not missing:
                 return
             if time.monotonic() > silent_until:
                 silent_until = math.inf
-                told = f"Still waiting for the runs of {len(missing)} ranks: {_some(missing)}."
+                told = f"Still waiting for the runs of ranks: {_some(missing)}."
                 warnings.warn(f"{told} Each has to call gather, and gather(timeout=…) waits less.", stacklevel=2)
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from statistics import median, median_low
 from typing import NamedTuple
 
 from torchprof.attribute import FORWARD, OUTSIDE, PHASES
-from torchprof.run import STEP, WORK, GroupOfRanks, Lockstep, LockstepKey, Run
+from torchprof.run import GAP, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey, Run
 
 SLOWER_BY = 0.1
 """By which part of the median rank's own work a rank has to exceed it to be called slow."""
@@ -88,6 +88,10 @@ class OneRank:
     peaks: tuple[tuple[str, int], ...] = ()
     flops: int | None = None
     has_more_flops: bool = False
+
+
+IN_NO_OP = -3
+"""Where a layer's index stands: what a rank did in no operator and no range, as waiting for data."""
 
 
 @dataclass(frozen=True)
@@ -270,8 +274,9 @@ def _collectives(compared: _Compared) -> Iterator[OneCollective]:
             longer = lockstep.ranks
             if is_complete:
                 longer = tuple(rank for rank, ns, sure in zip(lockstep.ranks, lockstep.ns, waits) if ns - least > sure)
-            times = Counter(lockstep.last_rank)
-            last = OverRanks(lockstep.ranks, tuple(times[rank] for rank in lockstep.ranks))
+            if is_complete:  # else another may come even later
+                times = Counter(lockstep.last_rank)
+                last = OverRanks(lockstep.ranks, tuple(times[rank] for rank in lockstep.ranks))
         yield OneCollective(
             key.layer,
             key.phase,
@@ -339,6 +344,9 @@ def _layers(compared: _Compared, collectives: Iterable[OneCollective]) -> Iterat
         for key, lockstep in run.lockstep.items()
         if key.what == WORK and key.device == compared.time
     }
+    gap = run.lockstep.get(LockstepKey(OUTSIDE, FORWARD, compared.time or "", GAP))
+    if gap is not None:
+        work[IN_NO_OP, FORWARD] = gap
     has_flops = compared.have_measured("flops")
     flops, uncounted = (compared.rolled_up(name) if has_flops else {} for name in ("flops", "uncounted"))
     peaks = _peaks(compared)

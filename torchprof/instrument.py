@@ -27,8 +27,8 @@ from torchprof.collect import is_observed, record
 from torchprof.event_names import RAISED, STOPPED
 
 _is_traced: Callable[[], Any] = torch._C._get_tracing_state
-_TENSOR_PARALLEL = ("torch.distributed.tensor.", "torch.distributed._tensor.")
-"""Where the hooks of ``parallelize_module`` and ``distribute_module`` come from."""
+_PARALLEL = ("torch.distributed.tensor.", "torch.distributed._tensor.", "torch.distributed.fsdp._fully_shard.")
+"""Where the hooks of ``parallelize_module``, ``distribute_module`` and ``fully_shard`` come from."""
 _ENOUGH = "_StopRecomputationError"
 """What torch.utils.checkpoint raises, inside an op, when it has computed again all that backward needs."""
 
@@ -190,12 +190,12 @@ class Labels:
             self._await(module, target, *self._on_class[owner])
 
     def _label_hooks(self, target: Target, module: nn.Module) -> None:
-        """Label the hooks by which tensor parallelism moves what a module is given, and what it gives: they run outside
-        of its forward, and exchange data for it."""
+        """Label the hooks by which tensor parallelism moves what a module is given, and what it gives, and by which
+        FSDP2 gathers its parameters: they run outside of its forward, and exchange data for it."""
         label = HOOKS + target.label.removeprefix(PREFIX)
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key, hook in hooks.items():
-                if getattr(hook, "__module__", "").startswith(_TENSOR_PARALLEL):
+                if getattr(hook, "__module__", "").startswith(_PARALLEL):
                     hooks[key] = stand_in = self._labelled_hook(hook, label)
                     self._restore.append(functools.partial(_put_back, hooks, key, stand_in, hook))
 

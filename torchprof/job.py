@@ -16,32 +16,42 @@ from torchprof.run import GroupOfRanks, MeshDim
 
 class Job(NamedTuple):
     """``group``: between which ranks this one's collectives are; None where there are groups of different ranks, or no
-    job. ``in_traces``: all this as JSON, as ``torch.profiler.profile`` writes it into traces; None for no job."""
+    job. ``in_traces``: all this as JSON, as ``torch.profiler.profile`` writes it into traces; None for no job.
+    ``name``: what torchrun or Slurm call it, "" where neither does."""
 
     rank: int = 0
     world_size: int = 1
     mesh: tuple[MeshDim, ...] = ()
     group: GroupOfRanks | None = None
     in_traces: str | None = None
+    name: str = ""
 
 
-def this_job(models: Iterable[nn.Module]) -> Job:
-    """The job of this process, and the mesh that these models lie on.
+def this_job(models: Iterable[nn.Module], before: Job | None = None) -> Job:
+    """The job of this process, and the mesh that these models lie on. ``before``: what was known of it earlier.
 
-    Outside of the life of its process group, the variables tell that torchrun, and others as it, start a process with;
-    one without them is a job of its own.
+    Outside of the life of its process group, it is what was known before; else what the variables tell that torchrun,
+    and others as it, start a process with; one without them is a job of its own.
     """
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
+        if before is not None and before.in_traces is not None:
+            return before
         of_process, of_job = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
         if of_process.isdecimal() and of_job.isdecimal() and int(of_process) < int(of_job):
-            return Job(int(of_process), int(of_job))
+            return Job(int(of_process), int(of_job), name=_name())
         return Job()
     rank, size = distributed.get_rank(), distributed.get_world_size()
     groups = _groups()
     described = {"backend": distributed.get_backend(), "rank": rank, "world_size": size, "pg_config": groups}
     mesh = _mesh_of(models) or mesh_of_groups(groups, rank)
-    return Job(rank, size, mesh, sole_group(groups), json.dumps(described))
+    return Job(rank, size, mesh, sole_group(groups), json.dumps(described), _name())
+
+
+def _name() -> str:
+    """torchrun's name is "none" where it was given none."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return os.environ.get("SLURM_JOB_ID", "") if name == "none" else name
 
 
 def _groups() -> list[Mapping[str, Any]]:

@@ -15,9 +15,9 @@ from functools import cache
 from torchprof.attribute import FORWARD, OUTSIDE, Attributed, Event, Frame, Kind, Place, Signature
 from torchprof.collectives import Collective, collective_of, tells_collective
 from torchprof.device_times import Work, kind_of_work
-from torchprof.event_names import is_collective, is_host_collective
+from torchprof.event_names import is_collective, is_engine, is_host_collective
 from torchprof.exchanges import ASKS
-from torchprof.run import STEP, WORK, GroupOfRanks, Layer, Lockstep, LockstepKey
+from torchprof.run import GAP, STEP, WORK, GroupOfRanks, Layer, Lockstep, LockstepKey
 
 _COMMUNICATION = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "record_param_comms", "FSDP::")
 """How the names of ops and ranges begin that exchange data between ranks, wait for it, or make it ready."""
@@ -115,8 +115,7 @@ class Locksteps:
         self._launched: dict[int, int] = {}  # the number of an op → how many marks were before
         self._kernels: defaultdict[int, defaultdict[tuple[int, str], int]] = defaultdict(lambda: defaultdict(int))
         self._device_collectives: dict[Place, LockstepKey | None] = {}
-        self._collectives: defaultdict[LockstepKey, list[int]] = defaultdict(list)
-        self._beside: defaultdict[LockstepKey, int] = defaultdict(int)
+        self._collectives: defaultdict[LockstepKey, list[tuple[int, int, int]]] = defaultdict(list)
         self._reach: dict[str, int] = {}  # by device: when the last of its collectives that have begun ends
         self._under_way = _Union()  # collectives
         self._elsewhere = _Union()  # these, and what other threads do than the one that takes the steps
@@ -202,7 +201,9 @@ class Locksteps:
     def _share(self, place: Place, start: int, end: int) -> None:
         known = self._is_work.get(place)
         if known is None:
-            is_op = place.frame is not None and place.frame.kind == "op"
+            # A Function of the user's, and the engine around it, may call what waits: those are Python, too.
+            frame = place.frame
+            is_op = frame is not None and frame.kind == "op" and "::" in frame.name and not is_engine(frame.name)
             known = self._is_work[place] = not is_communication(place.frames), is_op
         is_work, is_op = known
         if is_work:
@@ -225,10 +226,10 @@ class Locksteps:
             self._kernels[step][place.layer, place.phase] += ns
 
     def _note_collective(self, key: LockstepKey, start: int, end: int) -> None:
-        self._collectives[key].append(end - start)
         reach = self._reach.get(key.device, start)
-        self._beside[key] += max(0, min(reach, end) - start)
         self._reach[key.device] = max(reach, end)
+        marks = bisect_right(self._marks, start)
+        self._collectives[key].append((end - start, max(0, min(reach, end) - start), marks))
 
     def _collective_of(self, place: Place) -> LockstepKey | None:
         """What a kernel of all ranks of a group does; None for other work."""
@@ -260,6 +261,8 @@ class Locksteps:
             for layer, phase in sorted({key for step in rolled_up for key in step}):
                 times = [step.get((layer, phase), 0) for step in rolled_up]
                 found[LockstepKey(layer, phase, device, WORK)] = Lockstep.of(self._rank, times)
+            if any(beside):
+                found[LockstepKey(OUTSIDE, FORWARD, device, GAP)] = Lockstep.of(self._rank, beside)
             whole = [sum(step.values()) + more for step, more in zip(steps, beside)]
             found[LockstepKey(OUTSIDE, FORWARD, device, STEP)] = Lockstep.of(self._rank, whole)
 
@@ -267,7 +270,12 @@ class Locksteps:
         if self._kernels:
             note("device", [self._kernels[number] for number in range(count)], [0] * count)
         for key, times in sorted(self._collectives.items(), key=lambda item: str(item[0])):
-            lockstep = Lockstep.of(self._rank, times, self._beside[key])
+            # As own work, they count in steps, where there are any.
+            if len(self._marks) > 1:
+                times = [one for one in times if 0 < one[2] < len(self._marks)]
+            if not times:
+                continue
+            lockstep = Lockstep.of(self._rank, [ns for ns, *_ in times], sum(beside for _, beside, _ in times))
             found[key] = lockstep if key.group is not None else replace(lockstep, last_ns=(), last_rank=())
         return found
 

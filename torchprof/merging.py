@@ -241,6 +241,10 @@ class _Merged:
         if len(sizes) > 1:
             told = " and ".join(f"of {size} ranks (rank {rank})" for size, rank in sorted(sizes.items()))
             raise TorchprofError(f"The runs are of different jobs, {told}. Merge those of one job.")
+        jobs = {meta.job: meta.rank for meta in self._metas.values() if meta.job}
+        if len(jobs) > 1:
+            told = " and ".join(f"{job} (rank {rank})" for job, rank in sorted(jobs.items()))
+            raise TorchprofError(f"The runs are of different jobs, {told}. Merge those of one job.")
 
     def _add_layers(self, run: Run) -> list[int]:
         """The number here of each of its layers."""

@@ -292,21 +292,41 @@ class Plan:
         }
 
     @property
-    def fqns(self) -> dict[str, int]:
+    def fqns(self) -> dict[str, list[int]]:
         """The layers by the names that FSDP has for them: their real paths from the outermost sharded module on."""
         is_sharded = {spot.path for spot in self._spots if _is_sharded(spot.module())}
         roots = {path for path in is_sharded if not any(path[:steps] in is_sharded for steps in range(1, len(path)))}
         if not roots:
             return fqns_of(self.layer_paths)
-        found: dict[str, int] = {}
-        several: set[str] = set()
+        found: dict[str, list[int]] = {}
         for spot, layer in zip(self._spots, self._layer_of):
             for root in (spot.path[:steps] for steps in range(1, len(spot.path) + 1)):
                 if root in roots:
-                    name = ".".join(spot.path[len(root) :])
-                    if found.setdefault(name, layer) != layer:
-                        several.add(name)
-        return {name: layer for name, layer in found.items() if name not in several}
+                    layers = found.setdefault(".".join(spot.path[len(root) :]), [])
+                    layers += [] if layer in layers else [layer]
+        return found
+
+    @property
+    def replicated(self) -> set[int]:
+        """The layers whose gradients DistributedDataParallel exchanges."""
+        above = {spot.path for spot in self._spots if isinstance(spot.module(), nn.parallel.DistributedDataParallel)}
+        return {
+            layer
+            for spot, layer in zip(self._spots, self._layer_of)
+            if any(spot.path[:steps] in above for steps in range(1, len(spot.path) + 1))
+        }
+
+    def unordered(self) -> list[str]:
+        """The models whose gradients DistributedDataParallel has put into several buckets and not in the order in which
+        they become ready: before its second forward, and where it never does so."""
+        found = []
+        for spot, layer in zip(self._spots, self._layer_of):
+            module = spot.module()
+            if isinstance(module, nn.parallel.DistributedDataParallel):
+                said = module._get_ddp_logging_data()  # not public
+                if not said.get("has_rebuilt_buckets") and "," in str(said.get("bucket_sizes", "")):
+                    found.append(".".join(self.layer_paths[layer]))
+        return found
 
     def real_path(self, label: str, layer: int) -> tuple[str, ...] | None:
         """The path of the module that carries a label, where it is shown as this layer; None where it is not."""

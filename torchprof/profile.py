@@ -24,6 +24,7 @@ from torch.profiler import ProfilerAction
 from torchprof.assemble import Asked, Seen, assemble, attribution_of, wanted_detail, with_doubts
 from torchprof.attribute import Kind
 from torchprof.collect import Guard, Session, empty_event_list, is_profiled, missing_device, refuse_if_profiled
+from torchprof.doubts import about_buckets
 from torchprof.environment import this_process
 from torchprof.errors import TorchprofError, suggest
 from torchprof.fold import add_cycle
@@ -125,6 +126,7 @@ class Profile:
         self._failed = False  # whether an error ended the block
         self._start_holding = self._end_holding = NOTHING
         self._job = Job()
+        self._asked_of_buckets = False
 
     # The block
 
@@ -287,6 +289,7 @@ class Profile:
             self._prepared = None
 
     def _new_session(self) -> Session:
+        self._job = this_job(self._models, self._job)
         if is_profiled():
             refuse_if_profiled()
         asked = self._asked
@@ -295,12 +298,15 @@ class Profile:
             profile_memory=asked.profile_memory,
             record_shapes=asked.record_shapes or asked.with_flops,
             with_stack=asked.with_stack,
-            in_job=this_job(()).world_size > 1,
+            in_job=self._job.world_size > 1,
         )
 
     def _start_cycle(self) -> None:
         self._session = self._prepared or self._new_session()
         self._prepared = self._event_lists = None
+        if not self._asked_of_buckets:
+            self._asked_of_buckets = True
+            self._seen.notes += about_buckets(self._plan.unordered())
         self._start_holding = held_now(self._models, watch=True) if self.profile_memory else NOTHING
         self._session.start(step_begins=not self.warmup)
         self._recording = True
@@ -308,7 +314,7 @@ class Profile:
     def _stop_session(self) -> None:
         assert self._session is not None
         self._recording = False
-        self._job = this_job(self._models)
+        self._job = this_job(self._models, self._job)
         self._session.stop(self._job.in_traces)
         self._start_holding.stop_watching()
         self._end_holding = held_now(self._models) if self.profile_memory else NOTHING

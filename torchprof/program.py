@@ -23,7 +23,7 @@ from torchprof.fold import add_cycle
 from torchprof.held import held_now
 from torchprof.holding import NOTHING
 from torchprof.instrument import Labels
-from torchprof.job import this_job
+from torchprof.job import Job, this_job
 from torchprof.modules import Plan
 from torchprof.outermost import OutermostCalls
 from torchprof.run import Run
@@ -84,6 +84,7 @@ class Program:
         self._last_call = None if max_calls is None else warmup_calls + max_calls
         self._seen = Seen(notes=[missing] if missing else [])
         self._run: Run | None = None
+        self._job = Job()
         self._calls = 0
         self._elsewhere: Counter[str] = Counter()  # calls of modules on threads that are not recorded, by class
         self._start_ns = 0  # how much was recorded before the first call of a model
@@ -160,6 +161,8 @@ class Program:
 
     def _go_on(self) -> None:
         """From one call of a model to the next: fold what was recorded where that has become much."""
+        if self._job.in_traces is None:  # the script may end its process group before it ends itself
+            self._job = this_job(self._plan.models)
         age = time.perf_counter() - self._since
         if self._calls == 1:
             self._start_ns = round(age * 1e9)
@@ -190,7 +193,7 @@ class Program:
         self._session.stop()
         self._holding.stop_watching()
         modules = self._calls + self._outermost.inner - self._modules_before
-        job = this_job(self._plan.models)
+        self._job = this_job(self._plan.models, self._job)
         cycle = assemble(
             self._session,
             self._session.events(wanted_detail(self._asked), self._asked.profile_memory),
@@ -198,8 +201,8 @@ class Program:
             self._plan.layers(),
             self._asked,
             self._seen,
-            origin=this_process(job),
-            group=job.group,
+            origin=this_process(self._job),
+            group=self._job.group,
             start=self._holding,
             end=held_now(self._plan.models) if self._asked.profile_memory else NOTHING,
             python_samples=self._samples(),
@@ -235,7 +238,7 @@ class Program:
                 f"Nothing was recorded: {self._warmup_calls} calls of models were to come first, and there were "
                 f"{self._calls}."
             )
-            origin = this_process(this_job(self._plan.models))
+            origin = this_process(this_job(self._plan.models, self._job))
             self._run = assemble(
                 Session(None), (), self._plan, self._plan.layers(), self._asked, self._seen, origin=origin
             )

@@ -101,12 +101,14 @@ class Meta:
     ``warnings`` are sentences for the user. ``environment`` says in words what it ran on, as (name, value),
     ``switches`` how torch's own were set at the end, those that make it faster or slower. ``machine`` and ``script``
     are names that ``save(strip=True)`` leaves out. ``world_size``: how many ranks the job has, this one among them;
-    ``mesh``: what they are for one another, as far as that is known.
+    ``job``: its name, where torchrun or Slurm gave it one; ``mesh``: what ranks are for one another, as far as that is
+    known.
     """
 
     model: tuple[str, ...]
     rank: int = 0
     world_size: int = 1
+    job: str = ""
     mesh: tuple[MeshDim, ...] = ()
     device: str | None = None
     requested: tuple[str, ...] = ("cpu_ns",)
@@ -345,6 +347,7 @@ class SampleKey(NamedTuple):
 
 
 WORK = "work"
+GAP = "gap"
 STEP = "step"
 
 
@@ -363,6 +366,8 @@ class LockstepKey(NamedTuple):
     "device": whose time it is. ``what`` is one of
 
     - ``WORK``: what the layer and all below it did in a step, in this phase, communication left out;
+    - ``GAP`` (of no layer): how long a rank was in no operator and in no range, and nothing under way that it could
+      wait for: Python of the loop's own, as for loading data;
     - ``STEP`` (of no layer): all that a rank did in a step, in layers or not, communication left out;
     - the name of a collective ("all_reduce") that the layer asked for, between the ranks of ``group``.
 
@@ -377,7 +382,7 @@ class LockstepKey(NamedTuple):
 
     @property
     def is_collective(self) -> bool:
-        return self.what not in (WORK, STEP)
+        return self.what not in (WORK, GAP, STEP)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import zlib
 from array import array
@@ -52,19 +53,28 @@ _LABELS_ALONE = "Written before torchprof 2.2: the totals of labels leave out th
 
 
 def text_of(run: Run, *, strip: bool = False) -> str:
-    """A run as the text of its file; ``strip`` leaves the names of files and machines out."""
+    """A run as the text of its file; ``strip`` leaves the names of files, machines and jobs out."""
     return "".join(_pieces(run, strip))
 
 
 def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
-    """What ``Run.save`` does."""
-    path = Path(path)
-    with path.open("wb") as plain, ExitStack() as stack:
-        file: Any = plain
-        if path.suffix == ".gz":
-            file = stack.enter_context(gzip.GzipFile("", "wb", fileobj=plain, mtime=0))
-        for piece in _pieces(run, strip):
-            file.write(piece.encode())
+    """What ``Run.save`` does. What was in the file before stays there until the new one is complete."""
+    path = Path(os.path.realpath(path))  # where a link leads is what is written
+    is_plain = path.is_file() or not path.exists()  # and no pipe or terminal
+    written = path.with_name(f".{path.name}.{os.getpid()}.part") if is_plain else path
+    try:
+        with written.open("wb") as plain, ExitStack() as stack:
+            file: Any = plain
+            if path.suffix == ".gz":
+                file = stack.enter_context(gzip.GzipFile("", "wb", fileobj=plain, mtime=0))
+            for piece in _pieces(run, strip):
+                file.write(piece.encode())
+        if is_plain:
+            written.replace(path)
+    except BaseException:
+        if is_plain:
+            written.unlink(missing_ok=True)
+        raise
 
 
 def _pieces(run: Run, strip: bool) -> Iterator[str]:
@@ -89,7 +99,7 @@ def _pieces(run: Run, strip: bool) -> Iterator[str]:
 
 def _parts(run: Run, strip: bool) -> Iterator[tuple[str, Any]]:
     """What stands in the file, by name; what there may be very many of, one after the other."""
-    metas = [replace(meta, machine="", script="") for meta in run.metas] if strip else run.metas
+    metas = [replace(meta, machine="", script="", job="") for meta in run.metas] if strip else run.metas
     frames = _Frames()
     named = "" if strip else "; the names of the machine and the script"
     yield "format", _FORMAT

@@ -211,7 +211,8 @@ class _Layers:
     sites: Mapping[str, Site]
     layer_paths: Sequence[tuple[str, ...]]
     callable_layers: Set[int]
-    fqns: Mapping[str, int]
+    fqns: Mapping[str, Sequence[int]]
+    replicated: Set[int] | None = None
     selected: Set[int] | None = None
     selected_paths: tuple[tuple[str, ...], ...] | None = None
 
@@ -228,7 +229,13 @@ class _Model:
     @classmethod
     def of(cls, plan: Plan) -> _Model:
         layers = _Layers(
-            plan.sites, plan.layer_paths, plan.callable_layers, plan.fqns, plan.selected, plan.selected_paths
+            plan.sites,
+            plan.layer_paths,
+            plan.callable_layers,
+            plan.fqns,
+            plan.replicated or None,  # a model at hand need not be wrapped as it was in the recording
+            plan.selected,
+            plan.selected_paths,
         )
         return cls(layers, plan.names, tuple(map(_of_some_mode, plan.layers())), plan.model_modules())
 
@@ -373,6 +380,8 @@ def _sum_of_cycles(cycles: Sequence[_Found]) -> Run:
         seen.notes += [note for note in one.seen.notes if note not in seen.notes]
         seen.callers |= {(moved.get(outer, outer), moved.get(inner, inner)) for outer, inner in one.seen.callers}
         seen.labels += one.seen.labels
+        seen.unmatched += one.seen.unmatched
+        seen.uncertain += one.seen.uncertain
         callable_layers |= {moved[layer] for layer in one.planned.callable_layers}
     assert run is not None
     planned = replace(cycles[0].planned, sites={}, layer_paths=list(number), callable_layers=callable_layers)

@@ -569,7 +569,7 @@ class TraceEvents:
                     correlation = launches.get(number, 0)
                 elif (forward and sequence >= 0) or (sequence < 0 and is_inner_node[name_number]):
                     kind, forward_thread = backward, forward_threads.get(forward, 0)
-                    if name != ACCUMULATES:
+                    if not name.endswith(ACCUMULATES):
                         signature = 0
             elif kind is node:
                 forward_thread = forward_threads.get(forward, 0)

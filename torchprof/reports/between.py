@@ -6,7 +6,7 @@ from collections import Counter
 
 from torchprof.attribute import PHASES
 from torchprof.cost import format_time
-from torchprof.doubts import doubts_of
+from torchprof.doubts import about_sums, doubts_of
 from torchprof.reports import report
 from torchprof.reports.top import parts_of, source_lines
 from torchprof.reports.tree import UNKNOWN, check_number, draw
@@ -49,4 +49,4 @@ def between(run: Run, *, limit: int | None = 10, lines: int | None = 3, tablefmt
     text = draw(["Layer, and where in the source", "Phase", "Between ops", "Share", "Samples"], table, tablefmt)
     hidden = 0 if limit is None else max(len(parts) - limit, 0)
     more = [f"Layers with less are hidden: {hidden}."] if hidden else []
-    return "\n".join([text, *more, *doubts_of(run)])
+    return "\n".join([text, *more, *about_sums(run), *doubts_of(run)])

@@ -11,7 +11,7 @@ from torchprof.attribute import Frame
 from torchprof.collectives import Collective, collective_of, tells_collective
 from torchprof.cost import format_count, format_memory, format_time
 from torchprof.device_times import Work, kind_of_work
-from torchprof.doubts import doubts_of
+from torchprof.doubts import about_sums, doubts_of
 from torchprof.event_names import is_host_collective
 from torchprof.reports import report
 from torchprof.reports.kernels import short_name
@@ -99,7 +99,7 @@ def collectives(run: Run, *, tablefmt: str | None = None) -> str:
     ``tablefmt`` is any of tabulate's formats. Raises TorchprofError for an unknown one.
     """
     uses = list(_uses(run))
-    warnings = doubts_of(run)
+    warnings = [*about_sums(run), *doubts_of(run)]
     if not uses:
         return "\n".join(["This run recorded no communication between ranks.", *warnings])
     time = f"{(run.meta.device or 'device').upper()} time"

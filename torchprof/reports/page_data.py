@@ -191,7 +191,7 @@ def _compared_ranks(run: Run, nodes: Mapping[int, int]) -> dict[str, Any]:
         differing.update(one.layer for one in layers[:_DIFFERING])
     work = []
     for one in balance.layers:
-        if one.layer in differing and one.work is not None:
+        if one.layer in nodes and one.layer in differing and one.work is not None:
             took = dict(zip(one.work.ranks, one.work.values))
             values = [took.get(other.rank) for other in balance.ranks]
             work.append([nodes[one.layer], PHASES.index(one.phase), values])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torchprof.attribute import FORWARD
 from torchprof.cost import Cost, Unit, format_time
-from torchprof.doubts import doubts_of
+from torchprof.doubts import about_sums, doubts_of
 from torchprof.operators import Operator, Sums
 from torchprof.reports.tree import (
     UNKNOWN,
@@ -163,7 +163,7 @@ def ranked(
     table = [row for line in shown for row in _rows(line, every, wholes)]
     text = draw([column.heading for column in every], table, tablefmt)
     hidden = [_hidden(len(lines), len(shown), order)] if len(shown) < len(lines) else []
-    below = [*notes, *hidden, *doubts_of(run)]
+    below = [*notes, *hidden, *about_sums(run), *doubts_of(run)]
     return "\n".join([text, *([""] if below else []), *below])
 
 

@@ -9,10 +9,21 @@ from typing import NamedTuple
 from torchprof.attribute import OUTSIDE
 from torchprof.cost import format_count, format_memory, format_time
 from torchprof.doubts import doubts_of
-from torchprof.imbalance import SLOWER_BY, Balance, OneCollective, OneLayer, OneRank, OverRanks, Slow, Times, balance_of
+from torchprof.imbalance import (
+    IN_NO_OP,
+    SLOWER_BY,
+    Balance,
+    OneCollective,
+    OneLayer,
+    OneRank,
+    OverRanks,
+    Slow,
+    Times,
+    balance_of,
+)
 from torchprof.reports import report
 from torchprof.reports.tree import AT_LEAST, UNKNOWN, Column, check_number, column_called, draw, printable
-from torchprof.run import NOT_SELECTED_NAME, OUTSIDE_NAME, GroupOfRanks, Meta, Run, ranks_in_words
+from torchprof.run import NOT_SELECTED_NAME, OUTSIDE_NAME, GroupOfRanks, Run, ranks_in_words
 
 _MANY_RANKS = 16  # of more, only the slowest and the fastest are shown
 _SLOWEST, _FASTEST = 8, 2
@@ -55,7 +66,7 @@ def ranks(
     check_number("top", top, "rows")
     check_number("depth", depth, "levels")
     if len(run.metas) == 1:
-        return _of_one_rank(run.meta)
+        return _of_one_rank(run)
     balance = balance_of(run)
     limit = _LINES if top is None else top
     sections = [
@@ -69,12 +80,14 @@ def ranks(
     return "\n\n".join([*sections, *(["\n".join(map(printable, doubts))] if doubts else [])])
 
 
-def _of_one_rank(meta: Meta) -> str:
-    of = f" of {meta.world_size}" if meta.world_size > 1 else ""
+def _of_one_rank(run: Run) -> str:
+    meta = run.meta
+    of = f", of the {meta.world_size} of the job" if meta.world_size > 1 else ""
+    missing = f" {ranks_in_words(run.missing_ranks).capitalize()} gave no run, or was not merged." if of else ""
     return (
-        f"This run is of one rank, {meta.rank}{of}: there is nothing to compare it with. torchprof.merge, or `python "
-        "-m torchprof merge` with the files of all ranks, makes one run of them; prof.gather() does so inside of the "
-        "job."
+        f"This run is of rank {meta.rank} alone{of}: there is nothing to compare it with.{missing} torchprof.merge, or "
+        "`python -m torchprof merge` with the files of all ranks, makes one run of them; prof.gather() does so inside "
+        "of the job."
     )
 
 
@@ -90,8 +103,8 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
     unit = unit_of(run)
     work = [one.work_ns for one in balance.ranks if one.work_ns is not None]
     if len(work) < len(balance.ranks):
-        whose = "of no rank" if not work else "not of all ranks"
-        yield f"Which rank is slow nobody can tell: the own work {whose} is known."
+        whose = "any rank" if not work else "some ranks"
+        yield f"Which rank is slow nobody can tell: the own work of {whose} is not known."
     elif balance.slow is None:
         yield f"No rank stands out: own work takes {format_time(min(work))} to {format_time(max(work))}{unit}."
     else:
@@ -198,7 +211,7 @@ def _table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str |
     if hidden:
         notes.append(f"{hidden} ranks are hidden: shown are the {slowest} slowest and the {_FASTEST} fastest.")
     if has_flops:
-        has_more = any(one.has_more_flops for one in balance.ranks)
+        has_more = any(one.has_more_flops for one in balance.ranks) or bool(run.missing_ranks)
         notes.append(f"FLOPs of all ranks together: {_counted(balance.flops, has_more)}.")
     if balance.time is not None:
         device = (run.meta.device or "device").upper()
@@ -206,7 +219,8 @@ def _table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str |
         of = "" if unit_of(run) else " in all that was recorded"
         notes.append(f"Own work is time of the {where}{of}, communication left out.")
     if any(one.waiting_ns is not None and one.waits_longer for one in balance.ranks):
-        notes.append(f"{AT_LEAST}: where ranks wait in several collectives at once, or in some that cannot be told.")
+        why = "where ranks wait in several collectives at once, in some that cannot be told"
+        notes.append(f"{AT_LEAST}: {why}, or with ranks that are not here.")
     return "\n".join([draw(headings, table, tablefmt), *notes])
 
 
@@ -343,7 +357,7 @@ def _table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str 
 def _name(run: Run, layer: int) -> str:
     if layer >= 0:
         return printable(run.layers[layer].name)
-    return OUTSIDE_NAME if layer == OUTSIDE else NOT_SELECTED_NAME
+    return {OUTSIDE: OUTSIDE_NAME, IN_NO_OP: "(in no operator)"}.get(layer, NOT_SELECTED_NAME)
 
 
 def _group(group: GroupOfRanks | None) -> list[str]:

@@ -143,7 +143,8 @@ def _parts(loop: _Loop) -> tuple[list[str], list[list[str]]]:
         add_outside("host-device copies", "step_copy_ns", on_device=True)
         add_outside("waiting for the device", "step_wait_ns")
     add_outside("loss and other ops", "step_other_ns", on_device=True)
-    add_outside("in no op (Python)", "step_gap_ns")
+    waits = any(meta.world_size > 1 for meta in loop.run.metas)
+    add_outside(f"in no op (Python{', waiting for ranks' if waits else ''})", "step_gap_ns")
     if loop.of(OUTSIDE, FORWARD, "step_overlap_ns") is not None:
         add_outside("counted twice (several threads)", "step_overlap_ns", sign=-1)
     add_outside("Step", "step_ns")

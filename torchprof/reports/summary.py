@@ -10,7 +10,7 @@ from torchprof.cost import Cost, format_count, format_memory, format_time
 from torchprof.doubts import doubts_of
 from torchprof.reports import report
 from torchprof.reports.tree import AT_LEAST, UNKNOWN, branches, check_number, draw, printable
-from torchprof.run import Layer, Node, Peak, Run, SampleKey
+from torchprof.run import Layer, Node, Peak, Run, SampleKey, ranks_in_words
 
 _SHAPES_SHOWN = 3
 
@@ -30,11 +30,17 @@ def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) 
     *share of peak* is what they are of the product of matrices that ``torchprof.peak`` measured on this device, for the
     type of most MACs. *Activations* are the bytes that layers returned in a forward call which called no layer of
     theirs; they are known where each of them was called once, or always on the same shapes. *Peak memory* is by how
-    much memory rose above what there was when the block began. What is not known is shown as unknown.
+    much memory rose above what there was when the block began. What is not known is shown as unknown. Of several ranks
+    it is the summary of the lowest.
 
     Raises TorchprofError for an unknown format and a negative depth.
     """
     check_number("depth", depth, "levels")
+    notes = doubts_of(run)
+    if len(run.metas) > 1:
+        everyone = ranks_in_words(meta.rank for meta in run.metas)
+        notes.insert(0, f"All this is rank {run.meta.rank}'s, of {everyone}: run.of_rank(N) has what is rank N's.")
+        run = run.of_rank(run.meta.rank)
 
     def below(node: Node, level: int) -> list[Node]:
         return node.children if depth is None or level < depth else []
@@ -64,7 +70,6 @@ def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) 
             "\n".join([printable(node.layer.name), *(f"  {name:<{width}}  {value}" for name, value in lines)])
         )
     layers = draw(headings, table, tablefmt) if table else "This run knows no layers: all its work is outside of them."
-    notes = doubts_of(run)
     return "\n\n".join([layers, *figures, *(["\n".join(notes)] if notes else [])])
 
 
@@ -195,5 +200,5 @@ def _share(achieved: float, peak: Peak) -> str:
 
 
 def _peaks(run: Run) -> list[tuple[str, int]]:
-    """The peak of each device of the first rank that used memory."""
-    return [(one.device, one.peak_bytes) for one in run.memory if one.rank == run.meta.rank and one.peak_bytes]
+    """The peak of each device that used memory."""
+    return [(one.device, one.peak_bytes) for one in run.memory if one.peak_bytes]

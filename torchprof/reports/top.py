@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torchprof.attribute import FORWARD, OUTSIDE, PHASES, Frame
 from torchprof.cost import format_time
-from torchprof.doubts import doubts_of
+from torchprof.doubts import about_sums, doubts_of
 from torchprof.event_names import ANY_STEP
 from torchprof.reports import report
 from torchprof.reports.tree import check_number, draw, printable
@@ -76,7 +76,7 @@ def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> str:
             sections.append(_table(run, "device_ns", f"{device} time", limit, tablefmt))
     if "cpu_ns" in meta.measured:
         sections.append(_table(run, "cpu_ns", "CPU time", limit, tablefmt))
-    doubts = doubts_of(run)
+    doubts = [*about_sums(run), *doubts_of(run)]
     return "\n\n".join([*sections, *(["\n".join(doubts)] if doubts else [])])
 
 
