@@ -285,7 +285,7 @@ def test_collectives_that_ranks_wait_in() -> None:
         "Collective": "allreduce",
         "Group": "default_pg",
         "Ranks": "[0, 1, 2, 3]",
-        "Calls": "80",
+        "Calls of all": "80",
         "Waiting a step": "32.100ms",
         "Waits most": "1",
         "Last to come": "2",

@@ -93,6 +93,9 @@ _MERGE_EPILOG = """\
 FILE is a saved run (run.json, of one rank or of several) or a trace that torch.profiler wrote, in any mix; traces are
 read by several processes at once. Layers are matched by path. Ranks of the job that gave no file are named.
 
+The report is "ranks", of which --depth, --top, --tablefmt and --sort-by are (flops_max/mean, waiting, ...); what else
+shapes the table is for --report tree, the sum over the ranks.
+
 Examples:
   torchprof merge rank*.json
   torchprof merge traces/*.pt.trace.json.gz -o merged.json.gz -o report.html

@@ -173,6 +173,8 @@ def memory(
     notes = doubts_of(run)
     if any(memory.before is None for memory in run.memory):
         notes.insert(0, "What was there before the recording is unknown, and its frees: peaks may be lower than shown.")
+    if run.timeline is not None and len(run.metas) > 1:
+        notes.insert(0, f"Memory over time is that of rank {run.timeline.rank}: of several ranks one timeline is kept.")
     if run.memory and run.timeline is None:
         notes.insert(0, "Of a run with_timeline=True (Profile, from_trace), memory over time is drawn here.")
     return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])])

@@ -142,6 +142,8 @@ def _about_slow(run: Run, slow: Slow, unit: str) -> Iterator[str]:
     if slow.layer is not None:
         whose = "" if is_one else f" of rank {slow.ranks[0]}"
         where = f"{_name(run, slow.layer)}{f' in {slow.phase}' if slow.phase else ''}"
+        if slow.layer == IN_NO_OP:
+            where = "in no operator (Python, or waiting for data)"
         yield f"Most of the difference{whose} is {where}: {format_time(slow.excess_ns)}{unit}."
     if slow.flops is not None:
         who = "It" if is_one else f"Rank {slow.ranks[0]}"
@@ -260,7 +262,7 @@ def _columns(run: Run, balance: Balance) -> list[_LayerColumn]:
 
     found = [
         text_column("Module", lambda one: _name(run, one.layer)),
-        text_column("Phase", lambda one: one.phase),
+        text_column("Phase", lambda one: "" if one.layer == IN_NO_OP else one.phase),
         of_work("Min", lambda work: work.min, format_time),
         of_work("Median", lambda work: work.median, format_time),
         of_work("Max", lambda work: work.max, format_time),
@@ -331,7 +333,16 @@ def _table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str 
         ]
 
     listed = sorted(balance.collectives, key=size, reverse=True)
-    headings = ["Module", "Phase", "Collective", "Group", "Ranks", "Calls", f"Waiting{unit_of(run)}", "Waits most"]
+    headings = [
+        "Module",
+        "Phase",
+        "Collective",
+        "Group",
+        "Ranks",
+        "Calls of all",
+        f"Waiting{unit_of(run)}",
+        "Waits most",
+    ]
     headings += ["Last to come", "How often"]
     notes = ["A collective waits for the last rank to come; the rank may compute meanwhile, or wait in another, too."]
     if len(listed) > limit:

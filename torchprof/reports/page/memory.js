@@ -12,7 +12,8 @@ function memorySection(run, memory, onlayer) {
     parts.push(memoryChart(memory, [...kinds, "unknown"]));
     if (memory.dropped) parts.push(element("p", { class: "doubt" }, `The last ${memory.dropped} allocations and frees are not in the picture.`));
   } else {
-    parts.push(element("p", { class: "hint" }, "Recorded with Profile(..., profile_memory=True, with_timeline=True), memory over time is drawn here."));
+    const hint = sources.length > 1 ? "Of several ranks or runs only one may have its memory over time here: see the page of this one alone." : "Recorded with Profile(..., profile_memory=True, with_timeline=True), memory over time is drawn here.";
+    parts.push(element("p", { class: "hint" }, hint));
   }
   if (memory.held.length) {
     const rows = memory.held.map(([node, phase, kind, nbytes, blocks]) => ({ node, phase, kind, nbytes, blocks }));
