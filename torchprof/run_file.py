@@ -101,7 +101,7 @@ def _parts(run: Run, strip: bool) -> Iterator[tuple[str, Any]]:
     """What stands in the file, by name; what there may be very many of, one after the other."""
     metas = [replace(meta, machine="", script="", job="") for meta in run.metas] if strip else run.metas
     frames = _Frames()
-    named = "" if strip else "; the names of the machine and the script"
+    named = "" if strip else "; the names of the machine, the script and the job"
     yield "format", _FORMAT
     yield "schema", SCHEMA
     yield "holds", f"layer paths, operator and kernel names, shapes, costs; no tensor data{named}"
