@@ -294,27 +294,26 @@ class Plan:
     @property
     def fqns(self) -> dict[str, list[int]]:
         """The layers by the names that FSDP has for them: their real paths from the outermost sharded module on."""
-        is_sharded = {spot.path for spot in self._spots if _is_sharded(spot.module())}
-        roots = {path for path in is_sharded if not any(path[:steps] in is_sharded for steps in range(1, len(path)))}
-        if not roots:
-            return fqns_of(self.layer_paths)
+        root_of: dict[tuple[str, ...], tuple[str, ...]] = {}  # by path: that of the root which is it, or above it
         found: dict[str, list[int]] = {}
         for spot, layer in zip(self._spots, self._layer_of):
-            for root in (spot.path[:steps] for steps in range(1, len(spot.path) + 1)):
-                if root in roots:
-                    layers = found.setdefault(".".join(spot.path[len(root) :]), [])
-                    layers += [] if layer in layers else [layer]
-        return found
+            root = root_of.get(spot.path[:-1], spot.path if _is_sharded(spot.module()) else None)
+            if root is not None:
+                root_of[spot.path] = root
+                layers = found.setdefault(".".join(spot.path[len(root) :]), [])
+                layers += [] if layer in layers else [layer]
+        return found or fqns_of(self.layer_paths)
 
     @property
     def replicated(self) -> set[int]:
         """The layers whose gradients DistributedDataParallel exchanges."""
-        above = {spot.path for spot in self._spots if isinstance(spot.module(), nn.parallel.DistributedDataParallel)}
-        return {
-            layer
-            for spot, layer in zip(self._spots, self._layer_of)
-            if any(spot.path[:steps] in above for steps in range(1, len(spot.path) + 1))
-        }
+        paths: set[tuple[str, ...]] = set()
+        layers: set[int] = set()
+        for spot, layer in zip(self._spots, self._layer_of):
+            if spot.path[:-1] in paths or isinstance(spot.module(), nn.parallel.DistributedDataParallel):
+                paths.add(spot.path)
+                layers.add(layer)
+        return layers
 
     def unordered(self) -> list[str]:
         """The models whose gradients DistributedDataParallel has put into several buckets and not in the order in which
