@@ -26,8 +26,10 @@ from torchprof.attribute import (
     Signature,
     Site,
 )
+from torchprof.doubts import about_buckets
 from torchprof.exchanges import Exchanges, fqns_of
 from torchprof.groups import mesh_of_groups, sole_group
+from torchprof.modules import Plan
 from torchprof.run import GroupOfRanks, MeshDim
 
 PATHS = [("Net",), ("Net", "a"), ("Net", "b"), ("Net", "b", "0"), ("Net", "b", "1")]
@@ -483,3 +485,22 @@ def test_a_job_of_one_rank_has_nobody_to_wait_for(tmp_path: Path) -> None:
     prof.export_chrome_trace(tmp_path / "trace.json")
     said = json.loads((tmp_path / "trace.json").read_text())["distributedInfo"]
     assert (said["backend"], said["rank"], said["world_size"]) == ("gloo", 0, 1)
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_buckets_that_are_not_in_order_yet_are_told() -> None:
+    """DistributedDataParallel puts them in order after its first backward, if there are several."""
+    net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
+    model = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.01)
+    one = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+    plan = Plan([model, one], None)
+    assert plan.replicated == {*range(len(plan.layer_paths))}
+    model(torch.randn(1, 64)).sum().backward()
+    said = plan.unordered()
+    assert said == (["Sequential"] if model._get_ddp_logging_data()["bucket_sizes"].count(",") else [])
+    (told,) = about_buckets(["Sequential"])
+    assert told.startswith("DistributedDataParallel had not put the buckets of Sequential in order")
+    assert list(about_buckets([])) == []
+    model(torch.randn(1, 64)).sum().backward()
+    assert plan.unordered() == []
+    assert Plan([nn.Linear(2, 2)], None).replicated == set()

@@ -24,7 +24,7 @@ from torch import nn
 from torchrun import Job, torchrun
 
 import torchprof
-from torchprof import Profile, Run, TorchprofError, gathering
+from torchprof import Profile, Run, TorchprofError, gathering, job
 from torchprof.sigterm import HeldSigterm
 
 
@@ -520,3 +520,29 @@ def test_when_a_rank_dies_in_the_block_the_others_report_and_say_who_is_missing(
     assert run.missing_ranks == missing and {meta.rank for meta in run.metas} == counted
     assert all(meta.steps >= 3 for meta in run.metas) and {*run.rows.columns["rank"]} == counted
     assert f"Rank {missing[0]} of {ranks} is missing: it is not in this run." in job.out[dst]
+
+
+def test_sigterm_that_is_expected_waits_though_it_comes_after_the_end() -> None:
+    """torchrun notices late that a rank has died: what was gathered is written by then, or in ten seconds more."""
+    came: list[float] = []
+    before = signal.signal(signal.SIGTERM, lambda *_: came.append(time.monotonic()))
+    try:
+        held = HeldSigterm(later_s=0.3)
+        with held:
+            held.expected = True
+        sent = time.monotonic()
+        signal.raise_signal(signal.SIGTERM)
+        assert came == []
+        while not came and time.monotonic() < sent + 10:
+            time.sleep(0.01)
+        assert came[0] - sent >= 0.3
+        signal.raise_signal(signal.SIGTERM)  # the handler is the one from before
+        assert len(came) == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_job_is_what_was_known_of_it_when_its_group_is_gone() -> None:
+    known = job.Job(3, 4, in_traces="{}")
+    assert job.this_job((), known) == known
+    assert job.this_job((), job.Job(3, 4)) == job.this_job(()) == job.Job()

@@ -571,3 +571,12 @@ def test_a_merged_run_loads_as_it_was_saved(runs: list[Run], name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         merged.save(Path(folder) / name)
         assert torchprof.load(Path(folder) / name) == merged
+
+
+def test_runs_of_two_jobs_are_not_merged() -> None:
+    """torchrun and Slurm give jobs names; a run that has none goes with any."""
+    runs = [run_of(rank, world=3) for rank in range(3)]
+    named = [replace(run, metas=(replace(run.meta, job=job),)) for run, job in zip(runs, ("a", "", "b"))]
+    assert len(torchprof.merge(named[:2]).metas) == 2
+    with pytest.raises(TorchprofError, match=r"of different jobs, a \(rank 0\) and b \(rank 2\)"):
+        torchprof.merge(named)

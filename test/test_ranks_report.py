@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from hand_made_ranks import NOWHERE, everybody, run_of_ranks
+from hand_made_ranks import NOWHERE, everybody, lockstep, run_of_ranks
 from test_imbalance import PAIR, even, experts, planted
 
 from torchprof import Run, TorchprofError
-from torchprof.attribute import BACKWARD, FORWARD
-from torchprof.run import MeshDim
+from torchprof.attribute import BACKWARD, FORWARD, OUTSIDE
+from torchprof.run import GAP, STEP, LockstepKey, MeshDim
 
 MS = 1_000_000
 RANKS, LAYERS, COLLECTIVES = 1, 2, 3  # which section of the report
@@ -328,3 +329,22 @@ def test_doubts_of_several_ranks_once() -> None:
 
 def test_any_format_of_tabulate() -> None:
     assert "<table>" in planted().report("ranks", tablefmt="html")
+
+
+def test_a_rank_that_is_slow_in_no_operator() -> None:
+    """As one that waits for data: it has a row of its own, and the sentence says so."""
+    run = of_work(1_000_000, 1_000_000)
+    key = LockstepKey(OUTSIDE, FORWARD, "cpu", STEP)
+    idle = {0: [500_000] * 4, 1: [30_000_000] * 4}
+    whole = {rank: [ns + 1_000_000 for ns in times] for rank, times in idle.items()}
+    more = {key: lockstep(whole), key._replace(what=GAP): lockstep(idle)}
+    run = replace(run, lockstep={**run.lockstep, **more})
+    assert "Most of the difference is in no operator (Python, or waiting for data): 29.500ms a step." in sentence(run)
+    assert "(in no operator)" in run.report("ranks")
+
+
+def test_flops_of_a_part_of_the_ranks_are_a_lower_bound() -> None:
+    run = run_of_ranks(
+        {("Net.a", FORWARD): even(50, range(2))}, flops={("Net.a", FORWARD): {0: 10, 1: 10}}, world_size=3
+    )
+    assert "FLOPs of all ranks together: ≥ 20." in run.report("ranks")

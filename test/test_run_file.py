@@ -212,3 +212,31 @@ def test_a_timeline_with_frees_of_what_nobody_saw_allocated(tmp_path: Path) -> N
     assert -1 in run.timeline.columns["kind"]
     run.save(tmp_path / "run.json")
     assert torchprof.load(tmp_path / "run.json") == run
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.json.gz"])
+def test_a_file_is_written_whole_or_not_at_all(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was there before stays until the new one is complete."""
+    run = torchprof.load(DATA / "run-schema-5.json")
+    run.save(tmp_path / name)
+    before = (tmp_path / name).read_bytes()
+
+    def pieces(*_: Any) -> Any:
+        yield "{"
+        raise MemoryError
+
+    monkeypatch.setattr("torchprof.run_file._pieces", pieces)
+    for path in (tmp_path / name, tmp_path / f"new-{name}"):
+        with pytest.raises(MemoryError):
+            run.save(path)
+    assert [one.name for one in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_bytes() == before
+
+
+def test_a_link_is_written_through(tmp_path: Path) -> None:
+    run = torchprof.load(DATA / "run-schema-5.json")
+    (tmp_path / "there.json").write_text("old")
+    (tmp_path / "here.json").symlink_to(tmp_path / "there.json")
+    run.save(tmp_path / "here.json")
+    assert (tmp_path / "here.json").is_symlink()
+    assert torchprof.load(tmp_path / "there.json") == run
