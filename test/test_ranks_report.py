@@ -344,7 +344,6 @@ def test_a_rank_that_is_slow_in_no_operator() -> None:
 
 
 def test_flops_of_a_part_of_the_ranks_are_a_lower_bound() -> None:
-    run = run_of_ranks(
-        {("Net.a", FORWARD): even(50, range(2))}, flops={("Net.a", FORWARD): {0: 10, 1: 10}}, world_size=3
-    )
+    flops = {("Net.a", FORWARD, rank): 10 for rank in range(2)}
+    run = run_of_ranks({("Net.a", FORWARD): even(50, range(2))}, flops=flops, world_size=3)
     assert "FLOPs of all ranks together: ≥ 20." in run.report("ranks")
