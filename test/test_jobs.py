@@ -171,21 +171,26 @@ def test_a_trace_of_it_says_the_same(how: str, request: pytest.FixtureRequest) -
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp", "tp"])
 def test_waiting_is_what_a_rank_takes_longer_than_the_last_to_come(how: str, request: pytest.FixtureRequest) -> None:
-    """By brute force: the k-th exchange of each name, in the traces of all ranks, in the order of their start. There is
-    one group, so the ranks exchange the same things in the same order."""
+    """By brute force: the k-th exchange of each name and size, in the traces of all ranks, in the order of their start.
+
+    There is one group, so the ranks exchange the same things in the same order; but its two threads may begin two of
+    different sizes the other way round on one rank.
+    """
     done: Finished = request.getfixturevalue(how)
-    times: list[dict[str, list[int]]] = []
+    times: list[dict[tuple[str, str], list[int]]] = []
     for rank in range(done.ranks):
-        of_rank: dict[str, list[int]] = {}
+        of_rank: dict[tuple[str, str], list[int]] = {}
         events = [one for one in done.trace(rank) if one.get("ph") == "X" and one["name"].startswith("gloo:")]
         for event in sorted(events, key=lambda one: one["ts"]):
-            of_rank.setdefault(event["name"].removeprefix("gloo:"), []).append(round(event["dur"] * 1000))
+            key = event["name"].removeprefix("gloo:"), str(event["args"].get("Input Dims"))
+            of_rank.setdefault(key, []).append(round(event["dur"] * 1000))
         times.append(of_rank)
-    for name in times[0]:
-        shortest = sum(map(min, zip(*(of_rank[name] for of_rank in times))))
+    for name in {name for name, _ in times[0]}:
+        shortest = sum(sum(map(min, zip(*(of_rank[key] for of_rank in times)))) for key in times[0] if key[0] == name)
         for rank, of_rank in enumerate(times):
             waiting = [one.waiting_ns(rank) for key, one in done.run.lockstep.items() if key.what == name]
-            assert sum(one for one in waiting if one is not None) == sum(of_rank[name]) - shortest
+            took = sum(sum(of_rank[key]) for key in of_rank if key[0] == name)
+            assert sum(one for one in waiting if one is not None) == took - shortest
             assert None not in waiting
 
 

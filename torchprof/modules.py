@@ -322,7 +322,7 @@ class Plan:
         for spot, layer in zip(self._spots, self._layer_of):
             module = spot.module()
             if isinstance(module, nn.parallel.DistributedDataParallel):
-                said = module._get_ddp_logging_data()  # not public
+                said = getattr(module, "_get_ddp_logging_data", dict)()  # not public
                 if not said.get("has_rebuilt_buckets") and "," in str(said.get("bucket_sizes", "")):
                     found.append(".".join(self.layer_paths[layer]))
         return found
