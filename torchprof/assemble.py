@@ -11,6 +11,7 @@ from typing import Protocol
 from torchprof.allocations import Allocations
 from torchprof.at_rest import collector_at_rest
 from torchprof.attribute import Attribution, Detail, Event, Kind, Signature, Site
+from torchprof.compiled import CompiledGraphs
 from torchprof.cost import FIELDS
 from torchprof.device_times import DeviceTimes
 from torchprof.doubts import (
@@ -136,11 +137,12 @@ def attribution_of(
     signatures: Sequence[Signature] = (),
     called_from: Callable[[int, int], int] | None = None,
     is_one_group: bool = True,
+    graphs: CompiledGraphs | None = None,
 ) -> Attribution:
     """The rule of ownership for the labels of a plan. ``signatures``: what ops were called on; ``is_one_group``:
-    whether all exchanges are between the same ranks."""
+    whether all exchanges are between the same ranks; ``graphs``: what is known of compiled ones."""
     exchanges = Exchanges(plan.fqns, plan.layer_paths, signatures, plan.replicated, is_one_group)
-    return Attribution(plan.sites, plan.layer_paths, plan.selected, called_from, exchanges)
+    return Attribution(plan.sites, plan.layer_paths, plan.selected, called_from, exchanges, graphs)
 
 
 @collector_at_rest()
@@ -158,6 +160,7 @@ def assemble(
     steps: bool = False,
     from_first_mark: bool = True,
     group: GroupOfRanks | None = None,
+    graphs: CompiledGraphs | None = None,
     python_samples: Iterable[tuple[int, str, int]] | None = None,
 ) -> Run:
     """The run of one recording, without its doubts; ``seen`` grows by what was noticed on the way.
@@ -165,13 +168,14 @@ def assemble(
     ``events`` are those of the recording, with what ``wanted_detail`` says of their inputs. ``layers`` are those of the
     plan, as they were at the end; ``origin``: what is known of where it was recorded; ``start`` and ``end``: what
     memory was held then; ``steps``: whether steps were marked in the recording by us; ``from_first_mark``: whether one
-    began with it; ``group``: between which ranks collectives are that do not say so; ``python_samples``: at which time,
-    in ns since the epoch, Python was seen at which line, and for how many intervals that stands.
+    began with it; ``group``: between which ranks collectives are that do not say so; ``graphs``: what is known of
+    compiled graphs; ``python_samples``: at which time, in ns since the epoch, Python was seen at which line, and for
+    how many intervals that stands.
     """
     rank = origin.rank
     signatures = recording.signatures
     called_from = recording.called_from if asked.with_stack else None
-    attribution = attribution_of(plan, signatures, called_from, group is not None or origin.world_size == 1)
+    attribution = attribution_of(plan, signatures, called_from, group is not None or origin.world_size == 1, graphs)
     places = attribution.places.all
     estimate = None
     if asked.with_flops:

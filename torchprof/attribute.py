@@ -9,6 +9,19 @@ from enum import Enum
 from itertools import chain
 from typing import Any, NamedTuple
 
+from torchprof.compiled import (
+    COMPILING,
+    GRAPH,
+    GUARDS,
+    NOT_ATTRIBUTABLE,
+    REGION,
+    REPLAY,
+    REPLAYS,
+    CompiledGraphs,
+    graph_of,
+    pieces,
+    region_of,
+)
 from torchprof.exchanges import ACCUMULATES, ASKS, Exchanges
 
 OUTSIDE = -1
@@ -29,6 +42,9 @@ rest of the module's own label follows."""
 LAUNCH_NOT_RECORDED = "(launch not recorded)"
 """The label of kernels of which nobody knows what launched them."""
 
+RANGES = frozenset({"label", "region", "kernels"})
+"""The kinds of frames that stand for all that ran in them, and have rows of their own beside those of layers."""
+
 _GRAPH_NODE = "DifferentiableGraphBackward"
 
 
@@ -43,6 +59,10 @@ class Kind(Enum):
     STOPPED = "mark: the op before it was not carried out"
     STEP = "mark: here a step ends, and the next begins"
     COLLECTIVE = "an exchange between ranks, from its beginning to its end"
+    GUARDS = "guards of torch.compile, before what they guard"
+    REGION = "code that torch.compile made"
+    GRAPH = "kernels of a compiled graph"
+    COMPILING = "torch.compile at work"
     SAMPLE = "the line at which Python was seen"
     KERNEL = "kernel"
     MEMORY = "memory"
@@ -111,7 +131,8 @@ class Site(NamedTuple):
 
 class Frame(NamedTuple):
     """One step inward from a layer to an event: ``kind`` is op, label (the user's), collective (an exchange between
-    ranks), kernel or python (a source line).
+    ranks), kernel, python (a source line), region (code that torch.compile made, by its compile id) or kernels (of a
+    compiled graph: what they have in common).
 
     ``signature`` is what an op was called on, None where that was not recorded.
     """
@@ -126,11 +147,23 @@ class Place:
 
     There is one object for each distinct place, numbered in the order of first use; calls of an op with different
     ``signature`` are different places. ``within`` is the op or label that the layer's range is inside of, None where
-    it is inside of none, as nearly always. ``shared``: where it works for several layers at once, which; ``layer`` is
-    their nearest common ancestor then.
+    it is inside of none, as nearly always. ``is_closed``: nobody asks what runs inside of it. ``shared``:
+    where it works for several layers at once, which; ``layer`` is their nearest common ancestor then.
     """
 
-    __slots__ = ("_inner", "frame", "index", "is_node", "layer", "outer", "phase", "shared", "signature", "within")
+    __slots__ = (
+        "_inner",
+        "frame",
+        "index",
+        "is_closed",
+        "is_node",
+        "layer",
+        "outer",
+        "phase",
+        "shared",
+        "signature",
+        "within",
+    )
 
     def __init__(
         self,
@@ -152,6 +185,7 @@ class Place:
         self.signature = signature
         self.shared = shared
         self.is_node = False
+        self.is_closed = False
         self._inner: dict[Any, Place] | None = None  # most have none: a dict only for those that do
 
     @property
@@ -264,30 +298,99 @@ class Makers:
         return self._last[self._numbers[at - 1]] if at else None
 
 
-def _with_numbers(events: Iterable[Event]) -> Iterator[Event]:
-    """Give the engine's range around an autograd node the number of that node, where torch has left it out.
+class _Ahead:
+    """Events, and what comes after them: some tell only there what they are.
 
-    It does so where a hook of the user's, or of FSDP's, runs an op or a range before the node itself. Of AccumulateGrad
-    alone there is no number to be had.
+    - torch leaves the number of an autograd node out of the engine's range around it where a hook of the user's, or of
+      FSDP's, runs an op or a range before the node itself. Of AccumulateGrad alone there is no number to be had.
+    - Guards are those of the region that comes right after them: their name becomes its.
+    - What runs in a call of a compiled graph tells which of its kernels they are: ``kernels`` has their numbers, by
+      thread and time of start.
     """
-    ahead: deque[Event] = deque()  # what was looked at, and is still to come
-    later = iter(events)
-    node, function = Kind.NODE, Kind.BACKWARD_FUNCTION
-    while True:
-        event = ahead.popleft() if ahead else next(later, None)
-        if event is None:
-            return
-        if event[0] is node and event[5] < 0 and not event[1].endswith(ACCUMULATES):
-            looked = []
-            for inner in chain(ahead, later):
-                looked.append(inner)
-                if inner.start_ns >= event.end_ns:
-                    break
-                if inner.kind is function and inner.thread == event.thread and event.name.endswith(inner.name):
-                    event = event._replace(sequence=inner.sequence, forward_thread=inner.forward_thread)
-                    break
-            ahead.extend(looked[len(ahead) :])
-        yield event
+
+    def __init__(self, graphs: CompiledGraphs) -> None:
+        self.kernels: dict[tuple[int, int], tuple[str, int]] = {}
+        self._graphs = graphs
+        self._ahead: deque[Event] = deque()  # what was looked at, and is still to come
+        self._later: Iterator[Event] = iter(())
+
+    def pass_on(self, events: Iterable[Event]) -> Iterator[Event]:
+        self._later = iter(events)
+        ahead, later = self._ahead, self._later
+        node, guards, graph = Kind.NODE, Kind.GUARDS, Kind.GRAPH
+        while True:
+            event = ahead.popleft() if ahead else next(later, None)
+            if event is None:
+                return
+            kind = event[0]
+            if kind is node:
+                if event[5] < 0 and not event[1].endswith(ACCUMULATES):
+                    event = self._with_number(event)
+            elif kind is guards:
+                event = self._of_region(event)
+            elif kind is graph and self._graphs.is_asked:
+                self._find_kernels(event)
+            yield event
+
+    def _coming(self, thread: int) -> Iterator[Event]:
+        """What comes next on a thread; it will still come."""
+        looked: list[Event] = []
+        try:
+            for event in chain(self._ahead, self._later):
+                looked.append(event)
+                if event.kind is Kind.KERNEL:  # the device's work comes after all
+                    return
+                if event.thread == thread:
+                    yield event
+        finally:
+            self._ahead.extend(looked[len(self._ahead) :])
+
+    def _with_number(self, node: Event) -> Event:
+        for inner in self._coming(node.thread):
+            if inner.start_ns >= node.end_ns:
+                break
+            if inner.kind is Kind.BACKWARD_FUNCTION and node.name.endswith(inner.name):
+                return node._replace(sequence=inner.sequence, forward_thread=inner.forward_thread)
+        return node
+
+    def _of_region(self, guards: Event) -> Event:
+        for after in self._coming(guards.thread):
+            if after.start_ns >= guards.end_ns and after.kind is not Kind.MEMORY:
+                return guards._replace(name=after.name) if after.kind is Kind.REGION else guards
+        return guards
+
+    def _find_kernels(self, call: Event) -> None:
+        inside: list[Event] = []
+        until = call.start_ns
+        for event in self._coming(call.thread):
+            if event.start_ns >= call.end_ns:
+                break
+            if event.start_ns >= until and event.kind is Kind.OP:
+                inside.append(event)
+                until = event.end_ns
+        graph = graph_of(call.name)
+        for event, kernel in zip(inside, self._graphs.called(graph, [event.name for event in inside])):
+            if kernel is not None:
+                self.kernels[event.thread, event.start_ns] = graph, kernel
+
+
+_OF_COMPILE = frozenset({Kind.GUARDS, Kind.REGION, Kind.GRAPH, Kind.COMPILING})
+
+
+def _regions_around(place: Place | None) -> list[str]:
+    """The compiled code that a place is inside of, in its layer, outer to inner."""
+    found = []
+    while place is not None:
+        if place.frame is not None and place.frame.kind == "region":
+            found.append(place.frame.name)
+        place = place.outer
+    return found[::-1]
+
+
+def _pieces(shares: Sequence[tuple[Place, int]], start: int, end: int) -> list[tuple[Place, int, int]]:
+    """A stretch of time divided among places, in proportion to their weights: each with its start and end."""
+    cuts = pieces(start, end, [weight for _, weight in shares])
+    return [(place, *cut) for (place, _), cut in zip(shares, cuts)]
 
 
 class Attribution:
@@ -304,6 +407,7 @@ class Attribution:
         selected: Set[int] | None = None,
         called_from: Callable[[int, int], int] | None = None,
         exchanges: Exchanges | None = None,
+        graphs: CompiledGraphs | None = None,
     ) -> None:
         """``sites`` by label; ``paths`` of the layers, which tell the calls of a module with several paths apart;
         ``selected``: the layers to be told apart, None for all. Work of other layers is part of the selected layer
@@ -311,8 +415,10 @@ class Attribution:
 
         Where source lines were recorded, ``called_from`` gives the number of a signature that is like the first and has
         the lines of the second: backward's ops come from the lines that made their node, not from the engine.
-        ``exchanges``: what FSDP calls the layers, and how large what is exchanged is.
+        ``exchanges``: what FSDP calls the layers, and how large what is exchanged is. ``graphs``: what is known of
+        graphs that torch.compile made.
         """
+        self.graphs = graphs or CompiledGraphs()
         self._called_from = called_from
         self.exchanges = exchanges or Exchanges({}, paths, ())
         self.places = Places()
@@ -345,13 +451,23 @@ class Attribution:
         exchanges = self.exchanges
         called_from = self._called_from
         unranged = (Kind.MEMORY, Kind.STOPPED, Kind.STEP, sample)
+        looking = _Ahead(self.graphs)
+        of_graphs = looking.kernels
+        replayed: dict[Place, Place] = {}
+        divided: dict[int, list[tuple[Place, int]]] = {}  # by the correlation number of what launched a kernel
 
-        for event in _with_numbers(events):
+        for event in looking.pass_on(events):
             kind, name, start, end, thread, sequence, _, correlation, _, _, signature = event
             if kind is kernel:
                 launcher = launched_by.get(correlation, unlaunched)
                 if launcher is None:
                     launcher = unlaunched = inside(outside, "label", LAUNCH_NOT_RECORDED)
+                launcher = replayed.get(launcher, launcher)
+                if correlation in divided:
+                    for place, cut, until in _pieces(divided[correlation], start, end):
+                        piece = event._replace(start_ns=cut, end_ns=until)
+                        yield new(Attributed, (piece, inside(place, "kernel", name, signature), None, 1, until - cut))
+                    continue
                 yield new(Attributed, (event, inside(launcher, "kernel", name, signature), None, 1, end - start))
                 continue
             stack = stacks.get(thread)
@@ -395,8 +511,18 @@ class Attribution:
                 if asks and around is not None:
                     outer = self._served(thread, around, signature)
                 frame = outer.frame
-                if frame is not None and frame.name == name and frame.kind == "op":
+                if outer.is_closed or (frame is not None and frame.name == name and frame.kind == "op"):
                     place, calls = outer, 0
+                elif of_graphs and (thread, start) in of_graphs:
+                    shares = self._of_kernel(event, outer, layer, *of_graphs.pop((thread, start)))
+                    if len(shares) > 1 and correlation:
+                        divided[correlation] = shares
+                    for place, cut, until in _pieces(shares, start, end):
+                        if until < end:
+                            piece = event._replace(start_ns=cut, end_ns=until)
+                            yield new(Attributed, (piece, place, around, 1, until - cut))
+                    event = event._replace(start_ns=cut)
+                    start = cut
                 else:
                     if called_from is not None and outer.phase == BACKWARD:
                         signature = called_from(signature, outer.signature)
@@ -404,8 +530,10 @@ class Attribution:
                     known = outer._inner
                     found = known.get((name, signature) if signature else name) if known else None
                     place = found or inside(outer, "op", name, signature)
-                if sequence >= 0:
+                if sequence >= 0 and not place.is_closed:
                     self._makers[thread].add(sequence, place)
+                if name in REPLAYS:
+                    replayed[outer] = inside(outer, "kernels", REPLAY)
                 if asks:
                     exchanges.ask(name, place, signature)
             elif kind is label_kind and name in self._sites:
@@ -424,6 +552,10 @@ class Attribution:
                 place = inside(around, "op", name, around.signature if called_from is not None else 0)
                 if name.endswith(ACCUMULATES):
                     exchanges.accumulated(thread, signature)
+            elif around is not None and around.is_closed:
+                place, calls = around, 0
+            elif kind in _OF_COMPILE:
+                place, calls = self._of_compiled(kind, name, around or outside)
             else:
                 place = self._of_range(name, around, signature)
 
@@ -482,9 +614,57 @@ class Attribution:
         self._node_before[level] = maker
         layer = OUTSIDE if maker is None else maker.layer
         signature = 0 if maker is None or self._called_from is None else self._called_from(0, maker.signature)
-        place = self.places.inside(self.places.of_layer(layer, BACKWARD, around), "op", event.name, signature)
+        outer = self.places.of_layer(layer, BACKWARD, around)
+        for region in _regions_around(maker):
+            outer = self.places.inside(outer, "region", region)
+        place = self.places.inside(outer, "op", event.name, signature)
         place.is_node = True
         return place
+
+    def _of_compiled(self, kind: Kind, name: str, outer: Place) -> tuple[Place, int]:
+        """What torch.compile did, or made: its place, and whether it is a call."""
+        inside = self.places.inside
+        if kind is Kind.COMPILING:
+            place = inside(outer, "region", COMPILING)
+            place.is_closed = True
+            return place, 1
+        if kind is Kind.GRAPH:
+            return inside(outer, "op", GRAPH), 1
+        region = inside(outer, "region", region_of(name)) if name.startswith(REGION) else outer
+        return (region, 1) if kind is Kind.REGION else (inside(region, "op", GUARDS), 1)
+
+    def _of_kernel(self, event: Event, around: Place, layer: int, graph: str, kernel: int) -> list[tuple[Place, int]]:
+        """A kernel of a compiled graph: its place, or one for each layer that it is divided among, with its weight."""
+        layers = self.graphs.layers_of(graph, kernel, layer)
+
+        def inner(outer: Place, said: str = "") -> Place:
+            outer = self.places.inside(outer, "kernels", said) if said else outer
+            return self.places.inside(outer, "op", event.name, event.signature)
+
+        if layers is None:
+            return [(inner(around, NOT_ATTRIBUTABLE), 1)]
+        numbers = tuple(number for number, _ in layers)
+        if len(layers) == 1:
+            return [(inner(self._for_layers(numbers, around)), 1)]
+        divisor, names = self.graphs.divisor, self._in_words(numbers)
+        if divisor is not None and any(weight for _, weight in layers):
+            said = f"divided by {divisor}: {names}"
+            return [(inner(self._for_layers((number,), around), said), weight) for number, weight in layers if weight]
+        return [(inner(self._for_layers(numbers, around), f"fused: {names}"), 1)]
+
+    def _in_words(self, layers: tuple[int, ...]) -> str:
+        """Several layers, as they are called below the nearest that is above them all."""
+        common = self.exchanges.common(layers) if min(layers) >= 0 else ()
+        paths = [self._paths[layer] if layer >= 0 else ("(outside)",) for layer in layers]
+        return " + ".join(".".join(path[len(common) :] or path[-1:]) for path in paths)
+
+    def _for_layers(self, layers: tuple[int, ...], around: Place) -> Place:
+        """The place of work for some layers, of which negative ones are none, in the phase of what is around it."""
+        if min(layers) >= 0:
+            return self._of_layers(layers, around.phase, around)
+        if layers == (around.layer,):
+            return around
+        return self.places.of_layer(OUTSIDE, around.phase, around, tuple(layer for layer in layers if layer >= 0))
 
     def _of_range(self, name: str, around: Place | None, signature: int) -> Place:
         """A range of the user's, or of torch's: where it is, but for one of FSDP's, which names the layers whose

@@ -611,7 +611,7 @@ def _kind(raw: Any, name: str) -> Kind | None:
     """The kind of the CPU events of one name; None for what is left out."""
     kind = kind_of(name)
     if kind is not Kind.OP:
-        return kind
+        return Kind.USER_LABEL if kind is Kind.COMPILING and raw.scope() == _USER_SCOPE else kind
     if _is_python_function(raw):
         return None
     if raw.scope() == _USER_SCOPE:

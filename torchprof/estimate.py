@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from torchprof.attribute import Attributed, Detail, Kind, Signature
+from torchprof.compiled import CALL
 from torchprof.formulas import FORWARD_ATTENTION, Operation, Work, detail_of, formula_of, work_of
 from torchprof.no_arithmetic import does_no_arithmetic
 from torchprof.registered import calls_only_ops, is_made_of_ops, is_users, registered_formula, registered_work
@@ -16,8 +17,6 @@ def _atens(*names: str) -> frozenset[str]:
     return frozenset(f"aten::{name}" for name in " ".join(names).split())
 
 
-_COMPILED = "## Call CompiledFxGraph"
-"""What torch.compile made: kernels that are no ops, or that stand for several of them."""
 _DENSE_SHAPE = _atens("_indices _nnz _values indices values crow_indices ccol_indices sparse_dim")
 """What only an op on a sparse tensor asks for: the shape that was recorded is the dense one, and tells nothing."""
 _PADDING = _atens("matmul bmm _native_multi_head_attention _transformer_encoder_layer_fwd", *FORWARD_ATTENTION)
@@ -34,8 +33,6 @@ _VIEWS = _atens(
     """
 )
 """What hands a tensor on, and says nothing of who did the work."""
-_COMPILING = "(dynamo_timed)"
-"""How the ranges of torch.compile at work end: what runs inside is no work of the model's."""
 _PYTHON_BACKWARD = "Backward"
 """How the backward of a Function of the user's ends; torch's own nodes end in a number."""
 _SAVES_RESULTS = _atens(
@@ -133,7 +130,8 @@ class Estimate:
         """Pass the events on, and count them; when all have passed, ``counts`` is complete."""
         stacks: dict[int, list[_Open]] = {}
         idle_until: dict[int, int] = {}
-        op, label, function, stopped = Kind.OP, Kind.USER_LABEL, Kind.BACKWARD_FUNCTION, Kind.STOPPED
+        op, function, stopped = Kind.OP, Kind.BACKWARD_FUNCTION, Kind.STOPPED
+        graph, compiling = Kind.GRAPH, Kind.COMPILING
         known = self._is_idle
         for item in attributed:
             event = item[0]
@@ -142,7 +140,8 @@ class Estimate:
                 kind is op
                 or (kind is function and event[1].endswith(_PYTHON_BACKWARD))
                 or kind is stopped
-                or (kind is label and (event[1].startswith(_COMPILED) or event[1].endswith(_COMPILING)))
+                or kind is graph
+                or kind is compiling
             ):
                 name, start, thread = event[1], event[2], event[4]
                 stack = stacks.get(thread)
@@ -158,7 +157,7 @@ class Estimate:
                 if start >= idle_until.get(thread, start):
                     idle = known.get(name)
                     if idle is None:
-                        idle = known[name] = name.endswith(_COMPILING) or (
+                        idle = known[name] = kind is compiling or (
                             does_no_arithmetic(name) and not _has_users_formula(name)
                         )
                     if idle:
@@ -190,7 +189,7 @@ class Estimate:
         name, signature = event[1], event[10]
         if name == _DISPATCHED and stack:
             stack[-1].is_dispatched = True
-        if "::" not in name and event[5] < 0 and not name.startswith(_COMPILED):
+        if "::" not in name and event[5] < 0 and not name.startswith(CALL):
             return  # a call of a device's runtime; a range of torch's own that is no op
         try:
             work = self._work[name, signature]
@@ -257,7 +256,7 @@ class Estimate:
             done.found.clear()
             return False
         name = done.name
-        if name.startswith(_COMPILED):
+        if name.startswith(CALL):  # kernels that are no ops, or that stand for several of them
             return False
         if "::" not in name or done.is_dispatched:
             return bool(done.found) or name in _MAY_BE_EMPTY or self._is_all_ops(done)

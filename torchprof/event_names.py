@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from torchprof.attribute import PREFIX, Event, Kind
+from torchprof.compiled import CALL, COMPILES, COMPILES_TOO, GUARDS, REGION
 
 RAISED = PREFIX + "!raised"
 """A label of no length inside the range of a call that did not finish."""
@@ -54,6 +55,14 @@ def kind_of(name: str) -> Kind | None:
         return Kind.LABEL
     if name.startswith(NODE_PREFIX):
         return Kind.NODE
+    if name.startswith(REGION):
+        return Kind.REGION
+    if name.startswith(CALL):
+        return Kind.GRAPH
+    if name == GUARDS:
+        return Kind.GUARDS
+    if name in COMPILES or name.endswith(COMPILES_TOO):
+        return Kind.COMPILING
     return Kind.OP
 
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from threading import get_ident
+from types import CodeType, FunctionType
 from typing import Any, ClassVar
 from urllib.parse import quote
 from weakref import ref
@@ -35,10 +36,14 @@ _ENOUGH = "_StopRecomputationError"
 
 @dataclass
 class Target:
-    """A module to be labelled: what it is called in a trace, and what was seen at its first call. It is held weakly."""
+    """A module to be labelled: what it is called in a trace, and what was seen at its first call. It is held weakly.
+
+    ``inlined``: it is inside a compiled module, whose code runs in place of its own.
+    """
 
     module: ref[nn.Module]
     label: str
+    inlined: bool = False
     input_shapes: tuple[tuple[int, ...], ...] = ()
     output_shapes: tuple[tuple[int, ...], ...] = ()
     output_types: tuple[torch.dtype, ...] = ()
@@ -184,6 +189,8 @@ class Labels:
             owner = next((base for base in cls.__mro__ if "forward" in base.__dict__), None)
             if owner is None or owner is nn.Module:
                 continue  # a container without a forward: nobody can call it
+            if target.inlined and owner not in self._on_class and _knows_itself(owner.__dict__["forward"]):
+                continue  # the guards of torch.compile look at the answer
             if owner not in self._on_class and not self._wrap_class(owner):
                 self.unlabelled.append(target.label)
                 continue
@@ -215,7 +222,7 @@ class Labels:
         labels, unseen = self._tables()
         stand_in: Any
         if hasattr(original, "__code__"):
-            stand_in = self._wrapper(original, labels, unseen)
+            stand_in = _looking_like(original, self._wrapper(original, labels, unseen))
         else:
 
             def wrap(bound: Callable[..., Any], instance: Any) -> Callable[..., Any]:
@@ -230,8 +237,7 @@ class Labels:
         except (AttributeError, TypeError):
             return False
         self._on_class[owner] = labels, unseen
-        # A forward may ask whether its class still has it, itself (the checkpointed layers of transformers do so, and
-        # checkpoint no more where it has not): the answer has to stay yes.
+        # The answer has to stay yes, see _knows_itself.
         knows_itself = [cell for cell in getattr(original, "__closure__", None) or () if _holds(cell, original)]
         for cell in knows_itself:
             cell.cell_contents = stand_in
@@ -346,6 +352,41 @@ class Labels:
             self._inside_trigger = False
 
 
+def _knows_itself(function: Any) -> bool:
+    """Whether a forward may ask whether its class still has it, itself: the checkpointed layers of transformers do so,
+    and checkpoint no more where it has not."""
+    return any(_holds(cell, function) for cell in getattr(function, "__closure__", None) or ())
+
+
+def _looking_like(original: Any, wrapper: Any) -> Any:
+    """A function that does what the wrapper does, with the defaults and the closure of the original.
+
+    The guards of torch.compile look at these wherever a class has a ``forward``: with others they would fail, and it
+    would compile again.
+    """
+    if original.__closure__:
+        code = _code_that_calls(wrapper, original.__code__.co_freevars)
+        wrapper = functools.wraps(original)(FunctionType(code, globals(), closure=original.__closure__))
+        wrapper._torchdynamo_inline = original
+        _leave_to_eager(wrapper)
+    wrapper.__defaults__ = original.__defaults__
+    wrapper.__kwdefaults__ = original.__kwdefaults__
+    return wrapper
+
+
+def _code_that_calls(wrapper: Callable[..., Any], cells: tuple[str, ...]) -> CodeType:
+    """Code of a forward that calls the wrapper, and knows it as a constant: as a variable it would be one more cell
+    than these, which it has and does not use."""
+    place = "the wrapper"
+
+    def forward(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        call: Any = "the wrapper"
+        return call(self, *args, **kwargs)
+
+    code = forward.__code__
+    return code.replace(co_consts=tuple(wrapper if one == place else one for one in code.co_consts), co_freevars=cells)
+
+
 def _put_back(hooks: dict[int, Any], key: int, ours: object, hook: Any) -> None:
     if hooks.get(key) is ours:
         hooks[key] = hook
@@ -358,11 +399,12 @@ def _holds(cell: Any, content: Any) -> bool:
         return False
 
 
-def _leave_to_eager(wrapper: Callable[..., Any]) -> None:
-    """Have torch.compile run this very frame as it is and look at the calls inside it again."""
+def _leave_to_eager(wrapper: Callable[..., Any], with_calls: bool = False) -> None:
+    """Have torch.compile run this very frame as it is and look at the calls inside it again, or not at these either."""
     frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     if hasattr(frames, "set_code_exec_strategy"):
-        strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+        inside = frames._FrameAction.SKIP if with_calls else frames._FrameAction.DEFAULT
+        strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, inside)
         frames.set_code_exec_strategy(wrapper.__code__, strategy)
     elif hasattr(frames, "skip_code"):
         frames.skip_code(wrapper.__code__)
@@ -390,3 +432,6 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
         return tensor.shape
     except RuntimeError:  # a nested tensor in strided layout has none
         return (-1,) * tensor.dim()
+
+
+_leave_to_eager(_shapes_and_types, with_calls=True)

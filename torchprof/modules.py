@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from torchprof.attribute import Site
 from torchprof.call_order import call_order
+from torchprof.compiled import Module
 from torchprof.errors import TorchprofError
 from torchprof.exchanges import fqns_of
 from torchprof.instrument import Target, label_of
@@ -151,7 +152,7 @@ def _spots(models: Iterable[nn.Module], before: Sequence[Spot] = ()) -> list[Spo
                 else:
                     shown_path = (*shown_path, path[-1])
             above[path] = len(spots), module
-            has_forward = getattr(type(module), "forward", None) is not nn.Module.forward
+            has_forward = getattr(type(module), "forward", None) is not nn.Module.forward or "forward" in vars(module)
             spots.append(Spot(path, leaf, ref(module), shown_path, wrapper, compiled, has_forward))
     return spots
 
@@ -252,7 +253,9 @@ class Plan:
                 continue  # run by the ScriptModule around it: nobody calls it from Python
             target = self._target(module)
             if target is None:
-                target = self._target_of[key] = Target(ref(module), label_of(spot.path), training=_trains(module))
+                target = self._target_of[key] = Target(
+                    ref(module), label_of(spot.path), spot.compiled, training=_trains(module)
+                )
                 self.targets.append(target)
             around = self._around(spot)
             before = self.sites.get(target.label, Site((), around.label if around else None))
@@ -292,6 +295,12 @@ class Plan:
         }
 
     @property
+    def modules(self) -> dict[tuple[str, ...], Module]:
+        """All modules that are alive, by their real path: the layer that each is shown as, and its class."""
+        found = [(spot.path, layer, spot.module()) for spot, layer in zip(self._spots, self._layer_of)]
+        return {path: Module(layer, type(one).__name__) for path, layer, one in found if one is not None}
+
+    @property
     def fqns(self) -> dict[str, list[int]]:
         """The layers by the names that FSDP has for them: their real paths from the outermost sharded module on."""
         root_of: dict[tuple[str, ...], tuple[str, ...]] = {}  # by path: that of the root which is it, or above it
@@ -322,7 +331,7 @@ class Plan:
         for spot, layer in zip(self._spots, self._layer_of):
             module = spot.module()
             if isinstance(module, nn.parallel.DistributedDataParallel):
-                said = getattr(module, "_get_ddp_logging_data", dict)()  # not public
+                said: dict[str, Any] = getattr(module, "_get_ddp_logging_data", dict)()  # not public
                 if not said.get("has_rebuilt_buckets") and "," in str(said.get("bucket_sizes", "")):
                     found.append(".".join(self.layer_paths[layer]))
         return found

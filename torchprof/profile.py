@@ -24,6 +24,7 @@ from torch.profiler import ProfilerAction
 from torchprof.assemble import Asked, Seen, assemble, attribution_of, wanted_detail, with_doubts
 from torchprof.attribute import Kind
 from torchprof.collect import Guard, Session, empty_event_list, is_profiled, missing_device, refuse_if_profiled
+from torchprof.compiled import DIVISORS
 from torchprof.doubts import about_buckets
 from torchprof.environment import this_process
 from torchprof.errors import TorchprofError, suggest
@@ -39,6 +40,8 @@ from torchprof.sigterm import HeldSigterm
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+    from torchprof.provenance import Provenance
 
 __all__ = ["Profile", "Trace", "walk_modules"]
 
@@ -60,7 +63,9 @@ class Profile:
     several models: of any of them) come first and are not recorded.
     ``with_flops`` counts parameters, MACs and FLOPs from the input shapes of the operators (see docs/flops.md).
     ``record_shapes`` and ``with_stack`` record input shapes and source lines, for the ``ops`` report, ``key_averages``
-    and ``raw``.
+    and ``raw``. ``compile_layers`` gives the kernels of what torch.compile compiles inside the block back to their
+    layers; a kernel of several is a row of its own, or divided among them by "flops" or by "bytes" (see
+    docs/compile.md).
 
     In a loop, ``step()`` ends a step. ``schedule`` (``torch.profiler.schedule(wait=…, warmup=…, active=…)``, or any
     function from a step's number to a ``torch.profiler.ProfilerAction``) says which steps are recorded. At the end of
@@ -93,6 +98,7 @@ class Profile:
         record_shapes: bool = False,
         with_stack: bool = False,
         with_timeline: bool = False,
+        compile_layers: bool | str = False,
         schedule: Callable[[int], ProfilerAction] | None = None,
         on_trace_ready: Callable[[Profile], Any] | None = None,
     ) -> None:
@@ -107,6 +113,7 @@ class Profile:
         self.record_shapes = record_shapes
         self.with_stack = with_stack
         self.with_timeline = with_timeline
+        self.compile_layers = compile_layers
         self.schedule = schedule
         self.on_trace_ready = on_trace_ready
 
@@ -145,6 +152,7 @@ class Profile:
         self._plan = Plan(self._models, self.paths)
         refuse_if_profiled()
         self._guard = Guard()
+        self._provenance = self._checked_provenance()
         self._labels = Labels(self._plan.targets)
         self._warmup_left = self.warmup
         if self.warmup:
@@ -152,6 +160,8 @@ class Profile:
             self._labels.before_first = self._warm
         self._labels.attach()
         try:
+            if self._provenance is not None:
+                self._provenance.on()
             if self.schedule is not None:
                 self._guard.on()
                 self._go_on(self._action_of(0))
@@ -160,6 +170,8 @@ class Profile:
         except BaseException:
             self._labels.detach()
             self._guard.off()
+            if self._provenance is not None:
+                self._provenance.off()
             raise
         self.entered = True
         Profile._open = self
@@ -177,6 +189,8 @@ class Profile:
     def _leave(self, failed: bool) -> None:
         self._failed = failed
         self._labels.detach()
+        if self._provenance is not None:
+            self._provenance.off()
         Profile._open = None
         try:
             if self._recording and self.schedule is not None:
@@ -343,6 +357,7 @@ class Profile:
             self._seen,
             origin=this_process(self._job),
             group=self._job.group,
+            graphs=None if self._provenance is None else self._provenance.graphs(self._plan.modules),
             start=self._start_holding,
             end=self._end_holding,
             steps=self._session.steps > 0,
@@ -554,6 +569,23 @@ class Profile:
             with_timeline=bool(self.with_timeline),
             timed=self._timed,
         )
+
+    def _checked_provenance(self) -> Provenance | None:
+        """What tells the layers of compiled graphs, where they were asked for and this torch can tell."""
+        if self.compile_layers not in (False, True, *DIVISORS):
+            raise TorchprofError(
+                f"compile_layers={self.compile_layers!r:.80} is none of True, False, "
+                f"{' and '.join(map(repr, DIVISORS))}: these two say by what a kernel of several layers is divided."
+            )
+        if self.compile_layers is False:
+            return None
+        from torchprof.provenance import Provenance  # imports torch's compiler, which takes a second or two
+
+        try:
+            return Provenance(self.compile_layers if isinstance(self.compile_layers, str) else None)
+        except TorchprofError as missing:
+            self._seen.notes.append(str(missing))
+            return None
 
     def _checked_device(self) -> str | None:
         if self.use_device is None:

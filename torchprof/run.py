@@ -12,7 +12,7 @@ from itertools import groupby
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, PHASES, Frame, Signature
+from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, PHASES, RANGES, Frame, Signature
 from torchprof.cost import FIELDS, Cost
 from torchprof.errors import TorchprofError, suggest
 
@@ -587,8 +587,9 @@ class Op:
     """An operator under a layer, in one phase: what runs directly in the layer, not in its child layers.
 
     ``self`` is what no op inside it took, ``total`` what its outermost occurrences took, layers that it calls included.
-    A kernel counts for the op that launched it. ``kind`` is op, or label for a range of the user's: then ``inside`` are
-    the ops and labels directly in it. The layer's own time between ops has the name ``(between ops)``.
+    A kernel counts for the op that launched it. ``kind`` is op, or one of ``RANGES``: label for a range of the user's,
+    region for code of torch.compile's, kernels for some of its kernels. Then ``inside`` are the ops and ranges directly
+    in it. The layer's own time between ops has the name ``(between ops)``.
     """
 
     name: str
@@ -716,7 +717,7 @@ class Run:
                     if siblings is not None:
                         siblings.append(made[number])
                 numbers.append(number)
-                if name[0] == "label":
+                if name[0] in RANGES:
                     level, siblings = levels.setdefault(number, {}), made[number].inside
             return numbers
 
@@ -727,7 +728,7 @@ class Run:
                 if around.phase != phase:
                     names = [name for name in names if here and name[0] == "label"]
                 for number in steps(around.layer, names):
-                    if here or made[number].kind != "label":
+                    if here or made[number].kind not in RANGES:
                         yield number
 
         ways: dict[tuple[int, int, int, int], Way] = {}

@@ -637,6 +637,8 @@ class TraceEvents:
                 # Of a module that nobody asked about, it is as if there were none.
                 of_module = PREFIX + name.removeprefix(HOOKS) if name.startswith(HOOKS) else name
                 kind = Kind.LABEL if of_module in sites else None
+            elif kind is Kind.COMPILING and group is _RANGE:  # a range of the user's of that name
+                kind = Kind.USER_LABEL
             elif kind is Kind.OP and is_collective(name):
                 kind = Kind.COLLECTIVE
             elif kind is Kind.OP and (

@@ -10,7 +10,8 @@ from typing import NamedTuple, TypeVar
 
 from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate, tabulate_formats
 
-from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE
+from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, RANGES
+from torchprof.compiled import COMPILING, is_overhead
 from torchprof.cost import MEASURES, Cost, Measure, Unit, as_key, format_count
 from torchprof.doubts import about_sums, doubts_of
 from torchprof.errors import TorchprofError, suggest
@@ -432,8 +433,8 @@ def mark_path(lines: Sequence[Entry], column: Column) -> None:
 def _lines(run: Run, show_events: bool) -> list[Entry]:
     phases = run.phases()
     chains = [*run.rows.frames, *(around.frames for within in run.rows.within for around in within)]
-    has_labels = any(frame.kind == "label" for frames in chains for frame in frames)
-    ops = {phase: run.ops(phase) if show_events or has_labels else {} for phase in phases}
+    has_ranges = any(frame.kind in RANGES for frames in chains for frame in frames)
+    ops = {phase: run.ops(phase) if show_events or has_ranges else {} for phase in phases}
     index = {layer.path: number for number, layer in enumerate(run.layers)}
     params = run.total_params()
     selected = None if run.meta.paths is None else set(run.meta.paths)
@@ -476,17 +477,17 @@ def _figures(phases: Sequence[str], nodes: Sequence[Node], params: int | None) -
 
 
 def _op_lines(ops: dict[str, list[Op]], show_events: bool, in_no_layer: bool = False) -> list[Entry]:
-    """The lines of the user's labels, and with ``show_events`` of operators. A label is one line in all phases."""
+    """The lines of the user's labels, of compiled regions and their kernels, and with ``show_events`` of operators. A
+    label is one line in all phases, and so is a region."""
     lines = []
-    labels: dict[str, tuple[Entry, dict[str, Op]]] = {}  # by name: its line, and what of it is in which phase
+    labels: dict[tuple[str, str], tuple[Entry, dict[str, Op]]] = {}  # its line, and what of it is in which phase
     for phase, found in ops.items():
         for op in sorted(found, key=lambda op: op.name == BETWEEN_OPS):
-            if op.kind == "label":
-                if op.name not in labels:
-                    mark = "label" if phase == FORWARD else f"label, {phase}"
-                    lines.append(Entry(f"{printable(op.name)} ({mark})", Figures(), is_layer=False))
-                    labels[op.name] = lines[-1], {}
-                labels[op.name][1][phase] = op
+            if op.kind in RANGES:
+                if (op.kind, op.name) not in labels:
+                    lines.append(Entry(printable(range_in_words(op, phase)), Figures(), is_layer=False))
+                    labels[op.kind, op.name] = lines[-1], {}
+                labels[op.kind, op.name][1][phase] = op
             elif show_events:
                 own_time = op.name == BETWEEN_OPS
                 figures = Figures({phase: op.self}, {phase: op.total}, -1 if own_time else op.calls)
@@ -494,11 +495,25 @@ def _op_lines(ops: dict[str, list[Op]], show_events: bool, in_no_layer: bool = F
                 name = printable(op.name) + (f" ({phase})" if phase != FORWARD else "")
                 lines.append(Entry(name, figures, is_layer=False))
     for line, parts in labels.values():
-        line.figures.own = {phase: op.self for phase, op in parts.items()}
+        line.figures.own = {phase: op.self + overhead_in(op) for phase, op in parts.items()}
         line.figures.total = {phase: op.total for phase, op in parts.items()}
         line.figures.calls = next((op.calls for op in parts.values() if op.calls), 0)
         line.ops = _op_lines({phase: op.inside for phase, op in parts.items()}, show_events)
     return lines
+
+
+def range_in_words(op: Op, phase: str = FORWARD) -> str:
+    """What the line of a range says: what the user called it, or what torch.compile made."""
+    if op.kind == "label":
+        return f"{op.name} (label)" if phase == FORWARD else f"{op.name} (label, {phase})"
+    return f"(region {op.name})" if op.kind == "region" and op.name != COMPILING else f"({op.name})"
+
+
+def overhead_in(op: Op) -> Cost:
+    """What of the operators in a compiled region is its own overhead: guards, and what leads to the kernels."""
+    return (
+        sum((inner.self for inner in op.inside if is_overhead(inner.name)), Cost()) if op.kind == "region" else Cost()
+    )
 
 
 def printable(name: str) -> str:
