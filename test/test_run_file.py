@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torchprof
 from torchprof import TorchprofError
 from torchprof.attribute import BACKWARD, FORWARD, Signature
 from torchprof.cost import FIELDS
-from torchprof.run import Lane, Memory, Run, SampleKey
+from torchprof.run import WORK, CompiledRegion, Lane, Lockstep, LockstepKey, Memory, Run, SampleKey
 
 DATA = Path(__file__).parent / "data"
 
@@ -149,12 +150,22 @@ def test_what_torchprof_2_4_printed_of_its_run() -> None:
     assert (run.lockstep, {layer.ranks for layer in run.layers}) == ({}, {()})
 
 
-@pytest.mark.parametrize("schema", [1, 2, 3, 4, 5])
+def test_what_torchprof_2_5_printed_of_its_run() -> None:
+    """The figures are copied from the report that it made of this file: two ranks, in lockstep for two steps."""
+    run = torchprof.load(DATA / "run-schema-6.json")
+    assert [(meta.rank, meta.regions) for meta in run.metas] == [(0, ()), (1, ())]
+    assert {layer.name: layer.ranks for layer in run.layers if layer.ranks} == {"Net.b.1": (1,)}
+    assert run.report("ranks").startswith("2 ranks. No rank stands out: own work takes 0.160us to 0.250us a step.")
+    own = run.lockstep[LockstepKey(1, FORWARD, "cpu", WORK)]
+    assert own == Lockstep((0, 1), (2, 2), (220, 390), (0, 0), (300, 120), (1, 0))
+
+
+@pytest.mark.parametrize("schema", [1, 2, 3, 4, 5, 6])
 def test_a_run_of_an_earlier_schema_can_be_saved_again(schema: int, tmp_path: Path) -> None:
     """As a file of this version, that says the same."""
     run = torchprof.load(DATA / f"run-schema-{schema}.json")
     run.save(tmp_path / "run.json")
-    assert document(tmp_path / "run.json")["schema"] == 6
+    assert document(tmp_path / "run.json")["schema"] == 7
     assert torchprof.load(tmp_path / "run.json") == run
 
 
@@ -182,6 +193,17 @@ def test_damaged_files_of_an_earlier_schema(where: tuple[Any, ...], value: Any, 
     file.write_text(json.dumps(damaged), encoding="utf-8")
     with pytest.raises(TorchprofError, match="damaged"):
         torchprof.load(file)
+
+
+def test_compiled_regions_are_kept_and_stripped_of_their_files(tmp_path: Path) -> None:
+    region = CompiledRegion("0/1", "Net.forward", "/home/me/net.py", 12, 14, "Call to print")
+    run = torchprof.load(DATA / "run-schema-6.json")
+    run = replace(run, metas=(replace(run.meta, regions=(region,)), *run.metas[1:]))
+    run.save(tmp_path / "run.json")
+    assert torchprof.load(tmp_path / "run.json") == run
+    run.save(tmp_path / "stripped.json", strip=True)
+    assert "net.py" not in (tmp_path / "stripped.json").read_text(encoding="utf-8")
+    assert torchprof.load(tmp_path / "stripped.json").meta.regions == (region._replace(file=""),)
 
 
 def test_a_signature_is_written_once(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from torchprof.holding import NOTHING
 from torchprof.instrument import Labels
 from torchprof.job import this_job
 from torchprof.modules import Plan, checked_models
+from torchprof.provenance import compiled_regions
 from torchprof.run import Run
 
 
@@ -77,6 +78,15 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
     events = recording.events(wanted_detail(asked), asked.profile_memory)
     job = this_job(plan.models)
     run = assemble(
-        recording, events, plan, plan.layers(), asked, seen, origin=this_process(job), end=end, group=job.group
+        recording,
+        events,
+        plan,
+        plan.layers(),
+        asked,
+        seen,
+        origin=this_process(job),
+        end=end,
+        group=job.group,
+        regions=compiled_regions(),
     )
     return with_doubts(run, plan, seen)

@@ -16,6 +16,7 @@ from torchprof.cost import FIELDS
 from torchprof.device_times import DeviceTimes
 from torchprof.doubts import (
     about_calls,
+    about_compiled,
     about_cost,
     about_exchanges,
     about_labels,
@@ -28,7 +29,7 @@ from torchprof.exchanges import Exchanges
 from torchprof.fold import fold
 from torchprof.holding import NOTHING, Holding, allocators_between
 from torchprof.lockstep import Locksteps
-from torchprof.run import GroupOfRanks, Layer, Memory, Meta, Run, Timeline
+from torchprof.run import CompiledRegion, GroupOfRanks, Layer, Memory, Meta, Run, Timeline
 from torchprof.spans import OpenSpans
 from torchprof.steps import Steps
 
@@ -43,6 +44,7 @@ class Asked:
     record_shapes: bool = False
     with_stack: bool = False
     with_timeline: bool = False
+    compile_layers: bool = False
     timed: bool = True
 
     def measures(self, field_of_cost: str) -> bool:
@@ -161,6 +163,7 @@ def assemble(
     from_first_mark: bool = True,
     group: GroupOfRanks | None = None,
     graphs: CompiledGraphs | None = None,
+    regions: Iterable[CompiledRegion] = (),
     python_samples: Iterable[tuple[int, str, int]] | None = None,
 ) -> Run:
     """The run of one recording, without its doubts; ``seen`` grows by what was noticed on the way.
@@ -169,8 +172,8 @@ def assemble(
     plan, as they were at the end; ``origin``: what is known of where it was recorded; ``start`` and ``end``: what
     memory was held then; ``steps``: whether steps were marked in the recording by us; ``from_first_mark``: whether one
     began with it; ``group``: between which ranks collectives are that do not say so; ``graphs``: what is known of
-    compiled graphs; ``python_samples``: at which time, in ns since the epoch, Python was seen at which line, and for
-    how many intervals that stands.
+    compiled graphs, and ``regions`` of compiled code, of that which ran and of other; ``python_samples``: at which
+    time, in ns since the epoch, Python was seen at which line, and for how many intervals that stands.
     """
     rank = origin.rank
     signatures = recording.signatures
@@ -228,6 +231,7 @@ def assemble(
         seen.unmatched += attribution.exchanges.unmatched
         seen.uncertain += attribution.exchanges.uncertain
 
+    ran = {place.frame.name for place in places if place.frame is not None and place.frame.kind == "region"}
     names = [name for name in FIELDS if asked.measures(name)]
     of_cpu = [name for name in names if not name.startswith("device_")]
     meta = replace(
@@ -246,7 +250,9 @@ def assemble(
             ("with_flops", asked.with_flops),
             ("record_shapes", asked.record_shapes),
             ("with_stack", asked.with_stack),
+            ("compile_layers", asked.compile_layers),
         ),
+        regions=tuple(region for region in regions if region.name in ran),
     )
     times = device_times.result() if device_times else ()
     return Run((meta,), layers, rows, samples, memory, timeline, times, locksteps.result() if locksteps else {})
@@ -301,6 +307,7 @@ def _doubts(run: Run, plan: Planned, seen: Seen) -> Iterator[str]:
     silent = plan.callable_layers - called - set(unobserved)
     yield from about_calls(run.layers, plan.callable_layers, called, silent, seen.callers)
     yield from about_start(run.layers, run.samples)
+    yield from about_compiled(run)
     yield from about_uncounted(run.rows)
     if seen.label_ns is not None:
         yield from about_cost(seen.labels, seen.label_ns, run.meta.wall_ns)

@@ -304,12 +304,12 @@ class _Ahead:
     - torch leaves the number of an autograd node out of the engine's range around it where a hook of the user's, or of
       FSDP's, runs an op or a range before the node itself. Of AccumulateGrad alone there is no number to be had.
     - Guards are those of the region that comes right after them: their name becomes its.
-    - What runs in a call of a compiled graph tells which of its kernels they are: ``kernels`` has their numbers, by
-      thread and time of start.
+    - What runs in a call of a compiled graph tells which of its kernels they are: ``kernels`` has their numbers (None:
+      nobody knows), by thread and time of start.
     """
 
     def __init__(self, graphs: CompiledGraphs) -> None:
-        self.kernels: dict[tuple[int, int], tuple[str, int]] = {}
+        self.kernels: dict[tuple[int, int], tuple[str, int | None]] = {}
         self._graphs = graphs
         self._ahead: deque[Event] = deque()  # what was looked at, and is still to come
         self._later: Iterator[Event] = iter(())
@@ -370,8 +370,7 @@ class _Ahead:
                 until = event.end_ns
         graph = graph_of(call.name)
         for event, kernel in zip(inside, self._graphs.called(graph, [event.name for event in inside])):
-            if kernel is not None:
-                self.kernels[event.thread, event.start_ns] = graph, kernel
+            self.kernels[event.thread, event.start_ns] = graph, kernel
 
 
 _OF_COMPILE = frozenset({Kind.GUARDS, Kind.REGION, Kind.GRAPH, Kind.COMPILING})
@@ -633,9 +632,11 @@ class Attribution:
         region = inside(outer, "region", region_of(name)) if name.startswith(REGION) else outer
         return (region, 1) if kind is Kind.REGION else (inside(region, "op", GUARDS), 1)
 
-    def _of_kernel(self, event: Event, around: Place, layer: int, graph: str, kernel: int) -> list[tuple[Place, int]]:
+    def _of_kernel(
+        self, event: Event, around: Place, layer: int, graph: str, kernel: int | None
+    ) -> list[tuple[Place, int]]:
         """A kernel of a compiled graph: its place, or one for each layer that it is divided among, with its weight."""
-        layers = self.graphs.layers_of(graph, kernel, layer)
+        layers = None if kernel is None else self.graphs.layers_of(graph, kernel, layer)
 
         def inner(outer: Place, said: str = "") -> Place:
             outer = self.places.inside(outer, "kernels", said) if said else outer

@@ -32,7 +32,7 @@ DIVISORS = ("flops", "bytes")
 """By what the time of a kernel of several layers can be divided."""
 
 _OVERHEAD = re.compile(
-    rf"{GUARDS}|{GRAPH}|Pregraph bytecode|AOTDispatcher Runtime Wrapper Prologue"
+    rf"{GUARDS}|Pregraph bytecode|AOTDispatcher Runtime Wrapper Prologue"
     r"|(autograd::engine::evaluate_function: )?CompiledFunction(Backward)?\d*"
 )
 _PREFIX = re.compile(r"graph_\d+_")
@@ -180,7 +180,10 @@ def graph_of(name: str) -> str:
 
 
 def is_overhead(op: str) -> bool:
-    """Whether an op in a region is none of its kernels, nor of what runs as without torch.compile, but leads there."""
+    """Whether an op in a region leads to its graph: it is no kernel, nor what runs as it would without torch.compile.
+
+    The calls of the graph itself are not: kernels of C++ that have no ranges of their own are in their time.
+    """
     return _OVERHEAD.fullmatch(op) is not None
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from pathlib import PurePath
 
 from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE
-from torchprof.cost import format_time
+from torchprof.cost import Cost, format_time
+from torchprof.regions import compiling, kernel_shares, region_uses
 from torchprof.run import NOT_SELECTED_NAME, OUTSIDE_NAME, Layer, Rows, Run, SampleKey, Spread, ranks_in_words
 
 _SLOW_START = 2  # so many times a later call's time, and the first call's is told
 _DOUBTS_SHOWN = 10  # of several ranks: there may be a thousand, each with figures of its own in its sentences
 _WORTH_SAYING = 0.02  # the share of the time from which on the labels' own cost is told
+
+
+SAYS_WHY = 'The report "compiled" says why.'
 
 
 def some(names: Sequence[str], limit: int = 3) -> str:
@@ -154,6 +159,32 @@ def about_cost(calls: int, label_ns: float, wall_ns: int) -> Iterator[str]:
         yield (
             f"The labels themselves took about {format_time(cost)} of {format_time(wall_ns)} ({cost / wall_ns:.0%}): "
             f"{calls} calls of {format_time(label_ns)}, measured here."
+        )
+
+
+def about_compiled(run: Run) -> Iterator[str]:
+    """Graph breaks, compiling while it was recorded, and kernels of which nobody knows the layer."""
+    broken = [use.known for use in region_uses(run) if use.calls and use.known is not None and use.known.break_line]
+    if broken:
+        places = [f"{PurePath(region.file).name}:{region.break_line}" for region in broken]
+        breaks = f"graph break{'s' if len(broken) > 1 else ''}"
+        yield f"{len(broken)} {breaks} of torch.compile: {some(places)}. {SAYS_WHY}"
+    by_layers = ("compile_layers", True) in run.meta.flags
+    times, cost = compiling(run)
+    if times:
+        without = "warmup=1 leaves it out" if by_layers else "call the model once before, or use warmup=1"
+        yield (
+            f"torch.compile was at work while this was recorded, for {format_time(cost.cpu_ns)}, which is in the "
+            f"totals: {without}."
+        )
+    unknown, whole = Cost(), Cost()
+    for shares in kernel_shares(run).values():
+        unknown, whole = unknown + shares.unknown, whole + shares.whole
+    if unknown.cpu_ns:
+        yield (
+            f"Not attributable: {unknown.cpu_ns / whole.cpu_ns:.0%} of the time in kernels of compiled graphs. Most "
+            "often these were compiled before the block: for compile_layers they have to be compiled in it, as with "
+            "warmup=1 after torch.compiler.reset()."
         )
 
 

@@ -272,6 +272,7 @@ def _sum_of_metas(before: Meta, now: Meta) -> Meta:
         steps=before.steps + now.steps,
         warnings=tuple(dict.fromkeys(before.warnings + now.warnings)),
         busy_ns=tuple(sorted(busy.items())),
+        regions=tuple({region.name: region for region in (*before.regions, *now.regions)}.values()),
     )
 
 

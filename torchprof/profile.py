@@ -35,13 +35,12 @@ from torchprof.holding import NOTHING
 from torchprof.instrument import Labels, Target, label_of
 from torchprof.job import Job, this_job
 from torchprof.modules import Plan, Trace, checked_models, walk_modules
-from torchprof.run import Layer, Run
+from torchprof.provenance import Provenance, compiled_regions
+from torchprof.run import CompiledRegion, Layer, Run
 from torchprof.sigterm import HeldSigterm
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-    from torchprof.provenance import Provenance
 
 __all__ = ["Profile", "Trace", "walk_modules"]
 
@@ -133,6 +132,7 @@ class Profile:
         self._failed = False  # whether an error ended the block
         self._start_holding = self._end_holding = NOTHING
         self._job = Job()
+        self._regions: tuple[CompiledRegion, ...] = ()
         self._asked_of_buckets = False
 
     # The block
@@ -148,11 +148,11 @@ class Profile:
                 "block can hold several models."
             )
         self._models = checked_models(self._model)
+        self._provenance = self._checked_provenance()
         self._asked = self._checked_options()
         self._plan = Plan(self._models, self.paths)
         refuse_if_profiled()
         self._guard = Guard()
-        self._provenance = self._checked_provenance()
         self._labels = Labels(self._plan.targets)
         self._warmup_left = self.warmup
         if self.warmup:
@@ -330,6 +330,7 @@ class Profile:
         self._recording = False
         self._job = this_job(self._models, self._job)
         self._session.stop(self._job.in_traces)
+        self._regions = compiled_regions()
         self._start_holding.stop_watching()
         self._end_holding = held_now(self._models) if self.profile_memory else NOTHING
 
@@ -358,6 +359,7 @@ class Profile:
             origin=this_process(self._job),
             group=self._job.group,
             graphs=None if self._provenance is None else self._provenance.graphs(self._plan.modules),
+            regions=self._regions,
             start=self._start_holding,
             end=self._end_holding,
             steps=self._session.steps > 0,
@@ -559,7 +561,7 @@ class Profile:
         device = self._checked_device()
         missing = missing_device(device) if device else None
         self._records_device = device is not None and missing is None
-        self._seen.notes = [missing] if missing else []
+        self._seen.notes += [missing] if missing else []
         return Asked(
             device=device,
             profile_memory=bool(self.profile_memory),
@@ -567,6 +569,7 @@ class Profile:
             record_shapes=bool(self.record_shapes),
             with_stack=bool(self.with_stack),
             with_timeline=bool(self.with_timeline),
+            compile_layers=self._provenance is not None,
             timed=self._timed,
         )
 
@@ -579,8 +582,6 @@ class Profile:
             )
         if self.compile_layers is False:
             return None
-        from torchprof.provenance import Provenance  # imports torch's compiler, which takes a second or two
-
         try:
             return Provenance(self.compile_layers if isinstance(self.compile_layers, str) else None)
         except TorchprofError as missing:

@@ -26,6 +26,7 @@ from torchprof.instrument import Labels
 from torchprof.job import Job, this_job
 from torchprof.modules import Plan
 from torchprof.outermost import OutermostCalls
+from torchprof.provenance import compiled_regions
 from torchprof.run import Run
 from torchprof.sampling import Sampler
 
@@ -205,6 +206,7 @@ class Program:
             group=self._job.group,
             start=self._holding,
             end=held_now(self._plan.models) if self._asked.profile_memory else NOTHING,
+            regions=compiled_regions(),
             python_samples=self._samples(),
         )
         self._events_a_call = sum(cycle.rows.columns["calls"]) / max(modules, 1)

@@ -8,16 +8,21 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Mapping, Sequence
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from math import prod
+from types import CodeType
 from typing import Any, ClassVar, NamedTuple
 
 from torchprof.compiled import CompiledGraphs, CompiledKernel, Module, Owner, Part, Step
 from torchprof.errors import TorchprofError
+from torchprof.run import CompiledRegion
 
 _GRADIENT_SUM = "Gradient addition node"
 """How torch explains a sum of the gradients of a tensor with several uses (``torch/fx/traceback.py``)."""
+_RESUME = re.compile(r"__resume_at_(\d+)_\d+")
 _NUMBERS = itertools.count(1)
 
 
@@ -255,6 +260,49 @@ class _Inductor:
                 "cpp.enable_kernel_profile": True,
             }
         )
+
+
+def compiled_regions() -> tuple[CompiledRegion, ...]:
+    """All code that torch.compile has made in this process and still has; empty where it made none, and where this
+    torch does not tell."""
+    if "torch._dynamo.convert_frame" not in sys.modules:
+        return ()
+    try:
+        from torch._dynamo.convert_frame import input_codes
+        from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+        from torch._dynamo.utils import get_compilation_metrics
+
+        reasons = {one.compile_id: one.restart_reasons for one in get_compilation_metrics() if one.restart_reasons}
+        return tuple(
+            _region(code, version.code, str(version.compile_id), reasons.get(str(version.compile_id), ()))
+            for code in (seen() for seen in input_codes.seen)
+            if code is not None
+            for version in _debug_get_cache_entry_list(code)
+        )
+    except (ImportError, AttributeError, TypeError):
+        return ()
+
+
+def _region(code: CodeType, compiled: CodeType, name: str, reasons: Iterable[str]) -> CompiledRegion:
+    """``compiled`` is what torch.compile made of the code of a function; where it breaks, it calls functions for the
+    rest, named after the instruction that they go on with."""
+    resumes = [int(match[1]) for match in map(_RESUME.match, compiled.co_names) if match]
+    lines = [line for start, end, line in code.co_lines() if line and any(start <= at < end for at in resumes)]
+    return CompiledRegion(
+        name,
+        getattr(code, "co_qualname", code.co_name),
+        code.co_filename,
+        code.co_firstlineno,
+        min(lines) if lines else None,
+        "; ".join(map(_in_short, sorted(reasons))) if lines else "",
+    )
+
+
+def _in_short(reason: str) -> str:
+    """Of how torch explains a graph break: what happened, and why."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    told = [line.removeprefix("Explanation: ") for line in lines[1:] if line.startswith("Explanation: ")]
+    return ": ".join([*lines[:1], *told[:1]])
 
 
 class Provenance:

@@ -13,6 +13,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, PHASES, RANGES, Frame, Signature
+from torchprof.compiled import COMPILING
 from torchprof.cost import FIELDS, Cost
 from torchprof.errors import TorchprofError, suggest
 
@@ -89,6 +90,20 @@ class MeshDim(NamedTuple):
     position: int
 
 
+class CompiledRegion(NamedTuple):
+    """Code that torch.compile made: its compile id ``name`` ("0/1": the second version of the first function), and the
+    ``function`` that it is of, in ``file`` from ``line`` on. Where torch.compile could go no further, it ends in a
+    graph break, at ``break_line``, for ``break_reason`` ("" where that is not known): the rest of the function is a
+    region of its own."""
+
+    name: str
+    function: str
+    file: str
+    line: int
+    break_line: int | None = None
+    break_reason: str = ""
+
+
 @dataclass(frozen=True)
 class Meta:
     """How a run came about; one per rank.
@@ -100,9 +115,9 @@ class Meta:
     any thread that was recorded was inside any op or range. ``peaks`` are what ``torchprof.peak`` had measured by then.
     ``warnings`` are sentences for the user. ``environment`` says in words what it ran on, as (name, value),
     ``switches`` how torch's own were set at the end, those that make it faster or slower. ``machine`` and ``script``
-    are names that ``save(strip=True)`` leaves out. ``world_size``: how many ranks the job has, this one among them;
-    ``job``: its name, where torchrun or Slurm gave it one; ``mesh``: what ranks are for one another, as far as that is
-    known.
+    are names that ``save(strip=True)`` leaves out. ``regions``: what is known of the compiled regions that ran, by
+    their names in frames of that kind. ``world_size``: how many ranks the job has, this one among them; ``job``: its
+    name, where torchrun or Slurm gave it one; ``mesh``: what ranks are for one another, as far as that is known.
     """
 
     model: tuple[str, ...]
@@ -124,6 +139,7 @@ class Meta:
     flags: tuple[tuple[str, bool], ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     switches: tuple[tuple[str, str], ...] = ()
+    regions: tuple[CompiledRegion, ...] = ()
     machine: str = ""
     script: str = ""
 
@@ -822,6 +838,15 @@ class Run:
 def _names(frames: Sequence[Frame]) -> list[tuple[str, str]]:
     """Kind and name of each op and label; a kernel counts for what launched it."""
     return [(frame.kind, frame.name) for frame in frames if frame.kind != "kernel"]
+
+
+def range_in_words(kind: str, name: str) -> str:
+    """What a range is called in tables: what the user said, or what torch.compile made. An op as it is."""
+    if kind == "label":
+        return f"{name} (label)"
+    if kind not in RANGES:
+        return name
+    return f"(region {name})" if kind == "region" and name != COMPILING else f"({name})"
 
 
 def ranks_in_words(ranks: Iterable[int]) -> str:

@@ -41,7 +41,7 @@ from torchprof.run import (
     Timeline,
 )
 
-SCHEMA = 6
+SCHEMA = 7
 """It grows by one whenever a reader of the old file would misread the new one."""
 _SAMPLE_NAMES = itemgetter("phase", "device", "measure")
 _SAMPLE_NUMBERS = itemgetter("layer", "rank", "count", "sum", "min", "max", "first")
@@ -99,7 +99,7 @@ def _pieces(run: Run, strip: bool) -> Iterator[str]:
 
 def _parts(run: Run, strip: bool) -> Iterator[tuple[str, Any]]:
     """What stands in the file, by name; what there may be very many of, one after the other."""
-    metas = [replace(meta, machine="", script="", job="") for meta in run.metas] if strip else run.metas
+    metas = [_stripped(meta) for meta in run.metas] if strip else run.metas
     frames = _Frames()
     named = "" if strip else "; the names of the machine, the script and the job"
     yield "format", _FORMAT
@@ -118,6 +118,11 @@ def _parts(run: Run, strip: bool) -> Iterator[tuple[str, Any]]:
     yield "timeline", None if run.timeline is None else _of_timeline(run.timeline)
     yield "device_times", map(asdict, run.device_times)
     yield "lockstep", ({**key._asdict(), **asdict(lockstep)} for key, lockstep in run.lockstep.items())
+
+
+def _stripped(meta: Meta) -> Meta:
+    regions = tuple(region._replace(file="") for region in meta.regions)
+    return replace(meta, machine="", script="", job="", regions=regions)
 
 
 def _json(value: Any) -> str:

@@ -12,7 +12,7 @@ from torchprof.attribute import Frame
 from torchprof.records import layer_name
 from torchprof.reports import report
 from torchprof.reports.tree import printable
-from torchprof.run import Run
+from torchprof.run import Run, range_in_words
 from torchprof.stacks import Step, stacks, usual
 
 _NUMBER_AT_THE_END = re.compile(r"\s+(?=\d+(\.\d*)?$)")
@@ -41,7 +41,7 @@ def folded(run: Run, *, measure: str | None = None) -> str:
 
 def _name(run: Run, step: Step) -> str:
     if isinstance(step, Frame):
-        name = f"{step.name} (label)" if step.kind == "label" else step.name
+        name = range_in_words(step.kind, step.name)
     else:
         name = run.layers[step].path[-1] if step >= 0 else layer_name(run, step)
     return _NUMBER_AT_THE_END.sub("_", printable(name).replace(";", ":"))

@@ -21,7 +21,7 @@ from torchprof.reports.tree import (
     draw,
     printable,
 )
-from torchprof.run import Run
+from torchprof.run import Run, range_in_words
 
 CALLS = "Calls"
 _PHASES = "the phases asked for"  # their sum, as a key of ``Figures``
@@ -198,8 +198,9 @@ def _our_name(name: str, columns: Sequence[Column], run: Run) -> str:
 
 
 def operator_name(operator: Operator) -> str:
-    """As rows show it: a long name shortened, a label of the user's marked."""
-    return shortened(operator.name) + " (label)" * (operator.kind == "label")
+    """As rows show it: a long name shortened, a range marked."""
+    name = shortened(operator.name)
+    return range_in_words(operator.kind, name)
 
 
 def shortened(name: str, width: int = _WIDTH) -> str:

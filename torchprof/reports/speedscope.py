@@ -15,7 +15,7 @@ from torchprof.cost import MEASURES, Unit
 from torchprof.errors import TorchprofError
 from torchprof.records import layer_name
 from torchprof.reports import report
-from torchprof.run import Run
+from torchprof.run import Run, range_in_words
 from torchprof.stacks import Step, measured, stacks
 from torchprof.version import __version__
 
@@ -83,5 +83,5 @@ def _profiles(run: Run, frames: dict[Step, int]) -> Iterator[dict[str, Any]]:
 
 def _name(run: Run, step: Step) -> str:
     if isinstance(step, Frame):
-        return f"{step.name} (label)" if step.kind == "label" else step.name
+        return range_in_words(step.kind, step.name)
     return layer_name(run, step)

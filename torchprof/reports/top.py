@@ -12,7 +12,7 @@ from torchprof.doubts import about_sums, doubts_of
 from torchprof.event_names import ANY_STEP
 from torchprof.reports import report
 from torchprof.reports.tree import check_number, draw, printable
-from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Run
+from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Run, range_in_words
 
 _USUAL_TYPE = "float32"
 _NO_OPERATOR = {
@@ -130,6 +130,8 @@ def _label(frames: Sequence[Frame]) -> str:
 def _work(frames: Sequence[Frame]) -> str:
     """What the time of a row is spent in: its innermost operator, or none."""
     inner = [frame for frame in frames if frame.kind != "kernel"]
+    if inner and inner[-1].kind in ("region", "kernels"):
+        return range_in_words(inner[-1].kind, inner[-1].name)
     return inner[-1].name if inner and inner[-1].kind == "op" else BETWEEN_OPS
 
 

@@ -11,12 +11,12 @@ from typing import NamedTuple, TypeVar
 from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate, tabulate_formats
 
 from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, RANGES
-from torchprof.compiled import COMPILING, is_overhead
+from torchprof.compiled import is_overhead
 from torchprof.cost import MEASURES, Cost, Measure, Unit, as_key, format_count
 from torchprof.doubts import about_sums, doubts_of
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports import report
-from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Node, Op, Run
+from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Node, Op, Run, range_in_words
 
 _Branch = TypeVar("_Branch")
 
@@ -485,7 +485,10 @@ def _op_lines(ops: dict[str, list[Op]], show_events: bool, in_no_layer: bool = F
         for op in sorted(found, key=lambda op: op.name == BETWEEN_OPS):
             if op.kind in RANGES:
                 if (op.kind, op.name) not in labels:
-                    lines.append(Entry(printable(range_in_words(op, phase)), Figures(), is_layer=False))
+                    name = range_in_words(op.kind, op.name)
+                    if op.kind == "label" and phase != FORWARD:
+                        name = f"{op.name} (label, {phase})"
+                    lines.append(Entry(printable(name), Figures(), is_layer=False))
                     labels[op.kind, op.name] = lines[-1], {}
                 labels[op.kind, op.name][1][phase] = op
             elif show_events:
@@ -500,13 +503,6 @@ def _op_lines(ops: dict[str, list[Op]], show_events: bool, in_no_layer: bool = F
         line.figures.calls = next((op.calls for op in parts.values() if op.calls), 0)
         line.ops = _op_lines({phase: op.inside for phase, op in parts.items()}, show_events)
     return lines
-
-
-def range_in_words(op: Op, phase: str = FORWARD) -> str:
-    """What the line of a range says: what the user called it, or what torch.compile made."""
-    if op.kind == "label":
-        return f"{op.name} (label)" if phase == FORWARD else f"{op.name} (label, {phase})"
-    return f"(region {op.name})" if op.kind == "region" and op.name != COMPILING else f"({op.name})"
 
 
 def overhead_in(op: Op) -> Cost:

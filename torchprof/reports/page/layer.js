@@ -202,10 +202,17 @@ function capitalized(text) {
   return text[0].toUpperCase() + text.slice(1);
 }
 
+// What a range is called, as in the other reports; an operator as it is.
+function rangeInWords({ kind, name }) {
+  if (kind === "label") return `${name} (label)`;
+  if (kind === "region" && name !== "compiling") return `(region ${name})`;
+  return kind === "region" || kind === "kernels" ? `(${name})` : name;
+}
+
 // A table of operators with columns for some measures, sorted by one of them.
 function operatorSheet(run, rows, measures, measure, source, shown) {
   const columns = [
-    { heading: "Operator", isText: true, value: (row) => row.name, text: (row) => (row.kind === "label" ? `${row.name} (label)` : row.name) },
+    { heading: "Operator", isText: true, value: (row) => row.name, text: (row) => rangeInWords(row) },
     { heading: "Calls", value: (row) => row.calls, text: (row) => (row.calls ? String(row.calls) : "") },
   ];
   let sortedBy = 0;

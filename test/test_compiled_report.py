@@ -1,0 +1,240 @@
+"""The table of compiled regions, and the sentences about them, on runs from hand-made events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from torchprof.attribute import BACKWARD, FORWARD, Attribution, Event, Kind, Site
+from torchprof.compiled import CompiledGraphs, CompiledKernel, Module, Part, Step
+from torchprof.cost import Cost
+from torchprof.doubts import about_compiled
+from torchprof.errors import TorchprofError
+from torchprof.fold import add_cycle, fold
+from torchprof.regions import compiling, kernel_shares, region_uses
+from torchprof.run import CompiledRegion, Layer, Meta, Run
+
+PATHS = [("Net",), ("Net", "fc"), ("Net", "act"), ("Net", "sub")]
+KINDS = ("Net", "Linear", "ReLU", "Sub")
+SITES = {"Net": Site((0,)), "sub": Site((3,))}
+ENGINE = "autograd::engine::evaluate_function: "
+
+FIRST = CompiledRegion("0/0", "Net.forward", "/home/me/net.py", 10, 12, "Call to print")
+REST = CompiledRegion("1/0", "Net.torch_dynamo_resume_in_forward_at_12", "/home/me/net.py", 12)
+
+
+def event(kind: Kind, name: str, start: int, end: int, sequence: int = -1, correlation: int = 0) -> Event:
+    return Event(kind, name, start, end, 1, sequence, 1 if sequence >= 0 else 0, correlation)
+
+
+def region(name: str, start: int, end: int) -> list[Event]:
+    """Guards of 10 ns, right before the region."""
+    return [
+        event(Kind.GUARDS, "TorchDynamo Cache Lookup", start, start + 10),
+        event(Kind.REGION, f"Torch-Compiled Region: {name}", start + 10, end),
+    ]
+
+
+def call(key: str, start: int, end: int) -> Event:
+    return event(Kind.GRAPH, f"## Call CompiledFxGraph {key} ##", start, end)
+
+
+# Net.forward has a region from 100 to 400, with guards before it, a prologue, and an autograd function with a graph of two
+# kernels; then an op beside that, and the region of the rest, from 310 to 390, with a graph of one kernel.
+FORWARD_EVENTS = [
+    event(Kind.LABEL, "Net", 0, 1000),
+    event(Kind.COMPILING, "entire_frame_compile", 10, 60),
+    event(Kind.OP, "aten::mm", 20, 40),
+    *region("0/0", 90, 400),
+    event(Kind.OP, "AOTDispatcher Runtime Wrapper Prologue", 100, 120),
+    event(Kind.OP, "CompiledFunction", 120, 270, 7),
+    call("graph-a", 120, 260),
+    event(Kind.OP, "aten::mm", 130, 160),
+    event(Kind.OP, "graph_0_cpp_fused_relu_0", 170, 210),
+    event(Kind.OP, "aten::print", 270, 295),
+    *region("1/0", 300, 390),
+    call("graph-b", 320, 380),
+    event(Kind.OP, "aten::mm", 325, 375),
+]
+BACKWARD_EVENTS = [
+    event(Kind.NODE, f"{ENGINE}CompiledFunctionBackward", 2000, 2100, 7),
+    event(Kind.BACKWARD_FUNCTION, "CompiledFunctionBackward", 2010, 2090, 7),
+    call("graph-c", 2020, 2080),
+    event(Kind.OP, "aten::mm", 2030, 2070),
+]
+
+
+def step(*path: str, kind: str) -> tuple[Step, ...]:
+    return (Step("L['self']", path, kind),)
+
+
+FC, ACT = step("fc", kind="Linear"), step("act", kind="ReLU")
+GRAPHS = {
+    "graph-a": (
+        CompiledKernel("mm", (Part(FC, 8, 16),)),
+        CompiledKernel("cpp_fused_relu_0", (Part(FC, 1, 4), Part(ACT, 3, 4))),
+    ),
+    "graph-c": (CompiledKernel("mm", (Part(FC, 8, 16),)),),
+}
+
+
+def run_of(
+    events: Sequence[Event],
+    regions: tuple[CompiledRegion, ...] = (FIRST, REST),
+    *,
+    by_layers: bool = False,
+    device: str | None = None,
+) -> Run:
+    modules = {path: Module(layer, kind) for layer, (path, kind) in enumerate(zip(PATHS, KINDS))}
+    graphs = CompiledGraphs(GRAPHS, modules) if by_layers else None
+    attribution = Attribution(SITES, PATHS, graphs=graphs)
+    layers = tuple(Layer(path, kind, compiled=len(path) > 1) for path, kind in zip(PATHS, KINDS))
+    rows, samples, _ = fold(attribution.attribute(events), attribution.places.all, layers)
+    measured = ("cpu_ns", "device_ns") if device else ("cpu_ns",)
+    flags = (("compile_layers", by_layers),)
+    meta = Meta(("Net",), device=device, requested=measured, measured=measured, flags=flags, regions=regions)
+    return Run((meta,), layers, rows, samples)
+
+
+def cells(table: str, row: int) -> dict[str, str]:
+    """A row of the table, by heading."""
+    lines = table.splitlines()
+    return dict(zip(*([cell.strip() for cell in line.split("|")] for line in (lines[0], lines[2 + row]))))
+
+
+def test_what_a_region_took_by_hand() -> None:
+    first, rest = region_uses(run_of(FORWARD_EVENTS + BACKWARD_EVENTS))
+    assert (first.layer, first.name, first.known, first.calls) == (0, "0/0", FIRST, 1)
+    of_first = first.phases[FORWARD]
+    # The region is 300 long; its own part is what prologue, function, the op and the rest's guards and region leave.
+    assert of_first.guards == Cost(cpu_ns=10)
+    assert of_first.overhead == Cost(cpu_ns=10 + (300 - 20 - 150 - 25 - 90) + 20 + (150 - 140))
+    assert of_first.graph == Cost(cpu_ns=140)
+    assert of_first.beside == Cost(cpu_ns=25)
+    backward = first.phases[BACKWARD]
+    assert (backward.overhead, backward.graph, backward.guards) == (Cost(cpu_ns=20 + 20), Cost(cpu_ns=60), Cost())
+    assert (rest.layer, rest.name, rest.known, rest.calls) == (0, "1/0", REST, 1)
+    assert rest.phases[FORWARD].graph == Cost(cpu_ns=60)
+    assert rest.phases[FORWARD].overhead == Cost(cpu_ns=10 + 80 - 60)
+
+
+@pytest.mark.parametrize("by_layers", [False, True])
+def test_the_parts_of_all_regions_are_all_that_ran_in_them(by_layers: bool) -> None:
+    """Also where kernels are other layers' rows."""
+    uses = region_uses(run_of(FORWARD_EVENTS + BACKWARD_EVENTS, by_layers=by_layers))
+    parts = [part for use in uses for part in use.phases.values()]
+    whole = sum((part.overhead + part.graph + part.beside for part in parts), Cost())
+    assert whole == Cost(cpu_ns=310 + 100)  # guards and region; the node of backward
+
+
+def test_the_table() -> None:
+    table = run_of(FORWARD_EVENTS + BACKWARD_EVENTS).report("compiled")
+    first, rest = cells(table, 0), cells(table, 1)
+    assert (first["Region"], first["Module"], first["Code"]) == ("0/0", "Net", "Net.forward (net.py:10)")
+    assert (first["Calls"], first["Guards"], first["Overhead"]) == ("1", "0.010us", "0.055us")
+    assert (first["Graph"], first["Beside"]) == ("0.140us", "0.025us")
+    assert (first["Backward overhead"], first["Backward graph"]) == ("0.040us", "0.060us")
+    assert (rest["Region"], rest["Code"]) == ("1/0", "Net.forward (net.py:12)")
+    assert (rest["Backward overhead"], rest["Backward graph"]) == ("", "")
+    assert "Graph break in Net at net.py:12, after region 0/0, 1 time: Call to print" in table.splitlines()
+    assert "torch.compile was at work 1 time: 0.050us." in table.splitlines()
+    assert "kernels of the forward" not in table  # nobody asked for layers
+
+
+def test_a_stripped_run_has_lines_and_no_files() -> None:
+    regions = (FIRST._replace(file=""), REST._replace(file=""))
+    table = run_of(FORWARD_EVENTS, regions).report("compiled")
+    assert cells(table, 0)["Code"] == "Net.forward (line 10)"
+    assert "Graph break in Net at line 12, after region 0/0, 1 time: Call to print" in table
+
+
+def test_a_region_of_which_nothing_is_known() -> None:
+    table = run_of(FORWARD_EVENTS, ()).report("compiled")
+    assert cells(table, 0)["Code"] == ""
+    assert "Graph break" not in table
+
+
+def test_how_the_time_of_kernels_divides() -> None:
+    """One kernel is of fc alone, one of fc and act, and one is in a graph of which nothing is known."""
+    run = run_of(FORWARD_EVENTS + BACKWARD_EVENTS, by_layers=True)
+    shares = kernel_shares(run)
+    forward = shares[FORWARD]
+    assert (forward.of_one.cpu_ns, forward.of_several.cpu_ns, forward.unknown.cpu_ns) == (30, 40, 50)
+    assert shares[BACKWARD].of_one == shares[BACKWARD].whole == Cost(cpu_ns=40)
+    table = run.report("compiled")
+    told = "25.0% are of one layer each, 33.3% of several at once, and 41.7% not attributable."
+    assert f"Of 0.120us in kernels of the forward phase {told}" in table
+    assert any("Not attributable: 31% of the time in kernels" in sentence for sentence in about_compiled(run))
+
+
+def test_kernels_of_a_device_are_told_by_their_time_there() -> None:
+    launch = event(Kind.OP, "triton_relu", 325, 375, correlation=5)
+    kernel = Event(Kind.KERNEL, "triton_relu", 340, 1340, 0, correlation=5, device="cuda:0")
+    events = [launch if one.start_ns == 325 else one for one in FORWARD_EVENTS]
+    table = run_of([*events, kernel], device="cuda").report("compiled")
+    assert (cells(table, 1)["Kernels"], cells(table, 1)["Graph"]) == ("1.000us", "0.060us")
+    assert cells(table, 0)["Kernels"] == "0.000us"
+
+
+def test_a_device_that_was_not_there_has_unknown_kernels() -> None:
+    run = run_of(FORWARD_EVENTS, device="cuda")
+    run = replace(run, metas=(replace(run.meta, measured=("cpu_ns",)),))
+    assert cells(run.report("compiled"), 0)["Kernels"] == "–"
+
+
+def test_compiling_is_told_and_is_no_region() -> None:
+    run = run_of(FORWARD_EVENTS)
+    assert compiling(run) == (1, Cost(cpu_ns=50))
+    assert [use.name for use in region_uses(run)] == ["0/0", "1/0"]
+    [sentence] = [one for one in about_compiled(run) if "at work" in one]
+    assert "for 0.050us" in sentence
+    assert "call the model once before, or use warmup=1." in sentence
+    [sentence] = [one for one in about_compiled(run_of(FORWARD_EVENTS, by_layers=True)) if "at work" in one]
+    assert "call the model once before" not in sentence  # its layers would not be known then
+
+
+def test_graph_breaks_under_every_table() -> None:
+    run = run_of(FORWARD_EVENTS)
+    said = '1 graph break of torch.compile: net.py:12. The report "compiled" says why.'
+    assert said in list(about_compiled(run))
+    told = replace(run, metas=(replace(run.meta, warnings=tuple(about_compiled(run))),))
+    assert said in told.report("tree")
+    assert said not in told.report("compiled")  # which says why
+
+
+def test_a_break_that_was_not_run_into_is_none() -> None:
+    other = FIRST._replace(name="5/0")
+    assert not any("graph break" in one for one in about_compiled(run_of(FORWARD_EVENTS, (REST, other))))
+
+
+def test_a_run_without_compiled_code() -> None:
+    text = run_of([event(Kind.LABEL, "Net", 0, 100), event(Kind.OP, "aten::mm", 10, 50)]).report("compiled")
+    assert text == "No code of torch.compile's ran while this was recorded."
+
+
+def test_the_rows_of_the_tree() -> None:
+    """A region's self is what leads to its graph; its total is all that ran in it, in whatever layer."""
+    lines = run_of(FORWARD_EVENTS + BACKWARD_EVENTS, by_layers=True).report("tree").splitlines()
+    found = {line.split("|")[0].strip("│├└─ "): [cell.strip() for cell in line.split("|")[1:]] for line in lines[2:]}
+    assert found["(compiling)"][:2] == ["0.050us", "0.050us"]
+    assert found["(region 0/0)"] == ["0.055us", "0.310us", "1", "0.100us"]
+    assert found["(region 1/0)"][:2] == ["0.030us", "0.090us"]
+    assert found["(fused: fc + act)"][:2] == ["0.000us", "0.040us"]
+    assert found["(not attributable)"][:2] == ["0.000us", "0.050us"]
+    assert found["fc"] == ["0.030us", "0.030us", "–", "0.040us"]
+    assert found["act"][:3] == ["–", "–", "–"]
+
+
+def test_cycles_add_up_and_keep_what_either_knows() -> None:
+    one, other = run_of(FORWARD_EVENTS, (FIRST,)), run_of(FORWARD_EVENTS, (REST,))
+    both = add_cycle(one, other)
+    assert both.meta.regions == (FIRST, REST)
+    assert [use.calls for use in region_uses(both)] == [2, 2]
+
+
+def test_formats() -> None:
+    assert run_of(FORWARD_EVENTS).report("compiled", tablefmt="github").startswith("| Region")
+    with pytest.raises(TorchprofError, match="no format 'nonsense'"):
+        run_of(FORWARD_EVENTS).report("compiled", tablefmt="nonsense")
