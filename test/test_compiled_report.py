@@ -14,6 +14,7 @@ from torchprof.doubts import about_compiled
 from torchprof.errors import TorchprofError
 from torchprof.fold import add_cycle, fold
 from torchprof.regions import compiling, kernel_shares, region_uses
+from torchprof.reports.tree import fused_phases
 from torchprof.run import CompiledRegion, Layer, Meta, Run
 
 PATHS = [("Net",), ("Net", "fc"), ("Net", "act"), ("Net", "sub")]
@@ -41,7 +42,7 @@ def call(key: str, start: int, end: int) -> Event:
     return event(Kind.GRAPH, f"## Call CompiledFxGraph {key} ##", start, end)
 
 
-# Net.forward has a region from 100 to 400, with guards before it, a prologue, and an autograd function with a graph of two
+# Net.forward has a region from 100 to 400: guards before it, a prologue, and an autograd function with a graph of two
 # kernels; then an op beside that, and the region of the rest, from 310 to 390, with a graph of one kernel.
 FORWARD_EVENTS = [
     event(Kind.LABEL, "Net", 0, 1000),
@@ -85,10 +86,11 @@ def run_of(
     regions: tuple[CompiledRegion, ...] = (FIRST, REST),
     *,
     by_layers: bool = False,
+    divisor: str | None = None,
     device: str | None = None,
 ) -> Run:
     modules = {path: Module(layer, kind) for layer, (path, kind) in enumerate(zip(PATHS, KINDS))}
-    graphs = CompiledGraphs(GRAPHS, modules) if by_layers else None
+    graphs = CompiledGraphs(GRAPHS, modules, divisor) if by_layers else None
     attribution = Attribution(SITES, PATHS, graphs=graphs)
     layers = tuple(Layer(path, kind, compiled=len(path) > 1) for path, kind in zip(PATHS, KINDS))
     rows, samples, _ = fold(attribution.attribute(events), attribution.places.all, layers)
@@ -152,7 +154,7 @@ def test_a_stripped_run_has_lines_and_no_files() -> None:
 
 def test_a_region_of_which_nothing_is_known() -> None:
     table = run_of(FORWARD_EVENTS, ()).report("compiled")
-    assert cells(table, 0)["Code"] == ""
+    assert cells(table, 0)["Code"] == "–"
     assert "Graph break" not in table
 
 
@@ -221,10 +223,33 @@ def test_the_rows_of_the_tree() -> None:
     assert found["(compiling)"][:2] == ["0.050us", "0.050us"]
     assert found["(region 0/0)"] == ["0.055us", "0.310us", "1", "0.100us"]
     assert found["(region 1/0)"][:2] == ["0.030us", "0.090us"]
-    assert found["(fused: fc + act)"][:2] == ["0.000us", "0.040us"]
-    assert found["(not attributable)"][:2] == ["0.000us", "0.050us"]
-    assert found["fc"] == ["0.030us", "0.030us", "–", "0.040us"]
-    assert found["act"][:3] == ["–", "–", "–"]
+    assert found["(fused: fc + act)"][:3] == ["0.040us", "0.040us", ""]  # kernels, which nobody calls
+    assert found["(not attributable)"][:3] == ["0.050us", "0.050us", ""]
+    # What both took of the kernel that they share, nobody knows: fc at least what it took alone, act anything.
+    assert found["fc"] == ["≥ 0.030us", "≥ 0.030us", "–", "0.040us"]
+    assert found["act"] == ["–", "–", "–", "–"]
+    assert found["Net"][1] == "1.000us"  # all of it is below the model
+
+
+def test_a_kernel_of_two_blocks_leaves_both_with_a_lower_bound() -> None:
+    """And all between them and the nearest layer that is above both."""
+    run = run_of(FORWARD_EVENTS, by_layers=True)
+    assert fused_phases(run) == {("Net", "fc"): frozenset({FORWARD}), ("Net", "act"): frozenset({FORWARD})}
+    layers = tuple(
+        replace(one, path=("Net", "a", *one.path[1:])) if one.kind == "Linear" else one for one in run.layers
+    )
+    layers = (*layers, Layer(("Net", "a"), "Block"))
+    run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))
+    assert set(fused_phases(run)) == {("Net", "a"), ("Net", "a", "fc"), ("Net", "act")}
+
+
+def test_what_was_divided_is_said_to_be_an_estimate() -> None:
+    run = run_of(FORWARD_EVENTS, by_layers=True, divisor="flops")
+    lines = run.report("tree").splitlines()
+    found = {line.split("|")[0].strip("│├└─ "): [cell.strip() for cell in line.split("|")[1:]] for line in lines[2:]}
+    assert (found["fc"][0], found["act"][0]) == ("0.040us", "0.030us")  # 30 alone, and 1 of 4 parts of 40; 3 of 4
+    [sentence] = [one for one in about_compiled(run) if "divided" in one]
+    assert sentence == "Kernels of several layers are divided by flops among them: their times are estimates."
 
 
 def test_cycles_add_up_and_keep_what_either_knows() -> None:

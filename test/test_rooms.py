@@ -94,7 +94,7 @@ ALLOWED = {
     "diff": {"attribute", "cost", "errors", "matching", "noise", "reports", "run", "run_file"},
     "dataframe": {"errors", "records", "run"},
     "device_times": {"attribute", "run"},
-    "doubts": {"attribute", "cost", "regions", "run"},
+    "doubts": {"compiled", "attribute", "cost", "regions", "run"},
     "environment": {"job", "peaks", "run", "version"},
     "errors": set(),
     "event_names": {"attribute", "compiled"},
@@ -134,7 +134,7 @@ ALLOWED = {
     "no_arithmetic": set(),
     "noise": set(),
     "operators": {"attribute", "cost", "errors", "paths", "run"},
-    "outermost": set(),
+    "outermost": {"instrument"},
     "paths": {"errors"},
     "peaks": {"errors", "run"},
     "profile": {

@@ -171,6 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--memory", action="store_true", help="record allocations")
     run.add_argument("--flops", action="store_true", help="count parameters, MACs and FLOPs")
     _add_shapes_option(run)
+    run.add_argument("--compile-layers", action="store_true", help="give what torch.compile makes back to its layers")
     run.add_argument("--python", action="store_true", help="run it once more under cProfile, for Python's functions")
     run.add_argument("--depth", type=_count, metavar="N", help="hide the layers below this depth; totals stay")
     _add_hot_option(run)
@@ -545,6 +546,7 @@ def _run(arguments: argparse.Namespace) -> int:
         with_flops=arguments.flops,
         record_shapes=arguments.shapes,
         with_timeline=_wants_timeline(arguments),
+        compile_layers=arguments.compile_layers,
         warmup_calls=arguments.warmup_calls,
         max_calls=arguments.max_calls,
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import PurePath
 
 from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE
+from torchprof.compiled import DIVISORS
 from torchprof.cost import Cost, format_time
 from torchprof.regions import compiling, kernel_shares, region_uses
 from torchprof.run import NOT_SELECTED_NAME, OUTSIDE_NAME, Layer, Rows, Run, SampleKey, Spread, ranks_in_words
@@ -177,6 +178,9 @@ def about_compiled(run: Run) -> Iterator[str]:
             f"torch.compile was at work while this was recorded, for {format_time(cost.cpu_ns)}, which is in the "
             f"totals: {without}."
         )
+    divided = {frame.name.partition(":")[0] for chain in run.rows.frames for frame in chain if frame.kind == "kernels"}
+    for how in sorted(divided & {f"divided by {divisor}" for divisor in DIVISORS}):
+        yield f"Kernels of several layers are {how} among them: their times are estimates."
     unknown, whole = Cost(), Cost()
     for shares in kernel_shares(run).values():
         unknown, whole = unknown + shares.unknown, whole + shares.whole

@@ -333,7 +333,7 @@ class Labels:
 
         # torch.compile traces the forward that was there, and compiles it under the wrapper, not the wrapper.
         forward._torchdynamo_inline = original  # type: ignore[attr-defined]
-        _leave_to_eager(forward)
+        leave_to_eager(forward)
         return forward
 
     def _wait(
@@ -368,7 +368,7 @@ def _looking_like(original: Any, wrapper: Any) -> Any:
         code = _code_that_calls(wrapper, original.__code__.co_freevars)
         wrapper = functools.wraps(original)(FunctionType(code, globals(), closure=original.__closure__))
         wrapper._torchdynamo_inline = original
-        _leave_to_eager(wrapper)
+        leave_to_eager(wrapper)
     wrapper.__defaults__ = original.__defaults__
     wrapper.__kwdefaults__ = original.__kwdefaults__
     return wrapper
@@ -399,7 +399,7 @@ def _holds(cell: Any, content: Any) -> bool:
         return False
 
 
-def _leave_to_eager(wrapper: Callable[..., Any], with_calls: bool = False) -> None:
+def leave_to_eager(wrapper: Callable[..., Any], with_calls: bool = False) -> None:
     """Have torch.compile run this very frame as it is and look at the calls inside it again, or not at these either."""
     frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     if hasattr(frames, "set_code_exec_strategy"):
@@ -434,4 +434,4 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
         return (-1,) * tensor.dim()
 
 
-_leave_to_eager(_shapes_and_types, with_calls=True)
+leave_to_eager(_shapes_and_types, with_calls=True)

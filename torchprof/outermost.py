@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchprof.instrument import leave_to_eager
+
 
 class OutermostCalls:
     """From ``attach`` to ``detach``, calls ``before(module)`` right before every outermost call of a module on this
@@ -49,6 +51,9 @@ class OutermostCalls:
             finally:
                 inside.discard(here)
 
+        leave_to_eager(call)
+        for ours in (self._before, self._elsewhere):
+            leave_to_eager(ours, with_calls=True)
         self._ours = call
         nn.Module.__call__ = call  # type: ignore[method-assign]
 

@@ -582,11 +582,8 @@ class Profile:
             )
         if self.compile_layers is False:
             return None
-        try:
-            return Provenance(self.compile_layers if isinstance(self.compile_layers, str) else None)
-        except TorchprofError as missing:
-            self._seen.notes.append(str(missing))
-            return None
+        divisor = self.compile_layers if isinstance(self.compile_layers, str) else None
+        return Provenance.if_told(divisor, self._seen.notes)
 
     def _checked_device(self) -> str | None:
         if self.use_device is None:

@@ -26,7 +26,7 @@ from torchprof.instrument import Labels
 from torchprof.job import Job, this_job
 from torchprof.modules import Plan
 from torchprof.outermost import OutermostCalls
-from torchprof.provenance import compiled_regions
+from torchprof.provenance import Provenance, compiled_regions
 from torchprof.run import Run
 from torchprof.sampling import Sampler
 
@@ -64,6 +64,7 @@ class Program:
         with_flops: bool = False,
         record_shapes: bool = False,
         with_timeline: bool = False,
+        compile_layers: bool = False,
         warmup_calls: int = 0,
         max_calls: int | None = None,
     ) -> None:
@@ -74,16 +75,18 @@ class Program:
         device = "cuda" if use_cuda else None
         missing = missing_device(device) if device else None
         self._records = None if missing else device
+        self._seen = Seen(notes=[missing] if missing else [])
+        self._provenance = Provenance.if_told(None, self._seen.notes) if compile_layers else None
         self._asked = Asked(
             device=device,
             profile_memory=profile_memory,
             with_flops=with_flops,
             record_shapes=record_shapes,
             with_timeline=with_timeline,
+            compile_layers=self._provenance is not None,
         )
         self._warmup_calls = warmup_calls
         self._last_call = None if max_calls is None else warmup_calls + max_calls
-        self._seen = Seen(notes=[missing] if missing else [])
         self._run: Run | None = None
         self._job = Job()
         self._calls = 0
@@ -105,6 +108,8 @@ class Program:
         self._labels.attach()
         self._outermost.attach()
         self._guard.on()
+        if self._provenance is not None:
+            self._provenance.on()
         if not self._warmup_calls:
             self._start_cycle()
         return self
@@ -206,6 +211,7 @@ class Program:
             group=self._job.group,
             start=self._holding,
             end=held_now(self._plan.models) if self._asked.profile_memory else NOTHING,
+            graphs=None if self._provenance is None else self._provenance.graphs(self._plan.modules),
             regions=compiled_regions(),
             python_samples=self._samples(),
         )
@@ -229,6 +235,8 @@ class Program:
         self._outermost.detach()
         self._optimizers.remove()
         self._labels.detach()
+        if self._provenance is not None:
+            self._provenance.off()
         if self._recording:
             self._end_cycle()
         self._guard.off()

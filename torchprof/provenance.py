@@ -321,6 +321,15 @@ class Provenance:
         self._divisor = divisor
         self._undo = ExitStack()
 
+    @classmethod
+    def if_told(cls, divisor: str | None, notes: list[str]) -> Provenance | None:
+        """One where this torch tells what that needs; where not None, and why as one of the ``notes``."""
+        try:
+            return cls(divisor)
+        except TorchprofError as missing:
+            notes.append(str(missing))
+            return None
+
     def on(self) -> None:
         inductor = self._inductor
         compiling: list[_Graph] = []

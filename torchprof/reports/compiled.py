@@ -39,7 +39,7 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> str:
     table = []
     for use in uses:
         guards = sum((part.guards for part in use.phases.values()), Cost())
-        cells = [use.name, _module(run, use), "" if use.known is None else _place(use.known), str(use.calls)]
+        cells = [use.name, _module(run, use), UNKNOWN if use.known is None else _place(use.known), str(use.calls)]
         cells.append(format_time(guards.cpu_ns))
         for phase in phases:
             texts = _texts(run, use.phases[phase]) if phase in use.phases else {}

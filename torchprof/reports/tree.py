@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate, tabulate_formats
 
-from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, RANGES
+from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, PHASES, RANGES
 from torchprof.compiled import is_overhead
 from torchprof.cost import MEASURES, Cost, Measure, Unit, as_key, format_count
 from torchprof.doubts import about_sums, doubts_of
@@ -114,7 +114,7 @@ class CostColumn(Column):
         cost = self._cost(figures)
         value = self.measure.of(cost)
         text = self.measure.text(value)
-        if self.measure.is_lower_bound(cost):
+        if self.measure.is_lower_bound(cost) or (self.measure.unit is Unit.TIME and self.phase in figures.fused):
             return f"{AT_LEAST} {text}" if value else UNKNOWN
         return f"{text} ({value / whole:.1%})" if whole and self.measure.unit is Unit.TIME else text
 
@@ -137,7 +137,8 @@ class RateColumn(Column):
         if self.phase not in figures.total:
             return ""
         cost = figures.total[self.phase]
-        rate = None if not self.measured or figures.unknown or figures.timeless else self._rate(cost)
+        is_known = self.measured and not (figures.unknown or figures.timeless or self.phase in figures.fused)
+        rate = self._rate(cost) if is_known else None
         if rate is None:
             return UNKNOWN
         return f"{AT_LEAST} {format_count(rate)}" if cost.uncounted else format_count(rate)
@@ -192,6 +193,7 @@ class Figures:
     has_params: bool = False  # whether parameters are a thing that this row could have
     unknown: bool = False  # never called: what it would have cost, nobody knows
     inlined: bool = False  # never called, but compiled into what is around it, where it may have run
+    fused: frozenset[str] = frozenset()  # the phases in which it also had a part in kernels of several layers
     timeless: bool = False  # outside of all layers, between ops: no range tells how long that was on the CPU
 
 
@@ -438,6 +440,7 @@ def _lines(run: Run, show_events: bool) -> list[Entry]:
     index = {layer.path: number for number, layer in enumerate(run.layers)}
     params = run.total_params()
     selected = None if run.meta.paths is None else set(run.meta.paths)
+    fused = fused_phases(run)
     lines = []
     for root in range(len(run.roots)):
         lines_of: dict[tuple[str, ...], Entry] = {}
@@ -445,6 +448,7 @@ def _lines(run: Run, show_events: bool) -> list[Entry]:
             layer = nodes[0].layer
             blank = selected is not None and layer.path not in selected
             line = Entry(printable(layer.path[-1]), Figures() if blank else _figures(phases, nodes, params[layer.path]))
+            line.figures.fused = fused.get(layer.path, line.figures.fused)
             line.ops = (
                 [] if blank else _op_lines({phase: ops[phase].get(index[layer.path], []) for phase in ops}, show_events)
             )
@@ -460,6 +464,23 @@ def _lines(run: Run, show_events: bool) -> list[Entry]:
             line.ops = _op_lines({phase: ops[phase].get(key, []) for phase in ops}, show_events, key == OUTSIDE)
             lines.append(line)
     return lines
+
+
+def fused_phases(run: Run) -> dict[tuple[str, ...], frozenset[str]]:
+    """The phases in which the figures of layers are not all that they took, by path: where a kernel worked for several
+    layers at once, and counts for one above them."""
+    columns = run.rows.columns
+    of_kernels = [any(frame.kind == "kernels" for frame in chain) for chain in run.rows.frames]
+    found: dict[tuple[str, ...], set[str]] = {}
+    for key in set(zip(*(columns[name] for name in ("layer", "phase", "shared", "frames")))):
+        layer, phase, shared, chain = key
+        if of_kernels[chain]:
+            above = len(run.layers[layer].path) if layer >= 0 else 0
+            for one in run.rows.shared[shared]:
+                path = run.layers[one].path
+                for steps in range(above + 1, len(path) + 1):
+                    found.setdefault(path[:steps], set()).add(PHASES[phase])
+    return {path: frozenset(of_layer) for path, of_layer in found.items()}
 
 
 def _figures(phases: Sequence[str], nodes: Sequence[Node], params: int | None) -> Figures:
@@ -498,18 +519,20 @@ def _op_lines(ops: dict[str, list[Op]], show_events: bool, in_no_layer: bool = F
                 name = printable(op.name) + (f" ({phase})" if phase != FORWARD else "")
                 lines.append(Entry(name, figures, is_layer=False))
     for line, parts in labels.values():
-        line.figures.own = {phase: op.self + overhead_in(op) for phase, op in parts.items()}
+        line.figures.own = {phase: own_of_range(op) for phase, op in parts.items()}
         line.figures.total = {phase: op.total for phase, op in parts.items()}
-        line.figures.calls = next((op.calls for op in parts.values() if op.calls), 0)
+        if not any(op.kind == "kernels" for op in parts.values()):  # a group of them is nothing that is called
+            line.figures.calls = next((op.calls for op in parts.values() if op.calls), 0)
         line.ops = _op_lines({phase: op.inside for phase, op in parts.items()}, show_events)
     return lines
 
 
-def overhead_in(op: Op) -> Cost:
-    """What of the operators in a compiled region is its own overhead: guards, and what leads to the kernels."""
-    return (
-        sum((inner.self for inner in op.inside if is_overhead(inner.name)), Cost()) if op.kind == "region" else Cost()
-    )
+def own_of_range(op: Op) -> Cost:
+    """The self of a range's line: of a region with what leads to its graph, of some kernels all of it."""
+    if op.kind == "kernels":
+        return op.total
+    leading = [inner.self for inner in op.inside if op.kind == "region" and is_overhead(inner.name)]
+    return sum(leading, op.self)
 
 
 def printable(name: str) -> str:
