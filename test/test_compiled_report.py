@@ -234,13 +234,15 @@ def test_the_rows_of_the_tree() -> None:
 def test_a_kernel_of_two_blocks_leaves_both_with_a_lower_bound() -> None:
     """And all between them and the nearest layer that is above both."""
     run = run_of(FORWARD_EVENTS, by_layers=True)
-    assert fused_phases(run) == {("Net", "fc"): frozenset({FORWARD}), ("Net", "act"): frozenset({FORWARD})}
+    assert fused_phases(run) == {("Net", "fc"): ({FORWARD}, {FORWARD}), ("Net", "act"): ({FORWARD}, {FORWARD})}
     layers = tuple(
         replace(one, path=("Net", "a", *one.path[1:])) if one.kind == "Linear" else one for one in run.layers
     )
     layers = (*layers, Layer(("Net", "a"), "Block"))
     run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))
-    assert set(fused_phases(run)) == {("Net", "a"), ("Net", "a", "fc"), ("Net", "act")}
+    fused = fused_phases(run)
+    assert set(fused) == {("Net", "a"), ("Net", "a", "fc"), ("Net", "act")}
+    assert fused["Net", "a"] == ({FORWARD}, set())  # what it did itself is known
 
 
 def test_what_was_divided_is_said_to_be_an_estimate() -> None:

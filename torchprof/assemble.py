@@ -232,6 +232,8 @@ def assemble(
         seen.uncertain += attribution.exchanges.uncertain
 
     ran = {place.frame.name for place in places if place.frame is not None and place.frame.kind == "region"}
+    layers = _with_inlined(layers, attribution.graphs.given)
+    rows = replace(rows, layers=layers)
     names = [name for name in FIELDS if asked.measures(name)]
     of_cpu = [name for name in names if not name.startswith("device_")]
     meta = replace(
@@ -256,6 +258,13 @@ def assemble(
     )
     times = device_times.result() if device_times else ()
     return Run((meta,), layers, rows, samples, memory, timeline, times, locksteps.result() if locksteps else {})
+
+
+def _with_inlined(layers: tuple[Layer, ...], given: Set[int]) -> tuple[Layer, ...]:
+    """Layers of which those that kernels of compiled graphs were given to, and all above them, may have run without
+    being called: a compiled function may have called them that is no module's."""
+    paths = {layers[index].path[:steps] for index in given for steps in range(1, len(layers[index].path) + 1)}
+    return tuple(replace(one, compiled=True) if one.path in paths and not one.compiled else one for one in layers)
 
 
 def _with_samples(events: Iterable[Event], samples: Iterable[tuple[int, str, int]]) -> Iterator[Event]:
@@ -304,7 +313,8 @@ def _doubts(run: Run, plan: Planned, seen: Seen) -> Iterator[str]:
         yield seen.nothing
         return
     called = {layer for (layer, _), (_, calls) in run.rows.by_layer.items() if layer >= 0 and calls}
-    silent = plan.callable_layers - called - set(unobserved)
+    inlined = {index for index, layer in enumerate(run.layers) if layer.compiled}
+    silent = plan.callable_layers - called - set(unobserved) - inlined
     yield from about_calls(run.layers, plan.callable_layers, called, silent, seen.callers)
     yield from about_start(run.layers, run.samples)
     yield from about_compiled(run)

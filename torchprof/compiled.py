@@ -124,6 +124,11 @@ class CompiledGraphs:
             self._layers[key] = self._found(graph, kernel, around)
         return self._layers[key]
 
+    @property
+    def given(self) -> set[int]:
+        """All layers that had a part in any kernel up to now."""
+        return {layer for layers in self._layers.values() for layer, _ in layers or () if layer >= 0}
+
     def _found(self, graph: str, kernel: int, around: int) -> tuple[tuple[int, int], ...] | None:
         weights: dict[int, int] = {}
         bases = self._bases_of(graph, around)

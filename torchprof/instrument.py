@@ -120,6 +120,8 @@ class Labels:
         self._on_class: dict[type, tuple[dict[int, str], dict[int, Target]]] = {}
         self._alive: list[ref[nn.Module]] = []  # of the labelled modules: they tell when one is gone
         self._waiting = self.before_first is not None
+        if self.before_first is not None:
+            leave_to_eager(self.before_first, with_calls=True)
         self._inside_trigger = False
         self._triggers = {id(module) for module in self.trigger}
         self._limit = sys.getrecursionlimit()
@@ -435,3 +437,4 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 leave_to_eager(_shapes_and_types, with_calls=True)
+leave_to_eager(Labels._wait)

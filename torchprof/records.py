@@ -91,7 +91,7 @@ def layers(run: Run) -> Table:
 
 
 def operators(run: Run) -> Table:
-    """One record for each operator, and each label of the user's, directly in a layer; for each phase and rank.
+    """One record for each operator, label and compiled region directly in a layer; for each phase and rank.
 
     ``self_…`` is what no operator inside it took: with ``(between ops)``, Σ is the layer's own. ``labels`` are those
     that the operator is inside of, in the same layer; a label has a record itself. ``total_…`` of a label is all that

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
@@ -114,7 +114,8 @@ class CostColumn(Column):
         cost = self._cost(figures)
         value = self.measure.of(cost)
         text = self.measure.text(value)
-        if self.measure.is_lower_bound(cost) or (self.measure.unit is Unit.TIME and self.phase in figures.fused):
+        fused = figures.fused_itself if self.is_self else figures.fused
+        if self.measure.is_lower_bound(cost) or (self.measure.unit is Unit.TIME and self.phase in fused):
             return f"{AT_LEAST} {text}" if value else UNKNOWN
         return f"{text} ({value / whole:.1%})" if whole and self.measure.unit is Unit.TIME else text
 
@@ -193,7 +194,8 @@ class Figures:
     has_params: bool = False  # whether parameters are a thing that this row could have
     unknown: bool = False  # never called: what it would have cost, nobody knows
     inlined: bool = False  # never called, but compiled into what is around it, where it may have run
-    fused: frozenset[str] = frozenset()  # the phases in which it also had a part in kernels of several layers
+    fused: Set[str] = frozenset()  # the phases in which it, or one below it, also had a part in kernels of several
+    fused_itself: Set[str] = frozenset()  # those in which it had that itself
     timeless: bool = False  # outside of all layers, between ops: no range tells how long that was on the CPU
 
 
@@ -448,7 +450,7 @@ def _lines(run: Run, show_events: bool) -> list[Entry]:
             layer = nodes[0].layer
             blank = selected is not None and layer.path not in selected
             line = Entry(printable(layer.path[-1]), Figures() if blank else _figures(phases, nodes, params[layer.path]))
-            line.figures.fused = fused.get(layer.path, line.figures.fused)
+            line.figures.fused, line.figures.fused_itself = fused.get(layer.path, (frozenset(), frozenset()))
             line.ops = (
                 [] if blank else _op_lines({phase: ops[phase].get(index[layer.path], []) for phase in ops}, show_events)
             )
@@ -466,12 +468,12 @@ def _lines(run: Run, show_events: bool) -> list[Entry]:
     return lines
 
 
-def fused_phases(run: Run) -> dict[tuple[str, ...], frozenset[str]]:
-    """The phases in which the figures of layers are not all that they took, by path: where a kernel worked for several
-    layers at once, and counts for one above them."""
+def fused_phases(run: Run) -> dict[tuple[str, ...], tuple[Set[str], Set[str]]]:
+    """The phases in which the total of a layer, and those in which its self, is not all that it took, by path: where a
+    kernel worked for several layers at once, and counts for one above them."""
     columns = run.rows.columns
     of_kernels = [any(frame.kind == "kernels" for frame in chain) for chain in run.rows.frames]
-    found: dict[tuple[str, ...], set[str]] = {}
+    found: dict[tuple[str, ...], tuple[set[str], set[str]]] = {}
     for key in set(zip(*(columns[name] for name in ("layer", "phase", "shared", "frames")))):
         layer, phase, shared, chain = key
         if of_kernels[chain]:
@@ -479,8 +481,11 @@ def fused_phases(run: Run) -> dict[tuple[str, ...], frozenset[str]]:
             for one in run.rows.shared[shared]:
                 path = run.layers[one].path
                 for steps in range(above + 1, len(path) + 1):
-                    found.setdefault(path[:steps], set()).add(PHASES[phase])
-    return {path: frozenset(of_layer) for path, of_layer in found.items()}
+                    totals, selves = found.setdefault(path[:steps], (set(), set()))
+                    totals.add(PHASES[phase])
+                    if steps == len(path):
+                        selves.add(PHASES[phase])
+    return dict(found)
 
 
 def _figures(phases: Sequence[str], nodes: Sequence[Node], params: int | None) -> Figures:
