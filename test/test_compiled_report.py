@@ -13,7 +13,7 @@ from torchprof.cost import Cost
 from torchprof.doubts import about_compiled
 from torchprof.errors import TorchprofError
 from torchprof.fold import add_cycle, fold
-from torchprof.regions import compiling, kernel_shares, region_uses
+from torchprof.regions import compiled_in
 from torchprof.reports.tree import fused_phases
 from torchprof.run import CompiledRegion, Layer, Meta, Run
 
@@ -107,7 +107,7 @@ def cells(table: str, row: int) -> dict[str, str]:
 
 
 def test_what_a_region_took_by_hand() -> None:
-    first, rest = region_uses(run_of(FORWARD_EVENTS + BACKWARD_EVENTS))
+    first, rest = compiled_in(run_of(FORWARD_EVENTS + BACKWARD_EVENTS)).uses
     assert (first.layer, first.name, first.known, first.calls) == (0, "0/0", FIRST, 1)
     of_first = first.phases[FORWARD]
     # The region is 300 long; its own part is what prologue, function, the op and the rest's guards and region leave.
@@ -125,7 +125,7 @@ def test_what_a_region_took_by_hand() -> None:
 @pytest.mark.parametrize("by_layers", [False, True])
 def test_the_parts_of_all_regions_are_all_that_ran_in_them(by_layers: bool) -> None:
     """Also where kernels are other layers' rows."""
-    uses = region_uses(run_of(FORWARD_EVENTS + BACKWARD_EVENTS, by_layers=by_layers))
+    uses = compiled_in(run_of(FORWARD_EVENTS + BACKWARD_EVENTS, by_layers=by_layers)).uses
     parts = [part for use in uses for part in use.phases.values()]
     whole = sum((part.overhead + part.graph + part.beside for part in parts), Cost())
     assert whole == Cost(cpu_ns=310 + 100)  # guards and region; the node of backward
@@ -161,14 +161,14 @@ def test_a_region_of_which_nothing_is_known() -> None:
 def test_how_the_time_of_kernels_divides() -> None:
     """One kernel is of fc alone, one of fc and act, and one is in a graph of which nothing is known."""
     run = run_of(FORWARD_EVENTS + BACKWARD_EVENTS, by_layers=True)
-    shares = kernel_shares(run)
+    shares = compiled_in(run).shares
     forward = shares[FORWARD]
-    assert (forward.of_one.cpu_ns, forward.of_several.cpu_ns, forward.unknown.cpu_ns) == (30, 40, 50)
-    assert shares[BACKWARD].of_one == shares[BACKWARD].whole == Cost(cpu_ns=40)
+    assert (forward.of_one.cpu_ns, forward.of_several.cpu_ns, forward.unknown.cpu_ns) == (30, 40, 60)
+    assert shares[BACKWARD].times(run) == (40, 0, 0)
     table = run.report("compiled")
-    told = "25.0% are of one layer each, 33.3% of several at once, and 41.7% not attributable."
-    assert f"Of 0.120us in kernels of the forward phase {told}" in table
-    assert any("Not attributable: 31% of the time in kernels" in sentence for sentence in about_compiled(run))
+    told = "23.1% are of one layer each, 30.8% of several at once, and 46.2% not attributable."
+    assert f"Of 0.130us in kernels of the forward phase {told}" in table
+    assert any("Not attributable: 35% of the time in kernels" in sentence for sentence in about_compiled(run))
 
 
 def test_kernels_of_a_device_are_told_by_their_time_there() -> None:
@@ -188,8 +188,9 @@ def test_a_device_that_was_not_there_has_unknown_kernels() -> None:
 
 def test_compiling_is_told_and_is_no_region() -> None:
     run = run_of(FORWARD_EVENTS)
-    assert compiling(run) == (1, Cost(cpu_ns=50))
-    assert [use.name for use in region_uses(run)] == ["0/0", "1/0"]
+    found = compiled_in(run)
+    assert (found.compiled, found.compiling) == (1, Cost(cpu_ns=50))
+    assert [use.name for use in compiled_in(run).uses] == ["0/0", "1/0"]
     [sentence] = [one for one in about_compiled(run) if "at work" in one]
     assert "for 0.050us" in sentence
     assert "call the model once before, or use warmup=1." in sentence
@@ -211,6 +212,28 @@ def test_a_break_that_was_not_run_into_is_none() -> None:
     assert not any("graph break" in one for one in about_compiled(run_of(FORWARD_EVENTS, (REST, other))))
 
 
+def test_equal_breaks_are_one() -> None:
+    """Four blocks of one class break at one line: that is one place to look at."""
+    events = [*FORWARD_EVENTS, event(Kind.LABEL, "sub", 1100, 1500), *region("0/0", 1110, 1400)]
+    run = run_of(events)
+    assert '1 graph break of torch.compile: net.py:12. The report "compiled" says why.' in list(about_compiled(run))
+    said = "Graph break in Net, Net.sub at net.py:12, after region 0/0, 2 times: Call to print"
+    assert said in run.report("compiled").splitlines()
+
+
+def test_ranks_that_call_other_code_by_one_name() -> None:
+    """Compile ids count in each process: of two that differ nothing is said."""
+    run = run_of(FORWARD_EVENTS)
+    other = replace(run.meta, rank=1, regions=(FIRST._replace(function="Stage.forward"), REST))
+    both = replace(run, metas=(run.meta, other))
+    assert [use.known for use in compiled_in(both).uses] == [None, REST]
+
+
+def test_one_name_for_other_code_in_a_later_cycle() -> None:
+    one, other = run_of(FORWARD_EVENTS), run_of(FORWARD_EVENTS, (FIRST._replace(line=99), REST))
+    assert add_cycle(one, other).meta.regions == (REST,)
+
+
 def test_a_run_without_compiled_code() -> None:
     text = run_of([event(Kind.LABEL, "Net", 0, 100), event(Kind.OP, "aten::mm", 10, 50)]).report("compiled")
     assert text == "No code of torch.compile's ran while this was recorded."
@@ -224,7 +247,7 @@ def test_the_rows_of_the_tree() -> None:
     assert found["(region 0/0)"] == ["0.055us", "0.310us", "1", "0.100us"]
     assert found["(region 1/0)"][:2] == ["0.030us", "0.090us"]
     assert found["(fused: fc + act)"][:3] == ["0.040us", "0.040us", ""]  # kernels, which nobody calls
-    assert found["(not attributable)"][:3] == ["0.050us", "0.050us", ""]
+    assert found["(not attributable)"][:3] == ["0.060us", "0.060us", ""]
     # What both took of the kernel that they share, nobody knows: fc at least what it took alone, act anything.
     assert found["fc"] == ["≥ 0.030us", "≥ 0.030us", "–", "0.040us"]
     assert found["act"] == ["–", "–", "–", "–"]
@@ -258,7 +281,7 @@ def test_cycles_add_up_and_keep_what_either_knows() -> None:
     one, other = run_of(FORWARD_EVENTS, (FIRST,)), run_of(FORWARD_EVENTS, (REST,))
     both = add_cycle(one, other)
     assert both.meta.regions == (FIRST, REST)
-    assert [use.calls for use in region_uses(both)] == [2, 2]
+    assert [use.calls for use in compiled_in(both).uses] == [2, 2]
 
 
 def test_formats() -> None:

@@ -1075,10 +1075,12 @@ def test_a_compiled_model_whose_ops_run_counts(backend: str) -> None:
 
 
 class Generated(nn.Module):
-    """As a region that inductor compiled looks to a profiler: its own range, in it kernels and calls of the library."""
+    """As a region that inductor compiled looks to a profiler: a range, in it that of a graph, and in that kernels and
+    calls of the library."""
 
     def forward(self, x: Tensor) -> Tensor:
-        with torch.profiler.record_function("## Call CompiledFxGraph fabcdef ##"):
+        graph = torch.profiler.record_function("## Call CompiledFxGraph fabcdef ##")
+        with torch.profiler.record_function("Torch-Compiled Region: 0/0"), graph:
             return torch.mm(x, torch.rand(3, 4), out=torch.empty(ROWS, 4))
 
 
@@ -1086,13 +1088,14 @@ def test_a_region_that_inductor_compiled_is_a_lower_bound() -> None:
     model = nn.Sequential(Generated(), nn.ReLU())
     with torchprof.Profile(model, with_flops=True) as prof:
         model(torch.rand(ROWS, 3))
-    assert "CompiledFxGraph" in uncounted(prof.run)[0]
+    assert uncounted(prof.run) == ["Not counted: CompiledFxGraph (1 call, in Sequential.0)."]
+    assert uncounted(prof.run)[0] in str(prof).splitlines()
     region, relu = prof.run.tree("forward").children
     assert (region.total.macs, region.total.uncounted) == (ROWS * 12, 1)
     assert (relu.total.flops, relu.total.uncounted) == (ROWS * 4, 0)
     lines = str(prof).splitlines()
     assert "≥ 84" in lines[3] and "≥ 84" in lines[4] and "≥" not in lines[5]
-    assert "(label)" in lines[4], "the range that torch puts around the region"
+    assert "(region 0/0)" in lines[4]
 
 
 # Shapes alone

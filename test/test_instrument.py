@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import gc
 import inspect
 import io
 import json
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -607,12 +609,12 @@ class Stack(nn.Module):
         return self.b(self.a(x))
 
 
-def _optimized(model: nn.Module, **options: Any) -> nn.Module:
-    return torch.compile(model, backend="eager", **options)
+def _optimized(model: nn.Module, backend: str = "eager", **options: Any) -> nn.Module:
+    return torch.compile(model, backend=backend, **options)
 
 
-def _compiled_in_place(model: nn.Module, **options: Any) -> nn.Module:
-    model.compile(backend="eager", **options)
+def _compiled_in_place(model: nn.Module, backend: str = "eager", **options: Any) -> nn.Module:
+    model.compile(backend=backend, **options)
     return model
 
 
@@ -725,6 +727,244 @@ def test_copies_of_a_compiled_model_made_inside_run_their_own_weights(dynamo) ->
         nn.init.constant_(twin.weight, 3.0)
         assert torch.equal(twin(x), torch.full((1, 2), 6.0))
     assert torch.equal(twin(x), torch.full((1, 2), 6.0))
+
+
+class WithDefaults(Block):
+    def forward(self, x: torch.Tensor, scale: float = 2.0, shift: torch.Tensor | None = None) -> torch.Tensor:
+        x = super().forward(x) * scale
+        return x if shift is None else x + shift
+
+
+class WithKeywords(Block):
+    def forward(self, x: torch.Tensor, *, scale: float = 3.0, shift: float = 1.0) -> torch.Tensor:
+        return super().forward(x) * scale + shift
+
+
+def _twice(forward: Callable[..., Any]) -> Callable[..., Any]:
+    times = 2
+
+    @functools.wraps(forward)
+    def decorated(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return forward(self, *args, **kwargs) * times
+
+    return decorated
+
+
+class WithDecorator(Block):
+    @_twice
+    def forward(self, x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+        return F.relu(self.lin(x)) * scale
+
+
+class Outermost(nn.Module):
+    """As layers of transformers do for checkpointing: each class has a forward that does more where it is the one of
+    the module's own class."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        inner = cls.forward
+
+        @functools.wraps(inner)
+        def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            is_outermost = type(self).forward is forward
+            return inner(self, *args, **kwargs) + (5 if is_outermost else 7)
+
+        cls.forward = forward
+
+
+class KnowsItself(Outermost):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+        return F.relu(self.lin(x)) * scale
+
+
+class KnowsItselfAnew(KnowsItself):
+    def forward(self, x: torch.Tensor, scale: float = 3.0) -> torch.Tensor:
+        return super().forward(x, scale)
+
+
+class Around(nn.Module):
+    def __init__(self, child: nn.Module) -> None:
+        super().__init__()
+        self.child = child
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.child(x) + self.child(x)
+
+
+def _looks_of(forward: Any) -> list[Any]:
+    """What torch.compile looks at in its guards wherever a class has a forward, by identity; and its signature."""
+    cells = forward.__closure__
+    return [
+        *(forward.__defaults__ or ()),
+        forward.__kwdefaults__,
+        [id(cell) for cell in cells or ()],
+        cells is None,
+        str(inspect.signature(forward)),
+        forward.__qualname__,
+    ]
+
+
+FORWARDS = pytest.mark.parametrize("kind", [WithDefaults, WithKeywords, WithDecorator, KnowsItself, KnowsItselfAnew])
+COMPILED = pytest.mark.parametrize("compiled", [_optimized, _compiled_in_place])
+AS_CHILD = pytest.mark.parametrize("as_child", [False, True], ids=["root", "child"])
+
+
+@FORWARDS
+@COMPILED
+@AS_CHILD
+def test_forwards_of_any_look_are_not_recompiled(untouched, dynamo, kind, compiled, as_child) -> None:
+    """Compiled before the block: of defaults and of variables of a closure there are guards in every class."""
+    looks = [_looks_of(cls.forward) for cls in kind.__mro__ if "forward" in vars(cls)]
+    model = kind()
+    inner = Around(model) if as_child else model
+    x = torch.rand(2, 3)
+    eager = inner(x)
+    fast = untouched(compiled(inner))
+    right = fast(x)
+    assert torch.allclose(right, eager)
+    graphs = dynamo()
+    signature = inspect.signature(model.forward)
+    with Profile(fast) as prof:
+        assert [_looks_of(cls.forward) for cls in kind.__mro__ if "forward" in vars(cls)] == looks
+        assert inspect.signature(model.forward) == signature
+        for _ in range(2):
+            assert torch.equal(fast(x), right)
+    assert dynamo() == graphs == 1
+    assert torch.equal(fast(x), right)
+    assert dynamo() == graphs, "recompiled after the block"
+    assert [_looks_of(cls.forward) for cls in kind.__mro__ if "forward" in vars(cls)] == looks
+    assert prof.run.tree().calls == 2
+    assert torch.equal(inner(x), right) or torch.allclose(inner(x), eager)
+
+
+@FORWARDS
+@COMPILED
+@AS_CHILD
+def test_forwards_of_any_look_may_be_compiled_inside_the_block(untouched, dynamo, kind, compiled, as_child) -> None:
+    """One graph, which is still good when the block has ended, and in the next."""
+    model = kind()
+    inner = Around(model) if as_child else model
+    x = torch.rand(2, 3)
+    right = inner(x)
+    forwards = {key: value for key, value in snapshot(inner).items() if key[0] == "forward of"}
+    with Profile(inner):
+        fast = compiled(inner)
+        for _ in range(2):
+            assert torch.allclose(fast(x), right)
+        assert dynamo() == 1
+    assert torch.allclose(fast(x), right)
+    assert dynamo() == 1, "recompiled after the block"
+    with Profile(fast) as prof:
+        assert torch.allclose(fast(x), right)
+    assert dynamo() == 1, "recompiled in the next"
+    assert prof.run.tree().calls == 1
+    assert {key: value for key, value in snapshot(inner).items() if key[0] == "forward of"} == forwards
+
+
+@FORWARDS
+def test_forwards_of_any_look_are_labelled_where_nothing_is_compiled(untouched, kind) -> None:
+    """And do what they do, what they know of themselves among it."""
+    model = untouched(Around(kind()))
+    x = torch.rand(2, 3)
+    right = model(x)
+    with Profile(model) as prof:
+        assert torch.equal(model(x), right)
+    assert calls_of(prof) == {"Around": 1, "Around.child": 2, "Around.child.lin": 2}
+
+
+def test_a_compiled_model_of_any_look_that_is_not_profiled_is_not_recompiled(dynamo) -> None:
+    """Its classes are those of one that is."""
+    kinds = [WithDefaults, WithKeywords, WithDecorator]
+    fast = [_optimized(Around(kind())) for kind in kinds]
+    x = torch.rand(2, 3)
+    right = [one(x) for one in fast]
+    with Profile([Around(kind()) for kind in kinds]):
+        assert all(torch.equal(one(x), result) for one, result in zip(fast, right))
+    assert all(torch.equal(one(x), result) for one, result in zip(fast, right))
+    assert dynamo() == len(kinds)
+
+
+def get_compilation_metrics() -> list[Any]:
+    """What torch.compile says of each frame that it has looked at."""
+    return torch._dynamo.utils.get_compilation_metrics()
+
+
+def frames_of(prof: Profile) -> set[str]:
+    chains = [row.frames for row in prof.run.rows] + [one.frames for row in prof.run.rows for one in row.within]
+    return {frame.name for frames in chains for frame in frames}
+
+
+@COMPILED
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_model_that_was_compiled_before_compiles_nothing_inside(untouched, dynamo, compiled, backend) -> None:
+    """Nor is anything of ours compiled with it: there is no work of torch.compile in its run."""
+    model = untouched(compiled(Stack(), backend))
+    x = torch.rand(2, 3)
+    for _ in range(2):
+        model(x).sum().backward()
+    torch._dynamo.utils.clear_compilation_metrics()
+    with Profile(model) as prof:
+        for _ in range(2):
+            model(x).sum().backward()
+    assert not get_compilation_metrics()
+    assert dynamo() == 1
+    assert "compiling" not in frames_of(prof)
+    torch._dynamo.reset()
+    with Profile(model) as first:
+        model(x).sum().backward()
+    assert "compiling" in frames_of(first), "in the run of a first call there is"
+
+
+@COMPILED
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_nothing_of_ours_is_compiled_with_a_model(dynamo, compiled, warmup) -> None:
+    """Compiled inside the block, where calls are looked at: all that torch.compile has looked at is the user's."""
+    torch._dynamo.utils.clear_compilation_metrics()
+    model = nn.Sequential(Stack(), Breaks(), WithDefaults())
+    with Profile(model, warmup=warmup):
+        fast = compiled(model)
+        for _ in range(3):
+            fast(torch.rand(2, 3)).sum().backward()
+    files = {one.co_filename for one in get_compilation_metrics()}
+    assert files and not [file for file in files if file and "torchprof" in Path(file).parts[-2:-1]]
+
+
+class Breaks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+        self.b = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.a(x)
+        torch._dynamo.graph_break()
+        return self.b(x)
+
+
+@COMPILED
+@pytest.mark.parametrize("before", [True, False], ids=["compiled before", "compiled inside"])
+@pytest.mark.parametrize("deep", [False, True], ids=["child", "grandchild"])
+def test_a_graph_break_in_a_child_raises_no_doubt_about_calls(dynamo, compiled, before, deep) -> None:
+    """The child is called by code that torch.compile made for the model, and is called by the model all the same."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Tanh(), Breaks()) if deep else Breaks(), nn.ReLU())
+    x = torch.rand(2, 3)
+    eager = model(x)
+    fast = compiled(model)
+    if before:
+        fast(x)
+    with Profile(fast) as prof:
+        assert torch.allclose(fast(x), eager)
+    graphs = dynamo()
+    fast(x)
+    assert dynamo() == graphs
+    assert "other than" not in doubts(prof)
+    calls = calls_of(prof)
+    names = ["Sequential", "Sequential.1", *(["Sequential.1.1"] if deep else [])]
+    assert [calls[name] for name in names] == [1] * len(names)
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
@@ -1745,3 +1985,50 @@ def test_ctrl_c_while_the_session_starts_leaves_no_session(monkeypatch: pytest.M
     with Profile(model) as prof:
         model(torch.rand(1, 2))
     assert prof.run.tree("forward").calls == 1
+
+
+# A forward with a closure
+
+
+class Looking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = []
+        frame = sys._getframe()
+        while frame is not None:
+            self.seen.append((frame.f_code.co_name, dict(frame.f_locals)))
+            frame = frame.f_back
+        return self.fc(x)
+
+
+class LookingBelow(Looking):
+    """``super()`` makes a cell of the class."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+
+def test_the_frames_around_a_forward_can_be_looked_into() -> None:
+    """As debuggers do, and what prints local variables under a traceback: also that of ours with cells of another."""
+    model = LookingBelow()
+    with Profile(model):
+        model(torch.rand(2, 3))
+    named = [names for name, names in model.seen if name == "forward"]
+    assert len(named) == 4  # two of the model's, and ours before the outer one: the wrapper, and what calls that
+    assert sum(model in (names.get("self"), names.get("self_")) for names in named) == 4
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+@pytest.mark.parametrize("kind", [WithDefaults, WithDecorator, Block])
+def test_a_profile_and_its_model_are_gone_when_nobody_has_them(kind, warmup) -> None:
+    model = kind()
+    with Profile(model, warmup=warmup) as prof:
+        model(torch.rand(2, 3))
+        model(torch.rand(2, 3))
+    alive = [weakref.ref(prof), weakref.ref(prof._labels), weakref.ref(model)]
+    del prof, model
+    gc.collect()
+    assert [one() for one in alive] == [None, None, None]

@@ -455,6 +455,36 @@ def test_a_compiled_model(trace: Path) -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("record", [annotated, profiled])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_torch_compile_at_work(backend: str, record: Callable[..., Run], trace: Path) -> None:
+    """A range of the user's that is called as one of its own stays a label, beside it and around it."""
+    torch._dynamo.reset()
+    model = Mlp()
+    compiled: Any = torch.compile(model, backend=backend)
+
+    def step() -> None:
+        with record_function("dynamo"):
+            torch.ones(2).mul(3)
+        with record_function("mine"):
+            training(compiled, X)()
+        with record_function("dynamo"):
+            torch.ones(2).mul(3)
+
+    live = record(compiled, step, trace)
+    torch._dynamo.reset()
+    assert_same(live, torchprof.from_trace(trace, compiled))
+    label, compiling = Frame("label", "dynamo"), Frame("region", "compiling")
+    rows = [row for row in live.rows if label in row.frames]
+    assert sum(row.calls for row in rows if row.frames == (label,)) == 2
+    assert sum(row.calls for row in rows if [frame.name for frame in row.frames] == ["dynamo", "aten::mul"]) == 2
+    assert not [row for row in rows if compiling in row.frames]
+    at_work = [row for row in live.rows if row.frames and row.frames[-1] == compiling]
+    assert at_work and all(row.cost.cpu_ns > 0 for row in at_work)
+    assert not [row for row in live.rows if compiling in row.frames[:-1]]
+    assert not [row for row in live.rows if any(compiling in around.frames for around in row.within)]
+
+
 def test_a_wrapped_model_in_one_process_of_a_group(trace: Path, tmp_path: Path) -> None:
     """The range of gloo's all-reduce ends on another thread, and the file says what it was called on."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)

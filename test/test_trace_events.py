@@ -217,6 +217,29 @@ def test_each_category_gives_its_kind() -> None:
     ]
 
 
+@pytest.mark.parametrize("category", ["cpu_op", "user_annotation"])
+def test_ranges_of_torch_compile_have_kinds_of_their_own(category: str) -> None:
+    """Whether torch records them as its own ranges or, as in former versions, as the user's."""
+    names = {
+        "TorchDynamo Cache Lookup": Kind.GUARDS,
+        "Torch-Compiled Region: 1/0": Kind.REGION,
+        "## Call CompiledFxGraph fabcdef ##": Kind.GRAPH,
+        "_compile.compile_inner (dynamo_timed)": Kind.COMPILING,
+    }
+    found = events_of(*(span(category, name, at, 1) for at, name in enumerate(names)))
+    assert {event.name: event.kind for event in found} == names
+
+
+def test_a_range_of_the_user_may_be_called_as_one_of_torch_compile_at_work() -> None:
+    found = events_of(
+        op("dynamo", 1, 8),
+        op("entire_frame_compile", 2, 6),
+        span("user_annotation", "dynamo", 10, 8),
+        span("user_annotation", "entire_backward_compile", 11, 6),
+    )
+    assert [event.kind for event in found] == [Kind.COMPILING] * 2 + [Kind.USER_LABEL] * 2
+
+
 @pytest.mark.parametrize(
     "event",
     [

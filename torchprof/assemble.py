@@ -232,7 +232,8 @@ def assemble(
         seen.uncertain += attribution.exchanges.uncertain
 
     ran = {place.frame.name for place in places if place.frame is not None and place.frame.kind == "region"}
-    layers = _with_inlined(layers, attribution.graphs.given)
+    regions_in = {place.layer for place in places if place.frame is not None and place.frame.kind == "region"}
+    layers = _with_inlined(layers, regions_in, {layer for (layer, _), (_, calls) in rows.by_layer.items() if calls})
     rows = replace(rows, layers=layers)
     names = [name for name in FIELDS if asked.measures(name)]
     of_cpu = [name for name in names if not name.startswith("device_")]
@@ -260,11 +261,19 @@ def assemble(
     return Run((meta,), layers, rows, samples, memory, timeline, times, locksteps.result() if locksteps else {})
 
 
-def _with_inlined(layers: tuple[Layer, ...], given: Set[int]) -> tuple[Layer, ...]:
-    """Layers of which those that kernels of compiled graphs were given to, and all above them, may have run without
-    being called: a compiled function may have called them that is no module's."""
-    paths = {layers[index].path[:steps] for index in given for steps in range(1, len(layers[index].path) + 1)}
-    return tuple(replace(one, compiled=True) if one.path in paths and not one.compiled else one for one in layers)
+def _with_inlined(layers: tuple[Layer, ...], regions_in: Set[int], called: Set[int]) -> tuple[Layer, ...]:
+    """Layers of which those that were not called may have run all the same: below one that compiled code ran in, and
+    where it ran outside of all, anywhere."""
+    anywhere = any(index < 0 for index in regions_in)
+    above = {layers[index].path for index in regions_in if index >= 0}
+
+    def may_run(path: tuple[str, ...]) -> bool:
+        return anywhere or any(path[:steps] in above for steps in range(1, len(path)))
+
+    return tuple(
+        replace(one, compiled=True) if regions_in and index not in called and may_run(one.path) else one
+        for index, one in enumerate(layers)
+    )
 
 
 def _with_samples(events: Iterable[Event], samples: Iterable[tuple[int, str, int]]) -> Iterator[Event]:

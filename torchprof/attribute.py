@@ -63,6 +63,7 @@ class Kind(Enum):
     REGION = "code that torch.compile made"
     GRAPH = "kernels of a compiled graph"
     COMPILING = "torch.compile at work"
+    PIECE = "what comes before the last piece of an op that is divided"
     SAMPLE = "the line at which Python was seen"
     KERNEL = "kernel"
     MEMORY = "memory"
@@ -305,11 +306,11 @@ class _Ahead:
       FSDP's, runs an op or a range before the node itself. Of AccumulateGrad alone there is no number to be had.
     - Guards are those of the region that comes right after them: their name becomes its.
     - What runs in a call of a compiled graph tells which of its kernels they are: ``kernels`` has their numbers (None:
-      nobody knows), by thread and time of start.
+      nobody knows), by thread, start and end.
     """
 
     def __init__(self, graphs: CompiledGraphs) -> None:
-        self.kernels: dict[tuple[int, int], tuple[str, int | None]] = {}
+        self.kernels: dict[tuple[int, int, int], tuple[str, int | None]] = {}
         self._graphs = graphs
         self._ahead: deque[Event] = deque()  # what was looked at, and is still to come
         self._later: Iterator[Event] = iter(())
@@ -328,7 +329,7 @@ class _Ahead:
                     event = self._with_number(event)
             elif kind is guards:
                 event = self._of_region(event)
-            elif kind is graph and self._graphs.is_asked:
+            elif kind is graph and self._graphs.knows(graph_of(event.name)):
                 self._find_kernels(event)
             yield event
 
@@ -355,7 +356,7 @@ class _Ahead:
 
     def _of_region(self, guards: Event) -> Event:
         for after in self._coming(guards.thread):
-            if after.start_ns >= guards.end_ns and after.kind is not Kind.MEMORY:
+            if after.start_ns >= guards.end_ns and after.kind not in (Kind.MEMORY, Kind.SAMPLE):
                 return guards._replace(name=after.name) if after.kind is Kind.REGION else guards
         return guards
 
@@ -370,7 +371,7 @@ class _Ahead:
                 until = event.end_ns
         graph = graph_of(call.name)
         for event, kernel in zip(inside, self._graphs.called(graph, [event.name for event in inside])):
-            self.kernels[event.thread, event.start_ns] = graph, kernel
+            self.kernels[event.thread, event.start_ns, event.end_ns] = graph, kernel
 
 
 _OF_COMPILE = frozenset({Kind.GUARDS, Kind.REGION, Kind.GRAPH, Kind.COMPILING})
@@ -428,6 +429,7 @@ class Attribution:
         self._index = {path: index for index, path in enumerate(paths)}
         self._selected = selected
         self._makers: defaultdict[int, Makers] = defaultdict(Makers)  # by forward thread
+        self._made_in: dict[tuple[int, int], int] = {}  # (forward thread, number) → the layer, selected or not
         self._found: dict[tuple[str, int], int] = {}  # (label, its caller) → which of its layers it is there
         self._node_before: dict[tuple[int, int], Place | None] = {}  # (thread, depth) → who made the last node there
 
@@ -453,6 +455,7 @@ class Attribution:
         looking = _Ahead(self.graphs)
         of_graphs = looking.kernels
         replayed: dict[Place, Place] = {}
+        sharing: dict[Place, list[tuple[Place, int]]] = {}  # by the last of the places that an op is divided among
         divided: dict[int, list[tuple[Place, int]]] = {}  # by the correlation number of what launched a kernel
 
         for event in looking.pass_on(events):
@@ -512,29 +515,35 @@ class Attribution:
                 frame = outer.frame
                 if outer.is_closed or (frame is not None and frame.name == name and frame.kind == "op"):
                     place, calls = outer, 0
-                elif of_graphs and (thread, start) in of_graphs:
-                    shares = self._of_kernel(event, outer, layer, *of_graphs.pop((thread, start)))
-                    if len(shares) > 1 and correlation:
-                        divided[correlation] = shares
-                    for place, cut, until in _pieces(shares, start, end):
-                        if until < end:
-                            piece = event._replace(start_ns=cut, end_ns=until)
-                            yield new(Attributed, (piece, place, around, 1, until - cut))
-                    event = event._replace(start_ns=cut)
-                    start = cut
+                elif of_graphs and (thread, start, event[3]) in of_graphs:
+                    shares = self._of_kernel(event, outer, layer, *of_graphs.pop((thread, start, event[3])))
+                    if len(shares) > 1:  # and so is what runs inside, with it
+                        shares[-1][0].is_closed = True
+                        sharing[shares[-1][0]] = shares
+                    *before, (place, start, _) = _pieces(shares, start, end)
+                    for part, cut, until in before:
+                        piece = event._replace(kind=Kind.PIECE, start_ns=cut, end_ns=until)
+                        yield new(Attributed, (piece, part, around, 1, until - cut))
+                    event = event._replace(start_ns=start)
                 else:
                     if called_from is not None and outer.phase == BACKWARD:
                         signature = called_from(signature, outer.signature)
                     # As in Places.inside: a call of that for each op would take as long as the rest.
                     known = outer._inner
                     found = known.get((name, signature) if signature else name) if known else None
-                    place = found or inside(outer, "op", name, signature)
+                    if found is None:
+                        found = inside(outer, "op", name, signature)
+                        if name in REPLAYS:
+                            replayed[outer] = inside(outer, "kernels", REPLAY)
+                    place = found
                 if sequence >= 0 and not place.is_closed:
                     self._makers[thread].add(sequence, place)
-                if name in REPLAYS:
-                    replayed[outer] = inside(outer, "kernels", REPLAY)
+                    if self._selected is not None:
+                        self._made_in[thread, sequence] = layer
                 if asks:
                     exchanges.ask(name, place, signature)
+            elif around is not None and around.is_closed:
+                place, calls = around, 0
             elif kind is label_kind and name in self._sites:
                 place, calls, layer = self._of_label(name, around, label, layer)
                 label = name
@@ -544,15 +553,13 @@ class Attribution:
                 place, calls = self._of_hooks(name, around, layer), 0
             elif kind is node or (kind is Kind.BACKWARD_FUNCTION and not (around is not None and around.is_node)):
                 place = self._of_node(event, around, len(stack))
-                layer = place.layer
+                layer = self._made_in.get((event.forward_thread, sequence), place.layer)
                 if name.endswith(ACCUMULATES):
-                    exchanges.accumulate(thread, layer)
+                    exchanges.accumulate(thread, place.layer)
             elif kind is Kind.BACKWARD_FUNCTION and around is not None:  # it is of the node around it
                 place = inside(around, "op", name, around.signature if called_from is not None else 0)
                 if name.endswith(ACCUMULATES):
                     exchanges.accumulated(thread, signature)
-            elif around is not None and around.is_closed:
-                place, calls = around, 0
             elif kind in _OF_COMPILE:
                 place, calls = self._of_compiled(kind, name, around or outside)
             else:
@@ -561,6 +568,8 @@ class Attribution:
             stack.append((end, place, label, layer))
             if correlation:
                 launched_by[correlation] = place if correlation > 0 or around is None else around
+                if place in sharing:
+                    divided[correlation] = sharing[place]
             yield new(Attributed, (event, place, around, calls, end - start))
 
     def _of_label(
@@ -628,6 +637,8 @@ class Attribution:
             place.is_closed = True
             return place, 1
         if kind is Kind.GRAPH:
+            if self.graphs.is_asked and not self.graphs.knows(graph_of(name)):
+                outer = inside(outer, "kernels", NOT_ATTRIBUTABLE)
             return inside(outer, "op", GRAPH), 1
         region = inside(outer, "region", region_of(name)) if name.startswith(REGION) else outer
         return (region, 1) if kind is Kind.REGION else (inside(region, "op", GUARDS), 1)
@@ -657,7 +668,7 @@ class Attribution:
         """Several layers, as they are called below the nearest that is above them all."""
         common = self.exchanges.common(layers) if min(layers) >= 0 else ()
         paths = [self._paths[layer] if layer >= 0 else ("(outside)",) for layer in layers]
-        return " + ".join(".".join(path[len(common) :] or path[-1:]) for path in paths)
+        return " + ".join(".".join(path[len(common) :]) or "itself" for path in paths)
 
     def _for_layers(self, layers: tuple[int, ...], around: Place) -> Place:
         """The place of work for some layers, of which negative ones are none, in the phase of what is around it."""

@@ -32,7 +32,17 @@ from torch.autograd.profiler_util import EventList
 from torchprof.attribute import HOOKS, PREFIX, Detail, Event, Kind, Signature
 from torchprof.collectives import RECORDS_COLLECTIVE, signature_of
 from torchprof.errors import TorchprofError
-from torchprof.event_names import MEMORY, RAISED, STARTED, STEP, STOPPED, is_collective, is_torchs_step, kind_of
+from torchprof.event_names import (
+    MEMORY,
+    RAISED,
+    STARTED,
+    STEP,
+    STOPPED,
+    is_a_common_name,
+    is_collective,
+    is_torchs_step,
+    kind_of,
+)
 from torchprof.exchanges import ACCUMULATES
 
 record: Callable[[str], Any] = getattr(torch._C._profiler, "_RecordFunctionFast", torch_profiler.record_function)
@@ -145,7 +155,7 @@ class Recording:
         work: list[Any] = []
         cpu = DeviceType.CPU
         memory, node, backward, user_label = Kind.MEMORY, Kind.NODE, Kind.BACKWARD_FUNCTION, Kind.USER_LABEL
-        op, collective = Kind.OP, Kind.COLLECTIVE
+        op, collective, compiling = Kind.OP, Kind.COLLECTIVE, Kind.COMPILING
         correlation = 0
         new = tuple.__new__  # a third of the time that Event(...) takes, once for every event
         if on_device:
@@ -175,6 +185,8 @@ class Recording:
                 continue
             if kind is op or kind is user_label:  # one name may be both: a label around a function of that name
                 kind = user_label if raw.scope() == _USER_SCOPE else op
+            elif kind is compiling and is_a_common_name(name) and raw.scope() == _USER_SCOPE:
+                kind = user_label
             sequence = raw.sequence_nr()
             end = _end_ns(raw)
             forward_thread = signature = 0
@@ -611,7 +623,7 @@ def _kind(raw: Any, name: str) -> Kind | None:
     """The kind of the CPU events of one name; None for what is left out."""
     kind = kind_of(name)
     if kind is not Kind.OP:
-        return Kind.USER_LABEL if kind is Kind.COMPILING and raw.scope() == _USER_SCOPE else kind
+        return kind
     if _is_python_function(raw):
         return None
     if raw.scope() == _USER_SCOPE:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 REGION = "Torch-Compiled Region"
@@ -35,6 +35,9 @@ _OVERHEAD = re.compile(
     rf"{GUARDS}|Pregraph bytecode|AOTDispatcher Runtime Wrapper Prologue"
     r"|(autograd::engine::evaluate_function: )?CompiledFunction(Backward)?\d*"
 )
+SELF = "L['self']"
+"""The root of what was traced from the module whose forward was compiled, whatever the forward calls it."""
+_GENERATED = re.compile(r"(graph_\d+_)?(cpp|triton)_\w+")
 _PREFIX = re.compile(r"graph_\d+_")
 
 
@@ -81,7 +84,7 @@ class CompiledGraphs:
 
     ``graphs``: the kernels of each graph in the order in which it calls them, by its key; None where nobody asked for
     layers. ``modules``: by real path. ``divisor``: by which of ``DIVISORS`` a kernel of several layers is divided among
-    them, None: not at all.
+    them, None: not at all. ``is_alone``: whether the module with a path is the only one of its class that there is.
     """
 
     def __init__(
@@ -89,17 +92,23 @@ class CompiledGraphs:
         graphs: Mapping[str, Sequence[CompiledKernel]] | None = None,
         modules: Mapping[tuple[str, ...], Module] | None = None,
         divisor: str | None = None,
+        is_alone: Callable[[tuple[str, ...]], bool] = lambda path: True,
     ) -> None:
+        self._is_alone = is_alone
         self.is_asked = graphs is not None
         self.divisor = divisor
         self._graphs = graphs or {}
-        self._modules = modules or {}
+        self._modules = {_unwrapped(path): module for path, module in (modules or {}).items()}  # inner ones come last
         self._path_of: dict[int, tuple[str, ...]] = {}  # of what a layer's wrappers wrap
         for path, module in self._modules.items():
             if len(path) > len(self._path_of.get(module.layer, ())):
                 self._path_of[module.layer] = path
         self._bases: dict[tuple[str, int], dict[str, tuple[str, ...] | None]] = {}
         self._layers: dict[tuple[str, int, int], tuple[tuple[int, int], ...] | None] = {}
+
+    def knows(self, graph: str) -> bool:
+        """Whether anything is known of the kernels of a graph."""
+        return bool(self._graphs.get(graph))
 
     def called(self, graph: str, names: Sequence[str]) -> list[int | None]:
         """Which kernel of a graph each of the ops is that ran in one call of it; None for those of which nobody knows.
@@ -124,11 +133,6 @@ class CompiledGraphs:
             self._layers[key] = self._found(graph, kernel, around)
         return self._layers[key]
 
-    @property
-    def given(self) -> set[int]:
-        """All layers that had a part in any kernel up to now."""
-        return {layer for layers in self._layers.values() for layer, _ in layers or () if layer >= 0}
-
     def _found(self, graph: str, kernel: int, around: int) -> tuple[tuple[int, int], ...] | None:
         weights: dict[int, int] = {}
         bases = self._bases_of(graph, around)
@@ -141,15 +145,16 @@ class CompiledGraphs:
                 base = bases[inner.root]
                 if base is None:
                     return None
-                layer = self._modules[base + inner.path].layer
+                layer = self._modules[base + _unwrapped(inner.path)].layer
             weights[layer] = weights.get(layer, 0) + (part.weight(self.divisor) if self.divisor else 0)
         return tuple(sorted(weights.items())) or None
 
     def _bases_of(self, graph: str, around: int) -> dict[str, tuple[str, ...] | None]:
         """By root, the real path of what it is where the graph runs in a layer; None where that is not known.
 
-        It is the module that was called, where all that was traced is found below it. Where not, as in a function that
-        is no module's, it has to be the only one in all models of which that is true.
+        ``SELF`` is the module whose forward it is: its label has to be around, and all that was traced below it. Any
+        other has to be the only place in all models of which that is true, and the only module of its class: a
+        function may be called with another.
         """
         key = (graph, around)
         if key not in self._bases:
@@ -157,11 +162,10 @@ class CompiledGraphs:
             for kernel in self._graphs[graph]:
                 for part in kernel.parts:
                     for step in part.owner or ():
-                        traced.setdefault(step.root, set()).add((step.path, step.kind))
+                        traced.setdefault(step.root, set()).add((_unwrapped(step.path), step.kind))
             here = self._path_of.get(around)
-            fits_here = [root for root, steps in traced.items() if here is not None and self._fits(here, steps)]
             self._bases[key] = {
-                root: here if fits_here == [root] else None if root in fits_here else self._only(steps)
+                root: self._only(steps) if root != SELF else here if here and self._fits(here, steps) else None
                 for root, steps in traced.items()
             }
         return self._bases[key]
@@ -171,7 +175,12 @@ class CompiledGraphs:
 
     def _only(self, steps: set[tuple[tuple[str, ...], str]]) -> tuple[str, ...] | None:
         fitting = [path for path in self._modules if self._fits(path, steps)]
-        return fitting[0] if len(fitting) == 1 else None
+        return fitting[0] if len(fitting) == 1 and self._is_alone(fitting[0]) else None
+
+
+def _unwrapped(path: tuple[str, ...]) -> tuple[str, ...]:
+    """A path without the steps into compiled modules: torch names some, and leaves others out."""
+    return tuple(step for step in path if step != "_orig_mod")
 
 
 def region_of(name: str) -> str:
@@ -190,6 +199,11 @@ def is_overhead(op: str) -> bool:
     The calls of the graph itself are not: kernels of C++ that have no ranges of their own are in their time.
     """
     return _OVERHEAD.fullmatch(op) is not None
+
+
+def is_generated(kernel: str) -> bool:
+    """Whether Inductor has made a kernel; the others are those of libraries."""
+    return _GENERATED.fullmatch(kernel) is not None
 
 
 def _plain(name: str) -> str:

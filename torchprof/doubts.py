@@ -8,12 +8,13 @@ from pathlib import PurePath
 
 from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE
 from torchprof.compiled import DIVISORS
-from torchprof.cost import Cost, format_time
-from torchprof.regions import compiling, kernel_shares, region_uses
+from torchprof.cost import format_time
+from torchprof.regions import compiled_in
 from torchprof.run import NOT_SELECTED_NAME, OUTSIDE_NAME, Layer, Rows, Run, SampleKey, Spread, ranks_in_words
 
 _SLOW_START = 2  # so many times a later call's time, and the first call's is told
 _DOUBTS_SHOWN = 10  # of several ranks: there may be a thousand, each with figures of its own in its sentences
+_WORTH_TELLING = 0.01  # the share of the kernels' time from which on it is told that nobody knows its layer
 _WORTH_SAYING = 0.02  # the share of the time from which on the labels' own cost is told
 
 
@@ -123,16 +124,19 @@ def about_calls(
     if idle:
         yield f"Never called: {some(idle)}. What ran of them, if anything did, is shown where it ran."
 
-    def above(index: int) -> int | None:
+    def above(index: int) -> Iterator[int]:
+        """The layers that may call one: up to the next that would have been called itself; nobody, where none is."""
         path = layers[index].path[:-1]
-        while path and number[path] not in callable_layers:
+        while path:
+            yield number[path]
+            if number[path] in callable_layers:
+                return
             path = path[:-1]
-        return number[path] if path else None
+        yield OUTSIDE
 
     past = []
     for outer, inner in sorted(callers):
-        owner = above(inner)
-        if outer not in (owner, inner, NOT_SELECTED) and not (outer == OUTSIDE and owner is None):
+        if outer not in (*above(inner), inner, NOT_SELECTED):
             past.append(f"{layers[inner].name} by {layers[outer].name if outer >= 0 else 'code outside the model'}")
     if past:
         yield (
@@ -164,31 +168,27 @@ def about_cost(calls: int, label_ns: float, wall_ns: int) -> Iterator[str]:
 
 
 def about_compiled(run: Run) -> Iterator[str]:
-    """Graph breaks, compiling while it was recorded, and kernels of which nobody knows the layer."""
-    broken = [use.known for use in region_uses(run) if use.calls and use.known is not None and use.known.break_line]
-    if broken:
-        places = [f"{PurePath(region.file).name}:{region.break_line}" for region in broken]
-        breaks = f"graph break{'s' if len(broken) > 1 else ''}"
-        yield f"{len(broken)} {breaks} of torch.compile: {some(places)}. {SAYS_WHY}"
-    by_layers = ("compile_layers", True) in run.meta.flags
-    times, cost = compiling(run)
-    if times:
+    """Graph breaks, compiling while it was recorded, kernels that were divided, and those that nobody can give away."""
+    found = compiled_in(run)
+    places = [f"{PurePath(region.file).name}:{region.break_line}" for region in found.breaks]
+    if places:
+        breaks = f"graph break{'s' if len(places) > 1 else ''}"
+        yield f"{len(places)} {breaks} of torch.compile: {some(places)}. {SAYS_WHY}"
+    if found.compiled:
+        by_layers = ("compile_layers", True) in run.meta.flags
         without = "warmup=1 leaves it out" if by_layers else "call the model once before, or use warmup=1"
-        yield (
-            f"torch.compile was at work while this was recorded, for {format_time(cost.cpu_ns)}, which is in the "
-            f"totals: {without}."
-        )
-    divided = {frame.name.partition(":")[0] for chain in run.rows.frames for frame in chain if frame.kind == "kernels"}
-    for how in sorted(divided & {f"divided by {divisor}" for divisor in DIVISORS}):
+        took = format_time(found.compiling.cpu_ns)
+        yield f"torch.compile was at work while this was recorded, for {took}, which is in the totals: {without}."
+    kernels = {frame.name.partition(":")[0] for chain in run.rows.frames for frame in chain if frame.kind == "kernels"}
+    for how in sorted(kernels & {f"divided by {divisor}" for divisor in DIVISORS}):
         yield f"Kernels of several layers are {how} among them: their times are estimates."
-    unknown, whole = Cost(), Cost()
-    for shares in kernel_shares(run).values():
-        unknown, whole = unknown + shares.unknown, whole + shares.whole
-    if unknown.cpu_ns:
+    times = [shares.times(run) for shares in found.shares.values()]
+    whole, unknown = sum(map(sum, times)), sum(of_phase[-1] for of_phase in times)
+    if unknown > _WORTH_TELLING * whole:
         yield (
-            f"Not attributable: {unknown.cpu_ns / whole.cpu_ns:.0%} of the time in kernels of compiled graphs. Most "
-            "often these were compiled before the block: for compile_layers they have to be compiled in it, as with "
-            "warmup=1 after torch.compiler.reset()."
+            f"Not attributable: {unknown / whole:.0%} of the time in kernels of compiled graphs. Most often these were "
+            "compiled before the block: for compile_layers they have to be compiled in it, as with warmup=1 after "
+            "torch.compiler.reset()."
         )
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from torchprof.attribute import Attributed, Detail, Kind, Signature
-from torchprof.compiled import CALL
+from torchprof.compiled import CALL, pieces
+from torchprof.compiled import is_generated as is_kernel_of_compile
 from torchprof.formulas import FORWARD_ATTENTION, Operation, Work, detail_of, formula_of, work_of
 from torchprof.no_arithmetic import does_no_arithmetic
 from torchprof.registered import calls_only_ops, is_made_of_ops, is_users, registered_formula, registered_work
@@ -65,7 +66,8 @@ class Count(NamedTuple):
 
 
 class _Open:
-    """An op that has not ended: its own work (None: not known), and what was found inside it."""
+    """An op that has not ended: its own work (None: not known), what was found inside it, and where it is divided, the
+    places and the times of its parts."""
 
     __slots__ = (
         "end",
@@ -74,6 +76,7 @@ class _Open:
         "is_dispatched",
         "is_opaque",
         "name",
+        "parts",
         "place",
         "prepares",
         "repeats",
@@ -87,6 +90,7 @@ class _Open:
         self.name = name
         self.place = place
         self.work = work
+        self.parts: Sequence[tuple[int, int]] = ()
         self.found: list[tuple[int, Count]] = []
         self.repeats = False  # an op of its own name is inside it
         self.is_batch = False  # the ops inside it work on a whole batch, of which its own inputs are one example
@@ -131,7 +135,8 @@ class Estimate:
         stacks: dict[int, list[_Open]] = {}
         idle_until: dict[int, int] = {}
         op, function, stopped = Kind.OP, Kind.BACKWARD_FUNCTION, Kind.STOPPED
-        graph, compiling = Kind.GRAPH, Kind.COMPILING
+        graph, compiling, piece = Kind.GRAPH, Kind.COMPILING, Kind.PIECE
+        pieces_of: dict[int, list[tuple[int, int]]] = {}  # by thread: place and time of the pieces of the op to come
         known = self._is_idle
         for item in attributed:
             event = item[0]
@@ -165,7 +170,11 @@ class Estimate:
                         if stack:
                             self._pass_by(stack, name)
                     else:
-                        self._enter(stack, item)
+                        self._enter(stack, item, pieces_of.get(thread, ()))
+                if pieces_of:
+                    pieces_of.pop(thread, None)
+            elif kind is piece:
+                pieces_of.setdefault(event[4], []).append((item[1].index, item[4]))
             yield item
         for stack in stacks.values():
             while stack:
@@ -184,12 +193,13 @@ class Estimate:
         for around in stack:
             setattr(around, kind, True)
 
-    def _enter(self, stack: list[_Open], item: Attributed) -> None:
+    def _enter(self, stack: list[_Open], item: Attributed, parts: Sequence[tuple[int, int]]) -> None:
         event = item[0]
         name, signature = event[1], event[10]
         if name == _DISPATCHED and stack:
             stack[-1].is_dispatched = True
-        if "::" not in name and event[5] < 0 and not name.startswith(CALL):
+        is_generated = bool(stack) and stack[-1].name.startswith(CALL) and is_kernel_of_compile(name)
+        if "::" not in name and event[5] < 0 and not name.startswith(CALL) and not is_generated:
             return  # a call of a device's runtime; a range of torch's own that is no op
         try:
             work = self._work[name, signature]
@@ -202,6 +212,8 @@ class Estimate:
         entered = _Open(event[2] + item[4], name, item[1].index, work)
         if work is None and (name, signature) in self._opaque_calls:
             entered.is_opaque = True
+        entered.is_opaque |= is_generated
+        entered.parts = [*parts, (entered.place, item[4])] if parts else ()
         stack.append(entered)
 
     def _work_of(self, name: str, signature: int) -> Work | None:
@@ -231,6 +243,8 @@ class Estimate:
                 stack[-1].is_batch = True
         else:
             found = [(done.place, Count(work[0], work[1], 0))]
+        if done.parts:
+            found = [one for place, count in found for one in _divided(count, done.parts)]
         if stack:
             stack[-1].found.extend(found)
             return
@@ -283,6 +297,13 @@ class Estimate:
         if not is_ops:
             self._opaque.add(name)
         return is_ops
+
+
+def _divided(count: Count, parts: Sequence[tuple[int, int]]) -> list[tuple[int, Count]]:
+    """What an op counts, divided as its time is; what is unknown of it is so in every place."""
+    weights = [ns for _, ns in parts] if any(ns for _, ns in parts) else [1] * len(parts)
+    shares = zip(*([end - start for start, end in pieces(0, whole, weights)] for whole in count[:2]))
+    return [(place, Count(macs, flops, count.uncounted)) for (place, _), (macs, flops) in zip(parts, shares)]
 
 
 def _has_users_formula(name: str) -> bool:

@@ -66,6 +66,11 @@ def kind_of(name: str) -> Kind | None:
     return Kind.OP
 
 
+def is_a_common_name(name: str) -> bool:
+    """Whether torch.compile calls a range of its own so, and a user may well call one so too."""
+    return name in COMPILES
+
+
 def is_torchs_step(name: str) -> bool:
     """Whether this is the range of a step of ``torch.profiler.profile``."""
     return _TORCHS_STEP.fullmatch(name) is not None

@@ -11,6 +11,7 @@ from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, PHASES, Attribut
 from torchprof.cost import FIELDS
 from torchprof.run import (
     Around,
+    CompiledRegion,
     DeviceTime,
     Layer,
     Lockstep,
@@ -272,8 +273,16 @@ def _sum_of_metas(before: Meta, now: Meta) -> Meta:
         steps=before.steps + now.steps,
         warnings=tuple(dict.fromkeys(before.warnings + now.warnings)),
         busy_ns=tuple(sorted(busy.items())),
-        regions=tuple({region.name: region for region in (*before.regions, *now.regions)}.values()),
+        regions=_all_of_one_name(before.regions + now.regions),
     )
+
+
+def _all_of_one_name(regions: Sequence[CompiledRegion]) -> tuple[CompiledRegion, ...]:
+    """Each once; torch.compile may have begun anew and called another by a name: of that one nothing is known."""
+    found: dict[str, set[CompiledRegion]] = {}
+    for region in regions:
+        found.setdefault(region.name, set()).add(region)
+    return tuple(one for ones in found.values() if len(ones) == 1 for one in ones)
 
 
 def _higher_peaks(before: Sequence[Memory], now: Sequence[Memory]) -> tuple[Memory, ...]:

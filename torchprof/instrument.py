@@ -119,6 +119,7 @@ class Labels:
         self._unseen: list[dict[int, Target]] = []
         self._on_class: dict[type, tuple[dict[int, str], dict[int, Target]]] = {}
         self._alive: list[ref[nn.Module]] = []  # of the labelled modules: they tell when one is gone
+        self._may_be_guarded = any(target.inlined or _is_compiled(target.module()) for target in self.targets)
         self._waiting = self.before_first is not None
         if self.before_first is not None:
             leave_to_eager(self.before_first, with_calls=True)
@@ -169,6 +170,10 @@ class Labels:
             Labels._attached.remove(self)
         for restore in reversed(self._restore):
             restore()
+        # The collector does not look into code, and that of some wrappers holds what leads here: end the circle.
+        self._restore.clear()
+        self._on_class.clear()
+        self.before_first = None
         for labels in self._seen:
             labels.clear()
         for targets in self._unseen:
@@ -191,11 +196,14 @@ class Labels:
             owner = next((base for base in cls.__mro__ if "forward" in base.__dict__), None)
             if owner is None or owner is nn.Module:
                 continue  # a container without a forward: nobody can call it
-            if target.inlined and owner not in self._on_class and _knows_itself(owner.__dict__["forward"]):
-                continue  # the guards of torch.compile look at the answer
-            if owner not in self._on_class and not self._wrap_class(owner):
-                self.unlabelled.append(target.label)
-                continue
+            if owner not in self._on_class:
+                if self._may_be_guarded and _knows_itself(owner.__dict__["forward"]):
+                    if not target.inlined:
+                        self.unlabelled.append(target.label)
+                    continue  # the guards of torch.compile look at the answer
+                if not self._wrap_class(owner):
+                    self.unlabelled.append(target.label)
+                    continue
             self._await(module, target, *self._on_class[owner])
 
     def _label_hooks(self, target: Target, module: nn.Module) -> None:
@@ -354,6 +362,14 @@ class Labels:
             self._inside_trigger = False
 
 
+def _is_compiled(module: nn.Module | None) -> bool:
+    """Whether torch.compile has made anything of the forward of a module's class."""
+    frames = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    code = getattr(getattr(type(module), "forward", None), "__code__", None)
+    entries: Any = getattr(frames, "_debug_get_cache_entry_list", None)
+    return code is not None and entries is not None and bool(entries(code))
+
+
 def _knows_itself(function: Any) -> bool:
     """Whether a forward may ask whether its class still has it, itself: the checkpointed layers of transformers do so,
     and checkpoint no more where it has not."""
@@ -379,14 +395,21 @@ def _looking_like(original: Any, wrapper: Any) -> Any:
 def _code_that_calls(wrapper: Callable[..., Any], cells: tuple[str, ...]) -> CodeType:
     """Code of a forward that calls the wrapper, and knows it as a constant: as a variable it would be one more cell
     than these, which it has and does not use."""
-    place = "the wrapper"
-
-    def forward(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        call: Any = "the wrapper"
-        return call(self, *args, **kwargs)
-
-    code = forward.__code__
-    return code.replace(co_consts=tuple(wrapper if one == place else one for one in code.co_consts), co_freevars=cells)
+    names = [f"cell{number}" for number in range(len(cells))]
+    # What is never reached makes it a function with cells from its first instruction on, as its frame has to be.
+    source = (
+        f"def make({', '.join(names)}):\n"
+        "    def forward(self, /, *args, **kwargs):\n"
+        f"        if 0: {', '.join(names)}\n"
+        "        call = 'the wrapper'\n"
+        "        return call(self, *args, **kwargs)\n"
+        "    return forward\n"
+    )
+    made: dict[str, Any] = {}
+    exec(compile(source, __file__, "exec"), made)
+    code: CodeType = made["make"](*names).__code__
+    constants = tuple(wrapper if one == "the wrapper" else one for one in code.co_consts)
+    return code.replace(co_consts=constants, co_freevars=cells)
 
 
 def _put_back(hooks: dict[int, Any], key: int, ours: object, hook: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter, namedtuple
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
@@ -299,6 +300,11 @@ class Plan:
         """All modules that are alive, by their real path: the layer that each is shown as, and its class."""
         found = [(spot.path, layer, spot.module()) for spot, layer in zip(self._spots, self._layer_of)]
         return {path: Module(layer, type(one).__name__) for path, layer, one in found if one is not None}
+
+    def is_alone(self, path: tuple[str, ...]) -> bool:
+        """Whether the module with this real path is the only one of its class in this process."""
+        module = next((spot.module() for spot in self._spots if spot.path == path), None)
+        return module is not None and sum(type(one) is type(module) for one in gc.get_referrers(type(module))) == 1
 
     @property
     def fqns(self) -> dict[str, list[int]]:

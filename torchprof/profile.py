@@ -358,7 +358,7 @@ class Profile:
             self._seen,
             origin=this_process(self._job),
             group=self._job.group,
-            graphs=None if self._provenance is None else self._provenance.graphs(self._plan.modules),
+            graphs=None if self._provenance is None else self._provenance.graphs(self._plan),
             regions=self._regions,
             start=self._start_holding,
             end=self._end_holding,
@@ -580,7 +580,7 @@ class Profile:
                 f"compile_layers={self.compile_layers!r:.80} is none of True, False, "
                 f"{' and '.join(map(repr, DIVISORS))}: these two say by what a kernel of several layers is divided."
             )
-        if self.compile_layers is False:
+        if not self.compile_layers:
             return None
         divisor = self.compile_layers if isinstance(self.compile_layers, str) else None
         return Provenance.if_told(divisor, self._seen.notes)

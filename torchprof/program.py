@@ -211,7 +211,7 @@ class Program:
             group=self._job.group,
             start=self._holding,
             end=held_now(self._plan.models) if self._asked.profile_memory else NOTHING,
-            graphs=None if self._provenance is None else self._provenance.graphs(self._plan.modules),
+            graphs=None if self._provenance is None else self._provenance.graphs(self._plan),
             regions=compiled_regions(),
             python_samples=self._samples(),
         )

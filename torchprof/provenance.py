@@ -10,60 +10,188 @@ import itertools
 import operator
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from math import prod
+from threading import local
 from types import CodeType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
+from uuid import uuid4
 
-from torchprof.compiled import CompiledGraphs, CompiledKernel, Module, Owner, Part, Step
+from torchprof.compiled import SELF, CompiledGraphs, CompiledKernel, Module, Owner, Part, Step
 from torchprof.errors import TorchprofError
 from torchprof.run import CompiledRegion
 
 _GRADIENT_SUM = "Gradient addition node"
 """How torch explains a sum of the gradients of a tensor with several uses (``torch/fx/traceback.py``)."""
 _RESUME = re.compile(r"__resume_at_(\d+)_\d+")
+_KEY = f"torchprof-{uuid4().hex[:8]}"
+"""What the keys of graphs begin with: not as in another process, which may have saved what it compiled."""
 _NUMBERS = itertools.count(1)
+_RANGE = re.compile(r'RAIIAtenRecordFunctionHandle \S+\("graph_\d+_(\S+)"')
+"""How the source of a kernel of C++ begins its range in events."""
+_PASS_ON = frozenset({"aten.add.Tensor", "aten.sub.Tensor", "aten.clone.default", "aten.alias.default"})
+"""The ops beside views that take as gradient what they give: their backward may be no node at all."""
 
 
 class _Node(NamedTuple):
-    """A node of a graph before Inductor's own passes. ``hands_on``: it adds the gradients of the several uses of one
-    tensor, or puts a new value into an input of the graph; ``is_given``: it is such an input."""
+    """A node of a graph before Inductor's own passes.
+
+    ``users`` without the graph's output. ``sums``: it adds the gradients of the several uses of one tensor; ``relays``:
+    see ``_relays``; ``is_given``: it is an input of the graph. ``sequence`` is the number of the op that autograd saw,
+    which its backward has as well; ``gradient_of``: the output of the forward graph whose gradient it is;
+    ``passes_on``: the gradient of what it takes may be just that of what it gives.
+    """
 
     inputs: tuple[str, ...]
     users: tuple[str, ...]
     owner: Owner | None
-    hands_on: bool
+    sums: bool
+    relays: bool
     is_given: bool
+    sequence: int | None
+    gradient_of: Any
+    passes_on: bool
+
+    @property
+    def hands_on(self) -> bool:
+        return self.sums or self.relays
+
+
+class _Work(NamedTuple):
+    """A node that a kernel is made from, for whom it works, and what it does. ``flops`` is None where there is no
+    formula: it counts then as one for each of the ``elements``."""
+
+    node: str
+    owners: list[Owner | None]
+    flops: int | None
+    elements: int
+    nbytes: int
+
+
+class Planned(Protocol):
+    """The modules of a profile; see ``Plan``."""
+
+    @property
+    def modules(self) -> Mapping[tuple[str, ...], Module]: ...
+
+    def is_alone(self, path: tuple[str, ...]) -> bool: ...
 
 
 class _Graph:
-    """A graph that is being compiled, as it was before Inductor's own passes, and the kernels that it got since."""
+    """A graph that is being compiled, as it was before Inductor's own passes, and the kernels that it got since.
 
-    def __init__(self, graph: Any) -> None:
-        self.kernels: list[CompiledKernel] = []
-        self.is_whole = True  # not so where some of its kernels are in functions of their own
-        self._nodes = {
-            node.name: _Node(
+    ``forward`` is the graph whose backward it is.
+    """
+
+    def __init__(self, forward: _Graph | None = None) -> None:
+        self.is_known = True  # not so where some of its kernels are in functions of their own, or reading it failed
+        self._forward = forward if forward is not None and forward.is_known else None
+        self._kernels: list[tuple[str, set[str], list[_Work]]] = []  # with the node that a library is called for
+        self._of_library: set[str] = set()  # all those nodes, and those that templates are for
+        self._nodes: dict[str, _Node] = {}
+        self._of_sequence: dict[int, list[str]] = {}
+        self._outputs: dict[Any, str] = {}  # but for what is only kept for backward
+        self._summed: dict[str, str | None] = {}
+        self._called: str | None = None  # the root of what was traced from the module whose forward this is
+        self._lowered: tuple[Any, dict[str, tuple[int, Any]]] = (None, {})
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """In here an error is none of the program that is compiled: it only makes the graph unknown."""
+        try:
+            yield
+        except Exception:
+            self.is_known = False
+
+    def read(self, graph: Any) -> None:
+        self._called = _called_module() if self._forward is None else self._forward._called
+        for node in graph.nodes:
+            told = node.meta.get("desc")
+            if node.op == "output":
+                names = [getattr(one, "name", "") for one in node.args[0]]
+                self._outputs = {one: name for one, name in zip(told or (), names) if not _is_kept(one)}
+                continue
+            self._nodes[node.name] = _Node(
                 tuple(one.name for one in node.all_input_nodes),
                 tuple(one.name for one in node.users if one.op != "output"),
                 _owner(node),
-                _GRADIENT_SUM in str(node.meta.get("stack_trace", "")) or _writes_back(node),
+                _GRADIENT_SUM in str(node.meta.get("stack_trace", "")),
+                _relays(node),
                 node.op in ("placeholder", "get_attr"),
+                node.meta.get("seq_nr"),
+                getattr(told, "output", None),
+                _is_view(node) or str(node.target) in _PASS_ON,
             )
-            for node in graph.nodes
-        }
+            if node.meta.get("seq_nr") is not None:
+                self._of_sequence.setdefault(node.meta["seq_nr"], []).append(node.name)
 
-    def add(self, name: str, nodes: Sequence[Any]) -> None:
-        """A kernel that was made from some nodes of the graph; views and constants among them are no work."""
-        parts = []
-        called = [node for node in nodes if "." in name and _is_op(node, name)]  # of a library: that op alone
-        working = called or [node for node in nodes if not _is_view(node)] or nodes
-        for node in [node for node in working if node.all_input_nodes] or working:
-            owners = self._owners_of(node)
-            flops, nbytes = _flops(node), _nbytes(node)
-            parts += [Part(owner, flops // len(owners), nbytes // len(owners)) for owner in owners]
-        self.kernels.append(CompiledKernel(_plain(name), tuple(parts) or (Part(None, 0, 0),)))
+    def nodes_from(self, lowering: Any, names: Iterable[str]) -> list[Any]:
+        """The nodes that a kernel is made from, in their order."""
+        if hasattr(lowering, "parent"):
+            self.is_known = False
+        if self._lowered[0] is not lowering:
+            self._lowered = lowering, {node.name: (at, node) for at, node in enumerate(lowering.module.graph.nodes)}
+        found = {name: self._lowered[1][name] for name in names if name in self._lowered[1]}
+        return [node for _, node in sorted(found.values(), key=operator.itemgetter(0))]
+
+    def add(self, name: str, nodes: Sequence[Any], template: Sequence[Any] = (), prologue: Sequence[Any] = ()) -> None:
+        """A kernel that was made from some nodes of the graph, of which views and constants are no work. An op of a
+        library is only the last of those that it is said to be made from: the others made what it takes. So is a
+        ``template``, but for what is computed in it before, the ``prologue``."""
+        called = [node for node in nodes if "." in name and _is_op(node, name)][-1:]
+        made_for = {node.name for node in (*called, *template)}
+        self._of_library |= made_for
+        made = called or self._made_in(nodes, prologue)
+        working = [node for node in made if not _is_view(node)] or made
+        works = [
+            _Work(node.name, self._owners_of(node), _flops(node), _elements(node), _nbytes(node))
+            for node in [node for node in working if node.all_input_nodes] or working
+        ]
+        self._kernels.append((_plain(name), made_for, works))
+
+    def _made_in(self, nodes: Sequence[Any], prologue: Sequence[Any]) -> list[Any]:
+        """The nodes that a kernel is said to be made from but for those that made what it takes: where a library or a
+        template is called for one of them, what comes before that."""
+        among, found = set(nodes), set(prologue)
+        waiting = [node for node in nodes if among.isdisjoint(node.users)]
+        while waiting:
+            node = waiting.pop()
+            if node not in found:
+                found.add(node)
+                if node.name not in self._of_library:
+                    waiting.extend(among.intersection(node.all_input_nodes))
+        return [node for node in nodes if node in found]
+
+    @property
+    def written(self) -> int:
+        """How many kernels there are so far."""
+        return len(self._kernels)
+
+    @property
+    def kernels(self) -> tuple[CompiledKernel, ...]:
+        return tuple(
+            CompiledKernel(name, tuple(self._parts(works, made_for)) or (Part(None, 0, 0),))
+            for name, made_for, works in self._kernels
+        )
+
+    def _parts(self, works: Iterable[_Work], made_for: Set[str]) -> Iterator[Part]:
+        for work in works:
+            # What a library does, a kernel may prepare: that is not the work of a product.
+            prepares = work.node in self._of_library and work.node not in made_for
+            flops = work.elements if work.flops is None or prepares else work.flops
+            for owner in work.owners:
+                yield Part(self._from_self(owner), flops // len(work.owners), work.nbytes // len(work.owners))
+
+    def _from_self(self, owner: Owner | None) -> Owner | None:
+        """With ``SELF`` for the module whose forward this is, and for no other."""
+        if owner is None:
+            return None
+        other = f"{SELF} of a function"
+        return tuple(
+            one._replace(root=SELF if one.root == self._called else other if one.root == SELF else one.root)
+            for one in owner
+        )
 
     def _owners_of(self, node: Any) -> list[Owner | None]:
         """For whom a node works, of the graph that kernels are made from."""
@@ -77,10 +205,11 @@ class _Graph:
     def _owners(self, name: str) -> list[Owner | None]:
         node = self._nodes[name]
         if node.hands_on:
-            return [self._of_all_inputs(name)]
+            of_uses = self._of_all_uses(name) if node.sums else None
+            return [self._of_all_inputs(name) if of_uses is None else of_uses]
         if node.owner is None and not node.inputs:  # for those that use it: a parameter, the seed of random numbers
-            users = [user for user in node.users if not self._nodes[user].hands_on]
-            return list(dict.fromkeys(self._nodes[user].owner for user in users)) or [None]
+            users = [self._nodes[user] for user in node.users]
+            return list(dict.fromkeys(user.owner for user in users if not user.hands_on)) or [None]
         return [node.owner]
 
     def _of_all_inputs(self, name: str) -> Owner | None:
@@ -101,37 +230,106 @@ class _Graph:
                     common = node.owner if common is None else _common(common, node.owner)
         return common
 
+    def _of_all_uses(self, name: str) -> Owner | None:
+        """The innermost module that has all uses of the tensor whose gradients a node adds; None where that is not
+        known."""
+        summed = self._sums_for(name)
+        owners = [] if summed is None or self._forward is None else self._forward._users(summed)
+        common = owners[0] if owners else None
+        for owner in owners[1:]:
+            common = None if common is None or owner is None else _common(common, owner)
+        return common
+
+    def _sums_for(self, name: str) -> str | None:
+        """The tensor of the forward graph whose gradients a node adds, None where that is not known.
+
+        Each of these may be the gradient of some tensors. It is the only one of several uses that all of them may be
+        the gradient of; where there are more, the one that passes its gradient on to the others.
+        """
+        if name not in self._summed:
+            self._summed[name] = None
+            forward = self._forward
+            taken = [self._gradient_of(inner) for inner in self._nodes[name].inputs]
+            if forward is not None and taken:
+                shared = {one for one in set.intersection(*taken) if len(forward._users(one)) > 1}
+                found = [one for one in shared if shared <= forward._passed_on([one])]
+                self._summed[name] = found[0] if len(found) == 1 else None
+        return self._summed[name]
+
+    def _gradient_of(self, name: str) -> set[str]:
+        """The tensors of the forward graph that a node may be the gradient of."""
+        node, forward = self._nodes[name], self._forward
+        takes: list[str | None] = []
+        if forward is not None and node.sums:
+            takes = [self._sums_for(name)]
+        elif forward is not None and node.gradient_of is not None:
+            takes = [forward._outputs.get(node.gradient_of)]
+        elif forward is not None:
+            made = forward._of_sequence.get(node.sequence, []) if node.sequence is not None else []
+            takes = [one for maker in made for one in forward._nodes[maker].inputs if one not in made]
+        return set() if forward is None else forward._passed_on(one for one in takes if one)
+
+    def _passed_on(self, names: Iterable[str]) -> set[str]:
+        """Some tensors, and those that have a gradient from them that may be just theirs."""
+        found: set[str] = set()
+        waiting = [*names]
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found.add(name)
+                waiting.extend(self._nodes[name].inputs if self._nodes[name].passes_on else ())
+        return found
+
+    def _users(self, name: str) -> list[Owner | None]:
+        """Whose the ops are that use a tensor; that it is an output of the graph is a use by no module."""
+        users = [(user, self._nodes[user]) for user in self._nodes[name].users]
+        owners = {(user if node.sequence is None else node.sequence): node.owner for user, node in users}
+        return [*owners.values(), *([()] if name in self._outputs.values() else [])]
+
     def _replaced_by(self, node: Any) -> set[str] | None:
         """The nodes that a pass put another in the place of: all between what that takes and what it gives. None where
         torch does not say what it gives, or they take something else."""
-        gives, sources = None, node.meta.get("from_node", ())
-        while sources and gives is None:  # a pass may have replaced what another put there
-            replaced = [one for one in sources if any(action.name == "REPLACE" for action in one.action)]
-            if replaced and replaced[-1].name in self._nodes:
-                gives = replaced[-1].name
-            sources = replaced[-1].from_node if replaced else ()
-        takes = {one.name for one in node.all_input_nodes}
+        gives = self._in_place_of(node)
+        takes = {one.name if one.name in self._nodes else self._in_place_of(one) for one in node.all_input_nodes}
         found: set[str] = set()
         waiting = [] if gives is None else [gives]
         while waiting:
             name = waiting.pop()
             if name in takes or name in found:
                 continue
-            if name not in self._nodes or self._nodes[name].is_given:
+            if self._nodes[name].is_given:
                 return None
             found.add(name)
             waiting.extend(self._nodes[name].inputs)
         return found or None
 
+    def _in_place_of(self, node: Any) -> str | None:
+        """The node whose result another gives, which a pass put there; None where torch does not say."""
+        sources = node.meta.get("from_node", ())
+        while sources:  # a pass may have replaced what another put there
+            replaced = [one for one in sources if any(action.name == "REPLACE" for action in one.action)]
+            if replaced and replaced[-1].name in self._nodes:
+                return str(replaced[-1].name)
+            sources = replaced[-1].from_node if replaced else ()
+        return None
+
 
 def _is_op(node: Any, kernel: str) -> bool:
     """Whether a node is the op that a kernel of a library is named after."""
-    return str(getattr(node.target, "overloadpacket", "")).rpartition(".")[2] == _plain(kernel)
+    return str(getattr(node.target, "overloadpacket", node.target)).rpartition(".")[2] == _plain(kernel)
 
 
-def _writes_back(node: Any) -> bool:
-    """Whether a node puts a new value into an input of its graph, as that of a buffer."""
-    return str(node.target) == "aten.copy_.default" and node.args[0].op == "placeholder"
+def _relays(node: Any) -> bool:
+    """Whether a node of no module's puts a new value into an input of its graph, as that of a buffer, or lays out anew
+    what another gives."""
+    if str(node.target) == "aten.copy_.default":
+        return str(node.args[0].op) == "placeholder"
+    return str(node.target) == "prims.inductor_force_stride_order.default"
+
+
+def _is_kept(output: Any) -> bool:
+    """Whether an output of a graph is there only for backward."""
+    return type(output).__name__.startswith("SavedForBackwards")
 
 
 def _is_view(node: Any) -> bool:
@@ -154,15 +352,19 @@ def _plain(kernel: str) -> str:
     return steps[1] if len(steps) > 2 or steps[0] == "aten" else steps[-1]
 
 
-def _sizes(node: Any) -> list[tuple[int, int]]:
-    """Elements and bytes of each tensor that a node gives; a size that is no number yet counts as its hint."""
-    value = node.meta.get("val")
-    found = []
-    for one in value if isinstance(value, (tuple, list)) else [value]:
-        if hasattr(one, "dtype") and hasattr(one, "shape"):
-            elements = prod(_number(size) for size in one.shape)
-            found.append((elements, elements * one.dtype.itemsize))
-    return found
+def _sizes(value: Any) -> list[tuple[int, int]]:
+    """Elements and bytes of each tensor in what a node gives."""
+    return [
+        (prod(_shape(one)), prod(_shape(one)) * one.dtype.itemsize)
+        for one in (value if isinstance(value, (tuple, list)) else [value])
+        if hasattr(one, "dtype") and hasattr(one, "shape")
+    ]
+
+
+def _shape(tensor: Any) -> tuple[int, ...]:
+    """With its hint for a size that is no number yet: to ask that for its number would make it one for good, and
+    torch.compile would compile again for every other."""
+    return tuple(_number(size) for size in tensor.shape)
 
 
 def _number(size: Any) -> int:
@@ -172,24 +374,40 @@ def _number(size: Any) -> int:
     return hint if isinstance(hint, int) else 1
 
 
-def _flops(node: Any) -> int:
-    """As ``torch.utils.flop_counter`` counts matrix products; else one for each element of the largest tensor."""
+def _in_numbers(value: Any) -> Any:
+    """What an op takes or gives, for a formula: of tensors their shapes."""
+    if isinstance(value, (tuple, list)):
+        return [_in_numbers(one) for one in value]
+    if hasattr(value, "meta"):
+        return _in_numbers(value.meta.get("val"))
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return _shape(value)
+    return _number(value) if hasattr(value, "node") else value
+
+
+def _flops(node: Any) -> int | None:
+    """As ``torch.utils.flop_counter`` counts them."""
     from torch.utils.flop_counter import flop_registry
 
     formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
-    if formula is not None:
-        try:
-            args = [one.meta["val"] if hasattr(one, "meta") else one for one in node.args]
-            return int(formula(*args, **node.kwargs, out_val=node.meta["val"]))
-        except Exception:  # sizes that are no numbers
-            pass
-    elements = [size for one in (node, *node.all_input_nodes) for size, _ in _sizes(one)]
+    if formula is None:
+        return None
+    try:
+        kwargs = {name: _in_numbers(value) for name, value in node.kwargs.items()}
+        return int(formula(*map(_in_numbers, node.args), **kwargs, out_val=_in_numbers(node)))
+    except Exception:  # it takes something else
+        return None
+
+
+def _elements(node: Any) -> int:
+    """Of the largest tensor that a node takes or gives."""
+    elements = [size for one in (node, *node.all_input_nodes) for size, _ in _sizes(one.meta.get("val"))]
     return max(elements, default=0)
 
 
 def _nbytes(node: Any) -> int:
     """What a node takes and gives, each once."""
-    return sum(size for one in (node, *node.all_input_nodes) for _, size in _sizes(one))
+    return sum(size for one in (node, *node.all_input_nodes) for _, size in _sizes(one.meta.get("val")))
 
 
 def _owner(node: Any) -> Owner | None:
@@ -199,6 +417,35 @@ def _owner(node: Any) -> Owner | None:
     if stack:
         return tuple(_step(path, cls) for path, cls in stack.values())
     return () if meta.get("source_fn_stack") or meta.get("fwd_source_fn_stack") else None
+
+
+def _called_module() -> str | None:
+    """What the function that is compiled now calls the module whose forward it is; None where it is none."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    function = InstructionTranslator.current_tx().output.root_tx
+    names = [
+        name
+        for name, value in function.f_locals.items()
+        if hasattr(type(value), "forward") and _is_forward_of(value, function.f_code)
+    ]
+    return f"L['{names[0]}']" if len(names) == 1 else None
+
+
+def _is_forward_of(module: Any, code: CodeType) -> bool:
+    """Whether code is that of a module's forward, of what it decorates, or of the rest of it after a graph break."""
+    waiting = [cls.__dict__.get("forward") for cls in type(module).__mro__]
+    waiting.append(vars(module).get("forward"))
+    while waiting:
+        function = waiting.pop()
+        own = getattr(function, "__code__", None)
+        if own is not None and own.co_filename == code.co_filename:
+            last = max((line for _, _, line in own.co_lines() if line), default=0)
+            if own.co_firstlineno <= code.co_firstlineno <= last:
+                return True
+        if function is not None:
+            waiting.append(getattr(function, "__wrapped__", None))
+    return False
 
 
 def _step(path: str, cls: Any) -> Step:
@@ -218,7 +465,6 @@ def _common(one: Owner, other: Owner) -> Owner:
 class _Inductor:
     """What of Inductor is used here. Raises TorchprofError where this torch has it not."""
 
-    CACHED, COMPILE, WRITE = "_compile_fx_inner", "fx_codegen_and_compile", "write_provenance_debug_handle"
     NODES = "_inductor_triton_kernel_to_post_grad_node_info"
 
     def __init__(self) -> None:
@@ -226,17 +472,21 @@ class _Inductor:
             from torch._functorch import config as functorch_config
             from torch._inductor import compile_fx, config, debug
             from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+            from torch._inductor.scheduler import Scheduler
             from torch._inductor.virtualized import V
 
-            self.compile_fx: Any = compile_fx
-            self.debug: Any = debug
-            self.wrapper: Any = PythonWrapperCodegen
-            self.graphs: Any = V
             self.config: Any = config
             self.functorch_config: Any = functorch_config
-            for room, name in ((compile_fx, self.CACHED), (compile_fx, self.COMPILE), (self.wrapper, self.WRITE)):
+            self._debug: Any = debug
+            self._handlers: Any = V
+            self.enter = compile_fx, "compile_fx"
+            self.cached = compile_fx, "_compile_fx_inner"
+            self.compile = compile_fx, "fx_codegen_and_compile"
+            self.write = PythonWrapperCodegen, "write_provenance_debug_handle"
+            self.call = Scheduler, "codegen_extern_call"
+            for room, name in (self.enter, self.cached, self.compile, self.write, self.call):
                 getattr(room, name)
-            getattr(debug, self.NODES)
+            self.nodes_of("", 0)
             with self.uncached(), self.told():
                 pass
         except (ImportError, AttributeError) as missing:
@@ -244,6 +494,20 @@ class _Inductor:
                 f"This torch's compiler does not tell which layers its kernels are of ({missing}): regions are shown "
                 "whole. torch 2.13 is known to tell it."
             ) from missing
+
+    def nodes_of(self, kernel: str, handle: int | None) -> Sequence[str]:
+        """The names of the nodes that a kernel was made from."""
+        return getattr(self._debug, self.NODES).get(f"{kernel}:{handle}", ())  # type: ignore[no-any-return]
+
+    @property
+    def lowering(self) -> Any:
+        """The graph for which code is written now."""
+        return self._handlers.graph
+
+    @property
+    def is_ahead_of_time(self) -> bool:
+        """Whether what is compiled is for other processes."""
+        return bool(getattr(self._handlers, "aot_compilation", False))
 
     def uncached(self) -> AbstractContextManager[Any]:
         """Without the caches of whole models."""
@@ -279,7 +543,7 @@ def compiled_regions() -> tuple[CompiledRegion, ...]:
             if code is not None
             for version in _debug_get_cache_entry_list(code)
         )
-    except (ImportError, AttributeError, TypeError):
+    except Exception:  # what it reads is torch's own, and may be anything in another version
         return ()
 
 
@@ -309,7 +573,8 @@ class Provenance:
     """While it is on, what torch.compile compiles is known by its layers: see ``known``.
 
     Graphs are compiled anew then, not taken from caches, which know none of this; kernels of C++ have ranges of their
-    own in the profiler's events, and keep them. Raises TorchprofError where this torch has not what that needs.
+    own in the profiler's events, and keep them. What goes wrong in finding out the layers of a graph leaves that graph
+    unknown, and what is compiled as it is. Raises TorchprofError where this torch has not what that needs.
     """
 
     known: ClassVar[dict[str, tuple[CompiledKernel, ...]]] = {}
@@ -332,58 +597,119 @@ class Provenance:
 
     def on(self) -> None:
         inductor = self._inductor
-        compiling: list[_Graph] = []
-        cached = getattr(inductor.compile_fx, inductor.CACHED)
-        compiles = getattr(inductor.compile_fx, inductor.COMPILE)
-        writes = getattr(inductor.wrapper, inductor.WRITE)
+        forwards: dict[Any, _Graph] = {}  # by what torch calls a graph and its backward
+        state = local()  # autograd's threads compile, too
+        state.graph = None
 
-        @functools.wraps(cached)
-        def compile_uncached(*args: Any, **kwargs: Any) -> Any:
-            with inductor.told():  # in here: settings are those of a thread, and backward is compiled on autograd's
-                return cached(*args, **kwargs)
+        def now() -> _Graph | None:
+            return getattr(state, "graph", None)
 
-        @functools.wraps(compiles)
-        def compile_and_tell(module: Any, *args: Any, **kwargs: Any) -> Any:
-            graph = _Graph(module.graph)
-            compiling.append(graph)
+        def compile_uncached(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            with inductor.uncached():
+                return original(*args, **kwargs)
+
+        def compile_told(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if inductor.is_ahead_of_time:
+                return original(*args, **kwargs)
+            with inductor.told():  # here, too: settings are those of a thread, and backward has another
+                return original(*args, **kwargs)
+
+        def compile_graph(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+            number = kwargs.get("graph_id")
+            graph = _Graph(forwards.get(number) if kwargs.get("is_backward") else None)
+            with graph.reading():
+                graph.read(module.graph)
+            if not kwargs.get("is_backward"):
+                forwards[number] = graph
+            around, state.graph = now(), graph
             try:
-                compiled = compiles(module, *args, **kwargs)
+                compiled = original(module, *args, **kwargs)
             finally:
-                compiling.remove(graph)
+                state.graph = around
             if hasattr(compiled, "_fx_graph_cache_key"):
-                key = compiled._fx_graph_cache_key = f"torchprof-{next(_NUMBERS)}"
-                Provenance.known[key] = tuple(graph.kernels) if graph.is_whole else ()
+                key = compiled._fx_graph_cache_key = f"{_KEY}-{next(_NUMBERS)}"
+                kernels: tuple[CompiledKernel, ...] = ()
+                with graph.reading():
+                    kernels = graph.kernels
+                Provenance.known[key] = kernels if graph.is_known else ()
             return compiled
 
-        @functools.wraps(writes)
-        def write_and_tell(wrapper: Any, kernel: str, handle: int | None = None) -> Any:
-            if compiling:
-                self._tell(compiling[-1], kernel, handle)
-            return writes(wrapper, kernel, handle)
+        def write(original: Callable[..., Any], wrapper: Any, kernel: str, handle: int | None = None) -> Any:
+            graph = now()
+            if graph is not None:
+                with graph.reading():
+                    lowering = inductor.lowering
+                    nodes = graph.nodes_from(lowering, inductor.nodes_of(kernel, handle))
+                    template, prologue = (graph.nodes_from(lowering, names) for names in _template(lowering))
+                    graph.add(_range_of(wrapper, kernel, lowering.cpp_wrapper), nodes, template[-1:], prologue)
+            return original(wrapper, kernel, handle)
+
+        def call(original: Callable[..., Any], scheduler: Any, node: Any) -> Any:
+            graph = now()
+            before = 0 if graph is None else graph.written
+            called = original(scheduler, node)
+            if graph is not None and graph.written == before:  # some ops of libraries are called without a word
+                with graph.reading():
+                    name = getattr(node.node, "python_kernel_name", None)
+                    if name is not None and name.startswith("aten."):
+                        graph.add(name, graph.nodes_from(inductor.lowering, map(str, node.node.origins)))
+            return called
 
         with ExitStack() as undo:
-            undo.enter_context(inductor.uncached())
-            for room, name, ours in (
-                (inductor.compile_fx, inductor.CACHED, compile_uncached),
-                (inductor.compile_fx, inductor.COMPILE, compile_and_tell),
-                (inductor.wrapper, inductor.WRITE, write_and_tell),
-            ):
-                undo.callback(setattr, room, name, getattr(room, name))
-                setattr(room, name, ours)
+            undo.callback(forwards.clear)
+            _replace(undo, inductor.enter, compile_uncached)
+            _replace(undo, inductor.cached, compile_told)
+            _replace(undo, inductor.compile, compile_graph)
+            _replace(undo, inductor.write, write)
+            _replace(undo, inductor.call, call)
             self._undo = undo.pop_all()
 
     def off(self) -> None:
         self._undo.close()
 
-    def graphs(self, modules: Mapping[tuple[str, ...], Module]) -> CompiledGraphs:
+    def graphs(self, plan: Planned) -> CompiledGraphs:
         """All that is known by now, for the models of a profile."""
-        return CompiledGraphs(Provenance.known, modules, self._divisor)
+        return CompiledGraphs(Provenance.known, plan.modules, self._divisor, plan.is_alone)
 
-    def _tell(self, graph: _Graph, kernel: str, handle: int | None) -> None:
-        """Inductor has just written a call of a kernel."""
-        lowering = self._inductor.graphs.graph
-        if hasattr(lowering, "parent"):
-            graph.is_whole = False
-        nodes = {node.name: node for node in lowering.module.graph.nodes}
-        names = getattr(self._inductor.debug, self._inductor.NODES).get(f"{kernel}:{handle}", ())
-        graph.add(kernel, [nodes[name] for name in names if name in nodes])
+
+def _range_of(wrapper: Any, kernel: str, is_called_by_name: bool) -> str:
+    """What the range of a kernel is called in events: as the kernel, but for a template's. In its source there are
+    still placeholders for what it is called."""
+    for source, name in reversed(getattr(wrapper, "src_to_kernel", {}).items()):
+        if name == kernel:
+            found = _RANGE.search(str(source))
+            called = found[1].replace("Placeholder.DESCRIPTIVE_NAME", kernel) if found else kernel
+            return called.replace("Placeholder.KERNEL_NAME", kernel if is_called_by_name else "kernel")
+    return kernel
+
+
+def _template(lowering: Any) -> tuple[set[str], set[str]]:
+    """Of the kernel for which code is written now, if it is a template's: the nodes that the template is said to be
+    made from, which is the last of them, and those of what is computed in it before."""
+    scheduled: Any = getattr(getattr(lowering, "scheduler", None), "current_node", None)
+    if scheduled is None or not scheduled.is_template():
+        return set(), set()
+    prologue, template, _ = scheduled.get_prologue_template_epilogue([*scheduled.get_nodes()])
+    before = [node for one in prologue if one.node is not None for node in one.node.origins]
+    return {node.name for node in template.node.origins}, {node.name for node in before}
+
+
+def _replace(undo: ExitStack, place: tuple[Any, str], ours: Callable[..., Any]) -> None:
+    """Have a function of ours called in place of another, with that as its first argument, until it is undone. Where
+    somebody has replaced it since, what they call passes their call on from then."""
+    room, name = place
+    original = getattr(room, name)
+    is_on = True
+
+    @functools.wraps(original)
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        return ours(original, *args, **kwargs) if is_on else original(*args, **kwargs)
+
+    def restore() -> None:
+        nonlocal is_on
+        is_on = False
+        if getattr(room, name, None) is stand_in:
+            setattr(room, name, original)
+
+    setattr(room, name, stand_in)
+    undo.callback(restore)

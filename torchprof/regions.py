@@ -43,92 +43,125 @@ class RegionUse:
 
 @dataclass
 class Shares:
-    """The kernels of compiled graphs in one phase: what of them is of one layer, of several, and of unknown ones."""
+    """The kernels of compiled graphs in one phase: what of them is of one layer, of several, and of unknown ones, with
+    all of the graphs that nothing is known of."""
 
     of_one: Cost = field(default_factory=Cost)
     of_several: Cost = field(default_factory=Cost)
     unknown: Cost = field(default_factory=Cost)
 
+    def times(self, run: Run) -> tuple[int, int, int]:
+        """In nanoseconds of the device where it ran any, else of the CPU."""
+        costs = (self.of_one, self.of_several, self.unknown)
+        if "device_ns" in run.meta.measured and any(cost.device_ns for cost in costs):
+            return self.of_one.device_ns, self.of_several.device_ns, self.unknown.device_ns
+        return self.of_one.cpu_ns, self.of_several.cpu_ns, self.unknown.cpu_ns
+
+
+@dataclass
+class Compiled:
+    """What a run has of torch.compile. ``uses``: every region that ran, in the order of first use, of nested ones each
+    with what is not in those inside it. ``shares``: by phase, how the kernels divide; empty where layers were not asked
+    for. ``compiled`` is how often torch.compile was at work meanwhile, and ``compiling`` what that took."""
+
+    uses: list[RegionUse] = field(default_factory=list)
+    shares: dict[str, Shares] = field(default_factory=dict)
+    compiled: int = 0
+    compiling: Cost = field(default_factory=Cost)
+
     @property
-    def whole(self) -> Cost:
-        return self.of_one + self.of_several + self.unknown
+    def breaks(self) -> dict[CompiledRegion, list[RegionUse]]:
+        """The graph breaks that were run into: by the region that ends so, without what makes it one of several
+        versions, where and how often."""
+        found: dict[CompiledRegion, list[RegionUse]] = {}
+        for use in self.uses:
+            if use.calls and use.known is not None and use.known.break_line is not None:
+                found.setdefault(use.known._replace(name="", function="", line=0), []).append(use)
+        return found
 
 
-def region_uses(run: Run) -> list[RegionUse]:
-    """Every region that ran, in the order of first use; of nested ones each has what is not in those inside it."""
-    known: dict[str, CompiledRegion] = {}
-    for meta in run.metas:
-        for region in meta.regions:
-            known.setdefault(region.name, region)
+def compiled_in(run: Run) -> Compiled:
+    """What a run has of torch.compile, in one pass over its rows."""
+    found = Compiled()
+    known = _known_regions(run)
+    by_layers = ("compile_layers", True) in run.meta.flags
     uses: dict[tuple[int, str], RegionUse] = {}
-    for at, steps, cost in _rows_in_regions(run):
-        numbers = [number for number, (_, frame) in enumerate(steps) if frame.kind == "region"]
-        layer, frame = steps[numbers[-1]]
-        if frame.name == COMPILING:
+    for (layer, phase, is_shared), steps, calls, cost in _sums_in_regions(run):
+        frames = [frame for _, frame in steps]
+        if by_layers and _is_kernel(frames):
+            shares = found.shares.setdefault(phase, Shares())
+            if any(frame.kind == "kernels" and frame.name == NOT_ATTRIBUTABLE for frame in frames):
+                shares.unknown += cost
+            elif is_shared:
+                shares.of_several += cost
+            else:
+                shares.of_one += cost
+        last = max(number for number, frame in enumerate(frames) if frame.kind == "region")
+        of, region = steps[last][0], frames[last].name
+        inside = frames[last + 1 :]
+        if region == COMPILING:
+            found.compiled += calls
+            found.compiling += cost
             continue
-        use = uses.setdefault((layer, frame.name), RegionUse(layer, frame.name, known.get(frame.name)))
-        phase = PHASES[run.rows.columns["phase"][at]]
+        use = uses.setdefault((of, region), RegionUse(of, region, known.get(region)))
         part = use.phases.setdefault(phase, PhaseOfRegion())
-        inside = [frame for _, frame in steps[numbers[-1] + 1 :]]
-        if not inside and run.rows.columns["layer"][at] == layer:
-            use.calls += run.rows.columns["calls"][at]
-        if any(one.name == GRAPH for one in inside):
+        if not inside and layer == of:
+            use.calls += calls
+        if any(frame.name == GRAPH for frame in inside):
             part.graph += cost
-        elif all(is_overhead(one.name) for one in inside) and run.rows.columns["layer"][at] == layer:
+        elif layer == of and all(is_overhead(frame.name) for frame in inside):
             part.overhead += cost
             if inside and inside[-1].name == GUARDS:
                 part.guards += cost
         else:
             part.beside += cost
-    return [*uses.values()]
+    found.uses += uses.values()
+    return found
 
 
-def kernel_shares(run: Run) -> dict[str, Shares]:
-    """By phase, how the kernels of compiled graphs divide; nothing where layers were not asked for."""
-    shares: dict[str, Shares] = {}
-    columns = run.rows.columns
-    for at, steps, cost in _rows_in_regions(run):
-        inside = [frame for _, frame in steps]
-        if not _is_kernel(inside):
-            continue
-        part = shares.setdefault(PHASES[columns["phase"][at]], Shares())
-        if any(frame.kind == "kernels" and frame.name == NOT_ATTRIBUTABLE for frame in inside):
-            part.unknown += cost
-        elif run.rows.shared[columns["shared"][at]]:
-            part.of_several += cost
-        else:
-            part.of_one += cost
-    return shares
+def _known_regions(run: Run) -> dict[str, CompiledRegion]:
+    """By name; of processes that call different code by one name, none is known."""
+    found: dict[str, set[CompiledRegion]] = {}
+    for meta in run.metas:
+        for region in meta.regions:
+            found.setdefault(region.name, set()).add(region._replace(break_reason=""))
+    first = {region.name: region for meta in reversed(run.metas) for region in meta.regions}
+    return {name: first[name] for name, several in found.items() if len(several) == 1}
 
 
-def compiling(run: Run) -> tuple[int, Cost]:
-    """How often torch.compile was at work while this was recorded, and what that took."""
-    calls, whole = 0, Cost()
-    for at, steps, cost in _rows_in_regions(run):
-        if steps[-1][1] == Frame("region", COMPILING):
-            calls += run.rows.columns["calls"][at]
-            whole += cost
-    return calls, whole
-
-
-def _rows_in_regions(run: Run) -> Iterator[tuple[int, list[tuple[int, Frame]], Cost]]:
-    """Each row inside any region: its index, the frames on the way to it, each with its layer, and its cost."""
+def _sums_in_regions(
+    run: Run,
+) -> Iterator[tuple[tuple[int, str, bool], list[tuple[int, Frame]], int, Cost]]:
+    """What rows inside any region sum up to: layer, phase and whether it is shared; the frames on the way, each with
+    its layer; calls and cost."""
     columns = run.rows.columns
     bare = [tuple(frame._replace(signature=None) for frame in chain) for chain in run.rows.frames]
-    is_region = [_has_region(chain) for chain in bare]
-    is_within = [any(_has_region(around.frames) for around in within) for within in run.rows.within]
-    for at, (layer, within, chain) in enumerate(zip(columns["layer"], columns["within"], columns["frames"])):
-        if is_region[chain] or is_within[within]:
-            steps = [(around.layer, frame) for around in run.rows.within[within] for frame in around.frames]
-            steps += [(layer, frame) for frame in bare[chain]]
-            yield at, steps, Cost(*(columns[name][at] for name in FIELDS))
+    is_region = [any(frame.kind == "region" for frame in chain) for chain in bare]
+    is_within = [
+        any(frame.kind == "region" for around in within for frame in around.frames) for within in run.rows.within
+    ]
+    if not any(is_region) and not any(is_within):
+        return
+    names = [name for name in FIELDS if any(columns[name])]
+    values = [columns[name] for name in names]
+    sums: dict[tuple[int, int, int, int, int], list[int]] = {}
+    keys = zip(*(columns[name] for name in ("layer", "phase", "shared", "within", "frames")))
+    for at, key in enumerate(keys):
+        if is_region[key[4]] or is_within[key[3]]:
+            line = sums.get(key)
+            if line is None:
+                line = sums[key] = [0] * (len(names) + 1)
+            line[0] += columns["calls"][at]
+            for number, column in enumerate(values, 1):
+                line[number] += column[at]
+    for (layer, phase, shared, within, chain), (calls, *cost) in sums.items():
+        steps = [(around.layer, frame) for around in run.rows.within[within] for frame in around.frames]
+        steps += [(layer, frame) for frame in bare[chain]]
+        yield (layer, PHASES[phase], bool(run.rows.shared[shared])), steps, calls, Cost(**dict(zip(names, cost)))
 
 
-def _has_region(frames: Sequence[Frame]) -> bool:
-    return any(frame.kind == "region" for frame in frames)
-
-
-def _is_kernel(inside: Sequence[Frame]) -> bool:
-    """Whether what is inside these frames is inside a call of a compiled graph."""
-    names = [frame.name for frame in inside]
-    return GRAPH in names[:-1] or (bool(names) and inside[-1].kind == "kernel" and GRAPH in names)
+def _is_kernel(frames: Sequence[Frame]) -> bool:
+    """Whether what is inside these frames is a kernel of a compiled graph, or anything of one that is unknown."""
+    if any(frame.kind == "kernels" and frame.name == NOT_ATTRIBUTABLE for frame in frames):
+        return True
+    return any(frame.name == GRAPH for frame in frames[:-1])

@@ -70,6 +70,7 @@ class OpenSpans:
         """Pass everything on, and note when it was."""
         op, label, user_label, node, kernel = Kind.OP, Kind.LABEL, Kind.USER_LABEL, Kind.NODE, Kind.KERNEL
         backward, step = Kind.BACKWARD_FUNCTION, Kind.STEP
+        region, compiling = Kind.REGION, Kind.COMPILING
         for item in attributed:
             yield item
             event, place, _, _, _ = item
@@ -77,7 +78,7 @@ class OpenSpans:
             if kind is op:
                 if self._in_backward and place.phase == FORWARD:
                     self._break(event.start_ns)
-            elif kind is label or kind is user_label:
+            elif kind is label or kind is user_label or kind is region or kind is compiling:
                 self._on_label(item)
             elif kind is node or kind is backward:
                 if place.is_node:

@@ -15,7 +15,16 @@ from typing import Any
 
 from torchprof.attribute import HOOKS, PREFIX, Detail, Event, Kind, Signature
 from torchprof.collectives import signature_of
-from torchprof.event_names import MEMORY, NODE_PREFIX, STARTED, STEP, is_collective, is_torchs_step, kind_of
+from torchprof.event_names import (
+    MEMORY,
+    NODE_PREFIX,
+    STARTED,
+    STEP,
+    is_a_common_name,
+    is_collective,
+    is_torchs_step,
+    kind_of,
+)
 from torchprof.exchanges import ACCUMULATES
 from torchprof.trace_layers import ModuleCall, RangeCall, class_of
 
@@ -637,7 +646,7 @@ class TraceEvents:
                 # Of a module that nobody asked about, it is as if there were none.
                 of_module = PREFIX + name.removeprefix(HOOKS) if name.startswith(HOOKS) else name
                 kind = Kind.LABEL if of_module in sites else None
-            elif kind is Kind.COMPILING and group is _RANGE:  # a range of the user's of that name
+            elif group is _RANGE and is_a_common_name(name):  # a range of the user's of that name
                 kind = Kind.USER_LABEL
             elif kind is Kind.OP and is_collective(name):
                 kind = Kind.COLLECTIVE

@@ -7,8 +7,8 @@ from pathlib import PurePath
 
 from torchprof.attribute import BACKWARD, FORWARD, RECOMPUTE
 from torchprof.cost import Cost, format_time
-from torchprof.doubts import SAYS_WHY, about_sums, doubts_of
-from torchprof.regions import RESUMED, PhaseOfRegion, RegionUse, compiling, kernel_shares, region_uses
+from torchprof.doubts import SAYS_WHY, about_sums, doubts_of, some
+from torchprof.regions import RESUMED, Compiled, PhaseOfRegion, RegionUse, compiled_in
 from torchprof.reports import report
 from torchprof.reports.tree import UNKNOWN, draw, printable
 from torchprof.run import NOT_SELECTED_NAME, OUTSIDE_NAME, CompiledRegion, Run
@@ -27,8 +27,9 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> str:
 
     ``tablefmt`` is any of tabulate's formats. Raises TorchprofError for an unknown one.
     """
-    uses = region_uses(run)
-    notes = [*_breaks(run, uses), *_times(run), *about_sums(run)]
+    found = compiled_in(run)
+    uses = found.uses
+    notes = [*_breaks(run, found), *_times(run, found), *about_sums(run)]
     notes += [printable(doubt) for doubt in doubts_of(run) if SAYS_WHY not in doubt]  # here it is
     if not uses:
         return "\n".join(["No code of torch.compile's ran while this was recorded.", *notes])
@@ -75,31 +76,28 @@ def _place(region: CompiledRegion) -> str:
     return f"{function} ({file}:{region.line})" if file else f"{function} (line {region.line})"
 
 
-def _breaks(run: Run, uses: list[RegionUse]) -> Iterator[str]:
+def _breaks(run: Run, found: Compiled) -> Iterator[str]:
     """A sentence for each graph break that was run into."""
-    for use in uses:
-        region = use.known
-        if region is not None and region.break_line is not None and use.calls:
-            file = PurePath(region.file).name
-            where = f"{file}:{region.break_line}" if file else f"line {region.break_line}"
-            why = f": {region.break_reason}" if region.break_reason else ""
-            times = f"{use.calls} time{'s' if use.calls > 1 else ''}"
-            yield printable(f"Graph break in {_module(run, use)} at {where}, after region {use.name}, {times}{why}")
+    for region, uses in found.breaks.items():
+        file = PurePath(region.file).name
+        where = f"{file}:{region.break_line}" if file else f"line {region.break_line}"
+        why = f": {region.break_reason}" if region.break_reason else ""
+        calls = sum(use.calls for use in uses)
+        modules = some([*dict.fromkeys(_module(run, use) for use in uses)])
+        names = some([*dict.fromkeys(use.name for use in uses)])
+        times = f"{calls} time{'s' if calls > 1 else ''}"
+        yield printable(f"Graph break in {modules} at {where}, after region {names}, {times}{why}")
 
 
-def _times(run: Run) -> Iterator[str]:
+def _times(run: Run, found: Compiled) -> Iterator[str]:
     """What it took to compile, and how the time of kernels divides among layers."""
-    count, cost = compiling(run)
-    if count:
-        yield f"torch.compile was at work {count} time{'s' if count > 1 else ''}: {format_time(cost.cpu_ns)}."
-    if ("compile_layers", True) not in run.meta.flags:
-        return
-    for phase, shares in kernel_shares(run).items():
-        on_device = "device_ns" in run.meta.measured and shares.whole.device_ns > 0
-        costs = (shares.of_one, shares.of_several, shares.unknown)
-        times = [cost.device_ns if on_device else cost.cpu_ns for cost in costs]
-        if whole := sum(times):
-            one, several, unknown = (f"{time / whole:.1%}" for time in times)
+    if found.compiled:
+        times = f"{found.compiled} time{'s' if found.compiled > 1 else ''}"
+        yield f"torch.compile was at work {times}: {format_time(found.compiling.cpu_ns)}."
+    for phase, shares in found.shares.items():
+        times_of = shares.times(run)
+        if whole := sum(times_of):
+            one, several, unknown = (f"{time / whole:.1%}" for time in times_of)
             yield (
                 f"Of {format_time(whole)} in kernels of the {phase} phase {one} are of one layer each, {several} of "
                 f"several at once, and {unknown} not attributable."

@@ -115,7 +115,7 @@ class CostColumn(Column):
         value = self.measure.of(cost)
         text = self.measure.text(value)
         fused = figures.fused_itself if self.is_self else figures.fused
-        if self.measure.is_lower_bound(cost) or (self.measure.unit is Unit.TIME and self.phase in fused):
+        if self.measure.is_lower_bound(cost) or (self.measure.unit is not Unit.BYTES and self.phase in fused):
             return f"{AT_LEAST} {text}" if value else UNKNOWN
         return f"{text} ({value / whole:.1%})" if whole and self.measure.unit is Unit.TIME else text
 

@@ -1,0 +1,1203 @@
+"""What torch.compile makes of a model, on events and graphs made by hand: regions, guards, graphs, and the kernels of
+these with the layers that they work for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence, Set
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_attribute import ENGINE, MAIN, NODE_PREFIX, Walked, function, kernel, label, memory, node, op, user_label
+from test_laws import Forest, Span
+
+from torchprof.attribute import (
+    BACKWARD,
+    FORWARD,
+    NOT_SELECTED,
+    OUTSIDE,
+    RECOMPUTE,
+    Attribution,
+    Event,
+    Frame,
+    Kind,
+    Place,
+    Signature,
+    Site,
+)
+from torchprof.compiled import CompiledGraphs, CompiledKernel, Module, Owner, Part, Step, pieces
+from torchprof.estimate import Estimate
+from torchprof.event_names import kind_of
+from torchprof.fold import fold
+from torchprof.run import Layer, Meta, Run
+
+# A model of two equal blocks, and graphs of it
+
+KINDS = {
+    "": "Net",
+    "blocks": "ModuleList",
+    "blocks.0": "Block",
+    "blocks.0.fc1": "Linear",
+    "blocks.0.act": "GELU",
+    "blocks.0.fc2": "Linear",
+    "blocks.1": "Block",
+    "blocks.1.fc1": "Linear",
+    "blocks.1.act": "GELU",
+    "blocks.1.fc2": "Linear",
+    "head": "Linear",
+}
+"""The classes of its modules, by their names; the number of each layer is where it stands here."""
+NAMES = list(KINDS)
+PATHS = [("Net", *filter(None, name.split("."))) for name in NAMES]
+MODULES = {path: Module(number, kind) for number, (path, kind) in enumerate(zip(PATHS, KINDS.values()))}
+SITES = {f"@{name}": Site((number,)) for number, name in enumerate(NAMES)}
+NET, FIRST, SECOND, HEAD = (NAMES.index(name) for name in ("", "blocks.0", "blocks.1", "head"))
+SELF, FN = "L['self']", "L['fn']"
+
+
+def layer(name: str) -> int:
+    return NAMES.index(name)
+
+
+def traced(name: str, below: str = "blocks.0", root: str = SELF) -> Owner:
+    """The owner of an operation in a module of the model, as torch names it where that below which it is was compiled:
+    each module on the way, but for the first."""
+    steps = name.split(".")
+    base = [below] if below else []
+    return tuple(
+        Step(root, tuple(steps[:end]), KINDS[".".join([*base, *steps[:end]])]) for end in range(1, len(steps) + 1)
+    )
+
+
+def in_function(name: str, below: str, root: str) -> Owner:
+    """The same for a module that a compiled function calls: it is named too."""
+    return (Step(root, (), KINDS[below]), *(traced(name, below, root) if name else ()))
+
+
+def work(name: str, *owners: Owner | None, flops: Sequence[int] = (), nbytes: Sequence[int] = ()) -> CompiledKernel:
+    """A kernel of these owners: so many FLOPs and bytes for each of them, 1 where nothing is said."""
+    return CompiledKernel(name, tuple(map(Part, owners, flops or [1] * len(owners), nbytes or [1] * len(owners))))
+
+
+FC1, ACT, FC2, OWN = traced("fc1"), traced("act"), traced("fc2"), ()
+BLOCK = (
+    work("addmm", FC1),
+    work("cpp_fused_addmm_gelu_0", FC1, ACT, flops=(100, 300), nbytes=(30, 10)),
+    work("addmm", FC2),
+    work("cpp_fused_add_1", OWN),
+)
+"""A block: fc1 with its activation in a kernel of both, fc2, and the sum that the block's own forward takes."""
+
+
+def graphs_of(
+    modules: Mapping[tuple[str, ...], Module] = MODULES, divisor: str | None = None, **graphs: Sequence[CompiledKernel]
+) -> CompiledGraphs:
+    return CompiledGraphs({"block": BLOCK, **graphs}, modules, divisor)
+
+
+# Which kernel an op is
+
+
+@pytest.mark.parametrize(
+    ("ran", "numbers"),
+    [
+        (["addmm", "cpp_fused_addmm_gelu_0", "addmm", "cpp_fused_add_1"], [0, 1, 2, 3]),
+        (
+            [
+                "aten::copy_",
+                "addmm",
+                "aten::empty",
+                "cpp_fused_addmm_gelu_0",
+                "addmm",
+                "cpp_fused_add_1",
+                "aten::copy_",
+            ],
+            [None, 0, None, 1, 2, 3, None],
+        ),
+        (["aten::addmm", "graph_3_cpp_fused_addmm_gelu_0", "mkldnn::addmm", "graph_12_cpp_fused_add_1"], [0, 1, 2, 3]),
+    ],
+    ids=["they alone", "among other ops", "by their long names"],
+)
+def test_ops_are_kernels_in_the_order_in_which_their_graph_calls_them(
+    ran: list[str], numbers: list[int | None]
+) -> None:
+    assert graphs_of().called("block", ran) == numbers
+
+
+@pytest.mark.parametrize(
+    "ran",
+    [
+        ["addmm", "cpp_fused_addmm_gelu_0", "addmm"],
+        ["addmm", "cpp_fused_addmm_gelu_0", "cpp_fused_add_1"],
+        ["addmm", "cpp_fused_addmm_gelu_0", "addmm", "addmm", "cpp_fused_add_1"],
+        ["addmm", "addmm", "cpp_fused_addmm_gelu_0", "cpp_fused_add_1"],
+        ["addmm", "cpp_fused_addmm_gelu_0", "addmm", "cpp_fused_add_2"],
+        ["aten::copy_"],
+        [],
+    ],
+    ids=["the last is missing", "one is missing", "one more", "swapped", "another", "none", "nothing ran"],
+)
+def test_where_other_kernels_ran_than_the_graph_calls_none_is_known(ran: list[str]) -> None:
+    assert graphs_of().called("block", ran) == [None] * len(ran)
+
+
+def test_of_an_unknown_graph_and_of_one_without_kernels_no_op_is_a_kernel() -> None:
+    assert graphs_of().called("another", ["addmm"]) == [None]
+    assert graphs_of(empty=()).called("empty", ["addmm"]) == [None]
+    assert CompiledGraphs().called("block", ["addmm"]) == [None]
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_any_graphs_kernels_are_found_among_any_other_ops(data: st.DataObject) -> None:
+    names = data.draw(st.lists(st.sampled_from(["mm", "bmm", "cpp_fused_0", "cpp_fused_1"]), min_size=1, max_size=8))
+    graphs = graphs_of(any=[work(name, OWN) for name in names])
+    ran: list[str] = []
+    expected: list[int | None] = []
+    for number, name in enumerate(names):
+        for other in data.draw(st.lists(st.sampled_from(["aten::copy_", "aten::clone", "triton_9"]), max_size=2)):
+            ran.append(other)
+            expected.append(None)
+        ran.append(data.draw(st.sampled_from([name, f"aten::{name}", f"graph_7_{name}"])))
+        expected.append(number)
+    assert graphs.called("any", ran) == expected
+    gone = data.draw(st.sampled_from([at for at, number in enumerate(expected) if number is not None]))
+    assert graphs.called("any", [*ran[:gone], *ran[gone + 1 :]]) == [None] * (len(ran) - 1)
+    assert graphs.called("any", [*ran[:gone], ran[gone], *ran[gone:]]) == [None] * (len(ran) + 1)
+
+
+# Which layers a kernel works for
+
+
+def layers_of(graphs: CompiledGraphs, graph: str, around: int) -> list[list[str] | None]:
+    """The names of the layers of each kernel where its graph runs in a layer; the layer itself where that is none."""
+    kernels = graphs._graphs[graph]
+    found = [graphs.layers_of(graph, number, around) for number in range(len(kernels))]
+    return [
+        None if one is None else [NAMES[number] if number >= 0 else "(outside)" for number, _ in one] for one in found
+    ]
+
+
+def test_layers_are_found_below_the_module_that_was_called() -> None:
+    """One graph that runs in several equal blocks is that of the block around, each time."""
+    graphs = graphs_of()
+    for around, block in ((FIRST, "blocks.0"), (SECOND, "blocks.1"), (FIRST, "blocks.0")):
+        assert layers_of(graphs, "block", around) == [
+            [f"{block}.fc1"],
+            [f"{block}.fc1", f"{block}.act"],
+            [f"{block}.fc2"],
+            [block],
+        ]
+
+
+def test_layers_of_a_whole_model_are_found_below_its_root() -> None:
+    """And what its own forward does is its own, as what its modules do in theirs."""
+    whole = [
+        work("a", traced("blocks.0.fc1", "")),
+        work("b", traced("blocks.1", ""), traced("head", "")),
+        work("c", OWN, traced("head", "")),
+        work("d", traced("blocks.1.fc2", ""), traced("blocks.0.fc2", ""), traced("blocks.1.fc2", "")),
+    ]
+    assert layers_of(graphs_of(whole=whole), "whole", NET) == [
+        ["blocks.0.fc1"],
+        ["blocks.1", "head"],
+        ["", "head"],
+        ["blocks.0.fc2", "blocks.1.fc2"],
+    ]
+
+
+def test_a_graph_in_a_layer_that_has_not_its_modules_is_nobodys() -> None:
+    """Where a class differs, or a path, the graph is that of something else."""
+    assert layers_of(graphs_of(), "block", HEAD) == [None, None, None, ["head"]]
+    for wrong in (Step(SELF, ("fc1",), "Conv2d"), Step(SELF, ("fc3",), "Linear")):
+        graphs = graphs_of(wrong=[work("a", (wrong,)), work("b", FC2), work("c", OWN)])
+        assert layers_of(graphs, "wrong", FIRST) == [None, None, ["blocks.0"]]
+
+
+@pytest.mark.parametrize(
+    "way",
+    [("_orig_mod",), ("module", "_orig_mod"), ("_orig_mod", "module")],
+    ids=["torch.compile", "DDP of torch.compile", "torch.compile of DDP"],
+)
+def test_below_wrappers_layers_are_found_by_what_they_wrap(way: tuple[str, ...]) -> None:
+    """A wrapper and what it wraps are one layer: what was compiled is what it wraps, or what it wraps in turn."""
+    wraps = {"_orig_mod": "OptimizedModule", "module": "DistributedDataParallel"}
+    modules = {("Net", *way[:at]): Module(NET, wraps[step]) for at, step in enumerate(way)}
+    modules |= {("Net", *way, *path[1:]): module for path, module in MODULES.items()}
+    whole = [work("a", traced("head", "")), work("b", OWN), work("c", traced("blocks.1.act", ""))]
+    assert layers_of(graphs_of(modules, whole=whole), "whole", NET) == [["head"], [""], ["blocks.1.act"]]
+
+
+def test_a_compiled_module_inside_one_is_called_as_if_it_were_not() -> None:
+    """torch leaves the step into it out: ``L['self'].blocks.0.fc1`` is ``blocks.0._orig_mod.fc1``."""
+    modules = {}
+    for path, module in MODULES.items():
+        if path[:3] == ("Net", "blocks", "0"):
+            modules[path[:3]] = Module(FIRST, "OptimizedModule")
+            path = (*path[:3], "_orig_mod", *path[3:])
+        modules[path] = module
+    graphs = graphs_of(modules, whole=[work("a", traced("blocks.0.fc1", "")), work("b", traced("head", ""))])
+    assert layers_of(graphs, "whole", NET) == [["blocks.0.fc1"], ["head"]]
+    assert layers_of(graphs, "block", FIRST)[0] == ["blocks.0.fc1"]
+
+
+def test_a_compiled_function_is_of_the_only_module_that_fits() -> None:
+    """It runs outside of all layers, or in one that has nothing to do with what it calls."""
+    whole = [
+        work("a", in_function("blocks.0.fc1", "", "G['net']")),
+        work("b", OWN),
+        work("c", OWN, in_function("", "", "G['net']")),
+    ]
+    graphs = graphs_of(whole=whole)
+    assert layers_of(graphs, "whole", OUTSIDE) == [["blocks.0.fc1"], ["(outside)"], ["(outside)", ""]]
+    assert layers_of(graphs, "whole", HEAD) == [["blocks.0.fc1"], ["head"], ["", "head"]]
+
+
+def test_a_compiled_function_that_could_call_several_modules_is_nobodys() -> None:
+    """Which of two equal blocks it was called with is not known; nor of which of two models."""
+    function = [work("a", in_function("fc1", "blocks.0", "L['block']")), work("b", OWN)]
+    assert layers_of(graphs_of(function=function), "function", OUTSIDE) == [None, ["(outside)"]]
+    other = {("Net#2", *path[1:]): Module(len(NAMES) + module.layer, module.kind) for path, module in MODULES.items()}
+    whole = [work("a", in_function("head", "", "G['net']"))]
+    assert layers_of(graphs_of(whole=whole), "whole", OUTSIDE) == [["head"]]
+    assert layers_of(graphs_of(MODULES | other, whole=whole), "whole", OUTSIDE) == [None]
+
+
+def test_all_that_a_graph_was_traced_in_tells_which_module_it_is() -> None:
+    """A Linear alone could be any; that it is beside another, called so, could not."""
+    alone = [work("a", in_function("", "head", "L['one']"))]
+    beside = [*alone, work("b", in_function("", "blocks.1.fc1", "L['two']"), in_function("", "", "L['net']"))]
+    both = [work("a", in_function("head", "", "L['net']")), work("b", in_function("blocks", "", "L['net']"))]
+    graphs = graphs_of(alone=alone, beside=both, two=beside)
+    assert layers_of(graphs, "alone", OUTSIDE) == [None]
+    assert layers_of(graphs, "beside", OUTSIDE) == [["head"], ["blocks"]]
+    assert layers_of(graphs, "two", OUTSIDE) == [None, None], "of a kernel all has to be known"
+
+
+def test_what_a_module_calls_itself_is_known_by_its_label_alone() -> None:
+    """Where no label is around, another model ran, of the same class: a teacher beside its student."""
+    graphs = graphs_of(whole=[work("a", traced("head", "")), work("b", OWN)])
+    assert layers_of(graphs, "whole", OUTSIDE) == [None, ["(outside)"]]
+    assert layers_of(graphs, "whole", FIRST) == [None, ["blocks.0"]]  # nor in that of a module where it does not fit
+
+
+def test_a_module_that_is_not_the_only_one_of_its_class_may_be_another() -> None:
+    """A compiled function is not compiled again for another of that class: which of them it was given, nobody knows."""
+    whole = {"whole": [work("a", in_function("head", "", "L['net']"))]}
+    asked = []
+
+    def is_alone(path: tuple[str, ...]) -> bool:
+        asked.append(path)
+        return False
+
+    assert CompiledGraphs(whole, MODULES, is_alone=is_alone).layers_of("whole", 0, OUTSIDE) is None
+    assert asked == [("Net",)]
+
+
+def test_of_two_modules_that_could_both_be_the_one_called_neither_is() -> None:
+    """A compiled function that is given two blocks, in the range of a block: it may be any of the two, or none."""
+    first, second = (traced("fc1", root=root) for root in ("L['a']", "L['b']"))
+    graphs = graphs_of(two=[work("a", first), work("b", second), work("c", first, second), work("d", OWN)])
+    assert layers_of(graphs, "two", FIRST) == [None, None, None, ["blocks.0"]]
+
+
+def test_a_second_module_beside_the_one_called_is_found_by_itself() -> None:
+    """The block that was called, and a model that it was given: only one fits each."""
+    given_too = in_function("head", "", "L['net']")
+    graphs = graphs_of(two=[work("a", FC1), work("b", given_too), work("c", FC2, given_too)])
+    assert layers_of(graphs, "two", SECOND) == [["blocks.1.fc1"], ["head"], ["blocks.1.fc2", "head"]]
+
+
+def test_what_nobody_knows_of_a_part_is_known_of_none() -> None:
+    """A kernel of a layer and of who knows whom is not shown as that layer's; nor is one that does nothing."""
+    graphs = graphs_of(some=[work("a", FC1, None), work("b", None), work("c", FC1), work("d")])
+    assert layers_of(graphs, "some", FIRST) == [None, None, ["blocks.0.fc1"], None]
+
+
+def test_weights_of_a_layer_are_the_sum_of_its_parts() -> None:
+    parts = work("a", FC2, FC1, OWN, FC1, ACT, flops=(1, 20, 300, 4_000, 0), nbytes=(5, 60, 0, 7_000, 80_000))
+    first, fc1, act, fc2 = (layer(name) for name in ("blocks.0", "blocks.0.fc1", "blocks.0.act", "blocks.0.fc2"))
+    weights = {
+        divisor: graphs_of(divisor=divisor, some=[parts]).layers_of("some", 0, FIRST)
+        for divisor in ("flops", "bytes", None)
+    }
+    assert weights == {
+        "flops": ((first, 300), (fc1, 4_020), (act, 0), (fc2, 1)),
+        "bytes": ((first, 0), (fc1, 7_060), (act, 80_000), (fc2, 5)),
+        None: ((first, 0), (fc1, 0), (act, 0), (fc2, 0)),
+    }
+
+
+@settings(deadline=None)
+@given(
+    st.integers(-(2**40), 2**62),
+    st.integers(0, 2**40),
+    st.lists(st.integers(0, 2**70), min_size=1, max_size=9).filter(any),
+)
+def test_pieces_tile_the_stretch_in_proportion(start: int, length: int, weights: list[int]) -> None:
+    """In their order, without gap or overlap; each within 1 ns of its exact share, and none where that is none."""
+    cuts = pieces(start, start + length, weights)
+    assert len(cuts) == len(weights)
+    assert (cuts[0][0], cuts[-1][1]) == (start, start + length)
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(cuts))
+    for (begin, end), weight in zip(cuts, weights):
+        assert end >= begin
+        assert abs(end - begin - Fraction(length * weight, sum(weights))) < 1
+        assert weight or begin == end
+
+
+# What names of events mean
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("Torch-Compiled Region: 0/0", Kind.REGION),
+        ("Torch-Compiled Region: 12/3_1", Kind.REGION),
+        ("Torch-Compiled Region", Kind.REGION),
+        ("TorchDynamo Cache Lookup", Kind.GUARDS),
+        ("## Call CompiledFxGraph fkx3v5 ##", Kind.GRAPH),
+        ("## Call CompiledFxGraph torchprof-7 ##", Kind.GRAPH),
+        ("dynamo", Kind.COMPILING),
+        ("entire_frame_compile", Kind.COMPILING),
+        ("entire_backward_compile", Kind.COMPILING),
+        ("_compile.compile_inner (dynamo_timed)", Kind.COMPILING),
+        ("Pregraph bytecode", Kind.OP),
+        ("AOTDispatcher Runtime Wrapper Prologue", Kind.OP),
+        ("CompiledFunction", Kind.OP),
+        ("CompiledFunctionBackward", Kind.OP),
+        ("autograd::engine::evaluate_function: CompiledFunctionBackward", Kind.NODE),
+        ("CompiledFxGraph", Kind.OP),
+        ("my dynamo", Kind.OP),
+        ("cpp_fused_addmm_gelu_0", Kind.OP),
+    ],
+)
+def test_the_name_of_an_event_of_torch_compile_tells_its_kind(name: str, kind: Kind) -> None:
+    assert kind_of(name) is kind
+
+
+# Regions: whose they are
+
+
+def region(name: str, start: int, end: int, thread: int = MAIN) -> Event:
+    return Event(Kind.REGION, f"Torch-Compiled Region: {name}", start, end, thread)
+
+
+def guards(start: int, end: int, thread: int = MAIN) -> Event:
+    return Event(Kind.GUARDS, "TorchDynamo Cache Lookup", start, end, thread)
+
+
+def call(graph: str, start: int, end: int, thread: int = MAIN) -> Event:
+    return Event(Kind.GRAPH, f"## Call CompiledFxGraph {graph} ##", start, end, thread)
+
+
+def at_work(start: int, end: int, name: str = "dynamo", thread: int = MAIN) -> Event:
+    return Event(Kind.COMPILING, name, start, end, thread)
+
+
+def in_words(place: Place) -> str:
+    """The way to a place, from the outermost layer's range inward: layers, each with the frames in it."""
+    layer = {OUTSIDE: "(outside)", NOT_SELECTED: "(not selected)"}.get(place.layer, ".".join(PATHS[place.layer]))
+    own = " / ".join([layer, *(frame.name.removeprefix(NODE_PREFIX) for frame in place.frames)])
+    return own if place.within is None else f"{in_words(place.within)} > {own}"
+
+
+class Ran(Walked):
+    """A walk over events of the model of two blocks, and the run that it gives."""
+
+    def __init__(
+        self,
+        *events: Event,
+        graphs: CompiledGraphs | None = None,
+        selected: Set[str] | None = None,
+        flops: Sequence[Signature] | None = None,
+    ) -> None:
+        chosen = None if selected is None else {layer(name) for name in selected}
+        self.attribution = Attribution(SITES, PATHS, chosen, graphs=graphs)
+        attributed = self.attribution.attribute(iter(sorted(events, key=lambda event: event.start_ns)))
+        self.estimate = Estimate(flops or ())
+        self.all = list(attributed if flops is None else self.estimate.watch(attributed))
+        rows, samples, busy = fold(
+            self.all,
+            self.attribution.places.all,
+            tuple(Layer(path, kind) for path, kind in zip(PATHS, KINDS.values())),
+            signatures=flops or ((Signature((), ()),) * 2),
+        )
+        self.run = Run((Meta(("Net",), busy_ns=tuple(busy.items())),), rows.layers, rows, samples)
+        self.assert_all_is_there(events)
+
+    def assert_all_is_there(self, events: Sequence[Event]) -> None:
+        """Σ rows = Σ events: of the CPU how long the outermost ranges and ops of each thread lasted."""
+        ranges = [one for one in events if one.kind not in (Kind.KERNEL, Kind.MEMORY, Kind.SAMPLE)]
+        outermost = [
+            one
+            for one in ranges
+            if not any(
+                other is not one
+                and other.thread == one.thread
+                and other.start_ns <= one.start_ns
+                and one.end_ns <= other.end_ns
+                for other in ranges
+            )
+        ]
+        lasted = sum(one.end_ns - one.start_ns for one in outermost)
+        assert sum(row.cost.cpu_ns for row in self.run.rows) == lasted
+        assert all(row.cost.cpu_ns >= 0 for row in self.run.rows)
+        kernels = sum(one.end_ns - one.start_ns for one in events if one.kind is Kind.KERNEL)
+        assert sum(row.cost.device_ns for row in self.run.rows) == kernels
+
+    def way(self, name: str, number: int = 0) -> str:
+        return in_words(self[name, number].place)
+
+    def ways(self, kind: Kind) -> list[str]:
+        return [in_words(one.place) for one in self.all if one.event.kind is kind]
+
+    def own(self) -> dict[str, int]:
+        """The time of the CPU by the way to it, what it was called from among it; nothing that took none."""
+        found: dict[str, int] = {}
+        for _, place, around, _, ns in (one for one in self.all if one.event.kind is not Kind.KERNEL):
+            for each, signed in ((place, ns), (around, -ns)):
+                if each is not None:
+                    found[in_words(each)] = found.get(in_words(each), 0) + signed
+        return {way: ns for way, ns in found.items() if ns}
+
+    def calls(self, way: str) -> int:
+        return sum(one.calls for one in self.all if in_words(one.place) == way)
+
+
+def block(at: int, graph: str = "block", name: str = "0/0", sequence: int = -1) -> list[Event]:
+    """A call of a compiled block from ``at`` on: guards of 10 ns, what leads to its graph, and there kernels of 10, 20,
+    30 and 5 ns."""
+    return [
+        guards(at, at + 10),
+        region(name, at + 12, at + 132),
+        op("Pregraph bytecode", at + 14, at + 16),
+        op("CompiledFunction", at + 20, at + 130, sequence=sequence),
+        call(graph, at + 25, at + 125),
+        op("aten::copy_", at + 26, at + 28),
+        op("aten::addmm", at + 30, at + 40),
+        op("aten::expand", at + 31, at + 33),
+        op("cpp_fused_addmm_gelu_0", at + 50, at + 70),
+        op("aten::addmm", at + 80, at + 110),
+        op("cpp_fused_add_1", at + 115, at + 120),
+    ]
+
+
+def test_a_region_is_a_frame_under_the_layer_whose_forward_was_compiled() -> None:
+    """In it what leads to the graph, and all ops; guards before it are part of it. Without layers of kernels, these are
+    ops of the region, and nothing is said of whose they are."""
+    walked = Ran(label("@", 0, 300), label("@blocks.0", 10, 200), *block(20))
+    (place,) = [one.place for one in walked.all if one.event.kind is Kind.REGION]
+    assert place.frames == (Frame("region", "0/0"),)
+    inside = "Net.blocks.0 / 0/0"
+    graph = f"{inside} / CompiledFunction / CompiledFxGraph"
+    assert walked.own() == {
+        "Net": 300 - 190,
+        "Net.blocks.0": 190 - 10 - 120,
+        f"{inside} / TorchDynamo Cache Lookup": 10,
+        inside: 120 - 2 - 110,
+        f"{inside} / Pregraph bytecode": 2,
+        f"{inside} / CompiledFunction": 110 - 100,
+        graph: 100 - 2 - 10 - 20 - 30 - 5,
+        f"{graph} / aten::copy_": 2,
+        f"{graph} / aten::addmm": 10 - 2 + 30,
+        f"{graph} / aten::addmm / aten::expand": 2,
+        f"{graph} / cpp_fused_addmm_gelu_0": 20,
+        f"{graph} / cpp_fused_add_1": 5,
+    }
+    assert not any(frame.kind == "kernels" for row in walked.run.rows for frame in row.frames)
+    assert (walked.calls(inside), walked.calls(graph), walked.calls("Net.blocks.0")) == (1, 1, 1)
+
+
+def test_a_region_outside_of_all_layers_is_a_frame_there() -> None:
+    """A compiled function of the user's."""
+    walked = Ran(guards(0, 5), region("3/0", 6, 20), op("aten::add", 8, 10))
+    assert walked.own() == {
+        "(outside) / 3/0": 14 - 2,
+        "(outside) / 3/0 / TorchDynamo Cache Lookup": 5,
+        "(outside) / 3/0 / aten::add": 2,
+    }
+
+
+def test_regions_are_told_apart_by_their_compile_id() -> None:
+    """Two versions of one function, and another function; a call more of the first is a call more."""
+    walked = Ran(
+        label("@", 0, 100),
+        *(region(name, at, at + 10) for at, name in enumerate_in_tens("0/0", "0/1", "1/0", "0/0")),
+    )
+    assert {name: walked.calls(f"Net / {name}") for name in ("0/0", "0/1", "1/0")} == {"0/0": 2, "0/1": 1, "1/0": 1}
+    assert [frame.name for row in walked.run.rows for frame in row.frames] == ["0/0", "0/1", "1/0"]
+
+
+def enumerate_in_tens(*names: str) -> list[tuple[int, str]]:
+    return list(zip(range(10, 1000, 10), names))
+
+
+@pytest.mark.parametrize(
+    "between",
+    [[], [memory(6, 64), memory(6, -64)], [Event(Kind.SAMPLE, "net.py(3): forward", 6, 6, MAIN)]],
+    ids=["nothing", "memory", "a sample of Python"],
+)
+def test_guards_are_those_of_the_region_after_them(between: list[Event]) -> None:
+    """What is no work of the thread may come between, and another thread may do what it likes."""
+    elsewhere = op("aten::mul", 5, 9, thread=ENGINE)
+    walked = Ran(label("@", 0, 50), guards(2, 5), *between, elsewhere, region("0/4", 7, 30), op("aten::add", 8, 10))
+    assert walked.ways(Kind.GUARDS) == ["Net / 0/4 / TorchDynamo Cache Lookup"]
+    assert walked.ways(Kind.REGION) == ["Net / 0/4"]
+    assert (walked.calls("Net / 0/4"), walked.calls("Net / 0/4 / TorchDynamo Cache Lookup")) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        [at_work(6, 20), region("0/0", 22, 30)],
+        [op("aten::add", 6, 10), region("0/0", 12, 30)],
+        [label("@blocks.0", 6, 30), region("0/0", 7, 29)],
+        [guards(6, 8), op("aten::add", 9, 11)],
+        [region("0/0", 6, 30, thread=ENGINE)],
+        [],
+    ],
+    ids=["it compiles", "an op", "a layer", "other guards", "a region elsewhere", "nothing"],
+)
+def test_guards_that_lead_to_no_region_are_in_none(after: list[Event]) -> None:
+    """They have failed: what comes is compiled first, or runs as without torch.compile."""
+    walked = Ran(label("@", 0, 50), guards(2, 5), *after)
+    assert set(walked.ways(Kind.GUARDS)) == {"Net / TorchDynamo Cache Lookup"}
+
+
+def test_guards_end_before_what_they_guard_begins() -> None:
+    """Ranges inside of them are no regions that they lead to."""
+    walked = Ran(label("@", 0, 50), guards(2, 10), op("aten::equal", 3, 5), region("0/0", 10, 30))
+    assert walked.own() == {
+        "Net": 50 - 8 - 20,
+        "Net / 0/0 / TorchDynamo Cache Lookup": 8 - 2,
+        "Net / 0/0 / TorchDynamo Cache Lookup / aten::equal": 2,
+        "Net / 0/0": 20,
+    }
+
+
+def broken() -> list[Event]:
+    """A forward with a graph break: the rest of it is a region in the first, and a layer runs between the two."""
+    return [
+        label("@", 0, 300),
+        guards(2, 4),
+        region("0/0", 5, 250),
+        op("CompiledFunction", 10, 50, sequence=3),
+        label("@blocks.0", 60, 100),
+        op("aten::linear", 65, 95, sequence=4),
+        guards(110, 120),
+        region("1/0", 125, 240),
+        op("CompiledFunction", 130, 200, sequence=5),
+    ]
+
+
+def test_after_a_graph_break_the_rest_is_a_region_in_the_first() -> None:
+    """What runs between them as it would without torch.compile has its own layer, within the region."""
+    walked = Ran(*broken())
+    assert walked.own() == {
+        "Net": 300 - 2 - 245,
+        "Net / 0/0 / TorchDynamo Cache Lookup": 2,
+        "Net / 0/0": 245 - 40 - 40 - 10 - 115,
+        "Net / 0/0 / CompiledFunction": 40,
+        "Net / 0/0 > Net.blocks.0": 10,
+        "Net / 0/0 > Net.blocks.0 / aten::linear": 30,
+        "Net / 0/0 / 1/0 / TorchDynamo Cache Lookup": 10,
+        "Net / 0/0 / 1/0": 115 - 70,
+        "Net / 0/0 / 1/0 / CompiledFunction": 70,
+    }
+
+
+@pytest.mark.parametrize("thread", [MAIN, ENGINE])
+def test_the_backward_of_a_region_is_in_it(thread: int) -> None:
+    """Nested as in forward; that of what ran between is the layer's, and in no region."""
+    walked = Ran(
+        *broken(),
+        node("CompiledFunctionBackward", 400, 450, 5, thread=thread),
+        function("CompiledFunctionBackward", 405, 445, 5, thread=thread),
+        op("aten::mm", 410, 440, thread=thread),
+        node("AddmmBackward0", 500, 520, 4, thread=thread),
+        node("CompiledFunctionBackward", 600, 650, 3, thread=thread),
+        node("torch::autograd::AccumulateGrad", 700, 710, thread=thread),
+    )
+    backward = "CompiledFunctionBackward"
+    assert walked.way("aten::mm") == f"Net / 0/0 / 1/0 / {backward} / {backward} / aten::mm"
+    assert walked.way(NODE_PREFIX + "AddmmBackward0") == "Net.blocks.0 / AddmmBackward0"
+    assert walked.way(NODE_PREFIX + backward, 1) == f"Net / 0/0 / {backward}"
+    accumulate = "torch::autograd::AccumulateGrad"
+    assert walked.way(NODE_PREFIX + accumulate) == f"Net / 0/0 / {accumulate}", "as the node before it"
+    for name in (NODE_PREFIX + backward, "aten::mm", NODE_PREFIX + "AddmmBackward0", NODE_PREFIX + accumulate):
+        assert walked[name].place.phase == BACKWARD
+    frames = walked["aten::mm"].place.frames[:2]
+    assert frames == (Frame("region", "0/0"), Frame("region", "1/0"))
+
+
+def test_a_region_that_is_run_again_in_backward_is_recomputed() -> None:
+    """A checkpoint around a compiled block: its region is in the block's recomputation, its backward in its own."""
+    walked = Ran(
+        label("@", 0, 90),
+        op("CheckpointFunction", 1, 80, sequence=2),
+        node("CheckpointFunctionBackward", 200, 900, 2),
+        label("@blocks.0", 210, 400),
+        *block(220, sequence=8),
+        node("CompiledFunctionBackward", 500, 600, 8),
+    )
+    assert walked.owner("Torch-Compiled Region: 0/0", 1) == (FIRST, RECOMPUTE)
+    assert walked.owner(NODE_PREFIX + "CompiledFunctionBackward") == (FIRST, BACKWARD)
+    (outer, inner) = walked.way(NODE_PREFIX + "CompiledFunctionBackward").split(" > ")
+    assert (outer, inner) == ("Net / CheckpointFunctionBackward", "Net.blocks.0 / 0/0 / CompiledFunctionBackward")
+
+
+def regional() -> list[Event]:
+    """Each block compiled, all with one graph; then their backward, which has one graph too."""
+    found = [label("@", 0, 500)]
+    for number in range(2):
+        at = 10 + 200 * number
+        found += [label(f"@blocks.{number}", at, at + 190), *block(at + 10, sequence=number)]
+    for number in (1, 0):
+        at = 1000 - 200 * number
+        found += [
+            node("CompiledFunctionBackward", at, at + 150, number, thread=ENGINE),
+            function("CompiledFunctionBackward", at + 5, at + 145, number, thread=ENGINE),
+            call("back", at + 10, at + 140, ENGINE),
+            op("cpp_fused_gelu_0", at + 20, at + 40, thread=ENGINE),
+            op("aten::mm", at + 50, at + 57, thread=ENGINE),
+        ]
+    return found
+
+
+BACK = (work("cpp_fused_gelu_0", ACT, FC2), work("mm", FC1))
+
+
+def test_regional_compilation_is_separated_by_block() -> None:
+    """One region and one graph in all blocks: each call is of the block around it, its backward too."""
+    walked = Ran(*regional())
+    for number in range(2):
+        path = f"Net.blocks.{number} / 0/0"
+        assert walked.ways(Kind.REGION)[number] == path
+        backward = f"{path} / CompiledFunctionBackward / CompiledFunctionBackward / CompiledFxGraph"
+        assert walked.way("aten::mm", 1 - number) == f"{backward} / aten::mm"
+    by_layer = {(row.layer.name if row.layer else "", row.phase): 0 for row in walked.run.rows}
+    for row in walked.run.rows:
+        by_layer[row.layer.name if row.layer else "", row.phase] += row.cost.cpu_ns
+    assert by_layer == {
+        ("Net", FORWARD): 500 - 2 * 190,
+        ("Net.blocks.0", FORWARD): 190,
+        ("Net.blocks.1", FORWARD): 190,
+        ("Net.blocks.0", BACKWARD): 150,
+        ("Net.blocks.1", BACKWARD): 150,
+    }
+
+
+# torch.compile at work
+
+
+def test_torch_compile_at_work_is_one_place() -> None:
+    """Whatever runs in it: its own steps, what it traces, kernels that it tries, backward that is no model's."""
+    walked = Ran(
+        label("@", 0, 1000),
+        guards(5, 9),
+        at_work(10, 500),
+        at_work(20, 490, "entire_frame_compile"),
+        memory(25, 64),
+        op("bytecode_tracing", 30, 100),
+        op("aten::linear", 40, 60, sequence=7),
+        user_label("mine", 110, 150),
+        op("aten::add", 120, 130),
+        label("@head", 160, 200),
+        op("aten::linear", 170, 180, sequence=8),
+        node("AddmmBackward0", 210, 240, 7),
+        function("AddmmBackward0", 215, 235, 7),
+        op("aten::mm", 220, 230, sequence=9),
+        function("MulBackward0", 240, 245, 8),
+        region("0/0", 250, 300),
+        guards(302, 305),
+        region("0/1", 306, 320),
+        call("block", 330, 400),
+        op("aten::addmm", 340, 350, correlation=4),
+        kernel("gemm", 2000, 2010, 4),
+    )
+    assert walked["dynamo"].place.frames == (Frame("region", "compiling"),)
+    assert walked.own() == {
+        "Net": 1000 - 4 - 490,
+        "Net / TorchDynamo Cache Lookup": 4,
+        "Net / compiling": 490,
+    }
+    assert (walked.calls("Net / compiling"), walked.calls("Net")) == (1, 1)
+    (allocated,) = [one.place for one in walked.all if one.event.kind is Kind.MEMORY]
+    assert in_words(allocated) == "Net / compiling"
+    assert walked.way("gemm") == "Net / compiling / gemm"
+    assert walked.attribution.callers == {(OUTSIDE, NET)}, "no layer was called"
+
+
+def test_torch_compile_at_work_makes_no_nodes() -> None:
+    """Numbers of nodes that its tracing counts are those of other graphs: a node belongs to who ran, not to that."""
+    walked = Ran(
+        label("@", 0, 100),
+        op("aten::linear", 5, 10, sequence=3),
+        at_work(20, 90),
+        op("aten::linear", 30, 40, sequence=4),
+        label("@head", 110, 200),
+        at_work(120, 190),
+        op("aten::relu", 130, 140, sequence=5),
+        node("ReluBackward0", 300, 310, 5),
+        node("AddmmBackward0", 320, 330, 4),
+    )
+    assert walked.way(NODE_PREFIX + "ReluBackward0") == "Net / ReluBackward0"
+    assert walked.way(NODE_PREFIX + "AddmmBackward0") == "Net / AddmmBackward0"
+
+
+def test_the_backward_of_a_region_may_be_compiled_in_backward() -> None:
+    """Where torch.compile waits with it until it is needed: that work is in the region, in the phase backward."""
+    walked = Ran(
+        label("@", 0, 100),
+        region("0/0", 10, 90),
+        op("CompiledFunction", 20, 80, sequence=1),
+        node("CompiledFunctionBackward", 200, 500, 1, thread=ENGINE),
+        function("CompiledFunctionBackward", 210, 490, 1, thread=ENGINE),
+        at_work(220, 400, "entire_backward_compile", ENGINE),
+        op("aten::mm", 300, 310, thread=ENGINE),
+        op("aten::mm", 420, 430, thread=ENGINE),
+    )
+    inside = "Net / 0/0 / CompiledFunctionBackward / CompiledFunctionBackward"
+    assert walked.way("entire_backward_compile") == walked.way("aten::mm", 0) == f"{inside} / compiling"
+    assert walked.way("aten::mm", 1) == f"{inside} / aten::mm"
+    assert walked["entire_backward_compile"].place.phase == BACKWARD
+
+
+# Kernels: whose they are
+
+
+IN_GRAPH = "Net.blocks.0 / 0/0 / CompiledFunction / CompiledFxGraph"
+
+
+def of_first(*, graphs: CompiledGraphs, selected: Set[str] | None = None, more: Sequence[Event] = ()) -> Ran:
+    """A call of the first block, compiled."""
+    return Ran(label("@", 0, 300), label("@blocks.0", 10, 200), *block(20), *more, graphs=graphs, selected=selected)
+
+
+def test_kernels_belong_to_their_layers_within_the_region() -> None:
+    """One of a layer to that, one of several to their common ancestor, that of the function's own code to the block.
+    Of another op in the graph nobody knows; nothing else changes place."""
+    walked = of_first(graphs=graphs_of())
+    assert walked.own() == {
+        "Net": 300 - 190,
+        "Net.blocks.0": 190 - 10 - 120,
+        "Net.blocks.0 / 0/0 / TorchDynamo Cache Lookup": 10,
+        "Net.blocks.0 / 0/0": 120 - 2 - 110,
+        "Net.blocks.0 / 0/0 / Pregraph bytecode": 2,
+        "Net.blocks.0 / 0/0 / CompiledFunction": 110 - 100,
+        IN_GRAPH: 100 - 2 - 10 - 20 - 30 - 5,
+        f"{IN_GRAPH} / not attributable / aten::copy_": 2,
+        f"{IN_GRAPH} > Net.blocks.0.fc1 / aten::addmm": 8,
+        f"{IN_GRAPH} > Net.blocks.0.fc1 / aten::addmm / aten::expand": 2,
+        f"{IN_GRAPH} > Net.blocks.0 / fused: fc1 + act / cpp_fused_addmm_gelu_0": 20,
+        f"{IN_GRAPH} > Net.blocks.0.fc2 / aten::addmm": 30,
+        f"{IN_GRAPH} / cpp_fused_add_1": 5,
+    }
+    fused = walked["cpp_fused_addmm_gelu_0"].place
+    assert fused.frames[0] == Frame("kernels", "fused: fc1 + act")
+    (row,) = [row for row in walked.run.rows if row.frames and row.frames[-1].name == "cpp_fused_addmm_gelu_0"]
+    assert [one.name for one in row.shared_by] == ["Net.blocks.0.fc1", "Net.blocks.0.act"]
+    assert row.layer is not None and row.layer.name == "Net.blocks.0"
+    assert all(not one.shared_by for one in walked.run.rows if one != row)
+    assert walked.calls("Net.blocks.0.fc1") == 0, "nobody called it"
+
+
+def test_kernels_of_equal_blocks_belong_to_the_block_that_is_run() -> None:
+    """Forward and backward: of one graph each, run in two blocks."""
+    walked = Ran(*regional(), graphs=graphs_of(back=BACK))
+    for number in range(2):
+        at = f"Net.blocks.{number}"
+        forward = f"{at} / 0/0 / CompiledFunction / CompiledFxGraph"
+        backward = f"{at} / 0/0 / CompiledFunctionBackward / CompiledFunctionBackward / CompiledFxGraph"
+        assert walked.way("aten::addmm", 2 * number) == f"{forward} > {at}.fc1 / aten::addmm"
+        assert walked.way("aten::addmm", 2 * number + 1) == f"{forward} > {at}.fc2 / aten::addmm"
+        assert walked.way("aten::mm", 1 - number) == f"{backward} > {at}.fc1 / aten::mm"
+        fused = f"{backward} > {at} / fused: act + fc2 / cpp_fused_gelu_0"
+        assert walked.way("cpp_fused_gelu_0", 1 - number) == fused
+        assert walked["cpp_fused_gelu_0", 1 - number].place.phase == BACKWARD
+
+
+WHOLE = (
+    work("k_0", traced("blocks.0.fc1", ""), traced("blocks.1.fc1", "")),
+    work("k_1", traced("blocks.0.fc1", ""), traced("head", "")),
+    work("k_2", OWN, traced("head", "")),
+    work("k_3", traced("blocks.0", ""), traced("blocks.0.act", "")),
+    work("k_4", traced("blocks.0.fc1", ""), traced("blocks.0.act", ""), traced("blocks.0.fc2", "")),
+)
+
+
+def test_what_several_layers_share_is_of_their_nearest_common_ancestor() -> None:
+    """Named from there; the ancestor may be one of them, or the block around, whose the graph is already."""
+    walked = Ran(
+        label("@", 0, 200),
+        region("0/0", 10, 190),
+        call("whole", 20, 180),
+        *(op(f"k_{number}", at, at + 10) for number, at in enumerate(range(30, 180, 20)) if number < len(WHOLE)),
+        graphs=graphs_of(whole=WHOLE),
+    )
+    inside = "Net / 0/0 / CompiledFxGraph"
+    assert [walked.way(f"k_{number}") for number in range(5)] == [
+        f"{inside} > Net.blocks / fused: 0.fc1 + 1.fc1 / k_0",
+        f"{inside} > Net / fused: blocks.0.fc1 + head / k_1",
+        f"{inside} > Net / fused: itself + head / k_2",
+        f"{inside} > Net.blocks.0 / fused: itself + act / k_3",
+        f"{inside} > Net.blocks.0 / fused: fc1 + act + fc2 / k_4",
+    ]
+    assert [[NAMES[one] for one in walked[f"k_{number}"].place.shared] for number in range(5)] == [
+        ["blocks.0.fc1", "blocks.1.fc1"],
+        ["blocks.0.fc1", "head"],
+        ["", "head"],
+        ["blocks.0", "blocks.0.act"],
+        ["blocks.0.fc1", "blocks.0.act", "blocks.0.fc2"],
+    ]
+
+
+def test_with_paths_a_kernel_is_of_the_nearest_layer_that_was_selected() -> None:
+    """Of one that was not, of the selected one above; where none is, it is not selected. Whom it works for is told all
+    the same."""
+    walked = of_first(graphs=graphs_of(), selected={"", "blocks.0.fc1"})
+    graph = "Net / 0/0 / CompiledFunction / CompiledFxGraph"
+    assert walked.way("aten::addmm", 0) == f"{graph} > Net.blocks.0.fc1 / aten::addmm"
+    assert walked.way("cpp_fused_addmm_gelu_0") == f"{graph} > Net / fused: fc1 + act / cpp_fused_addmm_gelu_0"
+    assert walked.way("aten::addmm", 1) == f"{graph} / aten::addmm"
+    assert walked.way("cpp_fused_add_1") == f"{graph} / cpp_fused_add_1"
+    walked = of_first(graphs=graphs_of(), selected={"blocks.0.fc1"})
+    graph = f"(not selected) / {graph.partition(' / ')[2]}"
+    assert walked.way("aten::addmm", 0) == f"{graph} > Net.blocks.0.fc1 / aten::addmm"
+    fused = "(not selected) / fused: fc1 + act / cpp_fused_addmm_gelu_0"
+    assert walked.way("cpp_fused_addmm_gelu_0") == f"{graph} > {fused}"
+    assert walked.way("aten::addmm", 1) == f"{graph} / aten::addmm"
+    assert walked.way("cpp_fused_add_1") == f"{graph} / cpp_fused_add_1"
+
+
+@pytest.mark.parametrize("selected", [{"blocks.0.fc1", "blocks.1.fc1"}, {"", "blocks.0.fc1", "blocks.1.fc1"}])
+def test_with_paths_backward_belongs_to_the_same_layers_as_forward(selected: set[str]) -> None:
+    """The blocks that were compiled are none of those that were selected: their layers are found all the same."""
+    walked = Ran(*regional(), graphs=graphs_of(back=BACK), selected=selected)
+    for number in range(2):
+        assert walked.owner("aten::addmm", 2 * number) == (layer(f"blocks.{number}.fc1"), FORWARD)
+        assert walked.owner("aten::mm", 1 - number) == (layer(f"blocks.{number}.fc1"), BACKWARD)
+
+
+def test_backward_below_a_selected_layer_is_not_mistaken_for_that_layers() -> None:
+    """The model has an fc1 of its own, as has the block that was compiled: of the block are forward and backward."""
+    kinds = {**KINDS, "fc1": "Linear", "fc2": "Linear", "act": "GELU"}
+    paths = [("Net", *filter(None, name.split("."))) for name in kinds]
+    modules = {path: Module(number, kind) for number, (path, kind) in enumerate(zip(paths, kinds.values()))}
+    attribution = Attribution(SITES, paths, {NET, len(NAMES)}, graphs=graphs_of(modules, back=BACK))
+    found = attribution.attribute(sorted(regional(), key=lambda event: event.start_ns))
+    owners = {(one.event.name, one.place.phase): one.place.layer for one in found}
+    assert owners["aten::addmm", FORWARD] == NET
+    assert owners["aten::mm", BACKWARD] == NET
+
+
+def test_a_kernel_of_which_something_is_unknown_is_not_attributable() -> None:
+    """It stays in its region, and says so; the others are known."""
+    graphs = graphs_of(block=[BLOCK[0], work("cpp_fused_addmm_gelu_0", FC1, None), *BLOCK[2:]])
+    walked = of_first(graphs=graphs)
+    assert walked.way("cpp_fused_addmm_gelu_0") == f"{IN_GRAPH} / not attributable / cpp_fused_addmm_gelu_0"
+    assert walked["cpp_fused_addmm_gelu_0"].place.frames[-2] == Frame("kernels", "not attributable")
+    assert walked.way("aten::addmm", 0) == f"{IN_GRAPH} > Net.blocks.0.fc1 / aten::addmm"
+
+
+@pytest.mark.parametrize(
+    "kernels",
+    [None, (*BLOCK, work("cpp_fused_sum_2", FC2)), (BLOCK[1], BLOCK[0], *BLOCK[2:])],
+    ids=["a graph from before", "one kernel more", "another order"],
+)
+def test_where_kernels_of_a_graph_are_not_known_none_is_attributable(
+    kernels: Sequence[CompiledKernel] | None,
+) -> None:
+    """It was compiled before the block, or its kernels are not those that ran: nothing is guessed, and it is said."""
+    graphs = CompiledGraphs({} if kernels is None else {"block": kernels}, MODULES)
+    walked = of_first(graphs=graphs)
+    unknown = f"{IN_GRAPH} / not attributable"
+    if kernels is None:  # then all that ran in its calls is, as kernels that have no ranges
+        unknown = f"{IN_GRAPH.removesuffix(' / CompiledFxGraph')} / not attributable / CompiledFxGraph"
+    for name, number in (("aten::addmm", 0), ("cpp_fused_addmm_gelu_0", 0), ("aten::addmm", 1), ("cpp_fused_add_1", 0)):
+        assert walked.way(name, number) == f"{unknown} / {name}"
+        assert walked.owner(name, number) == (FIRST, FORWARD)
+
+
+def test_two_calls_of_a_graph_are_matched_each_by_itself() -> None:
+    """One that ran other kernels than it should spoils no other."""
+    first = [label("@blocks.0", 0, 200), *block(10)]
+    second = [label("@blocks.1", 300, 500), *block(310)]
+    walked = Ran(*first, *[one for one in second if one.start_ns != 425], graphs=graphs_of())
+    assert walked.owner("aten::addmm", 0) == (layer("blocks.0.fc1"), FORWARD)
+    assert walked.owner("aten::addmm", 2) == (SECOND, FORWARD)
+
+
+def test_ops_inside_of_kernels_are_no_kernels() -> None:
+    """A kernel of a library may call what is called as another kernel of its graph."""
+    graphs = graphs_of(one=[work("linear", FC1), work("addmm", FC2)])
+    walked = Ran(
+        label("@blocks.0", 0, 100),
+        call("one", 5, 95),
+        op("aten::linear", 10, 40),
+        op("aten::addmm", 10, 30),
+        op("aten::addmm", 50, 60),
+        graphs=graphs,
+    )
+    assert (
+        walked.way("aten::addmm", 0) == "Net.blocks.0 / CompiledFxGraph > Net.blocks.0.fc1 / aten::linear / aten::addmm"
+    )
+    assert walked.way("aten::addmm", 1) == "Net.blocks.0 / CompiledFxGraph > Net.blocks.0.fc2 / aten::addmm"
+
+
+def test_an_op_of_no_length_right_before_a_kernel_is_not_taken_for_it() -> None:
+    """Both begin at the same time: of the first nobody knows."""
+    graphs = graphs_of(one=[work("addmm", FC1)])
+    walked = Ran(
+        label("@blocks.0", 0, 100), call("one", 5, 95), op("aten::t", 10, 10), op("aten::addmm", 10, 30), graphs=graphs
+    )
+    assert walked.way("aten::t") == "Net.blocks.0 / CompiledFxGraph / not attributable / aten::t"
+    assert walked.way("aten::addmm") == "Net.blocks.0 / CompiledFxGraph > Net.blocks.0.fc1 / aten::addmm"
+
+
+def test_a_kernel_of_a_function_outside_of_all_layers() -> None:
+    """Of a layer, of the function's own code, and of both: that is outside, and says which layer it serves."""
+    own = in_function("head", "", "G['net']")
+    graphs = graphs_of(function=[work("k_0", own), work("k_1", OWN), work("k_2", OWN, own)])
+    walked = Ran(
+        region("0/0", 0, 100),
+        call("function", 5, 95),
+        *(op(f"k_{number}", at, at + 10) for number, at in enumerate((10, 30, 50))),
+        graphs=graphs,
+    )
+    inside = "(outside) / 0/0 / CompiledFxGraph"
+    assert walked.way("k_0") == f"{inside} > Net.head / k_0"
+    assert walked.way("k_1") == f"{inside} / k_1"
+    assert walked.way("k_2") == f"{inside} > (outside) / fused: (outside) + Net.head / k_2"
+    assert walked["k_2"].place.shared == (HEAD,)
+
+
+# Kernels: divided
+
+
+@pytest.mark.parametrize(("divisor", "shares"), [("flops", (5, 15)), ("bytes", (15, 5))])
+def test_a_kernel_of_several_layers_is_divided_where_that_was_asked_for(divisor: str, shares: tuple[int, int]) -> None:
+    """20 ns for 100 and 300 FLOPs, or for 30 and 10 bytes; each piece says by what, and with whom."""
+    walked = of_first(graphs=graphs_of(divisor=divisor))
+    said = f"divided by {divisor}: fc1 + act / cpp_fused_addmm_gelu_0"
+    own = walked.own()
+    found = tuple(own[f"{IN_GRAPH} > Net.blocks.0.{name} / {said}"] for name in ("fc1", "act"))
+    assert found == shares
+    assert not [way for way in own if "fused:" in way]
+    assert walked["cpp_fused_addmm_gelu_0", 0].place.frames[0] == Frame("kernels", said.partition(" / ")[0])
+    assert all(not row.shared_by for row in walked.run.rows)
+    assert own[f"{IN_GRAPH} > Net.blocks.0.fc1 / aten::addmm"] == 8, "those of one layer are as they were"
+
+
+def test_a_part_that_does_nothing_has_no_piece() -> None:
+    """And where all do nothing, there is nothing to divide by."""
+    some = [work("k_0", FC1, ACT, flops=(7, 0)), work("k_1", FC1, ACT, flops=(0, 0)), work("k_2", FC1, flops=(0,))]
+    walked = Ran(
+        label("@blocks.0", 0, 100),
+        call("some", 5, 95),
+        *(op(f"k_{number}", at, at + 10) for number, at in enumerate((10, 30, 50))),
+        graphs=graphs_of(divisor="flops", some=some),
+    )
+    inside = "Net.blocks.0 / CompiledFxGraph > Net.blocks.0"
+    assert {way: ns for way, ns in walked.own().items() if "k_" in way} == {
+        f"{inside}.fc1 / divided by flops: fc1 + act / k_0": 10,
+        f"{inside} / fused: fc1 + act / k_1": 10,
+        f"{inside}.fc1 / k_2": 10,
+    }
+
+
+@pytest.mark.parametrize("divisor", ["flops", "bytes"])
+def test_a_divided_kernel_of_a_device_is_cut_in_the_same_proportion(divisor: str) -> None:
+    """The range of its name launches it, which is divided as well; or an op in that does, or a call of the runtime."""
+    share = Fraction(1, 4) if divisor == "flops" else Fraction(3, 4)
+    for launcher, number in (("cpp_fused_addmm_gelu_0", 4), ("aten::fill_", 4), ("cudaLaunchKernel", -4)):
+        launches = [
+            one._replace(correlation=number) if one.name == launcher else one
+            for one in [*block(20), op("cudaLaunchKernel", 71, 79), op("aten::fill_", 80, 88)]
+        ]
+        walked = Ran(
+            label("@blocks.0", 0, 200),
+            *launches,
+            kernel("triton_fused", 1000, 1400, number),
+            graphs=graphs_of(divisor=divisor),
+        )
+        launched = [row for row in walked.run.rows if row.cost.device_ns]
+        by_layer = {row.layer.name if row.layer else "": row.cost.device_ns for row in launched}
+        assert by_layer == {"Net.blocks.0.fc1": 400 * share, "Net.blocks.0.act": 400 * (1 - share)}
+        assert all(row.frames[-1] == Frame("kernel", "triton_fused") for row in launched)
+
+
+def test_what_runs_inside_of_a_divided_kernel_is_divided_with_it() -> None:
+    """The call that launches it takes nearly all of its time: no layer's share is less than nothing."""
+    walked = of_first(graphs=graphs_of(divisor="flops"), more=[op("cuLaunchKernel", 71, 89)])
+    shares = {"fc1": 0, "act": 0}
+    for way, ns in walked.own().items():
+        for name in shares:
+            if f"Net.blocks.0.{name} / divided by flops" in way:
+                shares[name] += ns
+                assert ns >= 0
+    assert shares == {"fc1": 5, "act": 15}
+
+
+def test_the_flops_of_a_divided_kernel_count_once() -> None:
+    """A product of matrices for two layers: 2 × 3 × 4 multiply-accumulates, and no more for being divided."""
+    signatures = (Signature((), ()), Signature(((2, 3), (3, 4)), ("float", "float")))
+    one = [work("mm", FC1, ACT, flops=(1, 1))]
+    counts = {}
+    for divisor in (None, "flops"):
+        walked = Ran(
+            label("@blocks.0", 0, 100),
+            call("one", 5, 95),
+            op("aten::mm", 10, 30, signature=1),
+            graphs=graphs_of(divisor=divisor, one=one),
+            flops=signatures,
+        )
+        counts[divisor] = sum(macs for macs, _, _ in walked.estimate.counts.values())
+    assert counts == {None: 24, "flops": 24}
+
+
+# Kernels that a device replays
+
+
+def test_kernels_that_a_device_replays_are_one_row_of_the_region() -> None:
+    """They are launched all at once: by the call itself, as a session has it, or by its number, as a trace has it."""
+    for launch, by in ((0, 4), (-9, -9)):
+        walked = Ran(
+            label("@blocks.0", 0, 200),
+            region("0/0", 10, 190),
+            op("CompiledFunction", 20, 180, correlation=4),
+            op("aten::copy_", 30, 40, correlation=5),
+            op("cudaGraphLaunch", 50, 60, correlation=launch),
+            kernel("copy", 1000, 1010, 5),
+            kernel("gemm", 1010, 1100, by),
+            kernel("gemm", 1100, 1150, by),
+            kernel("norm", 1150, 1160, by),
+            graphs=graphs_of(),
+        )
+        inside = "Net.blocks.0 / 0/0 / CompiledFunction"
+        assert walked.way("gemm") == walked.way("gemm", 1) == f"{inside} / CUDA graph replay / gemm"
+        assert walked.way("norm") == f"{inside} / CUDA graph replay / norm"
+        assert walked["norm"].place.frames[-2] == Frame("kernels", "CUDA graph replay")
+        assert walked.way("copy") == f"{inside} / aten::copy_ / copy", "it is launched by itself"
+
+
+# Any session
+
+
+KERNELS = ("k_0", "k_1", "k_2", "k_3")
+ANY = {
+    "all": (
+        work("k_0", FC1),
+        work("k_1", FC1, ACT, FC2, flops=(1, 5, 0), nbytes=(1, 1, 1)),
+        work("k_2", None),
+        work("k_3", OWN, FC2, flops=(2, 3), nbytes=(0, 7)),
+    ),
+    "whole": (work("k_1", traced("blocks.0.fc1", ""), traced("head", "")), work("k_0", OWN)),
+}
+COMPILED = (Kind.REGION, Kind.GUARDS, Kind.GRAPH, Kind.COMPILING)
+
+
+@st.composite
+def spans(draw: st.DrawFn, depth: int) -> Span:
+    """A random event of a compiled model's session, with random events inside; of a graph often those that it calls."""
+    kind = draw(
+        st.sampled_from((*COMPILED, *COMPILED, Kind.OP, Kind.LABEL, Kind.USER_LABEL, Kind.NODE, Kind.BACKWARD_FUNCTION))
+    )
+    sequence = -1
+    children = draw(st.lists(spans(depth - 1), max_size=3)) if depth else []
+    if kind is Kind.REGION:
+        name = f"Torch-Compiled Region: {draw(st.integers(0, 1))}/0"
+    elif kind is Kind.GRAPH:
+        graph = draw(st.sampled_from(("all", "whole", "unknown")))
+        name = f"## Call CompiledFxGraph {graph} ##"
+        called = [one.name for one in ANY.get(graph, ())]
+        children = [draw(kernels(one, depth - 1)) for one in called if draw(st.integers(0, 19))] + children[:1]
+    elif kind is Kind.LABEL:
+        name = f"@{draw(st.sampled_from(NAMES))}"
+    elif kind is Kind.OP:
+        name = draw(st.sampled_from(("aten::copy_", "cudaGraphLaunch", *KERNELS)))
+    else:
+        name = {Kind.GUARDS: "TorchDynamo Cache Lookup", Kind.COMPILING: "dynamo"}.get(kind, f"{kind.name} Backward")
+    if kind in (Kind.OP, Kind.NODE, Kind.BACKWARD_FUNCTION):
+        sequence = draw(st.integers(-1, 6))
+    return written(draw, kind, name, children, sequence)
+
+
+@st.composite
+def kernels(draw: st.DrawFn, name: str, depth: int) -> Span:
+    inside = draw(st.lists(spans(depth - 1), max_size=1)) if depth > 0 else []
+    return written(draw, Kind.OP, name, inside, -1)
+
+
+def written(draw: st.DrawFn, kind: Kind, name: str, children: list[Span], sequence: int) -> Span:
+    own = [draw(st.integers(0, 9)) for _ in children]
+    changes = draw(st.lists(st.integers(-64, 64), max_size=1))
+    return Span(kind, name, children, [*own, draw(st.integers(1, 9))], sequence, 0, changes)
+
+
+@st.composite
+def sessions(draw: st.DrawFn) -> Forest:
+    threads = draw(st.lists(st.lists(spans(4), max_size=3), min_size=1, max_size=2))
+    return Forest(threads, draw(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 50)), max_size=5)))
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    sessions(),
+    st.sampled_from([None, "flops", "bytes", "nobody asked"]),
+    st.none() | st.sets(st.sampled_from(NAMES)),
+)
+def test_the_rows_of_any_session_add_up_to_its_events(
+    session: Forest, divisor: str | None, selected: set[str] | None
+) -> None:
+    """However regions, guards, graphs, layers, nodes and work of torch.compile itself are nested: no time is lost, none
+    counts twice, and nothing takes less than none."""
+    graphs = CompiledGraphs() if divisor == "nobody asked" else CompiledGraphs(ANY, MODULES, divisor)
+    walked = Ran(*session.events(), graphs=graphs, selected=selected)
+    rows = list(walked.run.rows)
+    everything = list(session.walk())
+    assert sum(row.cost.cpu_ns for row in rows) == sum(sum(span.own) for span in everything)
+    assert all(row.cost.cpu_ns >= 0 for row in rows)
+    assert sum(row.cost.device_ns for row in rows) == sum(ns for _, ns in session.kernels)
+    changes = [nbytes for span in everything for nbytes in span.bytes_inside]
+    assert sum(row.cost.cpu_allocated - row.cost.cpu_freed for row in rows) == sum(changes)
+
+
+@settings(deadline=None, max_examples=100)
+@given(sessions(), st.booleans())
+def test_what_is_looked_at_ahead_comes_once_and_in_its_order(session: Forest, asked: bool) -> None:
+    """Each event comes out as it went in, but for the names of guards and the numbers of nodes."""
+    events = session.events()
+    attribution = Attribution(SITES, PATHS, graphs=CompiledGraphs(ANY if asked else None, MODULES))
+    found = [one.event for one in attribution.attribute(iter(events))]
+    assert len(found) == len(events)
+    for before, after in zip(events, found):
+        if before.kind is Kind.GUARDS:
+            after = after._replace(name=before.name)
+        if before.kind is Kind.NODE and before.sequence < 0:
+            after = after._replace(sequence=before.sequence, forward_thread=before.forward_thread)
+        assert after == before
+
+
+@settings(deadline=None, max_examples=100)
+@given(sessions())
+def test_all_work_of_torch_compile_in_any_session_is_in_one_place_each_time(session: Forest) -> None:
+    """Nothing that it does is shown by itself: how long it was at work is how long its outermost ranges lasted."""
+    walked = Ran(*session.events(), graphs=CompiledGraphs(ANY, MODULES))
+    expected = 0
+    waiting = [root for roots in session.threads for root in roots]
+    while waiting:
+        span = waiting.pop()
+        if span.kind is Kind.COMPILING:
+            expected += span.duration
+        else:
+            waiting.extend(span.children)
+    compiling = Frame("region", "compiling")
+    rows = [row for row in walked.run.rows if row.frames and row.frames[-1] == compiling]
+    assert sum(row.cost.cpu_ns for row in rows) == expected
+    inside = [row for row in walked.run.rows if compiling in row.frames[:-1]]
+    assert all(row.frames[-1].kind == "kernel" for row in inside)
+    assert not [row for row in walked.run.rows if any(compiling in around.frames for around in row.within)]
