@@ -19,6 +19,7 @@ QUESTIONS = {
     "page": "what the HTML report of 10,000 layers takes to write, and to answer a click in a browser",
     "traces": "what reading a trace takes, beside json.load of the same file",
     "merge": "what merging the runs of 64, 256 and 1,024 ranks takes: time and memory, flat and as a tree",
+    "compile": "how much is known of compiled models layer by layer, and what that costs",
     "loops": "what a long loop takes: memory after the first and the last cycles, and the time to fold one",
 }
 

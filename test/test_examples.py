@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -18,11 +19,19 @@ from torchprof.reports import known
 ROOT = Path(__file__).parent.parent
 
 
+def skip_without(needs: list[str]) -> None:
+    """Skip a test where some packages, or programs, are missing."""
+    missing = [name for name in needs if find_spec(name) is None and shutil.which(name) is None]
+    if missing:
+        pytest.skip(f"{missing} not installed")
+
+
 @pytest.mark.parametrize(
     ("name", "needs", "says"),
     [
         ("operators.py", [], ["aten::", "CPU avg"]),
         ("memory.py", [], ["memory rose by", "The same with the blocks checkpointed:"]),
+        ("compiled.py", ["g++"], ["(region ", "├── blocks", "Overhead"]),
         ("training_loop.py", [], ["data loading", "optimizer"]),
         ("record_trace.py", [], ["Written: trace.json.gz."]),
         (
@@ -37,9 +46,7 @@ ROOT = Path(__file__).parent.parent
     ],
 )
 def test_an_example_runs(name: str, needs: list[str], says: list[str], tmp_path: Path) -> None:
-    missing = [package for package in needs if find_spec(package) is None]
-    if missing:
-        pytest.skip(f"{missing} not installed")
+    skip_without(needs)
     result = subprocess.run(
         [sys.executable, str(ROOT / "examples" / name)], capture_output=True, text=True, check=False, cwd=tmp_path
     )
@@ -91,14 +98,19 @@ def test_the_trace_of_the_examples_is_what_record_trace_writes(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("page", "needs"),
-    [("memory.md", []), ("compare.md", []), ("training-loops.md", []), ("traces.md", []), ("exports.md", ["pandas"])],
+    [
+        ("memory.md", []),
+        ("compare.md", []),
+        ("training-loops.md", []),
+        ("traces.md", []),
+        ("exports.md", ["pandas"]),
+        ("compile.md", ["g++"]),
+    ],
 )
 def test_the_blocks_of_a_page_run_in_order(
     page: str, needs: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    missing = [package for package in needs if find_spec(package) is None]
-    if missing:
-        pytest.skip(f"{missing} not installed")
+    skip_without(needs)
     monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(reports, "_reports", {of: dict(known(of)) for of in ("run", "diff")})  # a page may add its own

@@ -135,6 +135,10 @@ class _Graph:
         found = {name: self._lowered[1][name] for name in names if name in self._lowered[1]}
         return [node for _, node in sorted(found.values(), key=operator.itemgetter(0))]
 
+    def forget_lowering(self) -> None:
+        """It holds tensors."""
+        self._lowered = None, {}
+
     def add(self, name: str, nodes: Sequence[Any], template: Sequence[Any] = (), prologue: Sequence[Any] = ()) -> None:
         """A kernel that was made from some nodes of the graph, of which views and constants are no work. An op of a
         library is only the last of those that it is said to be made from: the others made what it takes. So is a
@@ -615,17 +619,18 @@ class Provenance:
                 return original(*args, **kwargs)
 
         def compile_graph(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
-            number = kwargs.get("graph_id")
-            graph = _Graph(forwards.get(number) if kwargs.get("is_backward") else None)
+            number, is_backward = kwargs.get("graph_id"), kwargs.get("is_backward", False)
+            graph = _Graph(forwards.get(number) if is_backward else None)
             with graph.reading():
                 graph.read(module.graph)
-            if not kwargs.get("is_backward"):
+            if number is not None and not is_backward:
                 forwards[number] = graph
             around, state.graph = now(), graph
             try:
                 compiled = original(module, *args, **kwargs)
             finally:
                 state.graph = around
+                graph.forget_lowering()
             if hasattr(compiled, "_fx_graph_cache_key"):
                 key = compiled._fx_graph_cache_key = f"{_KEY}-{next(_NUMBERS)}"
                 kernels: tuple[CompiledKernel, ...] = ()

@@ -1,0 +1,1383 @@
+"""Layers of what torch.compile makes, with the real compiler: Inductor on the CPU, forward and backward.
+
+Kernels are held against three things that know nothing of torchprof: a list by hand, the source lines that Inductor
+says each kernel is from, and the ranges in torch's own events.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import itertools
+import json
+import linecache
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import torchprof
+from torchprof.attribute import BACKWARD, FORWARD, Frame
+from torchprof.errors import TorchprofError
+from torchprof.provenance import Provenance
+from torchprof.run import Row, Run
+
+RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+pytestmark = [
+    pytest.mark.skipif(RELEASE < (2, 13), reason="torch before 2.13 does not tell what this needs"),
+    pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor's kernels for the CPU need a compiler of C++"),
+]
+
+# Models. Each class has a forward of its own, and each call of a module a line of its own: so a line of the source
+# tells the module.
+
+
+class Linear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Gelu(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(x)
+
+
+class LayerNorm(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+class Mlp(nn.Module):
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.fc1 = Linear(width, 2 * width)
+        self.act = Gelu()
+        self.fc2 = Linear(2 * width, width)
+        self.norm = LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc1(x)
+        y = self.act(y)
+        y = self.fc2(y)
+        y = self.norm(y)
+        return x + y
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = Linear(64, 64)
+        self.act = Gelu()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.fc(x)
+        return self.act(x)
+
+
+class Net(nn.Module):
+    """Two blocks, which are called by name and held in a list, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Mlp(), Mlp()])
+        self.head = Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+# What is recorded
+
+
+@dataclass
+class GraphCall:
+    """A call of a compiled graph, in torch's own events: the key of the graph, whether autograd called it, and name and
+    duration of each op directly in it."""
+
+    key: str
+    backward: bool
+    ops: list[tuple[str, int]] = field(default_factory=list)
+
+
+@dataclass
+class Recorded:
+    """A model with its run, the graphs that Inductor made meanwhile, and their calls."""
+
+    model: nn.Module
+    run: Run
+    graphs: dict[str, Any]
+    calls: list[GraphCall]
+
+
+def unique_graphs() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+@contextmanager
+def no_new_graphs() -> Iterator[None]:
+    before = unique_graphs()
+    yield
+    assert unique_graphs() == before
+
+
+@contextmanager
+def made_graphs() -> Iterator[dict[str, Any]]:
+    """All graphs that Inductor makes in here: by their keys, when it ends."""
+    from torch._inductor.output_code import CompiledFxGraph
+
+    made: list[Any] = []
+    by_key: dict[str, Any] = {}
+    original = CompiledFxGraph.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        made.append(self)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(CompiledFxGraph, "__init__", init)
+        yield by_key
+    by_key.update({str(graph._fx_graph_cache_key): graph for graph in made})
+
+
+def start_anew() -> None:
+    """torch.compile as in a new process. Also numbers of graphs, which are in the names of kernels of C++: with others
+    they would be compiled again."""
+    from torch._inductor import compile_fx
+
+    torch._dynamo.reset()
+    compile_fx._graph_counter = itertools.count()
+
+
+def graph_calls(prof: torchprof.Profile) -> list[GraphCall]:
+    assert prof._session is not None
+    raws = prof._session._raw()
+    ends: list[tuple[int, GraphCall | None, bool]] = []  # around: when it ends, the graph's call, whether backward
+    found: list[GraphCall] = []
+    for raw in sorted(raws, key=lambda raw: (raw.start_ns(), -raw.duration_ns())):
+        if raw.name() == "[memory]":
+            continue
+        while ends and ends[-1][0] <= raw.start_ns():
+            ends.pop()
+        _, call, backward = ends[-1] if ends else (0, None, False)
+        inner = None
+        if call is not None:
+            call.ops.append((raw.name(), raw.duration_ns()))
+        elif raw.name().startswith("## Call CompiledFxGraph "):
+            inner = GraphCall(raw.name().split()[3], backward)
+            found.append(inner)
+        ends.append((raw.start_ns() + raw.duration_ns(), inner, backward or "CompiledFunctionBackward" in raw.name()))
+    return found
+
+
+def graphs_without_us(make: Callable[[], nn.Module], use: Callable[[Any], Any], how: Callable[..., Any]) -> int:
+    """How many graphs torch.compile makes of an equal model when nobody profiles it; whatever its backend."""
+    start_anew()
+    before = unique_graphs()
+    use(how(make(), backend="eager"))
+    return unique_graphs() - before
+
+
+def recorded(
+    make: Callable[[], nn.Module],
+    use: Callable[[Any], Any],
+    how: Callable[..., Any] = torch.compile,
+    compile_layers: bool | str = True,
+    **options: Any,
+) -> Recorded:
+    """Compile a model inside a Profile and use it there: that makes as many graphs as it does without."""
+    wanted = graphs_without_us(make, use, how)
+    start_anew()
+    model = make()
+    compiled = how(model, **options)
+    before = unique_graphs()
+    with made_graphs() as graphs, torchprof.Profile(model, compile_layers=compile_layers) as prof:
+        use(compiled)
+    assert unique_graphs() - before == wanted
+    return Recorded(model, prof.run, graphs, graph_calls(prof))
+
+
+# What is compared
+
+
+def is_in_kernels(row: Row) -> bool:
+    """Whether a row is of what ran in calls of compiled graphs."""
+    names = [frame.name for around in row.within for frame in around.frames] + [frame.name for frame in row.frames]
+    return "CompiledFxGraph" in names[:-1]
+
+
+def plain(kernel: str) -> str:
+    """A name without what tells of its library or its graph."""
+    name = re.sub(r"^(graph_\d+_|aten::|mkldnn::|extern_kernels\.|torch\.ops\.aten\.|aten\.)", "", kernel)
+    return name.partition(".")[0]
+
+
+def is_fused(row: Row) -> bool:
+    return any(frame.kind == "kernels" for frame in row.frames)
+
+
+Kernels = Counter[tuple[str, str, tuple[str, ...]]]
+"""How often each kernel ran: by phase, name, and the layers it is of; ``UNKNOWN`` where these are not known."""
+UNKNOWN = ("not attributable",)
+
+
+def kernels_of(run: Run) -> Kernels:
+    found: Kernels = Counter()
+    for row in run.rows:
+        frames = [frame for around in row.within for frame in around.frames] + [*row.frames]
+        at = [number for number, frame in enumerate(frames) if frame.name == "CompiledFxGraph"]
+        inside = [frame for frame in frames[at[-1] + 1 :] if frame.kind != "kernels"] if at else []
+        if len(inside) == 1:
+            shared = row.shared_by or ([row.layer] if row.layer is not None else [])
+            layers = tuple(sorted(".".join(layer.path) for layer in shared))
+            if any((frame.kind, frame.name) == ("kernels", "not attributable") for frame in frames):
+                layers = UNKNOWN
+            found[row.phase, plain(inside[0].name), layers] += row.calls
+    return found
+
+
+def in_rows(run: Run, phase: str) -> int:
+    return sum(row.cost.cpu_ns for row in run.rows if row.phase == phase and is_in_kernels(row))
+
+
+def in_events(calls: list[GraphCall], phase: str) -> int:
+    return sum(ns for call in calls if call.backward == (phase == BACKWARD) for _, ns in call.ops)
+
+
+SUM = "Gradient addition node"
+_LINE = re.compile(r'File "(.*?)", line (\d+), in ')
+
+
+def module_of(trace: str, model: nn.Module) -> tuple[str, ...]:
+    """The path of the module in which an op was called, from the lines that lead there, which are checked to be those
+    of forwards."""
+    path, module = [type(model).__name__], model
+    for file, line in _LINE.findall(trace):
+        source, first = inspect.getsourcelines(type(module).forward)
+        assert file == inspect.getsourcefile(type(module).forward)
+        assert first <= int(line) < first + len(source)
+        called = re.search(r"self\.(\w+)\(", linecache.getline(file, int(line)))
+        if called is not None:
+            path.append(called[1])
+            module = module.get_submodule(called[1])
+    return tuple(path)
+
+
+def told_kernels(graph: Any) -> list[tuple[str, list[str]]]:
+    """The kernels of a graph in the order of its generated code, each with the lines of source that Inductor says it is
+    from."""
+    lines = json.loads(graph.inductor_provenance_stack_traces_str)
+    handles = re.findall(r"# \[Provenance debug handles\] (\S+:\d+)\n", graph.source_code)
+    return [(plain(handle.rpartition(":")[0]), lines[handle]) for handle in handles]
+
+
+def kernels_by_source(found: Recorded) -> Kernels:
+    """How often each kernel ran, with the modules that Inductor's lines lead to. Of a sum of the gradients of a tensor
+    with several uses, lines do not tell the module."""
+    kernels: Kernels = Counter()
+    for call in found.calls:
+        for name, traces in told_kernels(found.graphs[call.key]):
+            paths = {".".join(module_of(trace, found.model)) for trace in traces if SUM not in trace}
+            kernels[BACKWARD if call.backward else FORWARD, name, tuple(sorted(paths))] += 1
+    return kernels
+
+
+def with_sums(found: Recorded) -> set[tuple[str, str]]:
+    """The kernels, by phase and name, that add gradients of a tensor with several uses."""
+    return {
+        (BACKWARD if call.backward else FORWARD, name)
+        for call in found.calls
+        for name, traces in told_kernels(found.graphs[call.key])
+        if any(SUM in trace for trace in traces)
+    }
+
+
+def check_by_source(found: Recorded, *, untold: set[str]) -> None:
+    """Each kernel is of no other layers than those that Inductor's lines lead to, which are more: they lead also to the
+    views of what it takes. Those that are ``untold`` have no lines."""
+    told: dict[tuple[str, str], list[tuple[str, ...]]] = {}
+    for (phase, name, layers), calls in kernels_by_source(found).items():
+        told.setdefault((phase, name), []).extend([layers] * calls)
+    sums = with_sums(found)
+    for (phase, name, layers), calls in kernels_of(found.run).items():
+        if name in untold:
+            continue
+        explained = [
+            one
+            for one in told[phase, name]
+            if all(
+                layer in one
+                # That of all uses of the tensor whose gradients are added: around those that add them.
+                or ((phase, name) in sums and any(f"{other}.".startswith(f"{layer}.") for other in one))
+                for layer in layers
+            )
+        ]
+        assert len(explained) >= calls, (phase, name, layers)
+
+
+def share_in_one(kernels: Kernels, blocks: list[str]) -> float:
+    """The share of the kernels that are of one of these blocks alone."""
+    inside = [
+        calls
+        for (_, _, layers), calls in kernels.items()
+        if any(all(f"{layer}.".startswith(f"{block}.") for layer in layers) for block in blocks)
+    ]
+    return sum(inside) / kernels.total()
+
+
+def train(compiled: Any) -> None:
+    """A step whose input has a gradient, too."""
+    compiled(torch.rand(8, 64, requires_grad=True)).sum().backward()
+
+
+def infer(compiled: Any) -> None:
+    with torch.no_grad():
+        compiled(torch.rand(8, 64))
+
+
+def check(found: Recorded, *, unknown: int = 0) -> None:
+    """What holds for every run: the kernels in its rows are those of torch's events, and their time is that in them."""
+    kernels = kernels_of(found.run)
+    assert sum(calls for (_, _, layers), calls in kernels.items() if layers == UNKNOWN) == unknown
+    by_name: Counter[tuple[str, str]] = Counter()
+    for (phase, name, _), calls in kernels.items():
+        by_name[phase, name] += calls
+    assert by_name == Counter(
+        (BACKWARD if call.backward else FORWARD, plain(name)) for call in found.calls for name, _ in call.ops
+    )
+    for phase in (FORWARD, BACKWARD):
+        assert in_rows(found.run, phase) == in_events(found.calls, phase)
+
+
+def leads_to(trace: str, model: nn.Module, path: str) -> bool:
+    """Whether lines lead through the forwards of all modules on the way to one. Lines in torch's own modules are left
+    out: there the line before has to call the module by its name, or by a loop's."""
+    frames = [(file, int(line)) for file, line in _LINE.findall(trace)]
+    module, at, here = model, -1, ""
+    for name in ["", *path.split(".")[1:]]:
+        module = module.get_submodule(name) if name else module
+        forward: Any = inspect.unwrap(type(module).forward)
+        if forward is nn.Module.forward:  # a container
+            continue
+        file = str(inspect.getsourcefile(forward))
+        if Path(torch.__file__).parent in Path(file).parents:
+            return name.isdecimal() or f".{name}(" in here
+        source, first = inspect.getsourcelines(forward)
+        inside = [
+            number
+            for number, (file_of, line) in enumerate(frames)
+            if number > at and file_of == file and first <= line < first + len(source)
+        ]
+        if not inside:
+            return False
+        at, here = inside[0], linecache.getline(*frames[inside[0]])
+    return True
+
+
+def check_by_classes(found: Recorded, *, untold: set[str]) -> None:
+    """Lines that Inductor says a kernel is from lead through the forwards around each layer that it is of."""
+    told: dict[tuple[str, str], list[list[str]]] = {}
+    for call in found.calls:
+        for name, traces in told_kernels(found.graphs[call.key]):
+            told.setdefault((BACKWARD if call.backward else FORWARD, name), []).append(traces)
+    for (phase, name, layers), calls in kernels_of(found.run).items():
+        if name not in untold:
+            explained = [
+                traces
+                for traces in told[phase, name]
+                if all(any(leads_to(trace, found.model, layer) for trace in traces) for layer in layers)
+            ]
+            assert len(explained) >= calls, (phase, name, layers)
+
+
+# One block
+
+
+@pytest.fixture(scope="module")
+def mlp() -> Recorded:
+    return recorded(Mlp, train)
+
+
+def test_the_kernels_of_a_block_by_hand(mlp: Recorded) -> None:
+    """As the generated code has them: the order of its calls, and what each computes."""
+    assert kernels_of(mlp.run) == {
+        (FORWARD, "addmm", ("Mlp.fc1",)): 1,
+        (FORWARD, "cpp_fused_gelu_0", ("Mlp.act",)): 1,
+        (FORWARD, "addmm", ("Mlp.fc2",)): 1,
+        # The norm, and after it the sum with what the block was given.
+        (FORWARD, "cpp_fused_add_native_layer_norm_1", ("Mlp", "Mlp.norm")): 1,
+        (BACKWARD, "cpp_fused_native_layer_norm_native_layer_norm_backward_0", ("Mlp.norm",)): 1,
+        # The gradients of its input and of its weight.
+        (BACKWARD, "mm", ("Mlp.fc2",)): 2,
+        # The gradient of the activation, and beside it that of the bias of fc2.
+        (BACKWARD, "cpp_fused_gelu_gelu_backward_sum_1", ("Mlp.act", "Mlp.fc2")): 1,
+        (BACKWARD, "mm", ("Mlp.fc1",)): 1,
+        (BACKWARD, "cpp_fused_sum_2", ("Mlp.fc1",)): 1,
+        # The gradient of the input of fc1, onto that from the block's sum: of a tensor that both use.
+        (BACKWARD, "addmm", ("Mlp", "Mlp.fc1")): 1,
+    }
+
+
+def test_the_kernels_of_a_block_by_the_lines_they_are_from(mlp: Recorded) -> None:
+    """But for the sum of gradients, which no line tells."""
+    found, told = kernels_of(mlp.run), kernels_by_source(mlp)
+    assert found - told == {(BACKWARD, "addmm", ("Mlp", "Mlp.fc1")): 1}
+    assert told - found == {(BACKWARD, "addmm", ()): 1}
+
+
+def test_a_kernel_of_several_layers_is_a_row_at_their_common_ancestor(mlp: Recorded) -> None:
+    check(mlp)
+    fused = [row for row in mlp.run.rows if is_fused(row)]
+    assert {(row.phase, *(".".join(layer.path) for layer in row.shared_by)) for row in fused} == {
+        (FORWARD, "Mlp", "Mlp.norm"),
+        (BACKWARD, "Mlp.act", "Mlp.fc2"),
+        (BACKWARD, "Mlp", "Mlp.fc1"),
+    }
+    assert {row.layer.path for row in fused if row.layer} == {("Mlp",)}
+    for row in fused:
+        (said,) = [frame.name for frame in row.frames if frame.kind == "kernels"]
+        assert said.startswith("fused: ")
+        assert all(layer.path[-1] in said for layer in row.shared_by if layer is not row.layer)
+
+
+def test_a_second_profile_of_what_the_first_compiled_knows_its_layers() -> None:
+    start_anew()
+    model = Mlp()
+    compiled: Any = torch.compile(model)
+    with torchprof.Profile(compiled, compile_layers=True) as first:
+        train(compiled)
+    with no_new_graphs(), torchprof.Profile(compiled, compile_layers=True) as second:
+        train(compiled)
+    assert kernels_of(second.run) == kernels_of(first.run)
+    assert UNKNOWN not in {layers for _, _, layers in kernels_of(first.run)}
+    with no_new_graphs(), torchprof.Profile(compiled) as plainly:
+        train(compiled)
+    # Nobody asked for layers: all kernels are in the region, and nothing is said of what is not known.
+    assert {layers for _, _, layers in kernels_of(plainly.run)} == {("Mlp",)}
+    assert not [frame for row in plainly.run.rows for frame in row.frames if frame.kind == "kernels"]
+    assert kernels_of(plainly.run).total() == kernels_of(first.run).total()
+
+
+def test_what_was_compiled_before_the_block_is_not_attributable_until_it_is_compiled_in_one() -> None:
+    start_anew()
+    model = Mlp()
+    compiled: Any = torch.compile(model)
+    train(compiled)
+    with no_new_graphs(), torchprof.Profile(compiled, compile_layers=True) as before:
+        train(compiled)
+    kernels = kernels_of(before.run)
+    assert {layers for _, _, layers in kernels} == {UNKNOWN}
+    # Without ranges of their own, kernels of C++ are no events: what is left are the seven of libraries.
+    assert [(name, calls) for (_, name, _), calls in sorted(kernels.items())] == [("addmm", 1), ("mm", 3), ("addmm", 2)]
+    assert any("Not attributable: 100% of the time" in warning for warning in before.run.meta.warnings)
+    with torchprof.Profile(compiled, compile_layers=True) as inside:
+        start_anew()
+        train(compiled)
+    assert UNKNOWN not in {layers for _, _, layers in kernels_of(inside.run)}
+
+
+# More than one block
+
+
+@pytest.fixture(scope="module")
+def net() -> Recorded:
+    return recorded(Net, train)
+
+
+NET_BLOCKS = ["Net.blocks.0", "Net.blocks.1", "Net.head"]
+OF_BLOCK = {  # what test_the_kernels_of_a_block_by_hand shows of one that is compiled alone, forward
+    "addmm": (("fc1",), ("fc2",)),
+    "cpp_fused_gelu_0": (("act",),),
+    "cpp_fused_add_native_layer_norm_1": (("", "norm"),),
+}
+
+
+def of_block(block: str) -> Kernels:
+    return Counter(
+        (FORWARD, name, tuple(sorted(f"{block}.{layer}".rstrip(".") for layer in layers)))
+        for name, sets in OF_BLOCK.items()
+        for layers in sets
+    )
+
+
+def test_a_stack_of_blocks_that_is_compiled_as_one(net: Recorded) -> None:
+    check(net)
+    kernels = kernels_of(net.run)
+    forward = Counter({key: calls for key, calls in kernels.items() if key[0] == FORWARD})
+    head: Kernels = Counter({(FORWARD, "addmm", ("Net.head",)): 1})
+    assert forward == of_block("Net.blocks.0") + of_block("Net.blocks.1") + head
+    # By hand, backward: all kernels that are not of one layer alone. The gradients of what a block was given, which its
+    # fc1 and its sum use, are added up in the product that gives the gradient of fc1's input.
+    shared = {(name, layers) for phase, name, layers in kernels if phase == BACKWARD and len(layers) > 1}
+    norms = "cpp_fused_native_layer_norm_native_layer_norm_backward_sum_"
+    assert shared == {
+        (f"{norms}1", ("Net.blocks.1.fc2", "Net.blocks.1.norm")),
+        ("addmm", ("Net.blocks.1", "Net.blocks.1.fc1")),
+        (f"{norms}3", ("Net.blocks.0.fc2", "Net.blocks.0.norm", "Net.blocks.1.fc1")),
+        ("addmm", ("Net.blocks.0", "Net.blocks.0.fc1")),
+    }
+    assert share_in_one(kernels, NET_BLOCKS) == 24 / 25
+
+
+def compile_blocks(model: nn.Module, **options: Any) -> nn.Module:
+    for block in model.get_submodule("blocks").children():
+        block.compile(**options)
+    return model
+
+
+def replace_blocks(model: nn.Module, **options: Any) -> nn.Module:
+    blocks: Any = model.get_submodule("blocks")
+    for number, block in enumerate(blocks):
+        blocks[number] = torch.compile(block, **options)
+    return model
+
+
+@pytest.mark.parametrize("how", [compile_blocks, replace_blocks])
+def test_blocks_that_share_one_graph_have_each_their_kernels(mlp: Recorded, how: Callable[..., nn.Module]) -> None:
+    """Regional compilation: what is known of one block's graph holds for each, forward and backward."""
+    found = recorded(Net, train, how)
+    check(found)
+    assert len(found.graphs) == 2  # a forward and a backward
+    assert [call.key for call in found.calls] == [key for key in found.graphs for _ in range(2)]
+    wanted: Kernels = Counter()
+    for (phase, name, layers), calls in kernels_of(mlp.run).items():
+        for block in NET_BLOCKS[:2]:
+            wanted[phase, name, tuple(layer.replace("Mlp", block) for layer in layers)] += calls
+    assert kernels_of(found.run) == wanted
+
+
+def test_blocks_that_share_one_graph_have_each_their_region() -> None:
+    found = recorded(Net, train, compile_blocks, compile_layers=False)
+    regions = Counter(
+        (row.phase, ".".join(row.layer.path) if row.layer else "", row.calls)
+        for row in found.run.rows
+        if row.frames and (row.frames[-1].kind, row.frames[-1].name) == ("region", "0/0")
+    )
+    assert regions == {(FORWARD, block, 1): 1 for block in NET_BLOCKS[:2]}
+    backward = {
+        row.layer.path
+        for row in found.run.rows
+        if row.layer and row.phase == BACKWARD and any(frame.name == "CompiledFunctionBackward" for frame in row.frames)
+    }
+    assert backward == {("Net", "blocks", "0"), ("Net", "blocks", "1")}
+    assert {layers for _, _, layers in kernels_of(found.run)} == {(block,) for block in NET_BLOCKS[:2]}
+
+
+def test_two_models_with_one_graph_have_each_their_layers(mlp: Recorded) -> None:
+    """The second is of the same class, and torch.compile makes nothing new for it."""
+    start_anew()
+    models = [Mlp(), Mlp()]
+    first, second = (torch.compile(model) for model in models)
+    before = unique_graphs()
+    with torchprof.Profile(models, compile_layers=True) as prof:
+        train(first)
+        train(second)
+    assert unique_graphs() == before + 1
+    wanted: Kernels = Counter()
+    for (phase, name, layers), calls in kernels_of(mlp.run).items():
+        for root in ("Mlp", "Mlp#2"):
+            wanted[phase, name, tuple(layer.replace("Mlp", root) for layer in layers)] += calls
+    assert kernels_of(prof.run) == wanted
+
+
+def test_graphs_on_disk_neither_hide_layers_nor_get_to_know_of_us(mlp: Recorded) -> None:
+    """An equal model was compiled without the option before; and will be again."""
+    hits = torch._dynamo.utils.counters["aot_autograd"]
+
+    def compiled_plainly() -> tuple[int, set[str]]:
+        start_anew()
+        before = hits["autograd_cache_hit"]
+        model: Any = torch.compile(Mlp())
+        train(model)
+        with no_new_graphs(), torchprof.Profile(model) as prof:
+            train(model)
+        return hits["autograd_cache_hit"] - before, {call.key for call in graph_calls(prof)}
+
+    compiled_plainly()
+    times, keys = compiled_plainly()
+    assert times == 1  # it was on disk
+    found = recorded(Mlp, train)
+    check(found)
+    assert kernels_of(found.run) == kernels_of(mlp.run)
+    assert compiled_plainly() == (1, keys)
+
+
+# Whole models
+
+
+class Convolutions(nn.Module):
+    """Two convolutions with batch norms, which training updates, and a pooling whose gradient a library scatters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 8, 3)
+        self.norm1 = nn.BatchNorm2d(8)
+        self.act = nn.ReLU()
+        self.pool = nn.MaxPool2d(2)
+        self.conv2 = nn.Conv2d(8, 16, 3)
+        self.norm2 = nn.BatchNorm2d(16)
+        self.fc = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv1(x)
+        x = self.norm1(x)
+        x = self.act(x)
+        x = self.pool(x)
+        x = self.conv2(x)
+        x = self.norm2(x)
+        x = x.mean((2, 3))
+        return self.fc(x)
+
+
+@pytest.fixture(scope="module")
+def convolutions() -> Recorded:
+    return recorded(Convolutions, lambda compiled: compiled(torch.rand(4, 3, 16, 16)).sum().backward())
+
+
+def test_convolutions_with_batch_norms(convolutions: Recorded) -> None:
+    check(convolutions)
+    kernels = kernels_of(convolutions.run)
+    assert convolutions.model.get_buffer("norm1.num_batches_tracked") == 1
+    for name, layer in (("conv1", "Convolutions.conv1"), ("conv2", "Convolutions.conv2"), ("fc", "Convolutions.fc")):
+        products = ["addmm", "mm"] if name == "fc" else ["convolution", "convolution_backward"]
+        assert {product for _, product, layers in kernels if layers == (layer,)} >= set(products)
+    assert kernels[BACKWARD, "scatter_reduce_", ("Convolutions.pool",)] == 1
+    # The counters of both batch norms are counted up in one kernel, and weights of both convolutions laid out in one.
+    assert {layers for phase, name, layers in kernels if phase == FORWARD and "add_copy_" in name} == {
+        ("Convolutions.norm1", "Convolutions.norm2")
+    }
+    assert kernels[FORWARD, "cpp_fused_0", ("Convolutions.conv1", "Convolutions.conv2")] == 1
+    check_by_source(convolutions, untold={"cpp_fused_0", "scatter_reduce_"})  # those are Inductor's own idea
+
+
+def test_what_a_kernel_prepares_for_a_library_is_not_the_librarys_work(convolutions: Recorded) -> None:
+    """The gradient of conv2's result is laid out for the library's convolution in a kernel with that of norm2."""
+    (backward,) = {call.key for call in convolutions.calls if call.backward}
+    flops: dict[str, int] = {}
+    for kernel in Provenance.known[backward]:
+        for part in kernel.parts:
+            if part.owner and part.owner[-1].path == ("conv2",):
+                flops[kernel.name.split("_div_")[0]] = part.flops
+    assert flops == {
+        # Products with the weight and with the input, 2 FLOPs for each of 8 x 3 x 3 in 16 x 5 x 5 results of 4 images.
+        "convolution_backward": 2 * (2 * 4 * 16 * 5 * 5 * 8 * 3 * 3),
+        "cpp_fused_convolution_backward": 4 * 16 * 5 * 5,
+    }
+
+
+TOKENS = torch.arange(32).reshape(2, 16) % 20
+
+
+def train_on_tokens(compiled: Any) -> None:
+    torch.manual_seed(0)
+    compiled(TOKENS).square().sum().backward()
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 32)
+        self.first = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        self.second = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        self.head = nn.Linear(32, 20)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embedding(x)
+        x = self.first(x)
+        x = self.second(x)
+        return self.head(x)
+
+
+class Bert(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        transformers = pytest.importorskip("transformers")
+        config = transformers.BertConfig(
+            vocab_size=20,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=64,
+            hidden_dropout_prob=0.0,  # the encoder has dropouts: here there is one kernel for all of attention
+            attention_probs_dropout_prob=0.0,
+        )
+        self.bert = transformers.BertModel(config, add_pooling_layer=False)
+        self.head = nn.Linear(32, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.bert(x).last_hidden_state
+        return self.head(x)
+
+
+class Llama(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        transformers = pytest.importorskip("transformers")
+        config = transformers.LlamaConfig(
+            vocab_size=20,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            intermediate_size=64,
+        )
+        self.llama = transformers.LlamaForCausalLM(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.llama(x).logits
+
+
+ENCODER_BLOCKS = ["Encoder.embedding", "Encoder.first", "Encoder.second", "Encoder.head"]
+BERT_BLOCKS = ["Bert.bert.embeddings", "Bert.bert.encoder.layer.0", "Bert.bert.encoder.layer.1", "Bert.head"]
+LLAMA_BLOCKS = [
+    *(f"Llama.llama.model.{name}" for name in ("embed_tokens", "rotary_emb", "layers.0", "layers.1", "norm")),
+    "Llama.llama.lm_head",
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "blocks"), [(Encoder, ENCODER_BLOCKS), (Bert, BERT_BLOCKS), (Llama, LLAMA_BLOCKS)], ids=lambda one: ""
+)
+def test_transformers(model: type[nn.Module], blocks: list[str]) -> None:
+    found = recorded(model, train_on_tokens)
+    check(found)
+    check_by_classes(found, untold={"randint"})  # one kernel gives all dropouts their seeds
+    kernels = kernels_of(found.run)
+    assert share_in_one(kernels, blocks) >= 0.85
+    used = {layer for _, _, layers in kernels for layer in layers}
+    never = {"Encoder.first.self_attn.out_proj", "Encoder.second.self_attn.out_proj"}  # used, but not called
+    for path, module in found.model.named_modules():
+        name = ".".join([type(found.model).__name__, *filter(None, [path])])
+        if isinstance(module, nn.Linear) and name not in never:
+            for phase in (FORWARD, BACKWARD):
+                products = ("mm", "addmm")
+                assert any(name in layers for of, op, layers in kernels if of == phase and op in products), name
+    assert not used - {".".join(layer.path) for layer in found.run.layers}
+
+
+# Ways to compile
+
+SMALL: Kernels = Counter(
+    {
+        (FORWARD, "addmm", ("Small.fc",)): 1,
+        (FORWARD, "cpp_fused_gelu_0", ("Small.act",)): 1,
+        (BACKWARD, "cpp_fused_gelu_gelu_backward_0", ("Small.act",)): 1,
+        (BACKWARD, "mm", ("Small.fc",)): 2,  # the gradients of its weight and of its input
+        (BACKWARD, "cpp_fused_sum_1", ("Small.fc",)): 1,  # that of its bias
+    }
+)
+
+
+def layers_by_name(kernels: Kernels) -> dict[str, set[tuple[str, ...]]]:
+    found: dict[str, set[tuple[str, ...]]] = {}
+    for _, name, layers in kernels:
+        found.setdefault(name, set()).add(layers)
+    return found
+
+
+def compile_in_place(model: nn.Module, **options: Any) -> nn.Module:
+    model.compile(**options)
+    return model
+
+
+@pytest.mark.parametrize("how", [torch.compile, partial(torch.compile, fullgraph=True), compile_in_place])
+def test_ways_to_compile_a_module(how: Callable[..., Any]) -> None:
+    found = recorded(Small, train, how)
+    check(found)
+    assert kernels_of(found.run) == SMALL
+    assert kernels_by_source(found) == SMALL
+
+
+def test_two_shapes_of_a_dynamic_graph() -> None:
+    """What is asked of a size that is no number yet must not make it one: each batch size would be compiled anew."""
+
+    def use(compiled: Any) -> None:
+        for batch in (8, 6):
+            compiled(torch.rand(batch, 64, requires_grad=True)).sum().backward()
+
+    found = recorded(Small, use, partial(torch.compile, dynamic=True))
+    check(found)
+    assert len(found.graphs) == 2
+    assert layers_by_name(kernels_of(found.run)) == layers_by_name(SMALL)
+    assert kernels_of(found.run).total() == 2 * SMALL.total()
+
+
+def a_model_of_its_own() -> Callable[[], nn.Module]:
+    """A class of which there are no modules. A function may be called with any: which is it is known where there is
+    one only."""
+
+    class Own(Small):
+        pass
+
+    return Own
+
+
+def compile_function(model: nn.Module, **options: Any) -> Any:
+    gc.collect()  # torch.compile leaves models in circles
+    return torch.compile(lambda x: model(x).sigmoid() * 3, **options)
+
+
+def test_a_function_that_calls_the_model() -> None:
+    """What the function does itself is of no layer; what its kernels do for the model is."""
+    found = recorded(a_model_of_its_own(), train, compile_function)
+    check(found)
+    kernels = kernels_of(found.run)
+    assert kernels[FORWARD, "addmm", ("Own.fc",)] == 1
+    assert kernels[BACKWARD, "mm", ("Own.fc",)] == 2
+    # The function's sigmoid and product are in one kernel with the activation.
+    fused = [row for row in found.run.rows if is_fused(row)]
+    assert [(row.phase, row.layer, [".".join(layer.path) for layer in row.shared_by]) for row in fused] == [
+        (FORWARD, None, ["Own.act"]),
+        (BACKWARD, None, ["Own.act"]),
+    ]
+    assert {row.frames[-2].name for row in fused} == {"fused: (outside) + Own.act"}
+
+
+def test_a_function_that_may_call_other_models() -> None:
+    kind = a_model_of_its_own()
+    other = kind()
+    found = recorded(kind, infer, compile_function)
+    check(found, unknown=2)
+    del other  # until now
+
+
+def test_what_a_function_does_outside_of_the_model() -> None:
+    def how(model: nn.Module, **options: Any) -> Any:
+        gc.collect()
+        return torch.compile(lambda x: model(x) @ x.T, **options)
+
+    found = recorded(a_model_of_its_own(), infer, how)
+    check(found)
+    assert kernels_of(found.run) == {
+        (FORWARD, "addmm", ("Own.fc",)): 1,
+        (FORWARD, "cpp_fused_gelu_0", ("Own.act",)): 1,
+        (FORWARD, "mm", ()): 1,
+    }
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients(mode: Callable[[], Any]) -> None:
+    def use(compiled: Any) -> None:
+        with mode():
+            compiled(torch.rand(8, 64))
+
+    found = recorded(lambda: Small().eval(), use)
+    check(found)
+    assert kernels_of(found.run) == Counter({key: calls for key, calls in SMALL.items() if key[0] == FORWARD})
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "eager"])
+def test_a_backend_without_kernels_of_its_own(backend: str) -> None:
+    """Its ops are in the region, and nothing is said of layers that nobody can know."""
+    found = recorded(Small, train, backend=backend)
+    assert not found.calls and not found.graphs and not kernels_of(found.run)
+    assert not [row for row in found.run.rows if is_fused(row)]
+    in_region = {
+        row.frames[-1].name: row.layer.path
+        for row in found.run.rows
+        if row.layer and row.frames and row.frames[0] == Frame("region", "0/0")
+    }
+    assert in_region["aten::addmm"] == in_region["aten::mm"] == in_region["aten::gelu"] == ("Small",)
+    assert not any("ttributable" in warning for warning in found.run.meta.warnings)
+
+
+class Holder(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+class Tied(nn.Module):
+    """One linear layer at two paths, called at each; and one activation that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = Linear(64, 64)
+        self.left = Holder(shared)
+        self.right = Holder(shared)
+        self.act = Gelu()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.left(x)
+        x = self.act(x)
+        x = self.right(x)
+        return self.act(x)
+
+
+def test_a_shared_module_at_the_path_where_it_is_called() -> None:
+    found = recorded(Tied, train)
+    check(found)
+    kernels = kernels_of(found.run)
+    assert kernels[FORWARD, "addmm", ("Tied.left.inner",)] == kernels[FORWARD, "addmm", ("Tied.right.inner",)] == 1
+    assert kernels[FORWARD, "cpp_fused_gelu_0", ("Tied.act",)] == 2
+    assert kernels[BACKWARD, "mm", ("Tied.right.inner",)] == 2
+    # Of the left one, the product for its weight adds to the gradient of the right one: a sum for what both use.
+    assert kernels[BACKWARD, "addmm", ("Tied", "Tied.left.inner")] == 1
+    assert kernels[BACKWARD, "mm", ("Tied.left.inner",)] == 1
+    assert share_in_one(kernels, ["Tied"]) == 1
+
+
+class Broken(nn.Module):
+    """Its graph breaks inside a child, which prints, and where a branch depends on data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Small()
+        self.noisy = Noisy()
+        self.head = Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = self.noisy(x)
+        if x.sum() > -1e9:
+            x = self.head(x)
+        return x
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.fc(x)
+        print("a graph break")
+        return F.gelu(x)
+
+
+def test_graph_breaks() -> None:
+    """Each part is compiled as a function of its own, the rest after a break from wherever that was."""
+    found = recorded(Broken, train)
+    check(found)
+    assert kernels_of(found.run) == {
+        (FORWARD, "addmm", ("Broken.first.fc",)): 1,
+        (FORWARD, "cpp_fused_gelu_0", ("Broken.first.act",)): 1,
+        (FORWARD, "addmm", ("Broken.noisy.fc",)): 1,
+        (FORWARD, "cpp_fused_gelu_0", ("Broken.noisy",)): 1,
+        (FORWARD, "cpp_fused_gt_sum_0", ("Broken",)): 1,
+        (FORWARD, "addmm", ("Broken.head",)): 1,
+        (BACKWARD, "mm", ("Broken.head",)): 2,
+        (BACKWARD, "cpp_fused_sum_0", ("Broken.head",)): 1,
+        (BACKWARD, "cpp_fused_gelu_gelu_backward_0", ("Broken.noisy",)): 1,
+        (BACKWARD, "mm", ("Broken.noisy.fc",)): 2,
+        (BACKWARD, "cpp_fused_sum_0", ("Broken.noisy.fc",)): 1,
+        (BACKWARD, "cpp_fused_gelu_gelu_backward_0", ("Broken.first.act",)): 1,
+        (BACKWARD, "mm", ("Broken.first.fc",)): 2,
+        (BACKWARD, "cpp_fused_sum_1", ("Broken.first.fc",)): 1,
+    }
+
+
+class Collections(nn.Module):
+    """Modules in containers, one of them sliced, one by its key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed = nn.ModuleList([Linear(64, 64) for _ in range(3)])
+        self.named = nn.ModuleDict({"act": Gelu()})
+        self.chain = nn.Sequential(Linear(64, 64), Gelu())
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.listed[1:]:
+            x = layer(x)
+        x = self.named["act"](x)
+        return self.chain(x)
+
+
+def test_modules_in_containers() -> None:
+    found = recorded(Collections, infer)
+    check(found)
+    assert kernels_of(found.run) == {
+        (FORWARD, "addmm", ("Collections.listed.1",)): 1,
+        (FORWARD, "addmm", ("Collections.listed.2",)): 1,
+        (FORWARD, "cpp_fused_gelu_0", ("Collections.named.act",)): 1,
+        (FORWARD, "addmm", ("Collections.chain.0",)): 1,
+        (FORWARD, "cpp_fused_gelu_0", ("Collections.chain.1",)): 1,
+    }
+
+
+class Branching(nn.Module):
+    """Its graph has a graph for each branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.fc(x)
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+
+def test_graphs_inside_a_graph_leave_it_unknown() -> None:
+    """Which of their kernels run is decided in each call."""
+    found = recorded(Branching, infer)
+    kernels = kernels_of(found.run)
+    check(found, unknown=kernels.total())
+    assert kernels[FORWARD, "addmm", UNKNOWN] == 1
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Small()
+        self.second = Small()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = checkpoint(self.first, x, use_reentrant=False)
+        return self.second(x)
+
+
+def test_what_backward_computes_again() -> None:
+    """It is in the compiled backward, and of the module whose forward it is."""
+    found = recorded(Checkpointed, train)
+    check(found)
+    kernels = kernels_of(found.run)
+    assert kernels[FORWARD, "addmm", ("Checkpointed.first.fc",)] == 1
+    assert kernels[BACKWARD, "addmm", ("Checkpointed.first.fc",)] == 1
+    assert kernels[BACKWARD, "addmm", ("Checkpointed.second.fc",)] == 0
+    assert kernels[BACKWARD, "mm", ("Checkpointed.first.fc",)] == 2
+
+
+def test_max_autotune() -> None:
+    found = recorded(Small, infer, mode="max-autotune")
+    check(found)
+    assert kernels_of(found.run) == Counter({key: calls for key, calls in SMALL.items() if key[0] == FORWARD})
+
+
+def test_kernels_from_templates() -> None:
+    """Where weights are frozen, Inductor has products of its own for the CPU, whose ranges have names of their own."""
+    config = torch._inductor.config
+    options = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
+    with config.patch(options):
+        found = recorded(lambda: Mlp().eval(), infer)
+    check(found)
+    layers = {name.rpartition("_")[0]: layers for _, name, layers in kernels_of(found.run)}
+    # The activation is in the first product; in the second, whose result is normalised and added, nothing is.
+    assert layers == {
+        "gemm_m8n128k64": ("Mlp.act", "Mlp.fc1"),
+        "gemm_m8n64k128": ("Mlp.fc2",),
+        "cpp_fused_add_addmm_gelu_native_layer_norm": ("Mlp", "Mlp.fc2", "Mlp.norm"),
+    }
+
+
+def test_code_that_is_all_of_cpp() -> None:
+    """There, ops of libraries have ranges with other names."""
+    found = recorded(Small, infer, options={"cpp_wrapper": True})
+    check(found)
+    assert kernels_of(found.run) == {
+        (FORWARD, "aoti_torch_cpu_addmm_out", ("Small.fc",)): 1,
+        (FORWARD, "cpp_fused_gelu_0", ("Small.act",)): 1,
+    }
+
+
+def test_the_first_calls_as_warm_up() -> None:
+    """What is compiled in a call that is not recorded is known, too; and is compiled once."""
+    start_anew()
+    compiled: Any = torch.compile(Small())
+    before = unique_graphs()
+    with torchprof.Profile(compiled, compile_layers=True, warmup=1) as prof:
+        train(compiled)
+        train(compiled)
+    assert unique_graphs() - before == 1
+    assert kernels_of(prof.run) == SMALL
+
+
+def test_a_model_that_another_thread_compiles() -> None:
+    start_anew()
+    compiled: Any = torch.compile(Small())
+    with torchprof.Profile(compiled, compile_layers=True) as prof:
+        with ThreadPoolExecutor(1) as other:
+            other.submit(train, compiled).result()
+        with no_new_graphs():
+            train(compiled)
+    assert kernels_of(prof.run) == SMALL
+
+
+def test_a_block_that_begins_in_one_context_and_ends_in_another() -> None:
+    """As in a notebook's cells, or in callbacks: torch's settings are those of a context."""
+    start_anew()
+    compiled: Any = torch.compile(Small())
+    prof = torchprof.Profile(compiled, compile_layers=True)
+    copy_context().run(prof.start)
+    train(compiled)
+    copy_context().run(prof.stop)
+    assert kernels_of(prof.run) == SMALL
+
+
+# Time that is divided
+
+
+class Spread(nn.Module):
+    """Makes four of each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(4, 1, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.ReLU()
+        self.spread = Spread()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(x)
+        return self.spread(x)
+
+
+@pytest.mark.parametrize(
+    ("divisor", "of_act", "of_spread"),
+    [
+        ("flops", 8 * 64, 4 * 8 * 64),
+        # The activation reads 8 x 64 floats and writes as many; the other reads those and its weight, and writes four
+        # times as many.
+        ("bytes", 4 * 2 * 8 * 64, 4 * (8 * 64 + 4 * 64 + 4 * 8 * 64)),
+    ],
+)
+def test_a_kernel_of_several_layers_can_be_divided(divisor: str, of_act: int, of_spread: int) -> None:
+    found = recorded(Pair, infer, compile_layers=divisor)
+    ((_, ns),) = found.calls[0].ops
+    rows = [row for row in found.run.rows if is_in_kernels(row)]
+    assert all(f"divided by {divisor}: act + spread" == row.frames[0].name for row in rows)
+    times = {row.layer.path: row.cost.cpu_ns for row in rows if row.layer and row.frames[0].kind == "kernels"}
+    assert times == {
+        ("Pair", "act"): ns * of_act // (of_act + of_spread),
+        ("Pair", "spread"): ns - ns * of_act // (of_act + of_spread),
+    }
+
+
+@pytest.mark.parametrize("divisor", ["flops", "bytes"])
+def test_all_kernels_divided_are_all_time_of_kernels(divisor: str) -> None:
+    found = recorded(Mlp, train, compile_layers=divisor)
+    for phase in (FORWARD, BACKWARD):
+        assert in_rows(found.run, phase) == in_events(found.calls, phase)
+    assert not [row for row in found.run.rows if is_in_kernels(row) and row.shared_by]
+    said = {frame.name.split(":")[0] for row in found.run.rows for frame in row.frames if frame.kind == "kernels"}
+    assert said == {f"divided by {divisor}"}
+
+
+@pytest.mark.parametrize("wrong", ["time", "FLOPs", 1.5, None])
+def test_an_unknown_divisor_is_refused(wrong: Any) -> None:
+    with (
+        pytest.raises(TorchprofError, match="none of True, False, 'flops' and 'bytes'"),
+        torchprof.Profile(Small(), compile_layers=wrong),
+    ):
+        pass
+
+
+# What torch has not, and what goes wrong
+
+PRIVATE = [
+    ("torch._inductor.compile_fx", "compile_fx"),
+    ("torch._inductor.compile_fx", "_compile_fx_inner"),
+    ("torch._inductor.compile_fx", "fx_codegen_and_compile"),
+    ("torch._inductor.codegen.wrapper", "PythonWrapperCodegen.write_provenance_debug_handle"),
+    ("torch._inductor.codegen.wrapper", "PythonWrapperCodegen"),
+    ("torch._inductor.scheduler", "Scheduler.codegen_extern_call"),
+    ("torch._inductor.debug", "_inductor_triton_kernel_to_post_grad_node_info"),
+    ("torch._inductor.virtualized", "V"),
+    ("torch._inductor.config", "trace.provenance_tracking_level"),
+    ("torch._inductor.config", "cpp.enable_kernel_profile"),
+    ("torch._functorch.config", "enable_autograd_cache"),
+]
+
+
+@pytest.mark.parametrize(("room", "name"), PRIVATE, ids=[name for _, name in PRIVATE])
+def test_a_torch_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, room: str, name: str) -> None:
+    """One sentence, regions as without the option, and the user's program runs."""
+    start_anew()
+    model = Small()
+    compiled: Any = torch.compile(model)
+    prof = torchprof.Profile(compiled, compile_layers=True)
+    with monkeypatch.context() as without:  # only while it is looked for: torch itself needs it
+        module: Any = import_module(room)
+        if room.endswith("config"):
+            without.delitem(module._config, name)
+        else:
+            owner = module
+            for step in name.split(".")[:-1]:
+                owner = getattr(owner, step)
+            without.delattr(owner, name.split(".")[-1])
+        prof.start()
+    x = torch.rand(8, 64)
+    with torch.no_grad():
+        result = compiled(x)
+        prof.stop()
+        torch.testing.assert_close(result, model(x))
+    (sentence,) = [one for one in prof.run.meta.warnings if "does not tell" in one]
+    assert "regions are shown whole" in sentence and name.split(".")[-1] in sentence
+    assert not any("ttributable" in one for one in prof.run.meta.warnings)
+    assert {layers for _, _, layers in kernels_of(prof.run)} == {("Small",)}
+    assert not [row for row in prof.run.rows if is_fused(row)]
+
+
+@pytest.mark.parametrize(
+    "name", ["_called_module", "_owner", "_relays", "_is_view", "_flops", "_nbytes", "_range_of", "_template", "Part"]
+)
+def test_what_goes_wrong_in_reading_a_graph_is_not_the_users(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def fails(*args: Any, **kwargs: Any) -> None:
+        raise LookupError("planted")
+
+    monkeypatch.setattr(f"torchprof.provenance.{name}", fails)
+    found = recorded(Small, train)
+    assert {layers for _, _, layers in kernels_of(found.run)} == {UNKNOWN}
+    check(found, unknown=SMALL.total())
+    assert not any("planted" in one for one in found.run.meta.warnings)
+
+
+def test_a_node_that_tells_nothing_leaves_its_kernel_unknown_and_no_other() -> None:
+    """A pass of the user's may put one there."""
+
+    def forget(graph: Any) -> None:
+        for node in graph.nodes:
+            if node.op == "call_function" and str(node.target) == "aten.addmm.default":
+                node.meta = {"val": node.meta["val"]}
+
+    with torch._inductor.config.patch(joint_custom_post_pass=forget):
+        found = recorded(Small, infer)
+    check(found, unknown=1)
+    assert kernels_of(found.run) == {
+        (FORWARD, "addmm", UNKNOWN): 1,
+        (FORWARD, "cpp_fused_gelu_0", ("Small.act",)): 1,
+    }
+
+
+def test_an_error_of_the_compiler_is_the_users() -> None:
+    def fails(graph: Any) -> None:
+        raise LookupError("in a pass")
+
+    start_anew()
+    compiled: Any = torch.compile(Small())
+    with (
+        torch._inductor.config.patch(post_grad_custom_pre_pass=fails),
+        torchprof.Profile(compiled, compile_layers=True) as prof,
+        pytest.raises(Exception, match="in a pass"),
+    ):
+        compiled(torch.rand(8, 64))
+    assert prof.exited
+
+
+def state_of_inductor() -> dict[str, Any]:
+    from torch._functorch import config as functorch_config
+    from torch._inductor import compile_fx, config
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+    from torch._inductor.scheduler import Scheduler
+
+    functions = {
+        "enter": compile_fx.compile_fx,
+        "cached": compile_fx._compile_fx_inner,
+        "compile": compile_fx.fx_codegen_and_compile,
+        "write": PythonWrapperCodegen.write_provenance_debug_handle,
+        "call": Scheduler.codegen_extern_call,
+    }
+    settings = {"inductor": config.get_config_copy(), "functorch": functorch_config.get_config_copy()}
+    return {**functions, **settings}
+
+
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
+def test_inductor_is_as_before(error: type[BaseException] | None) -> None:
+    start_anew()
+    compiled: Any = torch.compile(Small())
+    before = state_of_inductor()
+    with (
+        pytest.raises(error) if error else nullcontext(),
+        torchprof.Profile(compiled, compile_layers=True),
+    ):
+        assert state_of_inductor()["compile"] is not before["compile"]
+        infer(compiled)
+        assert state_of_inductor()["inductor"] == before["inductor"]
+        if error:
+            raise error
+    assert state_of_inductor() == before
+
+
+def test_inductor_is_as_before_where_the_block_could_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = state_of_inductor()
+    with (
+        pytest.raises(RuntimeError, match="schedule"),
+        torchprof.Profile(
+            Small(), compile_layers=True, schedule=lambda step: (_ for _ in ()).throw(RuntimeError("schedule"))
+        ),
+    ):
+        pass
+    assert state_of_inductor() == before
+
+
+def test_who_replaced_it_since_keeps_it() -> None:
+    from torch._inductor import compile_fx
+
+    original = compile_fx._compile_fx_inner
+    with torchprof.Profile(Small(), compile_layers=True):
+        ours = compile_fx._compile_fx_inner
+
+        def theirs(*args: Any, **kwargs: Any) -> Any:
+            return ours(*args, **kwargs)
+
+        compile_fx._compile_fx_inner = theirs
+    try:
+        assert compile_fx._compile_fx_inner is theirs
+        start_anew()
+        compiled: Any = torch.compile(Small())
+        with torch._functorch.config.patch(enable_autograd_cache=False):
+            infer(compiled)  # through theirs and ours, which does nothing any more
+        with no_new_graphs(), torchprof.Profile(compiled) as prof:
+            infer(compiled)
+        assert [name for _, name, _ in kernels_of(prof.run)] == ["addmm"]
+    finally:
+        compile_fx._compile_fx_inner = original
+
+
+def test_what_is_compiled_ahead_of_time_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranges would be in it for good."""
+    from torch._inductor import config
+    from torch._inductor.virtualized import V
+
+    compile_fx: Any = import_module("torch._inductor.compile_fx")
+    asked = []
+    monkeypatch.setattr(compile_fx, "_compile_fx_inner", lambda: asked.append(config.cpp.enable_kernel_profile))
+    with torchprof.Profile(Small(), compile_layers=True):
+        compile_fx._compile_fx_inner()
+        with V.set_aot_compilation(True):
+            compile_fx._compile_fx_inner()
+    assert asked == [True, False]
+
+
+SWITCHED_OFF = """
+import sys
+import torch, torchprof
+model = torch.nn.Linear(2, 2)
+with torchprof.Profile(model, compile_layers=True, enabled=False):
+    model(torch.rand(1, 2))
+with torchprof.Profile(model) as prof:
+    model(torch.rand(1, 2))
+print(prof)
+sys.exit(str([name for name in sys.modules if name.startswith(("torch._inductor", "torch._dynamo"))] or ""))
+"""
+
+
+def test_what_is_switched_off_imports_nothing_of_the_compiler() -> None:
+    ended = subprocess.run([sys.executable, "-c", SWITCHED_OFF], capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, ended.stderr) == (0, "") or ended.stderr.strip() == "", ended.stderr
