@@ -26,7 +26,7 @@ GROUP = 32
 SECONDS = 60.0
 GIGABYTES = 2.0
 STEPS = 3
-EXCHANGES = 200  # collectives a step
+COLLECTIVES = 200  # a step
 WAYS = {"torchprof.merge": "flat", f"in groups of {GROUP}": "tree", "json.load": "json"}
 
 
@@ -119,7 +119,7 @@ def recorded(quick: bool) -> str:
     import torchprof
     from benchmarks.subjects import subjects
     from torchprof.attribute import FORWARD, OUTSIDE
-    from torchprof.run import STEP, WORK, GroupOfRanks, Lockstep, LockstepKey, SampleKey
+    from torchprof.run import EXCHANGES, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey, SampleKey
     from torchprof.run_file import text_of
 
     subject = subjects(quick)[-1]
@@ -141,7 +141,8 @@ def recorded(quick: bool) -> str:
     steps = run.samples[SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_ns")].sample
     lockstep[LockstepKey(OUTSIDE, FORWARD, "cpu", STEP)] = Lockstep.of(0, steps)
     group = GroupOfRanks("0", "default_pg", max(RANKS))
-    times = [random.randrange(10**6) for _ in range(STEPS * EXCHANGES)]
+    lockstep[LockstepKey(OUTSIDE, FORWARD, "cpu", EXCHANGES, group)] = Lockstep.of(0, steps)
+    times = [random.randrange(10**6) for _ in range(STEPS * COLLECTIVES)]
     lockstep[LockstepKey(OUTSIDE, FORWARD, "cpu", "all_reduce", group)] = Lockstep.of(0, times)
     return text_of(replace(run, metas=(replace(run.meta, world_size=max(RANKS)),), lockstep=lockstep))
 
@@ -165,7 +166,7 @@ def of_rank(document: dict[str, Any], rank: int) -> dict[str, Any]:
         sample["hashes"] = [chance.getrandbits(63) for _ in sample["hashes"]]
     for together in document["lockstep"]:
         times = scaled(together["last_ns"])
-        together.update(ranks=[rank], last_rank=[rank] * len(times), last_ns=times, ns=[sum(times)])
+        together.update(ranks=[rank], last_rank=[rank] * len(times), last_ns=times, ns=scaled(together["ns"]))
     return document
 
 

@@ -1,9 +1,13 @@
 """What all tests share."""
 
 import gc
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+import torchprof.cpu_time
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -13,3 +17,21 @@ def _frozen() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _never_busy() -> Iterator[None]:
+    """Where tests run on a busy machine, each report would say so."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torchprof.cpu_time, "_SCHEDSTAT", Path("nowhere"))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c_is_not_ignored() -> Iterator[None]:
+    """Whoever runs the tests in the background of a shell ignores Ctrl-C, and so would they, and what they start."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -54,6 +54,25 @@ class Slow(nn.Linear):
         return super().forward(x)
 
 
+class Ahead(Net):
+    """A stage of a pipeline that posts its receive before it computes, on the rank that takes its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[1][2] = Slow(INNER, WIDTH)  # type: ignore[index, operator]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        data = torch.zeros(4)
+        if dist.get_rank() != Slow.slow_rank:
+            out = super().forward(x)
+            dist.send(data, Slow.slow_rank)
+            return out
+        received = dist.irecv(data, 0)
+        out = super().forward(x)
+        received.wait()
+        return out
+
+
 class Experts(nn.Module):
     """A mixture of experts, one on each rank, with most of the tokens for that of rank 2."""
 
@@ -115,6 +134,10 @@ def both(model: nn.Module) -> nn.Module:
 def slow(model: nn.Module) -> nn.Module:
     model.layers[1][2] = Slow(INNER, WIDTH)  # type: ignore[index, operator]
     return ddp(model)
+
+
+def ahead(_: nn.Module) -> nn.Module:
+    return Ahead()
 
 
 def experts(_: nn.Module) -> nn.Module:

@@ -36,18 +36,21 @@ def row(
     within: tuple[Around, ...] = (),
     device: str = "cpu",
     calls: int = 1,
+    shared: tuple[int, ...] = (),
     **cost: int,
 ) -> tuple[Any, ...]:
-    return layer, phase, within, frames, device, calls, Cost(**cost)
+    return layer, phase, within, frames, device, calls, Cost(**cost), shared
 
 
-def run_of(rows: Sequence[tuple[Any, ...]], **meta: Any) -> Run:
-    layers = tuple(Layer(tuple(path.split(".")), "Module") for path in NET)
+def run_of(rows: Sequence[tuple[Any, ...]], *, layers: Sequence[Layer] | None = None, **meta: Any) -> Run:
+    """``layers``: those that the numbers in rows mean, where they are not those of ``NET``."""
+    layers = tuple(Layer(tuple(path.split(".")), "Module") for path in NET) if layers is None else tuple(layers)
     chains = list(dict.fromkeys(one[3] for one in rows))
     withins = list(dict.fromkeys(one[2] for one in rows))
     devices = list(dict.fromkeys(["cpu", *(one[4] for one in rows)]))
+    shares = list(dict.fromkeys([(), *(one[7] for one in rows)]))
     columns = {name: array("q") for name in Rows.COLUMNS}
-    for layer, phase, within, frames, device, calls, cost in rows:
+    for layer, phase, within, frames, device, calls, cost, shared in rows:
         values = {
             "layer": layer,
             "phase": PHASES.index(phase),
@@ -55,13 +58,14 @@ def run_of(rows: Sequence[tuple[Any, ...]], **meta: Any) -> Run:
             "frames": chains.index(frames),
             "device": devices.index(device),
             "rank": 0,
-            "shared": 0,
+            "shared": shares.index(shared),
             "calls": calls,
         }
         for name in Rows.COLUMNS:
             columns[name].append(values[name] if name in values else getattr(cost, name))
-    table = Rows(layers, tuple(chains), tuple(devices), columns, tuple(withins))
-    return Run((Meta(("Net",), **{"requested": TIMES, "measured": TIMES, **meta}),), layers, table, {})
+    table = Rows(layers, tuple(chains), tuple(devices), columns, tuple(withins), tuple(shares))
+    models = tuple(layer.path[0] for layer in layers if len(layer.path) == 1)
+    return Run((Meta(models, **{"requested": TIMES, "measured": TIMES, **meta}),), layers, table, {})
 
 
 def headings(table: str) -> list[str]:

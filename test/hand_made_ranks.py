@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from statistics import median_low
 from typing import Any
 
 from torchprof.attribute import FORWARD, OUTSIDE, PHASES
 from torchprof.cost import FIELDS
 from torchprof.run import (
+    EXCHANGES,
     STEP,
     WORK,
     GroupOfRanks,
@@ -35,18 +36,30 @@ def everybody(size: int) -> GroupOfRanks:
     return GroupOfRanks("0", "default_pg", size, str(list(range(size))))
 
 
-def lockstep(times: Steps, last: Callable[[Iterable[int]], int] = max) -> Lockstep:
-    """Ranks that did something so often, each time so long: ``last`` of them, and the lowest rank that has it."""
+def lockstep(times: Steps, key: LockstepKey) -> Lockstep:
+    """Ranks that did something so often, each time so long."""
     ranks = sorted(times)
     counts = tuple(len(times[rank]) for rank in ranks)
     last_ns: tuple[int, ...] = ()
     last_rank: tuple[int, ...] = ()
-    if len(set(counts)) == 1:
+    is_paired = len(set(counts)) == 1 and (not key.is_collective or key.group is not None)
+    if is_paired:
         together = [[times[rank][at] for rank in ranks] for at in range(counts[0])]
-        last_ns = tuple(last(values) for values in together)
-        last_rank = tuple(ranks[values.index(ns)] for values, ns in zip(together, last_ns))
-    sums = tuple(sum(times[rank]) for rank in ranks)
-    return Lockstep(tuple(ranks), counts, sums, (0,) * len(ranks), last_ns, last_rank)
+        last_ns = tuple((min if key.is_collective else max)(values) for values in together)
+        last_rank = tuple(
+            ranks[values.index(ns)] if values.count(ns) == 1 else -1 for values, ns in zip(together, last_ns)
+        )
+    several = len(ranks) > 1
+    return Lockstep(
+        tuple(ranks),
+        counts,
+        tuple(sum(times[rank]) for rank in ranks),
+        (0,) * len(ranks),
+        last_ns,
+        last_rank,
+        medians=() if key.is_collective or not several else tuple(median_low(times[rank]) for rank in ranks),
+        values=tuple(tuple(times[rank]) for rank in ranks) if key.keeps_values and several and is_paired else (),
+    )
 
 
 def run_of_ranks(
@@ -61,12 +74,14 @@ def run_of_ranks(
     peaks: Mapping[tuple[str, str, int], int] | None = None,
     memory: Mapping[tuple[int, str], int] | None = None,
     metas: Mapping[int, Mapping[str, Any]] | None = None,
+    parts: Mapping[str, Steps] | None = None,
     **meta: Any,
 ) -> Run:
     """A run in which ranks worked so long in layers themselves, and took so long in collectives, step by step.
 
     ``ranks_of`` says who has a layer, ``flops``, ``uncounted`` and ``peaks`` (in bytes) what there was of these in a
-    layer and phase on a rank, ``memory`` what rose on the devices of a rank, ``metas`` how a rank's meta differs.
+    layer and phase on a rank, ``memory`` what rose on the devices of a rank, ``metas`` how a rank's meta differs,
+    ``parts`` how long a part of the step took on a rank, by its measure.
     """
     layers = tuple(Layer(tuple(path.split(".")), "Module", ranks=(ranks_of or {}).get(path, ())) for path in paths)
     ranks = sorted({rank for steps in own.values() for rank in steps})
@@ -89,18 +104,26 @@ def run_of_ranks(
                 if any(rank in steps for steps in below)
             }
             if times:
-                found[LockstepKey(index(path), phase, device, WORK)] = lockstep(times)
+                key = LockstepKey(index(path), phase, device, WORK)
+                found[key] = lockstep(times, key)
     if own:
         whole = {
             rank: [sum(steps[rank][at] for steps in own.values() if rank in steps) for at in range(length[rank])]
             for rank in ranks
         }
-        found[LockstepKey(OUTSIDE, FORWARD, device, STEP)] = lockstep(whole)
+        key = LockstepKey(OUTSIDE, FORWARD, device, STEP)
+        found[key] = lockstep(whole, key)
+    together: dict[LockstepKey, dict[int, list[int]]] = {}
     for (path, phase, name, group), steps in (collectives or {}).items():
-        one = lockstep(steps, min)
-        if group is None:
-            one = replace(one, last_ns=(), last_rank=())
-        found[LockstepKey(index(path), phase, device, name, group)] = one
+        key = LockstepKey(index(path), phase, device, name, group)
+        found[key] = lockstep(steps, key)
+        if group is not None:
+            of_group = together.setdefault(LockstepKey(OUTSIDE, FORWARD, device, EXCHANGES, group), {})
+            for rank, times_of_rank in steps.items():
+                sums = of_group.setdefault(rank, [0] * length[rank])
+                for at, ns in enumerate(times_of_rank):  # as many in each step
+                    sums[min(at * length[rank] // len(times_of_rank), length[rank] - 1)] += ns
+    found |= {key: lockstep(times, key) for key, times in together.items()}
 
     measured = ["device_ns" if device == "device" else "cpu_ns", "cpu_ns"]
     measured += ["flops", "macs"] if flops is not None else []
@@ -118,6 +141,9 @@ def run_of_ranks(
         SampleKey(index(path), phase, rank, "cpu", "peak_bytes"): Spread.of([(0, nbytes // 2), (1, nbytes)])
         for (path, phase, rank), nbytes in (peaks or {}).items()
     }
+    for measure, steps in (parts or {}).items():
+        for rank, times_of_rank in steps.items():
+            samples[SampleKey(OUTSIDE, FORWARD, rank, "cpu", measure)] = Spread.of([*enumerate(times_of_rank)])
     about = {"requested": tuple(dict.fromkeys(measured)), "measured": tuple(dict.fromkeys(measured)), **meta}
     about.setdefault("world_size", len(ranks))
     return Run(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from architectures import ARCHITECTURES
-from hand_made import kernel, label, op, row, run_of
+from hand_made import kernel, label, op, row
+from hand_made import run_of as made_run_of
 from models import Mlp
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -35,6 +36,13 @@ CUDA: dict[str, Any] = {
 }
 SHAPES: dict[str, Any] = {"flags": (("record_shapes", True),)}
 AMPERE = (("float32_matmul_precision", "highest"), ("cudnn_tf32", "True"), ("compute_capability", "8.0"))
+
+
+def run_of(rows: Sequence[tuple[Any, ...]], **meta: Any) -> Run:
+    """A run of rows that was recorded for as long as the CPU worked in them, or the device, whichever is longer."""
+    costs = [one[6] for one in rows]
+    longest = max(sum(cost.cpu_ns for cost in costs), sum(cost.device_ns for cost in costs))
+    return made_run_of(rows, **{"wall_ns": longest, **meta})
 
 
 def of(run: Run, rule: str) -> list[Advice]:
@@ -118,23 +126,26 @@ def test_findings_of_unknown_gain_do_not_push_known_ones_out(monkeypatch) -> Non
     assert advice[-1].finding.endswith("The same was seen 1 more time.")
 
 
-def test_a_rule_that_fails_says_so_and_stops_no_other(monkeypatch) -> None:
+def test_a_rule_that_fails_is_no_advice_and_stops_no_other(monkeypatch) -> None:
     def broken(evidence: Evidence) -> Iterator[Advice]:
         yield gain(1)
         raise ValueError("odd")
 
     monkeypatch.setattr(torchprof.advice, "rules", lambda: {"broken": broken, "two": lambda _: iter([gain(50_000)])})
-    first, second = advise(microseconds(100))
-    assert first == gain(50_000)
-    assert second.finding == "The rule 'broken' cannot judge this run (ValueError: odd)."
+    run = microseconds(100)
+    assert advise(run) == [gain(50_000)]
+    assert "\n\nFailed, and found nothing: broken (ValueError: odd). Please report this.\n\n" in run.report("advice")
+    monkeypatch.setattr(torchprof.advice, "rules", lambda: {"broken": broken})
+    assert advise(run) == []
 
 
-@pytest.mark.parametrize(
-    "wall, cpu, device, recorded", [(100, 30, 40, 100), (100, 130, 40, 130), (100, 30, 140, 140), (0, 0, 0, 0)]
-)
-def test_a_gain_is_a_share_of_what_was_recorded(wall, cpu, device, recorded) -> None:
+@pytest.mark.parametrize("wall, cpu, device", [(100, 30, 40), (100, 130, 40), (100, 30, 140), (0, 0, 0)])
+def test_a_gain_is_a_share_of_the_time_that_was_recorded(monkeypatch, wall, cpu, device) -> None:
+    """Whatever several threads and streams did in that time, side by side; and it is no more than that."""
     run = on_device(row(0, cpu_ns=cpu), row(0, kernel("k"), device="cuda:0", device_ns=device), wall_ns=wall)
-    assert Evidence(run).recorded_ns == recorded
+    assert Evidence(run).recorded_ns == wall
+    finds(monkeypatch, one=[gain(max(cpu, device))])
+    assert [one.gain_ns for one in advise(run)] == [min(wall, max(cpu, device))] * (wall > 0)
 
 
 def test_nothing_was_recorded_at_all() -> None:
@@ -273,6 +284,42 @@ def test_on_a_device_float64_may_cost_all() -> None:
     mm = op("aten::mm", (8, 8), (8, 8), dtypes=["double", "double"])
     (found,) = of(on_device(row(1, mm, kernel("dgemm"), device="cuda:0", device_ns=640), **SHAPES), "double_precision")
     assert found.gain_ns == 640
+
+
+IN_DOUBLE = [
+    row(1, op("aten::mm", (8, 8), (8, 8), dtypes=["double", "double"]), cpu_ns=1),
+    row(1, op("aten::linear", (8, 8), (8, 8), dtypes=["double", "double"]), op("aten::t"), cpu_ns=1),
+    row(1, op("aten::add", (8, 8), (8,), dtypes=["float", "double"]), cpu_ns=1),  # the float is promoted
+    row(1, op("X"), op("aten::mm", (8, 8), (8, 8), dtypes=["double", "double"]), phase=BACKWARD, cpu_ns=1),
+]
+NOT_IN_DOUBLE = [
+    row(1, op("CompiledFunction", (8,), (8, 8), dtypes=["double", "float"]), op("cpp_fused_add_0"), cpu_ns=1),
+    row(1, op("CompiledFunction", (8,), dtypes=["double"]), cpu_ns=1),
+    row(1, op("CompiledFunction", (8,), dtypes=["double"]), op("aten::empty"), cpu_ns=1),
+    row(1, op("torch::autograd::AccumulateGrad", (8,), dtypes=["double"]), cpu_ns=1),
+    row(1, op("mine::op", (8,), dtypes=["double"]), op("aten::empty"), cpu_ns=1),
+    row(1, op("aten::copy_", (8,), (8,), dtypes=["float", "double"]), cpu_ns=1),  # a conversion
+    row(1, op("aten::linear", (8,), dtypes=["double"]), op("aten::mm", (8, 8), dtypes=["float"]), cpu_ns=1),
+    row(1, op("aten::mul", (8,), (), dtypes=["float", "double"]), cpu_ns=1),  # Python's number
+]
+
+
+@pytest.mark.parametrize("one", IN_DOUBLE, ids=lambda one: one[3][0].name)
+def test_operators_that_compute_in_float64(one) -> None:
+    assert [found.gain_ns for found in of(run_of([one], **SHAPES), "double_precision")] == [1]
+
+
+@pytest.mark.parametrize("one", NOT_IN_DOUBLE, ids=lambda one: one[3][0].name)
+def test_what_holds_a_float64_and_computes_in_none(one) -> None:
+    assert of(run_of([one], **SHAPES), "double_precision") == []
+
+
+def test_a_layer_with_some_float64_parameters_may_compute_in_float32() -> None:
+    """Without shapes nobody knows which of its parameters an operator took."""
+    run = run_of([row(1, op("aten::mm"), cpu_ns=1)])
+    for bytes_of, count in (((("float64", 8), ("float32", 400)), 0), ((("float64", 8), ("int64", 400)), 1)):
+        layers = (run.layers[0], replace(run.layers[1], dtype_bytes=bytes_of), *run.layers[2:])
+        assert len(of(replace(run, layers=layers), "double_precision")) == count
 
 
 # Layout
@@ -549,7 +596,7 @@ def test_what_is_certain_and_what_is_not_are_told_apart(monkeypatch) -> None:
     monkeypatch.setattr(torchprof.advice.fusion, "_SUBSTANTIAL", 0)
     model = nn.Sequential(ReluBetween(), nn.Conv2d(16, 16, 1), nn.BatchNorm2d(16))
     run = profiled(model, lambda: model(torch.rand(4, 3, 32, 32)).sum().backward())
-    found = {one.layer: one.finding for one in told(run, "bias_before_batch_norm")}
+    found = {one.layer: one.finding for one in of(run, "bias_before_batch_norm")}
     assert "subtracts again with the mean" in found["Sequential.1"]
     assert "in train mode: if" in found["Sequential.0.conv1"] and len(found) == 2
 

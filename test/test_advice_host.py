@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from torchprof import Profile
 from torchprof.advice import Advice, advise
-from torchprof.attribute import BACKWARD, NOT_SELECTED, OUTSIDE
+from torchprof.attribute import BACKWARD, GARBAGE_COLLECTION, LAUNCHED_BEFORE, NOT_SELECTED, OUTSIDE, Frame
 from torchprof.run import Run, SampleKey, Spread
 
 MS = 1_000_000
@@ -298,6 +298,10 @@ def launches(kernels: int = 1000, cpu_ns: int = 60 * MS, device_ns: int = 20 * M
     ]
 
 
+def launched_before(name: str) -> tuple[Any, ...]:
+    return row(OUTSIDE, label(LAUNCHED_BEFORE), kernel(name), device="cuda:0", calls=1000, device_ns=5 * MS)
+
+
 def test_a_device_that_waits_for_launches() -> None:
     [advice] = of(on_cuda(launches(), idle_ns=80 * MS), "launches_slower_than_the_device")
     assert advice.layer == "Net" and advice.gain_ns == 60 * MS  # the CPU's time; idle were 80
@@ -332,6 +336,8 @@ def test_what_else_keeps_the_device_waiting_is_not_laid_to_launches() -> None:
         (launches()[:2], 80 * MS),  # no kernel
         ([*launches(cpu_ns=10 * MS), row(1, op("cudaDeviceSynchronize"), cpu_ns=50 * MS)], 80 * MS),
         ([*launches(), row(OUTSIDE, label("enumerate(DataLoader)#x"), cpu_ns=50 * MS)], 80 * MS),
+        ([*launches(cpu_ns=30 * MS), row(OUTSIDE, Frame("gc", GARBAGE_COLLECTION), cpu_ns=30 * MS)], 80 * MS),
+        ([*launches(kernels=200), launched_before("gemm")], 80 * MS),  # 300 us for each of the 200 that it launched
     ],
 )
 def test_no_word_of_other_idleness(rows: list[Any], idle_ns: int) -> None:

@@ -85,8 +85,8 @@ def with_steps(run: Run, *waited_ms: int) -> Run:
 def test_the_figures_of_a_loader_without_workers() -> None:
     [advice] = of(run_of(batches(), wall_ns=100 * MS))
     assert advice.finding == (
-        "The loop waits for its DataLoader 60.000ms (60% of all time), 15.000ms each time. It has no workers: the loop "
-        "makes each batch itself, 75% of that in no operator."
+        "The loop waits for its DataLoader 60.000ms (60% of the recorded time). It has no workers: the loop makes each "
+        "batch itself, 75% of that in no operator."
     )
     assert advice.gain_ns == 60 * MS
 
@@ -94,7 +94,7 @@ def test_the_figures_of_a_loader_without_workers() -> None:
 def test_workers_that_are_too_slow_but_for_their_start() -> None:
     """The first step waited 30 ms, the median one 10: 20 ms are the start of the workers."""
     [advice] = of(with_steps(run_of(batches(WORKERS), wall_ns=100 * MS), 30, 10, 10, 10))
-    assert advice.finding.endswith("15.000ms each time. It has workers, and they are too slow for it.")
+    assert advice.finding.endswith("15.000ms a step on average. It has workers, and they are too slow for it.")
     assert advice.gain_ns == 40 * MS and advice.remedy.startswith("Give it more workers")
 
 
@@ -109,7 +109,31 @@ def test_workers_without_steps() -> None:
 
 def test_another_loader() -> None:
     [advice] = of(run_of(batches(label("enumerate(DataPipe)#Mapper")), wall_ns=100 * MS))
-    assert advice.finding.endswith("15.000ms each time.")
+    assert advice.finding == "The loop waits for its DataLoader 60.000ms (60% of the recorded time)."
+
+
+def test_the_label_stands_inside_other_ranges() -> None:
+    """As in the steps of torch.profiler, and in the user's own ranges around a loop, of which a step is two."""
+    outer = (label("ProfilerStep*"), label("my loop"))
+    inside = [(one[0], one[1], one[2], (*outer, *one[3]), *one[4:]) for one in batches()]
+    run = with_steps(run_of([*inside, row(OUTSIDE, *outer, cpu_ns=20 * MS)], wall_ns=120 * MS), 30, 30)
+    [advice] = of(run)
+    assert advice.finding == (
+        "The loop waits for its DataLoader 60.000ms (50% of the recorded time), 30.000ms a step on average. It has no "
+        "workers: the loop makes each batch itself, 75% of that in no operator."
+    )
+
+
+def test_the_call_that_ends_an_epoch_is_no_batch() -> None:
+    """torch's label is around it, too: 3 batches are 4 calls, and what a batch took is not told of these."""
+    loader = DataLoader(Samples(0.01), batch_size=2)
+    with Profile(nn.Linear(256, 256)) as prof:
+        for _ in loader:
+            pass
+    [calls] = [row.calls for row in prof.run.rows if row.frames and row.frames[-1].name == ALONE.name]
+    [advice] = of(prof.run)
+    assert len(loader) == 3 and calls == 4
+    assert "each time" not in advice.finding and "a step" not in advice.finding
 
 
 def test_where_the_device_works_on_nobody_waits() -> None:

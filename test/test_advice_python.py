@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hand_made import FORWARD, label, op, row, run_of
+from hand_made import FORWARD, kernel, label, op, row, run_of
 from torch import Tensor, nn
 
+import torchprof.advice.python
 from torchprof import Profile
 from torchprof.advice import Advice, advise
 from torchprof.attribute import BACKWARD, OUTSIDE, RECOMPUTE, Frame
@@ -147,7 +148,7 @@ def test_the_line_at_which_python_was_seen_most() -> None:
     rows = [one for one in run.rows if one]
     with_lines = run_of(
         [
-            *((run.layers.index(one.layer), one.phase, (), one.frames, "cpu", one.calls, one.cost) for one in rows),
+            *((run.layers.index(one.layer), one.phase, (), one.frames, "cpu", one.calls, one.cost, ()) for one in rows),
             *seen,
         ],
         wall_ns=100 * MS,
@@ -180,6 +181,31 @@ def test_no_word_of_compiled_layers_nor_of_work_in_no_layer() -> None:
     layers = (*run.layers[:2], replace(run.layers[2], compiled=True), *run.layers[3:])
     assert of(replace(run, layers=layers, rows=replace(run.rows, layers=layers))) == []
     assert of(run_of([row(OUTSIDE, calls=1, cpu_ns=90 * MS)], wall_ns=100 * MS)) == []
+
+
+def test_no_word_of_layers_of_torchs_own() -> None:
+    """Of a Conv2d, whose first calls choose an algorithm; by its class, and by what only torch's own say of themselves,
+    as those of torch.ao do."""
+    run = layer()
+
+    def as_layer(kind: str, settings: str = "") -> Run:
+        layers = (*run.layers[:2], replace(run.layers[2], kind=kind, settings=settings), *run.layers[3:])
+        return replace(run, layers=layers, rows=replace(run.rows, layers=layers))
+
+    assert [len(of(as_layer(kind))) for kind in ("Conv2d", "Sequential", "Mine")] == [0, 0, 1]
+    assert of(as_layer("ConvBn2d", "3, 64, kernel_size=(7, 7)")) == []
+
+
+def test_the_layers_of_torch_nn_are_torchs_own() -> None:
+    here = {name for name, thing in vars(nn).items() if isinstance(thing, type) and issubclass(thing, nn.Module)}
+    assert here - {"Module"} <= torchprof.advice.python._OF_TORCH
+
+
+def test_no_word_of_python_where_operators_were_not_recorded() -> None:
+    """A trace of a device alone: what runs between its ranges may be operators."""
+    run = run_of([row(2, calls=4, cpu_ns=90 * MS), row(2, kernel("gemm"), device="cuda:0", device_ns=MS)], **CUDA)
+    run = lasting(replace(run, samples={SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_gap_ns"): calls(20, 20)}), 100 * MS)
+    assert of(run) == of(run, "python_in_the_loop") == []
 
 
 # The loop
@@ -236,6 +262,11 @@ def test_the_figures_of_a_loop() -> None:
     assert advice.finding == (
         "No operator and no layer runs for 45.000ms of the 4 steps (11.250ms a step): that is the loop's own Python."
     )
+
+
+def test_one_step_is_no_loop() -> None:
+    assert of(loop(40), "python_in_the_loop") == []
+    assert len(of(loop(40, 40), "python_in_the_loop")) == 1
 
 
 def test_the_gain_of_a_loop_is_not_more_than_the_device_idles() -> None:

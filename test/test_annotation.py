@@ -1,19 +1,28 @@
 """``annotate`` and ``from_profiler``: our labels in a profiler of the user's."""
 
+import asyncio
 import gc
 import json
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from architectures import ARCHITECTURES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from snapshots import snapshot
 from torch import nn
 from torch.autograd import profiler as autograd_profiler
 
 import torchprof
 from torchprof.attribute import PHASES
+from torchprof.instrument import Label, Labels
+from torchprof.modules import Plan
 from torchprof.run import Run
 
 
@@ -248,3 +257,185 @@ def test_a_call_counts_once_whoever_labels_it_besides() -> None:
         assert prof.run.tree("forward").total.macs == calls * 3 * (4 * 8 + 8 * 2)
         assert not any(op.kind == "label" for ops in prof.run.ops("forward").values() for op in ops)
     assert "forward" not in vars(model)
+
+
+# Blocks that overlap
+
+
+class Own(nn.Module):
+    """One of its instances carries a forward of its own."""
+
+    def __init__(self, carries: bool = False) -> None:
+        super().__init__()
+        if carries:
+            self.forward = torch.sin
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+@contextmanager
+def recorded_names() -> Iterator[list[str]]:
+    """The names of all ranges that labels put around calls."""
+    names: list[str] = []
+
+    @contextmanager
+    def note(name: str) -> Iterator[None]:
+        names.append(name)
+        yield
+
+    before = Label.record
+    Label.record = staticmethod(note)  # type: ignore[assignment]
+    try:
+        yield names
+    finally:
+        Label.record = before
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=14))
+def test_blocks_may_be_entered_and_left_in_any_order(moves: list[tuple[int, bool]]) -> None:
+    """Labels of users' profilers and of ours, on models that share modules and classes. A call has one label: of ours
+    before others, else of who came first. In the end all is as it was."""
+    shared, own = nn.Linear(2, 2), Own(carries=True)
+    first, second = nn.Sequential(shared, Own()), nn.Sequential(Own(), own, shared)
+    whole = nn.ModuleList([first, second])
+    before, limit = snapshot(whole), sys.getrecursionlimit()
+    blocks = [
+        Labels(Plan([model], None).targets, gives_way=gives_way)
+        for model in (first, second, shared)
+        for gives_way in (True, False)
+    ]
+    there: list[Labels] = []
+    for number, leaves_first in moves:
+        block = blocks[number]
+        if leaves_first and there:
+            there.pop(0).detach()
+        elif block in there:
+            there.remove(block)
+            block.detach()
+        else:
+            block.attach()
+            there.append(block)
+        assert sys.getrecursionlimit() == (2 * limit if there else limit)
+        with recorded_names() as names:
+            for model in (first, second):
+                model(torch.rand(1, 2))
+        wanted = []
+        for module in (first, *first, second, *second):
+            of_module = [
+                (labels.gives_way, target.label)
+                for labels in there
+                for target in labels.targets
+                if target.module() is module
+            ]
+            wanted += [label for _, label in sorted(of_module, key=lambda one: one[0])[:1]]
+        assert names == wanted
+    for block in there:
+        block.detach()
+    assert snapshot(whole) == before
+
+
+def two_blocks(model: nn.Module) -> None:
+    first, second = torchprof.annotate(model), torchprof.annotate(model)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    model(torch.rand(3, 4))
+    second.__exit__(None, None, None)
+
+
+def tasks(model: nn.Module) -> None:
+    async def request() -> None:
+        with torchprof.annotate(model):
+            model(torch.rand(3, 4))
+            await asyncio.sleep(0)
+            model(torch.rand(3, 4))
+
+    async def requests() -> None:
+        await asyncio.gather(*(request() for _ in range(40)))
+
+    asyncio.run(requests())
+
+
+def threads(model: nn.Module) -> None:
+    errors = []
+
+    def work() -> None:
+        try:
+            for _ in range(20):
+                with torchprof.annotate(model):
+                    model(torch.rand(3, 4))
+        except BaseException as error:
+            errors.append(error)
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors == []
+
+
+def generators(model: nn.Module) -> None:
+    def results() -> Iterator[torch.Tensor]:
+        with torchprof.annotate(model):
+            for _ in range(3):
+                yield model(torch.rand(3, 4))
+
+    open_ones = [results() for _ in range(40)]
+    for one in open_ones:
+        next(one)
+    while open_ones:
+        open_ones.pop(0).close()
+
+
+def beside_a_profile(model: nn.Module) -> None:
+    for begins_first in (True, False):
+        blocks: list[AbstractContextManager[Any]] = [torchprof.annotate(model), torchprof.Profile(model)]
+        for block in blocks if begins_first else reversed(blocks):
+            block.__enter__()
+        model(torch.rand(3, 4))
+        for block in blocks if begins_first else reversed(blocks):
+            block.__exit__(None, None, None)
+        assert isinstance(blocks[1], torchprof.Profile)
+        assert [node.calls for node in blocks[1].run.tree("forward").walk()] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("work", [two_blocks, tasks, threads, generators, beside_a_profile])
+def test_blocks_that_overlap_leave_nothing_behind(work: Callable[[nn.Module], None]) -> None:
+    model = Mlp()
+    before = snapshot(model)
+    work(model)
+    assert snapshot(model) == before
+
+
+@pytest.mark.parametrize("limit", [2**30, 2**31 - 1])
+def test_a_large_recursion_limit_of_the_users(limit: int) -> None:
+    """It is raised up to what Python takes."""
+    was = sys.getrecursionlimit()
+    try:
+        sys.setrecursionlimit(limit)
+        with torchprof.annotate(Mlp()), torchprof.annotate(Mlp()):
+            assert sys.getrecursionlimit() == 2**31 - 1
+        assert sys.getrecursionlimit() == limit
+    finally:
+        sys.setrecursionlimit(was)
+
+
+def test_a_recursion_limit_that_the_user_sets_between_blocks_is_kept() -> None:
+    was = sys.getrecursionlimit()
+    try:
+        with torchprof.annotate(Mlp()):
+            sys.setrecursionlimit(was + 100)
+            with torchprof.annotate(Mlp()):
+                pass
+            assert sys.getrecursionlimit() == was + 100
+        assert sys.getrecursionlimit() == was + 100
+    finally:
+        sys.setrecursionlimit(was)

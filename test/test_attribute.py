@@ -8,7 +8,10 @@ import pytest
 
 from torchprof.attribute import (
     BACKWARD,
+    BEFORE,
     FORWARD,
+    LAUNCH_NOT_RECORDED,
+    LAUNCHED_BEFORE,
     NOT_SELECTED,
     OUTSIDE,
     RECOMPUTE,
@@ -629,6 +632,16 @@ def test_a_kernel_belongs_to_the_op_that_launched_it() -> None:
     assert walked.owner("stray") == (OUTSIDE, FORWARD)
     assert walked["stray"].ns == 10
     assert all(walked[name].around is None for name in ("gemm", "relu", "stray")), "it takes no time from the CPU"
+
+
+def test_kernels_of_which_no_launch_is_known_are_outside_and_those_of_before_apart() -> None:
+    walked = walk(
+        op("aten::mm", 0, 10, correlation=5), kernel("old", 1, 3, BEFORE), kernel("lost", 4, 6, 0), kernel("k", 7, 9, 5)
+    )
+    assert walked.frames("old") == [LAUNCHED_BEFORE, "old"]
+    assert walked.frames("lost") == [LAUNCH_NOT_RECORDED, "lost"]
+    assert walked.frames("k") == ["aten::mm", "k"]
+    assert walked.owner("old") == walked.owner("lost") == (OUTSIDE, FORWARD)
 
 
 def test_a_kernel_of_backward_is_in_the_layer_of_the_node() -> None:

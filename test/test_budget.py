@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hand_made import op, row, run_of
+from all_kinds import KINDS
+from hand_made import kernel, op, row, run_of
 from test_compare import COUNTED, FC, MEMORY, calls, layer, made, simple, stepped
 
 import torchprof
@@ -348,12 +349,47 @@ def test_what_is_no_run_is_said_of_the_argument(bad: Any) -> None:
 def test_what_is_not_known_is_no_pass() -> None:
     run = run_of([row(0, calls=1), row(1, op("aten::f"), uncounted=1, flops=3)], measured=COUNTED)
     for limits in ({"a: flops": "1P"}, {"flops": "1P"}, {"b: cpu_total": "1s"}, {"*: flops": "1P"}):
-        with pytest.raises(TorchprofError, match=r"is not known in the run.*no pass"):
+        with pytest.raises(TorchprofError, match=r"is not known in the run.*cannot pass"):
             torchprof.assert_budget(run, limits)
     known = run_of([row(0, calls=1), row(1, flops=3)], measured=COUNTED)
     with pytest.raises(TorchprofError, match="is not known before"):
         torchprof.assert_budget(known, {"a: flops": "+10%"}, run)
     assert kept(known, {"a: flops": 3})
+
+
+def test_a_lower_bound_above_an_absolute_limit_exceeds_it() -> None:
+    """30 FLOPs in two calls, and those of an operator that has no formula: at least 15 in one."""
+    run = run_of([row(0, calls=2), row(1, op("aten::f"), calls=3, uncounted=3, flops=30)], measured=COUNTED)
+    assert exceeded(run, {"flops": 14}) == (
+        "Limit exceeded: Net: flops ≥ 15, limit 14, per forward call of the model. The largest parts: Net.a (≥ 15)."
+    )
+    for limits in ({"flops": 15}, {"flops": "1P"}):
+        with pytest.raises(
+            TorchprofError, match=r"not known in the run, only that it is ≥ 15\. Not counted: aten::f \(3 calls, in Ne"
+        ):
+            torchprof.assert_budget(run, limits)
+    with pytest.raises(TorchprofError, match="not known in the run, only"):
+        torchprof.assert_budget(run, {"flops": "+0%"}, counting(2))
+
+
+def test_why_it_is_not_known_is_said_as_it_is() -> None:
+    """Of a layer that was compiled into another, of a kernel without operator, and of one kernel for two layers."""
+    layers = [layer("Net"), layer("Net.a", compiled=True), layer("Net.b")]
+    rows = [row(0, calls=1, cpu_ns=9), row(2, kernel("mine"), uncounted=1, flops=3)]
+    run = made(layers, rows, measured=COUNTED)
+    for limits, reason in (
+        ({"b: flops": "1K"}, r"≥ 3\. Not counted: 1 kernel that no operator launched: mine \(in Net\.b\)\. A limit"),
+        ({"b: backward_flops": "1K"}, "did not measure"),
+        ({"a: calls": 3}, r"in the run\. It was never called by itself, or not selected\. A limit"),
+    ):
+        with pytest.raises(TorchprofError, match=reason):
+            torchprof.assert_budget(run, limits)
+    fused = KINDS["compiled_fused"]()
+    with pytest.raises(
+        TorchprofError, match=r"≥ 0\.020us\. Compiled kernels that may have worked for it count for a l"
+    ):
+        torchprof.assert_budget(fused, {"blocks.0.fc1: cpu_total": "1s"})
+    assert "fc1: cpu_total ≥ 0.020us, limit 0.010us" in exceeded(fused, {"blocks.0.fc1: cpu_total": "10ns"})
 
 
 def test_no_share_of_what_was_freed() -> None:
@@ -375,14 +411,20 @@ def test_limits_as_they_are_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("amount", "number"), [("1536", 1536), ("1.5KB", 1536), ("1536 B", 1536), ("0.5MB", 2**19), ("2GB", 2**31)]
+    ("amount", "number"),
+    [
+        *[("1536", 1536), ("1.5KB", 1536), ("1536 B", 1536), ("0.5MB", 2**19), ("2GB", 2**31)],
+        *[("10k", 10 * 1024), ("1.5K", 1536), ("1.5 kB", 1536), ("2M", 2**21), ("2MiB", 2**21), ("1G", 2**30)],
+    ],
 )
 def test_units_of_bytes_are_those_of_the_tables(amount: str, number: int) -> None:
     assert kept(remembering(number // 2), {"peak": amount})
     assert "the run: peak" in exceeded(remembering(number // 2 + 1), {"peak": amount})
 
 
-@pytest.mark.parametrize(("amount", "number"), [("1.5K", 1500), ("2M", 2 * 10**6), ("3G", 3 * 10**9), ("1T", 10**12)])
+@pytest.mark.parametrize(
+    ("amount", "number"), [("1.5K", 1500), ("10k", 10_000), ("2M", 2 * 10**6), ("3G", 3 * 10**9), ("1T", 10**12)]
+)
 def test_units_of_counts_are_of_a_thousand(amount: str, number: int) -> None:
     assert kept(counting(2 * number), {"a: flops": amount})
     assert "Net.a: flops" in exceeded(counting(2 * number + 2), {"a: flops": amount})
@@ -465,6 +507,7 @@ def test_pytest_shows_the_sentences_and_the_line_of_the_test(tmp_path: Path) -> 
         capture_output=True,
         text=True,
         check=False,
+        timeout=300,
     )
     assert done.returncode == 1
     assert "BudgetExceeded: Limit exceeded: Net: flops 1.50 K, limit 1.00 K, per forward call" in done.stdout

@@ -68,6 +68,26 @@ def test_what_only_a_branch_uses_may_not_be_called() -> None:
     assert list(order) == ["early", "rare", "seldom", "never", "both", "asked", "tried", "saved", "parts"]
 
 
+class Early(nn.Module):
+    """Returns early now and then, at the end or inside of a method."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner(self.first(x))
+        for _ in range(2):
+            if x.sum() > 0:
+                return self.early(x)
+        return self.last(x)
+
+    def inner(self, x: Tensor) -> Tensor:
+        if x.dim() > 1:
+            return x
+        return self.rest(x)
+
+
+def test_what_comes_after_a_return_need_not_be_called() -> None:
+    assert call_order(Early) == {"first": True, "rest": False, "early": False, "last": False}
+
+
 @pytest.mark.parametrize("forward", [len, lambda self, x: self.fc(x), eval("lambda self, x: self.fc(x)")])
 def test_what_has_no_source_of_its_own_has_no_order(forward) -> None:
     assert call_order(type("Made", (), {"forward": forward})) == {}

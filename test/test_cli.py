@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from array import array
@@ -12,12 +13,17 @@ from pathlib import Path
 
 import pytest
 from hand_made import row, run_of
+from hand_made_ranks import run_of_ranks
 
 import torchprof
+from torchprof.attribute import BACKWARD, FORWARD
 from torchprof.cli import main
-from torchprof.run import Run
+from torchprof.reports import known
+from torchprof.run import NOT_RECORDED, Run
 
 NET = """
+from pathlib import Path
+
 import torch
 from torch import nn
 
@@ -56,6 +62,30 @@ class FromConfig(Net):
 
 made = Net()
 number = 7
+
+
+class Taking(Net):
+    def forward(self, x):
+        Path("taken.json").mkdir(exist_ok=True)
+        return super().forward(x)
+
+
+def stopped(width=8):
+    raise KeyboardInterrupt
+
+
+class Stopped(Net):
+    last = 4  # of the first, which is the warm-up
+
+    def forward(self, x):
+        self.last -= 1
+        if not self.last:
+            raise KeyboardInterrupt
+        return super().forward(x)
+
+
+class StoppedAtOnce(Stopped):
+    last = 1
 
 
 def broken():
@@ -142,10 +172,93 @@ def test_every_command_says_what_it_wrote(net: Path, capsys: pytest.CaptureFixtu
     assert main(["profile", "net.py:Net", "--input", "3,8"]) == 0 and capsys.readouterr().err == ""
 
 
-def test_what_could_not_be_written_is_not_said_to_be(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_written_is_said_and_the_others_are(
+    net: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder takes the second name while the model runs, when names were checked already."""
+    files = ["-o", "run.json", "-o", "taken.json", "-o", "table.md"]
+    assert main(["profile", "net.py:Taking", "--input", "3,8", *files]) == 2
+    said = capsys.readouterr()
+    assert said.err == (
+        "Written: run.json.\nNot written: taken.json: Is a directory. Another place: -o FILE.\nWritten: table.md.\n"
+    )
+    assert said.out.startswith("Module")
+    assert torchprof.load("run.json").report("markdown") == (net / "table.md").read_text(encoding="utf-8")
+
+
+def test_all_names_of_files_are_checked_before_anything_runs(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (net / "taken.json").mkdir()
-    assert main(["profile", "net.py:Net", "--input", "3,8", "-o", "run.json", "-o", "taken.json"]) == 2
-    assert capsys.readouterr().err.startswith("Written: run.json.\ntorchprof: ")
+    names = ["run.json", "run.out", "no/run.json", "taken.json", "a.md", f"{net}/./a.md", "a.md"]
+    options = [word for name in names for word in ("-o", name)]
+    for command in (["profile", "net.py:broken"], ["show", "nowhere.json"], ["merge", "nowhere.json"]):
+        assert main([*command, *options]) == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[0].startswith("torchprof: -o 'run.out' does not say by its ending")
+        assert lines[1:] == [
+            "-o no/run.json: there is no such folder to write to.",
+            "-o taken.json: that is a folder.",
+            f"-o {net}/./a.md: it is the same file as -o a.md.",
+            f"-o a.md: it is the same file as -o {net}/./a.md.",
+        ]
+    assert {path.name for path in net.iterdir()} == {"net.py", "taken.json"}
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_file_that_may_not_be_written_is_found_before(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (net / "run.json").touch(mode=0o400)
+    assert main(["profile", "net.py:broken", "-o", "run.json"]) == 2
+    assert "-o run.json: there is no permission to write it." in capsys.readouterr().err
+
+
+# Ctrl-C
+
+
+@pytest.mark.parametrize(
+    ("spec", "shown", "said"),
+    [
+        ("net.py:Stopped", True, "interrupted (Ctrl-C): shown is what ran until then."),
+        ("net.py:StoppedAtOnce", False, "interrupted (Ctrl-C): nothing was recorded yet."),
+        ("net.py:stopped", False, "interrupted (Ctrl-C)."),
+    ],
+)
+def test_ctrl_c_has_the_report_of_what_ran_and_no_traceback(
+    net: Path, capsys: pytest.CaptureFixture[str], spec: str, shown: bool, said: str
+) -> None:
+    assert main(["profile", spec, "--input", "3,8", "--steps", "9", "-o", "run.json"]) == 130
+    out, err = capsys.readouterr()
+    assert err.splitlines()[-1] == f"torchprof: {said}" and "Traceback" not in err
+    assert out.startswith("Module") == shown == (net / "run.json").exists()
+    if shown:
+        assert torchprof.load("run.json").tree("forward").calls == 3  # two whole ones, and the one that was broken off
+
+
+def test_ctrl_c_in_commands_that_record_nothing(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["flops", "net.py:stopped"], ["trace", str(TRACE), "--model", "net.py:stopped"]):
+        assert main(command) == 130
+        assert capsys.readouterr() == ("", "torchprof: interrupted (Ctrl-C).\n")
+
+
+# Streams that cannot hold all characters
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_output_fits_into_the_encoding_of_the_stream(net: Path, encoding: str) -> None:
+    commands = (
+        ["profile", "net.py:Net", "--input", "3,8", "--depth", "1", "-o", "run.json", "-o", "table.txt"],
+        ["show", "run.json"],
+        ["--help"],
+    )
+    for command in commands:
+        done = subprocess.run(
+            [sys.executable, "-m", "torchprof", *command],
+            env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": str(Path(__file__).parent.parent)},
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        text = done.stdout.decode(encoding)
+        assert command == ["--help"] or ("\n|-- embed" in text and "\n`-- body" in text)
+    assert "\n├── embed" in (net / "table.txt").read_text(encoding="utf-8")
 
 
 def test_show_has_all_advice(net: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,14 +390,61 @@ def test_show_has_every_report_of_a_run(net: Path, capsys: pytest.CaptureFixture
         assert capsys.readouterr().out == run.report(report) + "\n"
     assert main(["show", "run.json", "--report", "memory", "--depth", "0", "--tablefmt", "github"]) == 0
     assert capsys.readouterr().out == run.report("memory", depth=0, tablefmt="github") + "\n"
+    of_op = run.report("layers", op="aten::linear", row_limit=1, phase="forward")
+    for options, expected in (
+        (["--report", "ops", "--top", "3"], run.report("ops", row_limit=3)),
+        (["--report", "ops", "--layer", "body", "--by-shape"], None),
+        (
+            ["--report", "layers", "--op", "aten::linear", "--top", "1", "--phase", "forward"],
+            of_op,
+        ),
+        (["--report", "top", "--top", "2"], run.report("top", limit=2)),
+        (["--report", "advice", "--top", "1"], run.report("advice", limit=1)),
+    ):
+        assert main(["show", "run.json", *options]) == (0 if expected else 2)
+        out, err = capsys.readouterr()
+        assert out == (f"{expected}\n" if expected else "") and bool(err) == (expected is None)
     for options, says in (
-        (["--report", "opps"], "There is no report 'opps'"),
-        (["--report", "ops", "--depth", "0"], "has no option 'depth'"),
-        (["--report", "layers"], "Which operator?"),
+        (["--report", "opps"], "There is no report 'opps' of a run. Did you mean 'ops'"),
+        (["--report", "xyz"], ", ".join(map(repr, sorted(known())))),
+        (
+            ["--report", "ops", "--depth", "0", "--op", "x"],
+            "--report ops has no --depth, --op. It has --sort-by, --top, ",
+        ),
+        (["--report", "layers"], "--report layers: of which operator? --op aten::linear, say"),
+        (["--report", "headline", "--top", "3"], "--report headline has no --top. It has no options."),
+        (["--op", "x", "--phase", "forward"], "--op, --phase: only for one of the reports: say which with --report."),
+        (["--report", "top", "--summary"], "take one of them"),
         (["--report", "kernels"], "recorded no device"),
     ):
         assert main(["show", "run.json", *options]) == 2
         assert says in capsys.readouterr().err
+
+
+def test_show_without_options_has_all_sections_and_with_them_the_table(
+    net: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["profile", "net.py:Net", "--input", "3,8", "--memory", "--steps", "2", "-o", "run.json"]) == 0
+    run = torchprof.load("run.json")
+    capsys.readouterr()
+    assert main(["show", "run.json"]) == 0
+    out = capsys.readouterr().out
+    for text in (
+        run.report("headline"),
+        run.report("top"),
+        run.report("ops", row_limit=12),
+        run.report("between", limit=5),
+        run.report("memory", depth=1),
+        run.report("calls", depth=1),
+    ):
+        assert "\n".join(text.splitlines()[:4]) in out
+    assert main(["show", "run.json", "--depth", "0"]) == 0
+    assert capsys.readouterr().out.startswith(run.report("tree", depth=0) + "\n")
+    assert main(["flops", "net.py:Net", "--input", "3,8", "-o", "run.json"]) == 0
+    capsys.readouterr()
+    assert main(["show", "run.json"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("torchprof: run.json.\n\n") and "\nWhere the FLOPs are\n" in out
 
 
 def test_as_a_module_of_python_in_a_pipe_that_closes(net: Path) -> None:
@@ -296,6 +456,7 @@ def test_as_a_module_of_python_in_a_pipe_that_closes(net: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
+        timeout=300,
     )
     heading, status = code.stdout.splitlines()
     assert (net / "run.json").exists(), "what was recorded is kept, whoever stops reading"
@@ -387,8 +548,33 @@ def test_merge_compares_the_ranks_and_writes_one_run(ranks: list[Run], capsys: p
     assert capsys.readouterr().out == merged.report("summary") + "\n"
 
 
+def test_show_judges_ranks_by_all_that_the_job_has(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two of four ranks are here: who is missing may have come even later."""
+    times = {("Net.a", FORWARD): {rank: [10_000_000] * 8 for rank in range(2)}}
+    exchanges = {("Net", BACKWARD, "all_reduce", NOT_RECORDED): {0: [5_000_000] * 8, 1: [1_000_000] * 8}}
+    of_four = {rank: {"world_size": 4} for rank in range(2)}
+    run = run_of_ranks(times, exchanges, world_size=4, metas=of_four)
+    run.save("two.json")
+    assert main(["show", "two.json"]) == 0
+    shown = capsys.readouterr().out
+    assert "inferred" not in shown
+    assert all(line in shown for line in run.report("ranks").splitlines() if line.startswith(("0 ", "1 ")))
+
+
+def test_show_of_a_run_without_times_has_no_section_about_them(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["flops", "net.py:Net", "--input", "2,8", "-o", "flops.json"]) == 0
+    capsys.readouterr()
+    assert main(["show", "flops.json"]) == 0
+    shown = capsys.readouterr().out
+    assert "The operators, by themselves" in shown and "Between the operators" not in shown
+
+
 def test_show_shows_one_rank_of_several(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
     torchprof.merge(ranks).save("all.json")
+    assert main(["show", "all.json"]) == 0
+    shown = capsys.readouterr().out
+    table = next(line for line in torchprof.load("all.json").report("ranks").splitlines() if line.startswith("Rank"))
+    assert table in shown.splitlines()
     assert main(["show", "all.json", "--rank", "3", "--depth", "0", "-o", "alone.json"]) == 0
     assert "3.300us" in capsys.readouterr().out
     assert torchprof.load("alone.json").rows == ranks[2].of_rank(3).rows
@@ -460,7 +646,7 @@ def test_merge_of_saved_runs_imports_no_torch(ranks: list[Run]) -> None:
         "import sys\nfrom torchprof.cli import main\n"
         "main(['merge', 'rank0.json', 'rank1.json'])\nprint('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout.splitlines()[-1] == "False"
 
 

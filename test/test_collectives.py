@@ -15,6 +15,7 @@ from hand_made import cells, headings, label, op, row, run_of
 from torchprof import Run, TorchprofError, load
 from torchprof.attribute import BACKWARD, NOT_SELECTED, OUTSIDE, Frame, Signature
 from torchprof.collectives import COLLECTIVE_ARGS, Collective, collective_of, signature_of, tells_collective
+from torchprof.exchanges import name_of_collective
 from torchprof.run import Rows
 
 A100 = Path(__file__).parents[2] / "shared" / "traces" / "a100_ddp_train_rank0_of_2.json.gz"
@@ -68,9 +69,9 @@ def collective(args: Mapping[str, Any]) -> Collective:
 def test_what_the_args_of_a_kernel_say() -> None:
     """2048 floats are 8 KiB; 8000 elements of BFloat16 are 16000 bytes."""
     reduce, gather = collective(ALL_REDUCE), collective(ALL_GATHER)
-    assert reduce == Collective("allreduce", "Float", 2048, 2048, "0", "default_pg", 2, "[0, 1]")
+    assert reduce == Collective("all_reduce", "Float", 2048, 2048, "0", "default_pg", 2, "[0, 1]")
     assert (reduce.bytes_in, reduce.bytes_out) == (8192, 8192)
-    assert gather == Collective("_allgather_base", "BFloat16", 1000, 8000, "7", "undefined", 8, "[0, 1, ..., 7]")
+    assert gather == Collective("all_gather", "BFloat16", 1000, 8000, "7", "undefined", 8, "[0, 1, ..., 7]")
     assert (gather.bytes_in, gather.bytes_out) == (2000, 16000)
     assert signature_of(ALL_GATHER) == signature_of({key: ALL_GATHER[key] for key in COLLECTIVE_ARGS})
     assert signature_of(ALL_GATHER) == signature_of({**ALL_GATHER, "Seq": 13})  # it would be a row for each call
@@ -118,7 +119,7 @@ def test_the_bytes_of_types_are_torchs(name: str, dtype: torch.dtype) -> None:
 
 def test_what_is_not_said_is_unknown_and_not_0() -> None:
     unknown = collective({"Collective name": "allreduce"})
-    assert unknown == Collective("allreduce")
+    assert unknown == Collective("all_reduce")
     assert (unknown.bytes_in, unknown.bytes_out) == (None, None)
     odd = collective({**ALL_REDUCE, "dtype": "Float3", "Out msg nelems": -1, "Group size": "2"})
     assert (odd.elements_in, odd.bytes_in, odd.elements_out, odd.size) == (2048, None, None, None)
@@ -131,8 +132,50 @@ def test_the_kernel_says_it_before_the_op_and_that_before_the_range() -> None:
     assert collective_of((*launch, kernel(ALL_REDUCE))) == collective(ALL_REDUCE)
     assert collective_of((*launch, kernel())) == collective(ALL_GATHER)
     assert collective_of((launch[0], launch[2], kernel())) == Collective("all_reduce", "Float", 15, 15)
-    assert collective_of((launch[0], kernel())) is None  # its name could tell, and is not asked
     assert collective_of(()) is None
+
+
+def test_where_nothing_else_says_it_the_names_of_the_op_and_of_the_kernel_do() -> None:
+    """What NCCL carries out by sends and receives, a kernel's own name does not tell."""
+    gather = op("c10d::_allgather_base_", (9,))
+    assert collective_of(
+        (gather, kernel(name="ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"))
+    ) == Collective("all_gather")
+    assert collective_of((op("c10d::alltoall_base_"), kernel(name="ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t"))) == (
+        Collective("all_to_all")
+    )
+    for name, told in (
+        (NCCL, "all_reduce"),
+        ("ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclWork*)", "all_gather"),
+        ("ncclReduceScatterRingLLKernel_sum_f32(ncclColl)", "reduce_scatter"),  # before NCCL 2.9
+        ("ncclDevKernel_Reduce_Sum_f32_RING_LL(ncclDevComm*)", "reduce"),
+        ("ncclKernel_Broadcast_RING_LL_Sum_int8_t", "broadcast"),
+    ):
+        assert collective_of((kernel(name=name),)) == Collective(told)
+    for name in ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t", "ncclDevKernel_Generic", "ncclAllReducer", "gemm"):
+        assert collective_of((kernel(name=name),)) is None
+    assert collective_of((gather,)) is None  # the op alone is no exchange
+
+
+@pytest.mark.parametrize(
+    ("names", "known_as"),
+    [
+        ("allreduce allreduce_coalesced nccl:all_reduce gloo:sparse_all_reduce c10d::allreduce_", "all_reduce"),
+        ("all_gather _allgather_base allgather_into_tensor_coalesced nccl:_all_gather_base", "all_gather"),
+        ("_reduce_scatter_base reduce_scatter_tensor_coalesced c10d::reduce_scatter_", "reduce_scatter"),
+        ("all_to_all all_to_allv c10d::alltoall_base_", "all_to_all"),
+        ("broadcast _broadcast_oop c10d::broadcast_", "broadcast"),
+        ("reduce _reduce_oop gloo:reduce", "reduce"),
+        ("barrier nccl:all_reduce_barrier c10d::monitored_barrier_", "barrier"),
+        ("gather nccl:gather", "gather"),
+        ("scatter gloo:scatter", "scatter"),
+    ],
+)
+def test_a_collective_has_one_name(names: str, known_as: str) -> None:
+    assert {name_of_collective(name) for name in names.split()} == {known_as}
+    assert name_of_collective("nccl:send 0->1") == "send"
+    assert name_of_collective("c10d::recv_any_source_") == "recv"
+    assert name_of_collective("nccl:coalesced") == "coalesced"  # which ones, nobody knows
 
 
 def test_what_the_range_of_a_backend_says() -> None:
@@ -174,16 +217,15 @@ ROWS = [
 def test_the_tables() -> None:
     """8192 bytes four times in 32.768 us are 1 GB/s, 16000 twice in 4 us are 8 GB/s; 40 us are all communication."""
     assert run_of(ROWS, warnings=("Beware.",), **CUDA).report("collectives").splitlines() == [
-        "Collective      | Group      | Ranks | Type     | In      | Out      | Calls | CUDA time | Avg     | Share | "
+        "Collective     | Group      | Ranks | Type     | In      | Out      | Calls | CUDA time | Avg     | Share | "
         "Bandwidth",
-        "----------------|------------|-------|----------|---------|----------|-------|-----------|---------|-------|-"
+        "---------------|------------|-------|----------|---------|----------|-------|-----------|---------|-------|-"
         "-----------",
-        "allreduce       | default_pg | 2     | Float    | 8.00 KB | 8.00 KB  | 4     | 32.768us  | 8.192us | 81.9% | "
+        "all_reduce     | default_pg | 2     | Float    | 8.00 KB | 8.00 KB  | 4     | 32.768us  | 8.192us | 81.9% | "
         "≥ 1.00 GB/s",
-        "_allgather_base | 7          | 8     | BFloat16 | 1.95 KB | 15.62 KB | 2     | 4.000us   | 2.000us | 10.0% | "
+        "all_gather     | 7          | 8     | BFloat16 | 1.95 KB | 15.62 KB | 2     | 4.000us   | 2.000us | 10.0% | "
         "≥ 8.00 GB/s",
-        "ncclKernel_Any  | –          | –     | –        | –       | –        | 1     | 3.232us   | 3.232us | 8.1%  | "
-        "–",
+        "ncclKernel_Any | –          | –     | –        | –       | –        | 1     | 3.232us   | 3.232us | 8.1%  | –",
         "",
         "Module    | Phase    | Bytes    | Calls | CUDA time | Avg     | Share",
         "----------|----------|----------|-------|-----------|---------|------",
@@ -197,28 +239,34 @@ def test_the_tables() -> None:
     ]
 
 
-def test_ranges_of_gloo_count_without_a_time() -> None:
-    """A range inside another is part of it. Of a gather only what went in is known."""
+def test_ranges_of_gloo_count_from_their_beginning_to_their_end() -> None:
+    """A range inside another is part of it. Of a gather only what went in is known, of a barrier that a file of before
+    2.7 holds no time. 4000 bytes, twice in 8 us, are 1 GB/s; of 10 us 80 % are the all-reduce."""
     rows = [
-        row(OUTSIDE, ranged("gloo:all_reduce", (1000,)), calls=2),
-        row(OUTSIDE, ranged("gloo:all_gather", (512,)), calls=1, cpu_ns=70),
-        row(OUTSIDE, ranged("gloo:all_gather", (512,)), ranged("gloo:send", (512,)), calls=1),
+        row(OUTSIDE, ranged("gloo:all_reduce", (1000,)), calls=2, collective_ns=8_000),
+        row(OUTSIDE, ranged("gloo:all_gather", (512,)), calls=1, cpu_ns=70, collective_ns=2_000),
+        row(OUTSIDE, ranged("gloo:all_gather", (512,)), ranged("gloo:send", (512,)), calls=1, collective_ns=900),
         row(1, ranged("gloo:barrier"), calls=1),
         row(NOT_SELECTED, ranged("gloo:barrier"), calls=2),
         row(NOT_SELECTED, ranged("gloo:barrier"), calls=0, cpu_allocated=64),
     ]
     first, second, notes = run_of(rows).report("collectives").split("\n\n")
     assert [line[0:1] + line[3:] for line in cells(first)] == [
-        ["all_reduce", "Float", "3.91 KB", "3.91 KB", "2", "–", "–", "–", "–"],
-        ["all_gather", "Float", "2.00 KB", "–", "1", "–", "–", "–", "–"],
+        ["all_reduce", "Float", "3.91 KB", "3.91 KB", "2", "8.000us", "4.000us", "80.0%", "≥ 1.00 GB/s"],
+        ["all_gather", "Float", "2.00 KB", "–", "1", "2.000us", "2.000us", "20.0%", "≥ 1.02 GB/s"],
         ["barrier", "–", "–", "–", "3", "–", "–", "–", "–"],
     ]
-    assert [line[:4] for line in cells(second)] == [
-        ["(outside)", "forward", "≥ 9.81 KB", "3"],
-        ["Net.a", "forward", "–", "1"],
-        ["(not selected)", "forward", "–", "2"],
+    assert headings(first)[7] == "CPU time"
+    assert [line[:5] for line in cells(second)] == [
+        ["(outside)", "forward", "≥ 9.81 KB", "3", "10.000us"],
+        ["Net.a", "forward", "–", "1", "–"],
+        ["(not selected)", "forward", "–", "2", "–"],
     ]
-    assert notes == "– under DEVICE time: no kernel of it was recorded, only its range on the CPU."
+    assert notes.splitlines() == [
+        "100 % is all communication: 10.000us CPU time.",
+        "CPU time of a collective is the time from its beginning to its end, with the waiting for the slowest rank.",
+        "– under CPU time: the run does not say how long it took.",
+    ]
 
 
 def test_launches_count_in_ranks_without_kernels_alone() -> None:
@@ -228,18 +276,20 @@ def test_launches_count_in_ranks_without_kernels_alone() -> None:
         row(1, *launch, kernel(ALL_REDUCE), device_ns=8_192),
         row(1, *launch, cpu_ns=7),
         row(1, launch[0], cpu_ns=7),
-        row(1, ranged("gloo:barrier")),
+        row(1, ranged("gloo:barrier"), collective_ns=1_808),
     ]
     run = run_of(rows, **CUDA)
-    assert [(line[0], line[6], line[7]) for line in cells(run.report("collectives"))] == [
-        ("allreduce", "1", "8.192us"),
-        ("barrier", "1", "–"),
+    assert headings(run.report("collectives"))[6:9] == ["On", "Calls", "Time"]
+    assert [line[:1] + line[6:9] + line[10:11] for line in cells(run.report("collectives"))] == [
+        ["all_reduce", "CUDA", "1", "8.192us", "100.0%"],
+        ["barrier", "CPU", "1", "1.808us", "100.0%"],  # of its own kind: both may have been at the same time
     ]
+    assert "100 % is all communication: 8.192us CUDA time, 1.808us CPU time." in run.report("collectives")
     without = run_of(rows[1:], **CUDA)
     merged = Run(run.metas, run.layers, _both(run.rows, without.rows), {})
-    assert [line[:11:6] + line[7:] for line in cells(merged.report("collectives"))] == [
-        ["allreduce", "2", "≥ 8.192us", "8.192us", "100.0%", "–"],
-        ["barrier", "2", "–", "–", "–", "–"],
+    assert [line[:1] + line[7:] for line in cells(merged.report("collectives"))] == [
+        ["all_reduce", "2", "≥ 8.192us", "8.192us", "100.0%", "–"],
+        ["barrier", "2", "3.616us", "1.808us", "100.0%", "–"],
     ]
 
 
@@ -292,7 +342,7 @@ def test_a_trace_of_two_a100() -> None:
     assert {event["name"][:4] for event, _ in kernels} == {"nccl"}
     assert len(kernels) == sum(event.get("cat") == "kernel" and "nccl" in event["name"] for event in events) == 21
     made = [collective_of((frame,)) for _, frame in kernels]
-    reduced = [one for one in made if one and one.name == "allreduce"]
+    reduced = [one for one in made if one and one.name == "all_reduce"]
     assert sum(one.bytes_in or 0 for one in reduced) == 3 * 4 * 25_557_032
     ops = [signature_of(event["args"]) for event in events if event["name"] == "record_param_comms"]
     assert sorted(filter(None, ops)) == sorted(filter(None, (frame.signature for _, frame in kernels)))

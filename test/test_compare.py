@@ -276,7 +276,8 @@ def test_what_is_unknown_on_either_side_stays_unknown() -> None:
     assert figures(diff, "Net.b.0", "cpu_total") == (None, 0, None, None)  # never called before
     assert figures(diff, "Net.b.0", "calls") == (0, 1, 1, None)
     assert change(diff, "Net.a", "flops").verdict == "unknown"
-    assert {one[0]: one[1:4] for one in shown(diff.report(sort_by="flops"))}["Net.a"] == ["–", "9", "–"]
+    assert {one[0]: one[1:4] for one in shown(diff.report(sort_by="flops"))}["Net.a"] == ["≥ 3", "9", "–"]
+    assert change(diff, "Net.a", "flops").at_least == (3, None)
 
 
 def test_what_one_run_did_not_measure_is_no_quantity_and_said() -> None:
@@ -1325,6 +1326,24 @@ def test_json_holds_what_the_diff_holds(tmp_path: Path) -> None:
             assert one["changes"][key]["before"] == found.before and one["changes"][key]["after"] == found.after
             assert one["changes"][key]["ratio"] == found.ratio and one["changes"][key]["verdict"] == found.verdict
     assert {one["key"] for one in document["quantities"]} == set(document["layers"][0]["changes"])
+
+
+def test_lower_bounds_are_shown_in_every_view() -> None:
+    """3 FLOPs counted in two calls before; 14 in four after, so 7 in two: of neither is known how much more."""
+
+    def run(flops: int, calls: int) -> Run:
+        return run_of([row(0, calls=calls), row(1, op("aten::f"), uncounted=1, flops=flops)], measured=COUNTED)
+
+    diff = torchprof.compare(run(3, 2), run(14, 4))
+    assert figures(diff, "Net", "flops") == (None, None, None, None)
+    assert change(diff, "Net", "flops").at_least == (1.5, 3.5) and change(diff, "Net", "flops").verdict == "unknown"
+    assert shown(diff.report(sort_by="flops"))[0][1:6] == ["≥ 1.50", "≥ 3.50", "–", "", "unknown"]
+    assert "the change of FLOPs is not known: ≥ 1.50 before, ≥ 3.50 after" in diff.report("headline", sort_by="flops")
+    assert "| ≥ 1.50 | ≥ 3.50 | – |" in diff.report("markdown", sort_by="flops")
+    told = json.loads(diff.report("json"))["layers"][0]["changes"]["flops"]
+    assert (told["before"], told["after"], told["before_at_least"], told["after_at_least"]) == (None, None, 1.5, 3.5)
+    added = torchprof.compare(made([layer("Net")], [row(0)], measured=COUNTED), run(3, 1))
+    assert {one[0]: one[1:4] for one in shown(added.report(sort_by="flops"))}["Net.a (added)"] == ["", "≥ 3", "–"]
 
 
 def test_noise_is_in_the_json() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,9 +12,9 @@ from torchprof.compiled import CompiledGraphs, CompiledKernel, Module, Part, Ste
 from torchprof.cost import Cost
 from torchprof.doubts import about_compiled
 from torchprof.errors import TorchprofError
+from torchprof.figures import incomplete_phases
 from torchprof.fold import add_cycle, fold
 from torchprof.regions import compiled_in
-from torchprof.reports.tree import fused_phases
 from torchprof.run import CompiledRegion, Layer, Meta, Run
 
 PATHS = [("Net",), ("Net", "fc"), ("Net", "act"), ("Net", "sub")]
@@ -67,6 +67,10 @@ BACKWARD_EVENTS = [
 ]
 
 
+WITH_SHARED_KERNEL = [one for one in FORWARD_EVENTS if one.start_ns < 310]
+"""Without the region of which no kernel is known."""
+
+
 def step(*path: str, kind: str) -> tuple[Step, ...]:
     return (Step("L['self']", path, kind),)
 
@@ -79,6 +83,7 @@ GRAPHS = {
     ),
     "graph-c": (CompiledKernel("mm", (Part(FC, 8, 16),)),),
 }
+ALL_KNOWN = {**GRAPHS, "graph-b": (CompiledKernel("mm", (Part((), 8, 16),)),)}
 
 
 def run_of(
@@ -88,10 +93,11 @@ def run_of(
     by_layers: bool = False,
     divisor: str | None = None,
     device: str | None = None,
+    graphs: Mapping[str, tuple[CompiledKernel, ...] | str] = GRAPHS,
 ) -> Run:
     modules = {path: Module(layer, kind) for layer, (path, kind) in enumerate(zip(PATHS, KINDS))}
-    graphs = CompiledGraphs(GRAPHS, modules, divisor) if by_layers else None
-    attribution = Attribution(SITES, PATHS, graphs=graphs)
+    known = CompiledGraphs(graphs, modules, divisor) if by_layers else None
+    attribution = Attribution(SITES, PATHS, graphs=known)
     layers = tuple(Layer(path, kind, compiled=len(path) > 1) for path, kind in zip(PATHS, KINDS))
     rows, samples, _ = fold(attribution.attribute(events), attribution.places.all, layers)
     measured = ("cpu_ns", "device_ns") if device else ("cpu_ns",)
@@ -131,6 +137,20 @@ def test_the_parts_of_all_regions_are_all_that_ran_in_them(by_layers: bool) -> N
     assert whole == Cost(cpu_ns=310 + 100)  # guards and region; the node of backward
 
 
+def test_a_garbage_collection_among_kernels_changes_no_kernels_layer() -> None:
+    """It takes 6 ns of the graph around it, and what a finalizer runs in it is no kernel of the graph."""
+    collection = [event(Kind.GARBAGE, "torchprof:!gc", 162, 168), event(Kind.OP, "aten::zero_", 163, 165)]
+    events = sorted([*FORWARD_EVENTS, *collection], key=lambda one: (one.start_ns, -one.end_ns))
+
+    def costs(run: Run) -> dict[object, int]:
+        return {(row.layer, row.phase, row.frames): row.cost.cpu_ns for row in run.rows}
+
+    without, found = (costs(run_of(each, by_layers=True)) for each in (FORWARD_EVENTS, events))
+    differ = {key: found.get(key, 0) - without.get(key, 0) for key in {*found, *without}}
+    changes = sorted((key[2][-1].name, ns) for key, ns in differ.items() if ns)  # type: ignore[index]
+    assert changes == [("CompiledFxGraph", -6), ("aten::zero_", 2), ("garbage collection", 4)]
+
+
 def test_the_table() -> None:
     table = run_of(FORWARD_EVENTS + BACKWARD_EVENTS).report("compiled")
     first, rest = cells(table, 0), cells(table, 1)
@@ -163,12 +183,47 @@ def test_how_the_time_of_kernels_divides() -> None:
     run = run_of(FORWARD_EVENTS + BACKWARD_EVENTS, by_layers=True)
     shares = compiled_in(run).shares
     forward = shares[FORWARD]
-    assert (forward.of_one.cpu_ns, forward.of_several.cpu_ns, forward.unknown.cpu_ns) == (30, 40, 60)
+    assert (forward.of_one.cpu_ns, forward.of_several.cpu_ns) == (30, 40)
+    assert {reason: cost.cpu_ns for reason, cost in forward.unknown.items()} == {"compiled before": 60}
     assert shares[BACKWARD].times(run) == (40, 0, 0)
     table = run.report("compiled")
     told = "23.1% are of one layer each, 30.8% of several at once, and 46.2% not attributable."
     assert f"Of 0.130us in kernels of the forward phase {told}" in table
-    assert any("Not attributable: 35% of the time in kernels" in sentence for sentence in about_compiled(run))
+    [sentence] = [one for one in about_compiled(run) if "ttributable" in one]
+    assert sentence.startswith(
+        "Not attributable: 35% of the time in kernels of compiled graphs: they were compiled before the block."
+    )
+
+
+def test_why_kernels_are_not_attributable() -> None:
+    """Each reason has its sentence, with its share of the time of all kernels: 60 of 170 ns, 40, 40 and 30."""
+    unknown = CompiledKernel("mm", (Part(None, 8, 16),))
+    elsewhere = CompiledKernel("cpp_fused_relu_0", (Part(step("head", kind="Linear"), 1, 4),))
+    graphs = {"graph-a": (elsewhere, elsewhere._replace(name="bmm")), "graph-b": "nested graphs", "graph-c": (unknown,)}
+    run = run_of(FORWARD_EVENTS + BACKWARD_EVENTS, by_layers=True, graphs=graphs)
+    shares = {"nested graphs": 60, "other module": 40, "unknown module": 40, "unknown kernel": 30}
+    assert compiled_in(run).unknown_shares(run) == {reason: ns / 170 for reason, ns in shares.items()}
+    said = [one.partition("graphs: ")[2] for one in about_compiled(run) if "Not attributable" in one]
+    assert [one.split()[:4] for one in said] == [
+        ["they", "are", "in", "graphs"],
+        ["they", "work", "for", "modules"],
+        ["torch", "does", "not", "record"],
+        ["they", "ran", "under", "names"],
+    ]
+
+
+def test_layers_inside_compiled_code_say_how_they_can_be_told() -> None:
+    """Not where that was done, and not where each of them was called."""
+
+    def said(run: Run) -> bool:
+        return any("use compile_layers=True" in sentence for sentence in about_compiled(run))
+
+    run = run_of(FORWARD_EVENTS + BACKWARD_EVENTS)
+    assert said(run)
+    assert not said(run_of(FORWARD_EVENTS + BACKWARD_EVENTS, by_layers=True))
+    eager = tuple(replace(layer, compiled=False) for layer in run.layers)
+    assert not said(replace(run, layers=eager, rows=replace(run.rows, layers=eager)))
+    assert not said(run_of([one for one in FORWARD_EVENTS if one.kind is not Kind.GRAPH])), "of another backend"
 
 
 def test_kernels_of_a_device_are_told_by_their_time_there() -> None:
@@ -247,7 +302,7 @@ def test_the_rows_of_the_tree() -> None:
     assert found["(region 0/0)"] == ["0.055us", "0.310us", "1", "0.100us"]
     assert found["(region 1/0)"][:2] == ["0.030us", "0.090us"]
     assert found["(fused: fc + act)"][:3] == ["0.040us", "0.040us", ""]  # kernels, which nobody calls
-    assert found["(not attributable)"][:3] == ["0.060us", "0.060us", ""]
+    assert found["(not attributable: compiled before)"][:3] == ["0.060us", "0.060us", ""]
     # What both took of the kernel that they share, nobody knows: fc at least what it took alone, act anything.
     assert found["fc"] == ["≥ 0.030us", "≥ 0.030us", "–", "0.040us"]
     assert found["act"] == ["–", "–", "–", "–"]
@@ -256,20 +311,47 @@ def test_the_rows_of_the_tree() -> None:
 
 def test_a_kernel_of_two_blocks_leaves_both_with_a_lower_bound() -> None:
     """And all between them and the nearest layer that is above both."""
-    run = run_of(FORWARD_EVENTS, by_layers=True)
-    assert fused_phases(run) == {("Net", "fc"): ({FORWARD}, {FORWARD}), ("Net", "act"): ({FORWARD}, {FORWARD})}
+    run = run_of(FORWARD_EVENTS, by_layers=True, graphs=ALL_KNOWN)
+    assert incomplete_phases(run) == {("Net", "fc"): ({FORWARD}, {FORWARD}), ("Net", "act"): ({FORWARD}, {FORWARD})}
     layers = tuple(
         replace(one, path=("Net", "a", *one.path[1:])) if one.kind == "Linear" else one for one in run.layers
     )
     layers = (*layers, Layer(("Net", "a"), "Block"))
     run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))
-    fused = fused_phases(run)
+    fused = incomplete_phases(run)
     assert set(fused) == {("Net", "a"), ("Net", "a", "fc"), ("Net", "act")}
     assert fused["Net", "a"] == ({FORWARD}, set())  # what it did itself is known
 
 
+def test_a_kernel_of_unknown_layers_leaves_all_that_may_be_meant_with_a_lower_bound() -> None:
+    """Those below the layer that its graph ran in which were not called, unless it is of another model."""
+    fc = CompiledKernel("mm", (Part(FC, 8, 16),))
+    kernels = {"unknown": Part(None, 1, 4), "of another model": Part(step("head", kind="Linear"), 1, 4)}
+    runs = {
+        name: run_of(
+            FORWARD_EVENTS + BACKWARD_EVENTS,
+            by_layers=True,
+            graphs={
+                "graph-a": (fc, CompiledKernel("cpp_fused_relu_0", (part,))),
+                "graph-b": (fc,),
+                "graph-c": (fc,),
+            },
+        )
+        for name, part in kernels.items()
+    }
+    assert incomplete_phases(runs["of another model"]) == {}
+    below = {("Net", name): ({FORWARD}, {FORWARD}) for name in ("fc", "act", "sub")}
+    assert incomplete_phases(runs["unknown"]) == below
+    run = runs["unknown"]
+    layers = tuple(replace(layer, compiled=layer.kind == "Linear") for layer in run.layers)  # others were called
+    run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))
+    assert set(incomplete_phases(run)) == {("Net", "fc")}
+    line = next(line for line in run.report("tree").splitlines() if "fc" in line)
+    assert [cell.strip() for cell in line.split("|")[1:]] == ["≥ 0.080us", "≥ 0.080us", "–", "0.040us"]
+
+
 def test_what_was_divided_is_said_to_be_an_estimate() -> None:
-    run = run_of(FORWARD_EVENTS, by_layers=True, divisor="flops")
+    run = run_of(FORWARD_EVENTS, by_layers=True, divisor="flops", graphs=ALL_KNOWN)
     lines = run.report("tree").splitlines()
     found = {line.split("|")[0].strip("│├└─ "): [cell.strip() for cell in line.split("|")[1:]] for line in lines[2:]}
     assert (found["fc"][0], found["act"][0]) == ("0.040us", "0.030us")  # 30 alone, and 1 of 4 parts of 40; 3 of 4

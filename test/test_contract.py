@@ -805,7 +805,7 @@ torchprof.Profile(model).__enter__()
 model(torch.rand(1, 2))
 print("done")
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
     assert (result.returncode, result.stdout) == (0, "done\n"), result.stderr
 
 

@@ -815,7 +815,7 @@ def test_a_process_may_end_while_it_is_profiled(ending: str) -> None:
         "model(torch.rand(1, 2))\n"
         f"{ending}\n"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
     assert (ran.returncode, "ValueError: mine" in ran.stderr) == ((0, False) if ending == "pass" else (1, True))
 
 
@@ -1298,7 +1298,9 @@ def test_a_step_needs_a_model() -> None:
 
 def test_the_example_runs() -> None:
     script = ROOT / "examples" / "deepspeed_dropin.py"
-    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, encoding="utf-8")
+    ran = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, encoding="utf-8", timeout=300
+    )
     assert ran.returncode == 0, ran.stderr
     assert "Number of multiply-adds:        429.25 KMac" in ran.stdout
     assert ran.stdout.count("step 5") == 2, "the example says so, and the page"

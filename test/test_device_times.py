@@ -191,6 +191,8 @@ def figures(times: Iterable[DeviceTime]) -> Iterable[tuple[tuple[Any, ...], int]
                 "NcclOpReduce",
                 "rccl_main_kernel",
                 "void deep_ep::intranode::dispatch<8, 768>(int4*, float*)",
+                "void dpsk::internode::combine<8, true>(int4*)",
+                "dpsk::low_latency_dispatch",
                 "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)",
                 "void two_shot_all_reduce_kernel<float, 16, 8>(float**)",
                 "multimem_one_shot_all_reduce_kernel",
@@ -211,6 +213,7 @@ def figures(times: Iterable[DeviceTime]) -> Iterable[tuple[tuple[Any, ...], int]
                 "__amd_rocclr_fillBufferAligned.kd",
                 "zeCommandListAppendMemoryCopy(M2D)",
                 "zeCommandListAppendMemoryFill(32)",
+                "dma_copy_h2d",
             ),
         ),
         (
@@ -221,6 +224,7 @@ def figures(times: Iterable[DeviceTime]) -> Iterable[tuple[tuple[Any, ...], int]
                 "void at::native::(anonymous namespace)::CatArrayBatchedCopy_aligned16_contig<float>(float*)",
                 "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>(int)",
                 "triton_red_fused__to_copy_0",
+                "void dpsk::fp8_gemm_kernel<128>(float*)",
                 "void flashinfer::allreduce_fusion_kernel(ncclComm*)",
                 "MemcpyLike",
                 "",
@@ -230,7 +234,7 @@ def figures(times: Iterable[DeviceTime]) -> Iterable[tuple[tuple[Any, ...], int]
     ids=lambda value: value.name.lower() if isinstance(value, Work) else "",
 )
 def test_kinds_of_work_by_name(work: Work, names: tuple[str, ...]) -> None:
-    """As CUDA, ROCm and XPU name them in traces, and NCCL of several versions; all else is computing."""
+    """As CUDA, ROCm, XPU and MTIA name them in traces, and NCCL of several versions; all else is computing."""
     assert {name: kind_of_work(name) for name in names} == dict.fromkeys(names, work)
 
 

@@ -1,17 +1,20 @@
 """The sentences under the table: each said when it is due, with the right figures, and only then."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from hand_made import row, run_of
+from hand_made import op, row, run_of
 
-from torchprof.attribute import NOT_SELECTED, OUTSIDE
+from torchprof.assemble import _own_ns
+from torchprof.attribute import NOT_SELECTED, OUTSIDE, PHASES
 from torchprof.doubts import (
     about_calls,
     about_cost,
+    about_flops,
     about_labels,
     about_modules,
+    about_processors,
     about_start,
     about_sums,
     doubts_of,
@@ -102,8 +105,8 @@ def test_nothing_to_doubt() -> None:
     assert list(about_labels(LAYERS, {}, [])) == []
     samples = {**forward(0, 100, 90, 80), **forward(1, 50), **forward(2, 40)}
     assert list(about_calls(LAYERS, ALL, {0, 1, 2}, set(), {(OUTSIDE, 0), (0, 1), (0, 2), (1, 1)})) == []
-    assert list(about_start(LAYERS, samples)) == []
-    assert list(about_cost(1000, 1_000.0, 10**9)) == []
+    assert list(about_start(called(samples))) == []
+    assert list(about_cost(1000, 1_000.0, 10**9, 10**9)) == []
 
 
 def test_a_layer_that_was_never_called() -> None:
@@ -134,12 +137,32 @@ def test_a_container_without_a_forward_is_no_layer_to_be_called_by() -> None:
     assert list(about_calls(layers, {0, 2}, {0, 2}, set(), {(OUTSIDE, 0), (0, 2)})) == []
 
 
+def called(samples: Mapping[SampleKey, Spread], same_shapes: bool | None = True) -> Run:
+    """A run with so many calls of the model, and one operator in it of which no shapes are known."""
+    (calls,) = [spread.count for key, spread in samples.items() if key.layer == 0]
+    run = run_of([row(0, calls=calls), row(0, op("aten::relu"), calls=calls)])
+    layers = (replace(run.layers[0], same_shapes=same_shapes), *run.layers[1:])
+    return replace(run, layers=layers, rows=replace(run.rows, layers=layers), samples=samples)
+
+
 @pytest.mark.parametrize(("durations", "said"), [((300, 100, 140), True), ((200, 100, 100), False), ((900,), False)])
 def test_a_slow_first_call_of_the_model(durations: tuple[int, ...], said: bool) -> None:
-    sentences = list(about_start([NET], forward(0, *durations)))
+    sentences = list(about_start(called(forward(0, *durations))))
     assert bool(sentences) == said
     if said:
-        assert "first call of Net took 0.300us, the later ones 0.120us on average" in sentences[0]
+        assert "first call of Net took 0.300us, the later ones 0.120us on average: that start-up, " in sentences[0]
+
+
+@pytest.mark.parametrize(
+    ("same_shapes", "said"),
+    [
+        (False, "not all were on the same shapes, so how much of that is start-up is not known."),
+        (None, "that is start-up or other shapes, which were not recorded, and is in the totals."),
+    ],
+)
+def test_a_slow_first_call_is_start_up_where_all_were_on_the_same_shapes(same_shapes: bool | None, said: str) -> None:
+    (sentence,) = about_start(called(forward(0, 300, 100, 140), same_shapes))
+    assert sentence.endswith(said)
 
 
 def test_calls_on_another_thread_and_what_could_not_be_labelled() -> None:
@@ -148,8 +171,74 @@ def test_calls_on_another_thread_and_what_could_not_be_labelled() -> None:
 
 
 def test_the_cost_of_the_labels() -> None:
-    (sentence,) = about_cost(500, 2_000.0, 10_000_000)
-    assert "about 1.000ms of 10.000ms (10%): 500 calls of 2.000us" in sentence
+    (sentence,) = about_cost(500, 2_000.0, 5_000_000, 10_000_000)
+    assert "about 1.000ms of 10.000ms (10%): 500 calls of 2.000us." in sentence
+
+
+def test_labels_took_no_longer_than_what_they_are_part_of() -> None:
+    """Calibrated at 82 us a call while the machine was busy: half of all time. The ranges themselves took less."""
+    (sentence,) = about_cost(500, 82_000.0, 2_000_000, 80_000_000)
+    assert "at most 2.000ms of 80.000ms (2%): 500 calls of 4.000us." in sentence
+    assert list(about_cost(500, 82_000.0, 1_000_000, 80_000_000)) == []
+
+
+def test_the_ranges_own_time_is_that_of_layers_in_no_operator() -> None:
+    rows = [
+        row(0, cpu_ns=1),
+        row(1, cpu_ns=2),
+        row(1, phase=PHASES[2], cpu_ns=4),  # recomputed
+        row(NOT_SELECTED, cpu_ns=8),
+        row(OUTSIDE, cpu_ns=16),
+        row(1, op("aten::relu"), cpu_ns=32),
+    ]
+    assert _own_ns(run_of(rows).rows) == 15
+
+
+def test_a_busy_machine() -> None:
+    """For a fifth of the time the thread was ready to run, and others had the processors."""
+    meta = Meta(("Net",), wall_ns=100_000_000, process_cpu_ns=80_000_000, run_delay_ns=20_000_000)
+    (sentence,) = about_processors(meta)
+    assert sentence.startswith("The machine was busy: for 20.000ms of 100.000ms (20%) the main thread was ready to run")
+    for quiet in (
+        replace(meta, run_delay_ns=5_000_000),
+        replace(meta, run_delay_ns=None),
+        Meta(("Net",), run_delay_ns=0),
+    ):
+        assert list(about_processors(quiet)) == []
+
+
+def test_busy_machines_of_many_ranks_are_one_sentence() -> None:
+    """Else they would take the ten places of warnings that are of single ranks."""
+    metas = []
+    for rank in range(16):
+        meta = Meta(("Net",), rank=rank, wall_ns=100_000_000, run_delay_ns=(rank + 1) * 1_000_000)
+        metas.append(replace(meta, warnings=tuple(about_processors(meta))))
+    metas[12] = replace(metas[12], warnings=("Something else.", *metas[12].warnings))
+    run = replace(run_of([row(0, calls=1)]), metas=tuple(metas))
+    other, busy = doubts_of(run)
+    assert other == "Rank 12: Something else."
+    assert busy.startswith(
+        "The machine was busy on 11 of 16 ranks: for up to 16% of the time (rank 15) the main thread"
+    )
+    quiet = replace(run, metas=tuple(replace(meta, warnings=()) for meta in metas))
+    assert doubts_of(quiet) == []
+
+
+def test_what_flops_are_summed_over() -> None:
+    """Steps where there are any; else the calls of the model, and a single call goes without saying."""
+
+    def said(calls: int, **meta: int) -> list[str]:
+        return list(about_flops(run_of([row(0, calls=calls), row(1, op("aten::mm"), calls=2, flops=8)], **meta)))
+
+    assert said(1) == said(1, steps=1) == []
+    assert said(12) == said(12, steps=1) == ["MACs and FLOPs are summed over 12 calls of Net."]
+    assert said(12, steps=3) == ["MACs and FLOPs are summed over 3 steps."]
+    assert list(about_flops(run_of([row(0, calls=12)]))) == []
+    measured = {"requested": ("macs", "flops", "uncounted"), "measured": ("macs", "flops", "uncounted")}
+    run = run_of([row(0, calls=2), row(1, op("aten::mm"), calls=2, flops=8)], **measured)
+    assert "MACs and FLOPs are summed over 2 calls of Net." in run.report("tree")
+    assert "MACs and FLOPs are summed over 2 calls of Net." in run.report("ops")
+    assert "FLOPs (summed over 2 calls of Net)" in run.report("headline")
 
 
 def test_modules_that_changed() -> None:

@@ -48,7 +48,12 @@ def skip_without(needs: list[str]) -> None:
 def test_an_example_runs(name: str, needs: list[str], says: list[str], tmp_path: Path) -> None:
     skip_without(needs)
     result = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / name)], capture_output=True, text=True, check=False, cwd=tmp_path
+        [sys.executable, str(ROOT / "examples" / name)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        timeout=300,
     )
     assert result.returncode == 0, result.stderr
     for words in says:
@@ -64,7 +69,7 @@ def test_two_ranks_show_which_is_slow(tmp_path: Path) -> None:
     # with each. They stand in the last column, in units of 1000.
     flops = [float(line.split("|")[-1].split()[0]) for line in (of_1, of_0)]
     assert 3 < flops[0] / flops[1] < 9
-    alone = subprocess.run([sys.executable, example], capture_output=True, text=True, check=False)
+    alone = subprocess.run([sys.executable, example], capture_output=True, text=True, check=False, timeout=300)
     assert alone.returncode == 1 and "torchrun --nproc-per-node 2 examples/two_ranks.py" in alone.stderr
 
 
@@ -76,6 +81,7 @@ def test_the_trace_of_the_examples_is_what_record_trace_writes(tmp_path: Path) -
         text=True,
         check=False,
         cwd=tmp_path,
+        timeout=300,
     )
     assert recorded.returncode == 0, recorded.stderr
     committed = ROOT / "examples" / "trace.json.gz"

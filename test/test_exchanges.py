@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torch import distributed as dist
 from torch import nn
 
 import torchprof
-from torchprof import Profile
+from torchprof import Profile, modules
 from torchprof.attribute import (
     BACKWARD,
     FORWARD,
@@ -30,7 +32,7 @@ from torchprof.doubts import about_buckets
 from torchprof.exchanges import Exchanges, fqns_of
 from torchprof.groups import mesh_of_groups, sole_group
 from torchprof.modules import Plan
-from torchprof.run import GroupOfRanks, MeshDim
+from torchprof.run import NOT_RECORDED, GroupOfRanks, MeshDim
 
 PATHS = [("Net",), ("Net", "a"), ("Net", "b"), ("Net", "b", "0"), ("Net", "b", "1")]
 LABELS = ["torchprof:" + ".".join(path) for path in PATHS]
@@ -221,7 +223,7 @@ def test_gradients_that_were_not_exchanged_are_in_no_bucket() -> None:
 
 
 def test_gradients_of_a_model_that_is_not_replicated_are_in_no_bucket() -> None:
-    exchanges = Exchanges({}, PATHS, SIGNATURES, {3, 4})
+    exchanges = Exchanges({}, PATHS, SIGNATURES, {3: set(), 4: set()})
     attribution = Attribution(SITES, PATHS, None, None, exchanges)
     events = [*FORWARDS, *backward((1, THREE), (4, THREE), (3, FIVE), asks=2, signature=LIST_OF_EIGHT)]
     (found,) = [one.place for one in attribution.attribute(events) if one.event.name == "c10d::allreduce_"]
@@ -235,6 +237,29 @@ def test_a_bucket_of_another_size_held_other_gradients() -> None:
     assert (walked.shared("c10d::allreduce_"), walked.exchanges.uncertain) == ([()], 1)
     unsized = Walked(*FORWARDS, *backward((4, THREE), (3, FIVE), asks=1, signature=FIVE, sized=False))
     assert (unsized.shared("c10d::allreduce_"), unsized.exchanges.uncertain) == ([(4, 3)], 0)
+
+
+def test_a_gradient_that_is_ignored_is_in_no_bucket() -> None:
+    """By its size, where those were recorded: of a layer's 3 and 5 elements the 5 are not exchanged."""
+    exchanges = Exchanges({}, PATHS, SIGNATURES, {3: {5}, 4: set()})
+    attribution = Attribution(SITES, PATHS, None, None, exchanges)
+    events = [*FORWARDS, *backward((3, FIVE), (4, FIVE), (3, THREE), asks=2, signature=LIST_OF_EIGHT)]
+    (found,) = [one.place for one in attribution.attribute(events) if one.event.name == "c10d::allreduce_"]
+    assert (found.layer, found.shared, exchanges.uncertain) == (2, (4, 3), 0)
+
+
+def test_what_else_is_exchanged_when_a_gradient_is_there_is_no_bucket() -> None:
+    """A model without DistributedDataParallel: a hook of the user's, or FullyShardedDataParallel, which scatters. Where
+    nobody knows, as of a trace, a gradient that is scattered and is of another size is no bucket either."""
+    events = [*FORWARDS, *backward((4, THREE), (3, FIVE), asks=1, signature=EIGHT)]
+    scattered = [one._replace(name=one.name.replace("allreduce_", "_reduce_scatter_base_")) for one in events]
+    for replicated, of in (({}, events), ({}, scattered), (None, scattered)):
+        exchanges = Exchanges({}, PATHS, SIGNATURES, replicated)
+        sized = [one._replace(signature=FIVE) if one.signature == EIGHT else one for one in of]
+        found = [one.place for one in Attribution(SITES, PATHS, None, None, exchanges).attribute(sized)]
+        (place,) = [place for place in found if place.frame is not None and place.frame.name.startswith("c10d::")]
+        assert (place.layer, place.phase, place.shared) == (3, BACKWARD, ())
+        assert exchanges.uncertain == 0
 
 
 def test_two_buckets_that_go_at_once_are_not_told_apart() -> None:
@@ -465,7 +490,7 @@ def test_the_group_of_what_does_not_say_it() -> None:
     assert sole_group([{"pg_name": "0", "pg_desc": "default_pg", "pg_size": 2}]) == GroupOfRanks(
         "0", "default_pg", 2, ""
     )
-    assert sole_group([]) is None
+    assert sole_group([]) == NOT_RECORDED
     assert sole_group([{}, {"group_size": "2"}, {"group_size": 2, "ranks": "all"}]) == GroupOfRanks("", "", 2, "")
 
 
@@ -494,13 +519,95 @@ def test_buckets_that_are_not_in_order_yet_are_told() -> None:
     model = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.01)
     one = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
     plan = Plan([model, one], None)
-    assert plan.replicated == {*range(len(plan.layer_paths))}
+    assert set(plan.replicated) == {*range(len(plan.layer_paths))}
     model(torch.randn(1, 64)).sum().backward()
     said = plan.unordered()
+    assert Plan([net], None).unordered() == said  # as it is given to callbacks
     assert said == (["Sequential"] if model._get_ddp_logging_data()["bucket_sizes"].count(",") else [])
     (told,) = about_buckets(["Sequential"])
     assert told.startswith("DistributedDataParallel had not put the buckets of Sequential in order")
     assert list(about_buckets([])) == []
     model(torch.randn(1, 64)).sum().backward()
     assert plan.unordered() == []
-    assert Plan([nn.Linear(2, 2)], None).replicated == set()
+    assert Plan([nn.Linear(2, 2)], None).replicated == {}
+
+
+@pytest.mark.usefixtures("world_of_one")
+@pytest.mark.parametrize("is_module_yet", [False, True])
+def test_a_replica_whose_making_failed_exchanges_nothing(monkeypatch: pytest.MonkeyPatch, is_module_yet: bool) -> None:
+    """It lives on with the error, as an interactive session keeps it: there is nothing to ask it."""
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("DDP expects same model across all ranks")
+
+    class Parallel(nn.parallel.DistributedDataParallel):
+        def __init__(self, module: nn.Module) -> None:
+            broken.append(self)
+            super().__init__(module) if is_module_yet else fails()
+
+    broken: list[nn.Module] = []
+    net = nn.Linear(2, 2)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr("torch.nn.parallel.distributed._verify_param_shape_across_processes", fails)
+        Parallel(net)
+    plan = Plan([net], None)
+    assert (plan.replicated, plan.unordered()) == ({}, [])
+    with Profile(net) as prof:
+        net(torch.randn(1, 2))
+    assert len(prof.run.rows) > 0
+    model = nn.parallel.DistributedDataParallel(net)
+    assert (set(plan.replicated), plan.unordered()) == ({0}, [])
+    assert broken[0] is not model
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_what_is_around_a_model_is_looked_for_until_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Again where it is gone, or where there is a model more; never held alive."""
+    looked = []
+
+    def all_replicas() -> list[nn.parallel.DistributedDataParallel]:
+        looked.append(1)
+        return actual()
+
+    actual = modules._all_replicas
+    monkeypatch.setattr(modules, "_all_replicas", all_replicas)
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    plan = Plan([first, second], None)
+
+    def found(times: int) -> set[int]:
+        before = len(looked)
+        replicated = set(plan.replicated)
+        assert len(looked) - before == times
+        return replicated
+
+    assert [found(1), found(1)] == [set(), set()]
+    around = [nn.parallel.DistributedDataParallel(first)]
+    assert found(1) == {0}
+    around.append(nn.parallel.DistributedDataParallel(second))
+    assert [found(1), found(0), found(0)] == 3 * [{0, 1}]
+    del around[0]
+    gc.collect()
+    assert found(1) == {1}
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_a_bucket_of_a_model_that_is_given_without_its_wrapper() -> None:
+    """As callbacks are: DistributedDataParallel is around it. What it ignores is in no bucket, and neither is what
+    another one exchanges; the first gradients that come are those of the last layer."""
+    net = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    net._ddp_params_and_buffers_to_ignore = ["2.weight", "2.bias", "1.bias"]  # type: ignore[assignment]
+    model, other = nn.parallel.DistributedDataParallel(net), nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+    paths = [("Sequential",), *(("Sequential", str(step)) for step in range(3))]
+    for given in (net, model):
+        plan = Plan([given], None)
+        assert plan.layer_paths == paths
+        assert plan.replicated == {0: set(), 1: set(), 2: {4}}  # of the second Linear the bias is ignored
+    assert Plan([net[1]], None).replicated == {0: {4}}
+    assert Plan([other.module], None).replicated == {0: set()}
+    for _ in range(2):
+        model(torch.randn(1, 4)).sum().backward()
+    for with_sizes in (False, True):  # which have to be those of the bucket
+        with Profile(net, record_shapes=with_sizes) as prof:
+            model(torch.randn(1, 4)).sum().backward()
+        asking = [row for row in prof.run.rows if row.frames and row.frames[-1].name == "c10d::allreduce_"]
+        assert [{layer.name for layer in row.shared_by} for row in asking] == [{"Sequential.0", "Sequential.1"}]

@@ -56,6 +56,8 @@ with torchprof.Profile(Net(), with_flops=True) as prof:
     prof(torch.rand(3, 5))
 print(prof.run.tree().total.flops, prof.run.tree().total.macs, prof.run.tree().total.uncounted)
 """
-    result = subprocess.run([sys.executable, "-c", example + use], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", example + use], capture_output=True, text=True, check=False, timeout=300
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["30", "15", "0"]

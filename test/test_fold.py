@@ -25,7 +25,9 @@ from torchprof.attribute import (
     Signature,
     Site,
 )
+from torchprof.collectives import collective_of
 from torchprof.cost import Cost
+from torchprof.fold import SIGNATURES as MOST
 from torchprof.fold import add_cycle, fold
 from torchprof.run import Around, Held, Layer, Memory, Meta, Row, Run, SampleKey, Spread, Timeline
 
@@ -169,6 +171,89 @@ def test_one_op_on_two_shapes_has_two_rows() -> None:
     assert [(op.name, op.calls, op.total.cpu_ns) for op in run.ops()[0]][1:] == [("mul", 3, 31), ("copy", 2, 13)]
     plain = run_of(*(event._replace(signature=0) for event in events))
     assert [row.calls for row in plain.rows if row.frames] == [3, 2]
+
+
+MANY = (Signature((), ()), *(Signature(((size, 3), ()), ("float", "Scalar"), (None, size)) for size in range(1, 301)))
+
+
+def on_lengths(lengths: Sequence[int]) -> Run:
+    """A product of so many rows in each call, with as many FLOPs, and a copy in it."""
+    events = [ran("Net", 0, 1_000_000)]
+    for at, length in enumerate(lengths):
+        start = 1_000 * at
+        events += [ran("mul", start, start + 100, signature=length), ran("copy", start + 10, start + 20)]
+    attribution = Attribution(SITES, [layer.path for layer in LAYERS])
+    places = attribution.places.all
+    found = [*attribution.attribute(events)]
+    counts = {
+        place.index: (0, lengths.count(place.signature) * place.signature, 0) for place in places if place.signature
+    }
+    rows, samples, busy = fold(found, places, LAYERS, signatures=MANY, counts=counts)
+    return Run((Meta(("Net",), busy_ns=tuple(busy.items())),), LAYERS, rows, samples)
+
+
+def products(run: Run) -> dict[Any, tuple[int, int, int]]:
+    """By the shapes they were called on: calls, FLOPs, and how often they copied."""
+    found: dict[Any, list[int]] = {}
+    for row in run.rows:
+        if row.frames:
+            sums = found.setdefault(row.frames[0].signature and row.frames[0].signature.shapes, [0, 0, 0])
+            if len(row.frames) == 1:
+                sums[0] += row.calls
+                sums[1] += row.cost.flops
+            else:
+                sums[2] += row.calls
+    return {shapes: (calls, flops, copies) for shapes, (calls, flops, copies) in found.items()}
+
+
+def test_beyond_so_many_different_inputs_shapes_are_one_row() -> None:
+    """The first 64 lengths have rows of their own, and all others one, whose FLOPs are the sum of what each has."""
+    run = on_lengths([*range(1, 301), 1, 300])
+    found = products(run)
+    assert len(found) == MOST + 1
+    assert found[(1, 3), ()] == (2, 2, 2)
+    assert found[(64, 3), ()] == (1, 64, 1)
+    assert found[None, ()] == (302 - 65, sum(range(65, 301)) + 300, 302 - 65)
+    assert sum(calls for calls, _, _ in found.values()) == 302
+    (other,) = {row.signature for row in run.rows if row.signature and row.signature.shapes[0] is None}
+    assert other == Signature((None, ()), ("float", "Scalar"), (None, None))
+    assert sum(row.cost.cpu_ns for row in run.rows) == 1_000_000
+    named = replace(run, metas=(replace(run.meta, flags=(("record_shapes", True),)),))
+    assert "| 237   | [?]" in named.report("ops", group_by_input_shape=True)
+
+
+def test_different_inputs_are_as_few_in_many_cycles() -> None:
+    run = None
+    for first in range(1, 301, 50):
+        run = add_cycle(run, on_lengths(range(first, first + 50)))
+    assert run is not None
+    found = products(run)
+    assert len(found) == MOST + 1
+    assert found[None, ()] == (300 - 64, sum(range(65, 301)), 300 - 64)
+    again = add_cycle(run, on_lengths([7, 299]))
+    assert products(again) == {
+        **found,
+        ((7, 3), ()): (2, 14, 2),
+        (None, ()): (300 - 63, sum(range(65, 301)) + 299, 237),
+    }
+
+
+def test_what_is_told_of_a_collective_stays_where_its_sizes_differ() -> None:
+    told = ("collective", "alltoall", "7", "mesh_ep", 4, "[0, 1, 2, 3]")
+    signatures = [Signature((), ()), *(Signature(((n,), (n,)), ("Float", "Float"), told) for n in range(1, 100))]
+    attribution = Attribution(SITES, [layer.path for layer in LAYERS])
+    events = [ran("record_param_comms", 10 * at, 10 * at + 5, signature=at) for at in range(1, 100)]
+    rows, _, _ = fold(attribution.attribute(events), attribution.places.all, LAYERS, signatures=signatures)
+    (row,) = [row for row in rows if row.signature and row.signature.shapes == (None, None)]
+    found = collective_of(row.frames)
+    assert found is not None
+    assert (found.name, found.description, found.size, found.bytes_in, row.calls) == (
+        "all_to_all",
+        "mesh_ep",
+        4,
+        None,
+        35,
+    )
 
 
 def test_lines_of_python_are_counted_and_cost_nothing() -> None:

@@ -237,7 +237,7 @@ def test_sigterm_shortens_the_waiting(handler: list[int], monkeypatch: pytest.Mo
     timer.start()
     run = exchange(of_rank(0), store, 0, 0, range(3), 1000)  # or the test would never end
     assert run is not None and run.missing_ranks == (2, 3)
-    timer.join()
+    timer.join(60)
     assert comes(handler)
 
 

@@ -225,7 +225,7 @@ def in_terminal(command: Sequence[str], **more: str) -> str:
         with suppress(OSError):  # Linux says so when the other end is closed
             while read := os.read(ours, 65_536):
                 written += read
-        process.wait()
+        process.wait(60)
     os.close(ours)
     return written.decode().replace("\r\n", "\n")
 
@@ -238,7 +238,9 @@ def test_a_terminal_has_colours_and_a_pipe_has_none(saved: Path) -> None:
     coloured = in_terminal(show(saved, "--hot"))
     expected = run_of(LINES).report("tree", hot=True, color=True)
     assert coloured == expected + "\n"
-    piped = subprocess.run(show(saved, "--hot"), capture_output=True, text=True, check=True, env=environment())
+    piped = subprocess.run(
+        show(saved, "--hot"), capture_output=True, text=True, check=True, env=environment(), timeout=300
+    )
     assert piped.stdout == plain(expected) + "\n"
 
 
@@ -267,7 +269,9 @@ def test_a_whole_script_has_its_headline_first_and_its_tree_in_colours(tmp_path:
     command = [sys.executable, "-m", "torchprof", "run", "--hot", "-o", str(file), str(tmp_path / "script.py")]
     written = in_terminal(command)
     assert "\x1b[1mSequential ◄\x1b[0m" in written and "◄ marks the hottest path by CPU total" in written
-    piped = subprocess.run(command, capture_output=True, text=True, check=True, env=environment(), cwd=tmp_path).stdout
+    piped = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=environment(), cwd=tmp_path, timeout=300
+    ).stdout
     assert "Sequential ◄" in piped and "\x1b" not in piped
     lines = [line for line in piped.splitlines() if line]
     assert lines[0].startswith("torchprof: ") and lines[1] == torchprof.load(file).report("headline")

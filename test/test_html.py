@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from all_kinds import KINDS
 from browser import Tab, chromium, open_tab  # noqa: F401
 from hand_made import cells, headings, kernel, label, op, row, run_of
 from hand_made_ranks import everybody, run_of_ranks
@@ -32,12 +33,15 @@ from torch import Tensor, nn
 import torchprof
 from benchmarks.page import CLICKS, big_run, click_ms
 from torchprof import Profile, Run, TorchprofError
-from torchprof.attribute import BACKWARD, FORWARD, NOT_SELECTED, OUTSIDE, PHASES, RECOMPUTE, Frame
-from torchprof.cost import Cost, Unit, format_count, format_memory, format_time
+from torchprof.attribute import BACKWARD, FORWARD, LAUNCHED_BEFORE, NOT_SELECTED, OUTSIDE, PHASES, RECOMPUTE, Frame
+from torchprof.cost import Bound, Cost, Unit, format_count, format_memory, format_time
+from torchprof.figures import Figures
 from torchprof.operators import kernels, operators
 from torchprof.reports.page_data import Take, page_data, sum_of_ranks, traffic_bytes
-from torchprof.reports.tree import AT_LEAST, CALLS, UNKNOWN, columns_of, table_of
+from torchprof.reports.tree import AT_LEAST, CALLS, UNKNOWN, columns_of, entries_of
 from torchprof.run import (
+    NOT_SELECTED_NAME,
+    OUTSIDE_NAME,
     Around,
     DeviceTime,
     Held,
@@ -50,6 +54,7 @@ from torchprof.run import (
     Spread,
     StreamTime,
     Timeline,
+    range_in_words,
 )
 
 if TYPE_CHECKING:
@@ -322,7 +327,7 @@ RUNS: dict[str, Callable[[], Run]] = {
         called_back,
         of_ranks,
     )
-}
+} | {name: KINDS[name] for name in ("compiled_fused", "replayed")}
 
 
 def of_rank(run: Run, rank: int) -> Run:
@@ -362,6 +367,9 @@ READ_SHEET = """(box) => {
   return [...box.querySelectorAll("tbody tr")].map((row) => [...row.children].map((cell) => cell.textContent));
 }"""
 READ_PANELS = """(every) => {
+  const all = document.querySelector(".treetable");
+  all.style.height = all.style.maxHeight = "100000px"; // only rows in sight are in the document
+  all.dispatchEvent(new Event("scroll"));
   const readSheet = READ_SHEET;
   const buttons = (label) => [...document.querySelectorAll(`.choice[aria-label=${label}] button`)];
   const choices = (label) => (every && buttons(label).length ? buttons(label).map((one) => one.textContent) : [null]);
@@ -416,9 +424,8 @@ def told(page: Page) -> Any:
 
 
 def text_rows(run: Run) -> list[list[str]]:
-    """The lines of the terminal's table but those of labels, names without the lines of the tree."""
-    rows = [[re.sub(r"^[│├└─ ]+", "", row[0]), *row[1:]] for row in cells(run.report("tree"))]
-    return [row for row in rows if not re.search(r" \(label(, \w+)?\)$", row[0])]
+    """The lines of the terminal's table, names without the lines of the tree."""
+    return [[re.sub(r"^[│├└─ ]+", "", row[0]), *row[1:]] for row in cells(run.report("tree"))]
 
 
 def paths_of(run: Run) -> list[str]:
@@ -442,12 +449,33 @@ def test_every_cell_of_the_table_is_the_terminals(name: str, look: Callable[...,
     )
     lines = table(page)
     expected = text_rows(run)
+    shown = [[line["name"], *line["cells"]] for line in lines]
     # The terminal's last lines are of work of no layer, in another order.
-    assert [[line["name"], *line["cells"]] for line in lines if line["node"] < len(run.layers)] == expected[
-        : len(run.layers)
+    of_layers = next((at for at, row in enumerate(expected) if row[0] in (OUTSIDE_NAME, NOT_SELECTED_NAME)), None)
+    assert shown[:of_layers] == expected[:of_layers]
+    assert sorted(shown) == sorted(expected)
+    assert {line["path"] for line in lines if line["node"] < len(run.layers) + 2} == set(paths_of(run))
+
+
+def test_what_was_launched_before_the_recording_has_a_line_and_no_part(look: Callable[..., Page]) -> None:
+    times = ("cpu_ns", "device_ns")
+    rows = [
+        row(0, cpu_ns=10),
+        row(1, op("aten::mm"), cpu_ns=70),
+        row(1, op("aten::mm"), kernel("gemm"), device="cuda:0", device_ns=900),
+        row(OUTSIDE, kernel("loose"), device="cuda:0", device_ns=30),
+        row(OUTSIDE, label(LAUNCHED_BEFORE), kernel("old"), device="cuda:0", calls=4, device_ns=5000),
     ]
-    assert sorted([line["name"], *line["cells"]] for line in lines) == sorted(expected)
-    assert {line["path"] for line in lines} == set(paths_of(run))
+    run = run_of(rows, device="cuda", requested=times, measured=times)
+    page = look(run)
+    lines = table(page)
+    assert sorted([line["name"], *line["cells"]] for line in lines) == sorted(text_rows(run))
+    assert lines[-1]["name"] == LAUNCHED_BEFORE
+    choice(page, "CUDA time").click()
+    check_icicle(page, run, "device_ns", [FORWARD])
+    sheets = {panel["path"]: panel["sheets"] for panel in panels(page, every=False)}
+    assert [row_[0] for row_ in sheets[LAUNCHED_BEFORE]["Kernels"]] == ["old"]
+    assert "old" not in {row_[0] for row_ in sheets["(outside)"]["Kernels"]}
 
 
 def test_cells_of_single_ranks_are_those_of_a_run_of_that_rank(look: Callable[..., Page]) -> None:
@@ -500,11 +528,13 @@ def operator_rows(run: Run, fields: Sequence[str], **chosen: Any) -> list[list[s
     rows = []
     for one, sums in operators(run, **chosen).items():
         figures = []
+        is_part = 0 < sums.calls == sums.parts  # its work is in the figure of the operator around it
         for field in fields:
-            figures.append(cost_text(sums.self, field))
+            hidden = is_part and field in ("macs", "flops") and not getattr(sums.self, field)
+            figures.append("" if hidden else cost_text(sums.self, field))
             if field.endswith("_ns"):
                 figures.append(cost_text(sums.total, field))
-        name = f"{one.name} (label)" if one.kind == "label" else one.name
+        name = range_in_words(one.kind, one.name)
         rows.append([name, str(sums.calls) if sums.calls else "", *figures])
     return sorted(rows)
 
@@ -537,11 +567,21 @@ def ordered_layers(run: Run) -> list[Layer]:
     return [node.layer for root in range(len(run.roots)) for node in run.tree(root=root).walk()]
 
 
-def figures_by_path(run: Run) -> dict[str, Any]:
-    """What the terminal's table has for each layer, by its path, labels left out."""
-    rows = [entry for _, entry in table_of(run).rows if not re.search(r" \(label(, \w+)?\)$", entry.name)]
-    found = {layer.name: entry.figures for layer, entry in zip(ordered_layers(run), rows)}
-    return found | {entry.name: entry.figures for entry in rows[len(run.layers) :]}
+def figures_by_path(run: Run) -> dict[str, Figures]:
+    """What the terminal's table has for each layer, and for work of none, by its path; without labels."""
+    return {name: figures for name, figures in all_figures(run).items() if ", " not in name}
+
+
+def all_figures(run: Run) -> dict[str, Figures]:
+    """The same with labels, and what torch.compile made; before their names stands the path of where they are."""
+    found = {}
+    waiting = [(one, ".".join(one.path) or one.name) for one in entries_of(run)]
+    while waiting:
+        entry, path = waiting.pop()
+        found[path] = entry.figures
+        waiting += [(one, ".".join(one.path)) for one in entry.children]
+        waiting += [(one, f"{path}, {one.name}") for one in entry.ops]
+    return found
 
 
 def test_kernels_of_a_layer_and_of_all_below_it(look: Callable[..., Page]) -> None:
@@ -635,7 +675,13 @@ def check_icicle(page: Page, run: Run, field: str, phases: Sequence[str]) -> Non
     totals["everything"] = (
         sum(totals[layer.name] for layer in run.roots) + totals["(outside)"] + totals["(not selected)"]
     )
-    names = [*(layer.name for layer in ordered_layers(run)), "(outside)", "(not selected)", "everything"]
+    names = [
+        *(layer.name for layer in ordered_layers(run)),
+        "(outside)",
+        "(not selected)",
+        LAUNCHED_BEFORE,
+        "everything",
+    ]
     drawn = page.evaluate(READ_BLOCKS)
     blocks = {names[block["node"]]: block for block in drawn["blocks"] if not {"rest", "own"} & {*block["classes"]}}
     top = min(blocks, key=lambda name: blocks[name]["top"], default=None)
@@ -793,38 +839,39 @@ READ_CHART = """() => {
 
 
 def check_upper_edge(page: Page, run: Run) -> None:
-    """The upper edge of the chart is the highest running total in each of the stretches that time is divided into."""
+    """The chart is the running total, in steps: in each of the stretches that time is divided into it rises as high as
+    that, and leaves it at the level where that leaves it."""
     timeline, memory = run.timeline, run.memory[0]
     assert timeline is not None
     times, sizes = timeline.columns["time_ns"], timeline.columns["nbytes"]
     last = times[-1]
     length = max(last // 600, 1)
     highest: dict[int, int] = {}
+    left: dict[int, int] = {}
     total = 0
     for at, nbytes in zip(times, sizes):
         highest[at // length] = max(highest.get(at // length, total), total + nbytes)
         total += nbytes
+        left[at // length] = total
+    assert max(highest.values()) == memory.peak_bytes
+    course = page.evaluate("JSON.parse(document.getElementById('told').textContent).memory[0].course")
+    told = [(at, sum(kinds)) for at, kinds in zip(course["timesNs"], course["heights"])]
+    assert course["timesNs"] == sorted(course["timesNs"])
+    for stretch in highest:
+        before = [level for at, level in told[1:] if at // length < stretch][-1:] or [0]
+        here = [level for at, level in told[1:] if at // length == stretch]
+        assert max([*before, *here]) == highest[stretch]
+        assert [*before, *here][-1] == left[stretch]
     chart = page.evaluate(READ_CHART)
     per_byte = (chart["start"] - chart["highest"]) / memory.peak_bytes
-    edge: dict[int, float] = {}
-    for points in chart["polygons"]:
-        for x, y in points[: len(points) // 2]:
-            at = (x - chart["left"]) / (chart["right"] - chart["left"]) * last
-            edge.setdefault(round(at / length * 2), -math.inf)
-            edge[round(at / length * 2)] = max(edge[round(at / length * 2)], (chart["start"] - y) / per_byte)
-    assert max(edge.values()) == pytest.approx(memory.peak_bytes, abs=0.06 / per_byte)
-    assert max(highest.values()) == memory.peak_bytes
-    upper = page.evaluate("JSON.parse(document.getElementById('told').textContent).memory[0].course")
-    drawn = {at // length: sum(kinds) for at, kinds in zip(upper["timesNs"][1:-1], upper["heights"][1:-1])}
-    assert drawn == highest
-    tops = [
-        max(column)
-        for column in zip(
-            *([(chart["start"] - y) / per_byte for _, y in points[: len(points) // 2]] for points in chart["polygons"])
-        )
-    ]
-    expected = [sum(kinds) for kinds in upper["heights"]]
-    assert tops == [pytest.approx(value, abs=0.06 / per_byte) for value in expected]
+    edges = [points[: len(points) // 2] for points in chart["polygons"]]
+    tops = [max((chart["start"] - y) / per_byte for _, y in column) for column in zip(*edges)]
+    assert tops == [pytest.approx(level, abs=0.06 / per_byte) for _, level in told for _ in ("begin", "end")]
+    x = [chart["left"] + (chart["right"] - chart["left"]) * at / last for at, _ in told]
+    for edge in edges:
+        assert [at for at, _ in edge[::2]] == pytest.approx(x, abs=0.06)
+        ends = [max(begin + 1, end) for begin, end in zip(x, [*x[1:], chart["right"]])]
+        assert [at for at, _ in edge[1::2]] == pytest.approx(ends, abs=0.06)
 
 
 @pytest.mark.parametrize("name", ["training", "labelled", "checkpointed"])
@@ -875,13 +922,25 @@ def test_memory_over_time_by_hand(look: Callable[..., Page]) -> None:
     x = lambda ns: pytest.approx(chart["left"] + (chart["right"] - chart["left"]) * ns / 100, abs=0.06)  # noqa: E731
     assert chart["peak"] == x(50)
     edges = [points[: len(points) // 2] for points in chart["polygons"]]
-    # At 75 what stood highest in that stretch is what was there before its step.
-    assert edges[0][1:5] == [[x(0), y(300)], [x(25), y(300)], [x(50), y(300)], [x(75), y(300)]]
-    assert edges[1][1:5] == [[x(0), y(300)], [x(25), y(400)], [x(50), y(400)], [x(75), y(400)]]
-    assert edges[2][1:5] == [[x(0), y(300)], [x(25), y(400)], [x(50), y(900)], [x(75), y(900)]]
+    times = [x(25), x(25), x(50), x(50), x(75), x(75), x(100)]
+    # From 75 on 800 bytes are freed that were there at the start.
+    for edge, levels in zip(edges, [(300, 300, 300, -500), (300, 400, 400, -500), (300, 400, 900, 0)]):
+        assert [at for at, _ in edge[3:10]] == times
+        assert [height for _, height in edge[2:10]] == [y(level) for level in levels for _ in ("begin", "end")]
     rows = page.evaluate(f"({READ_SHEET})(document.querySelector('#memory'))")
     assert rows[0] == ["Net.a", "forward", "unknown", "500 B", "1"]
     assert rows[2][0] == "(outside)"
+
+
+def test_memory_stays_at_its_level_until_the_next_step(look: Callable[..., Page]) -> None:
+    """A peak that is gone at once, then nothing for long: no slope, and its level does not stay."""
+    steps = [(0, 50, 2), (10_000, 342, 5), (10_001, -342, 5), (10_002, -50, 2), (100_000, 18, 2), (200_000, -18, 2)]
+    run = with_memory(run_of([row(0, cpu_ns=10)]), steps, Memory("cpu", peak_bytes=392, peak_ns=10_000))
+    page = look(run)
+    check_upper_edge(page, run)
+    course = page.evaluate("JSON.parse(document.getElementById('told').textContent).memory[0].course")
+    told = [(at, sum(kinds)) for at, kinds in zip(course["timesNs"], course["heights"])]
+    assert told == [(0, 0), (0, 50), (10_000, 392), (10_002, 0), (100_000, 18), (200_000, 0)]
 
 
 def test_what_was_freed_lifts_the_stack_off(look: Callable[..., Page]) -> None:
@@ -947,7 +1006,7 @@ def roofline_run() -> Run:
         [
             row(0, cpu_ns=100),
             row(1, calls=2, cpu_ns=84),
-            row(1, op("aten::mm"), calls=2, cpu_ns=300, flops=3840, macs=1920),
+            row(1, op("aten::mm", (2, 4)), calls=2, cpu_ns=300, flops=3840, macs=1920),
             row(3, calls=1),
             row(3, op("aten::add"), calls=1, cpu_ns=96, flops=96),
         ],
@@ -1208,12 +1267,13 @@ def expected_csv(run: Run) -> list[list[str]]:
     """Path and plain figures of every layer: of what is unknown none."""
     columns = columns_of(run)
     rows = []
-    for path, figures in figures_by_path(run).items():
+    for path, figures in all_figures(run).items():
         cells = [path]
         for column in columns:
             text = column.text(figures, None)
             cells.append("" if text in ("", UNKNOWN) else repr(column.of(figures)))
-        rows.append(cells)
+        bounds = [column.heading for column in columns if column.figure(figures).bound is Bound.AT_LEAST]
+        rows.append([*cells, ", ".join(bounds)])
     return rows
 
 
@@ -1223,7 +1283,7 @@ def test_copied_csv_has_the_runs_integers(name: str, look: Callable[..., Page]) 
     page = look(run)
     button(page, "Open all").click()
     button(page, "Copy as CSV").click()
-    page.get_by_text(f"Copied: {len(figures_by_path(run))} rows.").wait_for()
+    page.get_by_text(f"Copied: {len(all_figures(run))} rows.").wait_for()
     first, *rows = csv.reader(io.StringIO(page.evaluate("navigator.clipboard.readText()")))
     units = {Unit.TIME: " (ns)", Unit.BYTES: " (bytes)", Unit.COUNT: ""}
     assert first == [
@@ -1232,11 +1292,12 @@ def test_copied_csv_has_the_runs_integers(name: str, look: Callable[..., Page]) 
             column.heading + units[getattr(getattr(column, "measure", None), "unit", Unit.COUNT)]
             for column in columns_of(run)
         ),
+        "Lower bounds",
     ]
-    assert len(rows) == len(figures_by_path(run))
+    assert len(rows) == len(all_figures(run))
     for row_, expected in zip(sorted(rows), sorted(expected_csv(run))):
-        assert row_[0] == expected[0]
-        for cell, right in zip(row_[1:], expected[1:]):
+        assert (row_[0], row_[-1]) == (expected[0], expected[-1])
+        for cell, right in zip(row_[1:-1], expected[1:-1]):
             assert cell == right or float(cell) == pytest.approx(float(right))
             assert "." in right or cell == right  # integers to the digit
 
@@ -1482,7 +1543,7 @@ def test_page_of_resnet50_is_small(tmp_path: Path, look: Callable[..., Page]) ->
     size = (tmp_path / "resnet50.html").stat().st_size
     print(f"ResNet-50: {size / 1000:.0f} KB, {len(run.rows)} rows")
     assert size < 400_000
-    assert len(table(look(run))) == len(run.layers) + 1
+    assert len(table(look(run))) == len(all_figures(run)) == len(run.layers) + 1 + 2  # the optimizer's labels
 
 
 def test_clicks_on_a_page_of_10000_layers(look: Callable[..., Page], capsys: pytest.CaptureFixture[str]) -> None:
@@ -1984,7 +2045,8 @@ class Grown(nn.Module):
 
 def change_of(how: str, change: Any, quantity: Any) -> list[str]:
     """The cells of a quantity, as the page has them: blank where the layer was not there."""
-    known = [UNKNOWN if value is None else quantity.text(value) for value in change[:3]]
+    known = [change.figure(side).text(quantity.text) for side in (0, 1)]
+    known.append(UNKNOWN if change.difference is None else quantity.text(change.difference))
     if change.difference is not None and change.difference > 0:
         known[2] = f"+{known[2]}"
     if how == "added":
@@ -2094,7 +2156,7 @@ def test_calls_that_differ_have_no_place_in_the_roofline() -> None:
     same = profiled(model, lambda: [model(torch.rand(32, 64)) for _ in range(4)], with_flops=True)
     other = profiled(model, lambda: [model(torch.rand(size, 64)) for size in (32, 32, 32, 16)], with_flops=True)
     assert None not in page_data([Take("this run", same)])["takes"][0]["traffic"]
-    assert page_data([Take("this run", other)])["takes"][0]["traffic"] == [4 * (32 * 64 + 32 * 8), None, None]
+    assert page_data([Take("this run", other)])["takes"][0]["traffic"] == [None] * 3
 
 
 def test_the_keyboard_stays_where_it_was(look: Callable[..., Page]) -> None:
@@ -2184,11 +2246,11 @@ def test_ranks_are_compared(look: Callable[..., Page]) -> None:
     )
     assert said == job(4, world_size=5).report("ranks").split("\n\n")[0]
     assert [cells.split("\t") for cells in section.locator(".sheet tr").all_inner_texts()] == [
-        ["Rank", "Steps", "Own work a step", "Slowest", "Waiting a step", "Last to come"],
-        ["1", "5", "60.000ms", "5 of 5", "0.000us", "5 of 5"],
-        ["0", "5", "31.000ms", "0 of 5", "8.000us", "0 of 5"],
-        ["2", "5", "31.000ms", "0 of 5", "8.000us", "0 of 5"],
-        ["3", "5", "30.000ms", "0 of 5", "8.000us", "0 of 5"],
+        ["Rank", "Steps", "Own work a step", "Median", "Slowest", "Waiting a step", "Last to come"],
+        ["1", "5", "60.000ms", "60.000ms", "5 of 5", "0.000us", "5 of 5"],
+        ["0", "5", "31.000ms", "31.000ms", "0 of 5", "8.000us", "0 of 5"],
+        ["2", "5", "31.000ms", "31.000ms", "0 of 5", "8.000us", "0 of 5"],
+        ["3", "5", "30.000ms", "30.000ms", "0 of 5", "8.000us", "0 of 5"],
     ]
     assert heat_of(page) == {
         "Net": ["31.000ms", "1.00", "1.94", "1.00", "0.97"],

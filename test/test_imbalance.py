@@ -9,13 +9,16 @@ from statistics import median
 from typing import Any
 
 import pytest
-from hand_made_ranks import NOWHERE, PATHS, everybody, run_of_ranks
+from hand_made_ranks import NOWHERE, PATHS, everybody, lockstep, run_of_ranks
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from torchprof.attribute import BACKWARD, FORWARD, OUTSIDE, PHASES
-from torchprof.imbalance import Balance, OneLayer, OneRank, OverRanks, Slow, Times, balance_of
-from torchprof.run import GroupOfRanks, Run
+from torchprof.compared_ranks import IN_NO_OP, OneLayer, OneRank, OverRanks, Times
+from torchprof.imbalance import Balance, balance_of
+from torchprof.merging import merge
+from torchprof.run import EXCHANGES, GAP, WORK, GroupOfRanks, LockstepKey, Run
+from torchprof.slow_ranks import PARTS, Difference, Late, Slow
 
 FOUR = range(4)
 PAIR = GroupOfRanks("7", "mesh_tp", 2, "[0, 1]")
@@ -64,18 +67,16 @@ def planted(steps: int = 20) -> Run:
 
 
 def test_a_slow_rank_is_found_and_where_it_is_slow() -> None:
-    """Rank 2: 10 + 2 + (18·13 + 2·4) / 20 = 24.1 ms a step; rank 0: 12 + (18·4 + 2·30) / 20 = 18.6; the others 16.
-    The least for being slow is 1.1 times the faster of the two in the middle, 16: so rank 0 is slow, too."""
+    """In its median step rank 2 takes 10 + 2 + 13 = 25 ms, where the others take 16; rank 0 is slow in two steps alone.
+    The others wait for it for 9 ms a step, as long as it takes longer."""
     found = slow(planted())
-    assert found.ranks == (2, 0)
-    assert found.work_ns == (24_100_000, 18_600_000)
-    assert found.others_ns == 16_000_000
-    assert found.slowest == (20, 20)
-    assert found.last == (20, 20)
-    assert (found.layer, found.phase) == (PATHS.index("Net.b.0"), BACKWARD)
-    assert found.excess_ns == 24_100_000 - 16_000_000
-    # 18 steps of 9 ms and two of 26, for 20 steps: that is how long the ranks wait that are never slow.
+    assert (found.ranks, found.work_ns, found.others_ns) == ((2,), (25_000_000,), 16_000_000)
+    assert (found.slowest, found.last) == ((18, 20), (18, 20))
+    assert found.difference == Difference("cpu", PATHS.index("Net.b.0"), BACKWARD, 9_000_000)
+    # 18 steps of 9 ms and two of 26, for 20 steps; rank 0 waits in the 18 alone.
     assert found.others_wait_ns == (18 * 9_000_000 + 2 * 26_000_000) / 20
+    assert not found.may_be_chance
+    assert balance_of(planted()).late is None  # that is said already
 
 
 def test_waiting_is_what_a_collective_took_longer_than_on_the_last_to_come() -> None:
@@ -105,21 +106,27 @@ def test_one_slow_step_makes_no_slow_rank() -> None:
     assert balance_of(run_of_ranks({("Net.a", FORWARD): times})).slow is None
 
 
+@pytest.mark.parametrize("steps", [1, 5])
 @pytest.mark.parametrize(("ns", "is_slow"), [(1_099_999, False), (1_100_000, True)])
-def test_a_slow_rank_takes_a_tenth_longer(ns: int, is_slow: bool) -> None:
-    times = {**even(1_000_000, range(3)), 3: [ns] * 5}
-    assert (balance_of(run_of_ranks({("Net.a", FORWARD): times})).slow is not None) == is_slow
+def test_a_slow_rank_takes_a_tenth_longer(ns: int, is_slow: bool, steps: int) -> None:
+    times = {**even(1_000_000, range(3), steps), 3: [ns] * steps}
+    found = balance_of(run_of_ranks({("Net.a", FORWARD): times})).slow
+    assert (found is not None) == is_slow
+    assert found is None or found.may_be_chance == (steps == 1)
 
 
-def test_of_two_ranks_one_can_be_slow() -> None:
-    found = slow(run_of_ranks({("Net.a", FORWARD): {0: [300] * 4, 1: [200] * 4}}))
+@pytest.mark.parametrize(("steps", "may_be_chance"), [(4, True), (5, False)])
+def test_of_two_ranks_one_can_be_slow(steps: int, may_be_chance: bool) -> None:
+    """With 4 steps, one of 2 ^ 4 times one of both is the slower one in all of them by chance, twice 6 %."""
+    found = slow(run_of_ranks({("Net.a", FORWARD): {0: [300] * steps, 1: [200] * steps}}))
     assert (found.ranks, found.work_ns, found.others_ns) == ((0,), (300,), 200)
+    assert found.may_be_chance == may_be_chance
 
 
 def test_no_more_than_half_of_the_ranks_are_slow() -> None:
-    times = {number: [100 if number < 3 else 200] * 4 for number in range(6)}
+    times = {number: [100 if number < 3 else 200] * 10 for number in range(6)}
     assert slow(run_of_ranks({("Net.a", FORWARD): times})).ranks == (3, 4, 5)
-    times[2] = [200] * 4
+    times[2] = [200] * 10
     assert balance_of(run_of_ranks({("Net.a", FORWARD): times})).slow is None
 
 
@@ -127,7 +134,8 @@ def test_steps_that_cannot_be_paired() -> None:
     """Rank 1 took a step less: nobody knows which of its steps belongs to which, but what one takes is known."""
     run = run_of_ranks({("Net.a", FORWARD): {0: [10, 10, 10], 1: [30, 32]}})
     found = slow(run)
-    assert (found.ranks, found.work_ns, found.others_ns, found.slowest) == ((1,), (31,), 10, None)
+    assert (found.ranks, found.work_ns, found.others_ns, found.slowest) == ((1,), (30,), 10, None)
+    assert found.may_be_chance
     balance = balance_of(run)
     assert [one.slowest for one in balance.ranks] == [None, None]
     assert layer(balance, "Net.a").slowest is None
@@ -143,13 +151,16 @@ def test_where_the_difference_is() -> None:
         ("Net.b.1", FORWARD): {**even(10), 3: [12] * 5},
     }
     found = slow(run_of_ranks(both))
-    assert (found.layer, found.phase, found.excess_ns) == (PATHS.index("Net.b.0"), None, 40 + 39)
+    assert found.difference == Difference("cpu", PATHS.index("Net.b.0"), None, 40 + 39)
     spread = {("Net.b.0", FORWARD): {**even(10), 3: [50] * 5}, ("Net.b.1", FORWARD): {**even(10), 3: [60] * 5}}
     found = slow(run_of_ranks(spread))
-    assert (found.layer, found.phase, found.excess_ns) == (PATHS.index("Net.b.1"), FORWARD, 50)
+    assert found.difference == Difference("cpu", PATHS.index("Net.b.1"), FORWARD, 50)
     outside = {("Net.a", FORWARD): even(100), (NOWHERE, FORWARD): {**even(10), 0: [90] * 5}}
     found = slow(run_of_ranks(outside))
-    assert (found.layer, found.phase, found.excess_ns) == (OUTSIDE, FORWARD, 80)
+    assert found.difference == Difference("cpu", OUTSIDE, FORWARD, 80)
+    of_it = {"step_data_ns": even(5), "step_optimizer_ns": {**even(3), 0: [77] * 5}}
+    found = slow(run_of_ranks(outside, parts=of_it))
+    assert found.difference == Difference("cpu", OUTSIDE, None, 74, "step_optimizer_ns")
 
 
 def test_more_work_is_told_from_slow_work() -> None:
@@ -160,6 +171,100 @@ def test_more_work_is_told_from_slow_work() -> None:
     uncounted = {("Net.a", FORWARD, 1): 1}
     assert slow(run_of_ranks(own, flops=as_many, uncounted=uncounted)).flops is None
     assert slow(run_of_ranks(own)).flops is None
+
+
+# Who is late
+
+
+MS = 1_000_000
+
+
+def fed_slowly(steps: int = 8, ranks: int = 4, more: int = 60, **others: Any) -> Run:
+    """All ranks compute for 10 ms on the device; rank 2 begins 60 ms later, in each step of 75, and all others wait for
+    it in the all-reduce of 4 ms."""
+    late = {number: [more * MS if number == 2 else 0] * steps for number in range(ranks)}
+    reduced = {number: [(4 + more - late[number][0] // MS) * MS] * steps for number in range(ranks)}
+    device = run_of_ranks(
+        {("Net.a", FORWARD): even(10 * MS, range(ranks), steps)},
+        {("Net", BACKWARD, "allreduce", everybody(ranks)): reduced},
+        device="device",
+        parts={"step_ns": even(75 * MS, range(ranks), steps), **others},
+    )
+    cpu = run_of_ranks({("Net.a", FORWARD): even(8 * MS, range(ranks), steps)})
+    gaps = {number: [2 * MS + ns for ns in times] for number, times in late.items()}
+    key = LockstepKey(OUTSIDE, FORWARD, "cpu", GAP)
+    where = key if not others else key._replace(what=WORK)
+    return replace(device, lockstep={**cpu.lockstep, **device.lockstep, where: lockstep(gaps, where)})
+
+
+def test_a_rank_that_others_wait_for_is_late_though_its_kernels_are_as_fast() -> None:
+    balance = balance_of(fed_slowly())
+    assert balance.slow is None
+    assert balance.late == Late((2,), (60 * MS,), 0.8, False, Difference("cpu", IN_NO_OP, FORWARD, 60 * MS))
+    assert [one.last for one in balance.ranks] == [(0, 8), (0, 8), (8, 8), (0, 8)]
+    assert [one.slowest for one in balance.ranks] == [(0, 8)] * 4  # of equal ones none
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_which_part_of_the_step_a_rank_is_late_for(part: str) -> None:
+    took = {**even(3 * MS, steps=8), 2: [63 * MS] * 8}
+    late = balance_of(fed_slowly(**{part: took})).late
+    assert late is not None
+    assert late.difference == Difference("cpu", OUTSIDE, None, 60 * MS, part)
+
+
+def test_a_rank_is_late_by_a_tenth_of_a_step() -> None:
+    """Of 75 ms that is 7.5, whatever part of the collective it is."""
+    assert balance_of(fed_slowly(more=7)).late is None
+    found = balance_of(fed_slowly(more=8)).late
+    assert found is not None
+    assert (found.ranks, found.late_ns) == ((2,), (8 * MS,))
+
+
+def test_in_few_steps_a_late_rank_may_be_chance() -> None:
+    found = balance_of(fed_slowly(steps=1)).late
+    assert found is not None
+    assert (found.ranks, found.may_be_chance) == ((2,), True)
+
+
+def test_in_a_run_that_kept_calls_alone_the_last_of_most_is_late() -> None:
+    """As in files of torchprof 2.6."""
+    run = fed_slowly()
+    calls_alone = {
+        key: replace(one, values=(), medians=()) for key, one in run.lockstep.items() if key.what != EXCHANGES
+    }
+    found = balance_of(replace(run, lockstep=calls_alone)).late
+    assert found is not None
+    assert (found.ranks, found.late_ns, found.may_be_chance) == ((2,), (60 * MS,), True)
+    even_ones = {key: one for key, one in fed_slowly(more=7).lockstep.items() if key.what != EXCHANGES}
+    assert balance_of(replace(run, lockstep=even_ones)).late is None
+
+
+def test_in_groups_of_two_dimensions_who_waits_for_another_is_not_late() -> None:
+    """Ranks 0 to 3 and 4 to 7 share tensors, 0 and 4, 1 and 5 … data. Rank 5 is 50 ms late: those of its first group
+    wait for it there, and are late themselves in their other groups, where 0, 1, 2 and 3 wait."""
+    steps = 10
+    run = run_of_ranks({("Net.a", FORWARD): even(10 * MS, range(8), steps)}, parts={"step_ns": even(90 * MS, range(8))})
+    found = dict(run.lockstep)
+    for first in (0, 4):
+        group = GroupOfRanks(f"tp{first}", "mesh_tp", 4)
+        key = LockstepKey(OUTSIDE, FORWARD, "cpu", EXCHANGES, group)
+        waits = {number: [MS + 50 * MS * (first == 4 and number != 5)] * steps for number in range(first, first + 4)}
+        found[key] = lockstep(waits, key)
+    for first in range(4):
+        group = GroupOfRanks(f"dp{first}", "mesh_dp", 2)
+        key = LockstepKey(OUTSIDE, FORWARD, "cpu", EXCHANGES, group)
+        found[key] = lockstep({first: [52 * MS] * steps, first + 4: [2 * MS] * steps}, key)
+    late = balance_of(replace(run, lockstep=found)).late
+    assert late is not None
+    assert (late.ranks, late.late_ns) == ((5,), (50 * MS,))
+
+
+def test_where_some_ranks_are_missing_nobody_is_late() -> None:
+    """One that is not here may have come even later."""
+    run = fed_slowly()
+    kept = [run.of_rank(number) for number in range(3)]
+    assert balance_of(merge(replace(one, metas=(replace(one.meta, world_size=4),)) for one in kept)).late is None
 
 
 # Layers
@@ -196,7 +301,8 @@ def test_an_unbalanced_expert_shows_in_the_layer_above() -> None:
     assert expert.peak == OverRanks((0,), (4096,))
     assert expert.flops == OverRanks((0,), (200,))  # 1,000 in five steps
     assert balance.slow is not None
-    assert (balance.slow.ranks, balance.slow.layer) == ((1,), PATHS.index("Net.b.1"))
+    assert balance.slow.ranks == (1,)
+    assert balance.slow.difference == Difference("cpu", PATHS.index("Net.b.1"), FORWARD, 300)
 
 
 def test_a_layer_that_a_rank_has_and_never_calls_takes_nothing_there() -> None:
@@ -363,13 +469,13 @@ def test_figures_of_layers_are_those_of_every_step_counted_anew(
         else:
             assert one.work.imbalance is None
         together = list(zip(*steps_of))
-        last = [at.index(max(at)) for at in together]
+        last = [at.index(max(at)) if at.count(max(at)) == 1 else None for at in together]
         assert one.slowest == (last.count(means.index(max(means))), count)
     whole = [[sum(steps[number][at] for steps in own.values()) for at in range(count)] for number in numbers]
     assert [one.work_ns for one in balance.ranks] == [round(Fraction(sum(steps), count)) for steps in whole]
-    last = [at.index(max(at)) for at in zip(*whole)]
+    last = [at.index(max(at)) if at.count(max(at)) == 1 else None for at in zip(*whole)]
     assert [one.slowest for one in balance.ranks] == [(last.count(number), count) for number in numbers]
-    assert sum(one.slowest.times for one in balance.ranks if one.slowest) == count
+    assert sum(one.slowest.times for one in balance.ranks if one.slowest) == count - last.count(None)
 
 
 def test_all_waiting_of_ranks_is_all_waiting_in_collectives() -> None:
@@ -377,7 +483,7 @@ def test_all_waiting_of_ranks_is_all_waiting_in_collectives() -> None:
     rng = random.Random(3)
     collectives = {
         (path, phase, "all_reduce", everybody(4)): {
-            number: [rng.randrange(1, 9) * 60 for _ in range(5)] for number in FOUR
+            number: [rng.randrange(1, 90) * 60 + number for _ in range(5)] for number in FOUR
         }
         for path in PATHS
         for phase in PHASES

@@ -102,6 +102,7 @@ def alone(
         text=True,
         env=environment,
         check=True,
+        timeout=300,
     )
     statuses = dict(zip(scripts, map(int, done.stdout.split())))
     return lambda name: (statuses[name], (folder / name).read_text().splitlines())
@@ -1003,6 +1004,34 @@ def test_script_modules_are_one_row(untouched, where, how) -> None:
     assert "Never called" not in doubts(prof), "what is inside a ScriptModule is run by it, and nobody can label it"
 
 
+def original(x: torch.Tensor) -> torch.Tensor:
+    """Of a name that our functions use, too."""
+    return x + 1
+
+
+labels = identity = original
+
+
+class UsesGlobals(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return labels(original(identity(F.relu(self.fc(x)))))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripting_inside_the_block_finds_the_names_of_the_forwards_own_module() -> None:
+    model, x = nn.Sequential(UsesGlobals(), nn.Conv1d(2, 2, 1)), torch.rand(2, 3)
+    right, forwards = model(x), [type(module).forward for module in model.modules()]
+    with Profile(model):
+        scripted = torch.jit.script(model)
+        assert torch.equal(scripted(x), right)
+        assert torch.jit.script(nn.Linear(3, 3))(x).shape == x.shape  # of a class of the model's
+    assert forwards == [type(module).forward for module in model.modules()]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_scripting_inside_the_block() -> None:
     model = Scriptable()
@@ -1079,6 +1108,68 @@ def test_exporting_inside_the_block(untouched, dynamo) -> None:
     assert list(inspect.signature(model.forward).parameters) == ["x"]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_the_older_export_inside_the_block(dynamo) -> None:
+    """It lets torch.compile forget what it was told of our functions, and traces them. The export of torch 2.6 does so,
+    too."""
+    model, x = UsesGlobals(), torch.rand(2, 3)
+    right, forward = model(x), UsesGlobals.forward
+    with Profile(model):
+        exported, _ = torch._dynamo.export(model)(x)
+    assert torch.equal(exported(x), right)
+    assert not [node for node in exported.graph.nodes if "profiler" in str(node.target)]
+    assert UsesGlobals.forward is forward
+
+
+def test_a_class_may_be_pickled_whole_inside_the_block(tmp_path: Path) -> None:
+    """As cloudpickle does with classes of ``__main__``, for Ray, Dask, Spark and joblib: the process that reads it need
+    not have torchprof, and runs the forward that was there."""
+    cloudpickle = pytest.importorskip("cloudpickle")
+
+    class Base(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.relu(self.fc(x))
+
+    class Below(Base):
+        def forward(self, x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+            return super().forward(x) * scale
+
+    class Static(nn.Module):
+        @staticmethod
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    carries = Base()
+    carries.forward = torch.sin
+    model, x = nn.Sequential(Base(), Below(), Static(), carries), torch.rand(2, 3)
+    right = model(x)
+    for called in (False, True):
+        with Profile(model):
+            if called:
+                model(x)
+            (tmp_path / "model.pkl").write_bytes(cloudpickle.dumps((model, x, right)))
+        code = """
+            import pickle, sys
+            sys.modules["torchprof"] = None
+            import torch
+            model, x, right = pickle.load(open("model.pkl", "rb"))
+            assert torch.equal(model(x), right)
+            assert torch.equal(model[1](x, scale=4.0), 2 * model[1](x))
+        """
+        path = os.pathsep.join([str(Path(cloudpickle.__file__).parents[1])])
+        subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path},
+            check=True,
+            timeout=120,
+        )
+
+
 # Lazy modules
 
 
@@ -1147,7 +1238,7 @@ def test_two_threads_on_one_model_do_not_crash_and_the_other_threads_calls_are_t
     wrong: list[Any] = []
 
     def work() -> None:
-        barrier.wait()
+        barrier.wait(60)
         for _ in range(20):
             result = model(x)
             if not torch.equal(result, right):
@@ -1157,11 +1248,11 @@ def test_two_threads_on_one_model_do_not_crash_and_the_other_threads_calls_are_t
     with Profile(model) as prof:
         for thread in threads:
             thread.start()
-        barrier.wait()
+        barrier.wait(60)
         for _ in range(20):
             assert torch.equal(model(x), right)
         for thread in threads:
-            thread.join()
+            thread.join(60)
     assert not wrong
     assert set(calls_of(prof).values()) == {20}
     assert "40 calls of Net " in str(prof) and "thread" in str(prof)
@@ -1172,7 +1263,7 @@ def test_a_model_first_called_on_another_thread(untouched) -> None:
     with Profile(model) as prof:
         thread = threading.Thread(target=model, args=(torch.rand(1, 2),))
         thread.start()
-        thread.join()
+        thread.join(60)
         model(torch.rand(5, 2))
     assert calls_of(prof) == {"Linear": 1}
     assert "1 call of Linear on a thread" in doubts(prof)
@@ -1190,7 +1281,7 @@ def test_profiling_on_a_thread_that_is_not_the_main_one(untouched) -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join()
+    thread.join(60)
     assert calls_of(profs[0]) == NET_ONCE
     assert not [doubt for doubt in profs[0].run.meta.warnings if "thread" in doubt]
     assert profs[0].run.tree("backward").total.cpu_ns > 0
@@ -1371,18 +1462,18 @@ SCRIPTS["on another thread"] = """
         with torch.autograd.profiler.profile() as user:
             torch.sin(torch.rand(3))
             started.set()
-            end.wait()
+            end.wait(60)
         print("theirs", "aten::sin" in {row.key for row in user.key_averages()})
     thread = threading.Thread(target=other)
     thread.start()
-    started.wait()
+    started.wait(60)
     try:
         with Profile(model) as prof:
             model(torch.rand(1, 2))
     except TorchprofError as error:
         print("refused", "profiler" in str(error), "before the `with" in str(error))
     end.set()
-    thread.join()
+    thread.join(60)
     with Profile(model) as prof:
         model(torch.rand(1, 2))
     print("ours", prof.run.tree().calls)
@@ -1400,7 +1491,7 @@ SCRIPTS["started inside on another thread"] = """
     with Profile(model) as prof:
         thread = threading.Thread(target=other)
         thread.start()
-        thread.join()
+        thread.join(60)
         model(torch.rand(1, 2))
     print("ours", prof.run.tree().calls)
 """
@@ -1670,7 +1761,9 @@ def test_ten_thousand_layers() -> None:
     assert nn.Identity.forward is forward
     calls = calls_of(prof)
     assert len(calls) == 10_000 and set(calls.values()) == {1}
-    assert len(str(prof).split("\n\n")[0].splitlines()) == 10_002
+    lines = str(prof).split("\n\n")[0].splitlines()
+    # Of so many objects Python may collect garbage meanwhile, outside of layers.
+    assert len([line for line in lines if not line.startswith(("(outside)", "└── (garbage"))]) == 10_002
 
 
 def test_a_module_that_holds_its_parent_or_itself() -> None:
@@ -1924,7 +2017,7 @@ def test_calls_on_another_thread_do_not_carry_the_session_there(untouched) -> No
     with Profile(model, warmup=1) as prof:
         thread = threading.Thread(target=work)
         thread.start()
-        thread.join()
+        thread.join(60)
         model(torch.rand(2, 3))  # the warm-up
         model(torch.rand(2, 3))
     calls = calls_of(prof)

@@ -126,7 +126,8 @@ def test_users_see_their_own_modules(how: str, request: pytest.FixtureRequest) -
         assert (kinds["Net"], kinds["Net.layers.0"], kinds["Net.layers.0.0"]) == ("Net", "Block", "Linear")
         assert sum(layer.params or 0 for layer in run.layers) == PARAMS  # of the whole model, sharded or not
         assert {layer.name: layer.input_shapes for layer in run.layers}["Net.layers.1"] == ((BATCH, WIDTH),)
-        assert run.meta.warnings == () or all("start-up" in text or "labels" in text for text in run.meta.warnings)
+        of_this_machine = ("start-up", "labels", "machine was busy")
+        assert all(any(part in text for part in of_this_machine) for text in run.meta.warnings)
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp", "tp", "both"])
@@ -331,6 +332,18 @@ def test_a_slow_rank_is_found_where_it_is_slow(job: Callable[..., Finished]) -> 
     text = run.report("ranks")
     assert "Rank 1 is the slow one" in text
     assert "Most of the difference is Net.layers.1.2 in forward" in text
+
+
+def test_work_does_not_hide_under_a_receive_that_was_posted_ahead(job: Callable[..., Finished]) -> None:
+    """Rank 1 sleeps 50 ms in each call of one layer, while a receive is under way that rank 0 answers at once."""
+    run = job("ahead", 2).run
+    number = {layer.name: at for at, layer in enumerate(run.layers)}
+    work = run.lockstep[LockstepKey(number["Ahead.layers.1.2"], "forward", "cpu", WORK)]
+    assert min(work.last_ns) >= 50_000_000
+    assert work.last_rank == (1,) * STEPS
+    assert work.ns[0] < STEPS * 50_000_000
+    assert "Rank 1 is the slow one" in run.report("ranks")
+    assert "Most of the difference is Ahead.layers.1.2 in forward" in run.report("ranks")
 
 
 def test_an_unbalanced_expert_is_found(job: Callable[..., Finished]) -> None:

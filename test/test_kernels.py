@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +21,8 @@ from torchprof import Profile, collect
 from torchprof.attribute import (
     BACKWARD,
     FORWARD,
+    LAUNCH_NOT_RECORDED,
+    LAUNCHED_BEFORE,
     OUTSIDE,
     PHASES,
     PREFIX,
@@ -255,6 +257,33 @@ def test_kernels_land_with_the_op_that_launched_them() -> None:
     }
 
 
+def test_kernels_that_were_launched_before_the_session_are_told_by_their_number() -> None:
+    """The runtime counts its calls; one outside of all ops may have the number of an op, and is none."""
+
+    def work(name: str, start: int, number: int, linked: int = 0) -> Raw:
+        return Raw(name, start, start + 10, 7, _correlation=number, _linked=linked, _device=DeviceType.CUDA, _index=0)
+
+    raws = [
+        Raw("aten::mm", 0, 90, _correlation=890),
+        Raw("cudaLaunchKernel", 10, 20, 4321, _correlation=880, _linked=890),
+        Raw("cudaLaunchKernel", 100, 110, _correlation=885),
+        Raw("cudaDeviceSynchronize", 200, 900, _correlation=890),
+        work("old", 30, 879),
+        work("mm", 40, 880, 890),
+        work("by nobody", 110, 885),
+    ]
+    found, run = attributed(raws)
+    frames = {
+        one.event.name: [frame.name for frame in one.place.frames] for one in found if one.event.kind is Kind.KERNEL
+    }
+    assert frames == {
+        "old": [LAUNCHED_BEFORE, "old"],
+        "mm": ["aten::mm", "mm"],
+        "by nobody": [LAUNCH_NOT_RECORDED, "by nobody"],
+    }
+    assert (run.left_over.device_ns, run.no_layer(FORWARD).device_ns, whole(run).device_ns) == (10, 20, 30)
+
+
 @MARKED
 def test_a_kernel_may_bear_the_name_of_a_label() -> None:
     """Whoever writes a kernel often labels its call by the same name: the kernel is work, its label's mirror is not."""
@@ -314,6 +343,21 @@ def test_device_memory_belongs_to_the_op_around_it() -> None:
     assert (backward.device_allocated, backward.device_freed, backward.cpu_allocated) == (2048, 512, 0)
 
 
+def test_a_device_of_rocm_has_one_name() -> None:
+    """In kernels it is the 9th of all agents of the machine, in memory events the first of hip's."""
+    raws = small_step()
+    for raw in raws:
+        if raw.device_type() == DeviceType.CUDA:
+            raw._index = 9
+    raws.append(Raw("[memory]", 250, 250, 1, _device=DeviceType.HIP, _index=0, _nbytes=512))
+    _, run = attributed(raws)
+    assert {row.device for row in run.rows if row.cost.device_allocated} == {"cuda:0"}
+    assert {row.device for row in run.rows if row.cost.device_ns} == {"cuda:0"}
+    raws.append(Raw("[memory]", 255, 255, 1, _device=DeviceType.HIP, _index=1, _nbytes=512))
+    _, unclear = attributed(raws)  # which of the two worked, nobody knows
+    assert {row.device for row in unclear.rows if row.cost.device_ns} == {"cuda:9"}
+
+
 def test_two_devices_stay_apart_in_rows_and_add_up_in_layers() -> None:
     """Each row names its device."""
     raws = small_step()
@@ -347,7 +391,8 @@ def test_an_asynchronous_range_is_no_time_of_its_thread() -> None:
     _, run = attributed(raws)
     _, plain = attributed(small_step())
     assert whole(run).cpu_ns == whole(plain).cpu_ns
-    assert run.tree(BACKWARD).self == plain.tree(BACKWARD).self
+    assert (whole(run).collective_ns, whole(plain).collective_ns) == (60_000 - 1420, 0)
+    assert replace(run.tree(BACKWARD).self, collective_ns=0) == plain.tree(BACKWARD).self
     assert [row.frames for row in run.rows if row.frames and row.frames[-1].name == "aten::mm"] == [
         row.frames for row in plain.rows if row.frames and row.frames[-1].name == "aten::mm"
     ]
@@ -520,7 +565,8 @@ def test_a_real_trace_without_the_device(trace: Trace) -> None:
             tops[raw._thread] = tops.get(raw._thread, 0) + raw.duration_ns()
             until[raw._thread] = raw.end_ns()
     _, run = attributed(raws, device=None)
-    assert whole(run) == Cost(cpu_ns=sum(tops.values()))
+    ranges = sum(raw.duration_ns() for raw in raws if raw.name().startswith("nccl:"))
+    assert whole(run) == Cost(cpu_ns=sum(tops.values()), collective_ns=ranges)
 
 
 # On a GPU

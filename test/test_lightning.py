@@ -438,7 +438,9 @@ def test_each_rank_saves_its_run_without_the_steps_that_only_wrap(tmp_path: Path
     if not torch.distributed.is_available():
         pytest.skip("this torch has no torch.distributed")
     (tmp_path / "train.py").write_text(SPAWNED)
-    subprocess.run([sys.executable, tmp_path / "train.py", tmp_path / "runs"], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, tmp_path / "train.py", tmp_path / "runs"], check=True, capture_output=True, timeout=300
+    )
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["fit-rank0.json", "fit-rank1.json"]
     for rank in (0, 1):
         run = torchprof.load(tmp_path / "runs" / f"fit-rank{rank}.json")
@@ -468,5 +470,7 @@ def test_which_package_the_callback_belongs_to(code: str, expected: str) -> None
         for name in PACKAGES:
             pytest.importorskip(name)
     code = f"import sys\nimport torchprof\n{code}"
-    result = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False, timeout=300
+    )
     assert result.stdout.strip() == expected, result.stderr

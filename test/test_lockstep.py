@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 from test_attribute import MAIN, kernel, label, memory, op, user_label
 from torch import nn
 
+import torchprof
 from torchprof import Profile, Run
 from torchprof.attribute import (
     BACKWARD,
+    BEFORE,
     FORWARD,
     OUTSIDE,
     Attribution,
@@ -26,8 +29,24 @@ from torchprof.attribute import (
     Signature,
     Site,
 )
-from torchprof.lockstep import Locksteps, is_communication
-from torchprof.run import GAP, STEP, WORK, GroupOfRanks, Layer, Lockstep, LockstepKey
+from torchprof.fold import fold
+from torchprof.imbalance import balance_of
+from torchprof.lockstep import PROMPTLY_NS, Locksteps, is_communication
+from torchprof.run import (
+    EXCHANGES,
+    GAP,
+    STEP,
+    WORK,
+    Entered,
+    GroupOfRanks,
+    Layer,
+    Lockstep,
+    LockstepKey,
+    Meta,
+    SampleKey,
+    Spread,
+    Unfinished,
+)
 
 NET, A, B = "torchprof:Net", "torchprof:Net.a", "torchprof:Net.b"
 PATHS = [("Net",), ("Net", "a"), ("Net", "b")]
@@ -35,6 +54,7 @@ SITES = {NET: Site((0,)), A: Site((1,)), B: Site((2,))}
 LAYERS = tuple(Layer(path, "Module") for path in PATHS)
 GROUP = GroupOfRanks("0", "default_pg", 2)
 OTHER = 2  # a thread
+MS = 1_000_000
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
@@ -64,7 +84,7 @@ def work(found: dict[LockstepKey, Lockstep], device: str = "cpu") -> dict[tuple[
     return {
         (key.layer, key.phase, key.what): one.last_ns
         for key, one in found.items()
-        if not key.is_collective and key.what != GAP and key.device == device
+        if not key.is_collective and key.what not in (GAP, EXCHANGES) and key.device == device
     }
 
 
@@ -97,29 +117,107 @@ def test_own_work_by_layer_and_step() -> None:
     assert {(one.ranks, one.counts, one.last_rank) for one in found.values()} == {((3,), (2,), (3, 3))}
 
 
-def test_what_is_between_ops_while_a_collective_is_under_way_is_waiting() -> None:
-    """In a layer, in a range of the user's, and in no range; what ops do meanwhile is work."""
+def in_ms(*events: Event) -> list[Event]:
+    return [one._replace(start_ns=round(one.start_ns * MS), end_ns=round(one.end_ns * MS)) for one in events]
+
+
+def work_in_ms(found: dict[LockstepKey, Lockstep], device: str = "cpu") -> dict[tuple[int, str, str], list[float]]:
+    return {key: [ns / MS for ns in times] for key, times in work(found, device).items()}
+
+
+def test_a_gap_that_ends_with_a_collective_is_waiting() -> None:
+    """In a layer, in a range of the user's, and in no range. What goes on while one is under way is work: ops, and the
+    gap from 14 to 20, which ends long before the collective does. A call that waits is known by what was asked for
+    last, however long Python works after it: from 90 to 100."""
     found = seen(
-        step(0),
-        label(NET, 10, 50),
-        op("c10d::allreduce_", 12, 14),
-        exchange("gloo:all_reduce", 15, 40),
-        op("aten::mm", 20, 27),
-        user_label("mine", 60, 80),
-        exchange("gloo:all_reduce", 70, 90),
-        step(100),
+        *in_ms(
+            step(0),
+            label(NET, 10, 50),
+            op("c10d::allreduce_", 12, 14),
+            exchange("gloo:all_reduce", 15, 40),
+            op("aten::mm", 20, 27),
+            op("aten::mm", 40, 42),
+            user_label("mine", 60, 80),
+            exchange("gloo:all_reduce", 70, 80),
+            op("c10d::barrier", 82, 84),
+            exchange("gloo:barrier", 84, 90),
+            step(100),
+        )
     )
-    assert work(found) == {
-        # 10 to 12, 14 to 15, the product, and 40 to 50
-        (0, FORWARD, WORK): (2 + 1 + 7 + 10,),
-        (OUTSIDE, FORWARD, WORK): (10,),
-        (OUTSIDE, FORWARD, STEP): (20 + 10 + 10 + 10 + 10,),  # 0 to 10, 50 to 60, and 90 to 100 in no range
+    assert work_in_ms(found) == {
+        # 10 to 12, 14 to 20, the two products, and 42 to 50
+        (0, FORWARD, WORK): [2 + 6 + 7 + 2 + 8],
+        (OUTSIDE, FORWARD, WORK): [10],
+        # 0 to 10, 50 to 60, 80 to 82 and 90 to 100 in no range
+        (OUTSIDE, FORWARD, STEP): [25 + 10 + 10 + 10 + 2 + 10],
     }
-    assert gap(found) == (30,)
-    assert {key: one.ns for key, one in found.items() if key.is_collective} == {
-        LockstepKey(0, FORWARD, "cpu", "all_reduce", GROUP): (25,),
-        LockstepKey(OUTSIDE, FORWARD, "cpu", "all_reduce", GROUP): (20,),
+    assert gap(found) == (32 * MS,)
+    assert {key: one.ns[0] / MS for key, one in found.items() if key.is_collective} == {
+        LockstepKey(0, FORWARD, "cpu", "all_reduce", GROUP): 25,
+        LockstepKey(OUTSIDE, FORWARD, "cpu", "all_reduce", GROUP): 10,
+        LockstepKey(OUTSIDE, FORWARD, "cpu", "barrier", GROUP): 6,
     }
+    assert found[LockstepKey(OUTSIDE, FORWARD, "cpu", EXCHANGES, GROUP)].ns == (41 * MS,)
+
+
+@pytest.mark.parametrize("received", [40, 99, 105.05, 130])
+def test_work_does_not_hide_under_a_receive_that_was_posted_ahead(received: float) -> None:
+    """``w = dist.irecv(t, 0); model(x); w.wait()``: Net.a takes 100 ms of Python, whenever the data come, and what is
+    left of the receive after it is waiting."""
+    found = seen(
+        *in_ms(
+            step(0),
+            op("c10d::recv_", 0, 1),
+            exchange("gloo:recv", 1, received),  # type: ignore[arg-type]
+            label(NET, 2, 110),
+            label(A, 5, 105),
+            op("aten::mm", 108, 109),
+            op("aten::add", max(int(received), 110), max(int(received), 110) + 1),
+            step(150),
+        )
+    )
+    own = work_in_ms(found)
+    assert own[1, FORWARD, WORK] == [100]
+    assert own[0, FORWARD, WORK] == [108]
+    waited = max(received - 110, 0)
+    assert own[OUTSIDE, FORWARD, STEP] == [150 - waited - 1]  # and the call of c10d
+
+
+def test_at_the_end_of_backward_a_loop_waits_however_late_it_goes_on() -> None:
+    """DistributedDataParallel waits in no range, for a collective that it has asked for before, and the machine may be
+    busy: the thread goes on at 60. In a layer that would be Python's own work."""
+    events = [
+        step(0),
+        op("c10d::allreduce_", 2, 3),
+        exchange("gloo:all_reduce", 3, 50),
+        op("aten::mm", 5, 20),
+        op("aten::add_", 60, 65),
+    ]
+    assert work_in_ms(seen(*in_ms(*events, step(70))))[OUTSIDE, FORWARD, STEP] == [70 - 1 - 30]
+    around = user_label("ProfilerStep#1", 1, 69)
+    assert work_in_ms(seen(*in_ms(events[0], around, *events[1:], step(70))))[OUTSIDE, FORWARD, STEP] == [70 - 1 - 30]
+    in_layer = label(A, 1, 69)
+    assert work_in_ms(seen(*in_ms(events[0], in_layer, *events[1:], step(70))))[OUTSIDE, FORWARD, STEP] == [70 - 1]
+
+
+def test_own_work_of_an_interleaved_pipeline() -> None:
+    """Each forward of a chunk runs while the next receive is posted: what is waiting is the gap before it alone."""
+    events = [step(0)]
+    for at in range(0, 400, 100):
+        events += [
+            op("c10d::recv_", at, at + 1),
+            exchange("gloo:recv", at + 1, at + 90),  # for the next chunk
+            label(A, at + 2, at + 60),
+            op("aten::mm", at + 10, at + 20),
+            op("c10d::send", at + 61, at + 62),
+            exchange("gloo:send", at + 62, at + 75),
+        ]
+    own = work_in_ms(seen(*in_ms(*events, step(400))))
+    assert own[1, FORWARD, WORK] == [4 * 58]
+    # In no layer: 1 to 2 and 60 to 61; the gap after the send ends 10 ms after the receive has, with the next chunk.
+    assert own[OUTSIDE, FORWARD, STEP] == [4 * (58 + 2 + 38)]
+    late = [one._replace(end_ns=one.end_ns + 10) if one.name == "gloo:recv" else one for one in events]
+    assert work_in_ms(seen(*in_ms(*late, step(400))))[OUTSIDE, FORWARD, STEP] == [4 * (58 + 2)]
 
 
 def test_while_another_thread_works_the_first_one_waits_for_it() -> None:
@@ -142,17 +240,67 @@ def test_a_function_of_the_users_waits_as_python_does() -> None:
     """And the engine around it, and a node that is one: what an op of torch's own does meanwhile is work."""
     backward = Event(Kind.NODE, "autograd::engine::evaluate_function: MineBackward", 60, 90, MAIN, 1, MAIN)
     found = seen(
-        step(0),
-        op("Mine", 10, 40, sequence=1),
-        op("c10d::allreduce_", 12, 14),
-        exchange("gloo:all_reduce", 15, 35),
-        op("aten::mul", 20, 23),
-        backward,
-        exchange("gloo:all_reduce", 65, 80),
-        step(100),
+        *in_ms(
+            step(0),
+            op("Mine", 10, 40, sequence=1),
+            op("c10d::allreduce_", 12, 14),
+            exchange("gloo:all_reduce", 15, 35),
+            op("aten::mul", 35, 38),
+            backward,
+            exchange("gloo:all_reduce", 65, 90),
+            step(100),
+        )
     )
-    assert work(found)[OUTSIDE, FORWARD, WORK] == (2 + 1 + 3 + 5,)
-    assert work(found)[OUTSIDE, BACKWARD, WORK] == (30 - 15,)
+    assert work_in_ms(found)[OUTSIDE, FORWARD, WORK] == [2 + 1 + 3 + 2]
+    assert work_in_ms(found)[OUTSIDE, BACKWARD, WORK] == [30 - 25]
+
+
+def unfinished(*events: Event, ended: int | None = None) -> Unfinished:
+    attribution = Attribution(SITES, PATHS)
+    locksteps = Locksteps(LAYERS, 3, (), GROUP)
+    for _ in locksteps.watch(attribution.attribute(in_ms(*events))):
+        pass
+    (found,) = locksteps.unfinished(None if ended is None else ended * MS)
+    return found
+
+
+def test_where_a_rank_was_that_hung_in_a_layer() -> None:
+    """From 130 on it was in Net.a, until the error unwound it; the collective of that step it had called before."""
+    found = unfinished(
+        step(0),
+        label(NET, 10, 90),
+        step(100),
+        label(NET, 110, 9_000),
+        op("c10d::allreduce_", 112, 114),
+        exchange("gloo:all_reduce", 114, 120),
+        label(A, 122, 8_999),
+        op("aten::mm", 125, 130),
+        ended=9_010,
+    )
+    called = (Entered(0, FORWARD, "all_reduce", 1),)
+    assert found == Unfinished(3, 8_910 * MS, (8_999 - 130) * MS, 1, FORWARD, "", False, called)
+
+
+def test_without_steps_all_is_the_step_that_did_not_end() -> None:
+    found = unfinished(label(NET, 10, 900), label(A, 20, 60), label(B, 70, 899), ended=950)
+    assert found == Unfinished(3, 940 * MS, 829 * MS, 2, FORWARD)
+
+
+def test_where_a_rank_was_that_waits_for_a_collective() -> None:
+    """It has just called one, or one is under way that it had called earlier, as DistributedDataParallel does; an op in
+    which it hangs is an op, and a receive that is under way meanwhile says nothing."""
+    begun = [step(0), step(100), label(NET, 110, 5_000), op("c10d::allreduce_", 112, 114)]
+    called = (Entered(0, FORWARD, "all_reduce", 1),)
+    waits = Unfinished(3, 4_900 * MS, (5_000 - 114) * MS, 0, FORWARD, "all_reduce", True, called)
+    assert unfinished(*begun) == waits
+    under_way = exchange("gloo:all_reduce", 113, 5_000)
+    found = unfinished(*begun, under_way, op("aten::mm", 120, 130))
+    assert found == replace(waits, since_ns=(5_000 - 130) * MS)
+    found = unfinished(*begun, under_way, op("aten::mm", 120, 4_990))
+    assert (found.name, found.waits, found.since_ns) == ("aten::mm", False, (4_990 - 120) * MS)
+    received = exchange("gloo:recv", 113, 5_000)
+    found = unfinished(*begun[:3], op("c10d::recv_", 112, 113), received, label(A, 120, 4_900))
+    assert (found.layer, found.name, found.waits, found.entered) == (1, "", False, ())
 
 
 def test_exchanges_count_in_steps() -> None:
@@ -210,7 +358,21 @@ def test_kernels_count_in_the_step_that_launched_them() -> None:
         (OUTSIDE, FORWARD, WORK): (0, 10 + 7),
         (OUTSIDE, FORWARD, STEP): (50, 17),
     }
-    assert found[LockstepKey(0, FORWARD, "device", "allreduce", GROUP)].last_ns == (60,)
+    assert found[LockstepKey(0, FORWARD, "device", "all_reduce", GROUP)].last_ns == (60,)
+
+
+def test_what_was_launched_before_the_recording_is_nobodys_work() -> None:
+    """Neither as own work, nor as a collective: another rank may have finished its share before it was recorded."""
+    found = seen(
+        step(0),
+        op("aten::mm", 10, 20, correlation=1),
+        step(50),
+        kernel(ALL_REDUCE, 1, 8, BEFORE),
+        kernel("gemm", 8, 19, BEFORE),
+        kernel("gemm", 30, 80, 1),
+    )
+    assert work(found, "device") == {(OUTSIDE, FORWARD, WORK): (50,), (OUTSIDE, FORWARD, STEP): (50,)}
+    assert not [key for key in found if key.is_collective]
 
 
 def test_a_kernel_says_its_group_itself() -> None:
@@ -224,7 +386,7 @@ def test_a_kernel_says_its_group_itself() -> None:
         signatures=[Signature((), ()), told],
     )
     group = GroupOfRanks("7", "mesh_tp", 4, "[0, 1, 2, 3]")
-    assert found[LockstepKey(0, FORWARD, "device", "_allgather_base", group)].ns == (10,)
+    assert found[LockstepKey(0, FORWARD, "device", "all_gather", group)].ns == (10,)
 
 
 def test_of_an_unknown_group_nothing_is_paired() -> None:
@@ -238,9 +400,9 @@ def test_of_an_unknown_group_nothing_is_paired() -> None:
 @pytest.mark.parametrize("name", ["gloo:send", "gloo:recv", "nccl:send 0->1", "nccl:all_reduce"])
 def test_what_is_no_collective_of_a_group_on_the_cpu(name: str) -> None:
     """What two ranks do is something else for each; nccl works on devices."""
-    found = seen(step(0), exchange(name, 10, 20), step(50))
+    found = seen(*in_ms(step(0), exchange(name, 10, 20), step(50)))
     assert not any(key.is_collective for key in found)
-    assert work(found)[OUTSIDE, FORWARD, STEP] == (40,)
+    assert work_in_ms(found)[OUTSIDE, FORWARD, STEP] == [50]  # nor does anything tell that Python waited
 
 
 def test_memory_takes_no_time() -> None:
@@ -264,6 +426,43 @@ def test_memory_takes_no_time() -> None:
 )
 def test_what_is_communication(frames: list[tuple[str, str]], expected: bool) -> None:
     assert is_communication([Frame(*frame) for frame in frames]) is expected
+
+
+def rank_that_loads(rank: int, steps: int = 8, ranks: int = 4) -> Run:
+    """75 ms a step: rank 2 loads data for 62 ms, the others for 2; each launches 10 ms of kernels and an all-reduce,
+    which ends for all of them at the same time."""
+    group = GroupOfRanks("0", "default_pg", ranks)
+    events = [step(0)]
+    for at in range(0, 75 * steps, 75):
+        loaded = at + (62 if rank == 2 else 2)
+        events += [
+            op("aten::copy_", at, loaded),
+            label(NET, loaded, loaded + 2),
+            op("aten::mm", loaded, loaded + 1, correlation=at + 1),
+            op("c10d::allreduce_", loaded + 1, loaded + 2, correlation=at + 2),
+            kernel("gemm", loaded + 1, loaded + 11, at + 1),
+            kernel(ALL_REDUCE, loaded + 11, at + 75, at + 2),
+            step(at + 75),
+        ]
+    attribution = Attribution(SITES, PATHS)
+    locksteps = Locksteps(LAYERS, rank, (), group)
+    found = [*locksteps.watch(attribution.attribute(in_ms(*sorted(events, key=lambda one: one.start_ns))))]
+    rows, samples, _ = fold(found, attribution.places.all, LAYERS, rank)
+    samples[SampleKey(OUTSIDE, FORWARD, rank, "cpu", "step_ns")] = Spread.of([(at, 75 * MS) for at in range(steps)])
+    meta = Meta(("Net",), rank, ranks, device="cuda", measured=("cpu_ns", "device_ns"), steps=steps)
+    return Run((meta,), LAYERS, rows, samples, lockstep=locksteps.result())
+
+
+def test_a_rank_that_loads_data_for_longer_is_the_slow_one_on_devices_too() -> None:
+    """Its kernels take as long as those of the others, and all of them wait for it."""
+    text = torchprof.merge(map(rank_that_loads, range(4))).report("ranks").split("\n\n")[0]
+    assert text == (
+        "4 ranks. Rank 2 is the slow one: in collectives the others wait 60.000ms a step longer than it (median), 80% "
+        "of a step. Most of the difference is outside of all layers: 60.000ms a step."
+    )
+    balance = balance_of(torchprof.merge(map(rank_that_loads, range(4))))
+    assert [one.last for one in balance.ranks] == [(0, 8), (0, 8), (8, 8), (0, 8)]
+    assert [one.typical_ns for one in balance.ranks] == [10 * MS] * 4
 
 
 # By counting single ns
@@ -311,16 +510,21 @@ def event_of(one: Range) -> Event:
 def test_own_work_is_what_counting_each_ns_gives(
     session: tuple[list[Range], list[tuple[int, int]], list[int]],
 ) -> None:
+    """Times in ms, which is how promptly a thread goes on that had waited."""
+    assert PROMPTLY_NS == MS
     ranges, collectives, marks = session
     events = [(one.start, 1, number, event_of(one)) for number, one in enumerate(ranges)]
     events += [(start, 2, 0, exchange("gloo:all_reduce", start, end)) for start, end in collectives]
     events += [(at, 0, 0, step(at)) for at in marks]
     events.sort(key=lambda one: one[:3])
-    lockstep = seen(*(event for *_, event in events))
-    found = work(lockstep)
+    lockstep = seen(*in_ms(*(event for *_, event in events)))
+    found = work_in_ms(lockstep)
     # What exchanges take beside others counted once, it is how long any of them was under way.
     took = sum(one.ns[0] - one.beside_ns[0] for key, one in lockstep.items() if key.is_collective)
-    assert took == sum(any(start <= at < end for start, end in collectives) for at in range(50))
+    together = sum(any(start <= at < end for start, end in collectives if start < marks[-1]) for at in range(50))
+    assert took == together * MS
+    whole = [one.ns[0] for key, one in lockstep.items() if key.what == EXCHANGES]
+    assert sum(whole) == took
 
     attribution = Attribution(SITES, PATHS)
     ordered = sorted(enumerate(ranges), key=lambda one: (one[1].start, one[0]))
@@ -328,10 +532,34 @@ def test_own_work_is_what_counting_each_ns_gives(
         number: item.place
         for (number, _), item in zip(ordered, attribution.attribute(event_of(one) for _, one in ordered))
     }
+
+    def is_op(number: int) -> bool:
+        frame = places[number].frame
+        return frame is not None and frame.kind == "op"
+
+    def communicates(number: int) -> bool:
+        return is_communication(places[number].frames)
+
+    def waits(thread: int, at: int) -> bool:
+        """Whether a thread that runs no op waits then, by the gap around that time."""
+        of_thread = [(number, one) for number, one in enumerate(ranges) if one.thread == thread]
+        cuts = [*marks] + [cut for _, one in of_thread for cut in (one.start, one.end)]
+        start, end = max(cut for cut in cuts if cut <= at), min(cut for cut in cuts if cut > at)
+        ended = [one for one in collectives if start < one[1] <= end]
+        inside = [number for number, one in of_thread if one.start <= at < one.end]
+        place = places[inside[-1]] if inside else None
+        in_loop = place is None or (place.layer == OUTSIDE and [frame.kind for frame in place.frames][-1:] == ["label"])
+        if not any(one[1] >= end - 1 for one in ended) and not in_loop:
+            before = [cut for _, one in of_thread for cut in (one.start, one.end) if cut <= start]
+            # The outermost of the ranges that ended last, if none has begun since.
+            last = [number for number, one in of_thread if before and one.end == max(before)]
+            begun = any(before and one.start == max(before) for _, one in of_thread)
+            ended = ended if last and not begun and communicates(last[0]) else []
+        return any(first <= at < until for first, until in ended)
+
     expected: dict[tuple[int, str, str], list[int]] = defaultdict(lambda: [0] * (len(marks) - 1))
     for at in range(40):
         lap = sum(mark <= at for mark in marks) - 1
-        waits = any(start <= at < end for start, end in collectives)
         inside = {
             thread: [number for number, one in enumerate(ranges) if one.thread == thread and one.start <= at < one.end]
             for thread in (MAIN, OTHER)
@@ -339,19 +567,22 @@ def test_own_work_is_what_counting_each_ns_gives(
         for thread, numbers in inside.items():
             if numbers:
                 place = places[numbers[-1]]
-                is_op = place.frame is not None and place.frame.kind == "op"
-                if is_communication(place.frames) or (waits and not is_op):
+                if communicates(numbers[-1]) or (not is_op(numbers[-1]) and waits(thread, at)):
                     continue
                 expected[OUTSIDE, FORWARD, STEP][lap] += 1
                 expected[place.layer, place.phase, WORK][lap] += 1
                 if place.layer > 0:
                     expected[0, place.phase, WORK][lap] += 1
-            elif thread == MAIN and not waits and not inside[OTHER]:
+            elif thread == MAIN and not waits(MAIN, at) and not inside[OTHER]:
                 expected[OUTSIDE, FORWARD, STEP][lap] += 1
                 expected[OUTSIDE, FORWARD, GAP][lap] += 1
-    found |= {(key.layer, key.phase, key.what): one.last_ns for key, one in lockstep.items() if key.what == GAP}
+    found |= {
+        (key.layer, key.phase, key.what): [ns / MS for ns in one.last_ns]
+        for key, one in lockstep.items()
+        if key.what == GAP
+    }
     assert {key: times for key, times in found.items() if any(times)} == {
-        key: tuple(times) for key, times in expected.items() if any(times)
+        key: times for key, times in expected.items() if any(times)
     }
 
 

@@ -834,3 +834,35 @@ def test_the_run_of_many_cycles_is_no_larger_than_that_of_few() -> None:
     assert sizes[0] == sizes[1]
     spread = prof.run.samples[SampleKey(0, FORWARD, 0, "cpu", "step_cpu_ns")]
     assert spread.count == 400 and len(spread.sample) == spread.SIZE == 256
+
+
+def test_a_cycle_has_no_warnings_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run of all cycles has those of each."""
+    ended: list[str] = []
+
+    def about_clock(*_: int) -> list[str]:
+        ended.append(f"The clock of cycle {len(ended) + 1}.")
+        return ended[-1:]
+
+    monkeypatch.setattr("torchprof.profile.about_clock", about_clock)
+    monkeypatch.setattr("torchprof.profile.missing_device", lambda _: "No such device.")
+    model, x = Mlp(), torch.rand(2, 4)
+    shown: list[list[str]] = []
+
+    def own(run: Run) -> list[str]:
+        return [one for one in run.meta.warnings if "clock" in one or "device" in one or "Called by other" in one]
+
+    record = torch.profiler.ProfilerAction.RECORD_AND_SAVE
+    with Profile(
+        model, use_cuda=True, schedule=lambda _: record, on_trace_ready=lambda prof: shown.append(own(prof.run))
+    ) as prof:
+        model.fc1(x)
+        prof.step()
+        model(x)
+    general, called = (
+        "No such device.",
+        "Called by other than the layer above them: Mlp.fc1 by code outside the model. ",
+    )
+    assert [[one.startswith(called) for one in cycle] for cycle in shown] == [[False, False, True], [False, False]]
+    assert [cycle[:2] for cycle in shown] == [[general, ended[0]], [general, ended[1]]]
+    assert own(prof.run)[:3] == [general, *ended] and len(own(prof.run)) == 4

@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import accumulate, groupby
 from operator import itemgetter
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 import torch
 from architectures import ARCHITECTURES
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from models import Checkpointed, Mlp, Raises
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -28,7 +31,7 @@ from torchprof.assemble import attribution_of
 from torchprof.attribute import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE, Attribution, Event, Kind, Site
 from torchprof.cost import format_memory
 from torchprof.held import held_now
-from torchprof.holding import allocators_between
+from torchprof.holding import NOTHING, Freed, Holding, allocators_between, with_frees
 from torchprof.run import KINDS, Held, Layer, Memory, Meta, Rows, SampleKey, Spread, Timeline
 
 ROWS, WIDTH = 2048, 16
@@ -171,6 +174,56 @@ def test_gradients_that_were_there_and_are_let_go_do_not_count() -> None:
     with Profile(model, profile_memory=True) as prof:
         step()
     assert prof.run.memory[0].peak_bytes >= 2**20, "here they are new"
+
+
+@pytest.mark.parametrize("cycles", [False, True])
+def test_every_block_of_a_loop_has_the_same_memory(cycles: bool) -> None:
+    """One step makes one gradient, and frees the one of the step before, which an earlier block may have recorded."""
+    model, x = nn.Linear(256, 256, bias=False), torch.rand(8, 256)
+    gradient, output, loss = 256 * 256 * 4, 8 * 256 * 4, 4
+    runs: list[Run] = []
+
+    def step() -> None:
+        model.zero_grad()
+        model(x).sum().backward()
+
+    step()
+    gc.collect()
+    if cycles:
+        with Profile(
+            model,
+            profile_memory=True,
+            with_timeline=True,
+            schedule=torch.profiler.schedule(wait=1, warmup=0, active=1, repeat=3),
+            on_trace_ready=lambda prof: runs.append(prof.run),
+        ) as prof:
+            for _ in range(6):
+                step()
+                prof.step()
+    else:
+        runs = [profiled(model, step).run for _ in range(3)]
+    for run in runs:
+        sizes = [size for _, size, *_ in steps_of(run)]
+        assert sum(sizes) == 0
+        assert sizes.count(-gradient) == sizes.count(gradient) == 1
+        # The gradient of the output is freed, and that of the loss is not, when the new gradient is there.
+        assert cpu(run).peak_bytes == output + 2 * loss
+        costs = [(row.layer is None, row.phase, row.cost) for row in run.rows]
+        assert sum(cost.cpu_allocated for _, _, cost in costs) == sum(size for size in sizes if size > 0)
+        assert sum(cost.cpu_freed for _, _, cost in costs) == -sum(size for size in sizes if size < 0)
+        outside = sum(cost.cpu_freed for is_outside, phase, cost in costs if is_outside and phase == FORWARD)
+        assert outside >= gradient, "zero_grad is no layer's"
+
+
+def test_a_gradient_that_somebody_keeps_is_not_freed() -> None:
+    """Its tensor goes, and what shares its storage stays."""
+    model = nn.Linear(512, 512, bias=False)
+    model(torch.rand(1, 512)).sum().backward()
+    assert model.weight.grad is not None
+    keeps = model.weight.grad.detach()
+    prof = profiled(model, model.zero_grad)
+    assert model.weight.grad is None and keeps.shape == (512, 512)
+    assert steps_of(prof.run) == []
 
 
 def test_a_gradient_that_is_a_view_goes_and_its_storage_stays() -> None:
@@ -751,6 +804,7 @@ NET, CONV, FC = 0, 1, 2
 LAYERS = (Layer(("Net",), "Net"), Layer(("Net", "conv"), "Conv2d"), Layer(("Net", "fc"), "Linear"))
 SITES = {"net": Site((NET,)), "conv": Site((CONV,)), "fc": Site((FC,))}
 MAIN, ENGINE = 1, 2
+CLOCK_NS = 1_000_000
 NODE_PREFIX = "autograd::engine::evaluate_function: "
 
 
@@ -772,17 +826,100 @@ def node(start: int, end: int, sequence: int, thread: int = MAIN) -> Event:
 
 
 def walked(
-    *events: Event, parameters: frozenset[tuple[str, int]] = frozenset()
+    *events: Event, parameters: frozenset[tuple[str, int]] = frozenset(), start: Holding = NOTHING
 ) -> tuple[dict[str, Memory], dict[SampleKey, Spread], Timeline]:
-    """What allocations make of hand-made events, in the order of their start."""
+    """What allocations make of hand-made events, in the order of their start. The clock of ``start`` reads 1,000,000 ns
+    when that of the events reads 0."""
     attribution = Attribution(SITES, [layer.path for layer in LAYERS])
     allocations = Allocations(LAYERS, 0, parameters)
     begin = Event(Kind.STEP, "step", 0, 0, MAIN)
-    attributed = attribution.attribute(sorted((begin, *events), key=lambda event: event.start_ns))
-    assert len(list(allocations.watch(attributed))) == len(events) + 1
+    in_order = sorted((begin, *events), key=lambda event: event.start_ns)
+    attributed = list(allocations.watch(attribution.attribute(with_frees(in_order, start, CLOCK_NS))))
+    assert start is not NOTHING or len(attributed) == len(in_order)
     memory, samples, timeline = allocations.result({}, timeline=True)
     assert timeline is not None
     return {one.device: one for one in memory}, samples, timeline
+
+
+Block = tuple[str, int]
+
+
+@dataclass
+class History:
+    """What happened to memory, for hand-made recordings: ``events`` as torch records them, ``start`` as we look at the
+    model; and the truth, a plain sum: ``levels`` of each device after each change, and the bytes ``freed`` of each."""
+
+    events: list[Event]
+    start: Holding
+    levels: dict[str, list[int]]
+    freed: Counter[str]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> History:
+    """Blocks of a model that are freed with an event of torch's, of the right size or another, and with a note of ours
+    a little before or after it, or with one of the two; and addresses that are used again. Two devices."""
+    alive = {(device, at): draw(st.integers(1, 9)) * 100 for device in ("cpu", "cuda:0") for at in (1, 2, 3)}
+    at_start = dict(alive)
+    addresses: list[Block] = [*alive, ("cpu", 4), ("cuda:0", 4)]
+    events, notes = [], []
+    levels: dict[str, list[int]] = {"cpu": [0], "cuda:0": [0]}
+    freed: Counter[str] = Counter()
+    models = set(alive)  # the blocks of the model that are there still
+    for number, block in enumerate(draw(st.lists(st.sampled_from(addresses), max_size=20)), 1):
+        time, (device, address) = 100 * number, block
+        if block not in alive:
+            alive[block] = draw(st.integers(1, 9)) * 100
+            events.append(alloc(time, alive[block], address, device))
+            levels[device].append(levels[device][-1] + alive[block])
+            continue
+        size = alive.pop(block)
+        levels[device].append(levels[device][-1] - size)
+        freed[device] += size
+        recorded = noted = False
+        if block in models:
+            models.discard(block)
+            recorded, noted = draw(st.sampled_from([(True, False), (False, True), (True, True)]))
+        if recorded or not noted:
+            stale = draw(st.integers(1, 9)) * 100 if recorded and device == "cpu" else size
+            events.append(alloc(time, -stale, address, device))
+        if noted:
+            at_ns = CLOCK_NS + time + draw(st.integers(-40, 40))
+            notes.append(Freed(at_ns, draw(st.booleans()), block))
+    start = Holding({}, frozenset(), {}, at_start, sorted(notes))
+    return History(events, start, levels, freed)
+
+
+@settings(deadline=None, max_examples=200)
+@given(histories())
+def test_each_block_is_freed_once_whoever_says_so(history: History) -> None:
+    """The peak, the timeline and the rows, against the plain sum of what is allocated."""
+    memory, _, timeline = walked(*history.events, start=history.start)
+    for device, levels in history.levels.items():
+        sizes = [
+            nbytes
+            for nbytes, of in zip(timeline.columns["nbytes"], timeline.columns["device"])
+            if timeline.devices[of] == device
+        ]
+        assert list(accumulate(sizes, initial=0)) == levels
+        assert -sum(size for size in sizes if size < 0) == history.freed[device]
+        if device in memory:
+            assert memory[device].peak_bytes == max(levels)
+
+
+def test_a_free_that_nobody_recorded_shows_when_the_address_is_used_again() -> None:
+    start = Holding({}, frozenset(), {}, {("cpu", 7): 1000})
+    memory, _, timeline = walked(alloc(20, 300, 7), alloc(30, -300, 7), alloc(40, 500, 8), start=start)
+    assert list(timeline.columns["nbytes"]) == [-1000, 300, -300, 500]
+    assert memory["cpu"].peak_bytes == 0
+
+
+def test_what_was_freed_before_the_recording_is_no_free_in_it() -> None:
+    """Between our look at the model and the first mark."""
+    start = Holding({}, frozenset(), {}, {("cpu", 7): 1000}, [Freed(CLOCK_NS - 1, True, ("cpu", 7))])
+    memory, _, timeline = walked(alloc(20, 300, 7), alloc(30, 500, 8), start=start)
+    assert list(timeline.columns["nbytes"]) == [300, 500]
+    assert memory["cpu"].peak_bytes == 800
 
 
 def test_each_device_has_a_peak_of_its_own() -> None:

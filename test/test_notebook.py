@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ from browser import chromium, open_tab  # noqa: F401
 from hand_made import cells, headings, label, op, row, run_of
 from torch import nn
 
-from torchprof import Profile, TorchprofError
+from torchprof import Profile, TorchprofError, compare
 from torchprof.attribute import BACKWARD, OUTSIDE
 from torchprof.run import Layer, Run
 
@@ -241,6 +243,18 @@ def test_ipython_finds_the_table(shell: Any) -> None:
     assert data["text/html"] == run.report("notebook") and "text/plain" in data
 
 
+def test_the_text_of_a_report_reads_as_it_is(shell: Any) -> None:
+    """In a notebook and at Python's prompt; it stays a str, which is equal to its text and can be pickled."""
+    run = run_of(LINES)
+    text = run.report("tree")
+    assert "\n" in text and text == str(run)
+    assert repr(text) == text and type(str(text)) is str
+    data, _ = shell.display_formatter.format(text)
+    assert data == {"text/plain": str(text)}
+    assert pickle.loads(pickle.dumps(text)) == text and json.loads(json.dumps(text)) == text
+    assert repr(compare(run, run).report("table")).startswith("Net: ")
+
+
 def test_the_page_stands_in_a_frame_by_itself(shell: Any) -> None:
     capture = pytest.importorskip("IPython.utils.capture")
     run = run_of(LINES)
@@ -282,7 +296,7 @@ def test_in_a_terminals_ipython_too(tmp_path: Any) -> None:
     run_of(LINES).save(tmp_path / "run.json")
     code = f"import torchprof; torchprof.load({str(tmp_path / 'run.json')!r}).show()"
     command = [sys.executable, "-m", "IPython", "--quick", "--colors=NoColor", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert "show() is for notebooks, and this is none." in done.stdout + done.stderr
 
 
@@ -302,4 +316,4 @@ class _NoIPython:
 
 def test_torchprof_itself_needs_no_ipython() -> None:
     code = "import sys, torchprof.reports; torchprof.reports.known(); assert 'IPython' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import resource
+import signal
 import threading
 import time
 import weakref
@@ -372,7 +373,7 @@ def test_calls_on_other_threads_are_told_and_run_as_ever() -> None:
         model(x)
         thread = threading.Thread(target=elsewhere)
         thread.start()
-        thread.join()
+        thread.join(60)
 
     run = profiled(program)
     assert [root.name for root in run.roots] == ["Mlp"] and calls(run)["Mlp"] == 1
@@ -759,6 +760,7 @@ def test_a_forked_process_records_nothing() -> None:
         torch.ones(2) + 1
         child = os.fork()
         if not child:
+            signal.alarm(60)
             x, before = torch.ones(2), pages()
             for _ in range(20_000):
                 x = x + 1

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from hand_made_ranks import NOWHERE, everybody, lockstep, run_of_ranks
-from test_imbalance import PAIR, even, experts, planted
+from test_imbalance import PAIR, even, experts, fed_slowly, planted
 
+import torchprof
 from torchprof import Run, TorchprofError
 from torchprof.attribute import BACKWARD, FORWARD, OUTSIDE
-from torchprof.run import GAP, STEP, LockstepKey, MeshDim
+from torchprof.run import GAP, STEP, Entered, Lockstep, LockstepKey, MeshDim, Unfinished
 
 MS = 1_000_000
 RANKS, LAYERS, COLLECTIVES = 1, 2, 3  # which section of the report
@@ -51,10 +53,9 @@ def of_work(*ns: int, steps: int = 4, **meta: Any) -> Run:
 def test_the_slow_ranks_in_words() -> None:
     """The figures are those that test_imbalance.py calculates."""
     assert sentence(planted()) == (
-        "4 ranks. Ranks 0 and 2 are the slow ones: their own work takes 18.600ms to 24.100ms a step, that of the "
-        "others 16.000ms (median). One of them was the slowest in 20 of 20 steps and the last to come in 20 of 20 "
-        "collectives. The others wait in collectives for 10.700ms a step (median). Most of the difference of rank 2 is "
-        "Net.b.0 in backward: 8.100ms a step."
+        "4 ranks. Rank 2 is the slow one: its own work takes 25.000ms a step, that of the others 16.000ms (median). It "
+        "was the slowest in 18 of 20 steps and the last to come in 18 of 20 collectives. The others wait in "
+        "collectives for 10.700ms a step (median). Most of the difference is Net.b.0 in backward: 9.000ms a step."
     )
 
 
@@ -73,7 +74,9 @@ def test_one_slow_rank_in_words() -> None:
 
 def test_no_rank_stands_out() -> None:
     run = of_work(10 * MS, 10_900_000)
-    assert sentence(run) == "2 ranks. No rank stands out: own work takes 10.000ms to 10.900ms a step."
+    assert sentence(run) == (
+        "2 ranks. No rank stands out: own work takes 10.000ms to 10.900ms a step (medians over the steps)."
+    )
 
 
 def test_missing_ranks_and_the_mesh() -> None:
@@ -98,7 +101,7 @@ def test_without_steps_times_are_of_a_cycle_or_of_all() -> None:
     assert "the slowest in 2 of 2 cycles" in sentence(run)
     assert table(run, RANKS)[0]["Own work a cycle"] == "20.000ms"
     once = of_work(10 * MS, 20 * MS, steps=1, metas={rank: {"steps": 0} for rank in range(2)})
-    assert "takes 20.000ms, that of the others 10.000ms (median). Most" in sentence(once)
+    assert "takes 20.000ms, that of the others 10.000ms (median). That may be chance: " in sentence(once)
     assert table(once, RANKS)[0]["Own work"] == "20.000ms"
 
 
@@ -122,6 +125,87 @@ def test_what_no_rank_knows() -> None:
     assert table(unknown, LAYERS) == []
 
 
+def test_a_late_rank_in_words() -> None:
+    """Its kernels are as fast as those of the others, and no time of the device says that it is slow."""
+    assert sentence(fed_slowly()) == (
+        "4 ranks. Rank 2 is the slow one: in collectives the others wait 60.000ms a step longer than it (median), 80% "
+        "of a step. Most of the difference is in no operator (Python, or waiting for data): 60.000ms a step."
+    )
+    fed = fed_slowly(step_data_ns={rank: [(63 if rank == 2 else 3) * MS] * 8 for rank in range(4)})
+    assert sentence(fed).endswith(" Most of the difference is loading data: 60.000ms a step.")
+    assert "That may be chance: the steps are too few" in sentence(fed_slowly(steps=1))
+
+
+def with_more_work(ms: int, reduced: Sequence[int]) -> Run:
+    """Rank 0 has kernels of so many ms in each step of 80, the others of 10; and so long each is in the all-reduce."""
+    ranks = range(len(reduced))
+    return run_of_ranks(
+        {("Net.a", FORWARD): {rank: [(10 if rank else ms) * MS] * 8 for rank in ranks}},
+        {
+            ("Net", BACKWARD, "all_reduce", everybody(len(ranks))): {
+                rank: [ns * MS] * 8 for rank, ns in enumerate(reduced)
+            }
+        },
+        device="device",
+        parts={"step_ns": even(80 * MS, ranks, 8)},
+    )
+
+
+def test_the_rank_that_costs_more_is_named_first() -> None:
+    """Rank 0 has 4 ms of own work more than the others, but waits for 58 ms in each step itself."""
+    assert sentence(with_more_work(14, [58, 62, 2, 62])) == (
+        "4 ranks. Rank 2 is the slow one: in collectives the others wait 60.000ms a step longer than it (median), 75% "
+        "of a step. The own work of rank 0 takes longer, too: 14.000ms a step, that of the others 10.000ms (median). "
+        "It was the slowest in 8 of 8 steps, but the last to come in 0 of 8 collectives. Most of the difference is "
+        "Net.a in forward: 4.000ms a step."
+    )
+
+
+@pytest.mark.parametrize(
+    ("ms", "reduced"),
+    [
+        (50, [2, 62, 42, 62, 62, 62]),  # rank 0 is 60 ms late
+        (14, [2, 62, 42, 62, 62, 62]),  # and so it is, though its kernels do not say so
+        (50, [22, 22, 2, 22, 22, 22]),  # rank 2 is the last, and less late than rank 0 has more work
+    ],
+)
+def test_a_late_rank_that_costs_less_comes_second(ms: int, reduced: Sequence[int]) -> None:
+    text = sentence(with_more_work(ms, reduced))
+    assert text.startswith(f"6 ranks. Rank 0 is the slow one: its own work takes {ms}.000ms a step")
+    assert " Rank 2 is late, too: in collectives the others wait 20.000ms a step longer than it" in text
+
+
+def hung(*where: Unfinished, steps: int = 4) -> Run:
+    run = run_of_ranks(
+        {("Net.a", FORWARD): even(10 * MS, range(3), steps)},
+        {("Net", BACKWARD, "all_reduce", everybody(3)): even(MS, range(3), steps)},
+        parts={"step_ns": even(12 * MS, range(3), steps)},
+    )
+    return replace(run, unfinished=where)
+
+
+def test_where_ranks_were_when_one_hung() -> None:
+    called = (Entered(0, BACKWARD, "all_reduce", 1),)
+    waiting = [Unfinished(rank, 9_000 * MS, 8_900 * MS, 0, BACKWARD, "all_reduce", True, called) for rank in (0, 2)]
+    run = hung(waiting[0], Unfinished(1, 8_950 * MS, 8_940 * MS, 1, FORWARD), waiting[1])
+    assert sentence(run).startswith(
+        "3 ranks. A step had not ended when the recording did, after 9.000s: ranks 0 and 2 were in all_reduce of Net "
+        "in backward for 8.900s; rank 1 was in Net.a in forward for 8.940s. Rank 1 had not called all_reduce of Net in "
+        "backward, which others had. No rank stands out"
+    )
+    in_op = hung(*(replace(one, name="aten::mm", waits=False) for one in waiting))
+    assert "ranks 0 and 2 were in aten::mm of Net in backward for 8.900s. No rank" in sentence(in_op)
+
+
+def test_a_recording_that_ends_after_a_step_has_no_such_sentence() -> None:
+    """A step that had begun, one that took as long as the others, and something else after the last step."""
+    assert "had not ended" not in sentence(hung(*(Unfinished(rank, 20 * MS, 19 * MS, 0, FORWARD) for rank in range(3))))
+    saved = Unfinished(0, 9_000 * MS, 8_900 * MS, OUTSIDE, FORWARD)
+    assert "had not ended" not in sentence(hung(saved))
+    evaluated = Unfinished(0, 9_000 * MS, 100 * MS, 1, FORWARD)
+    assert "had not ended" not in sentence(hung(evaluated))
+
+
 # The table of ranks
 
 
@@ -132,6 +216,7 @@ def test_a_row_for_each_rank_the_slowest_first() -> None:
         "Rank": "2",
         "Steps": "20",
         "Own work a step": "24.100ms",
+        "Median": "25.000ms",
         "Slowest": "18 of 20",
         "Waiting a step": "2.600ms",
         "Last to come": "18 of 20",
@@ -167,6 +252,20 @@ def test_the_time_of_a_device_by_its_name() -> None:
     assert notes(run, RANKS) == ["Own work is time of the CUDA, communication left out."]
     assert "Rank 2 is the slow one: its own work takes 20.000ms a step" in sentence(run)
     assert line(table(run, LAYERS), Module="Net.a")["Max"] == "20.000ms"
+
+
+def test_many_steps_are_compared_by_some_of_them() -> None:
+    """300 steps; what all of them took is their sum, whichever are kept."""
+    runs = [
+        replace(one, lockstep={key: Lockstep.of(rank, [10 * MS + 5 * MS * rank] * 300)})
+        for key in [LockstepKey(OUTSIDE, FORWARD, "cpu", STEP)]
+        for rank, one in enumerate(of_work(MS, MS, steps=300).of_rank(rank) for rank in range(2))
+    ]
+    run = torchprof.merge(runs)
+    rows = table(run, RANKS)
+    assert (rows[0]["Rank"], rows[0]["Own work a step"], rows[0]["Slowest"]) == ("1", "15.000ms", "256 of 256")
+    assert "Of more than 256 steps or calls, so many are compared one by one" in notes(run, RANKS)[-1]
+    assert not any("drawn by chance" in note for note in notes(of_work(10, 20), RANKS))
 
 
 # The table of layers
@@ -337,7 +436,8 @@ def test_a_rank_that_is_slow_in_no_operator() -> None:
     key = LockstepKey(OUTSIDE, FORWARD, "cpu", STEP)
     idle = {0: [500_000] * 4, 1: [30_000_000] * 4}
     whole = {rank: [ns + 1_000_000 for ns in times] for rank, times in idle.items()}
-    more = {key: lockstep(whole), key._replace(what=GAP): lockstep(idle)}
+    gaps = key._replace(what=GAP)
+    more = {key: lockstep(whole, key), gaps: lockstep(idle, gaps)}
     run = replace(run, lockstep={**run.lockstep, **more})
     assert "Most of the difference is in no operator (Python, or waiting for data): 29.500ms a step." in sentence(run)
     assert "(in no operator)" in run.report("ranks")

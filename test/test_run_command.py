@@ -39,7 +39,15 @@ x = torch.rand(2, 4)
 def run(folder: Path, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "KINETO_LOG_LEVEL": "99"}
     command = [sys.executable, "-m", "torchprof", "run", *arguments]
-    options = {"capture_output": True, "text": True, "check": False, "cwd": folder, "env": environment, **more}
+    options = {
+        "capture_output": True,
+        "text": True,
+        "check": False,
+        "cwd": folder,
+        "env": environment,
+        "timeout": 300,
+        **more,
+    }
     return subprocess.run(command, **options)
 
 
@@ -280,10 +288,15 @@ def test_interrupted_scripts_have_a_report_and_end_by_the_signal(tmp_path: Path,
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        while not (tmp_path / "ready").exists() and process.poll() is None:
+        until = time.monotonic() + 120
+        while not (tmp_path / "ready").exists() and process.poll() is None and time.monotonic() < until:
             time.sleep(0.02)
         process.send_signal(number)
-        out, _ = process.communicate()
+        try:
+            out, _ = process.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
     assert process.returncode == -number
     assert said in out and calls(saved(tmp_path)) >= 1
     assert "Not run: the first run was interrupted." in out
@@ -303,7 +316,9 @@ def test_interrupted_scripts_have_a_report_and_end_by_the_signal(tmp_path: Path,
 def test_the_report_and_the_file_are_where_they_were_meant(tmp_path: Path, code: str) -> None:
     done = run(tmp_path, "-o", "run.json", script(tmp_path, f"model(x)\n{code}"))
     assert "Where the time goes" in done.stdout and calls(saved(tmp_path, "run.json")) == 1
-    plain = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    plain = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
+    )
     assert (done.returncode, done.stderr) == (plain.returncode, plain.stderr)
     assert done.stdout.startswith(plain.stdout)
 
@@ -382,7 +397,9 @@ model(x)
 sys.exit(5)
 """
     done = run(tmp_path, script(tmp_path, code))
-    plain = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    plain = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == plain.returncode, done.stderr
     assert calls(saved(tmp_path)) == 1 and "gave way" in done.stdout
 
@@ -421,10 +438,28 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
 
 
 def test_a_run_that_cannot_be_saved_is_shown(tmp_path: Path) -> None:
-    (tmp_path / "taken.json").mkdir()
-    done = run(tmp_path, "-o", "taken.json", script(tmp_path, "model(x)\nsys.exit(6)"))
+    done = run(tmp_path, "-o", "taken.json", script(tmp_path, "model(x)\nos.mkdir('taken.json')\nsys.exit(6)"))
     assert done.returncode == 6 and "Where the time goes" in done.stdout
     assert done.stdout.splitlines()[-1] == ("Not written: taken.json: Is a directory. Another place: -o FILE.")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_a_stream_that_cannot_hold_all_characters(tmp_path: Path, encoding: str) -> None:
+    """The report is whole, the exit code the script's; the script itself finds the stream as it is without us."""
+    code = """
+model(x)
+print(sys.stdout.encoding, sys.stdout.errors)
+try:
+    print("\\u2265")
+except UnicodeEncodeError:
+    sys.exit(3)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "KINETO_LOG_LEVEL": "99", "PYTHONIOENCODING": encoding}
+    done = run(tmp_path, script(tmp_path, code), env=environment, encoding=encoding)
+    assert done.returncode == 3 and done.stderr == ""
+    assert done.stdout.startswith(f"{encoding} strict\n")
+    assert "\n`-- fc " in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("Written: script.torchprof.json.")
 
 
 # Under torchrun

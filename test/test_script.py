@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 import zipapp
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -120,14 +119,6 @@ def both(folder: Path, *command: str, flags: tuple[str, ...] = (), send: int | N
     return Ran(seen[0], seen[1], (folder / "log").read_text().splitlines())
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _ctrl_c_is_not_ignored() -> Iterator[None]:
-    """Whoever runs the tests in the background of a shell ignores Ctrl-C, and so would the scripts."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     made = tmp_path / "work"
@@ -168,7 +159,9 @@ def make_forms(folder: Path) -> None:
     write(folder, "package/show.py", "from .other import value\nfrom . import other\ndel other\n" + SHOW)
     write(folder, "package/__main__.py", "from .show import value\n" + SHOW)
     zipapp.create_archive(folder / "app", folder / "app.zip")
-    subprocess.run([PYTHON, "-c", "import py_compile; py_compile.compile('show.py', 'compiled.pyc')"], cwd=folder)
+    subprocess.run(
+        [PYTHON, "-c", "import py_compile; py_compile.compile('show.py', 'compiled.pyc')"], cwd=folder, timeout=300
+    )
 
 
 @pytest.mark.parametrize("command", FORMS.values(), ids=FORMS)
@@ -579,7 +572,7 @@ def test_the_second_pass_counts_what_cprofile_counts(folder: Path, capfd: pytest
 
     out = folder / "stats"
     command = [PYTHON, "-m", "cProfile", "-o", str(out), "script.py"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=300)
     truth = pstats.Stats(str(out)).stats  # type: ignore[attr-defined]
     assert counts(found.functions, file) == {
         key[1:]: row[1] for key, row in truth.items() if Path(key[0]).name == "script.py"
@@ -625,7 +618,7 @@ def test_the_second_pass_starts_where_the_first_one_started(folder: Path, monkey
     monkeypatch.setenv("HERE", "later")
     assert profile_python(script).code == 0
     found = json.loads((folder / "seen").read_text())
-    subprocess.run([PYTHON, "script.py"], cwd=folder, env={**os.environ, "HERE": "first"}, check=True)
+    subprocess.run([PYTHON, "script.py"], cwd=folder, env={**os.environ, "HERE": "first"}, check=True, timeout=300)
     assert found == json.loads((folder / "seen").read_text())
 
 
@@ -644,8 +637,9 @@ def test_the_second_pass_does_not_outlive_us(folder: Path) -> None:
     write(folder, "script.py", text)
     driver = write(folder.parent / "driver", "driver.py", DRIVER)
     process = start(folder, str(driver), "script.py", PASS="1")
+    until = time.monotonic() + 60
     while not (folder / "pid").exists():
-        assert process.poll() is None
+        assert process.poll() is None and time.monotonic() < until
         time.sleep(0.01)
     process.terminate()
     assert process.communicate(timeout=60) == ("", "")

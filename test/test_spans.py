@@ -668,7 +668,7 @@ def a_call_on_a_thread_that_nobody_observes() -> Any:
     def run() -> None:
         thread = threading.Thread(target=lambda: model(torch.rand(3, 4)))
         thread.start()
-        thread.join()
+        thread.join(60)
         model(torch.rand(3, 4)).sum().backward()
 
     return model, run, {}
@@ -991,8 +991,8 @@ def test_what_stands_beside_a_range() -> None:
         "path": "Sequential.0",
         "class": "Linear",
         "settings": "in_features=4, out_features=8, bias=True",
-        "input shapes": "3×4",
-        "output shapes": "3×8",
+        "input shapes, first call": "3×4",
+        "output shapes, first call": "3×8",
         "calls in the run": 3,
     }
     assert first["cat"] == FORWARD

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from hand_made import row, run_of
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from models import Checkpointed, Mlp
@@ -23,6 +24,7 @@ import torchprof
 from torchprof import Profile, TorchprofError
 from torchprof.attribute import (
     BACKWARD,
+    BEFORE,
     FORWARD,
     NOT_SELECTED,
     OUTSIDE,
@@ -90,19 +92,24 @@ class Counted(NamedTuple):
         return [by_step[number] for number in self.order]
 
 
-def count(events: Sequence[Event], selected: set[int] | None = None, kernels: Sequence[Event] = ()) -> Counted:
+def count(
+    events: Sequence[Event],
+    selected: set[int] | None = None,
+    kernels: Sequence[Event] = (),
+    layers: tuple[Layer, ...] = LAYERS,
+) -> Counted:
     """Events in any order; those of the device come after them."""
     marks = [event.start_ns for event in events if event.kind is Kind.STEP]
     attribution = Attribution(SITES, PATHS, selected)
-    watched = Steps(LAYERS)
+    watched = Steps(layers)
     attributed = watched.watch(
         attribution.attribute([*sorted(events, key=lambda e: (e.start_ns, -e.end_ns)), *kernels])
     )
-    rows, _, _ = fold(attributed, attribution.places.all, LAYERS)
+    rows, _, _ = fold(attributed, attribution.places.all, layers)
     samples = watched.samples()
     order = [Spread.of([(start, 0)]).hashes[0] for start in sorted(marks)[:-1]]
     meta = Meta(("Net",), steps=watched.count, wall_ns=sum(marks[-1:]) - sum(marks[:1]))
-    return Counted(samples, order, Run((meta,), LAYERS, rows, samples))
+    return Counted(samples, order, Run((meta,), layers, rows, samples))
 
 
 def test_a_step_of_which_each_time_is_known() -> None:
@@ -280,6 +287,49 @@ def test_waiting_and_copies_are_told_from_what_is_around_them() -> None:
     assert found.of("step_device_ns", device="cuda:0") == [35]
 
 
+def test_waiting_and_copies_in_ranges_that_are_layers_count_as_such_too() -> None:
+    """A range may be around anything; a layer of a model keeps what happens in its forward. The sum stays the step."""
+    events = [
+        mark(0),
+        layer(NET, 5, 80),
+        op("aten::copy_", 10, 30, number=11),
+        op("cudaMemcpyAsync", 12, 22),
+        op("aten::copy_", 30, 36, number=12),
+        op("cudaMemcpyAsync", 31, 35),
+        op("cudaStreamSynchronize", 40, 70),
+        op("cudaDeviceSynchronize", 90, 95),
+        mark(100),
+    ]
+    kernels = [
+        kernel("Memcpy HtoD (Pageable -> Device)", 15, 40, 11),
+        kernel("Memcpy DtoD (Device -> Device)", 40, 43, 12),
+    ]
+    ranges = tuple(replace(one, kind="") for one in LAYERS)
+    of_model, of_ranges = count(events, kernels=kernels), count(events, kernels=kernels, layers=ranges)
+    assert of_model.of("step_wait_ns") == [5]
+    assert of_model.of("step_copy_ns") == of_model.of("step_overlap_ns") == []
+    assert of_ranges.of("step_wait_ns") == [30 + 5]
+    assert of_ranges.of("step_copy_ns") == [10]  # what copies within the device is none
+    assert of_ranges.of("step_overlap_ns") == [30 + 10]
+    assert of_ranges.of("step_copy_ns", device="cuda:0") == of_ranges.of("step_overlap_ns", device="cuda:0") == [25]
+    for found in (of_model, of_ranges):
+        assert found.of("step_cpu_ns", 0) == [75]
+        assert found.of("step_device_ns", 0, device="cuda:0") == [28]
+        parts = {part: sum(found.of(f"step_{part}_ns")) for part in PARTS}
+        assert 75 + sum(parts.values()) - 2 * parts["overlap"] == 100
+    run = replace(
+        of_ranges.run, metas=(replace(of_ranges.run.meta, model=(), device="cuda", measured=("cpu_ns", "device_ns")),)
+    )
+    lines = {
+        line.split("|")[0].strip(): line.split("|")[-1].strip()
+        for line in run.report("steps").splitlines()
+        if "|" in line
+    }
+    assert lines["counted twice (several threads, or in ranges)"] == "-0.025us"
+    assert lines["host-device copies"] == "0.025us"
+    assert lines["Step"] == "0.028us"
+
+
 def test_a_kernel_counts_in_the_step_that_launched_it() -> None:
     found = count(
         [
@@ -298,6 +348,7 @@ def test_a_kernel_counts_in_the_step_that_launched_it() -> None:
             kernel("loss", 190, 193, 6),
             kernel("loss", 195, 199, 7),  # launched after the last step, by the clock of the device before
             kernel("graph", 130, 131, 99),  # nobody knows who launched it
+            kernel("of before", 3, 60, BEFORE),  # launched before the recording
         ],
     )
     assert found.of("step_device_ns", 1, device="cuda:0") == [20, 0]
@@ -661,6 +712,17 @@ def test_what_was_asked_for_and_not_measured_is_unknown() -> None:
     assert table[0][-1] == "CUDA mean"
     assert {row[-1] for row in table[1:]} <= {"–", ""}
     assert table[-1][-1] == "–"
+
+
+def test_the_deepest_layers_shown_count_with_all_below_them() -> None:
+    """b took 10 itself and 60 with what is below it, a took 30."""
+    run = run_of([row(index, cpu_ns=1) for index in range(4)])
+    took = {0: 100, 1: 30, 2: 60, 3: 50}
+    samples = {SampleKey(index, FORWARD, 0, "cpu", "step_cpu_ns"): Spread.of([(0, ns)]) for index, ns in took.items()}
+    samples[SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_ns")] = Spread.of([(0, 100)])
+    run = replace(run, samples=samples, metas=(replace(run.meta, wall_ns=100, steps=1),))
+    for depth, shown in ((1, ["Net", "└── b"]), (2, ["Net", "└── b", "└── 0"])):
+        assert [one[0] for one in table_of(run.report("steps", top=1, depth=depth), 2)][1:] == shown
 
 
 def test_depth_and_top_hide_layers_and_nothing_else() -> None:

@@ -210,6 +210,74 @@ def test_figures_of_a_device() -> None:
     assert stripped(missing)["Latency (median)"] == "–"
 
 
+# Calls on several shapes
+
+
+def of_batches(model: nn.Module, *sizes: int, **options: Any) -> Run:
+    """The run of some calls on batches of so many rows of 64 numbers."""
+    with torch.no_grad(), torchprof.Profile(model, **options) as prof:
+        for size in sizes:
+            model(torch.rand(size, 64))
+    return prof.run
+
+
+@pytest.mark.parametrize("options", [{"with_flops": True}, {"with_flops": True, "record_shapes": True}])
+def test_figures_of_mixed_shapes_do_not_stand_beside_one_shape(options: dict[str, bool]) -> None:
+    """128 rows once and one row 49 times: 4,096 MACs a row, (128 + 49) · 4,096 / 50 a call on average."""
+    run = of_batches(nn.Linear(64, 64), 128, *[1] * 49, **options)
+    (row,) = cells(run)[1:]
+    assert row[3:5] == ["first [128, 64]", "first [128, 64]"]
+    assert row[6] == f"mean {format_count(177 * 4096 / 50)}" == "mean 14.50 K"
+    found = stripped(run)
+    assert found["MACs"] == row[6]
+    assert found["Throughput"] == "–"
+    assert found["Latency (median)"].endswith(" (over calls of different shapes)")
+    assert 'Shapes vary over calls: "first"' in run.report("summary")
+    assert "that start-up" not in run.report("summary")
+
+
+def test_calls_on_one_shape_have_their_figures_beside_it() -> None:
+    run = of_batches(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), *[3] * 4, with_flops=True)
+    assert [row[3:5] for row in cells(run)[1:]] == [["[3, 64]", "[3, 64]"]] * 3
+    assert cells(run)[1][6] == format_count(3 * 4096)
+    assert "samples/s (3," in stripped(run)["Throughput"]
+    assert '"first"' not in run.report("summary") and '"mean"' not in run.report("summary")
+
+
+def test_a_layer_used_twice_on_two_shapes_varies_from_call_to_call_and_not_with_the_model() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act = nn.ReLU()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.act(self.act(x)[:1])
+
+    run = of_batches(Net(), 4, 4, record_shapes=True, with_flops=True)
+    model, act = cells(run)[1:]
+    assert (model[3], act[3]) == ("[4, 64]", "first [4, 64]")
+    assert (model[6], act[6]) == ("0", "0")
+    assert "samples/s (4," in stripped(run)["Throughput"]
+
+
+def test_a_batch_is_known_of_all_calls_without_recorded_shapes() -> None:
+    assert "samples/s (4," in stripped(of_batches(nn.Linear(64, 64), 4, 4))["Throughput"]
+    assert stripped(of_batches(nn.Linear(64, 64), 4, 4, 3))["Throughput"] == "–"
+    run = made()
+    assert stripped(run)["Throughput"] != "–"
+    rows = replace(run.rows, frames=((), (Frame("op", "x"),)))
+    assert stripped(replace(run, rows=rows))["Throughput"] == "–"  # of an old file nobody knows
+
+
+def test_what_could_be_recorded_besides_is_said() -> None:
+    model = nn.Linear(64, 64)
+    assert "Not recorded: MACs and FLOPs (with_flops=True, --flops) and memory (prof" in of_batches(model, 1).report(
+        "summary"
+    )
+    assert "Not recorded" not in of_batches(model, 1, with_flops=True, profile_memory=True).report("summary")
+    assert "Not recorded" not in torchprof.flops(model, torch.rand(1, 64)).report("summary")
+
+
 def test_lower_bounds_are_marked() -> None:
     found = stripped(made(work={"uncounted": 1}, peaks=PEAKS))
     assert found["MACs"] == "≥ 4"
@@ -233,7 +301,7 @@ def test_the_command_line_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture
     path = tmp_path / "run.json"
     assert main(["flops", "examples/models.py:LeNet5", "--input", "1,1,32,32", "--summary", "-o", str(path)]) == 0
     assert "\n  MACs                     416.52 K\n" in capsys.readouterr().out
-    assert json.loads(path.read_text())["schema"] == 7
+    assert json.loads(path.read_text())["schema"] == 8
     assert main(["show", str(path), "--summary", "--depth", "0"]) == 0
     assert "Backward" not in capsys.readouterr().out
 

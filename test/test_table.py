@@ -513,12 +513,26 @@ def test_sorting_by_backward() -> None:
         ({"top": 2, "sort_by": "cpu_total"}, ["Net", "└── b", " ├── 1", " └── 0"], 1),
         ({"top": 1, "sort_by": "calls"}, ["Net", "└── b", " └── 1"], 2),
         ({"top": 2, "sort_by": "calls"}, ["Net", "├── a", "└── b", " └── 1"], 1),
+        # At the depth a layer stands for all below it: b, with 100 ns of its own, for the two seconds of b.1.
+        ({"top": 1, "depth": 1}, ["Net", "└── b"], 3),
+        ({"top": 1, "depth": 1, "sort_by": "self_cpu_total"}, ["Net", "└── b"], 3),
+        ({"top": 2, "depth": 1}, ["Net", "├── a", "└── b"], 2),
+        ({"top": 1, "depth": 0}, ["Net"], 4),
+        ({"top": 1, "depth": 2}, ["Net", "└── b", " └── 1"], 2),
     ],
 )
 def test_top_shows_the_largest_by_self_with_those_above_them(options, shown, hidden) -> None:
     table = run_of(NET, NET_LINES).report("tree", **options)
     assert names(table) == shown
     assert f"{hidden} row" in table.split("\n\n")[1] and "hidden" in table.split("\n\n")[1]
+
+
+def test_what_top_counts_is_said() -> None:
+    run = run_of(NET, NET_LINES)
+    assert "shown is the largest by Self CPU total, at depth 1 with all below, with the layers above." in run.report(
+        "tree", depth=1, top=1
+    )
+    assert "shown is the largest by Self CPU total, with the layers above." in run.report("tree", depth=2, top=1)
 
 
 def test_top_leaves_the_work_of_no_layer_in_sight() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import hand_made
 import pytest
+from hand_made import op, row
 
 from torchprof import Run, TorchprofError
 from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, Attribution, Event, Kind, Site
@@ -204,6 +206,24 @@ def test_without_samples_lines_are_unknown() -> None:
     assert parts(run) == PARTS
     assert {row[-1] for row in cells(run.report("between"))[1:]} == {"–"}
     assert "samples" not in run.report("top")
+
+
+@pytest.mark.parametrize(("uncounted", "heading"), [(0, "FLOPs"), (2, "Counted FLOPs")])
+def test_a_run_that_only_counted_has_a_table_of_flops(uncounted: int, heading: str) -> None:
+    counted = ("macs", "flops", "uncounted")
+    rows = [
+        row(1, op("aten::mm"), flops=6_000, macs=3_000),
+        row(2, op("aten::add"), flops=2_000, phase="backward"),
+        row(2, op("aten::odd"), uncounted=uncounted),
+    ]
+    run = hand_made.run_of(rows, requested=counted, measured=counted)
+    assert [[line[0], line[1], line[2], line[-1]] for line in cells(run.report("top"))] == [
+        ["Share", heading, "Layer", "In"],
+        ["75.0%", "6.00 K", "Net.a", "aten::mm"],
+        ["25.0%", "2.00 K", "Net.b", "aten::add"],
+    ]
+    nothing = hand_made.run_of(rows, requested=("cpu_allocated",), measured=("cpu_allocated",))
+    assert nothing.report("top") == "Neither times nor FLOPs were measured."
 
 
 def test_a_run_of_nothing() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import gzip
+import itertools
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -35,13 +37,15 @@ from models import (
 )
 from torch import Tensor, nn
 from torch.profiler import record_function
+from torch.utils.checkpoint import checkpoint
 
 import torchprof
-from torchprof import reports
+from torchprof import records, reports
 from torchprof.attribute import Frame
 from torchprof.cli import main
 from torchprof.cost import Cost
 from torchprof.fold import add_cycle
+from torchprof.reports.page_data import Take, page_data
 from torchprof.run import Memory, Run
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
@@ -106,12 +110,14 @@ def memory_of(run: Run) -> list[Memory]:
 
 def layers_of(run: Run) -> list[Any]:
     """Without what no trace tells of a call: shapes and mode."""
-    return [replace(layer, training=None, input_shapes=(), output_shapes=(), output_bytes=None) for layer in run.layers]
+    of_calls: dict[str, Any] = {"input_shapes": (), "output_shapes": (), "output_bytes": None, "same_shapes": None}
+    return [replace(layer, training=None, **of_calls) for layer in run.layers]
 
 
 def warnings_of(run: Run) -> list[str]:
-    """Without what the labels cost, which only the process knows."""
-    return [warning for warning in run.meta.warnings if not warning.startswith("The labels themselves")]
+    """Without what the labels cost, and whether a slow first call had other shapes: only the process knows that."""
+    warnings = [warning for warning in run.meta.warnings if not warning.startswith("The labels themselves")]
+    return [re.sub(r"^(The first call of .* on average): .*", r"\1", warning) for warning in warnings]
 
 
 def assert_same(live: Run, read: Run, *, with_model: bool = True) -> None:
@@ -518,7 +524,7 @@ def test_two_forward_threads(trace: Path) -> None:
         threads = [threading.Thread(target=forward, args=(at,)) for at in range(2)]
         for thread in threads:
             thread.start()
-            thread.join()
+            thread.join(60)
         (losses[0] + losses[1]).backward()
 
     settle(step)
@@ -641,6 +647,25 @@ def test_a_doubt_about_modules_is_told_once(tmp_path: Path) -> None:
 
 def session(start: float, lasted: float) -> dict[str, Any]:
     return {**event("Trace", "PyTorch Profiler (0)", start, lasted), "pid": "Spans", "tid": "PyTorch Profiler"}
+
+
+def test_a_trace_that_was_merged_with_itself_is_the_same_run(trace: Path, tmp_path: Path) -> None:
+    """Every figure, steps included; and it is said."""
+    model = Mlp()
+    with torch.profiler.profile(record_shapes=True, profile_memory=True) as theirs, torchprof.annotate(model):
+        for _ in range(2):
+            model(X).sum().backward()
+            theirs.step()
+    theirs.export_chrome_trace(str(trace))
+    doubled = trace_in(trace)
+    doubled["traceEvents"] *= 2
+    run, twice = torchprof.from_trace(trace), torchprof.from_trace(write(tmp_path / "twice.json", doubled))
+    assert_same(run, twice, with_model=False)
+    assert memory_of(twice) == memory_of(run)
+    (said,) = [warning for warning in twice.meta.warnings if "in it twice" in warning]
+    events = trace_in(trace)["traceEvents"]
+    read = sum(one["name"] == "[memory]" or (one["ph"] == "X" and one["cat"] != "Trace") for one in events)
+    assert said.startswith(f"{read} events of twice.json stand in it twice")
 
 
 def test_one_recording_twice_is_refused(trace: Path, tmp_path: Path) -> None:
@@ -839,6 +864,86 @@ def test_the_order_of_the_file_does_not_matter(path: Path, trace: Path) -> None:
     assert mixed.device_times == run.device_times
 
 
+# Ranges inside backward
+
+
+class Rounds(torch.autograd.Function):
+    """A function with ranges in its backward, of a name of its own and of one that forward has, too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        with record_function("helper"):
+            return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        with record_function("all to all"):
+            gradient = gradient + 1
+        with record_function("helper"):
+            return gradient * 2
+
+
+@pytest.mark.parametrize("reentrant", [None, True, False], ids=str)
+def test_a_range_in_backward_is_recompute_where_a_checkpoint_runs_it(reentrant: bool | None, trace: Path) -> None:
+    """What torch's checkpoint computes again is, what a function of the user's opens in its backward is not."""
+    linear = nn.Linear(4, 4)
+
+    def block(x: Tensor) -> Tensor:
+        with record_function("block"):
+            return linear(x).relu()
+
+    def step() -> None:
+        with record_function("forward"):
+            y = Rounds.apply(X.clone().requires_grad_())
+            y = block(y) if reentrant is None else checkpoint(block, y, use_reentrant=reentrant)
+        y.sum().backward()
+
+    settle(step)
+    with torch.profiler.profile() as theirs:
+        step()
+    theirs.export_chrome_trace(str(trace))
+    run = torchprof.from_trace(trace)
+    assert names_of(run) == ["forward", "forward.helper", "forward.block"]
+    again = {row.layer.name for row in run.rows if row.layer and row.phase == "recompute"}
+    assert again == (set() if reentrant is None else {"forward.block"})
+    calls = {node.layer.name: node.calls for node in run.tree("recompute").walk()}
+    assert calls["forward.block"] == (reentrant is not None)
+    labels = {
+        (row.layer and row.layer.name, row.phase, row.frames[-1].name): row.calls
+        for row in run.rows
+        if row.frames and row.frames[-1].kind == "label"
+    }
+    assert labels == {("forward", "backward", "all to all"): 1, ("forward", "backward", "helper"): 1}
+    assert not [row for row in run.rows if row.layer is None and row.frames and row.frames[-1].name == "aten::mul"]
+    if reentrant is None:
+        assert "checkpoint" not in run.report("advice")
+
+
+def test_a_range_in_the_backward_of_a_live_run_is_a_label_of_its_layer(trace: Path) -> None:
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return Rounds.apply(x)
+
+    model = Net()
+    with torchprof.annotate(model), torch.profiler.profile() as theirs:
+        model(X.clone().requires_grad_()).sum().backward()
+    theirs.export_chrome_trace(str(trace))
+    with torchprof.Profile(model) as prof:
+        model(X.clone().requires_grad_()).sum().backward()
+    for run in (torchprof.from_profiler(theirs, model), torchprof.from_trace(trace), prof.run):
+        assert run.phases() == ("forward", "backward")
+        labels = {
+            (row.layer.name, row.phase, row.frames[-1].name)
+            for row in run.rows
+            if row.layer and row.frames[-1:] and row.frames[-1].kind == "label"
+        }
+        assert labels == {
+            ("Net", "forward", "helper"),
+            ("Net", "backward", "all to all"),
+            ("Net", "backward", "helper"),
+        }
+
+
 # Traces of other versions and other devices
 
 
@@ -908,6 +1013,104 @@ def test_kernels_without_a_launch_have_a_row_of_their_own(trace: Path) -> None:
         (None, ("(launch not recorded)", "gemm")): 3500,
     }
     assert "(launch not recorded)" in run.report("tree", show_events=True)
+
+
+def two_steps(left_over: int, rank: int = 0) -> dict[str, Any]:
+    """Two steps of 100 us with one kernel of 8 us each, one whose launch was lost, and so many of 3 us, which were
+    launched before the recording and run in the first step, on two streams."""
+    events = []
+    for number in (0, 1):
+        start, launch = 100 * number, 50 + number
+        events += [
+            event("user_annotation", f"ProfilerStep#{number + 1}", start, 100),
+            event("user_annotation", "forward", start + 5, 50),
+            event("cpu_op", "aten::mm", start + 10, 20, External_id=2 + number),
+            event("cuda_runtime", "cudaLaunchKernel", start + 12, 5, correlation=launch, External_id=2 + number),
+            event("kernel", "gemm", start + 60, 8, External_id=2 + number, correlation=launch, device=0, stream=7),
+        ]
+    events += [
+        event("kernel", "old", 2 + 4 * number, 3, correlation=20 + number, device=0, stream=7 + number % 2)
+        for number in range(left_over)
+    ]
+    events.append(event("kernel", "lost", 150, 2, correlation=77, device=0, stream=7))
+    return {"traceEvents": events, "distributedInfo": {"rank": rank, "world_size": 2}}
+
+
+def test_kernels_that_were_launched_before_the_recording_count_nowhere(trace: Path, tmp_path: Path) -> None:
+    """They have a row and a sentence; all else is as if they had not been."""
+    run = torchprof.from_trace(write(trace, two_steps(8)))
+    bare = torchprof.from_trace(write(tmp_path / "bare.json", two_steps(0)))
+    assert sum(run.rows.columns["device_ns"]) == 8 * 3_000 + 18_000
+    assert run.left_over.device_ns == 8 * 3_000
+    assert run.tree().total.device_ns + run.no_layer("forward").device_ns == 18_000
+    said = [one for one in run.meta.warnings if "launched before" in one]
+    assert [one[:72] for one in said] == ["8 kernels were launched before the recording began: 24.000us, 57.1% of t"]
+    assert {key: spread for key, spread in run.samples.items() if key.measure.startswith("step_")} == {
+        key: spread for key, spread in bare.samples.items() if key.measure.startswith("step_")
+    }
+    assert run.lockstep == bare.lockstep
+    compared = torchprof.compare(bare, run).report("table").splitlines()
+    assert compared[:-2] == torchprof.compare(bare, bare).report("table").splitlines()
+    assert compared[-1].startswith("After: 8 kernels were launched before")
+    for name in ("headline", "top"):
+        assert run.report(name).splitlines()[2:6] == bare.report(name).splitlines()[2:6]
+    (line,) = [line for line in run.report("tree", percent=True).splitlines() if line.startswith("(launched before")]
+    assert line.split()[-2:] == ["24.000us", "|"]
+    with_shares = [
+        line for line in run.report("tree", percent=True).splitlines() if line.startswith(("forward", "(out"))
+    ]
+    assert with_shares == [
+        line for line in bare.report("tree", percent=True).splitlines() if line.startswith(("forward", "(out"))
+    ]
+    for name in ("ops", "kernels"):
+        shares = [
+            line.count("%") for line in run.report(name).splitlines() if "(launched before" in line and "|" in line
+        ]
+        assert shares == [0]
+        assert "18.000us" in next(line for line in run.report(name).splitlines() if line.startswith("100 %"))
+
+
+def test_what_was_launched_before_the_recording_is_in_every_export(trace: Path) -> None:
+    run = torchprof.from_trace(write(trace, two_steps(8)))
+    for table in ("layers", "operators", "rows"):
+        frame = records.table(run, table)
+        layer, ns = list(frame.columns).index("layer"), list(frame.columns).index("self_device_ns")
+        sums: Counter[Any] = Counter()
+        for record in frame.records:
+            sums[record[layer]] += record[ns]
+        assert sums == {"forward": 16_000, "(outside)": 2_000, "(launched before the recording)": 24_000}
+    told = page_data([Take("", run)])
+    node = len(told["layers"]["name"]) + 2
+    assert told["names"][2] == "(launched before the recording)"
+    assert sum(ns for at, ns in zip(told["rows"]["node"], told["rows"]["device_ns"]) if at == node) == 24_000
+    (device,) = run.device_times  # it was busy all the same
+    assert device.busy_ns == 8 * 3_000 + 18_000
+
+
+@pytest.mark.parametrize("with_launches", [False, True])
+def test_a_trace_of_a_device_alone_names_its_kernels_and_says_nothing_of_the_cpu(
+    with_launches: bool, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody recorded what the CPU did: that is no Python. Calls of the runtime come with the device."""
+    name = "void at::native::gemm<float>(int)"
+    events = [event("kernel", name, 10 * at, 8, correlation=5 + at, device=0, stream=7) for at in range(5)]
+    if with_launches:
+        events += [event("cuda_runtime", "cudaLaunchKernel", 10 * at, 1, correlation=5 + at) for at in range(5)]
+    run = torchprof.from_trace(write(trace, {"traceEvents": events}))
+    assert (run.meta.requested, run.meta.measured) == (("device_ns",), ("device_ns",))
+    assert dict(run.meta.busy_ns) == {"cuda:0": 40_000}
+    (said,) = run.meta.warnings
+    assert said.startswith("trace.json holds no operators, as without ProfilerActivity.CPU")
+    assert "gemm<float>" in run.report("headline") and "CPU" not in run.report("headline")
+    assert main(["trace", str(trace)]) == 0
+    out = capsys.readouterr().out
+    assert "Python" not in out and "CPU time" not in out and "Between the operators" not in out
+    assert "The kernels\n" in out and "gemm<float>" in out.partition("The kernels\n")[2]
+
+
+def test_a_rank_is_not_slow_for_what_was_launched_before_the_recording(tmp_path: Path) -> None:
+    files = [write(tmp_path / f"{rank}.json", two_steps(8 * rank, rank)) for rank in (0, 1)]
+    assert "No rank stands out" in torchprof.from_trace(files).report("ranks")
 
 
 @pytest.mark.parametrize(("runtime", "kind"), [("xpu_runtime", "xpu"), ("mtia_runtime", "mtia"), ("Runtime", "cuda")])
@@ -1060,9 +1263,115 @@ def test_a_backward_without_sequence_numbers_is_nobodys_and_that_is_said(trace: 
             one.get("args", {}).pop(key, None)
     run = torchprof.from_trace(write(trace, whole))
     (said,) = run.meta.warnings
-    assert said.startswith("trace.json tells no sequence numbers")
+    assert said.startswith("trace.json has no sequence numbers")
     assert not [row for row in run.rows if row.phase == "backward" and row.layer]
     assert any(row.phase == "backward" for row in run.rows)
+
+
+def test_the_backward_of_the_oldest_traces_is_nobodys_and_that_is_said(trace: Path) -> None:
+    events = [
+        event("Operator", "forward", 0, 50),
+        event("Operator", "aten::mm", 5, 30),
+        event("Operator", "MmBackward", 100, 50, thread=2),
+        event("Operator", "aten::mm", 110, 30, thread=2),
+    ]
+    run = torchprof.from_trace(write(trace, {"traceEvents": events}))
+    assert names_of(run) == ["forward"]
+    of_backward = {row.frames[-1].name: row.cost.cpu_ns for row in run.rows if row.phase == "backward"}
+    assert of_backward == {"MmBackward": 20_000, "aten::mm": 30_000}
+    assert [warning[:40] for warning in run.meta.warnings] == ["trace.json has no sequence numbers, like"]
+
+
+@pytest.mark.parametrize("model", [None, Mlp()], ids=["alone", "with the model"])
+def test_source_lines_of_operators_are_no_modules(model: nn.Module | None, trace: Path) -> None:
+    """What with_stack=True gave in old versions of torch: it was recorded so, and tells none."""
+    lines = {"Call_stack": "torch/nn/modules/module.py(1051): _call_impl;net.py(7): forward"}
+    write(trace, {"traceEvents": [event("Operator", "aten::mm", 5, 30, **lines)]})
+    if model is not None:
+        with pytest.raises(torchprof.TorchprofError, match="by an old torch, which wrote source lines"):
+            torchprof.from_trace(trace, model)
+    else:
+        (said,) = torchprof.from_trace(trace).meta.warnings
+        assert "by an old torch, which wrote source lines" in said
+
+
+class Block(nn.Module):
+    """A block of a small ResNet, with two linear layers, or with three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.second = nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.second(self.act(self.first(x))) + x)
+
+
+class Bottleneck(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.third = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.third(self.act(self.second(self.act(self.first(x))))) + x)
+
+
+class Residual(nn.Module):
+    def __init__(self, block: type[Block], *counts: int) -> None:
+        super().__init__()
+        self.stem = nn.Linear(4, 4)
+        self.stages = nn.Sequential(*(nn.Sequential(*(block() for _ in range(count))) for count in counts))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.stages(self.stem(x)))
+
+
+@pytest.mark.parametrize("labels", [True, False], ids=["labels", "modules"])
+def test_a_model_that_is_not_the_one_that_was_traced_is_refused(labels: bool, trace: Path) -> None:
+    """Of the same class, and with modules of the same names in it, as ResNet-50 and ResNet-18."""
+    traced, other = Residual(Block, 2, 2), Residual(Bottleneck, 3, 4)
+    if labels:
+        annotated(traced, lambda: traced(X), trace)
+    else:
+        with torch.profiler.profile(with_stack=True) as theirs:
+            traced(X)
+        theirs.export_chrome_trace(str(trace))
+    with pytest.raises(
+        torchprof.TorchprofError, match=r"of another model: in the one that was given, Residual\.stages\.0"
+    ):
+        torchprof.from_trace(trace, other)
+    run = torchprof.from_trace(trace, Residual(Block, 2, 2))
+    assert not [warning for warning in run.meta.warnings if "Never called" in warning or "Not found" in warning]
+    compiled = trace_in(trace)  # what is inlined shows no calls
+    compiled["traceEvents"].append(event("cpu_op", "Torch-Compiled Region: 0/0", 0, 1))
+    torchprof.from_trace(write(trace, compiled), other)
+
+
+@pytest.mark.parametrize("annotation", [True, False], ids=["annotate", "Profile"])
+def test_modules_without_labels_inside_selected_ones_refuse_no_model(annotation: bool, trace: Path) -> None:
+    """A recording with ``paths`` labels of what is inside a selected module only what is selected itself."""
+    model = Residual(Block, 2, 2)
+    blocks = [f"stages.{stage}.{block}" for stage in "01" for block in "01"]
+    paths = [path for block in blocks for path in (block, f"{block}.first")]
+
+    def record(paths: list[str]) -> None:
+        if annotation:
+            with torch.profiler.profile() as theirs, torchprof.annotate(model, paths=paths):
+                model(X)
+            theirs.export_chrome_trace(str(trace))
+        else:
+            with torchprof.Profile(model, paths=paths) as ours:
+                model(X)
+            ours.export_chrome_trace(str(trace))
+
+    record(paths)
+    run = torchprof.from_trace(trace, model, paths=paths)
+    calls = {node.layer.name.removeprefix("Residual."): node.calls for node in run.tree().walk() if node.calls}
+    assert calls == dict.fromkeys(paths, 1)
+    with pytest.raises(torchprof.TorchprofError, match=r"Residual\.stages\.0\.0\.act .* and the paths, of the"):
+        torchprof.from_trace(trace, model)  # a model whose blocks hold ``first`` alone would have the same labels
+    record(["stages", "stages.0.0", "stages.1.0", "stages.1.0.first"])
+    assert torchprof.from_trace(trace, model).meta.model == ("Residual",)
 
 
 def test_layers_without_a_class_are_no_models(trace: Path, tmp_path: Path) -> None:
@@ -1265,9 +1574,23 @@ def test_a_missing_file_is_missing(tmp_path: Path) -> None:
         torchprof.from_trace(tmp_path / "nothing.json")
 
 
-def test_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(torchprof.TorchprofError, match="is a folder"):
+def test_a_folder_without_traces_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "trace.txt", two_steps(0))
+    torchprof.from_trace(tmp_path / "trace.txt").save(tmp_path / "run.json")
+    (tmp_path / "more.json").mkdir()
+    with pytest.raises(torchprof.TorchprofError, match="is a folder without traces: their names end in"):
         torchprof.from_trace(tmp_path)
+
+
+def test_a_folder_is_the_traces_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [write(tmp_path / f"rank{rank}.pt.trace.json", two_steps(0, rank)) for rank in (1, 0)]
+    run = torchprof.from_trace(files)
+    run.save(tmp_path / "run.json.gz")
+    (tmp_path / "notes.txt").write_text("none")
+    assert torchprof.from_trace(tmp_path) == torchprof.from_trace([str(tmp_path)]) == run
+    assert main(["trace", str(tmp_path)]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith(f"torchprof: {files[1]}, {files[0]}. Recorded")
 
 
 def test_a_saved_run_is_no_trace(tmp_path: Path) -> None:
@@ -1449,7 +1772,7 @@ def test_what_one_of_several_processes_cannot_read_is_named(trace: Path, tmp_pat
 
 
 def in_a_fresh_process(code: str) -> str:
-    options = {"capture_output": True, "text": True, "env": {**os.environ, "PYTHONWARNINGS": "error"}}
+    options = {"capture_output": True, "text": True, "env": {**os.environ, "PYTHONWARNINGS": "error"}, "timeout": 300}
     done = subprocess.run([sys.executable, "-c", code], **options)  # type: ignore[call-overload]
     assert done.returncode == 0, done.stderr
     return str(done.stdout)
@@ -1507,6 +1830,20 @@ def test_every_report_and_every_format_works(trace: Path, tmp_path: Path) -> Non
             except torchprof.TorchprofError:
                 refused.add(report)
         assert refused == REFUSED[name], name
+
+
+def test_whatever_a_trace_says_of_inputs_is_saved_and_loaded(trace: Path, tmp_path: Path) -> None:
+    kinds = ["text", 5, {"a": 1}, [["a"]], [[1.5]], [[2**70]], [[2**61, 2**61]], [[-1]], [None]]
+    events = [
+        event("cpu_op", name, 10 * number, 2, Input_Dims=dims * 2 if isinstance(dims, list) else dims, Input_type=types)
+        for number, (name, dims, types) in enumerate(
+            itertools.product(["aten::mm", "nccl:all_reduce"], kinds, [["float", "float"], "float", [3], None])
+        )
+    ]
+    run = torchprof.from_trace(write(trace, {"traceEvents": events}))
+    assert sum(row.calls for row in run.rows if row.frames) == len(events)
+    run.save(tmp_path / "run.json")
+    assert torchprof.load(tmp_path / "run.json") == run
 
 
 def test_a_run_of_a_trace_is_saved_and_loaded(trace: Path, tmp_path: Path) -> None:
@@ -1613,7 +1950,7 @@ def test_the_command_on_the_trace_of_a_cluster(capsys: pytest.CaptureFixture[str
     ("arguments", "says"),
     [
         (["nothing.json"], "No such file"),
-        (["."], "is a folder"),
+        (["empty_folder"], "is a folder without traces"),
         (["run.json"], "python -m torchprof show"),
         (["text.json"], "torch.profiler"),
         (["empty.json"], "is empty"),
@@ -1635,6 +1972,7 @@ def test_the_command_refuses(
     prof.run.save("run.json")
     Path("text.json").write_text("no trace")
     Path("empty.json").write_text("")
+    Path("empty_folder").mkdir(exist_ok=True)
     capsys.readouterr()
     try:
         code = main(["trace", *arguments])

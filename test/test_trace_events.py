@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from torchprof.attribute import Detail, Event, Kind
+from torchprof.attribute import BEFORE, Detail, Event, Kind
+from torchprof.device_times import Work, kind_of_work
 from torchprof.trace_events import TraceEvents
 
 FIRST = 1  # the number of the first thread
@@ -387,6 +388,33 @@ def test_kernels_of_2022_and_2023_repeat_the_number_of_their_launch() -> None:
     assert the(found, "add").correlation == the(found, "cudaLaunchKernel").correlation == -900
 
 
+CALL = span("cuda_runtime", "cudaLaunchKernel", 12, 2, External_id=2, correlation=900)
+DRIVER = span("cuda_driver", "cuLaunchKernel", 15, 2, External_id=2, correlation=897)
+
+
+@pytest.mark.parametrize(
+    ("calls", "number", "launched", "expected"),
+    [
+        ([CALL], 899, 900, BEFORE),
+        ([CALL], 901, 900, 0),  # its launch was lost
+        ([CALL, DRIVER], 899, 900, 0),
+        ([CALL, DRIVER], 896, 900, BEFORE),
+        ([CALL], 0, 900, 0),  # it tells no number
+        ([CALL], 899, 17, 0),  # kernels are not numbered as calls are
+        ([], 899, 900, 0),
+        ([CALL], 899, None, 0),
+    ],
+)
+def test_kernels_with_a_lower_number_than_all_recorded_calls_were_launched_before(
+    calls: list[Any], number: int, launched: int | None, expected: int
+) -> None:
+    work = [kernel("k", 11, 5, External_id=1, correlation=number, stream=7)]
+    if launched is not None:
+        work.append(kernel("gemm", 20, 5, External_id=2, correlation=launched, stream=20))
+    found = events_of(op("aten::mm", 10, 20, External_id=2), *calls, *work)
+    assert the(found, "k").correlation == expected
+
+
 def test_a_cuda_graph_launches_many_kernels_at_once() -> None:
     found = events_of(
         op("graph", 10, 20, External_id=2),
@@ -442,7 +470,7 @@ def test_memory_events_are_signed_and_say_where() -> None:
         (-512, 0x7F00, "cuda:1"),
         (64, 0, "xpu:2"),
         (64, 0, "privateuse1:2"),
-        (32, 16, "hip:0"),
+        (32, 16, "cuda:0"),  # as ROCm's kernels, and as torch calls it
     ]
     assert {(event.kind, event.name, event.sequence) for event in found} == {(Kind.MEMORY, "[memory]", -1)}
 
@@ -589,6 +617,37 @@ def test_old_nodes_are_nodes_without_shapes_too() -> None:
     assert [event.kind for event in found] == [Kind.OP, Kind.OP, Kind.NODE, Kind.BACKWARD_FUNCTION, Kind.OP]
 
 
+OLDEST = [  # torch 1.8: no numbers, and no ranges of the engine
+    span("Operator", "MyFunction", 10, 20),
+    span("Operator", "aten::mm", 12, 9),
+    span("Operator", "MyFunctionBackward", 100, 50, tid=8),
+    span("Operator", "aten::mm", 102, 30, tid=8),
+    span("Operator", "TBackward", 160, 10, tid=8),
+    span("Operator", "torch::autograd::AccumulateGrad", 180, 10, tid=8),
+]
+
+
+def test_the_oldest_nodes_are_known_by_their_names() -> None:
+    trace = read(OLDEST)
+    node, function = Kind.BACKWARD_FUNCTION, Kind.USER_LABEL
+    assert [event.kind for event in trace.events(())] == [function, Kind.OP, node, Kind.OP, node, node]
+    assert [call.name for call in trace.ranges()] == ["MyFunction"]
+    assert (trace.has_nodes, trace.has_numbers) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        op("autograd::engine::evaluate_function: Mm", 300, 10),
+        op("Mm", 300, 10, Sequence_number=3, Fwd_thread_id=1),
+    ],
+)
+def test_where_nodes_are_told_a_name_tells_none(more: Any) -> None:
+    found = events_of(*OLDEST, more)
+    kinds = {event.name: event.kind for event in found}
+    assert kinds["MyFunctionBackward"] is kinds["TBackward"] is Kind.USER_LABEL
+
+
 def test_an_old_node_of_a_loss_is_no_range() -> None:
     """Its gradient has no dimensions, and its inputs are a list of an empty list."""
     about = {"Sequence_number": 3, "Fwd_thread_id": 1, "Input_Dims": [[]], "Input_type": ["float"]}
@@ -607,6 +666,39 @@ def test_the_shapes_of_the_oldest_traces_are_read() -> None:
     trace = read([span("Operator", "aten::mm", 1, 9, Input_dims=[[2, 3], [3, 4]], Input_type=["float", "float"])])
     (found,) = trace.events(())
     assert trace.signatures[found.signature].shapes == ((2, 3), (3, 4))
+
+
+@pytest.mark.parametrize(
+    ("args", "shapes", "dtypes", "scalars"),
+    [
+        ({"Input Dims": [[2, 3], [2**70], [-1], [1.5], ["a"], "text", None]}, ((2, 3), *[None] * 6), (), ()),
+        ({"Input Dims": [[[2], [3]], [[2], "x"], [[2], [[3]]], [2, [3]]]}, (((2,), (3,)), *[None] * 3), (), ()),
+        ({"Input Dims": [[2], [3]], "Input type": ["float", 5]}, ((2,), (3,)), ("float", ""), ()),
+        ({"Input Dims": [[2], [3]], "Input type": ["float"]}, ((2,), (3,)), (), ()),
+        ({"Input Dims": [[2], [3]], "Input type": "fl"}, ((2,), (3,)), (), ()),
+        ({"Input Dims": [[2]], "Input type": ["\ud800"], "Concrete Inputs": ["\ud800"]}, ((2,),), ("?",), ("?",)),
+        ({"Input Dims": [[2], []], "Concrete Inputs": [["a"], 5]}, ((2,), ()), (), (None, None)),
+        ({"Input Dims": [[2], []], "Concrete Inputs": ["1"]}, ((2,), ()), (), ()),
+        ({"Input Dims": [[2]] * 3, "Concrete Inputs": ["{1: 2}", "1e999", "..."]}, ((2,),) * 3, (), (None,) * 3),
+        ({"Input Dims": [[2]], "Concrete Inputs": ["(" * 5000]}, ((2,),), (), ("(" * 5000,)),
+    ],
+    ids=str,
+)
+def test_of_inputs_that_are_not_as_torch_writes_them_nothing_is_known(
+    args: Any, shapes: Any, dtypes: Any, scalars: Any
+) -> None:
+    """The event is read, with its time; what would be no file of a run is not taken over."""
+    trace = read([{**GOOD, "args": args}])
+    (event,) = trace.events(())
+    assert trace.unread == 0
+    assert trace.signatures[event.signature] == (shapes, dtypes, scalars, ())
+
+
+@pytest.mark.parametrize("dims", ["text", 5, {"a": 1}, True])
+def test_dims_that_are_no_list_are_no_shapes(dims: Any) -> None:
+    trace = read([op("aten::mm", 1, 9, Input_Dims=dims, Input_type=["float"])])
+    assert [event.signature for event in trace.events(())] == [0]
+    assert (trace.unread, trace.has_shapes) == (0, False)
 
 
 def test_empty_lists_of_shapes_are_no_shapes() -> None:
@@ -649,8 +741,6 @@ GOOD = op("aten::mm", 100, 100, External_id=1)
         {"args": {"Sequence number": None}},
         {"args": {"Sequence number": 2**63}},
         {"args": {"Sequence number": 3, "Fwd thread id": "x"}},
-        {"args": {"Input Dims": {"a": 1}}},
-        {"args": {"Input Dims": [[1]], "Input type": 5}},
     ],
     ids=str,
 )
@@ -725,6 +815,49 @@ def test_args_may_be_missing() -> None:
     assert [(event.sequence, event.correlation, event.signature) for event in found] == [(-1, 0, 0)] * 2
 
 
+# What stands there twice
+
+
+EVERYTHING = [
+    op("aten::mm", 10.5, 20, External_id=2),
+    span("user_annotation", "range", 9.5, 40, External_id=1),
+    span("cuda_runtime", "cudaLaunchKernel", 12.5, 2, correlation=900),
+    kernel("gemm", 100.5, 5, correlation=900, device=0, stream=7),
+    memory(13.5, 512, Addr=16),
+    memory(14.5, -512, Addr=16),
+    memory(15.5, 512, Addr=16),
+]
+
+
+@pytest.mark.parametrize("whole_us", [False, True])
+@pytest.mark.parametrize("times", [2, 3])
+def test_events_that_stand_there_twice_count_once(times: int, whole_us: bool) -> None:
+    def at(event: Any) -> Any:
+        return {**event, "ts": int(event["ts"])} if whole_us else event
+
+    once, several = read(map(at, EVERYTHING)), read([*map(at, EVERYTHING)] * times)
+    assert once.drop_doubles() == 0
+    assert several.drop_doubles() == (times - 1) * len(EVERYTHING)
+    assert list(several.events(())) == list(once.events(()))
+    assert (several.wall_ns, len(several)) == (once.wall_ns, len(once))
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [op("aten::mm", 10, 20, External_id=2), op("aten::mm", 10, 20, External_id=3)],
+        [op("aten::mm", 10, 20), op("aten::mm", 10, 20)],  # one in the other: in whole microseconds they are alike
+        [op("aten::mm", 10.5, 20), op("aten::mm", 10.5, 20, tid=8)],
+        [kernel("k", 10, 5, stream=7), kernel("k", 10, 5, stream=8)],
+        [kernel("k", 10, 1, stream=7, correlation=5), kernel("k", 10, 1, stream=7, correlation=5)],  # of one graph
+        [memory(10, 512, Addr=16), memory(10, -512, Addr=16), memory(10, 512, Addr=16)],
+        [memory(10, 512), memory(10, 512)],
+    ],
+)
+def test_events_that_only_look_alike_are_no_doubles(events: list[Any]) -> None:
+    assert read(events).drop_doubles() == 0
+
+
 # What it tells of layers
 
 
@@ -781,6 +914,50 @@ def test_ranges_know_their_callers_and_whether_anything_ran_in_them() -> None:
         ("elsewhere", ("",), False),
         ("inner", ("outer",), True),
         ("empty", ("outer",), False),
+    ]
+
+
+def test_ranges_inside_of_nodes_are_of_backward_unless_they_record_a_graph() -> None:
+    """A name that forward has, too, is a forward again where operators in it have numbers, as under a checkpoint."""
+    trace = read(
+        [
+            span("user_annotation", "block", 0, 50),
+            span("user_annotation", "helper", 5, 10),
+            op("aten::mm", 6, 5, Sequence_number=1, Fwd_thread_id=0),
+            op("aten::mm", 30, 5, Sequence_number=2, Fwd_thread_id=0),
+            span("user_annotation", "backward", 100, 900),
+            *node("Mm", 110, 90, 2, 1),
+            span("user_annotation", "block", 120, 40),  # computed again
+            span("user_annotation", "helper", 125, 10),
+            op("aten::mm", 126, 5, Sequence_number=3, Fwd_thread_id=0),
+            op("aten::mm", 170, 5),
+            *node("Mine", 300, 90, 1, 1),
+            span("user_annotation", "helper", 310, 20),
+            op("aten::mm", 315, 5),
+            span("user_annotation", "only here", 340, 20),
+            op("aten::mm", 345, 5, Sequence_number=4, Fwd_thread_id=0),
+            span("user_annotation", "helper", 500, 20),  # in no node
+            op("aten::mm", 505, 5),
+        ]
+    )
+    ranges = trace.ranges()
+    assert {call.name: call.parents for call in ranges} == {
+        "block": ("",),
+        "helper": ("block", "backward"),
+        "backward": ("",),
+    }
+    found = [
+        event for event in trace.events({"block", "helper", "backward"}) if event.kind in (Kind.LABEL, Kind.USER_LABEL)
+    ]
+    assert [(event.name, event.start_ns // 1000, event.kind is Kind.LABEL) for event in found] == [
+        ("block", 0, True),
+        ("helper", 5, True),
+        ("backward", 100, True),
+        ("block", 120, True),
+        ("helper", 125, True),
+        ("helper", 310, False),
+        ("only here", 340, False),
+        ("helper", 500, True),
     ]
 
 
@@ -849,3 +1026,51 @@ def test_a_piece_at_a_time_is_the_same() -> None:
     assert Counter(event.kind for event in parts.events(()))[Kind.NODE] == 1
     assert len(parts) == len(whole) == 5
     assert parts.unread == whole.unread == 1
+
+
+def test_what_mtia_did_and_not_what_it_waited_for() -> None:
+    """Its command processors have a category of their own: kernels, copies by DMA, and waits, which are no work. 7 us
+    of computing, 2 us of copying; the waits of 40 us are in neither."""
+    trace = read(
+        [
+            op("aten::mm", 0, 50, External_id=3),
+            span("mtia_runtime", "runFunctionDynamic", 2, 3, correlation=9),
+            kernel("fbgemm_mm", 10, 4, category="mtia_ccp_events", correlation=9, External_id=3, device=1, stream=102),
+            kernel("softmax", 16, 3, category="mtia_ccp_events", correlation=9, External_id=3, device=1, stream=102),
+            kernel("dma_d2h", 20, 2, category="mtia_ccp_events", device=1, stream=1),
+            kernel("StreamSync", 25, 40, category="mtia_ccp_events", device=1, stream=1),
+        ]
+    )
+    work = [event for event in trace.events(()) if event.kind is Kind.KERNEL]
+    assert trace.device == "mtia"
+    assert {event.device for event in work} == {"mtia:1"}
+    took: Counter[Work] = Counter()
+    for event in work:
+        took[kind_of_work(event.name)] += event.end_ns - event.start_ns
+    assert took == {Work.COMPUTING: 7000, Work.COPYING: 2000}
+    assert [event.correlation for event in work] == [3, 3, 0]
+    assert trace.unread == 0
+    alone = read([kernel("fbgemm_mm", 10, 4, category="mtia_ccp_events")])
+    assert alone.device == "mtia"
+
+
+@pytest.mark.parametrize(
+    ("worked", "told_of", "names"),
+    [
+        ((9,), (0,), ["cuda:0"]),
+        ((3, 9), (0, 1), ["cuda:0", "cuda:1"]),
+        ((9,), (0, 1), ["cuda:9"]),  # which of the two it is, nobody knows
+        ((9,), (), ["cuda:9"]),
+    ],
+)
+def test_a_device_of_rocm_has_one_name(worked: tuple[int, ...], told_of: tuple[int, ...], names: list[str]) -> None:
+    """In kernels it has its number among all agents of the machine, in memory events torch's own, of the type hip."""
+    trace = read(
+        [
+            *(memory(5 + device, 512, Device_Type=6, Device_Id=device) for device in told_of),
+            *(kernel("gemm", 20 + device, 1, device=device) for device in worked),
+        ]
+    )
+    events = [*trace.events(())]
+    assert [event.device for event in events if event.kind is Kind.MEMORY] == [f"cuda:{device}" for device in told_of]
+    assert [event.device for event in events if event.kind is Kind.KERNEL] == names

@@ -7,6 +7,7 @@ import gzip
 import json
 import lzma
 import pickle
+import tarfile
 import tempfile
 import tracemalloc
 import zipfile
@@ -459,10 +460,22 @@ def test_compressed_by_another_program(tmp_path: Path) -> None:
     refused(tmp_path / "trace.zip", "is a zip file")
 
 
-def test_no_file_and_a_folder(tmp_path: Path) -> None:
+def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read(tmp_path / "trace.json")
-    refused(tmp_path, "is a folder")
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_an_archive_is_to_be_unpacked(mode: Any, tmp_path: Path) -> None:
+    written(tmp_path, json.dumps(SMALL))
+    with tarfile.open(tmp_path / "trace.tar", mode) as archive:
+        archive.add(tmp_path / "trace.json", "trace.json")
+    refused(tmp_path / "trace.tar", "is an archive of tar: unpack it first")
+
+
+@pytest.mark.parametrize("codec", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig"])
+def test_text_in_other_codes_is_read(codec: str, tmp_path: Path) -> None:
+    assert read(written(tmp_path, json.dumps(SMALL).encode(codec))) == read(written(tmp_path, json.dumps(SMALL)))
 
 
 def test_a_run_that_torchprof_saved(tmp_path: Path) -> None:

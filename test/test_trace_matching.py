@@ -21,7 +21,7 @@ from torchprof.errors import TorchprofError
 from torchprof.modules import walk_modules
 from torchprof.run import Layer
 from torchprof.trace_layers import Hierarchy, ModuleCall
-from torchprof.trace_matching import ModelModule, match_modules
+from torchprof.trace_matching import ModelModule, match_modules, refuse_another_model
 
 
 def entries(*models: nn.Module) -> list[ModelModule]:
@@ -308,6 +308,34 @@ def test_one_of_many_that_could_be_it_is_not_guessed() -> None:
     made = match([call("Net_0"), call("ReLU_0", "Net_0"), call("Linear_0")], model)
     assert "Linear_0" not in found(made)
     assert made.doubts == ("Not found in the model, and no layers: Linear_0.",)
+
+
+def test_a_call_that_breaks_off_refuses_no_model() -> None:
+    """The recording ended in the second of three blocks: it is the model all the same."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)) for _ in range(3)))
+    modules = entries(model)
+    called = {("Sequential",), ("Sequential", "0"), ("Sequential", "1"), ("Sequential", "1", "0")}
+    refuse_another_model(modules, called | {("Sequential", "0", number) for number in "012"})
+    blocks = {("Sequential", block) for block in "012"} | {("Sequential", block, "0") for block in "012"}
+    with pytest.raises(TorchprofError, match=r"calls Sequential\.0\.1 \(ReLU\) each time.* with 2 more"):
+        refuse_another_model(modules, {("Sequential",)} | blocks)
+
+
+def test_labels_of_a_selection_refuse_no_model() -> None:
+    """Inside a selected module only those have labels that are selected themselves."""
+    modules = entries(nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), Mlp()) for _ in range(3))))
+    root, blocks = ("Sequential",), [("Sequential", block) for block in "012"]
+    linears, mlps = ([(*block, number) for block in blocks] for number in "01")
+    selected = {at for at, module in enumerate(modules) if module.path in {*blocks, *linears}}
+    both = {at for at, module in enumerate(modules) if module.path in {*linears, *mlps}}
+    refuse_another_model(modules, {root, *blocks, *linears}, selected)
+    with pytest.raises(TorchprofError, match=r"Sequential\.0\.1 \(Mlp\) each time"):
+        refuse_another_model(modules, {root, *blocks, *linears})
+    with pytest.raises(TorchprofError, match=r"Sequential\.0\.0 \(Linear\) each time"):
+        refuse_another_model(modules, {root, *blocks, *mlps, *((*mlp, "fc1") for mlp in mlps)}, selected | both)
+    refuse_another_model(modules, {root, *blocks, *mlps})  # no Mlp is called without its parts
+    with pytest.raises(TorchprofError, match=r"Sequential\.0\.0 \(Linear\) each time"):
+        refuse_another_model(modules, {root, *blocks, *mlps, (*root, "new")})  # which no selection has
 
 
 def test_the_trace_of_another_model_is_refused() -> None:

@@ -330,5 +330,5 @@ def test_where_transformers_is_missing_the_error_says_what_to_install() -> None:
         "import sys\nimport torchprof\nsys.modules['transformers'] = None\n"
         "try:\n    import torchprof.integrations.transformers\nexcept ImportError as error:\n    print(error)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
     assert result.stdout.strip().endswith("pip install 'transformers[torch]'"), result.stderr

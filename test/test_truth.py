@@ -1683,7 +1683,7 @@ def test_doubts_name_only_what_was_selected() -> None:
     with Profile(model, paths=["0"]) as prof:
         thread = threading.Thread(target=model, args=(torch.rand(1, 2),))
         thread.start()
-        thread.join()
+        thread.join(60)
     told = "\n".join(prof.run.meta.warnings)
     assert "1 call of Sequential.0 on a thread" in told
     assert "of Sequential on" not in told and "Sequential.1" not in told

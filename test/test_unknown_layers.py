@@ -405,12 +405,13 @@ def test_no_advice_on_a_mode_that_nobody_knows() -> None:
 
 def test_a_range_may_hold_a_whole_model_and_is_no_layer_of_many_ops() -> None:
     rows = [row(0, cpu_ns=10, calls=1), row(0, op("aten::tanh"), cpu_ns=900_000, calls=9)]
-    assert "many_elementwise_ops" not in rules_of(traced(rows, (unknown("step"),)))
-    assert "many_elementwise_ops" in rules_of(traced(rows, (unknown("Cell_0", kind="Cell"),)))
+    assert "many_elementwise_ops" not in rules_of(traced(rows, (unknown("step"),), wall_ns=900_010))
+    assert "many_elementwise_ops" in rules_of(traced(rows, (unknown("Cell_0", kind="Cell"),), wall_ns=900_010))
 
 
 def test_calls_that_nobody_counted_are_not_told_as_none() -> None:
-    run = traced([row(0, cpu_ns=900_000_000, calls=2)], (unknown("step", kind="Step"),))
+    rows = [row(0, cpu_ns=900_000_000, calls=2), row(0, op("aten::mul"), cpu_ns=1, calls=2)]
+    run = traced(rows, (unknown("step", kind="Step"),), wall_ns=900_000_001)
     [found] = [one for one in advise(run) if one.rule == "python_in_layers"]
     assert found.finding == "No operator runs for 900.000ms: that is Python between them."
 

@@ -82,18 +82,11 @@ class Allocations:
         layers: Sequence[Layer],
         rank: int = 0,
         parameters: frozenset[tuple[str, int]] = frozenset(),
-        there: Mapping[tuple[str, int], int] | None = None,
-        gone: Sequence[tuple[int, str, int]] = (),
         start_ns: int | None = None,
     ) -> None:
-        """``parameters``: (device, address) of what the model's parameters and buffers use at the end. ``there``: the
-        bytes of what the model held at the start, by device and address; ``gone``: what of that was let go, in order,
-        as (time in ns, device, address). torch does not record that, or with a size of long ago. ``start_ns``: when the
-        recording began, where no mark says so.
+        """``parameters``: (device, address) of what the model's parameters and buffers use at the end. ``start_ns``:
+        when the recording began, where no mark says so.
         """
-        self._there = dict(there or {})
-        self._gone = iter(gone)
-        self._next_gone = next(self._gone, None)
         self._rank = rank
         self._parameters = parameters
         number = {layer.path: index for index, layer in enumerate(layers)}
@@ -150,35 +143,16 @@ class Allocations:
                     self._on_optimizer(item)
             elif kind is step and self._start_ns is None:
                 self._start_ns = event.start_ns
-        self._free_unseen(None)
         for ranges in self._ranges.values():
             self._leave(ranges, 0)
 
     # What happens
-
-    def _free_unseen(self, until: int | None) -> None:
-        """What was there at the start and was let go by then is free, though torch did not say so."""
-        while self._next_gone is not None and (until is None or self._next_gone[0] <= until):
-            time, device, address = self._next_gone
-            self._let_go(time, device, address)
-            self._next_gone = next(self._gone, None)
-
-    def _let_go(self, time: int, device: str, address: int) -> None:
-        size = self._there.pop((device, address), 0)
-        if size:
-            self._held[device] = self._held.get(device, 0) - size
-            self._note(time, -size, device, _NONE)
 
     def _on_memory(self, item: Attributed) -> None:
         event, place, _, _, _ = item
         _, _, time, _, thread, _, _, address, device, size, _ = event
         if self._in_pass and place.phase == FORWARD and place.frame is not None and place.frame.kind == "op":
             self._end_pass()  # what the engine frees between two nodes is inside no op
-        self._free_unseen(time)
-        if (device, address) in self._there:  # it is freed now, or was before: something else is there
-            self._let_go(time, device, address)
-            if size < 0:
-                return
         block = self._alive.pop((device, address), _NONE) if address else _NONE
         if size > 0 and block != _NONE:
             # Something else is there now: its free was not recorded, as those on threads that nobody observes.
@@ -241,7 +215,6 @@ class Allocations:
     def _on_call(self, item: Attributed) -> None:
         event, place, _, _, ns = item
         start, end = event.start_ns, event.start_ns + ns
-        self._free_unseen(start)
         ranges = self._ranges.setdefault(event.thread, [])
         if place.phase == FORWARD:
             self._end_pass()
@@ -261,7 +234,6 @@ class Allocations:
     def _on_node(self, item: Attributed) -> None:
         event, place, around, _, ns = item
         start, end, thread = event.start_ns, event.start_ns + ns, event.thread
-        self._free_unseen(start)
         ranges = self._ranges.setdefault(thread, [])
         self._leave_ended(ranges, start)
         if not self._in_pass:

@@ -10,6 +10,7 @@ from torch import nn
 
 from torchprof.assemble import Asked, Seen, assemble, wanted_detail, with_doubts
 from torchprof.collect import Recording, finished_recording
+from torchprof.compiled_code import compiled_regions
 from torchprof.environment import this_process
 from torchprof.errors import TorchprofError
 from torchprof.held import held_now
@@ -17,8 +18,8 @@ from torchprof.holding import NOTHING
 from torchprof.instrument import Labels
 from torchprof.job import this_job
 from torchprof.modules import Plan, checked_models
-from torchprof.provenance import compiled_regions
 from torchprof.run import Run
+from torchprof.sigterm import HeldSignals, undisturbed
 
 
 @contextmanager
@@ -29,17 +30,19 @@ def annotate(model: nn.Module | Sequence[nn.Module], *, paths: Iterable[Any] | N
     Systems, ``emit_itt`` with VTune. Each call is a range ``torchprof:`` + its path, percent-escaped to plain ASCII.
     ``model``: a module, or a list of modules; ``paths`` selects modules as for ``Profile``. A decorator, too.
 
-    Inside a ``Profile`` of the same model, or around one, that has the labels: no call counts twice.
+    Inside a ``Profile`` of the same model, or around one, that has the labels: no call counts twice. Blocks may
+    overlap, in tasks, threads and generators: the model is as it was when the last of them has ended.
 
     Raises TorchprofError for what is no module and for a path that matches nothing.
     """
     plan = Plan(checked_models(model), paths)
     labels = Labels(plan.targets, gives_way=True)
-    labels.attach()
     try:
+        with HeldSignals():
+            labels.attach()
         yield
     finally:
-        labels.detach()
+        undisturbed(labels.detach)
 
 
 def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, paths: Iterable[Any] | None = None) -> Run:

@@ -10,33 +10,33 @@ from typing import Protocol
 
 from torchprof.allocations import Allocations
 from torchprof.at_rest import collector_at_rest
-from torchprof.attribute import Attribution, Detail, Event, Kind, Signature, Site
+from torchprof.attribute import OUTSIDE, Attribution, Detail, Event, Kind, Signature, Site
+from torchprof.caveats import following_from
 from torchprof.compiled import CompiledGraphs
 from torchprof.cost import FIELDS
+from torchprof.cpu_time import CpuTime
 from torchprof.device_times import DeviceTimes
 from torchprof.doubts import (
     about_calls,
-    about_compiled,
     about_cost,
     about_exchanges,
     about_labels,
     about_modules,
-    about_start,
-    about_uncounted,
 )
 from torchprof.event_names import with_steps
 from torchprof.exchanges import Exchanges
 from torchprof.fold import fold
-from torchprof.holding import NOTHING, Holding, allocators_between
+from torchprof.holding import NOTHING, Holding, allocators_between, with_frees
 from torchprof.lockstep import Locksteps
-from torchprof.run import CompiledRegion, GroupOfRanks, Layer, Memory, Meta, Run, Timeline
+from torchprof.run import NOT_RECORDED, CompiledRegion, GroupOfRanks, Layer, Memory, Meta, Rows, Run, Timeline
 from torchprof.spans import OpenSpans
 from torchprof.steps import Steps
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the figures of a run are to be: ``device`` is the kind that was asked for, None for the CPU alone."""
+    """What the figures of a run are to be: ``device`` is the kind that was asked for, None for the CPU alone.
+    ``on_cpu``: whether the CPU was recorded, as it is but in traces of devices alone."""
 
     device: str | None = None
     profile_memory: bool = False
@@ -46,11 +46,14 @@ class Asked:
     with_timeline: bool = False
     compile_layers: bool = False
     timed: bool = True
+    on_cpu: bool = True
 
     def measures(self, field_of_cost: str) -> bool:
-        """Whether a field of Cost was asked for."""
+        """Whether a field of Cost was asked for. Collectives are in no table of layers: a run without any has 0."""
+        if field_of_cost == "collective_ns":
+            return False
         if field_of_cost.endswith("_ns"):
-            return self.timed
+            return self.timed and (self.on_cpu or field_of_cost != "cpu_ns")
         if field_of_cost in ("macs", "flops", "uncounted"):
             return self.with_flops
         return self.profile_memory
@@ -72,12 +75,21 @@ class Seen:
     unmatched: int = 0  # collectives of which nobody knows who asked for them
     uncertain: int = 0  # buckets of gradients of which nobody knows whose they are
 
+    def add(self, cycle: Seen) -> None:
+        """Add what was seen in one cycle more, and in no other."""
+        self.callers |= cycle.callers
+        self.labels += cycle.labels
+        self.notes += cycle.notes
+        self.unmatched += cycle.unmatched
+        self.uncertain += cycle.uncertain
+
 
 class Recorded(Protocol):
     """What is known of all events that were recorded, here or elsewhere.
 
     ``device`` is the kind of device whose work was recorded, None for the CPU alone; ``start_ns`` when it began, on
     the clock of the events, None where that is not known; ``signatures`` what ops were called on, by their number;
+    ``cpu_time``: how much processor time the process had meanwhile, None where that is not known;
     ``called_from`` gives the number of one that is like the first and has the source lines of the second;
     ``torchs_steps``: how many of the events are ranges of steps of ``torch.profiler.profile``.
     """
@@ -94,13 +106,16 @@ class Recorded(Protocol):
     @property
     def torchs_steps(self) -> int: ...
 
+    @property
+    def cpu_time(self) -> CpuTime | None: ...
+
     def called_from(self, signature: int, source: int) -> int: ...
 
 
 class Planned(Protocol):
     """Which layers there are, and what each label stands for. See ``Plan``, which knows the modules. ``fqns``: the
     layers by the names that FSDP has for them; ``replicated``: those whose gradients DistributedDataParallel exchanges,
-    None where that is not known."""
+    and the sizes of those that it ignores, None where that is not known."""
 
     @property
     def sites(self) -> Mapping[str, Site]: ...
@@ -121,7 +136,7 @@ class Planned(Protocol):
     def fqns(self) -> Mapping[str, Sequence[int]]: ...
 
     @property
-    def replicated(self) -> Set[int] | None: ...
+    def replicated(self) -> Mapping[int, Set[int]] | None: ...
 
 
 def wanted_detail(asked: Asked) -> Callable[[str], Detail] | None:
@@ -165,37 +180,41 @@ def assemble(
     graphs: CompiledGraphs | None = None,
     regions: Iterable[CompiledRegion] = (),
     python_samples: Iterable[tuple[int, str, int]] | None = None,
+    began_ns: int = 0,
 ) -> Run:
     """The run of one recording, without its doubts; ``seen`` grows by what was noticed on the way.
 
     ``events`` are those of the recording, with what ``wanted_detail`` says of their inputs. ``layers`` are those of the
     plan, as they were at the end; ``origin``: what is known of where it was recorded; ``start`` and ``end``: what
     memory was held then; ``steps``: whether steps were marked in the recording by us; ``from_first_mark``: whether one
-    began with it; ``group``: between which ranks collectives are that do not say so; ``graphs``: what is known of
-    compiled graphs, and ``regions`` of compiled code, of that which ran and of other; ``python_samples``: at which
-    time, in ns since the epoch, Python was seen at which line, and for how many intervals that stands.
+    began with it; ``group``: between which ranks collectives are that do not say so, as ``sole_group`` has it;
+    ``graphs``: what is known of compiled graphs, and ``regions`` of compiled code, of that which ran and of other;
+    ``python_samples``: at which time Python was seen at which line, and for how many intervals that stands.
+    ``began_ns``: when the recording's first mark was made. Both, and the notes of frees in ``start``, are on the clock
+    of ``time.perf_counter_ns``, which never jumps; that of the events may be another.
     """
     rank = origin.rank
     signatures = recording.signatures
     called_from = recording.called_from if asked.with_stack else None
-    attribution = attribution_of(plan, signatures, called_from, group is not None or origin.world_size == 1, graphs)
+    is_one_group = group not in (None, NOT_RECORDED) or origin.world_size == 1
+    attribution = attribution_of(plan, signatures, called_from, is_one_group, graphs)
     places = attribution.places.all
     estimate = None
     if asked.with_flops:
         from torchprof.estimate import Estimate
 
         estimate = Estimate(signatures)
-    allocations = (
-        Allocations(layers, rank, end.addresses, start.blocks, start.gone, recording.start_ns)
-        if asked.profile_memory
-        else None
-    )
+    allocations = Allocations(layers, rank, end.addresses, recording.start_ns) if asked.profile_memory else None
     steps_seen = Steps(layers, rank, from_first_mark) if steps or recording.torchs_steps else None
     spans = OpenSpans(layers, plan.selected, recording.start_ns, from_first_mark) if asked.with_timeline else None
 
+    if start.blocks:
+        events = with_frees(events, start, began_ns)
     if recording.torchs_steps:
         events = with_steps(events, recording.torchs_steps)
-    attributed = attribution.attribute(events if python_samples is None else _with_samples(events, python_samples))
+    if python_samples is not None:
+        events = _with_samples(events, python_samples, began_ns)
+    attributed = attribution.attribute(events)
     device_times = DeviceTimes(rank) if recording.device else None
     locksteps = None
     if origin.world_size > 1 and asked.timed:
@@ -213,6 +232,8 @@ def assemble(
         timed=asked.timed,
     )
     attribution.places.close()
+    if not asked.on_cpu:
+        busy.pop("cpu", None)
     memory: tuple[Memory, ...] = ()
     timeline = None
     if allocations is not None:
@@ -245,6 +266,8 @@ def assemble(
         measured=tuple(names if recording.device else of_cpu),
         paths=plan.selected_paths,
         wall_ns=recording.wall_ns,
+        process_cpu_ns=recording.cpu_time.process_ns if recording.cpu_time else None,
+        run_delay_ns=recording.cpu_time.run_delay_ns if recording.cpu_time else None,
         steps=steps_seen.count if steps_seen else 0,
         busy_ns=tuple(sorted(busy.items())),
         flags=(
@@ -258,7 +281,10 @@ def assemble(
         regions=tuple(region for region in regions if region.name in ran),
     )
     times = device_times.result() if device_times else ()
-    return Run((meta,), layers, rows, samples, memory, timeline, times, locksteps.result() if locksteps else {})
+    ended = None if recording.start_ns is None else recording.start_ns + recording.wall_ns
+    unfinished = locksteps.unfinished(ended) if locksteps else ()
+    lockstep = locksteps.result() if locksteps else {}
+    return Run((meta,), layers, rows, samples, memory, timeline, times, lockstep, unfinished)
 
 
 def _with_inlined(layers: tuple[Layer, ...], regions_in: Set[int], called: Set[int]) -> tuple[Layer, ...]:
@@ -276,20 +302,27 @@ def _with_inlined(layers: tuple[Layer, ...], regions_in: Set[int], called: Set[i
     )
 
 
-def _with_samples(events: Iterable[Event], samples: Iterable[tuple[int, str, int]]) -> Iterator[Event]:
-    """Events with those of the samples between them, on the thread that began the session, in the order of time."""
-    waiting = (Event(Kind.SAMPLE, line, at, at, 0) for at, line, intervals in samples for _ in range(intervals))
-    sample = next(waiting, None)
-    thread = 0
+def _with_samples(events: Iterable[Event], samples: Iterable[tuple[int, str, int]], began_ns: int) -> Iterator[Event]:
+    """Events with those of the samples between them, in the order of time, on the thread that began the session: it
+    made the first mark, at ``began_ns`` on the clock of the samples."""
+    thread: int | None = None
+    waiting: Iterator[Event] = iter(())
+    sample: Event | None = None
     for event in events:
-        if not thread and event.kind is Kind.STEP:
-            thread = event.thread
+        if thread is None and event.kind is Kind.STEP:
+            thread, offset_ns = event.thread, event.start_ns - began_ns
+            waiting = (
+                Event(Kind.SAMPLE, line, at_ns + offset_ns, at_ns + offset_ns, event.thread)
+                for at_ns, line, intervals in samples
+                for _ in range(intervals)
+            )
+            sample = next(waiting, None)
         while sample is not None and sample.start_ns < event.start_ns:
-            yield sample._replace(thread=thread)
+            yield sample
             sample = next(waiting, None)
         yield event
     while sample is not None:
-        yield sample._replace(thread=thread)
+        yield sample
         sample = next(waiting, None)
 
 
@@ -325,8 +358,20 @@ def _doubts(run: Run, plan: Planned, seen: Seen) -> Iterator[str]:
     inlined = {index for index, layer in enumerate(run.layers) if layer.compiled}
     silent = plan.callable_layers - called - set(unobserved) - inlined
     yield from about_calls(run.layers, plan.callable_layers, called, silent, seen.callers)
-    yield from about_start(run.layers, run.samples)
-    yield from about_compiled(run)
-    yield from about_uncounted(run.rows)
+    yield from following_from(run, _has_formula)
     if seen.label_ns is not None:
-        yield from about_cost(seen.labels, seen.label_ns, run.meta.wall_ns)
+        yield from about_cost(seen.labels, seen.label_ns, _own_ns(run.rows), run.meta.wall_ns)
+
+
+def _has_formula(operator: str) -> bool:
+    from torchprof.estimate import Estimate
+
+    return Estimate.has_formula(operator)
+
+
+def _own_ns(rows: Rows) -> int:
+    """The time of all labelled ranges in no op and no range inside of them, in which their labels' own cost is."""
+    of_range = [not frames for frames in rows.frames]
+    columns = rows.columns
+    lines = zip(columns["layer"], columns["frames"], columns["cpu_ns"])
+    return sum(ns for layer, chain, ns in lines if layer != OUTSIDE and of_range[chain])

@@ -12,8 +12,8 @@ def collector_at_rest() -> Iterator[None]:
     """No cyclic garbage is made here, and to look for it among a million events again and again takes as long as to
     read them."""
     was_enabled = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if was_enabled:

@@ -10,19 +10,22 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from torchprof.compiled import (
+    COMPILES_BACKWARD,
     COMPILING,
     GRAPH,
     GUARDS,
     NOT_ATTRIBUTABLE,
+    OF_BACKWARD,
     REGION,
     REPLAY,
     REPLAYS,
+    UNKNOWN_KERNEL,
     CompiledGraphs,
     graph_of,
     pieces,
     region_of,
 )
-from torchprof.exchanges import ACCUMULATES, ASKS, Exchanges
+from torchprof.exchanges import ACCUMULATES, ASKS, RECORDS_COLLECTIVE, Exchanges
 
 OUTSIDE = -1
 """The layer index of work that belongs to no layer: loss, optimizer, data."""
@@ -39,10 +42,21 @@ PREFIX = "torchprof:"
 HOOKS = PREFIX + "!hooks:"
 """What that begins with around the hooks by which a parallel module exchanges data before and after its forward; the
 rest of the module's own label follows."""
+GIVEN = PREFIX + "!given:"
+"""What that begins with around a call of a compiled function's graphs; a number follows, which stands for the tensors
+that the function took from modules."""
 LAUNCH_NOT_RECORDED = "(launch not recorded)"
 """The label of kernels of which nobody knows what launched them."""
+LAUNCHED_BEFORE = "(launched before the recording)"
+"""The label of kernels that were launched before the recording began, and ran in it: work of an earlier step, or of a
+warm-up. It is in no sum of layers or of ``(outside)``, in no step, share, comparison or rank's own work."""
+BEFORE = -(1 << 63)
+"""Where the number of what launched a kernel stands: it was launched before the recording began."""
 
-RANGES = frozenset({"label", "region", "kernels"})
+GARBAGE_COLLECTION = "garbage collection"
+"""What collections of Python's garbage collector are called, whatever they interrupt."""
+
+RANGES = frozenset({"label", "region", "kernels", "gc"})
 """The kinds of frames that stand for all that ran in them, and have rows of their own beside those of layers."""
 
 _GRAPH_NODE = "DifferentiableGraphBackward"
@@ -63,7 +77,9 @@ class Kind(Enum):
     REGION = "code that torch.compile made"
     GRAPH = "kernels of a compiled graph"
     COMPILING = "torch.compile at work"
+    GIVEN = "mark: what the compiled function inside took from modules"
     PIECE = "what comes before the last piece of an op that is divided"
+    GARBAGE = "Python's garbage collector at work"
     SAMPLE = "the line at which Python was seen"
     KERNEL = "kernel"
     MEMORY = "memory"
@@ -100,10 +116,11 @@ class Event(NamedTuple):
     ``name`` of a LABEL event is its label, that of a SAMPLE its source line. ``thread`` of a KERNEL event is the number
     of the stream that it ran on. A COLLECTIVE lasts from ``start_ns`` to ``end_ns`` whatever its thread does meanwhile.
     ``sequence`` is the autograd sequence number (-1: none) and ``forward_thread`` the thread that it was counted on.
-    ``correlation`` is an op's own number (0: none), a kernel's number of the op that launched it, and a MEMORY event's
-    address (0: not known). A negative one is that of a call of the device's runtime: what it launched belongs to the op
-    around it. ``device`` names where the memory is or the kernel ran, ``nbytes`` is negative for a free. ``signature``
-    is the number of what an op was called on (0: not recorded).
+    ``correlation`` is an op's own number (0: none), a kernel's number of the op that launched it (BEFORE: it was
+    launched before the recording began), and a MEMORY event's address (0: not known). A negative one is that of a call
+    of the device's runtime: what it launched belongs to the op around it. ``device`` names where the memory is or the
+    kernel ran, ``nbytes`` is negative for a free. ``signature`` is the number of what an op was called on (0: not
+    recorded).
     """
 
     kind: Kind
@@ -132,8 +149,8 @@ class Site(NamedTuple):
 
 class Frame(NamedTuple):
     """One step inward from a layer to an event: ``kind`` is op, label (the user's), collective (an exchange between
-    ranks), kernel, python (a source line), region (code that torch.compile made, by its compile id) or kernels (of a
-    compiled graph: what they have in common).
+    ranks), kernel, python (a source line), region (code that torch.compile made, by its compile id), kernels (of a
+    compiled graph: what they have in common) or gc (Python's garbage collector).
 
     ``signature`` is what an op was called on, None where that was not recorded.
     """
@@ -329,7 +346,7 @@ class _Ahead:
                     event = self._with_number(event)
             elif kind is guards:
                 event = self._of_region(event)
-            elif kind is graph and self._graphs.knows(graph_of(event.name)):
+            elif kind is graph and not self._graphs.why_unknown(graph_of(event.name)):
                 self._find_kernels(event)
             yield event
 
@@ -356,7 +373,7 @@ class _Ahead:
 
     def _of_region(self, guards: Event) -> Event:
         for after in self._coming(guards.thread):
-            if after.start_ns >= guards.end_ns and after.kind not in (Kind.MEMORY, Kind.SAMPLE):
+            if after.start_ns >= guards.end_ns and after.kind not in (Kind.MEMORY, Kind.SAMPLE, Kind.GARBAGE):
                 return guards._replace(name=after.name) if after.kind is Kind.REGION else guards
         return guards
 
@@ -366,15 +383,23 @@ class _Ahead:
         for event in self._coming(call.thread):
             if event.start_ns >= call.end_ns:
                 break
-            if event.start_ns >= until and event.kind is Kind.OP:
-                inside.append(event)
-                until = event.end_ns
+            if event.start_ns >= until and event.kind in (Kind.OP, Kind.GARBAGE):
+                until = event.end_ns  # what is inside of it is none of the graph's
+                if event.kind is Kind.OP:
+                    inside.append(event)
         graph = graph_of(call.name)
-        for event, kernel in zip(inside, self._graphs.called(graph, [event.name for event in inside])):
-            self.kernels[event.thread, event.start_ns, event.end_ns] = graph, kernel
+        kernels = self._graphs.called(graph, [event.name for event in inside])
+        has_all = self._graphs.has_all(graph, kernels)
+        for event, kernel in zip(inside, kernels):
+            if kernel is not None or not has_all:  # where all are found, the others are none, as copies of inputs
+                self.kernels[event.thread, event.start_ns, event.end_ns] = graph, kernel
 
 
 _OF_COMPILE = frozenset({Kind.GUARDS, Kind.REGION, Kind.GRAPH, Kind.COMPILING})
+
+
+def _records_collective(place: Place) -> bool:
+    return place.frame is not None and place.frame.name == RECORDS_COLLECTIVE
 
 
 def _regions_around(place: Place | None) -> list[str]:
@@ -432,23 +457,27 @@ class Attribution:
         self._made_in: dict[tuple[int, int], int] = {}  # (forward thread, number) → the layer, selected or not
         self._found: dict[tuple[str, int], int] = {}  # (label, its caller) → which of its layers it is there
         self._node_before: dict[tuple[int, int], Place | None] = {}  # (thread, depth) → who made the last node there
+        self._given: dict[int, tuple[int, str]] = {}  # by thread: until when, and the name of the range that tells it
+        self._given_to: dict[tuple[int, int], str] = {}  # (forward thread, number) of what was called in such a range
 
     def attribute(self, events: Iterable[Event]) -> Iterator[Attributed]:
         """Say, for every event, which layer it worked for and in which phase.
 
         Forward work belongs to the innermost labelled range around it on its thread; a labelled range inside backward
         is recompute. Backward work belongs to the layer of the op that made its autograd node, wherever it runs; a
-        kernel to the op that launched it. Work that belongs to nobody has the layer OUTSIDE: it is shown, never
+        kernel to the op that launched it. A garbage collection interrupts whatever is under way, and is of no layer,
+        with all inside of it. Work that belongs to nobody has the layer OUTSIDE: it is shown, never
         dropped. Events must come in the order of their start, an outer one before an inner one, and kernels after all.
         """
         inside = self.places.inside
         outside = self.places.of_layer(OUTSIDE, FORWARD)
-        stacks: dict[int, list[tuple[int, Place, str | None, int]]] = {}  # by thread: end, place, label, its layer
+        # By thread: end, place, label, its layer, correlation.
+        stacks: dict[int, list[tuple[int, Place, str | None, int, int]]] = {}
         launched_by: dict[int, Place] = {}
-        unlaunched: Place | None = None
+        begun: dict[int, tuple[int, Place]] = {}  # by thread: the collective that began last, and the end of its op
         new = tuple.__new__  # a third of the time that Attributed(...) takes, once for every event
         op, label_kind, node, kernel = Kind.OP, Kind.LABEL, Kind.NODE, Kind.KERNEL
-        sample, collective = Kind.SAMPLE, Kind.COLLECTIVE
+        sample, collective, garbage, given = Kind.SAMPLE, Kind.COLLECTIVE, Kind.GARBAGE, Kind.GIVEN
         exchanges = self.exchanges
         called_from = self._called_from
         unranged = (Kind.MEMORY, Kind.STOPPED, Kind.STEP, sample)
@@ -461,9 +490,10 @@ class Attribution:
         for event in looking.pass_on(events):
             kind, name, start, end, thread, sequence, _, correlation, _, _, signature = event
             if kind is kernel:
-                launcher = launched_by.get(correlation, unlaunched)
+                launcher = launched_by.get(correlation)
                 if launcher is None:
-                    launcher = unlaunched = inside(outside, "label", LAUNCH_NOT_RECORDED)
+                    why = LAUNCHED_BEFORE if correlation == BEFORE else LAUNCH_NOT_RECORDED
+                    launcher = inside(outside, "label", why)
                 launcher = replayed.get(launcher, launcher)
                 if correlation in divided:
                     for place, cut, until in _pieces(divided[correlation], start, end):
@@ -480,8 +510,9 @@ class Attribution:
             around: Place | None = None
             label: str | None = None
             layer = OUTSIDE
+            limit = launcher_number = 0
             if stack:
-                limit, around, label, layer = stack[-1]
+                limit, around, label, layer, launcher_number = stack[-1]
                 # Clocks of different sources differ by a few ns: what sticks out would break the nesting after it.
                 if end > limit:
                     end = limit
@@ -496,6 +527,10 @@ class Attribution:
                     yield new(Attributed, (event, inside(around or outside, "python", name), around, 1, 0))
                 continue
 
+            if kind is given:
+                self._given[thread] = end, name
+                continue
+
             if kind is collective:
                 if around is not None:
                     exchanges.begun_inside(around)
@@ -503,6 +538,13 @@ class Attribution:
                 place = inside(asker or outside, "collective", name, signature)
                 if correlation:
                     launched_by[correlation] = place
+                if around is not None and _records_collective(around):
+                    # The op launches the kernel, and the range that begins in it says what the kernel does. Of two
+                    # ranges in one op nobody knows which of them a kernel is of.
+                    until, other = begun.get(thread, (0, place))
+                    begun[thread] = limit, place if until != limit or other is place else around
+                    if launcher_number > 0:
+                        launched_by[launcher_number] = begun[thread][1]
                 yield new(Attributed, (event, place, None, 1, 0))
                 continue
 
@@ -511,7 +553,7 @@ class Attribution:
                 outer = around or outside
                 asks = name.startswith(ASKS)
                 if asks and around is not None:
-                    outer = self._served(thread, around, signature)
+                    outer = self._served(thread, around, name, signature)
                 frame = outer.frame
                 if outer.is_closed or (frame is not None and frame.name == name and frame.kind == "op"):
                     place, calls = outer, 0
@@ -534,14 +576,18 @@ class Attribution:
                     if found is None:
                         found = inside(outer, "op", name, signature)
                         if name in REPLAYS:
-                            replayed[outer] = inside(outer, "kernels", REPLAY)
+                            replayed[outer] = replayed[found] = inside(outer, "kernels", REPLAY)
                     place = found
                 if sequence >= 0 and not place.is_closed:
                     self._makers[thread].add(sequence, place)
                     if self._selected is not None:
                         self._made_in[thread, sequence] = layer
+                    if self._given and (told := self._given_at(thread, start)):
+                        self._given_to[thread, sequence] = told
                 if asks:
                     exchanges.ask(name, place, signature)
+            elif kind is garbage:
+                place, label, layer = inside(outside, "gc", GARBAGE_COLLECTION), None, OUTSIDE
             elif around is not None and around.is_closed:
                 place, calls = around, 0
             elif kind is label_kind and name in self._sites:
@@ -565,9 +611,12 @@ class Attribution:
             else:
                 place = self._of_range(name, around, signature)
 
-            stack.append((end, place, label, layer))
+            stack.append((end, place, label, layer, correlation))
             if correlation:
-                launched_by[correlation] = place if correlation > 0 or around is None else around
+                launcher = place if correlation > 0 or around is None else around
+                if launcher is around and _records_collective(launcher) and begun.get(thread, (0,))[0] == limit:
+                    launcher = begun[thread][1]
+                launched_by[correlation] = launcher
                 if place in sharing:
                     divided[correlation] = sharing[place]
             yield new(Attributed, (event, place, around, calls, end - start))
@@ -620,6 +669,8 @@ class Attribution:
             # node that is not run, where autograd.grad takes the gradient that it is given.
             maker = self._node_before.get(level)
         self._node_before[level] = maker
+        if told := self._given_to.get((event.forward_thread, event.sequence)):
+            self._given[event.thread] = event.end_ns, told
         layer = OUTSIDE if maker is None else maker.layer
         signature = 0 if maker is None or self._called_from is None else self._called_from(0, maker.signature)
         outer = self.places.of_layer(layer, BACKWARD, around)
@@ -633,36 +684,49 @@ class Attribution:
         """What torch.compile did, or made: its place, and whether it is a call."""
         inside = self.places.inside
         if kind is Kind.COMPILING:
+            if name == COMPILES_BACKWARD:
+                outer = self._in_backward(outer)
             place = inside(outer, "region", COMPILING)
             place.is_closed = True
             return place, 1
         if kind is Kind.GRAPH:
-            if self.graphs.is_asked and not self.graphs.knows(graph_of(name)):
-                outer = inside(outer, "kernels", NOT_ATTRIBUTABLE)
+            if self.graphs.is_asked and (reason := self.graphs.why_unknown(graph_of(name))):
+                outer = inside(outer, "kernels", f"{NOT_ATTRIBUTABLE}: {reason}")
             return inside(outer, "op", GRAPH), 1
-        region = inside(outer, "region", region_of(name)) if name.startswith(REGION) else outer
+        region = outer
+        if name.startswith(REGION):
+            if region_of(name).startswith(OF_BACKWARD):
+                outer = self._in_backward(outer)
+            region = inside(outer, "region", region_of(name))
         return (region, 1) if kind is Kind.REGION else (inside(region, "op", GUARDS), 1)
 
     def _of_kernel(
         self, event: Event, around: Place, layer: int, graph: str, kernel: int | None
     ) -> list[tuple[Place, int]]:
         """A kernel of a compiled graph: its place, or one for each layer that it is divided among, with its weight."""
-        layers = None if kernel is None else self.graphs.layers_of(graph, kernel, layer)
+        layers: tuple[tuple[int, int], ...] | str = UNKNOWN_KERNEL
+        phase = around.phase
+        if kernel is not None:
+            layers = self.graphs.layers_of(graph, kernel, layer, self._given_at(event.thread, event.start_ns))
+            phase = RECOMPUTE if phase == BACKWARD and self.graphs.recomputes(graph, kernel) else phase
 
         def inner(outer: Place, said: str = "") -> Place:
             outer = self.places.inside(outer, "kernels", said) if said else outer
             return self.places.inside(outer, "op", event.name, event.signature)
 
-        if layers is None:
-            return [(inner(around, NOT_ATTRIBUTABLE), 1)]
+        if isinstance(layers, str):
+            outer = around if phase == around.phase else self.places.of_layer(around.layer, phase, around)
+            return [(inner(outer, f"{NOT_ATTRIBUTABLE}: {layers}"), 1)]
         numbers = tuple(number for number, _ in layers)
         if len(layers) == 1:
-            return [(inner(self._for_layers(numbers, around)), 1)]
+            return [(inner(self._for_layers(numbers, phase, around)), 1)]
         divisor, names = self.graphs.divisor, self._in_words(numbers)
         if divisor is not None and any(weight for _, weight in layers):
             said = f"divided by {divisor}: {names}"
-            return [(inner(self._for_layers((number,), around), said), weight) for number, weight in layers if weight]
-        return [(inner(self._for_layers(numbers, around), f"fused: {names}"), 1)]
+            return [
+                (inner(self._for_layers((number,), phase, around), said), weight) for number, weight in layers if weight
+            ]
+        return [(inner(self._for_layers(numbers, phase, around), f"fused: {names}"), 1)]
 
     def _in_words(self, layers: tuple[int, ...]) -> str:
         """Several layers, as they are called below the nearest that is above them all."""
@@ -670,13 +734,22 @@ class Attribution:
         paths = [self._paths[layer] if layer >= 0 else ("(outside)",) for layer in layers]
         return " + ".join(".".join(path[len(common) :]) or "itself" for path in paths)
 
-    def _for_layers(self, layers: tuple[int, ...], around: Place) -> Place:
-        """The place of work for some layers, of which negative ones are none, in the phase of what is around it."""
+    def _for_layers(self, layers: tuple[int, ...], phase: str, around: Place) -> Place:
+        """The place of work for some layers, of which negative ones are none."""
         if min(layers) >= 0:
-            return self._of_layers(layers, around.phase, around)
-        if layers == (around.layer,):
+            return self._of_layers(layers, phase, around)
+        if (layers, phase) == ((around.layer,), around.phase):
             return around
-        return self.places.of_layer(OUTSIDE, around.phase, around, tuple(layer for layer in layers if layer >= 0))
+        return self.places.of_layer(OUTSIDE, phase, around, tuple(layer for layer in layers if layer >= 0))
+
+    def _in_backward(self, around: Place) -> Place:
+        """The place of backward work that no autograd node is around, as compiled autograd runs it."""
+        return around if around.phase == BACKWARD else self.places.of_layer(around.layer, BACKWARD, around)
+
+    def _given_at(self, thread: int, at: int) -> str:
+        """The name of the range that tells what a compiled function took from modules, "" where none is around."""
+        until, name = self._given.get(thread, (at, ""))
+        return name if at < until else ""
 
     def _of_range(self, name: str, around: Place | None, signature: int) -> Place:
         """A range of the user's, or of torch's: where it is, but for one of FSDP's, which names the layers whose
@@ -694,7 +767,7 @@ class Attribution:
             return self.places.inside(outer, "op", name, signature)  # torch's own, and no label of the user's
         return self.places.inside(outer, "label", name, signature)
 
-    def _served(self, thread: int, around: Place, signature: int) -> Place:
+    def _served(self, thread: int, around: Place, op: str, signature: int) -> Place:
         """The place in which an op asks for an exchange: where it is, but for one that DistributedDataParallel makes
         when the last gradient of a bucket has come: that serves all layers whose gradients are in it."""
         outer: Place | None = around
@@ -702,7 +775,7 @@ class Attribution:
             outer = outer.outer
         if outer is None or outer.frame is None or not outer.frame.name.endswith(ACCUMULATES):
             return around
-        layers = self.exchanges.bucket(thread, signature)
+        layers = self.exchanges.bucket(thread, op, signature)
         return self._of_layers(layers, BACKWARD, around) if layers else around
 
     def _of_layers(self, layers: tuple[int, ...], phase: str, around: Place) -> Place:

@@ -5,19 +5,25 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from itertools import compress
 from os import PathLike
 from typing import NamedTuple
 
-from torchprof.cost import Measure, Unit
+from torchprof.attribute import NOT_SELECTED, OUTSIDE, PHASES
+from torchprof.cost import Bound, Figure, Measure, Unit
 from torchprof.diff import FORMATS, SLOWER, UNKNOWN, Change, Diff, Pair, Quantity, as_run, compare
 from torchprof.errors import TorchprofError, suggest
+from torchprof.figures import incomplete_phases
 from torchprof.matching import ADDED, REMOVED
 from torchprof.noise import FEWEST
 from torchprof.paths import find
-from torchprof.run import OUTSIDE_NAME, Run
+from torchprof.run import OUTSIDE_NAME, Layer, Rows, Run
+from torchprof.uncounted import about_uncounted
 
 _PEAK, _STEP = "peak", "step"
 _NAMED = 3  # so many layers are named as those that made the difference
@@ -30,6 +36,12 @@ _UNITS = {
     Unit.BYTES: {"": 1, "B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40},
     Unit.COUNT: {"": 1, "K": 1000, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15},
 }
+_SHORT = {
+    Unit.BYTES: {"k": 2**10, "K": 2**10, "kB": 2**10, "KiB": 2**10, "M": 2**20, "MiB": 2**20, "G": 2**30, "GiB": 2**30}
+    | {"T": 2**40, "TiB": 2**40},
+    Unit.COUNT: {"k": 1000},
+}
+"""Other spellings of these units: bytes go by 1024, whatever they are called, all else by 1000."""
 _EXAMPLES = {Unit.TIME: "12ms", Unit.BYTES: "1.5GB", Unit.COUNT: "4.2G"}
 _SYNTAX = (
     'A limit is [LAYERS: ]MEASURE > AMOUNT, as in "cpu_total > +10%", "peak > 1.5GB", "features.*: cpu_total > 12ms"'
@@ -130,7 +142,7 @@ class _Subject(NamedTuple):
     """One thing that a limit is held against: a measure of a layer, the peak or the step of the run, by its ``name``.
 
     ``was_added``: there was nothing before. ``is_sum``: it adds up over calls. ``parts`` are what the limit is exceeded
-    by, or what its largest parts are, in words.
+    by, or what its largest parts are, in words; ``why_unknown`` says why it is not known before (0), or after (1).
     """
 
     name: str
@@ -139,6 +151,7 @@ class _Subject(NamedTuple):
     was_added: bool
     is_sum: bool
     parts: Callable[[], str]
+    why_unknown: Callable[[int], str] = lambda side: ""
 
 
 def _subjects(diff: Diff, limit: Limit) -> Iterator[_Subject]:
@@ -162,21 +175,29 @@ def _subjects(diff: Diff, limit: Limit) -> Iterator[_Subject]:
             "or its FLOPs."
         )
     for pair in _pairs(diff, limit):
-        name = ".".join(pair.path)
-        quantity = max(quantities, key=lambda one: _known(limit, name, pair.changes[one.key].after))
+        quantity = quantities[0]
         change = pair.changes[quantity.key]
         if len(quantities) > 1:  # the largest of all phases, which before may have been another one
-            olds = [pair.changes[one.key].before for one in quantities]
-            most = None if None in olds else max(old for old in olds if old is not None)
-            change = change._replace(before=most)
+            changes = [pair.changes[one.key] for one in quantities]
+            change = Change(
+                _largest([one.before for one in changes]), _largest([one.after for one in changes]), None, UNKNOWN
+            )
+            quantity = next((one for one in quantities if pair.changes[one.key].after == change.after), quantity)
         yield _Subject(
-            name,
+            ".".join(pair.path),
             change,
             quantity.unit,
             pair.how == ADDED,
             isinstance(quantity.what, Measure) or quantity.what == "calls",
             partial(_parts, diff, limit, pair, quantity),
+            partial(_why_unknown, diff, pair, quantity),
         )
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    """The largest of some values; None where one is not known, which may be it."""
+    known = [value for value in values if value is not None]
+    return max(known) if len(known) == len(values) else None
 
 
 def _pairs(diff: Diff, limit: Limit) -> list[Pair]:
@@ -222,22 +243,30 @@ def _peak_of_run(diff: Diff, limit: Limit) -> _Subject:
 
 
 def _held(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
-    """Whether a limit is exceeded, and a sentence where that has to be explained, else an empty one."""
+    """Whether a limit is exceeded, and a sentence where that has to be explained, else an empty one.
+
+    A lower bound above an absolute limit exceeds it; below the limit, the result is unknown.
+    """
     change, show = subject.change, FORMATS[subject.unit]
-    after = Fraction(_known(limit, subject.name, change.after))
     # Absolute limits are for one call of the model; a diff of runs with equally many holds totals.
     calls = diff.counts[1] if diff.unit is None and subject.is_sum and limit.share is None else 1
+    figure = change.figure(1)
+    if not figure.is_known or (figure.bound is Bound.AT_LEAST and limit.share is not None):
+        raise _unknown(limit, subject, 1, figure)
+    after = Fraction(figure.value) / calls
+    figure = figure._replace(value=float(after))
     if subject.is_sum and diff.counted is None:
         raise TorchprofError(
             f"{limit.text!r}: nobody knows how many calls of a model the run holds, so {limit.measure} of one is not "
             "known: select the model itself, too (paths=), or mark steps with prof.step()."
         )
     if limit.share is None:
-        after /= calls
         most = _amount(limit, subject.unit)
-        above = f"{show(float(after))}, limit {show(float(most))}"
+        above = f"{figure.text(show)}, limit {show(float(most))}"
     else:
-        before = Fraction(0 if subject.was_added else _known(limit, subject.name, change.before, "before"))
+        if change.before is None and not subject.was_added:
+            raise _unknown(limit, subject, 0, change.figure(0))
+        before = Fraction(change.before or 0)
         if before < 0:
             raise TorchprofError(
                 f"{limit.text!r}: {subject.name} had {show(float(before))} before, and no share of that is a limit: "
@@ -247,6 +276,8 @@ def _held(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
         increase = f"{float(after / before - 1):+.1%}" if before else "from nothing"
         above = f"{show(float(after))} after, {show(float(before))} before: {increase}, limit {limit.bound}"
     if after <= most:
+        if figure.bound is Bound.AT_LEAST:
+            raise _unknown(limit, subject, 1, figure)
         return False, ""
     sums = diff.counted if subject.is_sum and (limit.share is None or diff.unit) else None
     per = {"call": ", per forward call of the model", "step": ", per step"}.get(sums or "", "")
@@ -254,6 +285,9 @@ def _held(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
     if subject.unit is not Unit.TIME:
         return True, f"Limit exceeded: {sentence}{subject.parts()}"
     noise = change.noise
+    if figure.bound is Bound.AT_LEAST:
+        doubt = " It counts, though a part of the time is not known, and so whether it is more than noise."
+        return True, f"Limit exceeded: {sentence}{subject.parts()}{doubt}"
     if noise is None or min(noise.counts) < FEWEST or (limit.share is not None and change.verdict == UNKNOWN):
         doubt = " It counts, though the runs hold too few calls or steps to tell it from noise."
         return True, f"Limit exceeded: {sentence}{subject.parts()}{doubt}"
@@ -275,32 +309,65 @@ def _parts(diff: Diff, limit: Limit, pair: Pair, quantity: Quantity) -> str:
         return ""
     if limit.share is not None:
         parts = diff.largest_parts(pair, quantity)
-        found = [(one, change.difference or 0) for one, change in parts.layers]
+        texts = [(one, f"+{quantity.text(change.difference or 0)}") for one, change in parts.layers]
         lead = "Most of the difference" if parts.hold_most else f"The largest part{parts.ending} of the difference"
-        lead, sign = lead + parts.beyond_noise, "+"
+        lead += parts.beyond_noise
     else:
         own = diff.self_of(quantity)
         calls = diff.counts[1] if diff.unit is None and own.is_self and quantity.what != "params" else 1
         layers = [one for one in pair.walk() if one.after is not None and (own.is_self or not one.children)]
-        found = [(one, (one.changes[own.key].after or 0) / calls) for one in layers]
-        found = sorted((each for each in found if each[1] > 0), key=lambda each: -each[1])
-        lead, sign = "The largest parts", ""
-    names = [f"{'.'.join(one.path)} ({sign}{quantity.text(value)})" for one, value in found[:_NAMED]]
+        figures = [(one, one.changes[own.key].figure(1)) for one in layers]
+        lead = "The largest parts"
+        figures = sorted((each for each in figures if each[1].is_known and each[1].value > 0), key=_by_value)
+        texts = [(one, figure._replace(value=figure.value / calls).text(quantity.text)) for one, figure in figures]
+    names = [f"{'.'.join(one.path)} ({text})" for one, text in texts[:_NAMED]]
     return f" {lead}: {', '.join(names)}." if names else ""
 
 
-def _known(limit: Limit, name: str, value: float | None, when: str = "in the run") -> float:
-    if value is None:
-        raise _unknown(limit, name, when)
-    return value
+def _by_value(part: tuple[Pair, Figure]) -> float:
+    """The order of parts: the largest first."""
+    return -part[1].value
 
 
-def _unknown(limit: Limit, name: str, when: str) -> TorchprofError:
+def _unknown(limit: Limit, subject: _Subject, side: int, figure: Figure) -> TorchprofError:
+    """That a limit cannot be held against what is not known before (0) or after (1), of which ``figure`` is known."""
+    when = ("before", "in the run")[side]
+    least = f", only that it is {figure.text(FORMATS[subject.unit])}" if figure.is_known else ""
     return TorchprofError(
-        f"{limit.text!r}: {limit.measure} of {name} is not known {when}. It was never called or not selected, or holds "
-        "operators without a formula, or parameters that nobody has counted. What nobody knows is no pass: limit "
-        "another layer, or another measure."
+        f"{limit.text!r}: {limit.measure} of {subject.name} is not known {when}{least}. {subject.why_unknown(side)} "
+        "A limit on an unknown figure cannot pass: limit another layer, or another measure."
     )
+
+
+def _why_unknown(diff: Diff, pair: Pair, quantity: Quantity, side: int) -> str:
+    """Why a quantity of a layer, or of the work outside of all, is not known before (0) or after (1)."""
+    run, layer, what = (diff.before, diff.after)[side], (pair.before, pair.after)[side], quantity.what
+    if what == "params":
+        return "It holds parameters that nobody has counted, as a lazy layer does that was never called."
+    reasons: list[str] = []
+    if isinstance(what, Measure):
+        own = (OUTSIDE if pair.name == OUTSIDE_NAME else NOT_SELECTED,)
+        inside = own if layer is None else _at_or_below(run, layer, quantity.is_self)
+        if what.doubt is not None:  # which operators have a formula, torch says: without it all have their names
+            reasons += about_uncounted(_rows_of(run.rows, inside, quantity.phase), lambda name: False)
+        incomplete = incomplete_phases(run).get(() if layer is None else layer.path)
+        if incomplete is not None and quantity.phase in incomplete[quantity.is_self]:
+            reasons.append("Compiled kernels that may have worked for it count for a layer above it.")
+    return " ".join(reasons) or "It was never called by itself, or not selected."
+
+
+def _at_or_below(run: Run, layer: Layer, is_self: bool) -> Sequence[int]:
+    """The layers, by index, whose work is in the self, or in the total, of a layer."""
+    steps = len(layer.path)
+    found = (index for index, one in enumerate(run.layers) if one.path[:steps] == layer.path)
+    return [index for index in found if not is_self or len(run.layers[index].path) == steps]
+
+
+def _rows_of(rows: Rows, layers: Sequence[int], phase: str) -> Rows:
+    """The rows of some layers in one phase."""
+    wanted, number = {*layers}, PHASES.index(phase)
+    chosen = [layer in wanted and at == number for layer, at in zip(rows.columns["layer"], rows.columns["phase"])]
+    return replace(rows, columns={name: array("q", compress(values, chosen)) for name, values in rows.columns.items()})
 
 
 def _not_measured(diff: Diff, limit: Limit) -> TorchprofError:
@@ -318,8 +385,9 @@ def _amount(limit: Limit, unit: Unit) -> Fraction:
     bound, units = limit.bound, _UNITS[unit]
     if isinstance(bound, str):
         match = _AMOUNT.fullmatch(bound.strip())
-        if match is not None and match[2] in units:
-            return Fraction(match[1]) * units[match[2]]
+        known = units | _SHORT.get(unit, {})
+        if match is not None and match[2] in known:
+            return Fraction(match[1]) * known[match[2]]
     elif unit is not Unit.TIME and math.isfinite(bound) and bound >= 0:
         return Fraction(bound)
     raise TorchprofError(

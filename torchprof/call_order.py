@@ -22,6 +22,10 @@ def call_order(cls: type) -> dict[str, bool]:
     return found
 
 
+def _may_return(statement: ast.stmt) -> bool:
+    return not isinstance(statement, ast.Return) and any(isinstance(part, ast.Return) for part in ast.walk(statement))
+
+
 class _Uses(ast.NodeVisitor):
     """Walks the methods of a class in the order in which they are evaluated."""
 
@@ -43,9 +47,11 @@ class _Uses(ast.NodeVisitor):
             return
         if isinstance(tree, ast.FunctionDef) and tree.args.args:
             around, self._self = self._self, tree.args.args[0].arg
+            doubts = self._doubts
             for statement in tree.body:
                 self.visit(statement)
-            self._self = around
+                self._doubts += _may_return(statement)  # what comes after it need not be reached
+            self._self, self._doubts = around, doubts
 
     def visit_Call(self, node: ast.Call) -> None:
         for argument in (*node.args, *node.keywords):

@@ -13,17 +13,19 @@ import json
 import math
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
 import torchprof
+from torchprof.encoding import errors_of, readable
 from torchprof.errors import TorchprofError, suggest
-from torchprof.reports import format_of
+from torchprof.reports import format_of, options_of
 from torchprof.run_file import is_run_file
 
 if TYPE_CHECKING:
@@ -39,6 +41,10 @@ _BETWEEN_SHOWN = 5
 _ADVICE_SHOWN = 3
 _RECORDS = {"record_shapes": "--shapes (shapes and types)", "profile_memory": "--memory (memory)"}
 _FUNCTIONS_SHOWN = 15
+_INTERRUPTED = 128 + signal.SIGINT
+_NOT_WRITTEN = 2
+_NUMBERS = ("top", "row_limit", "limit")  # what reports call how much they show: --top
+_BY_SHAPE = "group_by_input_shape"
 
 _INPUT = re.compile(
     r"(?:(?P<name>[A-Za-z_]\w*)=)?(?:(?P<dtype>[a-z]\w*):)?(?P<shape>\d+(?:,\d+)*)"
@@ -116,18 +122,32 @@ what is not known or not there.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, 1 where the model or a limit failed, 2 for bad input."""
-    arguments = _parser().parse_args(argv)
+    """Run the command line; returns the exit code: 0, 1 where the model or a limit failed, 2 for bad input and for
+    files that could not be written, 130 after Ctrl-C. ``torchprof run`` ends as its script does."""
+    with readable(sys.stdout, sys.stderr):
+        arguments = _parser().parse_args(argv)
     try:
-        code: int = arguments.command(arguments)
-        sys.stdout.flush()
-        return code
+        if arguments.command is _run:  # its script is to find the streams as they are
+            _run(arguments)
+        with readable(sys.stdout, sys.stderr):
+            return _finish(arguments)
     except (TorchprofError, OSError) as error:
         if isinstance(error, BrokenPipeError):  # whoever read our output has seen enough (`| head`)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         print(f"torchprof: {error}", file=sys.stderr)
         return 2
+
+
+def _finish(arguments: argparse.Namespace) -> int:
+    """Run a command that is all ours, which Ctrl-C ends without a traceback."""
+    try:
+        code: int = arguments.command(arguments)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print("torchprof: interrupted (Ctrl-C).", file=sys.stderr)
+        return _INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -199,11 +219,11 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_TRACE_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    trace.add_argument("traces", nargs="+", metavar="FILE", help="trace.json or trace.json.gz")
+    trace.add_argument("traces", nargs="+", metavar="FILE", help="trace.json, trace.json.gz, or a folder of them")
     trace.add_argument("--model", metavar="SPEC", help="the model that was traced, for paths and parameters")
     trace.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments for its callable, a JSON object")
     trace.add_argument("--paths", nargs="+", metavar="PATH", help="only these layers of the model: features.0, layer.*")
-    _add_report_option(trace)
+    _add_report_options(trace)
     _add_output_option(trace)
     _add_table_options(trace)
     trace.set_defaults(command=_trace)
@@ -222,15 +242,20 @@ def _parser() -> argparse.ArgumentParser:
         "--add-cycles", action="store_true", help="saved runs of one rank are cycles, in this order, and add up"
     )
     merge.add_argument("--jobs", type=_count, metavar="N", help="so many processes read traces (default: one a CPU)")
-    _add_report_option(merge)
+    _add_report_options(merge)
     _add_output_option(merge)
     _add_table_options(merge)
     merge.set_defaults(command=_merge)
 
-    show = commands.add_parser("show", help="show a saved run", description="Show a saved run; needs no torch.")
+    show = commands.add_parser(
+        "show",
+        help="show a saved run",
+        description="Show a saved run: without options all that `torchprof run` prints, with one for the table that "
+        "alone. Needs no torch.",
+    )
     show.add_argument("run", metavar="RUN.json")
     show.add_argument("--rank", type=_count, metavar="N", help="of a run of several ranks, this one alone")
-    _add_report_option(show)
+    _add_report_options(show)
     _add_output_option(show)
     _add_table_options(show)
     show.set_defaults(command=_show)
@@ -276,8 +301,14 @@ def _add_shapes_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shapes", action="store_true", help="record shapes and types: more advice, ops by shape")
 
 
-def _add_report_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--report", metavar="NAME", help="another report: top, ops, memory, steps, device, between, …")
+def _add_report_options(parser: argparse.ArgumentParser) -> None:
+    one = parser.add_argument_group("one report", "--depth, --sort-by, --top, --tablefmt: for those that have them")
+    one.add_argument("--report", metavar="NAME", help="top, ops, layers, kernels, memory, steps, device, between, …")
+    one.add_argument("--op", metavar="OP", help="layers: which operator, as aten::linear")
+    one.add_argument("--layer", metavar="PATH", help="ops, kernels: in these layers alone: features.0, layer.*")
+    one.add_argument("--phase", metavar="PHASE", help="ops, layers, kernels, memory: forward, backward or recompute")
+    one.add_argument("--by-shape", action="store_true", help="ops: a row for each shape of the inputs")
+    one.add_argument("--full-names", action="store_true", help="kernels: names in full")
 
 
 def _add_output_option(parser: argparse.ArgumentParser) -> None:
@@ -314,9 +345,55 @@ def _count(text: str) -> int:
     return int(text)
 
 
+_OF_THE_TABLE = ("depth", "show_events", "sort_by", "top", "percent", "tablefmt", "hot")
+_OF_A_REPORT = ("op", "layer", "phase", "by_shape", "full_names")
+
+
 def _table_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    names = ("depth", "show_events", "sort_by", "top", "percent", "tablefmt", "hot")
-    return {name: getattr(arguments, name) for name in names}
+    return {name: getattr(arguments, name) for name in _OF_THE_TABLE}
+
+
+def _given(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    """Those of some options that were given."""
+    values = {name: getattr(arguments, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None and value is not False}
+
+
+def _in_words(names: Iterable[str]) -> str:
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
+
+
+def _check_report(arguments: argparse.Namespace) -> None:
+    """Before anything is read, which may take long: whether the report is there and has the options that were given."""
+    given = _given(arguments, _OF_A_REPORT)
+    if arguments.report and arguments.summary:
+        raise TorchprofError("--report and --summary: take one of them; the summary is --report summary, too.")
+    if arguments.report:
+        _report_options(arguments)
+    elif given:
+        raise TorchprofError(f"{_in_words(given)}: only for one of the reports: say which with --report.")
+
+
+def _report_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What was given, by the names that the report has for it. Raises TorchprofError for an unknown report, and for
+    what it has no use for."""
+    name = arguments.report
+    accepted = options_of(name)
+    ours = {_on_the_command_line(option): option for option in accepted}
+    given = _given(arguments, (*_OF_THE_TABLE, *_OF_A_REPORT))
+    refused = [option for option in given if option not in ours]
+    if refused:
+        known = [option for option in (*_OF_THE_TABLE, *_OF_A_REPORT) if option in ours]
+        choice = f"It has {_in_words(known)}." if known else "It has no options."
+        raise TorchprofError(f"--report {name} has no {_in_words(refused)}. {choice}")
+    if "op" in accepted and "op" not in given:
+        raise TorchprofError(f"--report {name}: of which operator? --op aten::linear, say; --report ops lists all.")
+    return {ours[option]: value for option, value in given.items()}
+
+
+def _on_the_command_line(option: str) -> str:
+    """What the command line calls an option of a report."""
+    return "top" if option in _NUMBERS else "by_shape" if option == _BY_SHAPE else option
 
 
 def _in_color(stream: TextIO) -> bool:
@@ -329,40 +406,51 @@ def _in_color(stream: TextIO) -> bool:
 
 def _show(arguments: argparse.Namespace) -> int:
     _check_output(arguments)
+    _check_report(arguments)
     run = torchprof.load(arguments.run)
     if arguments.rank is not None:
         run = run.of_rank(arguments.rank)
-    _export(run.export, arguments)
+    code = _export(run.export, arguments)
     if arguments.report:
         _print_report(run, arguments)
-    else:
+    elif arguments.summary or _given(arguments, _OF_THE_TABLE):
         _print_run(run, arguments)
-    return 0
+    else:
+        print(_opening(run, arguments.run), *_report(run, arguments, [arguments.run], _in_color(sys.stdout)), sep="\n")
+    return code
+
+
+def _opening(run: torchprof.Run, name: str) -> str:
+    recorded = max(meta.wall_ns for meta in run.metas)
+    timed = f" Recorded: {recorded / 1e9:.2f} s." if "cpu_ns" in run.meta.measured else ""
+    return f"torchprof: {name}.{timed}\n"
 
 
 def _print_report(run: torchprof.Run, arguments: argparse.Namespace) -> None:
-    given = _table_options(arguments).items()
-    options = {name: value for name, value in given if value is not None and value is not False}
+    options = _report_options(arguments)
     if arguments.report == "tree":
         options["color"] = _in_color(sys.stdout)
     if arguments.report == "advice":
-        options["limit"] = None  # here it has no option of its own
+        options.setdefault("limit", None)
     print(run.report(arguments.report, **options))
 
 
 def _trace(arguments: argparse.Namespace) -> int:
+    from torchprof.trace import traces_in
+
     _check_output(arguments)
-    run = _read_traces(arguments.traces, _traced_model(arguments), arguments, paths=arguments.paths)
-    _export(run.export, arguments)
+    _check_report(arguments)
+    traces = [str(file) for file in traces_in(arguments.traces)]
+    run = _read_traces(traces, _traced_model(arguments), arguments, paths=arguments.paths)
+    code = _export(run.export, arguments)
     if arguments.report:
         _print_report(run, arguments)
     elif arguments.summary:
         _print_run(run, arguments)
     else:
-        recorded = max(meta.wall_ns for meta in run.metas)
-        opening = f"torchprof: {', '.join(arguments.traces)}. Recorded: {recorded / 1e9:.2f} s.\n"
+        opening = _opening(run, ", ".join(traces))
         print(opening, *_report(run, arguments, arguments.output, color=_in_color(sys.stdout)), sep="\n")
-    return 0
+    return code
 
 
 def _traced_model(arguments: argparse.Namespace) -> torch.nn.Module | None:
@@ -392,6 +480,9 @@ def _read_traces(
 
 def _merge(arguments: argparse.Namespace) -> int:
     _check_output(arguments)
+    if not arguments.summary:
+        arguments.report = arguments.report or "ranks"
+    _check_report(arguments)
     if arguments.jobs == 0:
         raise TorchprofError("--jobs is at least 1.")
     model = _traced_model(arguments)
@@ -417,13 +508,12 @@ def _merge(arguments: argparse.Namespace) -> int:
             yield _read_traces(traces, model, arguments, processes=arguments.jobs or os.cpu_count() or 1)
 
     run = torchprof.merge(runs(), add_cycles=arguments.add_cycles)
-    _export(run.export, arguments)
+    code = _export(run.export, arguments)
     if arguments.summary:
         _print_run(run, arguments)
     else:
-        arguments.report = arguments.report or "ranks"
         _print_report(run, arguments)
-    return 0
+    return code
 
 
 def _tell_share(share: float) -> None:
@@ -437,7 +527,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     limits = [limit_of(text) for text in arguments.fail_if]
     _check_output(arguments, of="diff")
     diff = torchprof.compare(arguments.before, arguments.after)
-    _export(diff.export, arguments)
+    code = _export(diff.export, arguments)
     names = ("depth", "sort_by", "top", "tablefmt")
     print(diff.report("table", **{name: getattr(arguments, name) for name in names}))
     outcomes = check(diff, limits)
@@ -450,17 +540,14 @@ def _compare(arguments: argparse.Namespace) -> int:
     sys.stdout.flush()
     for failure in failures:
         print(printable(failure), file=sys.stderr)
-    return 1 if failures else 0
+    return 1 if failures else code
 
 
 def _print_run(run: torchprof.Run, arguments: argparse.Namespace) -> None:
     if arguments.summary:
-        given = [
-            name for name, value in _table_options(arguments).items() if value and name not in ("depth", "tablefmt")
-        ]
+        given = [name for name in _given(arguments, _OF_THE_TABLE) if name not in ("depth", "tablefmt")]
         if given:
-            names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-            raise TorchprofError(f"The summary has no {names}: leave that out, or leave --summary out.")
+            raise TorchprofError(f"The summary has no {_in_words(given)}: leave that out, or leave --summary out.")
         print(run.report("summary", depth=arguments.depth, tablefmt=arguments.tablefmt))
         return
     print(run.report("tree", **_table_options(arguments), color=_in_color(sys.stdout)))
@@ -503,7 +590,7 @@ def _profile(arguments: argparse.Namespace) -> int:
         with_flops=arguments.flops,
         with_timeline=_wants_timeline(arguments),
     )
-    failure = None
+    failure: Exception | KeyboardInterrupt | None = None
     try:
         for _ in _progress("warm-up", arguments.warmup):
             step()
@@ -513,27 +600,33 @@ def _profile(arguments: argparse.Namespace) -> int:
                 prof.step()
     except TorchprofError:
         raise
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         failure = error
+    code = 0
     if prof.exited:
-        _export(prof.run.export, arguments)  # before the table, which may break (a closed pipe, a wrong column)
+        code = _export(prof.run.export, arguments)  # before the table, which may break (a closed pipe, a wrong column)
         _print_run(prof.run, arguments)
-    if failure is not None:
-        return _tell_failure(arguments, failure)
-    return 0
+        sys.stdout.flush()
+    if isinstance(failure, KeyboardInterrupt):
+        what = "shown is what ran until then" if prof.exited else "nothing was recorded yet"
+        print(f"torchprof: interrupted (Ctrl-C): {what}.", file=sys.stderr)
+        return _INTERRUPTED
+    return code if failure is None else _tell_failure(arguments, failure)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> NoReturn:
     # As for _profile; and before the script, which may import torch, too.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     name = arguments.script.rpartition(".")[2] if arguments.is_module else Path(arguments.script).resolve().stem
     rank, world_size = _place_in_job()
-    arguments.output = _outputs_of(rank, world_size, arguments.output, name)
     if arguments.python and world_size > 1:
         raise TorchprofError("--python runs the script twice, and a rank of a job cannot run alone: leave it out.")
-    _check_output(arguments)
+    asked = bool(arguments.output)
+    arguments.output = _outputs_of(rank, world_size, arguments.output, name)
+    if asked:  # a file that nobody asked for keeps no script from running
+        _check_output(arguments)
     files = {shown: Path(shown).absolute() for shown in arguments.output}  # the script may go elsewhere
-    report = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+    report = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding=sys.stdout.encoding, errors=errors_of(sys.stdout))
     import torch
 
     from torchprof.program import Program
@@ -558,7 +651,7 @@ def _run(arguments: argparse.Namespace) -> int:
             yield
         # Before the report, which may break: whoever reads it may have seen enough (`| head`), and close the pipe. And
         # here, where SIGTERM does not end us: that is how torchrun ends the other ranks when one has failed.
-        failures.update({shown: _failure_to_save(program.run, path, shown) for shown, path in files.items()})
+        failures.update({shown: _failure_to_write(program.run.export, path, shown) for shown, path in files.items()})
 
     ending = script.run(recorded)
     if ending.began and rank:  # of a job's ranks, the first prints
@@ -569,10 +662,14 @@ def _run(arguments: argparse.Namespace) -> int:
         with suppress(Exception):  # the script may have closed it, or put anything in its place
             sys.stdout.flush()
         where = [failure or _written(shown, world_size) for shown, failure in failures.items()]
-        with suppress(BrokenPipeError), report:
-            for text in _program_report(program.run, ending, script, arguments, files, color=_in_color(report)):
-                print(text, file=report, flush=True)
-            print("", *where, sep="\n", file=report)
+        try:
+            with suppress(BrokenPipeError), report:
+                for text in _program_report(program.run, ending, script, arguments, files, color=_in_color(report)):
+                    print(text, file=report, flush=True)
+                print("", *where, sep="\n", file=report)
+        except (TorchprofError, OSError) as error:  # the exit code stays the script's
+            with suppress(Exception):
+                print(f"torchprof: {error}", *where, sep="\n", file=sys.stderr)
     ending.end()
 
 
@@ -594,12 +691,12 @@ def _outputs_of(rank: int, world_size: int, given: Sequence[str], name: str) -> 
     return [file.replace(_RANK, str(rank)) for file in given]
 
 
-def _failure_to_save(run: torchprof.Run, path: Path, shown: str) -> str:
-    """Write a run to a file. Says in a sentence why that failed: the report is to be seen in any case."""
+def _failure_to_write(export: Callable[[Path], None], path: Path, shown: str) -> str:
+    """Write a file. Says in a sentence why that failed: the report, and other files, are to be had in any case."""
     try:
-        run.export(path)
+        export(path)
     except OSError as error:
-        return f"Not written: {shown}: {error.strerror}. Another place: -o FILE."
+        return f"Not written: {shown}: {error.strerror or error}. Another place: -o FILE."
     except TorchprofError as error:
         return f"Not written: {shown}: {error}"
     return ""
@@ -644,8 +741,11 @@ def _report(run: torchprof.Run, arguments: argparse.Namespace, written: Sequence
     advice = _advice(run, written, is_trace=arguments.command is _trace)
     if advice:
         yield _section("What to change", advice)
-    yield _section("Where the time goes", run.report("top"))
-    # What there is to doubt was said, once: the warnings, and which ranks of the job are missing.
+    timed = not {"cpu_ns", "device_ns"}.isdisjoint(run.meta.measured)
+    yield _section("Where the time goes" if timed else "Where the FLOPs are", run.report("top"))
+    # What there is to doubt was said, once: the warnings, and which ranks of the job are missing. The verdicts on ranks
+    # depend on how many the job has.
+    of_job = replace(run, metas=tuple(replace(meta, warnings=()) for meta in run.metas))
     run = replace(run, metas=tuple(replace(meta, warnings=(), world_size=1) for meta in run.metas))
     depth = fitting_depth(run, _LAYERS_SHOWN) if arguments.depth is None else arguments.depth
     if run.layers:
@@ -654,15 +754,23 @@ def _report(run: torchprof.Run, arguments: argparse.Namespace, written: Sequence
         names = ("show_events", "sort_by", "top", "percent", "tablefmt", "hot")
         options = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None)}
         yield _section("The layers", run.report("tree", depth=depth, color=color, **options) + hidden)
+    if len(run.metas) > 1:
+        yield _section("The ranks", of_job.report("ranks"))
     if run.device_times:
         yield _section("The devices", run.report("device"))
     if any(time.communication_ns for time in run.device_times):
         yield _section("Communication", run.report("collectives"))
-    if any(chain[0].kind != "python" for chain in run.rows.frames if chain):
-        yield _section("The operators, by themselves", run.report("ops", row_limit=_OPERATORS_SHOWN))
-    yield _section("Between the operators", run.report("between", limit=_BETWEEN_SHOWN))
+    if "cpu_ns" not in run.meta.measured and run.device_times:  # a trace of devices alone
+        yield _section("The kernels", run.report("kernels", row_limit=_OPERATORS_SHOWN))
+    else:
+        if any(chain[0].kind != "python" for chain in run.rows.frames if chain):
+            yield _section("The operators, by themselves", run.report("ops", row_limit=_OPERATORS_SHOWN))
+        if "cpu_ns" in run.meta.measured:
+            yield _section("Between the operators", run.report("between", limit=_BETWEEN_SHOWN))
     if run.memory:
         yield _section("Memory", run.report("memory", depth=depth))
+    if arguments.command is _show and any(spread.count > 1 for spread in run.samples.values()):
+        yield _section("One forward call, on the CPU's clock", run.report("calls", depth=depth))
 
 
 def _advice(run: torchprof.Run, written: Sequence[str], is_trace: bool) -> str:
@@ -744,17 +852,39 @@ def _flops(arguments: argparse.Namespace) -> int:
         raise
     except Exception as error:
         return _tell_failure(arguments, error)
-    _export(run.export, arguments)
+    code = _export(run.export, arguments)
     _print_run(run, arguments)
-    return 0
+    return code
 
 
 def _check_output(arguments: argparse.Namespace, of: str = "run") -> None:
-    """Before anything runs, which may take long: whether the files can be written."""
+    """Before anything runs, which may take long: whether all files can be written. Raises TorchprofError that names
+    each one that cannot."""
+    known: dict[Path, str] = {}
+    problems = []
     for file in arguments.output:
+        path = Path(file).resolve()
+        problem = f"-o {file}: it is the same file as -o {known[path]}." if path in known else _problem_with(file, of)
+        known[path] = file
+        problems += [problem] if problem else []
+    if problems:
+        raise TorchprofError("\n".join(problems))
+
+
+def _problem_with(file: str, of: str) -> str:
+    """Why a file cannot be written, "" where it can, as far as is known before."""
+    path = Path(file).absolute()
+    if path.is_dir():
+        return f"-o {file}: that is a folder."
+    try:
         format_of(file, of=of)
-        if not Path(file).absolute().parent.is_dir():
-            raise TorchprofError(f"-o {file}: there is no such folder to write to.")
+    except TorchprofError as error:
+        return f"-o {error}"
+    if not path.parent.is_dir():
+        return f"-o {file}: there is no such folder to write to."
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        return f"-o {file}: there is no permission to write it."
+    return ""
 
 
 def _wants_timeline(arguments: argparse.Namespace) -> bool:
@@ -762,10 +892,12 @@ def _wants_timeline(arguments: argparse.Namespace) -> bool:
     return any(format_of(file) in ("chrome-trace", "html") for file in arguments.output)
 
 
-def _export(export: Callable[[str], None], arguments: argparse.Namespace) -> None:
-    for file in arguments.output:
-        export(file)
-        print(f"Written: {file}.", file=sys.stderr)
+def _export(export: Callable[[Path], None], arguments: argparse.Namespace) -> int:
+    """Write all files that can be written, and say so of each. Returns the exit code."""
+    failures = [_failure_to_write(export, Path(file), file) for file in arguments.output]
+    for file, failure in zip(arguments.output, failures):
+        print(failure or f"Written: {file}.", file=sys.stderr)
+    return _NOT_WRITTEN if any(failures) else 0
 
 
 def _tell_failure(arguments: argparse.Namespace, failure: Exception) -> int:

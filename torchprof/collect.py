@@ -29,10 +29,12 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.autograd import profiler as torch_profiler
 from torch.autograd.profiler_util import EventList
 
-from torchprof.attribute import HOOKS, PREFIX, Detail, Event, Kind, Signature
-from torchprof.collectives import RECORDS_COLLECTIVE, signature_of
+from torchprof.attribute import BEFORE, GIVEN, HOOKS, PREFIX, Detail, Event, Kind, Signature
+from torchprof.collectives import signature_of
+from torchprof.cpu_time import CpuTime
 from torchprof.errors import TorchprofError
 from torchprof.event_names import (
+    GARBAGE,
     MEMORY,
     RAISED,
     STARTED,
@@ -40,10 +42,13 @@ from torchprof.event_names import (
     STOPPED,
     is_a_common_name,
     is_collective,
+    is_runtime_call,
     is_torchs_step,
     kind_of,
+    numbers_of_devices,
 )
-from torchprof.exchanges import ACCUMULATES
+from torchprof.exchanges import ACCUMULATES, RECORDS_COLLECTIVE
+from torchprof.launches import first_call
 
 record: Callable[[str], Any] = getattr(torch._C._profiler, "_RecordFunctionFast", torch_profiler.record_function)
 """A context manager that puts a range of this name into the session."""
@@ -102,6 +107,7 @@ class Recording:
     def __init__(self, profiler: Any) -> None:
         self._profiler = profiler
         self.device: str | None = profiler.use_device
+        self.cpu_time: CpuTime | None = None
         self.signatures: list[Signature] = [Signature((), ())]
         self._numbers: dict[bytes, int] = {}  # of signatures
         self._moved: dict[tuple[int, int], int] = {}  # (signature, another with its source lines) → its number
@@ -115,6 +121,11 @@ class Recording:
         has = {name: bool(getattr(self._profiler, name)) for name in ("profile_memory", "record_shapes", "with_stack")}
         has["with_stack"] = has["with_stack"] and any(raw.stack() for raw in self._raw())
         return has
+
+    @property
+    def with_stack(self) -> bool:
+        """Whether Python's calls were recorded."""
+        return bool(self._profiler.with_stack)
 
     @property
     def wall_ns(self) -> int:
@@ -153,6 +164,7 @@ class Recording:
         threads: dict[int, int] = {}  # correlation number of an op → its thread
         devices: dict[tuple[Any, int], str] = {}
         work: list[Any] = []
+        calls: list[int] = []  # the numbers of calls of the device's runtime
         cpu = DeviceType.CPU
         memory, node, backward, user_label = Kind.MEMORY, Kind.NODE, Kind.BACKWARD_FUNCTION, Kind.USER_LABEL
         op, collective, compiling = Kind.OP, Kind.COLLECTIVE, Kind.COMPILING
@@ -170,7 +182,10 @@ class Recording:
                 # A call of the device's runtime (cudaLaunchKernel) is linked to the op it ran in, on that op's thread.
                 launcher = raw.linked_correlation_id()
                 thread = threads.get(launcher, thread) if launcher else thread
-                correlation = 0 if launcher else raw.correlation_id()
+                correlation = raw.correlation_id()
+                if launcher or (is_runtime_call(name) and raw.scope() != _USER_SCOPE):
+                    calls.append(correlation)
+                    correlation = 0  # calls and ops are numbered each by themselves
             try:
                 kind = kinds[name]
             except KeyError:
@@ -181,7 +196,8 @@ class Recording:
             if kind is memory:
                 size = raw.nbytes()
                 address = address_of.get((start, thread, size), 0)
-                yield new(Event, (kind, name, start, start, thread, -1, 0, address, _device(raw, devices), size, 0))
+                device = _device(raw.device_type(), raw.device_index(), devices)
+                yield new(Event, (kind, name, start, start, thread, -1, 0, address, device, size, 0))
                 continue
             if kind is op or kind is user_label:  # one name may be both: a label around a function of that name
                 kind = user_label if raw.scope() == _USER_SCOPE else op
@@ -214,6 +230,9 @@ class Recording:
             yield new(
                 Event, (kind, name, start, end, thread, sequence, forward_thread, correlation, "cpu", 0, signature)
             )
+        hip = [index for device_type, index in devices if device_type.name == "HIP"]
+        counted = numbers_of_devices((raw.device_index() for raw in work), hip)
+        first = first_call(calls, (raw.correlation_id() for raw in work if raw.linked_correlation_id()))
         for raw in work:
             name = raw.name()
             # A span that only mirrors a range of the CPU on the device's timeline is no work. Where torch does not mark
@@ -223,7 +242,10 @@ class Recording:
             ):
                 continue
             start, end, stream = raw.start_ns(), _end_ns(raw), _stream(raw)
-            launcher, device = raw.linked_correlation_id(), _device(raw, devices)
+            launcher, index = raw.linked_correlation_id(), raw.device_index()
+            device = _device(raw.device_type(), counted.get(index, index), devices)
+            if not launcher and 0 < raw.correlation_id() < first:
+                launcher = BEFORE
             yield new(Event, (Kind.KERNEL, name, start, end, stream, -1, 0, launcher, device, 0, 0))
 
     def _addresses(self) -> dict[tuple[int, int, int], int]:
@@ -251,7 +273,7 @@ class Recording:
         scalars = () if detail is Detail.SHAPES else raw.concrete_inputs()
         if detail is Detail.ONES:  # whatever a loop counts up must not make a signature of its own each time
             scalars = [value if value is None or value in (0, 1) else 2 for value in scalars]
-        stack = [line for line in raw.stack() if not line.startswith(_NO_SOURCE)] if self._profiler.with_stack else []
+        stack = [line for line in raw.stack() if not line.startswith(_NO_SOURCE)] if self.with_stack else []
         if not (shapes or dtypes or stack):
             return 0  # a trace cannot tell an op that takes nothing from one whose inputs were not recorded: nor do we
         try:
@@ -263,12 +285,14 @@ class Recording:
             key = marshal.dumps((shapes, dtypes, scalars, stack), 2)
         number = self._numbers.get(key)
         if number is None:
-            number = self._numbers[key] = len(self.signatures)
             known = [
                 None if dtype == "TensorList" and _shapes_of_lists is None else shape
                 for shape, dtype in zip(shapes, dtypes)
             ]
+            # In this order: Ctrl-C may come between any two lines, and reading begin anew with what is here.
+            number = len(self.signatures)
             self.signatures.append(Signature(_frozen(known), tuple(dtypes), _frozen(scalars), tuple(stack)))
+            self._numbers[key] = number
         return number
 
     def _of_collective(self, raw: Any) -> int:
@@ -281,9 +305,11 @@ class Recording:
         return 0 if signature is None else self._number(signature)
 
     def _number(self, signature: Signature) -> int:
-        number = self._number_of.setdefault(signature, len(self.signatures))
-        if number == len(self.signatures):
+        number = self._number_of.get(signature)
+        if number is None:
+            number = len(self.signatures)
             self.signatures.append(signature)
+            self._number_of[signature] = number
         return number
 
     def called_from(self, signature: int, source: int) -> int:
@@ -308,7 +334,7 @@ class Recording:
                 around.pop()
             if name in (RAISED, STOPPED) and around:
                 found[around[-1]] = found[around[-1]]._replace(finished=False)
-            elif name not in (RAISED, STOPPED, STARTED, STEP) and not name.startswith(HOOKS):
+            elif name not in (RAISED, STOPPED, STARTED, STEP, GARBAGE) and not name.startswith((HOOKS, GIVEN)):
                 around.append(len(found))
                 found.append(Call(name, start, _end_ns(raw), thread, True))
         return sorted(found, key=lambda call: call.end_ns)
@@ -370,7 +396,7 @@ class Recording:
         if results is None:
             return []
         raws: list[Any] = results.events()
-        if self._profiler.with_stack:
+        if self.with_stack:
             raws = [raw for raw in raws if _has_name(raw)]
         # They come sorted. To look costs no memory; to sort would take a number for each event, at the peak.
         if raws:
@@ -402,7 +428,8 @@ class Session(Recording):
     called on.
 
     ``device`` is the kind of device whose kernels are recorded ("cuda", "xpu", …), None for the CPU alone. A process
-    that is forked meanwhile, as the workers of a DataLoader are, records nothing.
+    that is forked meanwhile, as the workers of a DataLoader are, records nothing. ``began_ns``: when the first mark was
+    made, on the clock of ``time.perf_counter_ns``; ``clock_jump_ns``: by how much the system's clock was set meanwhile.
     """
 
     _under_way: ClassVar[bool] = False
@@ -433,14 +460,20 @@ class Session(Recording):
         self.started = False
         self.steps = 0
         self._prepared = False
-        self._started_ns = 0
+        self.began_ns = self._epoch_ns = self.clock_jump_ns = 0
         self._wall_ns = 0
+        self._cpu_at_start: CpuTime | None = None
         self._guard = Guard()
         setattr(self._profiler, _OURS, True)
 
     @property
     def torchs_steps(self) -> int:
         return 0  # it has marks
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has ended and torch has given nothing of it: an error came between."""
+        return self.started and self._profiler.kineto_results is None
 
     @property
     def wall_ns(self) -> int:
@@ -467,9 +500,11 @@ class Session(Recording):
             if not self._prepared:
                 self._profiler._prepare_trace()
             self._profiler._start_trace()
-            self._started_ns = time.perf_counter_ns()
             # The first event of a session pays for its buffers: let it be ours, not one of the first layer's.
-            self._mark(STEP if step_begins else STARTED)
+            with record(STEP if step_begins else STARTED):
+                self._cpu_at_start = CpuTime.now()
+                self.began_ns = time.perf_counter_ns()
+                self._epoch_ns = time.time_ns() - self.began_ns
         except BaseException:
             self._guard.off()
             if is_observed():  # Ctrl-C came when torch's session had just begun: nobody else would end it
@@ -481,16 +516,15 @@ class Session(Recording):
 
     def mark_step(self) -> None:
         """Record that here a step ends."""
-        self._mark(STEP)
-        self.steps += 1
-
-    def _mark(self, name: str) -> None:
-        with record(name):
+        with record(STEP):
             pass
+        self.steps += 1
 
     def stop(self, distributed: str | None = None) -> None:
         """End it. ``distributed``: what its trace is to say of the job that this process is a rank of, as JSON."""
-        self._wall_ns = time.perf_counter_ns() - self._started_ns
+        self._wall_ns = time.perf_counter_ns() - self.began_ns
+        if self._cpu_at_start is not None:
+            self.cpu_time = CpuTime.now().since(self._cpu_at_start)
         atexit.unregister(self._end_with_process)
         Session._under_way = False
         self._guard.off()
@@ -500,8 +534,15 @@ class Session(Recording):
             torch._C._autograd._add_metadata_json("distributedInfo", distributed)
         try:
             self._profiler.__exit__(None, None, None)
+        except BaseException:  # of a handler of a signal, at any line of torch's
+            if is_observed():
+                self._profiler.__exit__(None, None, None)
+            if is_profiled():
+                torch_profiler._run_on_profiler_stop()
+            raise
         finally:
             del self._profiler._parse_kineto_results
+        self.clock_jump_ns = time.time_ns() - time.perf_counter_ns() - self._epoch_ns
 
     def _end_with_process(self) -> None:
         """A process that ends with a session open dies in torch: who started it and never stopped it is spared that."""
@@ -592,10 +633,19 @@ def refuse_if_profiled() -> None:
         Guard._giving_way()
     if is_profiled():
         raise TorchprofError(f"Another profiler is active in this process. {_WAY_OUT}")
-    for thing in gc.get_referrers(torch_profiler.profile):
-        # A schedule in warm-up has prepared a session that no flag tells of; starting ours then kills the process.
-        if type(thing) is torch_profiler.profile and getattr(thing, "entered", False) and thing.kineto_results is None:
+    if _is_prepared():
+        gc.collect()  # it may be garbage: of a loop that ended with an error, say
+        if _is_prepared():
             raise TorchprofError(f"A torch profiler is in the warm-up of its schedule. {_WAY_OUT}")
+
+
+def _is_prepared() -> bool:
+    """Whether a schedule in warm-up has prepared a session, which no flag tells of: starting ours then kills the
+    process."""
+    return any(
+        type(thing) is torch_profiler.profile and getattr(thing, "entered", False) and thing.kineto_results is None
+        for thing in gc.get_referrers(torch_profiler.profile)
+    )
 
 
 def missing_device(device: str) -> str | None:
@@ -639,10 +689,11 @@ def _has_name(raw: Any) -> bool:
         return False
 
 
-def _device(raw: Any, known: dict[tuple[Any, int], str]) -> str:
-    key = (raw.device_type(), raw.device_index())
-    device = known.get(key)
+def _device(device_type: Any, index: int, known: dict[tuple[Any, int], str]) -> str:
+    """The name of a device. ROCm's own is cuda everywhere in torch, but for the profiler's memory events: there hip."""
+    device = known.get((device_type, index))
     if device is None:
-        kind = key[0].name.lower()
-        device = known[key] = "cpu" if kind in ("cpu", "mkldnn", "ideep") else f"{kind}:{max(key[1], 0)}"
+        kind = device_type.name.lower().replace("hip", "cuda")
+        device = "cpu" if kind in ("cpu", "mkldnn", "ideep") else f"{kind}:{max(index, 0)}"
+        known[device_type, index] = device
     return device

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
 from torchprof.attribute import Frame, Signature
+from torchprof.exchanges import ASKS, name_of_collective
 
 COLLECTIVE_ARGS = (
     "Collective name",
@@ -25,8 +27,6 @@ Written by torch for the op ``record_param_comms``, and by Kineto for the kernel
 from call to call of one collective (``Seq``, addresses of tensors) is left out: each call would be a row of its own.
 """
 
-RECORDS_COLLECTIVE = "record_param_comms"
-"""The op by which torch records what a collective is called on, where it is carried out by kernels."""
 _MARK = "collective"
 _NO_TENSORS = ("", "Scalar", "ScalarList")  # what torch calls the types of inputs that are none
 _NO_COLLECTIVES = ("wait", "init")  # recorded in the same way: waiting for one, and making a group
@@ -64,16 +64,20 @@ _SPELLED_IN_C = {
 }
 """The same types as an op's dims have them; all others are spelled alike there, after ``c10::``."""
 
+_NCCL_KERNEL = re.compile(r"nccl(?:Dev)?(?:Kernel_)?(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce)(?![a-z])")
+"""The names of NCCL's kernels, and of RCCL's, that carry out one collective alone ("ncclDevKernel_AllReduce_Sum_f32_…",
+"ncclAllReduceRingLLKernel_sum_f32" before NCCL 2.9). "SendRecv" and "Generic" may be any."""
+
 _GIVES_AS_MUCH = ("all_reduce", "broadcast", "reduce", "send", "recv")  # what comes out is as large as what goes in
 
 
 class Collective(NamedTuple):
     """One exchange between ranks.
 
-    ``name`` is as torch has it ("allreduce", "_allgather_base", or "all_reduce" where only its range is known),
-    ``elements_in`` and ``elements_out`` of type ``dtype`` ("Float") are what this rank gave and got. ``group`` is the
-    name of the group of ranks ("0"), ``description`` what it is for ("default_pg"), ``size`` how many ranks it has,
-    ``ranks`` which, as text ("[0, 1]"; long lists have "..." in them). None, and "" of a text: not known.
+    ``name`` is the same wherever it was read ("all_reduce", see ``name_of_collective``), ``elements_in`` and
+    ``elements_out`` of type ``dtype`` ("Float") are what this rank gave and got. ``group`` is the name of the group of
+    ranks ("0"), ``description`` what it is for ("default_pg"), ``size`` how many ranks it has, ``ranks`` which, as text
+    ("[0, 1]"; long lists have "..." in them). None, and "" of a text: not known.
     """
 
     name: str
@@ -140,7 +144,9 @@ def collective_of(frames: Sequence[Frame]) -> Collective | None:
     """Which collective the innermost of these frames, outer to inner, is of: None where it is of none.
 
     A kernel's own signature says it, else that of the nearest ``record_param_comms`` around it, else the nearest range
-    of a backend (``nccl:all_reduce``), where the tensors in its dims are what went in. A kernel's name says nothing.
+    of a backend (``nccl:all_reduce``), where the tensors in its dims are what went in. Where there is none of these, a
+    kernel is of the collective that torch's op around it asks for, or that NCCL's name for it says: its name alone is
+    known then.
     """
     for frame in reversed(frames):
         found = _recorded(frame)
@@ -149,7 +155,16 @@ def collective_of(frames: Sequence[Frame]) -> Collective | None:
     for frame in reversed(frames):
         if _is_range(frame):
             return _of_range(frame)
-    return None
+    return _named(frames) if frames and frames[-1].kind == "kernel" else None
+
+
+def _named(frames: Sequence[Frame]) -> Collective | None:
+    """What the names around a kernel say, and its own."""
+    for frame in reversed(frames):
+        if frame.kind == "op" and frame.name.startswith(ASKS):
+            return Collective(name_of_collective(frame.name))
+    found = _NCCL_KERNEL.match(frames[-1].name)
+    return Collective(name_of_collective(found[1].lower())) if found else None
 
 
 def tells_collective(frame: Frame) -> bool:
@@ -171,12 +186,14 @@ def _recorded(frame: Frame) -> Collective | None:
     if mark != _MARK:
         return None
     elements_in, elements_out = (None if shape is None else shape[0] for shape in signature.shapes)
-    return Collective(name, signature.dtypes[0], elements_in, elements_out, group, description, size, ranks)
+    return Collective(
+        name_of_collective(name), signature.dtypes[0], elements_in, elements_out, group, description, size, ranks
+    )
 
 
 def _of_range(frame: Frame) -> Collective:
     """What the range of a backend says: ``nccl:all_reduce``, and which tensors went in where dims were recorded."""
-    name = frame.name.partition(":")[2].partition(" ")[0]  # "nccl:send 0->1" is a send
+    name = name_of_collective(frame.name)
     signature = frame.signature or Signature((), ())
     tensors = [(shape, dtype) for shape, dtype in zip(signature.shapes, signature.dtypes) if dtype not in _NO_TENSORS]
     dtypes = {dtype for _, dtype in tensors}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 REGION = "Torch-Compiled Region"
@@ -16,7 +16,9 @@ CALL = "## Call CompiledFxGraph "
 (``torch/_inductor/output_code.py``)."""
 GRAPH = "CompiledFxGraph"
 """What that is called here, whatever the key."""
-COMPILES = frozenset({"dynamo", "entire_frame_compile", "entire_backward_compile"})
+COMPILES_BACKWARD = "compiled_autograd"
+"""The range in which compiled autograd makes a graph of a whole backward (``torch/_dynamo/compiled_autograd.py``)."""
+COMPILES = frozenset({"dynamo", "entire_frame_compile", "entire_backward_compile", COMPILES_BACKWARD})
 """The ranges in which torch.compile is at work."""
 COMPILES_TOO = "(dynamo_timed)"
 """How the names of the steps of that end, which older versions of torch show without a range around them."""
@@ -25,7 +27,20 @@ COMPILING = "compiling"
 REPLAYS = frozenset({"cudaGraphLaunch", "hipGraphLaunch"})
 """The calls of a device's runtime that replay a graph of kernels."""
 
+OF_BACKWARD = "!"
+"""What the compile id of a region begins with that compiled autograd made, of the backward of a whole model
+(``torch/_guards.py``, ``CompileId``)."""
+
 NOT_ATTRIBUTABLE = "not attributable"
+"""What the name of a group of kernels without known layers begins with; ``: `` and one of these reasons follow."""
+COMPILED_BEFORE = "compiled before"
+NESTED_GRAPHS = "nested graphs"
+GRAPH_NOT_READ = "graph not read"
+UNKNOWN_KERNEL = "unknown kernel"
+UNKNOWN_MODULE = "unknown module"
+OTHER_MODULE = "other module"
+AMBIGUOUS_MODULE = "ambiguous module"
+
 REPLAY = "CUDA graph replay"
 
 DIVISORS = ("flops", "bytes")
@@ -37,6 +52,8 @@ _OVERHEAD = re.compile(
 )
 SELF = "L['self']"
 """The root of what was traced from the module whose forward was compiled, whatever the forward calls it."""
+_LARGEST_TABLE = 4_000_000
+"""So many entries the table for matching kernels with ops may have; it takes a second or two."""
 _GENERATED = re.compile(r"(graph_\d+_)?(cpp|triton)_\w+")
 _PREFIX = re.compile(r"graph_\d+_")
 
@@ -66,10 +83,23 @@ class Part(NamedTuple):
 
 
 class CompiledKernel(NamedTuple):
-    """A kernel that a graph calls: its name, and what it does."""
+    """A kernel that a graph calls: its name, and what it does. ``recomputes``: a backward graph has it only to compute
+    again what the forward inside a checkpoint computed."""
 
     name: str
     parts: tuple[Part, ...]
+    recomputes: bool = False
+
+
+class Given(NamedTuple):
+    """A tensor that a compiled function took from a module: what the function calls that module (see ``Step``), and
+    the real paths of the modules of a profile that have this very tensor; ``()`` where only others have it, None where
+    it is not known which module has it. ``is_gone``: the tensor was freed meanwhile, perhaps with its module."""
+
+    root: str
+    path: tuple[str, ...]
+    holders: tuple[tuple[str, ...], ...] | None
+    is_gone: bool = False
 
 
 class Module(NamedTuple):
@@ -82,100 +112,207 @@ class Module(NamedTuple):
 class CompiledGraphs:
     """The kernels of compiled graphs, and the layers of the models that are profiled.
 
-    ``graphs``: the kernels of each graph in the order in which it calls them, by its key; None where nobody asked for
-    layers. ``modules``: by real path. ``divisor``: by which of ``DIVISORS`` a kernel of several layers is divided among
-    them, None: not at all. ``is_alone``: whether the module with a path is the only one of its class that there is.
+    ``graphs``: the kernels of each graph in the order in which it calls them, by its key, or the reason why they are
+    not known; None where nobody asked for layers. ``modules``: by real path. ``divisor``: by which of ``DIVISORS`` a
+    kernel of several layers is divided among them, None: not at all. ``is_alone``: whether the module with a path is
+    the only one of its class that there is. ``given``: what compiled functions took from modules in a call, by the name
+    of the range of that call.
     """
 
     def __init__(
         self,
-        graphs: Mapping[str, Sequence[CompiledKernel]] | None = None,
+        graphs: Mapping[str, Sequence[CompiledKernel] | str] | None = None,
         modules: Mapping[tuple[str, ...], Module] | None = None,
         divisor: str | None = None,
         is_alone: Callable[[tuple[str, ...]], bool] = lambda path: True,
+        given: Mapping[str, Sequence[Given]] | None = None,
     ) -> None:
         self._is_alone = is_alone
         self.is_asked = graphs is not None
         self.divisor = divisor
-        self._graphs = graphs or {}
+        known = graphs or {}
+        self._graphs = {key: kernels for key, kernels in known.items() if not isinstance(kernels, str)}
+        self._unknown = {key: reason for key, reason in known.items() if isinstance(reason, str)}
+        self._given = given or {}
         self._modules = {_unwrapped(path): module for path, module in (modules or {}).items()}  # inner ones come last
         self._path_of: dict[int, tuple[str, ...]] = {}  # of what a layer's wrappers wrap
         for path, module in self._modules.items():
             if len(path) > len(self._path_of.get(module.layer, ())):
                 self._path_of[module.layer] = path
-        self._bases: dict[tuple[str, int], dict[str, tuple[str, ...] | None]] = {}
-        self._layers: dict[tuple[str, int, int], tuple[tuple[int, int], ...] | None] = {}
+        self._called: dict[tuple[str, tuple[str, ...]], list[int | None]] = {}
+        self._places: dict[tuple[str, int, str], dict[tuple[str, tuple[str, ...]], tuple[str, ...] | str]] = {}
+        self._layers: dict[tuple[str, int, int, str], tuple[tuple[int, int], ...] | str] = {}
 
-    def knows(self, graph: str) -> bool:
-        """Whether anything is known of the kernels of a graph."""
-        return bool(self._graphs.get(graph))
+    def why_unknown(self, graph: str) -> str:
+        """Why nothing is known of the kernels of a graph; "" where something is."""
+        return "" if graph in self._graphs else self._unknown.get(graph, COMPILED_BEFORE)
 
     def called(self, graph: str, names: Sequence[str]) -> list[int | None]:
         """Which kernel of a graph each of the ops is that ran in one call of it; None for those of which nobody knows.
 
-        Ops that are called as no kernel is are none, as copies of inputs. The others have to be all kernels of the
-        graph in their order: else nothing is known of any.
+        Both are in the order of their calls. They are matched by name so that as many as possible have a partner (a
+        longest common subsequence, as in a diff); where that can be done in several ways, only the pairs that all of
+        these have in common count. So an op that is called as no kernel is, and a kernel that ran under another name,
+        cost nothing but themselves.
         """
-        kernels = [kernel.name for kernel in self._graphs.get(graph, ())]
-        known = set(kernels)
-        plain = [_plain(name) for name in names]
-        if not kernels or [name for name in plain if name in known] != kernels:
-            return [None] * len(names)
-        numbers = iter(range(len(kernels)))
-        return [next(numbers) if name in known else None for name in plain]
+        plain = tuple(map(_plain, names))
+        if (graph, plain) not in self._called:
+            self._called[graph, plain] = _aligned([kernel.name for kernel in self._graphs.get(graph, ())], plain)
+        return self._called[graph, plain]
 
-    def layers_of(self, graph: str, kernel: int, around: int) -> tuple[tuple[int, int], ...] | None:
-        """The layers that a kernel works for where its graph runs in a layer, each with its weight; None where that is
-        not known of all that it does. A negative layer is the compiled function's own code, outside of all layers.
+    def has_all(self, graph: str, kernels: Sequence[int | None]) -> bool:
+        """Whether all kernels of a graph are among these."""
+        return len(self._graphs[graph]) == sum(kernel is not None for kernel in kernels)
+
+    def recomputes(self, graph: str, kernel: int) -> bool:
+        return self._graphs[graph][kernel].recomputes
+
+    def layers_of(self, graph: str, kernel: int, around: int, given: str = "") -> tuple[tuple[int, int], ...] | str:
+        """The layers that a kernel works for where its graph runs in a layer, each with its weight; the reason where
+        that is not known of all that it does. A negative layer is the compiled function's own code, outside of all
+        layers. ``given`` is the name of the range that tells what the function took from modules, "" where none does.
         """
-        key = (graph, kernel, around)
+        key = (graph, kernel, around, given)
         if key not in self._layers:
-            self._layers[key] = self._found(graph, kernel, around)
+            self._layers[key] = self._found(graph, kernel, around, given)
         return self._layers[key]
 
-    def _found(self, graph: str, kernel: int, around: int) -> tuple[tuple[int, int], ...] | None:
+    def _found(self, graph: str, kernel: int, around: int, given: str) -> tuple[tuple[int, int], ...] | str:
         weights: dict[int, int] = {}
-        bases = self._bases_of(graph, around)
+        places = self._places_in(graph, around, given)
         for part in self._graphs[graph][kernel].parts:
             if part.owner is None:
-                return None
+                return UNKNOWN_MODULE
             layer = around
             if part.owner:
-                inner = part.owner[-1]
-                base = bases[inner.root]
-                if base is None:
-                    return None
-                layer = self._modules[base + _unwrapped(inner.path)].layer
+                place = places[part.owner[-1].root, _unwrapped(part.owner[-1].path)]
+                if isinstance(place, str):
+                    return place
+                layer = self._modules[place].layer
             weights[layer] = weights.get(layer, 0) + (part.weight(self.divisor) if self.divisor else 0)
-        return tuple(sorted(weights.items())) or None
+        return tuple(sorted(weights.items())) or UNKNOWN_MODULE
 
-    def _bases_of(self, graph: str, around: int) -> dict[str, tuple[str, ...] | None]:
-        """By root, the real path of what it is where the graph runs in a layer; None where that is not known.
+    def _places_in(
+        self, graph: str, around: int, given: str
+    ) -> dict[tuple[str, tuple[str, ...]], tuple[str, ...] | str]:
+        """By root and path, the real path of each module that a graph was traced in, where the graph runs in a layer;
+        the reason where that is not known."""
+        key = (graph, around, given)
+        if key in self._places:
+            return self._places[key]
+        found = self._places[key] = {}
+        traced: dict[str, set[tuple[tuple[str, ...], str]]] = {}
+        for kernel in self._graphs[graph]:
+            for part in kernel.parts:
+                for step in part.owner or ():
+                    traced.setdefault(step.root, set()).add((_unwrapped(step.path), step.kind))
+        for root, steps in traced.items():
+            taken = [one for one in self._given.get(given, ()) if one.root == root]
+            is_told = any(one.holders is not None for one in taken)
+            for top in _outermost(path for path, _ in steps) if is_told else [()]:
+                below = {(rest, kind) for path, kind in steps if (rest := _below(top, path)) is not None}
+                inside = [(rest, one) for one in taken if (rest := _below(top, one.path)) is not None]
+                held = [(rest, one.holders) for rest, one in inside if one.holders is not None]
+                may_be_gone = any(one.is_gone for _, one in inside)
+                place = self._place_of(root, below, around, held, may_be_gone)
+                found |= {(root, top + rest): place if isinstance(place, str) else place + rest for rest, _ in below}
+        return found
 
-        ``SELF`` is the module whose forward it is: its label has to be around, and all that was traced below it. Any
-        other has to be the only place in all models of which that is true, and the only module of its class: a
-        function may be called with another.
+    def _place_of(
+        self,
+        root: str,
+        steps: set[tuple[tuple[str, ...], str]],
+        around: int,
+        held: Sequence[tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]],
+        may_be_gone: bool,
+    ) -> tuple[str, ...] | str:
+        """The real path of a module, of which it is known what was traced below it, the reason where that is not known.
+
+        ``SELF`` is the module whose forward the graph is: its label has to be around. Any other is told by the tensors
+        that are ``held`` in it: below it, and at some real paths. Where there are none it has to be the only place in
+        all models that fits, and the only module of its class: a function may be called with another. Where that other
+        one ``may_be_gone``, being the only one tells nothing.
         """
-        key = (graph, around)
-        if key not in self._bases:
-            traced: dict[str, set[tuple[tuple[str, ...], str]]] = {}
-            for kernel in self._graphs[graph]:
-                for part in kernel.parts:
-                    for step in part.owner or ():
-                        traced.setdefault(step.root, set()).add((_unwrapped(step.path), step.kind))
-            here = self._path_of.get(around)
-            self._bases[key] = {
-                root: self._only(steps) if root != SELF else here if here and self._fits(here, steps) else None
-                for root, steps in traced.items()
-            }
-        return self._bases[key]
+        if root == SELF:
+            fitting = {self._path_of[around]} if around in self._path_of else set()
+        elif held:
+            fitting = set.intersection(*({_above(rest, _unwrapped(one)) for one in paths} for rest, paths in held))
+        else:
+            fitting = set(self._modules)
+        fitting = {path for path in fitting if path and self._fits(path, steps)}
+        if not fitting:
+            return OTHER_MODULE
+        if len(fitting) > 1:
+            return AMBIGUOUS_MODULE
+        (place,) = fitting
+        is_known = root == SELF or held or (not may_be_gone and self._is_alone(place))
+        return place if is_known else AMBIGUOUS_MODULE
 
     def _fits(self, path: tuple[str, ...], steps: set[tuple[tuple[str, ...], str]]) -> bool:
         return all(path + below in self._modules and self._modules[path + below].kind == kind for below, kind in steps)
 
-    def _only(self, steps: set[tuple[tuple[str, ...], str]]) -> tuple[str, ...] | None:
-        fitting = [path for path in self._modules if self._fits(path, steps)]
-        return fitting[0] if len(fitting) == 1 and self._is_alone(fitting[0]) else None
+
+def _aligned(kernels: Sequence[str], ran: Sequence[str]) -> list[int | None]:
+    """Which of the kernels each op is that ran; see ``CompiledGraphs.called``."""
+    both = set(kernels) & set(ran)
+    ours = [at for at, name in enumerate(kernels) if name in both]
+    theirs = [at for at, name in enumerate(ran) if name in both]
+    pairs = _common_pairs([kernels[at] for at in ours], [ran[at] for at in theirs])
+    found: list[int | None] = [None] * len(ran)
+    for at, other in pairs:
+        found[theirs[other]] = ours[at]
+    return found
+
+
+def _common_pairs(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int, int]]:
+    """The pairs of equal items that are in all longest common subsequences, by their numbers.
+
+    A pair has a rank: how many pairs come before it in any longest one that it is in. Each longest one has one pair of
+    every rank, so that a pair is in all of them where there is no other of its rank.
+    """
+    if ours == theirs:
+        return [(at, at) for at in range(len(ours))]
+    if len(ours) * len(theirs) > _LARGEST_TABLE:
+        return []
+    before, after = _lengths(ours, theirs), _lengths(ours[::-1], theirs[::-1])
+    longest = before[-1][-1]
+    of_rank: dict[int, list[tuple[int, int]]] = {}
+    for at, name in enumerate(ours):
+        for other, called in enumerate(theirs):
+            if name == called and before[at][other] + 1 + after[-at - 2][-other - 2] == longest:
+                of_rank.setdefault(before[at][other], []).append((at, other))
+    return [pairs[0] for pairs in of_rank.values() if len(pairs) == 1]
+
+
+def _lengths(ours: Sequence[str], theirs: Sequence[str]) -> list[list[int]]:
+    """How long the longest common subsequence is, of so many first items of one and so many of the other."""
+    table = [[0] * (len(theirs) + 1)]
+    for name in ours:
+        row, above = [0], table[-1]
+        for other, called in enumerate(theirs):
+            row.append(above[other] + 1 if name == called else max(above[other + 1], row[other]))
+        table.append(row)
+    return table
+
+
+def _outermost(paths: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Of some paths, those that are below no other."""
+    found: list[tuple[str, ...]] = []
+    for path in sorted(paths):
+        if not found or _below(found[-1], path) is None:
+            found.append(path)
+    return found
+
+
+def _below(top: tuple[str, ...], path: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The steps from one path to another below it; None where that is not below it."""
+    return path[len(top) :] if path[: len(top)] == top else None
+
+
+def _above(rest: tuple[str, ...], path: tuple[str, ...]) -> tuple[str, ...]:
+    """A path without these last steps; ``()``, which is no module's, where it ends otherwise."""
+    start = len(path) - len(rest)
+    return path[:start] if start > 0 and path[start:] == rest else ()
 
 
 def _unwrapped(path: tuple[str, ...]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
+from typing import NamedTuple
 
 
 class Unit(Enum):
@@ -19,6 +20,42 @@ class Unit(Enum):
     TIME = "ns"
     BYTES = "bytes"
     COUNT = "count"
+
+
+class Bound(Enum):
+    """How far a figure is known."""
+
+    EXACT = "exact"
+    AT_LEAST = "at least"  # a sum that lacks something: shown with ≥
+    UNKNOWN = "unknown"  # shown as –
+    BLANK = "blank"  # there is no such thing: an empty cell
+
+
+class Figure(NamedTuple):
+    """A number with how far it is known. ``value`` says nothing where that is UNKNOWN or BLANK."""
+
+    value: float
+    bound: Bound = Bound.EXACT
+
+    @classmethod
+    def of_sum(cls, value: float, is_complete: bool) -> Figure:
+        """A sum: a lower bound where it lacks something, and unknown where nothing but that is in it."""
+        return cls(value, Bound.EXACT if is_complete else Bound.AT_LEAST if value else Bound.UNKNOWN)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a number to show."""
+        return self.bound in (Bound.EXACT, Bound.AT_LEAST)
+
+    def text(self, write: Callable[[float], str]) -> str:
+        """The cell; ``write`` makes a text of the value, with its unit."""
+        if not self.is_known:
+            return UNKNOWN if self.bound is Bound.UNKNOWN else ""
+        return f"{AT_LEAST} {write(self.value)}" if self.bound is Bound.AT_LEAST else write(self.value)
+
+
+UNKNOWN = "–"
+AT_LEAST = "≥"
 
 
 @dataclass(frozen=True)
@@ -45,8 +82,11 @@ def _shown(heading: str, unit: Unit, sign: int = 1, doubt: str | None = None) ->
 class Cost:
     """Additive self measures: times in nanoseconds, memory in bytes. ``device`` is whatever is not the CPU.
 
-    ``macs`` are multiply-accumulates, ``flops`` floating-point operations, ``uncounted`` the calls of ops that have no
-    formula for them: where there are any, ``macs`` and ``flops`` are lower bounds.
+    ``macs`` are multiply-accumulates, ``flops`` floating-point operations, ``uncounted`` the calls of ops, and the
+    kernels, whose arithmetic is unknown: where there are any, ``macs`` and ``flops`` are lower bounds.
+    ``collective_ns`` is how long the ranges of collectives lasted, from beginning to end: the time of no thread, and so
+    no part of ``cpu_ns``. Where the CPU carries a collective out (gloo), that is how long it took, with the waiting for
+    the slowest rank.
     """
 
     cpu_ns: int = _shown("CPU total", Unit.TIME)
@@ -58,6 +98,7 @@ class Cost:
     macs: int = _shown("MACs", Unit.COUNT, doubt="uncounted")
     flops: int = _shown("FLOPs", Unit.COUNT, doubt="uncounted")
     uncounted: int = 0
+    collective_ns: int = 0
 
     def __add__(self, other: Cost) -> Cost:
         if not other:
@@ -89,7 +130,7 @@ class Measure:
         """Whether a cost holds work that this measure could not count."""
         return self.doubt is not None and bool(getattr(cost, self.doubt))
 
-    def text(self, value: int) -> str:
+    def text(self, value: float) -> str:
         return _FORMATS[self.unit](value)
 
 
@@ -123,7 +164,7 @@ def format_time(ns: float) -> str:
     return f"{ns / 1e3:.3f}us"
 
 
-def format_memory(nbytes: int) -> str:
+def format_memory(nbytes: float) -> str:
     """Bytes as torch's own tables write them, in units of 1024: ``16 B``, ``756.50 KB``, ``3.71 MB``."""
     for unit, size in (("GB", 1024**3), ("MB", 1024**2), ("KB", 1024)):
         if abs(nbytes) >= size:
@@ -139,7 +180,7 @@ def format_count(number: float) -> str:
     return f"{number:.0f}" if number == round(number) else f"{number:.2f}"
 
 
-_FORMATS: dict[Unit, Callable[[int], str]] = {
+_FORMATS: dict[Unit, Callable[[float], str]] = {
     Unit.TIME: format_time,
     Unit.BYTES: format_memory,
     Unit.COUNT: format_count,

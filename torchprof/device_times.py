@@ -16,6 +16,7 @@ from torchprof.run import DeviceTime, StreamTime
 _COMMUNICATION = re.compile(
     r"(void )?("
     r"nccl|rccl|oneccl|ccl|hccl|msccl|nvshmem|deep_ep::"  # libraries; on ROCm, names begin with nccl, too
+    r"|dpsk::((\(anonymous namespace\)|\w+)::)*\w*(dispatch|combine)"  # DeepEP's kernels in DeepSeek's own namespace
     # All-reduce and its like over memory that devices share: torch's own (symmetric memory), and vLLM's.
     r"|(\(anonymous namespace\)::|\w+::)*(((multimem|one_shot|two_shot)_)+(all_)?(reduce|gather)|cross_device_reduce)"
     r").*",
@@ -25,6 +26,7 @@ _COPY = re.compile(
     r"(Mem(cpy|set)\b"  # CUDA, and ROCm and XPU in recent versions of torch
     r"|Copy(Host|Device)To(Host|Device)|FillBuffer|MEMORY_COPY_|__amd_rocclr_(copy|fill)"  # ROCm
     r"|zeCommandListAppendMemory(Copy|Fill)"  # XPU
+    r"|dma"  # MTIA, as Holistic Trace Analysis has it (hta/utils/utils.py)
     r").*",
     re.DOTALL,
 )
@@ -46,8 +48,9 @@ def kind_of_work(name: str) -> Work:
     """What a kernel, copy or set of that name is for.
 
     Communication is what moves data between ranks: kernels of NCCL and its like, sends and receives among them, and
-    those that reduce or gather over memory that devices share. Copies and sets go by the names that CUDA, ROCm and XPU
-    give them. All else is computing: also a kernel that does both, and one that copies by computing, as ``aten::cat``.
+    those that reduce or gather over memory that devices share. Copies and sets go by the names that CUDA, ROCm, XPU and
+    MTIA give them. All else is computing: also a kernel that does both, and one that copies by computing, as
+    ``aten::cat``.
     """
     if _COMMUNICATION.fullmatch(name):
         return Work.COMMUNICATION

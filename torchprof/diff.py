@@ -15,8 +15,20 @@ from os import PathLike, fspath
 from typing import Any, NamedTuple
 
 from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, PHASES
-from torchprof.cost import FIELDS, MEASURES, Measure, Unit, as_key, format_count, format_memory, format_time
+from torchprof.cost import (
+    FIELDS,
+    MEASURES,
+    Bound,
+    Figure,
+    Measure,
+    Unit,
+    as_key,
+    format_count,
+    format_memory,
+    format_time,
+)
 from torchprof.errors import TorchprofError
+from torchprof.figures import Figures, figures_of_layers, measured_by_all
 from torchprof.matching import match_layers
 from torchprof.noise import ALPHA, FEWEST, Noise, false_discovery_rates, noise_of
 from torchprof.run import NOT_SELECTED_NAME, OUTSIDE_NAME, Layer, Run, SampleKey, Spread
@@ -67,7 +79,8 @@ class Change(NamedTuple):
     ``before`` and ``after`` are None where they are not known, and where the layer was not there. Then ``difference``
     is None, too, but for an added or removed layer it is what that adds or takes away. ``verdict``: "slower", "faster",
     "within noise" for times whose ``noise`` is known; "more", "less", "same" for what is exact; "unknown" for what is
-    not known, and for a difference of times of which nobody can tell whether it is noise.
+    not known, and for a difference of times of which nobody can tell whether it is noise. ``at_least``: lower bounds of
+    ``before`` and ``after`` where these are None because a sum lacks something, else None.
     """
 
     before: float | None
@@ -75,6 +88,14 @@ class Change(NamedTuple):
     difference: float | None
     verdict: str
     noise: Noise | None = None
+    at_least: tuple[float | None, float | None] = (None, None)
+
+    def figure(self, side: int) -> Figure:
+        """What it was before (0) or is after (1), with how far that is known."""
+        value, least = (self.before, self.after)[side], self.at_least[side]
+        if value is not None:
+            return Figure(value)
+        return Figure(0, Bound.UNKNOWN) if least is None else Figure(least, Bound.AT_LEAST)
 
     @property
     def ratio(self) -> float | None:
@@ -298,15 +319,16 @@ class _Side:
             phase: [any(seen) for seen in zip(self.calls[phase], *(self.total[phase, name] for name in FIELDS))]
             for phase in PHASES
         }
-        selected = None if run.meta.paths is None else set(run.meta.paths)
-        worked = map(any, zip(*self.worked.values()))
-        self.selected = [selected is None or layer.path in selected for layer in layers]
-        self.known = [chosen and did for chosen, did in zip(self.selected, worked)]
-        self.known += [True, True]
+        of_layers = figures_of_layers(run, PHASES)
+        self.figures = [of_layers[layer.path] for layer in layers]
+        for selected_only in (False, True):
+            costs = {phase: run.no_layer(phase, selected=selected_only) for phase in PHASES}
+            self.figures.append(Figures(costs, costs))
+        self.known = [bool(one.total) and not one.unknown for one in self.figures]
         self.params = run.total_params()
         self.knows_params = any(layer.params is not None for layer in layers)
         self.peaks = self._peaks()
-        self.measured = set.intersection(*(set(meta.measured) for meta in run.metas))
+        self.measured = measured_by_all(run)
         self.steps = sum(meta.steps for meta in run.metas)
         self._steps_of = self._sampled_steps() if self._steps_hold_all() else {}
         self._device_keys: defaultdict[tuple[int, str, int], list[SampleKey]] = defaultdict(list)
@@ -455,28 +477,21 @@ class _Comparison:
 
     # The figures
 
-    def _values(self, side: int, quantity: Quantity) -> list[float | None]:
-        """What a quantity is of each layer, None where that is not known; of measures, of the work of no layer, too."""
+    def _figures(self, side: int, quantity: Quantity) -> list[Figure]:
+        """What a quantity is of each layer, for one call or step where the diff is; of measures, of the work of no
+        layer, too."""
         figures, layers, scale = self.sides[side], self.runs[side].layers, self.scale[side]
         what, phase = quantity.what, quantity.phase
         if what == "params":
-            return [layer.params if quantity.is_self else figures.params[layer.path] for layer in layers]
+            return [_figure(layer.params if quantity.is_self else figures.params[layer.path]) for layer in layers]
         if what == "calls":
-            return [
-                None if not chosen or (not calls and layer.compiled) else _divided(calls, scale)
-                for layer, calls, chosen in zip(layers, figures.calls[phase], figures.selected)
-            ]
+            return [_for_one(one.number_of_calls(), scale) for one in figures.figures[: len(layers)]]
         if isinstance(what, Measure):
-            sums = figures.own if quantity.is_self else figures.total
-            signed = ([sign * value for value in sums[phase, name]] for name, sign in what.fields)
-            is_known = figures.known
-            if what.doubt is not None:  # what was not counted makes a lower bound of the sum
-                is_known = [known and not doubt for known, doubt in zip(is_known, sums[phase, what.doubt])]
-            return [_divided(value, scale) if known else None for value, known in zip(map(sum, zip(*signed)), is_known)]
+            return [_for_one(one.measure(what, phase, quantity.is_self), scale) for one in figures.figures]
         # A layer that did nothing in this phase has a peak of 0.
         nothing = [None if worked else 0 for worked in figures.worked[phase]]
         peaks = (figures.peaks.get((index, phase, quantity.device), nothing[index]) for index in range(len(layers)))
-        return [peak if known else None for peak, known in zip(peaks, figures.known)]
+        return [_figure(peak if known else None) for peak, known in zip(peaks, figures.known)]
 
     def _noise(self, before: int, after: int, quantity: Quantity) -> Noise | None:
         """How the times of both sides compare, step by step where both have enough steps, else call by call."""
@@ -524,7 +539,7 @@ class _Comparison:
                 noise = noises.get(number)
                 verdict = _verdict(change, noise, rates.get(number), len(testable))
                 if noise is not None or verdict != change.verdict:
-                    pair.changes[quantity.key] = Change(change.before, change.after, change.difference, verdict, noise)
+                    pair.changes[quantity.key] = change._replace(verdict=verdict, noise=noise)
 
     # The tree
 
@@ -557,13 +572,12 @@ class _Comparison:
                 everything.append((pair, index, index))
                 tops.append(pair)
         for quantity in self.quantities:
-            values = [self._values(side, quantity) for side in (0, 1)]
+            figures = [self._figures(side, quantity) for side in (0, 1)]
             for pair, before, after in everything:
                 if pair.is_layer or isinstance(quantity.what, Measure):
-                    was = None if before is None else values[0][before]
-                    now = None if after is None else values[1][after]
-                    absent = (0 if before is None else was, 0 if after is None else now)
-                    pair.changes[quantity.key] = _exact(was, now, *absent)
+                    was = None if before is None else figures[0][before]
+                    now = None if after is None else figures[1][after]
+                    pair.changes[quantity.key] = _between(was, now)
         self._judge(everything)
         return tuple(tops)
 
@@ -689,8 +703,26 @@ class _Comparison:
                 yield f"After: {text}"
 
 
-def _divided(value: int, by: int) -> float:
-    return value if by == 1 else value / by
+def _figure(value: float | None) -> Figure:
+    return Figure(0, Bound.UNKNOWN) if value is None else Figure(value)
+
+
+def _for_one(figure: Figure, divided_by: int) -> Figure:
+    """A figure for one call or step."""
+    return figure if divided_by == 1 else figure._replace(value=figure.value / divided_by)
+
+
+def _between(before: Figure | None, after: Figure | None) -> Change:
+    """The change from one figure to the other; None where the layer was not there. Nobody knows how a lower bound
+    changed."""
+    was, now = _value(before, Bound.EXACT), _value(after, Bound.EXACT)
+    change = _exact(was, now, 0 if before is None else was, 0 if after is None else now)
+    return change._replace(at_least=(_value(before, Bound.AT_LEAST), _value(after, Bound.AT_LEAST)))
+
+
+def _value(figure: Figure | None, bound: Bound) -> float | None:
+    """The value of a figure if this is how far it is known, else None."""
+    return figure.value if figure is not None and figure.bound is bound else None
 
 
 def _exact(before: float | None, after: float | None, old: float | None, new: float | None) -> Change:

@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import PurePath
 
-from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE
-from torchprof.compiled import DIVISORS
+from torchprof.attribute import FORWARD, LAUNCHED_BEFORE, NOT_SELECTED, OUTSIDE, PHASES
+from torchprof.compiled import (
+    AMBIGUOUS_MODULE,
+    COMPILED_BEFORE,
+    DIVISORS,
+    GRAPH_NOT_READ,
+    NESTED_GRAPHS,
+    OTHER_MODULE,
+    UNKNOWN_KERNEL,
+    UNKNOWN_MODULE,
+)
 from torchprof.cost import format_time
 from torchprof.regions import compiled_in
-from torchprof.run import NOT_SELECTED_NAME, OUTSIDE_NAME, Layer, Rows, Run, SampleKey, Spread, ranks_in_words
+from torchprof.run import Layer, Meta, Run, is_left_over, ranks_in_words
+from torchprof.varying import varying_work
 
 _SLOW_START = 2  # so many times a later call's time, and the first call's is told
 _DOUBTS_SHOWN = 10  # of several ranks: there may be a thousand, each with figures of its own in its sentences
 _WORTH_TELLING = 0.01  # the share of the kernels' time from which on it is told that nobody knows its layer
+_TOO_BUSY = 0.05  # the share of the time for which a thread waits for a processor, from which on it is told
+_CLOCK_JUMP, _CLOCK_JUMP_NS = 0.01, 1_000_000  # the share of the recorded time, and the time, that a clock may jump by
 _WORTH_SAYING = 0.02  # the share of the time from which on the labels' own cost is told
+
+
+_COMPILE_IN_IT = (
+    "compile the model inside the block (call torch.compiler.reset() before the block, or start a new process); "
+    "warmup=1 leaves the first call, which compiles, out of the figures"
+)
+_WHY_UNKNOWN = {
+    COMPILED_BEFORE: f"they were compiled before the block. To see their layers, {_COMPILE_IN_IT}",
+    NESTED_GRAPHS: "they are in graphs inside of a graph (torch.cond, torch.while_loop, nested regions)",
+    GRAPH_NOT_READ: "their graphs could not be read while they were compiled",
+    UNKNOWN_KERNEL: "they ran under names that no kernel of their graph has, or that several may have",
+    UNKNOWN_MODULE: "torch does not record which module their operations come from",
+    OTHER_MODULE: "they work for modules that are not among the profiled ones",
+    AMBIGUOUS_MODULE: "the compiled function may have called any of several modules of one class",
+}
+"""Why the layers of compiled kernels are not known, by the reason in the name of their row."""
 
 
 SAYS_WHY = 'The report "compiled" says why.'
@@ -34,8 +61,10 @@ def doubts_of(run: Run) -> list[str]:
     """
     said: dict[str, list[int]] = {}
     for meta in run.metas:
+        once_for_all = set(about_processors(meta)) if len(run.metas) > 1 else ()
         for warning in dict.fromkeys(meta.warnings):
-            said.setdefault(warning, []).append(meta.rank)
+            if warning not in once_for_all:
+                said.setdefault(warning, []).append(meta.rank)
     doubts = []
     for warning, ranks in sorted(said.items(), key=lambda item: -len(item[1])):
         of_all = len(ranks) == len(run.metas)
@@ -43,7 +72,7 @@ def doubts_of(run: Run) -> list[str]:
     if len(run.metas) > 1 and len(doubts) > _DOUBTS_SHOWN:
         hidden = len(doubts) - _DOUBTS_SHOWN
         doubts[_DOUBTS_SHOWN:] = [f"More of single ranks are hidden: {hidden}. run.of_rank(N) has those of rank N."]
-    return [*_about_missing_ranks(run), *doubts]
+    return [*_about_missing_ranks(run), *doubts, *_about_busy_machines(run)]
 
 
 def _about_missing_ranks(run: Run) -> Iterator[str]:
@@ -62,6 +91,25 @@ def about_sums(run: Run) -> Iterator[str]:
             f"Times, calls, memory and FLOPs are sums over {ranks}, rates are of one rank on average, peaks the "
             'highest of any: the report "ranks" compares them.'
         )
+
+
+def summed_over(run: Run) -> str:
+    """What the sums of a run are over, in words: its steps, where any ended, else the calls of its models; "" for a
+    single call."""
+    steps = max(meta.steps for meta in run.metas)
+    if steps > 1:
+        return f"{steps} steps"
+    roots = [index for index, layer in enumerate(run.layers) if len(layer.path) == 1]
+    calls = sum(run.rows.by_layer.get((root, PHASES.index(FORWARD)), (None, 0))[1] for root in roots)
+    whose = run.layers[roots[0]].name if len(roots) == 1 else "the models"
+    return f"{calls} calls of {whose}" if calls > 1 else ""
+
+
+def about_flops(run: Run) -> Iterator[str]:
+    """That MACs and FLOPs in tables are not those of one call."""
+    over = summed_over(run)
+    if over and any(run.rows.columns["flops"]):
+        yield f"MACs and FLOPs are summed over {over}."
 
 
 def about_modules(added: Sequence[str], removed: Sequence[str]) -> Iterator[str]:
@@ -145,26 +193,92 @@ def about_calls(
         )
 
 
-def about_start(layers: Sequence[Layer], samples: Mapping[SampleKey, Spread]) -> Iterator[str]:
-    """Models whose first call took much longer than the later ones."""
-    for key, spread in samples.items():
+def about_start(run: Run) -> Iterator[str]:
+    """Models whose first call took much longer than the later ones: start-up, where all were on the same shapes."""
+    for key, spread in run.samples.items():
         later = (spread.sum - spread.first) / (spread.count - 1) if spread.count > 1 else 0
-        of_calls = key.measure == "cpu_ns" and key.phase == FORWARD and len(layers[key.layer].path) == 1
+        of_calls = key.measure == "cpu_ns" and key.phase == FORWARD and len(run.layers[key.layer].path) == 1
         if of_calls and 0 < later * _SLOW_START < spread.first:
+            layer = run.layers[key.layer]
+            why = {
+                False: "that start-up, the model's or the profiler's own, is in the totals",
+                True: "not all were on the same shapes, so how much of that is start-up is not known",
+                None: "that is start-up or other shapes, which were not recorded, and is in the totals",
+            }[varying_work(run)[layer.path]]
             yield (
-                f"The first call of {layers[key.layer].name} took {format_time(spread.first)}, the later ones "
-                f"{format_time(later)} on average: that start-up, the model's or the profiler's own, is in the totals."
+                f"The first call of {layer.name} took {format_time(spread.first)}, the later ones "
+                f"{format_time(later)} on average: {why}."
             )
 
 
-def about_cost(calls: int, label_ns: float, wall_ns: int) -> Iterator[str]:
-    """What the labels themselves took, where it is much of the time."""
-    cost = calls * label_ns
-    if cost > _WORTH_SAYING * wall_ns:
+def about_left_over(run: Run) -> Iterator[str]:
+    """Work of devices that was launched before the recording began: how much, and where it is not."""
+    columns = run.rows.columns
+    left_over = [*map(is_left_over, run.rows.frames)]
+    kernels = sum(calls for calls, chain in zip(columns["calls"], columns["frames"]) if left_over[chain])
+    if kernels:
+        ns, device = run.left_over.device_ns, (run.meta.device or "device").upper()
+        verb = "was" if kernels == 1 else "were"
         yield (
-            f"The labels themselves took about {format_time(cost)} of {format_time(wall_ns)} ({cost / wall_ns:.0%}): "
-            f"{calls} calls of {format_time(label_ns)}, measured here."
+            f"{kernels} kernel{'s' * (kernels > 1)} {verb} launched before the recording began: "
+            f"{format_time(ns)}, {ns / max(sum(columns['device_ns']), 1):.1%} of the {device} time in the recording. "
+            f"The row {LAUNCHED_BEFORE} has {'it' if kernels == 1 else 'them'}; no layer, step, share or comparison "
+            "does."
         )
+
+
+def about_cost(calls: int, label_ns: float, own_ns: int, wall_ns: int) -> Iterator[str]:
+    """What the labels themselves took, where it is much of the time.
+
+    ``label_ns`` is what one call took right after the recording. It is no more than ``own_ns``, the time of all
+    labelled ranges in which nothing inside of them ran: the labels are part of that.
+    """
+    cost = min(calls * label_ns, own_ns)
+    if cost > _WORTH_SAYING * wall_ns:
+        about = "about" if cost < own_ns else "at most"
+        yield (
+            f"The labels themselves took {about} {format_time(cost)} of {format_time(wall_ns)} ({cost / wall_ns:.0%}): "
+            f"{calls} calls of {format_time(cost / calls)}."
+        )
+
+
+def about_processors(meta: Meta) -> Iterator[str]:
+    """A machine that was too busy to run what was measured: times are elapsed time."""
+    waited, wall = meta.run_delay_ns, meta.wall_ns
+    if waited is not None and waited > _TOO_BUSY * wall > 0:
+        yield (
+            f"The machine was busy: for {format_time(waited)} of {format_time(wall)} ({waited / wall:.0%}) the main "
+            "thread was ready to run, and other threads or processes had all processors. CPU times are elapsed times, "
+            "so that is in the times of whatever ran then. Measure again on an idle machine."
+        )
+
+
+def _about_busy_machines(run: Run) -> Iterator[str]:
+    """One sentence for several ranks: each has figures of its own, and their sentences would hide others."""
+    shares = {
+        meta.rank: (meta.run_delay_ns or 0) / meta.wall_ns
+        for meta in run.metas
+        if any(sentence in meta.warnings for sentence in about_processors(meta))
+    }
+    if len(run.metas) > 1 and shares:
+        most = max(shares, key=shares.__getitem__)
+        yield (
+            f"The machine was busy on {len(shares)} of {len(run.metas)} ranks: for up to {shares[most]:.0%} of the "
+            f"time (rank {most}) the main thread was ready to run, and other threads or processes had all processors. "
+            "CPU times are elapsed times, so that is in the times of whatever ran then. Measure again on an idle "
+            "machine."
+        )
+
+
+def about_clock(jump_ns: int, wall_ns: int) -> list[str]:
+    """The system's clock was set while something was recorded: torch's profiler takes its times from it."""
+    if abs(jump_ns) <= max(_CLOCK_JUMP * wall_ns, _CLOCK_JUMP_NS):
+        return []
+    direction = "forward" if jump_ns > 0 else "back"
+    return [
+        f"The system's clock was set {direction} by {format_time(abs(jump_ns))} during a recording of "
+        f"{format_time(wall_ns)}. torch's profiler measures with it: the times of this run are wrong."
+    ]
 
 
 def about_compiled(run: Run) -> Iterator[str]:
@@ -174,35 +288,26 @@ def about_compiled(run: Run) -> Iterator[str]:
     if places:
         breaks = f"graph break{'s' if len(places) > 1 else ''}"
         yield f"{len(places)} {breaks} of torch.compile: {some(places)}. {SAYS_WHY}"
+    by_layers = ("compile_layers", True) in run.meta.flags
     if found.compiled:
-        by_layers = ("compile_layers", True) in run.meta.flags
         without = "warmup=1 leaves it out" if by_layers else "call the model once before, or use warmup=1"
         took = format_time(found.compiling.cpu_ns)
         yield f"torch.compile was at work while this was recorded, for {took}, which is in the totals: {without}."
     kernels = {frame.name.partition(":")[0] for chain in run.rows.frames for frame in chain if frame.kind == "kernels"}
     for how in sorted(kernels & {f"divided by {divisor}" for divisor in DIVISORS}):
         yield f"Kernels of several layers are {how} among them: their times are estimates."
-    times = [shares.times(run) for shares in found.shares.values()]
-    whole, unknown = sum(map(sum, times)), sum(of_phase[-1] for of_phase in times)
-    if unknown > _WORTH_TELLING * whole:
+    for reason, share in found.unknown_shares(run).items():
+        if share > _WORTH_TELLING:
+            why = _WHY_UNKNOWN.get(reason, reason)
+            yield f"Not attributable: {share:.0%} of the time in kernels of compiled graphs: {why}."
+    if not by_layers and found.has_graphs and _has_inlined_layers(run):
         yield (
-            f"Not attributable: {unknown / whole:.0%} of the time in kernels of compiled graphs. Most often these were "
-            "compiled before the block: for compile_layers they have to be compiled in it, as with warmup=1 after "
-            "torch.compiler.reset()."
+            "Layers inside compiled code are not called one by one, so their times are unknown (–). To see their share "
+            f"of the kernels, use compile_layers=True, and {_COMPILE_IN_IT}."
         )
 
 
-def about_uncounted(rows: Rows) -> Iterator[str]:
-    """Ops whose arithmetic is not in the MACs and FLOPs, each with its calls and where they were."""
-    calls: Counter[str] = Counter()
-    where: dict[str, dict[str, None]] = {}
-    columns = rows.columns
-    for at, uncounted in enumerate(columns["uncounted"]):
-        if uncounted:
-            name = rows.frames[columns["frames"][at]][-1].name
-            layer = columns["layer"][at]
-            calls[name] += uncounted
-            place = OUTSIDE_NAME if layer == OUTSIDE else NOT_SELECTED_NAME
-            where.setdefault(name, {})[rows.layers[layer].name if layer >= 0 else place] = None
-    for name, count in calls.most_common():
-        yield f"Not counted: {name} ({count} call{'s' if count > 1 else ''}, in {some(list(where[name]))})."
+def _has_inlined_layers(run: Run) -> bool:
+    """Whether any layer may have run inside compiled code and was not called itself."""
+    called = {layer for (layer, _), (_, calls) in run.rows.by_layer.items() if calls}
+    return any(layer.compiled and index not in called for index, layer in enumerate(run.layers))

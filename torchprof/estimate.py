@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
 
-from torchprof.attribute import Attributed, Detail, Kind, Signature
-from torchprof.compiled import CALL, pieces
+from torchprof.attribute import RANGES, Attributed, Detail, Frame, Kind, Place, Signature
+from torchprof.compiled import CALL, REPLAY, REPLAYS, pieces
 from torchprof.compiled import is_generated as is_kernel_of_compile
+from torchprof.device_times import Work as WorkOfDevice
+from torchprof.device_times import kind_of_work
 from torchprof.formulas import FORWARD_ATTENTION, Operation, Work, detail_of, formula_of, work_of
 from torchprof.no_arithmetic import does_no_arithmetic
 from torchprof.registered import calls_only_ops, is_made_of_ops, is_users, registered_formula, registered_work
@@ -55,6 +58,12 @@ _DISPATCHED = "PythonSubclass"
 """What torch calls the range in which a tensor's class carries out an op by itself, in Python: of a ``DTensor``, the op
 has the shapes of the whole, and the ops inside it those of what this rank computes."""
 _ATTENTION = "aten::scaled_dot_product_attention"
+_REPLAYED = Frame("kernels", REPLAY)
+
+
+_MOST = 1 << 61
+"""FLOPs that one op is believed to do. A column of a run holds less than four times that, and where shapes say
+more, a damaged trace made them up: the op is not counted."""
 
 
 class Count(NamedTuple):
@@ -105,9 +114,11 @@ class Estimate:
     """MACs and FLOPs of attributed events, in ``counts`` by the index of their place.
 
     The outermost op with a formula counts, and what it calls is part of it. An op without a formula is transparent
-    where ops inside it count, and otherwise uncounted. Under ``torch.func.vmap`` an op shows the shapes of a single
-    example, and inside it, once more, the op on the whole batch: there the inner one counts. What a tensor's class
-    carries out by itself counts as what it calls.
+    where ops inside it count, and otherwise uncounted. A kernel is uncounted where no op around it says what it does:
+    where Python launched it directly, where a CUDA graph replays it, and where its launch is not recorded.
+
+    Under ``torch.func.vmap`` an op shows the shapes of a single example, and inside it, once more, the op on the whole
+    batch: there the inner one counts. What a tensor's class carries out by itself counts as what it calls.
     """
 
     def __init__(self, signatures: Sequence[Signature]) -> None:
@@ -118,6 +129,14 @@ class Estimate:
         self._is_transparent: dict[tuple[str, bool], bool] = {}
         self._opaque_calls: set[tuple[str, int]] = set()
         self._opaque: set[str] = set()  # Functions of the user's whose work is no ops
+        self._known: set[int] = set()  # by the index of their place: ops whose work is known, with all inside them
+        self._kernels: Counter[Place] = Counter()
+        self._replays: Counter[Place] = Counter()  # calls that replay a graph of kernels
+
+    @staticmethod
+    def has_formula(name: str) -> bool:
+        """Whether an op would be counted, had its shapes been recorded."""
+        return formula_of(name) is not None or registered_formula(name) is not None
 
     @staticmethod
     def detail(name: str) -> Detail:
@@ -135,7 +154,7 @@ class Estimate:
         stacks: dict[int, list[_Open]] = {}
         idle_until: dict[int, int] = {}
         op, function, stopped = Kind.OP, Kind.BACKWARD_FUNCTION, Kind.STOPPED
-        graph, compiling, piece = Kind.GRAPH, Kind.COMPILING, Kind.PIECE
+        graph, compiling, piece, kernel = Kind.GRAPH, Kind.COMPILING, Kind.PIECE, Kind.KERNEL
         pieces_of: dict[int, list[tuple[int, int]]] = {}  # by thread: place and time of the pieces of the op to come
         known = self._is_idle
         for item in attributed:
@@ -167,6 +186,7 @@ class Estimate:
                         )
                     if idle:
                         idle_until[thread] = start + item[4]
+                        self._known.add(item[1].index)
                         if stack:
                             self._pass_by(stack, name)
                     else:
@@ -175,10 +195,43 @@ class Estimate:
                     pieces_of.pop(thread, None)
             elif kind is piece:
                 pieces_of.setdefault(event[4], []).append((item[1].index, item[4]))
+            elif kind is kernel:
+                self._kernels[item[1]] += item[3]
             yield item
         for stack in stacks.values():
             while stack:
                 self._close(stack)
+        self._count_kernels()
+
+    def _count_kernels(self) -> None:
+        """Kernels of which no op says what they do; copies, sets and exchanges between ranks do no arithmetic."""
+        uncounted = {index for index, count in self.counts.items() if count.uncounted}
+        for place, calls in self._kernels.items():
+            assert place.frame is not None
+            if kind_of_work(place.frame.name) is WorkOfDevice.COMPUTING and not self._is_explained(place, uncounted):
+                self._add(place.index, Count(0, 0, calls))
+        recorded = {around.outer for place in self._kernels for around in _around(place) if around.frame == _REPLAYED}
+        for place, calls in self._replays.items():
+            if place.outer not in recorded and not self._is_explained(place, uncounted):
+                self._add(place.index, Count(0, 0, calls))
+
+    def _is_explained(self, kernel: Place, uncounted: Set[int]) -> bool:
+        """Whether the work of an op around a kernel is known, or is uncounted in the same row of the table: a layer, a
+        label or a replayed graph in between has a row of its own, which holds the kernel and not the op."""
+        is_in_another_row = False
+        for around in _around(kernel):
+            if around.index in self._known or (around.frame is not None and around.frame.kind == "collective"):
+                return True
+            if around.index in uncounted and not is_in_another_row:
+                return True
+            is_in_another_row |= around.frame is None or around.frame.kind in RANGES
+        return False
+
+    def _add(self, place: int, count: Count) -> None:
+        before = self.counts.get(place)
+        if before is not None:
+            count = Count(before[0] + count[0], before[1] + count[1], before[2] + count[2])
+        self.counts[place] = count
 
     def _pass_by(self, stack: list[_Open], name: str) -> None:
         """An op that counts nothing tells something of those around it."""
@@ -200,11 +253,16 @@ class Estimate:
             stack[-1].is_dispatched = True
         is_generated = bool(stack) and stack[-1].name.startswith(CALL) and is_kernel_of_compile(name)
         if "::" not in name and event[5] < 0 and not name.startswith(CALL) and not is_generated:
+            if name in REPLAYS:
+                self._replays[item[1]] += item[3]
             return  # a call of a device's runtime; a range of torch's own that is no op
         try:
             work = self._work[name, signature]
         except KeyError:
-            work = self._work[name, signature] = self._work_of(name, signature)
+            work = self._work_of(name, signature)
+            if work is not None and max(work) > _MOST:
+                work = None
+            self._work[name, signature] = work
         for around in stack:
             around.works = True
             if around.name == name:
@@ -214,6 +272,8 @@ class Estimate:
             entered.is_opaque = True
         entered.is_opaque |= is_generated
         entered.parts = [*parts, (entered.place, item[4])] if parts else ()
+        if work is not None:
+            self._known.update([place for place, _ in entered.parts] or [entered.place])
         stack.append(entered)
 
     def _work_of(self, name: str, signature: int) -> Work | None:
@@ -249,10 +309,7 @@ class Estimate:
             stack[-1].found.extend(found)
             return
         for place, count in found:
-            before = self.counts.get(place)
-            if before is not None:
-                count = Count(before[0] + count[0], before[1] + count[1], before[2] + count[2])
-            self.counts[place] = count
+            self._add(place, count)
 
     def _inner_is_more(self, done: _Open) -> bool:
         """Whether the ops inside an op with a formula are the op on a whole batch, and the op itself on one example."""
@@ -297,6 +354,14 @@ class Estimate:
         if not is_ops:
             self._opaque.add(name)
         return is_ops
+
+
+def _around(place: Place) -> Iterator[Place]:
+    """The place itself, those outside of it in its layer, and those that its layer's range is inside of."""
+    inner: Place | None = place
+    while inner is not None:
+        yield inner
+        inner = inner.outer or inner.within
 
 
 def _divided(count: Count, parts: Sequence[tuple[int, int]]) -> list[tuple[int, Count]]:

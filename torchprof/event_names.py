@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 
-from torchprof.attribute import PREFIX, Event, Kind
+from torchprof.attribute import GIVEN, PREFIX, Event, Kind
 from torchprof.compiled import CALL, COMPILES, COMPILES_TOO, GUARDS, REGION
 
 RAISED = PREFIX + "!raised"
@@ -17,6 +18,8 @@ STEP = PREFIX + "!step"
 """A label of no length at the start of a session, and at the end of each step in it."""
 STARTED = PREFIX + "!started"
 """The same at the start of a session that begins in the middle of a step."""
+GARBAGE = PREFIX + "!gc"
+"""A label around a collection of Python's garbage collector."""
 MEMORY = "[memory]"
 """What torch calls every allocation, and every free."""
 NODE_PREFIX = "autograd::engine::evaluate_function: "
@@ -39,6 +42,7 @@ ANY_STEP = "ProfilerStep*"
 """What the ranges of all of torch's steps are called here, as in torch's own tables."""
 _COLLECTIVE = re.compile(r"(nccl|gloo|mpi|ucc|xccl|hccl|rccl):\w+( \d+(->|<-)\d+)?")
 _HOST_BACKENDS = ("gloo:", "mpi:", "ucc:")
+_RUNTIME_CALL = re.compile(r"(cuda|cu|hip|ze|ur|musa|mu)[A-Z]\w*")
 
 
 def kind_of(name: str) -> Kind | None:
@@ -51,6 +55,10 @@ def kind_of(name: str) -> Kind | None:
         return Kind.STOPPED
     if name in (STEP, STARTED):
         return Kind.STEP
+    if name == GARBAGE:
+        return Kind.GARBAGE
+    if name.startswith(GIVEN):
+        return Kind.GIVEN
     if name.startswith(PREFIX):
         return Kind.LABEL
     if name.startswith(NODE_PREFIX):
@@ -87,9 +95,25 @@ def is_host_collective(name: str) -> bool:
     return name.startswith(_HOST_BACKENDS) and is_collective(name)
 
 
+@cache
+def is_runtime_call(name: str) -> bool:
+    """Whether an event that is no range of the user's is a call of a device's runtime, as ``cudaLaunchKernel``."""
+    return _RUNTIME_CALL.fullmatch(name) is not None
+
+
 def is_engine(name: str) -> bool:
     """Whether this is the range of autograd's engine around a node."""
     return name.startswith(NODE_PREFIX)
+
+
+def numbers_of_devices(of_work: Iterable[int], of_memory: Iterable[int]) -> dict[int, int]:
+    """What ROCm calls the devices that worked, and as which torch counts them: in kernels a device has its number among
+    all agents of the machine, CPUs among them, in memory events the one that torch's ``cuda:0`` has.
+
+    Both are in the same order. Empty where they are not as many: then nobody knows which is which.
+    """
+    work, memory = sorted(set(of_work)), sorted(set(of_memory))
+    return dict(zip(work, memory)) if len(work) == len(memory) else {}
 
 
 def with_steps(events: Iterable[Event], steps: int) -> Iterator[Event]:

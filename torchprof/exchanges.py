@@ -14,8 +14,27 @@ if TYPE_CHECKING:
 
 ASKS = "c10d::"
 """How the names of torch's ops begin that ask for an exchange (``torch/csrc/distributed/c10d/Ops.cpp``)."""
+RECORDS_COLLECTIVE = "record_param_comms"
+"""The op by which torch records what a collective is called on, where it is carried out by kernels."""
 ACCUMULATES = "AccumulateGrad"
 """How the name of the node ends at which a gradient arrives, and DistributedDataParallel looks at its buckets."""
+
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "barrier",
+    "send",
+    "recv",
+)
+"""The names of collectives, and of the two halves of a point-to-point exchange, as ``torch.distributed`` has them."""
+_COLLECTIVE = re.compile("|".join(name.replace("_", "_?") for name in COLLECTIVES))
+_NAMES = {name.replace("_", ""): name for name in COLLECTIVES}
 
 _FSDP = re.compile(r"FSDP::\w+(?: for (?P<next>.*)| \((?P<own>.*)\))?", re.DOTALL)
 """What FSDP2 calls its ranges: with the names of the modules whose parameters they are about, as the root has them, and
@@ -34,7 +53,8 @@ class Exchanges:
     """What the attribution of one session notes of exchanges.
 
     ``fqns``: the layers by the names that FSDP has for them, of each of its roots; ``signatures``: what ops were called
-    on; ``replicated``: the layers whose gradients DistributedDataParallel exchanges, None where that is not known;
+    on; ``replicated``: the layers whose gradients DistributedDataParallel exchanges, and for each the sizes of those
+    that it ignores; empty where there is no such module, None where that is not known;
     ``is_one_group``: whether all exchanges are between the same ranks. ``unmatched`` counts the collectives of which
     nobody knows who asked for them, ``uncertain`` the buckets that have another size than the gradients that came
     before them.
@@ -45,7 +65,7 @@ class Exchanges:
         fqns: Mapping[str, Sequence[int]],
         paths: Sequence[tuple[str, ...]],
         signatures: Sequence[Signature],
-        replicated: Set[int] | None = None,
+        replicated: Mapping[int, Set[int]] | None = None,
         is_one_group: bool = True,
     ) -> None:
         self.unmatched = 0
@@ -110,23 +130,28 @@ class Exchanges:
             self._accumulated.clear()
 
     def accumulated(self, thread: int, signature: int) -> None:
-        """How large the last gradient was."""
+        """How large the last gradient was. One that DistributedDataParallel ignores is in no bucket."""
         gradients = self._accumulated[thread]
         size = self._size(signature)
         if gradients and size is not None:
-            gradients[-1] = gradients[-1][0], size
+            layer, _ = gradients.pop()
+            if size not in (self._replicated or {}).get(layer, ()):
+                gradients.append((layer, size))
 
-    def bucket(self, thread: int, signature: int) -> tuple[int, ...]:
+    def bucket(self, thread: int, op: str, signature: int) -> tuple[int, ...]:
         """The layers whose gradients are in a bucket that is exchanged now: those that became ready since the last one.
 
         DistributedDataParallel fills its buckets in that order from its second backward on. ``()`` where the sizes,
-        where they were recorded, say that it did not.
+        where they were recorded, say that it did not, and for what is no bucket: others exchange a gradient when it is
+        there, too, as FullyShardedDataParallel does, which scatters it, and hooks of the user's.
         """
         gradients = self._accumulated.pop(thread, [])
+        if self._replicated is not None and not self._replicated:
+            return ()
         sizes = self._sizes(signature)
         known = [size for _, size in gradients if size is not None]
         if not gradients or (sizes and len(known) == len(gradients) and sum(known) not in sizes):
-            self.uncertain += 1
+            self.uncertain += name_of_collective(op) == "all_reduce"
             return ()
         return tuple(dict.fromkeys(layer for layer, _ in gradients if layer >= 0))
 
@@ -183,13 +208,22 @@ def _elements(shape: object) -> int | None:
     return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
+def name_of_collective(name: str) -> str:
+    """The one name that a collective has in all reports: "all_reduce" for "allreduce_coalesced", "nccl:all_reduce",
+    "c10d::allreduce_" and "gloo:sparse_all_reduce". Names of anything else stay as they are, without the backend's.
+
+    torch has a name of its own for each way to pass the tensors ("_allgather_base", "all_gather_into_tensor"), and
+    others in its ops (``torch/csrc/distributed/c10d/Ops.cpp``), its ranges and its records (``ProcessGroupNCCL.cpp``).
+    A barrier that NCCL carries out as "all_reduce_barrier" is a barrier.
+    """
+    found = _COLLECTIVE.search("barrier" if "barrier" in name else name)
+    return _NAMES[found[0].replace("_", "")] if found else name.rpartition(":")[2]
+
+
 def _is_for(op: str, collective: str) -> bool:
     """Whether an op asks for collectives of this name. gloo reduces and scatters by reducing for all."""
-    asked = op.removeprefix(ASKS).replace("_", "")
-    begun = collective.partition(":")[2].replace("_", "").removeprefix("sparse")
-    if begun == "reduce":
-        return asked == begun
-    return asked.startswith(begun) or (begun == "allreduce" and asked.startswith("reducescatter"))
+    asked, begun = name_of_collective(op), name_of_collective(collective)
+    return asked == begun or (begun, asked) == ("all_reduce", "reduce_scatter")
 
 
 def fqns_of(paths: Iterable[tuple[str, ...]]) -> dict[str, list[int]]:

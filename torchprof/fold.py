@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import add
 
 from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, PHASES, Attributed, Frame, Kind, Place, Signature
+from torchprof.collectives import tells_collective
 from torchprof.cost import FIELDS
 from torchprof.run import (
+    NOT_RECORDED,
+    STEP,
     Around,
     CompiledRegion,
     DeviceTime,
@@ -24,6 +29,9 @@ from torchprof.run import (
     Spread,
     StreamTime,
 )
+
+_Call = tuple[int, int, int]
+"""When a call, or a garbage collection, started, how long it lasted, and on which thread."""
 
 
 def fold(
@@ -40,20 +48,23 @@ def fold(
 
     Of the CPU that is how long any thread that was recorded was inside any op or range.
 
-    ``places`` is the list that the attribution fills while ``attributed`` is read, and ``counts`` (MACs, FLOPs and
-    uncounted calls by the index of a place) may fill meanwhile, too. Self time: each event adds its time to its place
-    and takes it from the place around it; without ``timed`` all times are 0, and there are no samples.
+    ``places`` is the list that the attribution fills while ``attributed`` is read, and ``counts`` (MACs, FLOPs, and the
+    calls and kernels that are in neither, by the index of a place) may fill meanwhile, too. Self time: each event adds
+    its time to its place and takes it from the place around it; without ``timed`` all times are 0, and there are no
+    samples.
     """
     cpu_ns: list[int] = []
     calls: list[int] = []
     other: dict[tuple[int, str], list[int]] = {}  # (place, device) → a value for each field, then calls
-    durations: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    durations: dict[tuple[int, str], list[_Call]] = {}
+    collections: list[_Call] = []
     busy: dict[str, int] = {}
     busy_until: dict[str, int] = {}
     allocated = {True: FIELDS.index("cpu_allocated"), False: FIELDS.index("device_allocated")}
     freed = {True: FIELDS.index("cpu_freed"), False: FIELDS.index("device_freed")}
-    device_ns = FIELDS.index("device_ns")
+    device_ns, collective_ns = FIELDS.index("device_ns"), FIELDS.index("collective_ns")
     memory, kernel, label, step = Kind.MEMORY, Kind.KERNEL, Kind.LABEL, Kind.STEP
+    collective, garbage = Kind.COLLECTIVE, Kind.GARBAGE
     covered = covered_until = 0
 
     for event, place, around, counted, ns in attributed:
@@ -72,7 +83,7 @@ def fold(
             else:
                 values[freed[device == "cpu"]] -= event.nbytes
             continue
-        if kind is step:
+        if kind is step or (kind is garbage and not timed):  # of a collection nothing but its time is of interest
             continue
         index = place.index
         if index >= len(cpu_ns):
@@ -82,6 +93,10 @@ def fold(
         calls[index] += counted
         if not timed:
             continue
+        if kind is collective:
+            values = other.setdefault((index, "cpu"), [0] * (len(FIELDS) + 1))
+            values[collective_ns] += event.end_ns - event.start_ns
+            continue
         cpu_ns[index] += ns
         if around is not None:
             cpu_ns[around.index] -= ns
@@ -90,7 +105,9 @@ def fold(
             covered += max(0, end - max(covered_until, event.start_ns))
             covered_until = max(covered_until, end)
         if kind is label and counted and place.layer >= 0:
-            durations.setdefault((place.layer, place.phase), []).append((event.start_ns, ns))
+            durations.setdefault((place.layer, place.phase), []).append((event.start_ns, ns, event.thread))
+        elif kind is garbage:
+            collections.append((event.start_ns, ns, event.thread))
 
     at_cpu_ns = FIELDS.index("cpu_ns")
     for index, (ns, counted) in enumerate(zip(cpu_ns, calls)):
@@ -101,16 +118,42 @@ def fold(
             other[key][at_cpu_ns] = ns
             other[key][-1] = counted
     at_macs = FIELDS.index("macs")
+    device_of = dict(sorted(other, key=lambda key: key[1] == "cpu"))  # a kernel's place has no row of the CPU's
     for index, count in (counts or {}).items():
-        other.setdefault((index, "cpu"), [0] * (len(FIELDS) + 1))[at_macs : at_macs + 3] = count
+        key = (index, device_of.get(index, "cpu"))
+        other.setdefault(key, [0] * (len(FIELDS) + 1))[at_macs : at_macs + 3] = count
     rows = _rows(other, places, layers, rank, signatures)
+    collected = _by_thread(collections)
     samples = {
-        SampleKey(layer, phase, rank, "cpu", "cpu_ns"): Spread.of(values)
-        for (layer, phase), values in sorted(durations.items())
+        SampleKey(layer, phase, rank, "cpu", "cpu_ns"): Spread.of(_without(collected, calls_of))
+        for (layer, phase), calls_of in sorted(durations.items())
     }
     if timed:
         busy["cpu"] = covered
     return rows, samples, busy
+
+
+def _by_thread(collections: Iterable[_Call]) -> dict[int, tuple[list[int], list[int]]]:
+    """By thread: when garbage collections started, in order, and what the first so many took, from none to all."""
+    found: dict[int, tuple[list[int], list[int]]] = {}
+    for start, ns, thread in collections:
+        starts, sums = found.setdefault(thread, ([], [0]))
+        starts.append(start)
+        sums.append(sums[-1] + ns)
+    return found
+
+
+def _without(
+    collected: Mapping[int, tuple[Sequence[int], Sequence[int]]], calls: Iterable[_Call]
+) -> list[tuple[int, int]]:
+    """Start and duration of calls, without the garbage collections that interrupted them."""
+    if not collected:
+        return [(start, ns) for start, ns, _ in calls]
+    found = []
+    for start, ns, thread in calls:
+        starts, sums = collected.get(thread, ((), (0,)))
+        found.append((start, ns - sums[bisect_left(starts, start + ns)] + sums[bisect_left(starts, start)]))
+    return found
 
 
 def _rows(
@@ -120,7 +163,7 @@ def _rows(
     rank: int,
     signatures: Sequence[Signature],
 ) -> Rows:
-    chains: list[tuple[Frame, ...]] = [()]
+    chains = _Chains()
     numbers: dict[tuple[int, Frame, int], int] = {}  # (the chain outside of a frame, the frame, signature) → the chain
     chain_of = [0] * len(places)
     shares: dict[tuple[int, ...], int] = {(): 0}
@@ -132,18 +175,17 @@ def _rows(
             step = (chain_of[place.outer.index], place.frame, place.signature)
             number = numbers.get(step)
             if number is None:
-                number = numbers[step] = len(chains)
                 frame = place.frame
                 if place.signature:
                     frame = frame._replace(signature=signatures[place.signature])
-                chains.append((*chains[step[0]], frame))
+                number = numbers[step] = chains.inside(step[0], frame)
             chain_of[place.index] = number
         outer = place.within
         if outer is not None:
             number = of_within.get(outer.index)
             if number is None:
                 number = of_within[outer.index] = len(arounds)
-                around = Around(outer.layer, outer.phase, chains[chain_of[outer.index]])
+                around = Around(outer.layer, outer.phase, chains.all[chain_of[outer.index]])
                 arounds.append((*arounds[within_of[outer.index]], around))
             within_of[place.index] = number
     devices: dict[str, int] = {}
@@ -154,8 +196,61 @@ def _rows(
         number = devices.setdefault(device, len(devices))
         shared = shares.setdefault(place.shared, len(shares))
         key = (place.layer, phases[place.phase], shared, within_of[index], chain_of[index], number, rank)
-        lines[key] = (line[-1], *line[:-1])
-    return _table(layers, lines, chains, devices, arounds, shares)
+        known = lines.get(key)
+        lines[key] = (line[-1], *line[:-1]) if known is None else (known[0] + line[-1], *map(add, known[1:], line))
+    return _table(layers, lines, chains.all, devices, arounds, shares)
+
+
+SIGNATURES = 64
+"""On so many different inputs the calls of an operator in one place have rows of their own."""
+
+
+class _Chains:
+    """Chains of frames, by number, ``()`` first. Of an operator that was called on more than ``SIGNATURES`` different
+    inputs in one place, all further ones share a chain in which the shapes are unknown."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[Frame, ...]] = [()]
+        self._numbers: dict[tuple[int, Frame], int] = {}
+        self._signatures: Counter[tuple[int, str, str]] = Counter()
+
+    def inside(self, outer: int, frame: Frame) -> int:
+        """The number of the chain that has this frame more than the one of this number."""
+        number = self._numbers.get((outer, frame))
+        if number is not None:
+            return number
+        if frame.signature is not None:
+            other = _on_other_shapes(frame)
+            place = outer, frame.kind, frame.name
+            if other != frame and self._signatures[place] >= SIGNATURES:
+                number = self._numbers[outer, frame] = self.inside(outer, other)
+                return number
+            self._signatures[place] += other != frame
+        number = self._numbers[outer, frame] = len(self.all)
+        self.all.append((*self.all[outer], frame))
+        return number
+
+    def number_of(self, chain: Iterable[Frame]) -> int:
+        """The number of a chain, as far as its shapes have chains of their own."""
+        number = 0
+        for frame in chain:
+            number = self.inside(number, frame)
+        return number
+
+    def around(self, around: Around) -> Around:
+        """The same with the chain that it has here."""
+        return around._replace(frames=self.all[self.number_of(around.frames)])
+
+
+def _on_other_shapes(frame: Frame) -> Frame:
+    """The same frame, called on inputs of the same types and of unknown shapes. Of a collective all else
+    that is told stays."""
+    signature = frame.signature
+    if signature is None:
+        return frame
+    shapes = tuple(() if shape == () else None for shape in signature.shapes)
+    scalars = signature.scalars if tells_collective(frame) else (None,) * len(signature.scalars)
+    return frame._replace(signature=signature._replace(shapes=shapes, scalars=scalars))
 
 
 def _table(
@@ -177,7 +272,7 @@ def add_cycle(before: Run | None, cycle: Run) -> Run:
 
     Rows of equal keys sum, and the times of devices; samples join; of the memory what was alive at the higher peak
     stays, and of the timeline the new one. The layers are those that the new cycle saw, with the shapes of their first
-    call in any; it may know more.
+    call in any; it may know more. The sum has no warnings yet: those of a part need not hold for all.
     """
     if before is None:
         return cycle
@@ -195,19 +290,22 @@ def add_cycle(before: Run | None, cycle: Run) -> Run:
         cycle.timeline,
         _sum_of_devices(before.device_times, cycle.device_times),
         _one_after_the_other(before.lockstep, cycle.lockstep),
+        cycle.unfinished,
     )
 
 
 def _sum_of_rows(layers: tuple[Layer, ...], *several: Rows) -> Rows:
     """The rows of all on the same layers; those of equal keys are one."""
     lines: dict[tuple[int, ...], Sequence[int]] = {}
-    frames: dict[tuple[Frame, ...], int] = {}
+    chains = _Chains()
     within: dict[tuple[Around, ...], int] = {}
     shared: dict[tuple[int, ...], int] = {}
     devices: dict[str, int] = {}
     for rows in several:
-        frames_here = [frames.setdefault(chain, len(frames)) for chain in rows.frames]
-        within_here = [within.setdefault(around, len(within)) for around in rows.within]
+        frames_here = [*map(chains.number_of, rows.frames)]
+        within_here = [
+            within.setdefault(tuple(map(chains.around, surroundings)), len(within)) for surroundings in rows.within
+        ]
         shared_here = [shared.setdefault(by, len(shared)) for by in rows.shared]
         devices_here = [devices.setdefault(device, len(devices)) for device in rows.devices]
         for layer, phase, by, around, chain, device, rank, *values in zip(
@@ -216,7 +314,7 @@ def _sum_of_rows(layers: tuple[Layer, ...], *several: Rows) -> Rows:
             key = (layer, phase, shared_here[by], within_here[around], frames_here[chain], devices_here[device], rank)
             line = lines.get(key)
             lines[key] = values if line is None else [*map(sum, zip(line, values))]
-    return _table(layers, lines, frames, devices, within, shared)
+    return _table(layers, lines, chains.all, devices, within, shared)
 
 
 def _with_zeros(samples: Mapping[SampleKey, Spread], other: Mapping[SampleKey, Spread]) -> dict[SampleKey, Spread]:
@@ -232,21 +330,22 @@ def _with_zeros(samples: Mapping[SampleKey, Spread], other: Mapping[SampleKey, S
 def _one_after_the_other(
     before: Mapping[LockstepKey, Lockstep], now: Mapping[LockstepKey, Lockstep]
 ) -> dict[LockstepKey, Lockstep]:
-    """What one rank did in some cycles, and then in those after."""
-    joined = dict(before)
-    for key, later in now.items():
-        known = joined.get(key)
-        if known is not None:
-            later = Lockstep(
-                later.ranks,
-                tuple(map(add, known.counts, later.counts)),
-                tuple(map(add, known.ns, later.ns)),
-                tuple(map(add, known.beside_ns, later.beside_ns)),
-                known.last_ns + later.last_ns,
-                known.last_rank + later.last_rank,
-            )
-        joined[key] = later
-    return joined
+    """What one rank did in some cycles, and then in those after: 0 in each step of those cycles that did not see it."""
+    joined = {}
+    for key in dict.fromkeys((*before, *now)):
+        earlier = before.get(key) or _nothing_in_each_step(key, before)
+        later = now.get(key) or _nothing_in_each_step(key, now)
+        joined[key] = earlier + later if earlier and later else earlier or later
+    return {key: lockstep for key, lockstep in joined.items() if lockstep is not None}
+
+
+def _nothing_in_each_step(key: LockstepKey, cycles: Mapping[LockstepKey, Lockstep]) -> Lockstep | None:
+    """0 for each step of some cycles. None for collectives, which count in calls, and where what is missing may be
+    unknown: the steps, or the groups."""
+    steps = cycles.get(LockstepKey(OUTSIDE, FORWARD, "cpu", STEP))  # the same steps as those of the device
+    if steps is None or key.is_collective or key.group == NOT_RECORDED:
+        return None
+    return replace(steps, ns=(0,), beside_ns=(0,), last_ns=(0,) * len(steps.last_ns), medians=())
 
 
 def _first_seen(before: Layer, now: Layer) -> Layer:
@@ -257,9 +356,17 @@ def _first_seen(before: Layer, now: Layer) -> Layer:
         now,
         input_shapes=before.input_shapes,
         output_shapes=before.output_shapes,
+        same_shapes=same_shapes(before, now) if now.input_shapes or now.output_shapes else before.same_shapes,
         output_bytes=before.output_bytes,
         training=before.training,
     )
+
+
+def same_shapes(one: Layer, other: Layer) -> bool | None:
+    """``Layer.same_shapes`` of the calls of both; None where it is not known of either."""
+    if one.same_shapes is None or other.same_shapes is None:
+        return None
+    return one.same_shapes and other.same_shapes and one.input_shapes == other.input_shapes
 
 
 def _sum_of_metas(before: Meta, now: Meta) -> Meta:
@@ -269,12 +376,18 @@ def _sum_of_metas(before: Meta, now: Meta) -> Meta:
     return replace(
         now,
         wall_ns=before.wall_ns + now.wall_ns,
+        process_cpu_ns=_sum_of_known(before.process_cpu_ns, now.process_cpu_ns),
+        run_delay_ns=_sum_of_known(before.run_delay_ns, now.run_delay_ns),
         cycles=before.cycles + now.cycles,
         steps=before.steps + now.steps,
-        warnings=tuple(dict.fromkeys(before.warnings + now.warnings)),
+        warnings=(),
         busy_ns=tuple(sorted(busy.items())),
         regions=_all_of_one_name(before.regions + now.regions),
     )
+
+
+def _sum_of_known(before: int | None, now: int | None) -> int | None:
+    return None if before is None or now is None else before + now
 
 
 def _all_of_one_name(regions: Sequence[CompiledRegion]) -> tuple[CompiledRegion, ...]:
@@ -356,4 +469,10 @@ def renumbered(run: Run, numbers: Sequence[int], layers: tuple[Layer, ...]) -> R
         ),
         timeline=timeline,
         lockstep={key._replace(layer=to[key.layer]): lockstep for key, lockstep in run.lockstep.items()},
+        unfinished=tuple(
+            replace(
+                one, layer=to[one.layer], entered=tuple(each._replace(layer=to[each.layer]) for each in one.entered)
+            )
+            for one in run.unfinished
+        ),
     )

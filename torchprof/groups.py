@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torchprof.run import GroupOfRanks, MeshDim
+from torchprof.run import NOT_RECORDED, GroupOfRanks, MeshDim
 
 _OF_MESH = "mesh_"
 """How the description of a group begins that is one dimension of a ``DeviceMesh``; the dimension's name follows."""
 
 
 def sole_group(groups: Iterable[Mapping[str, Any]]) -> GroupOfRanks | None:
-    """The group of a collective that does not say its group: None where it may be of one or another.
+    """The group of a collective that does not say its group: None where it may be of one or another, ``NOT_RECORDED``
+    where nothing says which groups there are.
 
     ``groups`` are what torch calls "pg_config" in a trace: name, description, and ranks, none where they are all ranks
     of the job. Groups of one rank exchange nothing, and groups of the same ranks are as good as one.
     """
+    groups = list(groups)
+    if not groups:
+        return NOT_RECORDED
     found: dict[tuple[int, ...], GroupOfRanks] = {}
     for group in groups:
         size, ranks = group.get("group_size", group.get("pg_size")), _ranks(group)

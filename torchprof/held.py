@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from threading import get_ident
 from typing import Any
 from weakref import finalize
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from torchprof.holding import Holding
+from torchprof.holding import Freed, Holding
 
 _FIGURES = {
     "allocated": "allocated_bytes.all.current",
@@ -22,16 +23,17 @@ _FIGURES = {
 
 
 def held_now(models: Iterable[nn.Module], watch: bool = False) -> Holding:
-    """What is held at this moment. A storage counts once, whatever shares it.
+    """What is allocated at this moment. A storage counts once, whatever shares it.
 
-    torch does not record that memory is freed which was there before the recording. With ``watch`` we note when the
-    tensors of the model go, until ``stop_watching``: the gradients that zero_grad lets go, above all.
+    With ``watch`` we note when each of these storages is freed, until ``stop_watching``: the gradients that zero_grad
+    lets go, above all. torch's profiler does not record all of that; see ``with_frees``.
     """
     blocks: dict[tuple[str, int], int] = {}
-    gone: list[tuple[int, str, int]] = []
+    freed: list[Freed] = []
     watches: list[finalize[Any, Any]] = []
     sizes: dict[str, dict[str, int]] = {}
     held: dict[tuple[str, int], str] = {}  # device and address → kind
+    home = get_ident()
     for model in models:
         params = [param for param in model.parameters() if not is_lazy(param)]
         for kind, tensors in (
@@ -40,23 +42,26 @@ def held_now(models: Iterable[nn.Module], watch: bool = False) -> Holding:
             ("gradients", [param.grad for param in params if param.grad is not None]),
         ):
             for tensor in map(_held_here, tensors):
-                place = _storage(tensor)
-                if place is not None and place[:2] not in held:
-                    held[place[:2]] = kind
-                    blocks[place[:2]] = place[2]
-                    # A gradient that is a view, as those of DDP's buckets, may go and leave its storage.
-                    if watch and tensor.nbytes == place[2]:
-                        watches.append(finalize(tensor, _note_gone, gone, *place[:2]))
-                        watches[-1].atexit = False
-                    of_device = sizes.setdefault(place[0], {})
-                    of_device[kind] = of_device.get(kind, 0) + place[2]
+                storage = _storage(tensor)
+                if storage is None:
+                    continue
+                block = _device(tensor), storage.data_ptr()
+                if block in held:
+                    continue
+                held[block] = kind
+                blocks[block] = storage.nbytes()
+                if watch:  # the storage, which lives as long as any tensor, view or graph that shares it
+                    watches.append(finalize(storage, _note_freed, freed, home, block))
+                    watches[-1].atexit = False
+                of_device = sizes.setdefault(block[0], {})
+                of_device[kind] = of_device.get(kind, 0) + blocks[block]
     by_device = {device: tuple(of_device.items()) for device, of_device in sizes.items()}
-    addresses = frozenset(place for place, kind in held.items() if kind != "gradients")
-    return Holding(by_device, addresses, _allocators(), blocks, gone, watches)
+    addresses = frozenset(block for block, kind in held.items() if kind != "gradients")
+    return Holding(by_device, addresses, _allocators(), blocks, freed, watches)
 
 
-def _note_gone(gone: list[tuple[int, str, int]], device: str, address: int) -> None:
-    gone.append((time.time_ns(), device, address))
+def _note_freed(freed: list[Freed], home: int, block: tuple[str, int]) -> None:
+    freed.append(Freed(time.perf_counter_ns(), get_ident() == home, block))
 
 
 def _held_here(tensor: torch.Tensor) -> torch.Tensor:
@@ -65,17 +70,19 @@ def _held_here(tensor: torch.Tensor) -> torch.Tensor:
     return local
 
 
-def _storage(tensor: torch.Tensor) -> tuple[str, int, int] | None:
-    """Device, address and bytes of a tensor's storage; None where it has none that one could point to."""
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """A tensor's storage; None where it has none that one could point to."""
     try:
         storage = tensor.untyped_storage()
-        address, size = storage.data_ptr(), storage.nbytes()
+        return storage if storage.data_ptr() else None
     except RuntimeError:  # sparse, fake and wrapped tensors
         return None
-    if not address:
-        return None
+
+
+def _device(tensor: torch.Tensor) -> str:
+    """The device of a tensor, as events of the profiler are told to name it."""
     kind, index = tensor.device.type, tensor.device.index
-    return (kind if kind == "cpu" else f"{kind}:{index or 0}"), address, size
+    return kind if kind == "cpu" else f"{kind}:{index or 0}"
 
 
 def _allocators() -> dict[str, dict[str, int]]:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, groupby, product
+from itertools import chain, compress, groupby, product
+from operator import ge, le
 from os import PathLike
+from statistics import median_low
 from typing import Any
 
 from torchprof.at_rest import collector_at_rest
+from torchprof.caveats import not_following, of_sum
 from torchprof.errors import TorchprofError
-from torchprof.fold import add_cycle, on_layers, renumbered
+from torchprof.fold import add_cycle, on_layers, renumbered, same_shapes
 from torchprof.run import (
+    NOBODY,
     DeviceTime,
     Layer,
     Lockstep,
@@ -24,6 +28,7 @@ from torchprof.run import (
     SampleKey,
     Spread,
     Timeline,
+    Unfinished,
 )
 
 _Path = tuple[str, ...]
@@ -32,6 +37,8 @@ _COUNTED = ("params", "trainable_params", "param_bytes", "buffers", "buffer_byte
 """What a layer holds: it is the layer's where all ranks hold as much, and else each rank's own."""
 _IF_ANY = ("compiled", "tied", "recursive")
 """What is true of a layer where it is true on any rank."""
+_UNCALLED: Mapping[str, Any] = {"input_shapes": (), "output_shapes": (), "same_shapes": None}
+"""What a cycle knows of a layer that it does not have."""
 
 
 @collector_at_rest()
@@ -46,7 +53,8 @@ def merge(runs: Iterable[Run], *, add_cycles: bool = False) -> Run:
     lowest rank that has one.
 
     ``add_cycles``: several runs of one rank are what one process recorded, one after the other in the order given, and
-    add up as the cycles of one ``Profile`` do.
+    add up as the cycles of one ``Profile`` do. Warnings that follow from what was added are those of the sum; any other
+    says of which run it is.
 
     Raises TorchprofError for no run at all, for what is no run, for two runs of one rank, and for runs of different
     jobs.
@@ -79,8 +87,9 @@ def _checked(run: Any) -> Run:
 
 
 def _sums_of_cycles(runs: Iterable[Run]) -> list[Run]:
-    """One run for each rank, of all its cycles."""
+    """One run for each rank, of all its cycles, with the warnings of all of it."""
     of_rank: dict[tuple[int, ...], Run] = {}
+    said: dict[tuple[int, ...], list[list[str]]] = {}  # by each run of a rank that has several
     for run in runs:
         ranks = tuple(meta.rank for meta in run.metas)
         before = of_rank.get(ranks)
@@ -89,14 +98,26 @@ def _sums_of_cycles(runs: Iterable[Run]) -> list[Run]:
                 "Two of the runs are of several ranks, the same in both: add the cycles of each rank by itself, and "
                 "merge the ranks then."
             )
-        of_rank[ranks] = run if before is None else _one_after_the_other(before, run)
+        if before is None:
+            of_rank[ranks] = run
+        else:
+            said.setdefault(ranks, [not_following(before)]).append(not_following(run))
+            of_rank[ranks] = _one_after_the_other(before, run)
+    for ranks, of_parts in said.items():
+        total = of_rank[ranks]
+        of_rank[ranks] = replace(total, metas=(replace(total.meta, warnings=of_sum(total, of_parts)),))
     return [*of_rank.values()]
 
 
 def _one_after_the_other(before: Run, after: Run) -> Run:
     """The sum of two cycles, each with layers of its own."""
-    layers = tuple({layer.path: layer for layer in (*before.layers, *after.layers)}.values())
-    return add_cycle(on_layers(before, layers), on_layers(after, layers))
+    layers = {layer.path: replace(layer, **_UNCALLED) for layer in (*before.layers, *after.layers)}
+
+    def among_all(run: Run) -> Run:
+        own = {layer.path: layer for layer in run.layers}
+        return on_layers(run, tuple(own.get(path, layer) for path, layer in layers.items()))
+
+    return add_cycle(among_all(before), among_all(after))
 
 
 class _Known:
@@ -134,50 +155,83 @@ def _both(first: Layer, other: Layer) -> Layer:
         return first
     changes: dict[str, Any] = {name: getattr(first, name) or getattr(other, name) for name in _IF_ANY}
     changes.update((name, None) for name in _COUNTED if getattr(first, name) != getattr(other, name))
+    changes["same_shapes"] = same_shapes(first, other)
     if first.dtype_bytes != other.dtype_bytes:
         changes["dtype_bytes"] = ()
     return replace(first, **changes)
 
 
 class _Together:
-    """What some ranks do in lockstep, up to now. ``lasts`` are None where nobody knows what belongs together."""
+    """What some ranks do in lockstep, up to now: a list for each figure that each rank has. Those that not all ranks
+    have are None."""
 
-    __slots__ = ("beside_ns", "counts", "lasts", "ns", "ranks", "sign")
+    __slots__ = ("counts", "figures", "first", "is_paired", "key", "last_ns", "last_rank", "ranks", "times")
 
-    def __init__(self, key: LockstepKey) -> None:
-        self.ranks: list[int] = []
-        self.counts: list[int] = []
-        self.ns: list[int] = []
-        self.beside_ns: list[int] = []
-        self.lasts: list[tuple[int, int]] | None = None
-        self.sign = 1 if key.is_collective else -1  # the shortest wait is the last, or the longest work
+    def __init__(self, key: LockstepKey, first: Lockstep) -> None:
+        self.key = key
+        self.first = first
+        self.ranks = [*first.ranks]
+        self.counts = [*first.counts]
+        self.times = first.times
+        self.figures = self._figures(first)
+        self.is_paired = first.is_paired
+        self.last_ns = [*first.last_ns]
+        self.last_rank = [*first.last_rank]
 
     def add(self, other: Lockstep) -> None:
-        lasts = None
-        if other.is_paired:
-            lasts = [(self.sign * ns, rank) for ns, rank in zip(other.last_ns, other.last_rank)]
-        if not self.ranks:
-            self.lasts = lasts
-        elif self.lasts is None or lasts is None or self.counts[0] != other.counts[0]:
-            self.lasts = None
-        else:
-            self.lasts = [*map(min, self.lasts, lasts)]  # of equal ones the lowest rank
+        self.is_paired &= other.is_paired and self.counts[0] == other.counts[0] and self.times == other.times
+        if self.is_paired:
+            is_later = le if self.key.is_collective else ge  # the shortest wait is the last, or the longest work
+            later = map(is_later, other.last_ns, self.last_ns)
+            for at in compress(range(len(self.last_ns)), later):  # of many ranks hardly any is
+                is_equal = other.last_ns[at] == self.last_ns[at]
+                self.last_ns[at] = other.last_ns[at]
+                self.last_rank[at] = NOBODY if is_equal else other.last_rank[at]
         self.ranks += other.ranks
         self.counts += other.counts
-        self.ns += other.ns
-        self.beside_ns += other.beside_ns
+        self.figures = [
+            None if mine is None or its is None else mine + its for mine, its in zip(self.figures, self._figures(other))
+        ]
 
-    def lockstep(self, known: dict[tuple[int, ...], tuple[int, ...]]) -> Lockstep:
+    def _figures(self, one: Lockstep) -> list[list[Any] | None]:
+        """Of each rank the time, that beside others, that of the times that are kept, their median, and they
+        themselves."""
+        kept, medians, values = one.kept_ns, one.medians, one.values
+        if len(one.ranks) == 1 and one.last_ns:  # they are its own
+            values = (one.last_ns,)
+            kept = (sum(one.last_ns),)
+            medians = (median_low(one.last_ns),)
+        return [
+            [*one.ns],
+            [*one.beside_ns],
+            [*kept] if kept and one.times else None,
+            [*medians] if medians and not self.key.is_collective else None,
+            [*values] if values and self.key.keeps_values else None,
+        ]
+
+    def lockstep(self, known: dict[Any, Any]) -> Lockstep:
         """``known``: tuples that many of these have, so that each is there once."""
-        ranks, counts, ns, beside_ns = zip(*sorted(zip(self.ranks, self.counts, self.ns, self.beside_ns)))
-        lasts = self.lasts or []
+        if len(self.ranks) == 1:
+            return self.first
+        order = sorted(range(len(self.ranks)), key=self.ranks.__getitem__)
+
+        def sorted_by_rank(values: Sequence[Any] | None) -> tuple[Any, ...]:
+            found = () if values is None else tuple(values[at] for at in order)
+            return known.setdefault(found, found)  # type: ignore[no-any-return]
+
+        ns, beside_ns, kept_ns, medians, values = map(sorted_by_rank, self.figures)
+        is_paired = self.is_paired
         return Lockstep(
-            known.setdefault(ranks, ranks),
-            known.setdefault(counts, counts),
+            sorted_by_rank(self.ranks),
+            sorted_by_rank(self.counts),
             ns,
-            known.setdefault(beside_ns, beside_ns),
-            tuple(self.sign * ns for ns, _ in lasts),
-            tuple(rank for _, rank in lasts),
+            beside_ns,
+            tuple(self.last_ns) if is_paired else (),
+            tuple(self.last_rank) if is_paired else (),
+            known.setdefault(self.times, self.times) if is_paired else (),
+            kept_ns if is_paired else (),
+            medians,
+            values if is_paired else (),
         )
 
 
@@ -211,6 +265,7 @@ class _Merged:
         self._device_times: list[DeviceTime] = []
         self._timeline: Timeline | None = None
         self._lockstep: dict[LockstepKey, _Together] = {}
+        self._unfinished: list[Unfinished] = []
 
     def add(self, run: Run) -> None:
         """The ranks of one run more."""
@@ -220,13 +275,15 @@ class _Merged:
         self._samples.update(run.samples)
         self._memory += run.memory
         self._device_times += run.device_times
+        self._unfinished += run.unfinished
         if run.timeline is not None and (self._timeline is None or run.timeline.rank < self._timeline.rank):
             self._timeline = run.timeline
         for key, lockstep in run.lockstep.items():
             together = self._lockstep.get(key)
             if together is None:
-                together = self._lockstep[key] = _Together(key)
-            together.add(lockstep)
+                self._lockstep[key] = _Together(key, lockstep)
+            else:
+                together.add(lockstep)
 
     def _add_metas(self, metas: Iterable[Meta]) -> None:
         for meta in metas:
@@ -280,7 +337,7 @@ class _Merged:
             ranks = tuple(sorted(known.ranks))
             layers.append(replace(known.layer, ranks=of_ranks.setdefault(ranks, ranks)))
         numbers = {known.number: place for place, known in enumerate(ordered)}
-        tuples: dict[tuple[int, ...], tuple[int, ...]] = {}
+        tuples: dict[Any, Any] = {}
         merged = Run(
             metas,
             (),
@@ -290,6 +347,7 @@ class _Merged:
             self._timeline,
             tuple(sorted(self._device_times, key=_rank)),
             {key: together.lockstep(tuples) for key, together in self._lockstep.items()},
+            tuple(sorted(self._unfinished, key=_rank)),
         )
         return renumbered(merged, [numbers[number] for number in range(len(numbers))], tuple(layers))
 
@@ -304,7 +362,7 @@ class _Merged:
         return _tidy((), self._columns, {name: [*table.numbers] for name, table in self._tables.items()})
 
 
-def _rank(one: Memory | DeviceTime) -> int:
+def _rank(one: Memory | DeviceTime | Unfinished) -> int:
     return one.rank
 
 
@@ -358,11 +416,9 @@ def of_ranks(run: Run, ranks: Collection[int]) -> Iterator[Run]:
             samples[sample.rank][sample] = spread
     lockstep: dict[int, dict[LockstepKey, Lockstep]] = {rank: {} for rank in ranks}
     for key, together in run.lockstep.items():
-        for rank, count, ns, beside_ns in zip(together.ranks, together.counts, together.ns, together.beside_ns):
+        for at, rank in enumerate(together.ranks):
             if rank in lockstep:
-                # Of several ranks the times of each one are not kept, but for that of the last.
-                alone = Lockstep((rank,), (count,), (ns,), (beside_ns,), (), ())
-                lockstep[rank][key] = together if together.ranks == (rank,) else alone
+                lockstep[rank][key] = _of_one_rank(together, at)
     places: dict[int, list[tuple[int, int]]] = {rank: [] for rank in ranks}
     for rank, start, stop in _stretches(run.rows.columns["rank"]):
         if rank in places:
@@ -387,6 +443,19 @@ def of_ranks(run: Run, ranks: Collection[int]) -> Iterator[Run]:
             timeline if timeline is not None and timeline.rank == rank else None,
             tuple(time for time in run.device_times if time.rank == rank),
             lockstep[rank],
+            tuple(one for one in run.unfinished if one.rank == rank),
         )
         its_layers = (layer for layer in run.layers if not layer.ranks or rank in layer.ranks)
         yield on_layers(part, tuple(replace(layer, ranks=()) for layer in its_layers))
+
+
+def _of_one_rank(together: Lockstep, at: int) -> Lockstep:
+    """What the rank with this number did: how long each time took only where that is kept of every rank."""
+    if len(together.ranks) == 1:
+        return together
+    rank = together.ranks[at]
+    alone = Lockstep((rank,), (together.counts[at],), (together.ns[at],), (together.beside_ns[at],), (), ())
+    if together.values:
+        values = together.values[at]
+        return replace(alone, last_ns=values, last_rank=(rank,) * len(values), times=together.times)
+    return replace(alone, medians=together.medians[at : at + 1])

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from torchprof.attribute import Site
 from torchprof.call_order import call_order
 from torchprof.compiled import Module
+from torchprof.compiled_code import is_under_compile
 from torchprof.errors import TorchprofError
 from torchprof.exchanges import fqns_of
 from torchprof.instrument import Target, label_of
@@ -146,7 +147,7 @@ def _spots(models: Iterable[nn.Module], before: Sequence[Spot] = ()) -> list[Spo
             wrapper, compiled = None, False
             if len(path) > 1:
                 number, owner = above[path[:-1]]
-                compiled = spots[number].compiled or _is_compiled(owner)
+                compiled = spots[number].compiled or _may_inline(owner)
                 shown_path = spots[number].shown
                 if wrapped_step(owner) == path[-1]:
                     wrapper = number
@@ -167,12 +168,15 @@ def _unnumbered(name: str) -> str:
     return name.partition("#")[0]
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    return (
-        isinstance(module, torch.jit.ScriptModule)
-        or wrapped_step(module) == "_orig_mod"
-        or getattr(module, "_compiled_call_impl", None) is not None
-    )
+def _own_tensors(module: nn.Module | None) -> list[int]:
+    """The ids of the parameters and buffers that a module has itself."""
+    own = ({}, {}) if module is None else (module.__dict__.get("_parameters", {}), module.__dict__.get("_buffers", {}))
+    return [id(one) for tensors in own for one in tensors.values() if one is not None]
+
+
+def _may_inline(module: nn.Module) -> bool:
+    """Whether what is in a module may run in its place, without being called."""
+    return isinstance(module, torch.jit.ScriptModule) or is_under_compile(module)
 
 
 class Plan:
@@ -196,6 +200,7 @@ class Plan:
         self._target_of: dict[int, Target] = {}  # by the id of a module, which tells something while that is alive
         self._real_paths: dict[tuple[str, int], tuple[str, ...]] = {}
         self._layers: tuple[Layer, ...] = ()  # as they were last seen
+        self._found_replicas: list[ref[nn.parallel.DistributedDataParallel]] = []
         self._add(models, paths)
 
     def add(self, model: nn.Module) -> list[Target]:
@@ -255,7 +260,11 @@ class Plan:
             target = self._target(module)
             if target is None:
                 target = self._target_of[key] = Target(
-                    ref(module), label_of(spot.path), spot.compiled, training=_trains(module)
+                    ref(module),
+                    label_of(spot.path),
+                    spot.compiled,
+                    training=_trains(module),
+                    is_model=len(spot.shown) == 1,
                 )
                 self.targets.append(target)
             around = self._around(spot)
@@ -301,6 +310,25 @@ class Plan:
         found = [(spot.path, layer, spot.module()) for spot, layer in zip(self._spots, self._layer_of)]
         return {path: Module(layer, type(one).__name__) for path, layer, one in found if one is not None}
 
+    def holders_of(self, tensors: Sequence[torch.Tensor | None]) -> list[tuple[tuple[str, ...], ...] | None]:
+        """Of each of some tensors, the real paths of the modules that have it as a parameter or a buffer of their own;
+        ``()`` where only other modules in this process have it. None where no module has it, as with a parameter that
+        FSDP gathered or a buffer that was replaced since, and where it is gone (None)."""
+        paths: dict[int, list[tuple[str, ...]]] = {}
+        for spot in self._spots:
+            for key in _own_tensors(spot.module()):
+                paths.setdefault(key, []).append(spot.path)
+        elsewhere: set[int] = set()
+        if any(id(one) not in paths for one in tensors if one is not None):
+            modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+            elsewhere = {key for module in modules for key in _own_tensors(module)}
+
+        def holders(tensor: torch.Tensor | None) -> tuple[tuple[str, ...], ...] | None:
+            known = tensor is not None and (id(tensor) in paths or id(tensor) in elsewhere)
+            return tuple(paths.get(id(tensor), ())) if known else None
+
+        return [holders(tensor) for tensor in tensors]
+
     def is_alone(self, path: tuple[str, ...]) -> bool:
         """Whether the module with this real path is the only one of its class in this process."""
         module = next((spot.module() for spot in self._spots if spot.path == path), None)
@@ -320,27 +348,51 @@ class Plan:
         return found or fqns_of(self.layer_paths)
 
     @property
-    def replicated(self) -> set[int]:
-        """The layers whose gradients DistributedDataParallel exchanges."""
-        paths: set[tuple[str, ...]] = set()
-        layers: set[int] = set()
-        for spot, layer in zip(self._spots, self._layer_of):
-            if spot.path[:-1] in paths or isinstance(spot.module(), nn.parallel.DistributedDataParallel):
-                paths.add(spot.path)
-                layers.add(layer)
-        return layers
+    def replicated(self) -> dict[int, set[int]]:
+        """The layers whose gradients DistributedDataParallel exchanges, and for each how many elements those have that
+        it ignores (and no other of the layer). A layer all of whose own parameters it ignores is none of them."""
+        exchanged: dict[int, set[int]] = {}  # by the id of a module
+        for replica in self._replicas():
+            exchanged[id(replica)] = set()
+            ignored: set[str] = set(getattr(replica, "parameters_to_ignore", ()))  # not public
+            for name, module in replica.module.named_modules():
+                params = {f"{name}.{key}": param for key, param in module._parameters.items() if param is not None}
+                sizes = {param.numel() for key, param in params.items() if key not in ignored}
+                if sizes or not params:
+                    exchanged[id(module)] = {param.numel() for param in params.values()} - sizes
+        spots = zip(self._spots, self._layer_of)
+        return {layer: exchanged[id(module)] for spot, layer in spots if id(module := spot.module()) in exchanged}
 
     def unordered(self) -> list[str]:
         """The models whose gradients DistributedDataParallel has put into several buckets and not in the order in which
         they become ready: before its second forward, and where it never does so."""
-        found = []
-        for spot, layer in zip(self._spots, self._layer_of):
-            module = spot.module()
-            if isinstance(module, nn.parallel.DistributedDataParallel):
-                said: dict[str, Any] = getattr(module, "_get_ddp_logging_data", dict)()  # not public
-                if not said.get("has_rebuilt_buckets") and "," in str(said.get("bucket_sizes", "")):
-                    found.append(".".join(self.layer_paths[layer]))
-        return found
+        layer_of = {id(spot.module()): layer for spot, layer in reversed([*zip(self._spots, self._layer_of)])}
+        found: dict[int, str] = {}
+        for replica in self._replicas():
+            said = _said_of_buckets(replica)
+            if not said.get("has_rebuilt_buckets") and "," in str(said.get("bucket_sizes", "")):
+                layer = next(layer_of[id(module)] for module in replica.modules() if id(module) in layer_of)
+                found[layer] = ".".join(self.layer_paths[layer])
+        return [found[layer] for layer in sorted(found)]
+
+    def _replicas(self) -> list[nn.parallel.DistributedDataParallel]:
+        """Where DistributedDataParallel is, among our modules or around them: callbacks are given the module inside.
+
+        What is around them is looked for on the whole heap, and again only while a model is in none that is known: it
+        may still be wrapped.
+        """
+        known = [one for known in self._found_replicas if (one := known()) is not None]
+        inside = {id(module) for one in known for module in one.modules()}
+        if not known or any(id(model) not in inside for model in self.models):
+            modules = [spot.module() for spot in self._spots]
+            known = [module for module in modules if isinstance(module, nn.parallel.DistributedDataParallel)]
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                known += _all_replicas()
+            ours = {id(module) for module in modules}
+            known = [*{id(one): one for one in known if _is_built(one)}.values()]
+            known = [one for one in known if any(id(module) in ours for module in one.modules())]
+            self._found_replicas = [ref(one) for one in known]
+        return known
 
     def real_path(self, label: str, layer: int) -> tuple[str, ...] | None:
         """The path of the module that carries a label, where it is shown as this layer; None where it is not."""
@@ -399,6 +451,7 @@ class Plan:
                     buffer_bytes=sum(buffer.numel() * buffer.element_size() for buffer in made),
                     input_shapes=_plain(target.input_shapes) if target else (),
                     output_shapes=_plain(target.output_shapes) if target else (),
+                    same_shapes=target.same_shapes if target and target.is_model else None,
                     settings=_settings(core),
                     tied=tied,
                     output_bytes=_bytes(_plain(target.output_shapes), target.output_types) if target else None,
@@ -449,6 +502,30 @@ class Plan:
         added = [".".join(path) for path, module in now.items() if before.get(path) is not module]
         roots = {path[0] for path in now}
         return added, [".".join(path) for path in before if path not in now and path[0] in roots]
+
+
+def _all_replicas() -> list[nn.parallel.DistributedDataParallel]:
+    """All modules of DistributedDataParallel in this process: of a class, those that refer to it are its instances."""
+    classes = [nn.parallel.DistributedDataParallel]
+    for cls in classes:
+        classes += cls.__subclasses__()
+    return [one for one in gc.get_referrers(*classes) if type(one) in classes]
+
+
+def _is_built(replica: nn.parallel.DistributedDataParallel) -> bool:
+    """Whether its ``__init__`` came to an end: one that raised an error may live on with that error, and exchanges
+    nothing. The last that it makes is a logger, where a hook does not do all of the exchange (neither is public)."""
+    is_by_hook: bool = getattr(replica, "_delay_all_reduce_all_params", False)
+    return is_by_hook or getattr(replica, "logger", None) is not None
+
+
+def _said_of_buckets(replica: nn.parallel.DistributedDataParallel) -> dict[str, Any]:
+    """What DistributedDataParallel says of its buckets; nothing where this torch, or this module, does not say it."""
+    try:
+        said: dict[str, Any] = replica._get_ddp_logging_data()  # not public
+    except (AttributeError, AssertionError, RuntimeError):
+        return {}
+    return said
 
 
 def _is_sharded(module: nn.Module | None) -> bool:

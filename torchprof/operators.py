@@ -222,6 +222,16 @@ def _summed(
     return {key: Sums(calls[at], parts[at], own, total) for (key, at), own, total in zip(number.items(), *sums)}
 
 
+def parts_of_operators(rows: Rows) -> list[int]:
+    """Of each row, how many of its calls were made inside an op that is counted itself, with all that it calls."""
+    columns = rows.columns
+    if not any(columns["macs"]) and not any(columns["flops"]):
+        return [0] * len(rows)
+    is_part = _parts(rows)
+    keys = zip(columns["layer"], columns["phase"], columns["within"], columns["frames"])
+    return [calls * (calls > 0 and is_part(place)) for calls, place in zip(columns["calls"], keys)]
+
+
 def _parts(rows: Rows) -> Callable[[tuple[int, int, int, int]], bool]:
     """Says of a row, by its layer, phase, within and frames, whether it is part of an op that is counted itself."""
     columns = rows.columns

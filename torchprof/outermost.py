@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchprof.instrument import leave_to_eager
+from torchprof.forwards import leave_to_eager
 
 
 class OutermostCalls:
@@ -26,6 +26,7 @@ class OutermostCalls:
         self.inner = 0
         self._before = before
         self._elsewhere = elsewhere
+        self._original = self._ours = nn.Module.__dict__["__call__"]
 
     def attach(self) -> None:
         original = self._original = nn.Module.__dict__["__call__"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -15,8 +17,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torchprof.assemble import Asked, Seen, assemble, wanted_detail, with_doubts
 from torchprof.collect import Guard, Session, is_observed, missing_device, refuse_if_profiled
+from torchprof.compiled_code import compiled_regions
 from torchprof.cost import format_time
-from torchprof.doubts import some
+from torchprof.doubts import about_clock, some
 from torchprof.environment import this_process
 from torchprof.errors import TorchprofError
 from torchprof.fold import add_cycle
@@ -26,9 +29,10 @@ from torchprof.instrument import Labels
 from torchprof.job import Job, this_job
 from torchprof.modules import Plan
 from torchprof.outermost import OutermostCalls
-from torchprof.provenance import Provenance, compiled_regions
+from torchprof.provenance import Provenance
 from torchprof.run import Run
 from torchprof.sampling import Sampler
+from torchprof.sigterm import HeldSignals, undisturbed
 
 _MOST_MODELS = 32
 _CYCLE_S = 10.0
@@ -93,29 +97,50 @@ class Program:
         self._elsewhere: Counter[str] = Counter()  # calls of modules on threads that are not recorded, by class
         self._start_ns = 0  # how much was recorded before the first call of a model
         self._events_a_call = _FIRST_GUESS
+        self._plan = Plan([], None)
+        self._models = 0
+        self._labels = Labels(())
+        self._guard = Guard(self._give_way)
+        self._outermost = OutermostCalls(self._before_call, self._note_elsewhere)
+        self._undo = ExitStack()
         self._recording = False
         self._over = False
         self._settled = True  # whether no backward is to be expected of what ran up to now
 
     def __enter__(self) -> Program:
         refuse_if_profiled()
-        self._plan = Plan([], None)
-        self._models = 0
-        self._labels = Labels(())
-        self._guard = Guard(self._give_way)
-        self._outermost = OutermostCalls(self._before_call, self._note_elsewhere)
-        self._optimizers = register_optimizer_step_post_hook(self._after_step)
-        self._labels.attach()
-        self._outermost.attach()
+        try:
+            with HeldSignals():
+                self._put_on()
+            return self
+        except BaseException:
+            undisturbed(self._take_off)
+            raise
+
+    def __exit__(self, *_: Any) -> None:
+        undisturbed(self._end)
+
+    def _put_on(self) -> None:
         self._guard.on()
+        self._undo.callback(self._labels.detach)
+        self._labels.attach()
+        self._undo.callback(self._outermost.detach)
+        self._outermost.attach()
+        self._undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
         if self._provenance is not None:
+            self._undo.callback(self._provenance.off)
             self._provenance.on()
         if not self._warmup_calls:
             self._start_cycle()
-        return self
 
-    def __exit__(self, *_: Any) -> None:
-        self._end()
+    def _take_off(self) -> None:
+        """Leave all as it was before the block, which will not be run."""
+        try:
+            if self._recording:
+                self._stop_session()
+        finally:
+            self._undo.close()
+            self._guard.off()
 
     @property
     def run(self) -> Run:
@@ -134,7 +159,8 @@ class Program:
             return
         if self._recording and self._calls == self._last_call:
             calls = self._calls - self._warmup_calls
-            self._end(f"{calls} call{'s' if calls > 1 else ''} of models recorded, as asked; the program went on.")
+            why = f"{calls} call{'s' if calls > 1 else ''} of models recorded, as asked; the program went on."
+            undisturbed(functools.partial(self._end, why))
             return
         self._calls += 1
         if self._recording:
@@ -175,29 +201,37 @@ class Program:
         modules = self._calls + self._outermost.inner - self._modules_before
         much = max(age / _CYCLE_S, modules * self._events_a_call / _CYCLE_EVENTS)
         if much > _PATIENCE or (much > 1 and self._settled):
-            self._end_cycle()
-            self._start_cycle()
+            with HeldSignals():
+                self._end_cycle()
+                self._start_cycle()
 
     def _start_cycle(self) -> None:
-        self._session = Session(
-            self._records,
-            profile_memory=self._asked.profile_memory,
-            record_shapes=self._asked.record_shapes or self._asked.with_flops,
-            in_job=this_job(()).world_size > 1,
-        )
-        self._sampler = Sampler(threading.get_ident())
-        self._holding = held_now(self._plan.models, watch=True) if self._asked.profile_memory else NOTHING
-        self._modules_before = self._calls + self._outermost.inner
-        self._session.start()
-        self._sampler.start()
-        self._since = time.perf_counter()
-        self._recording = True
+        with HeldSignals():
+            self._session = Session(
+                self._records,
+                profile_memory=self._asked.profile_memory,
+                record_shapes=self._asked.record_shapes or self._asked.with_flops,
+                in_job=this_job(()).world_size > 1,
+            )
+            self._sampler = Sampler(threading.get_ident())
+            self._holding = held_now(self._plan.models, watch=True) if self._asked.profile_memory else NOTHING
+            self._modules_before = self._calls + self._outermost.inner
+            self._session.start()
+            self._sampler.start()
+            self._since = time.perf_counter()
+            self._recording = True
+
+    def _stop_session(self) -> None:
+        self._recording = False
+        try:
+            self._sampler.stop()
+            self._holding.stop_watching()
+        finally:
+            self._session.stop()
 
     def _end_cycle(self) -> None:
-        self._recording = False
-        self._sampler.stop()
-        self._session.stop()
-        self._holding.stop_watching()
+        self._stop_session()
+        self._seen.notes += about_clock(self._session.clock_jump_ns, self._session.wall_ns)
         modules = self._calls + self._outermost.inner - self._modules_before
         self._job = this_job(self._plan.models, self._job)
         cycle = assemble(
@@ -214,32 +248,31 @@ class Program:
             graphs=None if self._provenance is None else self._provenance.graphs(self._plan),
             regions=compiled_regions(),
             python_samples=self._samples(),
+            began_ns=self._session.began_ns,
         )
         self._events_a_call = sum(cycle.rows.columns["calls"]) / max(modules, 1)
         self._run = add_cycle(self._run, cycle)
 
     def _samples(self) -> Iterator[tuple[int, str, int]]:
-        for time_ns, (file, line, function), intervals in self._sampler.samples():
-            yield time_ns, f"{file}:{line} {function}", intervals
+        for at_ns, (file, line, function), intervals in self._sampler.samples():
+            yield at_ns, f"{file}:{line} {function}", intervals
 
     # The end
 
     def _give_way(self) -> None:
-        self._end("The program started a profiler of its own, and this one gave way: recorded up to there.")
+        why = "The program started a profiler of its own, and this one gave way: recorded up to there."
+        undisturbed(functools.partial(self._end, why))
 
     def _end(self, why: str | None = None) -> None:
         """Take off all that was put on, and make the run. Only the first time."""
         if self._over:
             return
         self._over = True
-        self._outermost.detach()
-        self._optimizers.remove()
-        self._labels.detach()
-        if self._provenance is not None:
-            self._provenance.off()
-        if self._recording:
-            self._end_cycle()
-        self._guard.off()
+        with ExitStack() as last:  # each of them, whatever error one of them raises
+            last.callback(self._guard.off)
+            if self._recording:
+                last.callback(self._end_cycle)
+            self._undo.close()
         notes = self._seen.notes
         if why is not None:
             notes.insert(0, why)

@@ -9,27 +9,50 @@ import functools
 import itertools
 import operator
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from math import prod
 from threading import local
 from types import CodeType
 from typing import Any, ClassVar, NamedTuple, Protocol
 from uuid import uuid4
+from weakref import ref
 
-from torchprof.compiled import SELF, CompiledGraphs, CompiledKernel, Module, Owner, Part, Step
+from torch import nn
+
+from torchprof.attribute import GIVEN
+from torchprof.collect import is_observed, record
+from torchprof.compiled import (
+    GRAPH_NOT_READ,
+    NESTED_GRAPHS,
+    SELF,
+    CompiledGraphs,
+    CompiledKernel,
+    Given,
+    Module,
+    Owner,
+    Part,
+    Step,
+)
 from torchprof.errors import TorchprofError
-from torchprof.run import CompiledRegion
 
 _GRADIENT_SUM = "Gradient addition node"
 """How torch explains a sum of the gradients of a tensor with several uses (``torch/fx/traceback.py``)."""
-_RESUME = re.compile(r"__resume_at_(\d+)_\d+")
 _KEY = f"torchprof-{uuid4().hex[:8]}"
 """What the keys of graphs begin with: not as in another process, which may have saved what it compiled."""
 _NUMBERS = itertools.count(1)
 _RANGE = re.compile(r'RAIIAtenRecordFunctionHandle \S+\("graph_\d+_(\S+)"')
 """How the source of a kernel of C++ begins its range in events."""
+_SOURCE = re.compile(r"([LG]\['[^']*'\])(.*)")
+"""What Dynamo calls where something comes from: a local or a global variable of the compiled function, and the way
+from there (``torch/_dynamo/source.py``)."""
+_STEP = re.compile(r"""\.(\w+)|\[(\d+)\]|\[(?:'([^']*)'|"([^"]*)")\]""")
+"""A step of that way: an attribute, an index or a key."""
+_OWN_TENSOR = re.compile(r".*(\._|\['_)(parameters|buffers)('\])?\['[^']*'\]")
+"""A parameter or a buffer that a module has itself, as the end of that way."""
+_NO_STEPS = frozenset({"__dict__", "_modules", "_parameters", "_buffers"})
+"""The steps through which a module has what it has: Dynamo names some of them, those of a class with a ``__getattr__``
+of its own all."""
 _PASS_ON = frozenset({"aten.add.Tensor", "aten.sub.Tensor", "aten.clone.default", "aten.alias.default"})
 """The ops beside views that take as gradient what they give: their backward may be no node at all."""
 
@@ -37,10 +60,10 @@ _PASS_ON = frozenset({"aten.add.Tensor", "aten.sub.Tensor", "aten.clone.default"
 class _Node(NamedTuple):
     """A node of a graph before Inductor's own passes.
 
-    ``users`` without the graph's output. ``sums``: it adds the gradients of the several uses of one tensor; ``relays``:
-    see ``_relays``; ``is_given``: it is an input of the graph. ``sequence`` is the number of the op that autograd saw,
-    which its backward has as well; ``gradient_of``: the output of the forward graph whose gradient it is;
-    ``passes_on``: the gradient of what it takes may be just that of what it gives.
+    ``users`` without the graph's output. ``sums``: it adds the gradients of the several uses of one tensor; ``relays``
+    and ``recomputes``: see ``_relays`` and ``_recomputes``; ``is_given``: it is an input of the graph. ``sequence`` is
+    the number of the op that autograd saw, which its backward has as well; ``gradient_of``: the output of the forward
+    graph whose gradient it is; ``passes_on``: the gradient of what it takes may be just that of what it gives.
     """
 
     inputs: tuple[str, ...]
@@ -49,6 +72,7 @@ class _Node(NamedTuple):
     sums: bool
     relays: bool
     is_given: bool
+    recomputes: bool
     sequence: int | None
     gradient_of: Any
     passes_on: bool
@@ -59,11 +83,13 @@ class _Node(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """A node that a kernel is made from, for whom it works, and what it does. ``flops`` is None where there is no
+    """A node that a kernel is made from, for whom it works, whether that is to compute again what the forward inside a
+    checkpoint computed, and what it does. ``flops`` is None where there is no
     formula: it counts then as one for each of the ``elements``."""
 
     node: str
     owners: list[Owner | None]
+    recomputes: bool
     flops: int | None
     elements: int
     nbytes: int
@@ -77,16 +103,19 @@ class Planned(Protocol):
 
     def is_alone(self, path: tuple[str, ...]) -> bool: ...
 
+    def holders_of(self, tensors: Sequence[Any]) -> list[tuple[tuple[str, ...], ...] | None]: ...
+
 
 class _Graph:
     """A graph that is being compiled, as it was before Inductor's own passes, and the kernels that it got since.
 
-    ``forward`` is the graph whose backward it is.
+    ``forward`` is the graph whose backward it is, None where that is not known.
     """
 
-    def __init__(self, forward: _Graph | None = None) -> None:
-        self.is_known = True  # not so where some of its kernels are in functions of their own, or reading it failed
-        self._forward = forward if forward is not None and forward.is_known else None
+    def __init__(self, forward: _Graph | None = None, is_backward: bool = False) -> None:
+        self._is_backward = is_backward
+        self.why_unknown = ""  # the reason, where reading it failed, or some kernels are in functions of their own
+        self._forward = forward if forward is not None and not forward.why_unknown else None
         self._kernels: list[tuple[str, set[str], list[_Work]]] = []  # with the node that a library is called for
         self._of_library: set[str] = set()  # all those nodes, and those that templates are for
         self._nodes: dict[str, _Node] = {}
@@ -102,7 +131,7 @@ class _Graph:
         try:
             yield
         except Exception:
-            self.is_known = False
+            self.why_unknown = GRAPH_NOT_READ
 
     def read(self, graph: Any) -> None:
         self._called = _called_module() if self._forward is None else self._forward._called
@@ -119,6 +148,7 @@ class _Graph:
                 _GRADIENT_SUM in str(node.meta.get("stack_trace", "")),
                 _relays(node),
                 node.op in ("placeholder", "get_attr"),
+                _recomputes(node),
                 node.meta.get("seq_nr"),
                 getattr(told, "output", None),
                 _is_view(node) or str(node.target) in _PASS_ON,
@@ -129,7 +159,7 @@ class _Graph:
     def nodes_from(self, lowering: Any, names: Iterable[str]) -> list[Any]:
         """The nodes that a kernel is made from, in their order."""
         if hasattr(lowering, "parent"):
-            self.is_known = False
+            self.why_unknown = NESTED_GRAPHS
         if self._lowered[0] is not lowering:
             self._lowered = lowering, {node.name: (at, node) for at, node in enumerate(lowering.module.graph.nodes)}
         found = {name: self._lowered[1][name] for name in names if name in self._lowered[1]}
@@ -149,10 +179,17 @@ class _Graph:
         made = called or self._made_in(nodes, prologue)
         working = [node for node in made if not _is_view(node)] or made
         works = [
-            _Work(node.name, self._owners_of(node), _flops(node), _elements(node), _nbytes(node))
+            _Work(
+                node.name,
+                self._owners_of(node),
+                self._is_recomputed(node),
+                _flops(node),
+                _elements(node),
+                _nbytes(node),
+            )
             for node in [node for node in working if node.all_input_nodes] or working
         ]
-        self._kernels.append((_plain(name), made_for, works))
+        self._kernels.append((_op_name(called[0]) if called else _plain(name), made_for, works))
 
     def _made_in(self, nodes: Sequence[Any], prologue: Sequence[Any]) -> list[Any]:
         """The nodes that a kernel is said to be made from but for those that made what it takes: where a library or a
@@ -175,7 +212,11 @@ class _Graph:
     @property
     def kernels(self) -> tuple[CompiledKernel, ...]:
         return tuple(
-            CompiledKernel(name, tuple(self._parts(works, made_for)) or (Part(None, 0, 0),))
+            CompiledKernel(
+                name,
+                tuple(self._parts(works, made_for)) or (Part(None, 0, 0),),
+                self._is_backward and bool(works) and all(work.recomputes for work in works),
+            )
             for name, made_for, works in self._kernels
         )
 
@@ -191,11 +232,12 @@ class _Graph:
         """With ``SELF`` for the module whose forward this is, and for no other."""
         if owner is None:
             return None
-        other = f"{SELF} of a function"
-        return tuple(
-            one._replace(root=SELF if one.root == self._called else other if one.root == SELF else one.root)
-            for one in owner
-        )
+        return tuple(one._replace(root=_root(one.root, self._called)) for one in owner)
+
+    def _is_recomputed(self, node: Any) -> bool:
+        """Whether a node of the graph that kernels are made from, or what it is in the place of, computes again."""
+        known = {node.name} if node.name in self._nodes else self._replaced_by(node)
+        return bool(known) and all(self._nodes[name].recomputes for name in known or ())
 
     def _owners_of(self, node: Any) -> list[Owner | None]:
         """For whom a node works, of the graph that kernels are made from."""
@@ -320,7 +362,25 @@ class _Graph:
 
 def _is_op(node: Any, kernel: str) -> bool:
     """Whether a node is the op that a kernel of a library is named after."""
-    return str(getattr(node.target, "overloadpacket", node.target)).rpartition(".")[2] == _plain(kernel)
+    return _last_name(node.target) == _plain(kernel)
+
+
+def _op_name(node: Any) -> str:
+    """The name in events of the op that a node carries out."""
+    return _last_name(_op_and_inputs(node)[0])
+
+
+def _op_and_inputs(node: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The op that a node carries out, and what it takes. Some are handed the op: inside a checkpoint, what saves and
+    restores the state of random numbers around it (``torch/_prims/rng_prims.py``)."""
+    for at, one in enumerate(node.args[:2]):
+        if hasattr(one, "overloadpacket"):
+            return one, node.args[at + 1 :]
+    return node.target, node.args
+
+
+def _last_name(op: Any) -> str:
+    return str(getattr(op, "overloadpacket", op)).rpartition(".")[2]
 
 
 def _relays(node: Any) -> bool:
@@ -393,12 +453,13 @@ def _flops(node: Any) -> int | None:
     """As ``torch.utils.flop_counter`` counts them."""
     from torch.utils.flop_counter import flop_registry
 
-    formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    op, inputs = _op_and_inputs(node)
+    formula = flop_registry.get(getattr(op, "overloadpacket", None))
     if formula is None:
         return None
     try:
         kwargs = {name: _in_numbers(value) for name, value in node.kwargs.items()}
-        return int(formula(*map(_in_numbers, node.args), **kwargs, out_val=_in_numbers(node)))
+        return int(formula(*map(_in_numbers, inputs), **kwargs, out_val=_in_numbers(node)))
     except Exception:  # it takes something else
         return None
 
@@ -420,7 +481,21 @@ def _owner(node: Any) -> Owner | None:
     stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
     if stack:
         return tuple(_step(path, cls) for path, cls in stack.values())
-    return () if meta.get("source_fn_stack") or meta.get("fwd_source_fn_stack") else None
+    if meta.get("source_fn_stack") or meta.get("fwd_source_fn_stack"):
+        return ()
+    # What a pass put around an op has no traces of its own, but what takes its results apart has those of the op.
+    of_results = {_owner(user) for user in node.users if user.target is operator.getitem} - {None}
+    return of_results.pop() if len(of_results) == 1 else None
+
+
+def _recomputes(node: Any) -> bool:
+    """Whether a node of a backward graph computes again what the forward inside a checkpoint computed: torch marks such
+    nodes of the forward, and puts copies of them into backward (``torch/_functorch/partitioners.py``)."""
+    if _op_and_inputs(node)[0] is not node.target:
+        results = [user for user in node.users if user.target is operator.getitem and user.meta]
+        return bool(results) and all(map(_recomputes, results))
+    is_marked = getattr(node.meta.get("recompute"), "name", "").endswith("_RECOMPUTE")
+    return is_marked and node.meta.get("partitioner_tag") != "is_backward"
 
 
 def _called_module() -> str | None:
@@ -452,14 +527,46 @@ def _is_forward_of(module: Any, code: CodeType) -> bool:
     return False
 
 
-def _step(path: str, cls: Any) -> Step:
-    """From how torch writes the way to a module: ``L['self'].layers.0``, ``L['self']._modules['fc']``."""
-    root, _, rest = path.partition("]")
-    for bracket in ("._modules[", "["):
-        rest = rest.replace(bracket, ".")
-    rest = rest.replace("]", "").replace("'", "").replace('"', "")
-    kind = cls if isinstance(cls, str) else getattr(cls, "__name__", "")
-    return Step(f"{root}]", tuple(step for step in rest.split(".") if step), kind.rpartition(".")[2])
+def _step(source: str, cls: Any) -> Step:
+    """A module from what Dynamo calls where it comes from: ``L['self'].layers.0``, ``L['self']._modules['fc']``,
+    ``L['self'].__dict__['_modules']['fc']``. What comes otherwise is a root of its own."""
+    kind = (cls if isinstance(cls, str) else getattr(cls, "__name__", "")).rpartition(".")[2]
+    found = _SOURCE.fullmatch(source)
+    if found is None or _STEP.sub("", found[2]):
+        return Step(source, (), kind)
+    path = (next(filter(None, step), "") for step in _STEP.findall(found[2]))
+    return Step(found[1], tuple(step for step in path if step not in _NO_STEPS), kind)
+
+
+def _root(root: str, called: str | None) -> str:
+    """``SELF`` for what the compiled function calls the module whose forward it is, and for nothing else."""
+    return SELF if root == called else f"{SELF} of a function" if root == SELF else root
+
+
+class _Taken(NamedTuple):
+    """An input of a compiled function's graph that it takes from a module: its number among all, and what the function
+    calls that module."""
+
+    number: int
+    root: str
+    path: tuple[str, ...]
+
+
+def _taken_by(graph: Any) -> list[_Taken]:
+    """What a compiled function takes from modules: of each that it names, and of each that such a one has, one tensor.
+    A parameter rather than a buffer, which a forward may replace. Nothing of the module whose forward it is: a label
+    tells that."""
+    called = _called_module()
+    found: dict[str, dict[tuple[str, tuple[str, ...]], _Taken]] = {"parameters": {}, "buffers": {}}
+    for number, node in enumerate(node for node in graph.nodes if node.op == "placeholder"):
+        name = getattr(getattr(node, "_dynamo_source", None), "name", "")
+        source = str(name() if callable(name) else name)
+        if own := _OWN_TENSOR.fullmatch(source):
+            step = _step(source, "")
+            taken = _Taken(number, _root(step.root, called), step.path[:-1])
+            if taken.root != SELF:
+                found[own[2]].setdefault((taken.root, taken.path[:1]), taken)
+    return [*{**found["buffers"], **found["parameters"]}.values()]
 
 
 def _common(one: Owner, other: Owner) -> Owner:
@@ -530,49 +637,6 @@ class _Inductor:
         )
 
 
-def compiled_regions() -> tuple[CompiledRegion, ...]:
-    """All code that torch.compile has made in this process and still has; empty where it made none, and where this
-    torch does not tell."""
-    if "torch._dynamo.convert_frame" not in sys.modules:
-        return ()
-    try:
-        from torch._dynamo.convert_frame import input_codes
-        from torch._dynamo.eval_frame import _debug_get_cache_entry_list
-        from torch._dynamo.utils import get_compilation_metrics
-
-        reasons = {one.compile_id: one.restart_reasons for one in get_compilation_metrics() if one.restart_reasons}
-        return tuple(
-            _region(code, version.code, str(version.compile_id), reasons.get(str(version.compile_id), ()))
-            for code in (seen() for seen in input_codes.seen)
-            if code is not None
-            for version in _debug_get_cache_entry_list(code)
-        )
-    except Exception:  # what it reads is torch's own, and may be anything in another version
-        return ()
-
-
-def _region(code: CodeType, compiled: CodeType, name: str, reasons: Iterable[str]) -> CompiledRegion:
-    """``compiled`` is what torch.compile made of the code of a function; where it breaks, it calls functions for the
-    rest, named after the instruction that they go on with."""
-    resumes = [int(match[1]) for match in map(_RESUME.match, compiled.co_names) if match]
-    lines = [line for start, end, line in code.co_lines() if line and any(start <= at < end for at in resumes)]
-    return CompiledRegion(
-        name,
-        getattr(code, "co_qualname", code.co_name),
-        code.co_filename,
-        code.co_firstlineno,
-        min(lines) if lines else None,
-        "; ".join(map(_in_short, sorted(reasons))) if lines else "",
-    )
-
-
-def _in_short(reason: str) -> str:
-    """Of how torch explains a graph break: what happened, and why."""
-    lines = [line.strip() for line in reason.splitlines() if line.strip()]
-    told = [line.removeprefix("Explanation: ") for line in lines[1:] if line.startswith("Explanation: ")]
-    return ": ".join([*lines[:1], *told[:1]])
-
-
 class Provenance:
     """While it is on, what torch.compile compiles is known by its layers: see ``known``.
 
@@ -581,13 +645,17 @@ class Provenance:
     unknown, and what is compiled as it is. Raises TorchprofError where this torch has not what that needs.
     """
 
-    known: ClassVar[dict[str, tuple[CompiledKernel, ...]]] = {}
-    """The kernels of all graphs that were compiled while any was on, by the key in the name of the range around."""
+    known: ClassVar[dict[str, tuple[CompiledKernel, ...] | str]] = {}
+    """The kernels of all graphs that were compiled while any was on, by the key in the name of the range around; the
+    reason where they are not known."""
+
+    _all_on: ClassVar[list[Provenance]] = []
 
     def __init__(self, divisor: str | None = None) -> None:
         """``divisor``: see ``CompiledGraphs``."""
         self._inductor = _Inductor()
         self._divisor = divisor
+        self._calls = _Calls()
         self._undo = ExitStack()
 
     @classmethod
@@ -608,9 +676,18 @@ class Provenance:
         def now() -> _Graph | None:
             return getattr(state, "graph", None)
 
-        def compile_uncached(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            with inductor.uncached():
-                return original(*args, **kwargs)
+        def compile_uncached(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+            taken: list[_Taken] = []
+            if not getattr(state, "is_inside", False) and not inductor.is_ahead_of_time:
+                with suppress(Exception):  # as of a graph that cannot be read
+                    taken = _taken_by(module.graph)
+            is_inside, state.is_inside = getattr(state, "is_inside", False), True
+            try:
+                with inductor.uncached():
+                    compiled = original(module, *args, **kwargs)
+            finally:
+                state.is_inside = is_inside
+            return _telling(compiled, taken) if taken and callable(compiled) else compiled
 
         def compile_told(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if inductor.is_ahead_of_time:
@@ -620,7 +697,7 @@ class Provenance:
 
         def compile_graph(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
             number, is_backward = kwargs.get("graph_id"), kwargs.get("is_backward", False)
-            graph = _Graph(forwards.get(number) if is_backward else None)
+            graph = _Graph(forwards.get(number) if is_backward else None, is_backward)
             with graph.reading():
                 graph.read(module.graph)
             if number is not None and not is_backward:
@@ -636,7 +713,7 @@ class Provenance:
                 kernels: tuple[CompiledKernel, ...] = ()
                 with graph.reading():
                     kernels = graph.kernels
-                Provenance.known[key] = kernels if graph.is_known else ()
+                Provenance.known[key] = graph.why_unknown or kernels
             return compiled
 
         def write(original: Callable[..., Any], wrapper: Any, kernel: str, handle: int | None = None) -> Any:
@@ -662,6 +739,10 @@ class Provenance:
 
         with ExitStack() as undo:
             undo.callback(forwards.clear)
+            if Provenance._all_on:  # numbers of calls are in the events of all that are on
+                self._calls = Provenance._all_on[-1]._calls
+            Provenance._all_on.append(self)
+            undo.callback(Provenance._all_on.remove, self)
             _replace(undo, inductor.enter, compile_uncached)
             _replace(undo, inductor.cached, compile_told)
             _replace(undo, inductor.compile, compile_graph)
@@ -674,7 +755,88 @@ class Provenance:
 
     def graphs(self, plan: Planned) -> CompiledGraphs:
         """All that is known by now, for the models of a profile."""
-        return CompiledGraphs(Provenance.known, plan.modules, self._divisor, plan.is_alone)
+        return CompiledGraphs(
+            Provenance.known, plan.modules, self._divisor, plan.is_alone, self._calls.given(plan.holders_of)
+        )
+
+    @classmethod
+    def calls(cls) -> _Calls | None:
+        """Where the calls of compiled functions are noted; None while none is on."""
+        return next((one._calls for one in cls._all_on[-1:]), None)
+
+
+class _Calls:
+    """With which tensors of modules compiled functions were called. The tensors are held weakly.
+
+    Calls with the same tensors have one number. After ``MOST`` numbers only parameters are noted, as a forward may
+    replace a buffer in each call, and after twice as many nothing more: one number for each function.
+    """
+
+    MOST: ClassVar[int] = 10_000
+
+    def __init__(self) -> None:
+        self._free = itertools.count()  # threads that call at once get different numbers
+        self._tensors: dict[int, list[tuple[_Taken, Callable[[], Any]]]] = {}  # by number
+        self._numbers: dict[tuple[tuple[_Taken, ...], tuple[int, ...]], int] = {}  # by the ids of the tensors
+
+    def number_of(self, taken: tuple[_Taken, ...], inputs: Sequence[Any]) -> int:
+        """The number of a call. Raises IndexError and TypeError for other inputs than were compiled for."""
+        tensors = [inputs[one.number] for one in taken]
+        noted: list[Any] = tensors
+        for most in (_Calls.MOST, 2 * _Calls.MOST, None):
+            key = taken, tuple(map(id, noted))
+            number = self._numbers.get(key)
+            if number is not None and all(known() is one for (_, known), one in zip(self._tensors[number], noted)):
+                return number
+            if most is None or len(self._tensors) < most:
+                break
+            is_full = most > _Calls.MOST
+            noted = [None if is_full or not isinstance(one, nn.Parameter) else one for one in tensors]
+        number = next(self._free)
+        self._tensors[number] = [
+            (one, _nothing if tensor is None else ref(tensor)) for one, tensor in zip(taken, noted)
+        ]
+        self._numbers[key] = number
+        return number
+
+    def given(self, holders_of: Callable[[Sequence[Any]], Sequence[Any]]) -> dict[str, list[Given]]:
+        """What was taken, by the name of the range of each call; see ``Planned.holders_of``."""
+        calls = [*self._tensors.items()]
+        tensors = [tensor() for _, call in calls for _, tensor in call]
+        holders = iter(holders_of(tensors))
+        alive = iter(tensors)
+        return {
+            f"{GIVEN}{number}": [Given(one.root, one.path, next(holders), next(alive) is None) for one, _ in call]
+            for number, call in calls
+        }
+
+
+def _nothing() -> None:
+    """Stands for a reference to a tensor that was not noted."""
+
+
+def _telling(compiled: Callable[..., Any], taken: Sequence[_Taken]) -> Callable[..., Any]:
+    """A function that calls another, the graphs of a compiled function, and tells a profiler of ours that is on which
+    tensors of modules it was called with: one graph serves all modules for which the guards hold. It stays in what was
+    compiled: where none of ours is on, it only calls."""
+    taken = tuple(taken)
+
+    @functools.wraps(compiled)
+    def told(*args: Any, **kwargs: Any) -> Any:
+        calls = Provenance.calls()
+        if calls is None or not is_observed():
+            return compiled(*args, **kwargs)
+        try:
+            number = calls.number_of(taken, args[0] if len(args) == 1 and isinstance(args[0], list) else args)
+        except (IndexError, TypeError):  # they are others than those that it was compiled for: nothing is told
+            return compiled(*args, **kwargs)
+        with record(f"{GIVEN}{number}"):
+            return compiled(*args, **kwargs)
+
+    # Dynamo would look through a function that bears these marks of the one inside it.
+    for name in [name for name in vars(told) if name.startswith("_torchdynamo")]:
+        delattr(told, name)
+    return told
 
 
 def _range_of(wrapper: Any, kernel: str, is_called_by_name: bool) -> str:

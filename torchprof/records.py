@@ -1,7 +1,8 @@
 """A run as flat tables of plain values, for spreadsheets, data frames and databases.
 
 What is not known is None and never 0: what could not be measured, what a layer would have cost that was never called,
-and arithmetic of which no call was counted. Times are in nanoseconds, memory in bytes: names of columns say so.
+and a sum that lacks all there is in it. Of a sum that lacks a part, the record says in ``lower_bounds`` that it is one.
+Times are in nanoseconds, memory in bytes: names of columns say so.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-from torchprof.attribute import BACKWARD, NOT_SELECTED, OUTSIDE, Frame
-from torchprof.cost import MEASURES, Cost, Measure, Unit
+from torchprof.attribute import BACKWARD, FORWARD, LAUNCHED_BEFORE, NOT_SELECTED, OUTSIDE, Frame
+from torchprof.cost import MEASURES, Bound, Measure, Unit
 from torchprof.errors import TorchprofError, suggest
+from torchprof.figures import Figures, figures_of_layers
 from torchprof.merging import of_ranks
-from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Op, Run, SampleKey
+from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Op, Run, SampleKey, is_left_over
 
 Cell = str | int | None
 
@@ -29,21 +31,6 @@ class Table(NamedTuple):
     records: list[tuple[Cell, ...]]
 
 
-class Figure(NamedTuple):
-    """One number of a ``Cost``, under a name that ends in its unit: fields, each with its sign."""
-
-    name: str
-    fields: tuple[tuple[str, int], ...]
-    doubt: str | None = None
-
-    def of(self, cost: Cost, measured: Set[str]) -> int | None:
-        """None where it was not measured, and where all there was to count has no formula."""
-        if any(name not in measured for name, _ in self.fields):
-            return None
-        value = sum(sign * int(getattr(cost, name)) for name, sign in self.fields)
-        return None if not value and self.doubt is not None and getattr(cost, self.doubt) else value
-
-
 def table(run: Run, of: str = "layers") -> Table:
     """The records ``of`` a run's "layers", its "operators" or its "rows". Raises TorchprofError for anything else."""
     if of not in TABLES:
@@ -52,7 +39,8 @@ def table(run: Run, of: str = "layers") -> Table:
 
 
 def layers(run: Run) -> Table:
-    """One record for each layer, phase and rank; work of no layer has records of its own.
+    """One record for each layer, phase and rank; work of no layer has records of its own, and so has what was launched
+    before the recording.
 
     ``self_…`` is what the layer did itself: Σ over all records is Σ over the rows of the run. ``total_…`` is with the
     layers below it. Calls are those of the phase; autograd calls no layer, so backward has none. What the layer is
@@ -66,7 +54,9 @@ def layers(run: Run) -> Table:
         **_typed(str, "layer", "kind", "settings"),
         **_typed(int, "depth"),
         **_typed(str, "phase"),
-        **_typed(int, "rank", "calls", *_self_and_total(figures), *durations),
+        **_typed(int, "rank", "calls", *_self_and_total(figures)),
+        **_typed(str, "lower_bounds"),
+        **_typed(int, *durations),
         **_typed(int, *(f"peak_{name}_bytes" for name in peaks)),
         **_typed(int, "self_params", "total_params", "self_trainable_params"),
         **_typed(str, "input_shapes", "output_shapes"),
@@ -81,7 +71,7 @@ def layers(run: Run) -> Table:
                     phase,
                     one.meta.rank,
                     of_layer.calls,
-                    *_values(figures, of_layer.costs, frozenset(one.meta.measured)),
+                    *_values(figures, of_layer.figures, phase, frozenset(one.meta.measured)),
                     *(_durations(one, index, phase) if durations else ()),
                     *(_peak(one, index, phase, name == "cpu") for name in peaks),
                     *of_layer.holds,
@@ -103,6 +93,7 @@ def operators(run: Run) -> Table:
         **_typed(int, "rank"),
         **_typed(str, "operator", "operator_kind", "labels"),
         **_typed(int, "calls", *_self_and_total(figures)),
+        **_typed(str, "lower_bounds"),
     }
     records: list[tuple[Cell, ...]] = []
     for one in of_ranks(run, [meta.rank for meta in run.metas]):
@@ -111,10 +102,10 @@ def operators(run: Run) -> Table:
                 kind = one.layers[index].kind or None if index >= 0 else None
                 for op, labels in _flat(found):
                     own_time = op.name == BETWEEN_OPS
-                    unclocked = own_time and index == OUTSIDE
+                    costs = Figures({phase: op.self}, {phase: op.total}, timeless=own_time and index == OUTSIDE)
                     records.append(
                         (
-                            layer_name(one, index),
+                            LAUNCHED_BEFORE if op.name == LAUNCHED_BEFORE else layer_name(one, index),
                             kind,
                             phase,
                             one.meta.rank,
@@ -122,7 +113,7 @@ def operators(run: Run) -> Table:
                             op.kind,
                             _INWARD.join(labels) or None,
                             None if own_time else op.calls,
-                            *_values(figures, (op.self, op.total), _clocked(frozenset(one.meta.measured), unclocked)),
+                            *_values(figures, costs, phase, frozenset(one.meta.measured)),
                         )
                     )
     return Table(columns, records)
@@ -152,7 +143,8 @@ def rows(run: Run) -> Table:
             "dtypes",
             "source",
         ),
-        **_typed(int, "calls", *(f"self_{figure.name}" for figure in figures)),
+        **_typed(int, "calls", *(f"self_{figure.heading}" for figure in figures)),
+        **_typed(str, "lower_bounds"),
     }
     measured = {meta.rank: frozenset(meta.measured) for meta in run.metas}
     chains = [_of_chain(frames) for frames in run.rows.frames]
@@ -169,11 +161,15 @@ def rows(run: Run) -> Table:
     for at, row in enumerate(run.rows):
         index, chain, within = (run.rows.columns[name][at] for name in ("layer", "frames", "within"))
         own_time = not row.frames
-        seen = bool(row.frames) and row.frames[-1].kind == "python"
-        known = frozenset[str]() if seen else _clocked(measured[row.rank], own_time and index == OUTSIDE)
+        costs = Figures(
+            own={row.phase: row.cost},
+            total={row.phase: row.cost},
+            unknown=not own_time and row.frames[-1].kind == "python",
+            timeless=own_time and index == OUTSIDE,
+        )
         records.append(
             (
-                layer_name(run, index),
+                LAUNCHED_BEFORE if is_left_over(row.frames) else layer_name(run, index),
                 row.layer.kind or None if row.layer is not None else None,
                 row.phase,
                 row.rank,
@@ -182,7 +178,7 @@ def rows(run: Run) -> Table:
                 arounds[within],
                 *chains[chain],
                 None if own_time and (index < 0 or row.phase == BACKWARD) else row.calls,
-                *(figure.of(row.cost, known) for figure in figures),
+                *_values(figures, costs, row.phase, measured[row.rank], of_self_alone=True),
             )
         )
     return Table(columns, records)
@@ -191,19 +187,20 @@ def rows(run: Run) -> Table:
 TABLES: Mapping[str, Callable[[Run], Table]] = {"layers": layers, "operators": operators, "rows": rows}
 
 
-def _figures(run: Run) -> list[Figure]:
-    """What was asked for, each field by itself, and memory also net: what was allocated less what was freed."""
+def _figures(run: Run) -> list[Measure]:
+    """What was asked for, each field by itself, and memory also net: what was allocated less what was freed. Headings
+    are names that end in a unit."""
     asked = _requested(run)
     figures = []
     doubts = {}
     for measure in MEASURES:
         fields = [(name, sign) for name, sign in measure.fields if name in asked]
-        figures += [Figure(_with_unit(name, measure), ((name, 1),), measure.doubt) for name, _ in fields]
+        figures += [Measure(_with_unit(name, measure), measure.unit, ((name, 1),), measure.doubt) for name, _ in fields]
         if len(fields) > 1:
             where, _, _ = fields[0][0].partition("_")
-            figures.append(Figure(_with_unit(f"{where}_net", measure), tuple(fields)))
+            figures.append(Measure(_with_unit(f"{where}_net", measure), measure.unit, tuple(fields)))
         if fields and measure.doubt is not None:
-            doubts[measure.doubt] = Figure(measure.doubt, ((measure.doubt, 1),))
+            doubts[measure.doubt] = Measure(measure.doubt, Unit.COUNT, ((measure.doubt, 1),))
     return [*figures, *doubts.values()]
 
 
@@ -220,32 +217,35 @@ def _typed(kind: type, *names: str) -> dict[str, type]:
     return dict.fromkeys(names, kind)
 
 
-def _self_and_total(figures: Sequence[Figure]) -> Iterator[str]:
+def _self_and_total(figures: Sequence[Measure]) -> Iterator[str]:
     for figure in figures:
-        yield f"self_{figure.name}"
-        yield f"total_{figure.name}"
+        yield f"self_{figure.heading}"
+        yield f"total_{figure.heading}"
 
 
-def _values(figures: Sequence[Figure], costs: tuple[Cost, Cost] | None, measured: Set[str]) -> Iterator[int | None]:
-    """Self and total of each figure; ``costs`` are those two, or None where nobody knows them."""
+def _values(
+    figures: Sequence[Measure], of_row: Figures, phase: str, measured: Set[str], *, of_self_alone: bool = False
+) -> Iterator[Cell]:
+    """Self and total of each figure, and then the names of the columns among them that hold a lower bound."""
+    lower_bounds = []
     for figure in figures:
-        for number in range(2):
-            yield None if costs is None else figure.of(costs[number], measured)
-
-
-def _clocked(measured: Set[str], unclocked: bool) -> Set[str]:
-    """What was measured; outside of all layers no range tells how long the time between operators was."""
-    return measured - {"cpu_ns"} if unclocked else measured
+        is_measured = all(name in measured for name, _ in figure.fields)
+        for which in ("self",) if of_self_alone else ("self", "total"):
+            found = of_row.measure(figure, phase, which == "self", is_measured)
+            if found.bound is Bound.AT_LEAST:
+                lower_bounds.append(f"{which}_{figure.heading}")
+            yield int(found.value) if found.is_known else None
+    yield ", ".join(lower_bounds) or None
 
 
 class _OfLayer(NamedTuple):
-    """A layer, or work of none, in one phase: what stands in its record before the phase and after the figures."""
+    """A layer, or work of none, in one phase, with what stands in its record before the phase and after the figures."""
 
     number: int
     phase: str
     names: tuple[Cell, ...]
     calls: int | None
-    costs: tuple[Cost, Cost] | None
+    figures: Figures
     holds: tuple[Cell, ...]
 
 
@@ -253,25 +253,28 @@ def _layers_of(run: Run, phases: Sequence[str]) -> Iterator[_OfLayer]:
     """What each layer took, itself and with all below it; a layer that was never called took nobody knows what."""
     index = {layer.path: number for number, layer in enumerate(run.layers)}
     params = run.total_params()
-    selected = None if run.meta.paths is None else set(run.meta.paths)
+    figures = figures_of_layers(run, phases)
     for root in range(len(run.roots)):
         for nodes in zip(*(run.tree(phase, root).walk() for phase in phases)):
             layer = nodes[0].layer
             names = (layer.name, layer.kind or None, layer.settings or None, len(layer.path) - 1)
             shapes = _as_json(layer.input_shapes), _as_json(layer.output_shapes)
             holds = (layer.params, params[layer.path], layer.trainable_params, *shapes)
-            own = selected is None or layer.path in selected
-            called = own and any(node.calls or node.total for node in nodes)
-            inlined = layer.compiled and not nodes[0].calls
+            of_layer = figures[layer.path]
+            are_calls_known = of_layer.number_of_calls().is_known
             for phase, node in zip(phases, nodes):
-                calls = node.calls if own and phase != BACKWARD and not inlined else None
-                costs = (node.self, node.total) if called else None
-                yield _OfLayer(index[layer.path], phase, names, calls, costs, holds)
+                calls = node.calls if are_calls_known and phase != BACKWARD else None
+                yield _OfLayer(index[layer.path], phase, names, calls, of_layer, holds)
     for number, name in _NO_LAYERS.items():
         spent = {phase: run.no_layer(phase, selected=number == OUTSIDE) for phase in phases}
         if any(spent.values()):
-            for phase, cost in spent.items():
-                yield _OfLayer(number, phase, (name, None, None, None), None, (cost, cost), (None,) * 5)
+            of_none = Figures(spent, spent)
+            for phase in phases:
+                yield _OfLayer(number, phase, (name, None, None, None), None, of_none, (None,) * 5)
+    if run.left_over:
+        left_over = {FORWARD: run.left_over}
+        of_none = Figures(left_over, left_over)
+        yield _OfLayer(OUTSIDE, FORWARD, (LAUNCHED_BEFORE, None, None, None), None, of_none, (None,) * 5)
 
 
 def _as_json(value: Sequence[Any]) -> str | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torchprof.attribute import PHASES, Frame
-from torchprof.compiled import COMPILING, GRAPH, GUARDS, NOT_ATTRIBUTABLE, is_overhead
+from torchprof.compiled import COMPILING, GRAPH, GUARDS, NOT_ATTRIBUTABLE, OTHER_MODULE, is_overhead
 from torchprof.cost import FIELDS, Cost
 from torchprof.run import CompiledRegion, Run
 
@@ -44,18 +45,25 @@ class RegionUse:
 @dataclass
 class Shares:
     """The kernels of compiled graphs in one phase: what of them is of one layer, of several, and of unknown ones, with
-    all of the graphs that nothing is known of."""
+    all of the graphs that nothing is known of, by the reason why these are not known."""
 
     of_one: Cost = field(default_factory=Cost)
     of_several: Cost = field(default_factory=Cost)
-    unknown: Cost = field(default_factory=Cost)
+    unknown: dict[str, Cost] = field(default_factory=dict)
 
     def times(self, run: Run) -> tuple[int, int, int]:
         """In nanoseconds of the device where it ran any, else of the CPU."""
-        costs = (self.of_one, self.of_several, self.unknown)
-        if "device_ns" in run.meta.measured and any(cost.device_ns for cost in costs):
-            return self.of_one.device_ns, self.of_several.device_ns, self.unknown.device_ns
-        return self.of_one.cpu_ns, self.of_several.cpu_ns, self.unknown.cpu_ns
+        one, several, *unknown = self._times(run)
+        return one, several, sum(unknown)
+
+    def unknown_times(self, run: Run) -> dict[str, int]:
+        """The same of what is unknown, by the reason."""
+        return dict(zip(self.unknown, self._times(run)[2:]))
+
+    def _times(self, run: Run) -> list[int]:
+        costs = (self.of_one, self.of_several, *self.unknown.values())
+        on_device = "device_ns" in run.meta.measured and any(cost.device_ns for cost in costs)
+        return [cost.device_ns if on_device else cost.cpu_ns for cost in costs]
 
 
 @dataclass
@@ -68,6 +76,19 @@ class Compiled:
     shares: dict[str, Shares] = field(default_factory=dict)
     compiled: int = 0
     compiling: Cost = field(default_factory=Cost)
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether any region called a graph of Inductor's."""
+        return any(part.graph for use in self.uses for part in use.phases.values())
+
+    def unknown_shares(self, run: Run) -> dict[str, float]:
+        """What of the time of all kernels is of unknown layers, by the reason, the largest first."""
+        whole = sum(sum(shares.times(run)) for shares in self.shares.values())
+        times: Counter[str] = Counter()
+        for shares in self.shares.values():
+            times.update(shares.unknown_times(run))
+        return {reason: time / whole for reason, time in times.most_common() if whole}
 
     @property
     def breaks(self) -> dict[CompiledRegion, list[RegionUse]]:
@@ -90,8 +111,9 @@ def compiled_in(run: Run) -> Compiled:
         frames = [frame for _, frame in steps]
         if by_layers and _is_kernel(frames):
             shares = found.shares.setdefault(phase, Shares())
-            if any(frame.kind == "kernels" and frame.name == NOT_ATTRIBUTABLE for frame in frames):
-                shares.unknown += cost
+            reason = next(filter(None, map(_why_unknown, frames)), None)
+            if reason is not None:
+                shares.unknown[reason] = shares.unknown.get(reason, Cost()) + cost
             elif is_shared:
                 shares.of_several += cost
             else:
@@ -162,6 +184,16 @@ def _sums_in_regions(
 
 def _is_kernel(frames: Sequence[Frame]) -> bool:
     """Whether what is inside these frames is a kernel of a compiled graph, or anything of one that is unknown."""
-    if any(frame.kind == "kernels" and frame.name == NOT_ATTRIBUTABLE for frame in frames):
-        return True
-    return any(frame.name == GRAPH for frame in frames[:-1])
+    return any(map(_why_unknown, frames)) or any(frame.name == GRAPH for frame in frames[:-1])
+
+
+def _why_unknown(frame: Frame) -> str | None:
+    """Why the layers of the kernels in a frame are not known; None where they are. Older files have no reason."""
+    if frame.kind != "kernels" or not frame.name.startswith(NOT_ATTRIBUTABLE):
+        return None
+    return frame.name.removeprefix(f"{NOT_ATTRIBUTABLE}: ")
+
+
+def may_be_of_layers_below(frame: Frame) -> bool:
+    """Whether the kernels in a frame are of unknown layers, and these may be among the profiled ones."""
+    return _why_unknown(frame) not in (None, OTHER_MODULE)

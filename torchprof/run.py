@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from heapq import nsmallest
 from itertools import groupby
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, PHASES, RANGES, Frame, Signature
+from torchprof.attribute import FORWARD, LAUNCHED_BEFORE, NOT_SELECTED, OUTSIDE, PHASES, RANGES, Frame, Signature
 from torchprof.compiled import COMPILING
 from torchprof.cost import FIELDS, Cost
 from torchprof.errors import TorchprofError, suggest
@@ -33,9 +33,11 @@ class Layer:
     holds it; None where a lazy layer has not made them yet, or a quantised one has packed them. ``dtype_bytes`` are the
     same bytes by type ("float32"), ``buffers`` and ``buffer_bytes`` the elements and bytes of its buffers. Shapes are
     those of the first forward call: one tuple for each tensor, with -1 for a size that is no number (nested tensors);
-    ``()`` where it was not called. ``output_bytes`` is how large the tensors are that this call returned, None where
-    that is not known. ``settings`` are what a layer of torch's own says of itself, as ``print(model)`` has it
-    ("3, 64, kernel_size=(7, 7), stride=(2, 2)"); empty for classes of others, of which nobody knows what they say.
+    ``()`` where it was not called. ``same_shapes``: of a model, whether all its forward calls had inputs of these
+    shapes, None where that is not known, and for the layers below it (see ``torchprof.varying``). ``output_bytes`` is
+    how large the tensors are that the first call returned, None where that is not known. ``settings`` are what a layer
+    of torch's own says of itself, as ``print(model)`` has it ("3, 64, kernel_size=(7, 7), stride=(2, 2)"); empty for
+    classes of others, of which nobody knows what they say.
     A trace that was read without the model tells what ran, not what on: ``kind`` may be empty then, and what the layer
     holds, its buffers and whether it was in ``training`` mode are None.
     ``compiled``: inside a ScriptModule or a module under torch.compile, where it may run without being called.
@@ -55,6 +57,7 @@ class Layer:
     buffer_bytes: int | None = 0
     input_shapes: tuple[tuple[int, ...], ...] = ()
     output_shapes: tuple[tuple[int, ...], ...] = ()
+    same_shapes: bool | None = None
     output_bytes: int | None = None
     training: bool | None = True
     settings: str = ""
@@ -111,8 +114,10 @@ class Meta:
     ``requested`` and ``measured`` name fields of ``Cost``: what was asked for and not measured is shown as unknown.
     ``device`` is the kind of device that was asked for (``cuda``, ``xpu``, ``mps``), None for the CPU alone. ``paths``
     are the selected layers, None for all. ``wall_ns`` is how long it was recorded, in so many ``cycles``, and ``steps``
-    how many steps ended in that time. ``busy_ns`` is for each device how long anything ran on it, for the CPU how long
-    any thread that was recorded was inside any op or range. ``peaks`` are what ``torchprof.peak`` had measured by then.
+    how many steps ended in that time. ``process_cpu_ns`` is the CPU time of all threads of the process in that time,
+    and ``run_delay_ns`` for how long the thread that began the recording was ready to run and had no processor; None:
+    not known. ``busy_ns`` is for each device how long anything ran on it, for the CPU how long any thread that was
+    recorded was inside any op or range. ``peaks`` are what ``torchprof.peak`` had measured by then.
     ``warnings`` are sentences for the user. ``environment`` says in words what it ran on, as (name, value),
     ``switches`` how torch's own were set at the end, those that make it faster or slower. ``machine`` and ``script``
     are names that ``save(strip=True)`` leaves out. ``regions``: what is known of the compiled regions that ran, by
@@ -132,6 +137,8 @@ class Meta:
     wall_ns: int = 0
     cycles: int = 1
     steps: int = 0
+    process_cpu_ns: int | None = None
+    run_delay_ns: int | None = None
     busy_ns: tuple[tuple[str, int], ...] = ()
     peaks: tuple[Peak, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -254,9 +261,15 @@ class Rows(Sequence[Row]):
 
     @cached_property
     def by_layer(self) -> dict[tuple[int, int], tuple[Cost, int]]:
-        """Self cost and calls of each (layer index, phase number), in one pass over the columns."""
+        """Self cost and calls of each (layer index, phase number), in one pass over the columns.
+
+        What was launched before the recording is in none of them: it is no work of what was recorded.
+        """
         own_time = [not frames for frames in self.frames]
-        keys = list(zip(self.columns["layer"], self.columns["phase"]))
+        left_over = [*map(is_left_over, self.frames)]
+        keys: list[tuple[int, int] | None] = list(zip(self.columns["layer"], self.columns["phase"]))
+        if any(left_over):
+            keys = [None if left_over[chain] else key for key, chain in zip(keys, self.columns["frames"])]
         calls = dict.fromkeys(keys, 0)
         for key, frames, count in zip(keys, self.columns["frames"], self.columns["calls"]):
             if own_time[frames]:
@@ -266,7 +279,7 @@ class Rows(Sequence[Row]):
             if any(self.columns[name]):
                 for key, value in zip(keys, self.columns[name]):
                     sums[key][number] += value
-        return {key: (Cost(*total), calls[key]) for key, total in sums.items()}
+        return {key: (Cost(*total), calls[key]) for key, total in sums.items() if key is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +354,8 @@ def _scrambled(number: int) -> int:
 class SampleKey(NamedTuple):
     """What a ``Spread`` is of. ``layer`` is an index, negative for what belongs to no layer. ``measure`` is one of
 
-    - ``cpu_ns``: the duration of a forward range, one value a call, its child layers included;
+    - ``cpu_ns``: the duration of a forward range, one value a call, its child layers included, and garbage collections
+      not;
     - ``peak_bytes``: how far memory rose inside a call, or a stretch of backward, above what there was at its start;
     - ``kept_bytes``: what was allocated directly in a forward call and left for backward (docs/memory.md);
     - ``device_peak_bytes``: the peak of the device, under the layer and phase where it was reached, one value a cycle;
@@ -349,10 +363,11 @@ class SampleKey(NamedTuple):
       belongs to none), one value a step;
     - ``step_ns`` (of no layer): how long a step lasted; and outside all layers ``step_data_ns`` for loading data,
       ``step_optimizer_ns`` in the optimizer, ``step_copy_ns`` for copies between host and device, ``step_wait_ns``
-      waiting for the device, ``step_other_ns`` in other ops, whatever the phase; ``step_gap_ns`` in no op, no layer and
-      no range of torch's; ``step_overlap_ns``: how much of all this several threads did at the same time. A step is the
-      sum of its models, of what was not selected, and of these, the overlap taken off. On a device (data, optimizer,
-      copy, other): what was launched there.
+      waiting for the device, ``step_gc_ns`` in garbage collections, ``step_other_ns`` in other ops, whatever the phase;
+      ``step_gap_ns`` in no op, no layer and no range of torch's; ``step_overlap_ns``: how much of all this several
+      threads did at the same time. A step is the sum of its models, of what was not selected, and of these, the overlap
+      taken off. On a device (data, optimizer, copy, other): what was launched there. Where ranges of a trace are the
+      layers, waiting and copies count inside of them, too, and are in the overlap once more.
     """
 
     layer: int
@@ -365,6 +380,9 @@ class SampleKey(NamedTuple):
 WORK = "work"
 GAP = "gap"
 STEP = "step"
+EXCHANGES = "exchanges"
+NOBODY = -1
+"""Where a rank stands: of several ranks that took equally long none was the last."""
 
 
 class GroupOfRanks(NamedTuple):
@@ -377,15 +395,23 @@ class GroupOfRanks(NamedTuple):
     ranks: str = ""
 
 
+NOT_RECORDED = GroupOfRanks("")
+"""The group of a collective where nothing says which groups there are, as in traces that torch wrote before 2.2. It may
+be all ranks of the job; whether their runs agree with that, ``balance_of`` tells of a merged run."""
+
+
 class LockstepKey(NamedTuple):
     """What ranks do in lockstep. ``layer`` is an index, negative for what belongs to no layer; ``device`` is "cpu" or
     "device": whose time it is. ``what`` is one of
 
     - ``WORK``: what the layer and all below it did in a step, in this phase, communication left out;
-    - ``GAP`` (of no layer): how long a rank was in no operator and in no range, and nothing under way that it could
-      wait for: Python of the loop's own, as for loading data;
+    - ``GAP`` (of no layer): how long a rank was in no operator and in no range, and did not wait for an exchange:
+      Python of the loop's own, as for loading data;
     - ``STEP`` (of no layer): all that a rank did in a step, in layers or not, communication left out;
-    - the name of a collective ("all_reduce") that the layer asked for, between the ranks of ``group``.
+    - ``EXCHANGES`` (of no layer): how long any collective of ``group`` was under way in a step;
+    - the name of a collective ("all_reduce") that the layer asked for, between the ranks of ``group``: None where a
+      rank is in several and it is not known which of them it was, ``NOT_RECORDED`` where nothing is known of groups.
+      Then the times of one call belong together only if it was between all ranks (``balance_of`` looks).
 
     Without steps all that was recorded is one, in each cycle.
     """
@@ -398,7 +424,12 @@ class LockstepKey(NamedTuple):
 
     @property
     def is_collective(self) -> bool:
-        return self.what not in (WORK, GAP, STEP)
+        return self.what not in (WORK, GAP, STEP, EXCHANGES)
+
+    @property
+    def keeps_values(self) -> bool:
+        """Whether the times of every rank are kept, and not those of the last rank alone."""
+        return self.what in (STEP, EXCHANGES)
 
 
 @dataclass(frozen=True)
@@ -406,11 +437,23 @@ class Lockstep:
     """What several ranks do equally often, so that the first time of one is the first time of the others.
 
     ``ranks``, ascending; for each of them how often (``counts``) and for how long altogether (``ns``), and during how
-    much of that an exchange that had begun before was under way, too (``beside_ns``). ``last_rank`` is for each time
-    the rank that the others waited for, the lowest of equal ones, and ``last_ns`` how long it took: the longest work;
-    of a collective the shortest, since it ends for all of them when the last has come, and that one waits for nobody.
-    Both are empty where the counts differ, and where it is not known between which ranks a collective was: then nobody
-    knows which time of one belongs to which of another.
+    much of that an exchange that had begun before was under way, too (``beside_ns``).
+
+    Of the single times at most ``Lockstep.SIZE`` are kept, the same on every rank: those whose number, from 0 on, has
+    the smallest hash. Where cycles are added, each side keeps a share in proportion to its count, drawn by a hash of
+    numbers and counts alone, so that every time is as likely to be kept as every other. Which ones these are depends on
+    the order of the additions: cycles are added from left to right.
+
+    ``times`` are the numbers of those that are kept, ``()`` where all are; ``kept_ns`` is the sum over them for each
+    rank, ``()`` where that is ``ns``. ``last_rank`` is for each of them the rank that the others waited for,
+    ``NOBODY`` where several took equally long, and ``last_ns`` how long it took: the longest work; of a collective the
+    shortest, since it ends for all of them when the last has come, and that one waits for nobody. Both are empty where
+    the counts differ, and where it is not known between which ranks a collective was: then nobody knows which time of
+    one belongs to which of another.
+
+    Of one rank ``last_ns`` are its own times. Of several, ``medians`` has the median over them for each rank (not for
+    collectives), and ``values`` the times themselves, for each rank (only where ``LockstepKey.keeps_values``); both are
+    ``()`` where that is not known, as in runs of torchprof 2.6.
     """
 
     ranks: tuple[int, ...]
@@ -419,22 +462,113 @@ class Lockstep:
     beside_ns: tuple[int, ...]
     last_ns: tuple[int, ...]
     last_rank: tuple[int, ...]
+    times: tuple[int, ...] = ()
+    kept_ns: tuple[int, ...] = ()
+    medians: tuple[int, ...] = ()
+    values: tuple[tuple[int, ...], ...] = ()
+
+    SIZE = 256
 
     @classmethod
     def of(cls, rank: int, times: Sequence[int], beside_ns: int = 0) -> Lockstep:
         """Of one rank, from how long each time took."""
-        return cls((rank,), (len(times),), (sum(times),), (beside_ns,), tuple(times), (rank,) * len(times))
+        kept = _kept(len(times), cls.SIZE)
+        last = tuple(times[at] for at in kept)
+        numbers = kept if len(kept) < len(times) else ()
+        return cls((rank,), (len(times),), (sum(times),), (beside_ns,), last, (rank,) * len(last), numbers)
+
+    def __add__(self, later: Lockstep) -> Lockstep:
+        """What one rank did in some cycles, and then in those after. More than ``SIZE`` single times are sampled: see
+        the class."""
+        (count,), (more,) = self.counts, later.counts
+        whole = replace(
+            later,
+            counts=(count + more,),
+            ns=(self.ns[0] + later.ns[0],),
+            beside_ns=(self.beside_ns[0] + later.beside_ns[0],),
+            medians=(),  # those of the single times, or unknown
+        )
+        if not self.last_ns or not later.last_ns:
+            return replace(whole, last_ns=(), last_rank=(), times=())
+        before, after = self.times or range(count), later.times or range(more)
+        known = dict(zip((*before, *(count + at for at in after)), (*self.last_ns, *later.last_ns)))
+        kept = _kept_of_both(count, self.times, more, later.times, self.SIZE)
+        last_ns = tuple(known[at] for at in kept)
+        times = kept if len(kept) < count + more else ()
+        return replace(whole, last_ns=last_ns, last_rank=later.ranks * len(kept), times=times)
 
     @property
     def is_paired(self) -> bool:
         """Whether it is known which time of one rank belongs to which of another."""
-        return set(self.counts) == {len(self.last_ns)}
+        return len(set(self.counts)) == 1 and len(self.last_ns) == len(self.times or range(self.counts[0]))
 
     def waiting_ns(self, rank: int) -> int | None:
-        """Of a collective: how long a rank waited in it for the last, altogether; None where that is not known."""
+        """Of a collective: how long a rank waited in it for the last, altogether; None where that is not known. Where
+        not all times are kept, as long as those that are say."""
         if not self.is_paired or rank not in self.ranks:
             return None
-        return self.ns[self.ranks.index(rank)] - sum(self.last_ns)
+        at = self.ranks.index(rank)
+        if not self.times:
+            return self.ns[at] - sum(self.last_ns)
+        kept_ns = self.kept_ns or (sum(self.last_ns),)
+        return round((kept_ns[at] - sum(self.last_ns)) * self.counts[at] / len(self.times))
+
+
+def _of_smallest_hash(numbers: Iterable[int], size: int, salt: int = 0) -> tuple[int, ...]:
+    return tuple(sorted(nsmallest(size, numbers, key=lambda number: _scrambled(number ^ salt))))
+
+
+@lru_cache
+def _kept(count: int, size: int) -> tuple[int, ...]:
+    """Those that are kept of so many times: the same of every layer."""
+    return tuple(range(count)) if count <= size else _of_smallest_hash(range(count), size)
+
+
+@lru_cache
+def _kept_of_both(count: int, before: tuple[int, ...], more: int, after: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Those that are kept of ``count`` times and ``more`` after them, of which only these were kept, ``()`` for all.
+
+    Each side keeps ``size`` times its part of all. What that exceeds a whole number by is how likely one more is:
+    rounded the same way each time, of many short cycles the last would have too many times, or none. Each addition has
+    a salt of its own: times that were kept for their small hash would otherwise be kept for it again.
+    """
+    earlier, later = before or range(count), [count + at for at in after or range(more)]
+    whole = count + more
+    if whole <= size:
+        return (*earlier, *later)
+    salt = _scrambled(whole)
+    share, rest = divmod(size * more, whole)
+    share += _scrambled(salt) % whole < rest
+    return _of_smallest_hash(earlier, size - share, salt) + _of_smallest_hash(later, share, salt)
+
+
+class Entered(NamedTuple):
+    """How often a collective was asked for, by a layer (by its index, negative for none) in a phase."""
+
+    layer: int
+    phase: str
+    name: str
+    times: int
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """Where a rank was when its recording ended in the middle of a step.
+
+    The step had lasted ``ns`` by then, and for the last ``since_ns`` the rank was in ``layer`` (by its index, negative
+    for none), in ``phase``: in the operator ``name``, or between operators (""). ``waits``: in a collective of that
+    name, that the layer had asked for. ``entered``: the collectives that the rank asked for in this step,
+    in the order in which it first did.
+    """
+
+    rank: int
+    ns: int
+    since_ns: int
+    layer: int
+    phase: str
+    name: str = ""
+    waits: bool = False
+    entered: tuple[Entered, ...] = ()
 
 
 class Held(NamedTuple):
@@ -631,6 +765,7 @@ class Run:
     timeline: Timeline | None = None
     device_times: tuple[DeviceTime, ...] = ()
     lockstep: Mapping[LockstepKey, Lockstep] = field(default_factory=dict)
+    unfinished: tuple[Unfinished, ...] = ()
 
     def __str__(self) -> str:
         return self.report("tree")
@@ -653,7 +788,7 @@ class Run:
         """The run of one rank alone: its layers, its figures, and the timeline where that is its own.
 
         What a layer is, is what the run of all ranks says. Of what it did in lockstep with others its own counts and
-        times stay, and nothing of how long they took one by one. Raises TorchprofError for a rank that is not here.
+        sums stay, and of single times those of whole steps. Raises TorchprofError for a rank that is not here.
         """
         from torchprof.merging import of_ranks
 
@@ -701,9 +836,21 @@ class Run:
         return nodes[(top,)]
 
     def no_layer(self, phase: str, *, selected: bool = True) -> Cost:
-        """What belongs to no layer: loss, optimizer, data; with ``selected=False``, to layers not selected."""
+        """What belongs to no layer: loss, optimizer, data; with ``selected=False``, to layers not selected.
+
+        What was launched before the recording is no part of it: ``left_over`` has that.
+        """
         layer = OUTSIDE if selected else NOT_SELECTED
         return self.rows.by_layer.get((layer, number_of_phase(phase)), (Cost(), 0))[0]
+
+    @cached_property
+    def left_over(self) -> Cost:
+        """The work of devices that was launched before the recording began. It is in no sum of a layer, or of
+        ``no_layer``: those, all layers' self and this are Σ over the rows."""
+        rows, columns = self.rows, self.rows.columns
+        wanted = [*map(is_left_over, rows.frames)]
+        taken = [at for at, chain in enumerate(columns["frames"]) if wanted[chain]] if any(wanted) else ()
+        return Cost(*(sum(columns[name][at] for at in taken) for name in FIELDS))
 
     def ops(self, phase: str = FORWARD) -> dict[int, list[Op]]:
         """The operators and labels of one phase under each layer (by index in ``layers``), in the order of first call.
@@ -838,6 +985,11 @@ class Run:
 def _names(frames: Sequence[Frame]) -> list[tuple[str, str]]:
     """Kind and name of each op and label; a kernel counts for what launched it."""
     return [(frame.kind, frame.name) for frame in frames if frame.kind != "kernel"]
+
+
+def is_left_over(frames: Sequence[Frame]) -> bool:
+    """Whether a row with these frames is work of a device that was launched before the recording began."""
+    return bool(frames) and frames[0].name == LAUNCHED_BEFORE and frames[0].kind == "label"
 
 
 def range_in_words(kind: str, name: str) -> str:

@@ -8,6 +8,7 @@ import os
 import re
 import zlib
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, fields, is_dataclass, replace
@@ -22,10 +23,13 @@ from typing import Any, get_args, get_origin, get_type_hints
 from torchprof.attribute import NOT_SELECTED, PHASES, Frame, Signature
 from torchprof.errors import TorchprofError
 from torchprof.event_names import is_collective
+from torchprof.exchanges import name_of_collective
 from torchprof.run import (
     KINDS,
+    NOBODY,
     Around,
     DeviceTime,
+    Entered,
     Held,
     Lane,
     Layer,
@@ -39,13 +43,16 @@ from torchprof.run import (
     Spans,
     Spread,
     Timeline,
+    Unfinished,
 )
 
-SCHEMA = 7
+SCHEMA = 8
 """It grows by one whenever a reader of the old file would misread the new one."""
 _SAMPLE_NAMES = itemgetter("phase", "device", "measure")
 _SAMPLE_NUMBERS = itemgetter("layer", "rank", "count", "sum", "min", "max", "first")
 _SAMPLE_PARTS = 12
+
+_IF_ANY = ("times", "kept_ns", "medians", "values")
 
 _FORMAT = "torchprof-run"
 _START = 256  # bytes, within which a file says its format
@@ -117,7 +124,8 @@ def _parts(run: Run, strip: bool) -> Iterator[tuple[str, Any]]:
     yield "memory", ({**asdict(memory), "held": memory.held} for memory in run.memory)
     yield "timeline", None if run.timeline is None else _of_timeline(run.timeline)
     yield "device_times", map(asdict, run.device_times)
-    yield "lockstep", ({**key._asdict(), **asdict(lockstep)} for key, lockstep in run.lockstep.items())
+    yield "lockstep", ({**key._asdict(), **_of_lockstep(lockstep)} for key, lockstep in run.lockstep.items())
+    yield "unfinished", ({**asdict(one), "entered": one.entered} for one in run.unfinished)
 
 
 def _stripped(meta: Meta) -> Meta:
@@ -141,6 +149,12 @@ class _Frames:
             (kind, name, 0 if signature is None else numbers.setdefault(signature, len(numbers) + 1))
             for kind, name, signature in frames
         ]
+
+
+def _of_lockstep(lockstep: Lockstep) -> dict[str, Any]:
+    """What ``asdict`` gives, without copies, and without what is optional and empty."""
+    values = {field.name: getattr(lockstep, field.name) for field in fields(Lockstep)}
+    return {name: value for name, value in values.items() if value or name not in _IF_ANY}
 
 
 def _of_spread(spread: Spread) -> dict[str, Any]:
@@ -227,6 +241,9 @@ def _run(document: dict[str, Any]) -> Run:
                 frame[0] = "collective"
         if document["timeline"] is not None:
             document["timeline"]["rank"] = document["metas"][0]["rank"]
+    if document["schema"] < 8:
+        document["rows"]["collective_ns"] = [0] * len(document["rows"]["layer"])
+        _rename_collectives(document["lockstep"])
     metas = _read(tuple[Meta, ...], document["metas"])
     layers = _read(tuple[Layer, ...], document["layers"])
     signatures = [None, *_read(tuple[Signature, ...], document["signatures"])]
@@ -261,8 +278,11 @@ def _run(document: dict[str, Any]) -> Run:
         lockstep[of] = _read(Lockstep, one)
         _demand(_leads_somewhere(of, len(layers)), f"lockstep {tuple(of)}")
         _demand(_is_in_lockstep(lockstep[of]), f"the ranks of lockstep {tuple(of)}")
+    unfinished = _read(tuple[Unfinished, ...], document.get("unfinished", []))
+    for one in (each for step in unfinished for each in (step, *step.entered)):
+        _demand(_leads_somewhere(one, len(layers)), f"{one} in 'unfinished'")
     ranks = {meta.rank for meta in metas}
-    seen = {*columns["rank"], *(one.rank for one in (*samples, *memory, *device_times))}
+    seen = {*columns["rank"], *(one.rank for one in (*samples, *memory, *device_times, *unfinished))}
     seen.update(*(one.ranks for one in (*layers, *lockstep.values())))
     if document["timeline"] is not None:
         seen.add(document["timeline"]["rank"])
@@ -286,7 +306,7 @@ def _run(document: dict[str, Any]) -> Run:
         _demand(held.kind in (*KINDS, "unknown"), f"{held.kind!r} where a kind of memory belongs")
     timeline = None if document["timeline"] is None else _timeline(document["timeline"], len(layers))
     rows = Rows(layers, frames, devices, columns, within, shared)
-    return Run(metas, layers, rows, samples, memory, timeline, device_times, lockstep)
+    return Run(metas, layers, rows, samples, memory, timeline, device_times, lockstep, unfinished)
 
 
 def _sample(entry: dict[str, Any], layers: int) -> tuple[SampleKey, Spread]:
@@ -305,13 +325,17 @@ def _sample(entry: dict[str, Any], layers: int) -> tuple[SampleKey, Spread]:
 
 def _is_in_lockstep(lockstep: Lockstep) -> bool:
     """Whether its parts are as many as they have to be."""
-    ranks, counts = lockstep.ranks, lockstep.counts
+    ranks, counts, kept = lockstep.ranks, lockstep.counts, len(lockstep.last_ns)
     return (
         len(ranks) == len(counts) == len(lockstep.ns) == len(lockstep.beside_ns) > 0
         and list(ranks) == sorted(set(ranks))
-        and (lockstep.is_paired or not lockstep.last_ns)
-        and len(lockstep.last_ns) == len(lockstep.last_rank)
-        and set(lockstep.last_rank) <= set(ranks)
+        and (lockstep.is_paired or not (lockstep.last_ns or lockstep.times or lockstep.kept_ns or lockstep.values))
+        and kept == len(lockstep.last_rank)
+        and set(lockstep.last_rank) <= {*ranks, NOBODY}
+        and list(lockstep.times) == sorted(set(lockstep.times))
+        and all(0 <= at < min(counts) for at in lockstep.times)
+        and all(len(each) in (0, len(ranks)) for each in (lockstep.kept_ns, lockstep.medians, lockstep.values))
+        and all(len(values) == kept for values in lockstep.values)
     )
 
 
@@ -319,6 +343,21 @@ def _adds_up(time: DeviceTime) -> bool:
     """Whether no part is longer than the whole, and none less than nothing."""
     parts = (time.idle_ns, time.compute_ns - time.overlap_ns, time.overlap_ns, time.exposed_ns, time.copy_alone_ns)
     return min(*parts, time.copy_ns - time.copy_alone_ns, *(min(stream[1:]) for stream in time.streams)) >= 0
+
+
+def _rename_collectives(entries: list[dict[str, Any]]) -> None:
+    """Until schema 7 a collective of ``lockstep`` was called as torch called it there. Where two of one layer, phase
+    and group would have one name, they keep theirs: nobody knows how their calls were mixed."""
+
+    def renamed(entry: dict[str, Any]) -> tuple[Any, ...]:
+        about = (entry["layer"], entry["phase"], entry["device"], str(entry["group"]))
+        return (*about, name_of_collective(entry["what"]))
+
+    times = Counter(map(renamed, entries))
+    for entry in entries:
+        key = renamed(entry)
+        if times[key] == 1:
+            entry["what"] = key[-1]
 
 
 def _upgrade(document: dict[str, Any]) -> None:
@@ -405,7 +444,7 @@ def _frame(value: Any, signatures: Sequence[Signature | None]) -> Frame:
     return Frame(_read(str, kind), _read(str, name), signatures[signature])
 
 
-def _leads_somewhere(value: Around | Held | SampleKey | LockstepKey, layers: int) -> bool:
+def _leads_somewhere(value: Around | Held | SampleKey | LockstepKey | Unfinished | Entered, layers: int) -> bool:
     return NOT_SELECTED <= value.layer < layers and value.phase in PHASES
 
 

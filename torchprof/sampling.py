@@ -24,6 +24,7 @@ _OURS = str(Path(__file__).parent) + os.sep
 _LIBRARIES = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _MOST_SAMPLES = 1_000_000  # 20 MB; an even number
 _NS = 1_000_000_000
+_PATIENCE_S = 10.0  # for the thread to end, which it does at once: nothing is to wait for ever
 
 
 class Place(NamedTuple):
@@ -35,9 +36,9 @@ class Place(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """At ``time_ns`` (as ``time.time_ns``) the thread was at ``place``, which stands for so many intervals."""
+    """At ``at_ns`` (as ``time.perf_counter_ns``) the thread was at ``place``, which stands for so many intervals."""
 
-    time_ns: int
+    at_ns: int
     place: Place
     intervals: int
 
@@ -99,8 +100,8 @@ class Sampler:
     def samples(self) -> Iterator[Sample]:
         """All samples, in the order of time; to be asked for after ``stop``."""
         places = [Place(_shown(code.co_filename, self._folder), line, code.co_name) for code, line in self._places]
-        for time_ns, index, intervals in zip(self._times, self._at, self._intervals):
-            yield Sample(time_ns, places[index], intervals)
+        for at_ns, index, intervals in zip(self._times, self._at, self._intervals):
+            yield Sample(at_ns, places[index], intervals)
 
     def _resume(self) -> None:
         # A lock that somebody holds is the cheapest thing to sleep on that can be woken: stopping lets go of it.
@@ -112,7 +113,7 @@ class Sampler:
     def _pause(self) -> None:
         if self._thread is not None:
             self._stopping.release()
-            self._thread.join()
+            self._thread.join(_PATIENCE_S)
             self._thread = None
 
     def _watch(self, stopping: threading.Lock) -> None:
@@ -135,7 +136,7 @@ class Sampler:
         if index is None:
             index = self._indices[key] = len(self._places)
             self._places.append((frame.f_code, frame.f_lineno))
-        self._times.append(time.time_ns())
+        self._times.append(time.perf_counter_ns())
         self._at.append(index)
         self._intervals.append(intervals)
         if len(self._times) >= _MOST_SAMPLES:

@@ -1,12 +1,86 @@
-"""SIGTERM put off for a while: torchrun sends it to all ranks of a job as soon as one has failed."""
+"""Signals put off for a while: where the error that a handler raises, as that of Ctrl-C does, would come between two
+steps that belong together; and SIGTERM, which torchrun sends to all ranks of a job as soon as one has failed."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
+
+
+class HeldSignals:
+    """While entered, what Python's handlers of signals do waits, in the main thread: Ctrl-C above all, and alarms.
+
+    At the end each handler is called that was not called in time, and its error comes from there. A second Ctrl-C does
+    not wait. Signals that end the process, or that C code handles, are left alone.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Any] = {}
+        self._held: list[int] = []  # whose handler is ours
+        self._came: list[int] = []
+
+    def __enter__(self) -> HeldSignals:
+        if threading.current_thread() is threading.main_thread():
+            try:
+                for number in signal.valid_signals():
+                    handler = signal.getsignal(number)
+                    if callable(handler):
+                        self._handlers[number] = handler
+                        self._held.append(number)
+                        signal.signal(number, self._note)
+            except BaseException:  # of one that was not held yet
+                self.__exit__()
+                raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._restore()
+        finally:
+            self._deliver()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and number in self._came:
+            self._handlers[number](number, frame)
+        elif number not in self._came:
+            self._came.append(number)
+
+    def _restore(self) -> None:
+        while self._held:
+            try:
+                if signal.getsignal(self._held[-1]) == self._note:
+                    signal.signal(self._held[-1], self._handlers[self._held[-1]])
+                self._held.pop()
+            except BaseException:  # of one that is held no more
+                self._restore()
+                raise
+
+    def _deliver(self) -> None:
+        while self._came:
+            number = self._came.pop(0)
+            try:
+                self._handlers[number](number, sys._getframe())
+            except BaseException:
+                self._deliver()
+                raise
+
+
+def undisturbed(work: Callable[[], object]) -> None:
+    """Do something that a signal's handler shall not break off; its error comes afterwards."""
+    has_begun = False
+    try:
+        with HeldSignals():
+            has_begun = True
+            work()
+    finally:
+        if not has_begun:  # a signal came before it could be held
+            with HeldSignals():
+                work()
 
 
 class HeldSigterm:

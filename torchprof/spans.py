@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from math import inf
 
-from torchprof.attribute import BACKWARD, FORWARD, PHASES, Attributed, Kind
+from torchprof.attribute import BACKWARD, FORWARD, GARBAGE_COLLECTION, PHASES, Attributed, Kind
 from torchprof.run import Lane, Layer, Spans
 
 _NONE = -1
@@ -28,7 +28,8 @@ class _Open:
 class OpenSpans:
     """One walk over the events of one session, between the attribution and the fold.
 
-    A call of a layer is a span, in forward and in recompute; so is a label of the user's, and a kernel.
+    A call of a layer is a span, in forward and in recompute; so is a label of the user's, a garbage collection, and a
+    kernel.
 
     Backward has no calls. There a layer's span is an unbroken stretch of work on one thread: it begins with an autograd
     node of the layer, or of one below it, and ends with the last such node before something else begins: a node that is
@@ -69,7 +70,7 @@ class OpenSpans:
     def watch(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
         """Pass everything on, and note when it was."""
         op, label, user_label, node, kernel = Kind.OP, Kind.LABEL, Kind.USER_LABEL, Kind.NODE, Kind.KERNEL
-        backward, step = Kind.BACKWARD_FUNCTION, Kind.STEP
+        backward, step, garbage = Kind.BACKWARD_FUNCTION, Kind.STEP, Kind.GARBAGE
         region, compiling = Kind.REGION, Kind.COMPILING
         for item in attributed:
             yield item
@@ -85,6 +86,9 @@ class OpenSpans:
                     self._on_node(item)
             elif kind is kernel:
                 self._on_kernel(item)
+            elif kind is garbage:  # it ends no stretch of backward
+                lane, name = self._lane_of(event.thread), self._number_of(f"({GARBAGE_COLLECTION})")
+                self._add(event.start_ns, event.start_ns + item.ns, lane, place.layer, place.phase, name)
             elif kind is step:
                 if self._start_ns is None:
                     self._start_ns = event.start_ns

@@ -9,13 +9,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import add
 
-from torchprof.attribute import FORWARD, OUTSIDE, PHASES, Attributed, Kind, Place
+from torchprof.attribute import BEFORE, FORWARD, OUTSIDE, PHASES, Attributed, Kind, Place
 from torchprof.run import Layer, SampleKey, Spread
 
-DATA, OPTIMIZER, COPY, WAIT, OTHER, GAP, OVERLAP = (
-    f"step_{part}_ns" for part in ("data", "optimizer", "copy", "wait", "other", "gap", "overlap")
+DATA, OPTIMIZER, COPY, WAIT, GARBAGE, OTHER, GAP, OVERLAP = (
+    f"step_{part}_ns" for part in ("data", "optimizer", "copy", "wait", "gc", "other", "gap", "overlap")
 )
 """What a step spends outside all layers; see ``SampleKey``."""
+
+_IN_RANGES = (COPY, WAIT)
+"""What counts inside of ranges that are layers, too: these may be around anything."""
 
 _WAITING = re.compile(r"(cuda|hip|xpu|musa)\w*Synchronize")
 _COPYING = re.compile(r"(cuda|hip|musa)Memcpy\w*")
@@ -44,6 +47,8 @@ class Steps:
         self._from_first_mark = from_first_mark
         number = {layer.path: index for index, layer in enumerate(layers)}
         self._above = [number.get(layer.path[:-1], OUTSIDE) for layer in layers]
+        # Of a trace that tells of no model: a range may as well be around what is no forward.
+        self._are_ranges = not any(layer.kind for layer in layers if len(layer.path) == 1)
         self._rank = rank
         self._starts: list[int] = []  # of the steps, and the end of the last
         self._cpu: dict[tuple[int, str], array[int]] = {}  # (layer, phase) → total, by step
@@ -121,9 +126,13 @@ class Steps:
         for place, ns in own.items():
             totals[place.layer, place.phase] += ns
             if place not in bare:
+                part = self._part_of(place)
                 parts[OVERLAP] += ns
                 if place.layer == OUTSIDE:
-                    parts[self._part_of(place)] += ns
+                    parts[part] += ns
+                elif part in _IN_RANGES:  # where it counts, too
+                    parts[part] += ns
+                    parts[OVERLAP] += ns
         parts[OVERLAP] -= explained
         parts[GAP] = lasted - explained
         for layer in range(len(self._above) - 1, -1, -1):  # those below come after those above
@@ -141,14 +150,19 @@ class Steps:
         self, item: Attributed, launched: dict[int, int], copies: dict[int, tuple[int, Place, int]]
     ) -> None:
         event, place, _, _, ns = item
+        if event.correlation == BEFORE:
+            return  # work of what was before the first step, though it may run in a later one
         at = launched.get(event.correlation)
         if at is None:  # nobody knows who launched it: it counts where it ran
             at = bisect_right(self._starts, event.start_ns) - 1
         if not 0 <= at < self.count:
             return
         by_step = [self._device[place.layer, place.phase]]
+        part = self._part_of(place)
         if place.layer == OUTSIDE:
-            by_step.append(self._device_outside[self._part_of(place)])
+            by_step.append(self._device_outside[part])
+        elif part in _IN_RANGES:
+            by_step += [self._device_outside[part], self._device_outside[OVERLAP]]
         for sums in by_step:
             if event.device not in sums:
                 sums[event.device] = array("q", bytes(8 * self.count))
@@ -156,13 +170,20 @@ class Steps:
         if event.correlation in copies and _WITHIN_DEVICES.fullmatch(event.name):
             step, copying, took = copies.pop(event.correlation)
             self._outside[step][COPY] -= took
-            self._outside[step][OTHER if copying.outer is None else self._part_of(copying.outer)] += took
+            if copying.layer == OUTSIDE:
+                self._outside[step][OTHER if copying.outer is None else self._part_of(copying.outer)] += took
+            else:
+                self._outside[step][OVERLAP] -= took
 
     def _part_of(self, place: Place) -> str:
-        """What the time of a place outside all layers went into; nothing in particular where it is in a layer."""
+        """What the time of a place outside all layers went into. Of a place in a range that is a layer, whether it is
+        waiting or copying; nothing in particular in a layer of a model."""
         part = self._parts.get(place)
         if part is None:
-            part = self._parts[place] = _part_of(place) if place.layer == OUTSIDE else OTHER
+            part = _part_of(place) if place.layer == OUTSIDE or self._are_ranges else OTHER
+            if place.layer != OUTSIDE and part not in _IN_RANGES:
+                part = OTHER
+            self._parts[place] = part
         return part
 
     def samples(self) -> dict[SampleKey, Spread]:
@@ -185,7 +206,7 @@ class Steps:
             spread(layer, phase, "cpu", "step_cpu_ns", [*totals, *[0] * (self.count - len(totals))])
         for (layer, phase), sums in sorted(self._rolled_up().items()):
             device_spreads(layer, phase, "step_device_ns", sums)
-        for measure in (DATA, OPTIMIZER, COPY, WAIT, OTHER, GAP, OVERLAP):
+        for measure in (DATA, OPTIMIZER, COPY, WAIT, GARBAGE, OTHER, GAP, OVERLAP):
             values = [parts[measure] for parts in self._outside]
             if any(values):
                 spread(OUTSIDE, FORWARD, "cpu", measure, values)
@@ -263,6 +284,8 @@ def _beyond(at: int, opened: Iterable[list[_Range]]) -> defaultdict[Place, int]:
 
 def _part_of(place: Place) -> str:
     """To wait and to copy comes first, wherever that is; then what torch's own labels around it say."""
+    if place.frames and place.frames[0].kind == "gc":
+        return GARBAGE
     labels = [frame.name for frame in place.frames if frame.kind == "label"]
     if len(labels) < len(place.frames):
         kind, name, _ = place.frames[-1]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from os import PathLike
@@ -20,10 +22,11 @@ from torchprof.fold import add_cycle, on_layers
 from torchprof.groups import mesh_of_groups, sole_group
 from torchprof.merging import merge
 from torchprof.run import Layer, Meta, Run
+from torchprof.run_file import is_run_file
 from torchprof.trace_events import TraceEvents
 from torchprof.trace_file import TraceFile
 from torchprof.trace_layers import layers_of_labels, layers_of_modules, layers_of_ranges, path_of
-from torchprof.trace_matching import ModelModule, match_modules
+from torchprof.trace_matching import ModelModule, match_modules, refuse_another_model
 from torchprof.version import __version__
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
 _WITH_SHAPES = Asked(with_flops=True, record_shapes=True)
 _GIGABYTE = 2**30
+_SUFFIXES = (".json", ".json.gz")
 _HOW_TO_TELL = (
     "A trace tells its rank where torch.distributed was initialised before it was recorded, else it is taken for rank "
     '0; what tells it can be added at the top of its JSON: "distributedInfo": {"rank": 1, "world_size": 2}.'
@@ -51,7 +55,8 @@ def from_trace(
 ) -> Run:
     """The run of a trace: of a file that ``torch.profiler.profile(...).export_chrome_trace`` wrote, plain or gzipped.
 
-    ``traces``: its path; or several, of the ranks of one job, or of the cycles of one process, which are added up.
+    ``traces``: its path; or several, of the ranks of one job, or of the cycles of one process, which are added up. Of a
+    folder, all traces directly in it: see ``traces_in``.
 
     The layers are those of our own labels, where the trace was recorded inside ``torchprof.annotate`` or ``Profile``;
     else the modules of Python's events (``with_stack=True``); else the ranges of ``record_function``. A trace tells of
@@ -67,7 +72,7 @@ def from_trace(
     Raises TorchprofError for what is no trace of torch's, for one of another model, and for two traces of one rank that
     are not of one process; OSError as ``open`` does. Of a file that was cut off, what there is is read, with a warning.
     """
-    files = [Path(traces)] if isinstance(traces, (str, PathLike)) else [Path(trace) for trace in traces]
+    files = traces_in([traces] if isinstance(traces, (str, PathLike)) else traces)
     if not files:
         raise TorchprofError("from_trace needs a trace: the path of one, or several; the list is empty.")
     if paths is not None and model is None:
@@ -98,6 +103,28 @@ def from_trace(
     return _together(found)
 
 
+def traces_in(paths: Iterable[str | PathLike[str]]) -> list[Path]:
+    """The files to read for some paths: files as they are, and of a folder those directly in it whose names end in
+    .json or .json.gz, in the order of their names, but for runs that torchprof saved there.
+
+    Raises TorchprofError for a folder without traces.
+    """
+    files: list[Path] = []
+    for path in map(Path, paths):
+        if not path.is_dir():
+            files.append(path)
+            continue
+        named = (file for file in sorted(path.iterdir()) if file.name.lower().endswith(_SUFFIXES) and file.is_file())
+        found = [file for file in named if not is_run_file(file)]
+        if not found:
+            raise TorchprofError(
+                f"{path} is a folder without traces: their names end in {' or '.join(_SUFFIXES)}, and no such file is "
+                "directly in it."
+            )
+        files += found
+    return files
+
+
 def _read_at_once(
     files: Sequence[Path], model: _Model | None, with_timeline: bool, processes: int, tell: Callable[[float], None]
 ) -> list[_Found]:
@@ -107,8 +134,9 @@ def _read_at_once(
     from multiprocessing import get_context
 
     read = 0
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        readings = {pool.submit(_read, file, model, with_timeline): file for file in files}
+    with ProcessPoolExecutor(processes, get_context("spawn"), _end_quietly_by_sigint) as pool:
+        with _sigint_blocked():
+            readings = {pool.submit(_read, file, model, with_timeline): file for file in files}
         try:
             for reading in as_completed(readings):
                 reading.result()
@@ -122,6 +150,26 @@ def _read_at_once(
         finally:
             pool.shutdown(cancel_futures=True)
     return [reading.result() for reading in readings]
+
+
+@contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """Block Ctrl-C in this thread: the processes that it starts begin so, and would else write tracebacks of it."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_quietly_by_sigint() -> None:
+    """Let Ctrl-C, which the terminal sends to all processes, end this one without a traceback: the first one tells."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
 @dataclass(frozen=True)
@@ -172,6 +220,7 @@ def _read(
         with_flops=events.has_shapes,
         record_shapes=events.has_shapes,
         with_timeline=with_timeline,
+        on_cpu=events.has_operators or events.device is None,
     )
     run = assemble(
         events,
@@ -189,7 +238,14 @@ def _read(
 
 
 def _doubts(path: Path, events: TraceEvents) -> Iterator[str]:
-    """What a trace has not, or has too much of."""
+    """What a trace has not, or has too much of. What stands in it twice is left out."""
+    doubles = events.drop_doubles()
+    if doubles:
+        verb, count = ("stands", "counts") if doubles == 1 else ("stand", "count")
+        yield (
+            f"{doubles:,} event{'s' * (doubles > 1)} of {path.name} {verb} in it twice, with the same time, thread or "
+            f"stream, name and number, and {count} once: was it merged with a copy of itself?"
+        )
     if events.unread:
         yield (
             f"{events.unread} event(s) of {path.name} are missing: they had no name, no time, no thread, or a time "
@@ -201,7 +257,10 @@ def _doubts(path: Path, events: TraceEvents) -> Iterator[str]:
             "are the same, what they launched on devices, and whose backward is whose, may be mixed up."
         )
     if events.has_nodes and not events.has_numbers:
-        yield f"{path.name} tells no sequence numbers: whose its backward is, is unknown, and it is outside of layers."
+        yield (
+            f"{path.name} has no sequence numbers, like traces of torch 1.8: which layers its backward belongs to is "
+            "unknown, and it is shown outside of layers."
+        )
 
 
 @dataclass(frozen=True)
@@ -212,7 +271,7 @@ class _Layers:
     layer_paths: Sequence[tuple[str, ...]]
     callable_layers: Set[int]
     fqns: Mapping[str, Sequence[int]]
-    replicated: Set[int] | None = None
+    replicated: Mapping[int, Set[int]] | None = None
     selected: Set[int] | None = None
     selected_paths: tuple[tuple[str, ...], ...] | None = None
 
@@ -249,6 +308,8 @@ def _layers(path: Path, events: TraceEvents, model: _Model | None, seen: Seen) -
                 f"{path} is of other modules than those of {', '.join(model.names)}: {some(_models(labels))}. Give "
                 "from_trace the model, and the paths, of the recording; or no model, and the labels tell the layers."
             )
+        if not events.has_compiled:
+            refuse_another_model(model.modules, {*map(path_of, labels)}, model.plan.selected)
         known = {module.path for module in model.modules}
         foreign = [path for path in map(path_of, labels) if path not in known]
         if foreign:
@@ -261,10 +322,10 @@ def _layers(path: Path, events: TraceEvents, model: _Model | None, seen: Seen) -
         modules = events.modules()
         if not modules:
             raise TorchprofError(
-                f"{path} tells nothing of modules, so that the model is of no use. Record it inside "
-                "`torchprof.annotate(model)`, or with `torch.profiler.profile(with_stack=True)`; or give no model."
+                f"{path} tells nothing of modules, so that the model is of no use. {_how_to_tell_modules(events)}; or "
+                "give no model."
             )
-        hierarchy = match_modules(modules, model.modules, model.layers)
+        hierarchy = match_modules(modules, model.modules, model.layers, compiled=events.has_compiled)
     elif labels:
         hierarchy = layers_of_labels(labels, events.classes())
     elif modules := events.modules():
@@ -272,10 +333,16 @@ def _layers(path: Path, events: TraceEvents, model: _Model | None, seen: Seen) -
     else:
         hierarchy = layers_of_ranges(events.ranges())
     seen.notes += hierarchy.doubts
-    if not hierarchy.layers:
+    if events.device is not None and not events.has_operators:
+        seen.notes.append(
+            f"{path.name} holds no operators, as without ProfilerActivity.CPU: what the CPU did is unknown, and so is "
+            "for which operator and layer a kernel ran."
+        )
+    elif not hierarchy.layers:
         seen.notes.append(
             f"{path.name} tells of no layers, so that all work is outside of them: it has no labels of "
             "torchprof.annotate(model), no modules (with_stack=True) and no ranges of record_function around operators."
+            + (f" {_how_to_tell_modules(events)}." if events.has_call_stacks else "")
         )
     paths = [layer.path for layer in hierarchy.layers]
     called = {layer for site in hierarchy.sites.values() for layer in site.layers}
@@ -287,6 +354,16 @@ def _layers(path: Path, events: TraceEvents, model: _Model | None, seen: Seen) -
     if plan.selected is not None:
         called &= plan.selected
     return replace(layers, selected=plan.selected, selected_paths=plan.selected_paths), hierarchy.layers
+
+
+def _how_to_tell_modules(events: TraceEvents) -> str:
+    """How to record a trace that has modules, where this one has none."""
+    if events.has_call_stacks:
+        return (
+            'It was recorded with_stack=True by an old torch, which wrote source lines for each operator (its "Call '
+            'stack") and no modules: record it inside `torchprof.annotate(model)`, or with a newer torch'
+        )
+    return "Record it inside `torchprof.annotate(model)`, or with `torch.profiler.profile(with_stack=True)`"
 
 
 def _models(labels: Iterable[str]) -> list[str]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ast
 import marshal
-from array import array
-from bisect import bisect_right
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from math import isfinite
+from typing import Any, NamedTuple
 
-from torchprof.attribute import HOOKS, PREFIX, Detail, Event, Kind, Signature
+from torchprof.attribute import BEFORE, HOOKS, PREFIX, Detail, Event, Kind, Signature
 from torchprof.collectives import signature_of
 from torchprof.event_names import (
     MEMORY,
@@ -24,24 +25,31 @@ from torchprof.event_names import (
     is_collective,
     is_torchs_step,
     kind_of,
+    numbers_of_devices,
 )
 from torchprof.exchanges import ACCUMULATES
+from torchprof.launches import first_call
+from torchprof.trace_columns import BEYOND, DEVICE_WORK, MEMORY_EVENTS, RUNTIME_CALLS, Columns
 from torchprof.trace_layers import ModuleCall, RangeCall, class_of
 
-_OP, _RANGE, _OP_OR_RANGE, _RUNTIME, _MODULE, _HELD = "op", "range", "op or range", "runtime", "module", "memory"
-_WORK, _SESSION, _NO_WORK = "device", "session", ""
-_NOT_CPU = frozenset((_WORK, _SESSION, _NO_WORK))
+_OP, _RANGE, _OP_OR_RANGE, _MODULE = "op", "range", "op or range", "module"
+_SESSION, _NO_WORK = "session", ""
+_NOT_CPU = frozenset((DEVICE_WORK, _SESSION, _NO_WORK))
+_MTIA_WORK = "mtia_ccp_events"
+"""What MTIA's command processors did: kernels, copies ("dma…"), and waits for one another, whose names have "Sync" in
+them (Holistic Trace Analysis, ``hta/utils/utils.py``)."""
 _GROUPS = {
     "cpu_op": _OP,
     "user_annotation": _RANGE,
     "Operator": _OP_OR_RANGE,  # until torch 1.12
-    "Runtime": _RUNTIME,
-    "kernel": _WORK,
-    "Kernel": _WORK,
-    "gpu_memcpy": _WORK,
-    "Memcpy": _WORK,
-    "gpu_memset": _WORK,
-    "Memset": _WORK,
+    "Runtime": RUNTIME_CALLS,
+    "kernel": DEVICE_WORK,
+    "Kernel": DEVICE_WORK,
+    "gpu_memcpy": DEVICE_WORK,
+    "Memcpy": DEVICE_WORK,
+    "gpu_memset": DEVICE_WORK,
+    "Memset": DEVICE_WORK,
+    _MTIA_WORK: DEVICE_WORK,
     "python_function": _MODULE,
     "Python function": _MODULE,
     "Trace": _SESSION,
@@ -51,93 +59,17 @@ else is no work: the mirrors of ranges on a device's timeline, a stream's waits 
 _DEVICES = {"cuda": "cuda", "xpu": "xpu", "mtia": "mtia", "musa": "musa", "privateuse1": "privateuse1"}
 """What the category of a runtime begins with, before ``_runtime`` or ``_driver``, and the kind of its device. HIP calls
 itself cuda, there as everywhere in torch."""
-_DEVICE_TYPES = {1: "cuda", 6: "hip", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuse1"}
+_HIP = 6
+_DEVICE_TYPES = {1: "cuda", _HIP: "cuda", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuse1"}
 """The numbers of ``c10/core/DeviceType.h``, as torch's own tables name them."""
 _CPUS = (0, 2, 5)
 _IS_MODULE = "nn.Module: "
 _ARROWS = ("fwdbwd", "forward_backward")
 """The categories of the arrows from an op to the node that it made."""
 _MANY_ARROWS = 1 << 16
-_BEYOND = 1 << 62
+_TORCHS_NODES = "torch::autograd::"
+_NODE_NAME = re.compile(r"\w+Backward\d*")
 _NOT_AS_IT_MUST_BE = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
-
-_WINDOW = 1024  # so many events of each stretch are put in order at a time
-_MANY_STRETCHES = 2000
-
-
-class _Columns:
-    """Events in the order of the file, a column a field. ``stretches``: where in it time goes back, and the first."""
-
-    __slots__ = ("lane", "name", "ns", "number", "sequence", "signature", "start", "stretches")
-
-    def __init__(self) -> None:
-        self.start = array("q")
-        self.ns = array("q")  # how long it took; of memory, how many bytes
-        self.name = array("i")
-        self.lane = array("i")
-        self.sequence = array("q")  # of a device's work, the number of the op around its launch
-        self.number = array(
-            "q"
-        )  # of an op; of a launch, and what it launched, that of the launch; of memory, its address
-        self.signature = array("i")
-        self.stretches = [0]
-
-    @property
-    def last(self) -> int:
-        """When the last one began."""
-        return self.start[-1] if self.start else -_BEYOND
-
-    def add(self, start: int, ns: int, name: int, lane: int, sequence: int, number: int, signature: int) -> None:
-        if start < self.last:
-            self.stretches.append(len(self.start))
-        self.start.append(start)
-        self.ns.append(ns)
-        self.name.append(name)
-        self.lane.append(lane)
-        self.sequence.append(sequence)
-        self.number.append(number)
-        self.signature.append(signature)
-
-    def in_order(self, groups: Sequence[str]) -> Iterator[tuple[int, int, int, int, int, int, int]]:
-        """The events in the order of their start: start, ns, name, lane, sequence, number, signature.
-
-        ``groups``: what the names are of, by their numbers.
-
-        Traces are in order in stretches, of one thread or one kind. To merge those, a window at a time, takes hardly
-        any memory; a list of all numbers would take as much as the columns.
-        """
-        columns = (self.start, self.ns, self.name, self.lane, self.sequence, self.number, self.signature)
-        for window in self._windows(groups):
-            yield from zip(*(map(column.__getitem__, window) for column in columns))
-
-    def _windows(self, groups: Sequence[str]) -> Iterator[Sequence[int]]:
-        """The numbers of the events, in the order of their start."""
-        start, ns, number = self.start, self.ns, self.number
-
-        def outer_first(at: int) -> tuple[int, int, bool, int]:
-            group = groups[self.name[at]]
-            if group is _HELD:  # by the innermost op that begins then; and as the file has it
-                return start[at], 1, False, 0
-            return start[at], -ns[at], group is _RUNTIME, number[at]
-
-        # In whole microseconds, as torch wrote them before 2.3, one event after the other begins at the same time.
-        key: Callable[[int], Any] = start.__getitem__ if any(time % 1000 for time in start) else outer_first
-        heads, ends = list(self.stretches), [*self.stretches[1:], len(start)]
-        if len(heads) > _MANY_STRETCHES:
-            yield sorted(range(len(start)), key=key)
-            return
-        waiting = [which for which, head in enumerate(heads) if head < ends[which]]
-        while waiting:
-            # Nothing that is left for a later window begins before this time, or at it.
-            limit = min(start[min(heads[which] + _WINDOW, ends[which]) - 1] for which in waiting)
-            window: list[int] = []
-            for which in waiting:
-                after = bisect_right(start, limit, heads[which], ends[which])
-                window.extend(range(heads[which], after))
-                heads[which] = after
-            window.sort(key=key)
-            yield window
-            waiting = [which for which in waiting if heads[which] < ends[which]]
 
 
 class TraceEvents:
@@ -145,6 +77,7 @@ class TraceEvents:
 
     ``device`` is the kind of device whose work it holds, None for the CPU alone; ``unread``: how many events had not
     what theirs must have. ``base_ns``: what the times in the file count from, in ns since the epoch.
+    ``has_call_stacks``: whether operators have source lines, as torch wrote before it recorded modules.
     """
 
     def __init__(self, detail: Callable[[str], Detail]) -> None:
@@ -152,10 +85,11 @@ class TraceEvents:
         self.device: str | None = None
         self.signatures: list[Signature] = [Signature((), ())]
         self.unread = self.base_ns = 0
+        self.has_call_stacks = False
         self._detail = detail
         self._details: dict[str, Detail] = {}
         self._groups = dict(_GROUPS)
-        self._cpu, self._work = _Columns(), _Columns()
+        self._cpu, self._work = Columns(), Columns()
         self._names: list[tuple[str, str]] = []  # group and name, of memory the name of its device
         self._numbers_of: defaultdict[str, dict[str, int]] = defaultdict(dict)  # by group: name → its number there
         self._sure: set[int] = set()  # names of ops, not of ranges, in traces that do not tell
@@ -164,6 +98,7 @@ class TraceEvents:
         self._lane_of: list[tuple[int, int]] = []  # by that: thread, number of the forward thread
         self._streams: dict[tuple[Any, Any], int] = {}  # (device, stream) → a number
         self._stream_of: list[tuple[int, int]] = []
+        self._hip: set[int] = set()  # the devices of ROCm whose memory is told of
         self._signature_of: dict[bytes, int] = {}
         self._number_of = {self.signatures[0]: 0}
         self._scalars: dict[str, Any] = {"": None}
@@ -172,6 +107,7 @@ class TraceEvents:
         self._passed_by = 0  # of the arrows' numbers: those with none of these bits are kept
         self._node: tuple[int, int, int] | None = None  # the last: thread, start, number of the forward thread
         self._session: tuple[int, int] | None = None  # when it began and ended
+        self._in_backward: set[tuple[int, int, int]] = set()  # ranges: start, thread, number of the name
 
     def __len__(self) -> int:
         return len(self._cpu.start) + len(self._work.start)
@@ -181,7 +117,7 @@ class TraceEvents:
     def add(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Keep what a piece of the file tells. An event that has not what it must have is counted, and left out."""
         groups, numbers_of, cpu = self._groups, self._numbers_of, self._cpu
-        module, runtime, not_cpu = _MODULE, _RUNTIME, _NOT_CPU
+        module, runtime, not_cpu = _MODULE, RUNTIME_CALLS, _NOT_CPU
         starts, lengths, names, lanes = cpu.start.append, cpu.ns.append, cpu.name.append, cpu.lane.append
         sequences, numbers, signatures = cpu.sequence.append, cpu.number.append, cpu.signature.append
         last = cpu.last
@@ -204,7 +140,7 @@ class TraceEvents:
                 except KeyError:
                     group = self._add_category(category)
                 if group in not_cpu:
-                    if group is _WORK:
+                    if group is DEVICE_WORK:
                         self._add_work(event)
                     elif group is _SESSION:
                         self._add_session(event)
@@ -227,6 +163,8 @@ class TraceEvents:
                     number = args.get("correlation", 0)
                 else:
                     number = args.get("External id", 0)
+                    if not self.has_call_stacks and "Call stack" in args:
+                        self.has_call_stacks = True
                     if "Sequence number" in args:
                         sequence, forward = args["Sequence number"], args.get("Fwd thread id", 0)
                         if group is _OP_OR_RANGE and _number(sequence) >= 0:
@@ -234,12 +172,12 @@ class TraceEvents:
                     if ("Input Dims" in args or "Input dims" in args) and group is not module:
                         signature = self._signature(name, group, name_number, args)
                     elif "Collective name" in args:
-                        signature = self._intern(signature_of(args))
+                        signature = self._of_collective(args)
                 if type(number) is not int or type(sequence) is not int or type(forward) is not int:
                     number, sequence, forward = _number(number), _number(sequence), _number(forward)
                 # One test for all of them, which nearly always do: a negative number has a sign in its bits, too.
                 if (ns | start | number | sequence + 1) >> 62 and (
-                    not 0 <= ns < _BEYOND or max(abs(start), abs(number), abs(sequence)) > _BEYOND
+                    not 0 <= ns < BEYOND or max(abs(start), abs(number), abs(sequence)) > BEYOND
                 ):
                     raise ValueError
                 process, thread = event["pid"], event["tid"]
@@ -265,20 +203,28 @@ class TraceEvents:
             numbers(number)
             signatures(signature)
 
+    def drop_doubles(self) -> int:
+        """Leave out events that stand in the trace once more, and return how many these are. Call it after the last
+        piece."""
+        return sum(columns.drop_doubles(self._groups_of_names) for columns in (self._cpu, self._work))
+
     def _add_category(self, category: Any) -> str:
         """The group of a category that is new: of a runtime, or nothing."""
         device, _, kind = str(category).rpartition("_")
         group = _NO_WORK
         if kind in ("runtime", "driver") and device in _DEVICES:
-            group = _RUNTIME
+            group = RUNTIME_CALLS
             self.device = _DEVICES[device]
         self._groups[category] = group
         return group
 
     def _add_work(self, event: Mapping[str, Any]) -> None:
         """A kernel, a copy, or a set."""
+        is_mtia = event["cat"] == _MTIA_WORK
+        if is_mtia and "Sync" in event["name"]:
+            return
         if self.device is None:
-            self.device = "cuda"  # until a runtime says otherwise: in old traces none has a name
+            self.device = "mtia" if is_mtia else "cuda"  # until a runtime says otherwise: in old traces none has a name
         start, ns = _ns(event["ts"]), _ns(event["dur"])
         args = event.get("args") or {}
         where = args.get("device", event["pid"]), args.get("stream", event["tid"])
@@ -287,10 +233,10 @@ class TraceEvents:
             stream = self._streams[where] = len(self._stream_of)
             self._stream_of.append((max(_number(where[0], 0), 0), _number(where[1], 0)))
         launch, op = _number(args.get("correlation", 0)), _number(args.get("External id", args.get("external id", 0)))
-        if not 0 <= ns < _BEYOND or max(abs(start), abs(launch), abs(op)) > _BEYOND:
+        if not 0 <= ns < BEYOND or max(abs(start), abs(launch), abs(op)) > BEYOND:
             raise ValueError
-        signature = self._intern(signature_of(args)) if "Collective name" in args else 0
-        self._work.add(start, ns, self._name(_WORK, event["name"]), stream, op, launch, signature)
+        signature = self._of_collective(args) if "Collective name" in args else 0
+        self._work.add(start, ns, self._name(DEVICE_WORK, event["name"]), stream, op, launch, signature)
 
     def _add_memory(self, event: Mapping[str, Any]) -> None:
         start, args = _ns(event["ts"]), event["args"]
@@ -298,11 +244,14 @@ class TraceEvents:
         kind = _number(args.get("Device Type", 0))
         device = "cpu"
         if kind not in _CPUS:
-            device = f"{_DEVICE_TYPES.get(kind, f'device{kind}')}:{max(_number(args.get('Device Id', 0)), 0)}"
-        if max(abs(start), abs(nbytes), abs(address)) > _BEYOND:
+            index = max(_number(args.get("Device Id", 0)), 0)
+            device = f"{_DEVICE_TYPES.get(kind, f'device{kind}')}:{index}"
+            if kind == _HIP:
+                self._hip.add(index)
+        if max(abs(start), abs(nbytes), abs(address)) > BEYOND:
             raise ValueError
         self._cpu.add(
-            start, nbytes, self._name(_HELD, device), self._lane(event["pid"], event["tid"], 0), -1, address, 0
+            start, nbytes, self._name(MEMORY_EVENTS, device), self._lane(event["pid"], event["tid"], 0), -1, address, 0
         )
 
     def _add_arrow(self, event: Mapping[str, Any]) -> None:
@@ -333,8 +282,7 @@ class TraceEvents:
             raise TypeError
         number = self._numbers_of[group].setdefault(name, len(self._names))
         if number == len(self._names):
-            # Half of a pair of code units that JSON escaped is no character, and no file could be written of it.
-            self._names.append((group, name.encode(errors="replace").decode()))
+            self._names.append((group, _text(name)))
         return number
 
     def _lane(self, process: Any, thread: Any, forward: int) -> int:
@@ -357,21 +305,41 @@ class TraceEvents:
             if group is _RANGE and not is_collective(name):
                 return 0
         if "Collective name" in args:
-            return self._intern(signature_of(args))
+            return self._of_collective(args)
         detail = self._details.get(name)
         if detail is None:
             detail = self._details[name] = Detail.SHAPES if group is _RANGE else self._detail(name)
         dtypes = args.get("Input type", ())
         values = args.get("Concrete Inputs", ()) if detail in (Detail.ONES, Detail.SCALARS) else ()
-        if detail is Detail.ONES:
+        if detail is Detail.ONES and isinstance(values, list):
             values = [value if value in ("", "0", "1", "True", "False", "0.", "1.") else "2" for value in values]
         key = marshal.dumps((shapes, dtypes, values), 2)  # as in a Recording
         number = self._signature_of.get(key)
         if number is None:
-            scalars = tuple(map(self._scalar, values))
-            number = self._intern(Signature(_frozen(shapes), tuple(dtypes), scalars))
-            self._signature_of[key] = number
+            number = self._signature_of[key] = self._intern(self._checked(shapes, dtypes, values))
         return number
+
+    def _checked(self, shapes: Any, dtypes: Any, values: Any) -> Signature | None:
+        """The signature from what an event's args say; what is not as torch writes it is unknown.
+
+        ``shapes`` is a list with an entry for each input, and so are ``dtypes`` and ``values`` where they are known.
+        """
+        if not isinstance(shapes, list):
+            return None
+
+        def each(entries: Any, read: Callable[[Any], Any]) -> tuple[Any, ...]:
+            fits = isinstance(entries, list) and len(entries) == len(shapes)
+            return tuple(map(read, entries)) if fits else ()
+
+        return Signature(each(shapes, _shape), each(dtypes, _text), each(values, self._scalar))
+
+    def _of_collective(self, args: Mapping[str, Any]) -> int:
+        """The number of what an event's args say of a collective; 0 where they name none."""
+        signature = signature_of(args)
+        if signature is None:
+            return 0
+        scalars = tuple(_text(value) if isinstance(value, str) else value for value in signature.scalars)
+        return self._intern(signature._replace(dtypes=tuple(map(_text, signature.dtypes)), scalars=scalars))
 
     def _intern(self, signature: Signature | None) -> int:
         if signature is None:
@@ -381,14 +349,15 @@ class TraceEvents:
             self.signatures.append(signature)
         return number
 
-    def _scalar(self, text: str) -> Any:
+    def _scalar(self, text: Any) -> Any:
         """A value from how torch wrote it; None for what it does not say."""
+        text = _text(text)
         try:
             return self._scalars[text]
         except KeyError:
             try:
                 value = _frozen(ast.literal_eval(text))
-            except (ValueError, SyntaxError):
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
                 value = text
             self._scalars[text] = value
             return value
@@ -411,12 +380,17 @@ class TraceEvents:
         """How long the session lasted; where the trace does not say, from the first event to the end of the last."""
         if self._session is not None:
             return self._session[1] - self._session[0]
-        held = {number for number, (group, _) in enumerate(self._names) if group is _HELD}
-        first, last = _BEYOND, 0
+        held = {number for number, (group, _) in enumerate(self._names) if group is MEMORY_EVENTS}
+        first, last = BEYOND, 0
         for columns in (self._cpu, self._work):
             for start, ns, name in zip(columns.start, columns.ns, columns.name):
                 first, last = min(first, start), max(last, start if name in held else start + ns)
         return max(last - first, 0)
+
+    @property
+    def cpu_time(self) -> None:
+        """A trace does not tell it."""
+        return
 
     @property
     def torchs_steps(self) -> int:
@@ -437,22 +411,37 @@ class TraceEvents:
         """Whether a step began with the first of them."""
         return not any(name == STARTED for _, name in self._names)
 
-    @property
+    @cached_property
     def has_numbers(self) -> bool:
         """Whether autograd's nodes tell the numbers of the ops that made them."""
         return any(forward for _, forward in self._lane_of)
 
     @property
     def has_nodes(self) -> bool:
+        return self.has_engine or any(self._is_bare_node(*one) for one in self._names)
+
+    @cached_property
+    def has_engine(self) -> bool:
+        """Whether there is a range of autograd's engine around each of its nodes."""
         return any(name.startswith(NODE_PREFIX) for _, name in self._names)
 
     @property
+    def has_operators(self) -> bool:
+        """Whether anything was recorded of the CPU but calls of a device's runtime, which come with the device."""
+        return any(group in _OF_CPU for group, _ in self._names)
+
+    @property
+    def has_compiled(self) -> bool:
+        """Whether code ran that torch.compile had made."""
+        return any(kind_of(name) is Kind.REGION for _, name in self._names)
+
+    @property
     def has_memory(self) -> bool:
-        return any(group is _HELD for group, _ in self._names)
+        return any(group is MEMORY_EVENTS for group, _ in self._names)
 
     @property
     def has_shapes(self) -> bool:
-        return bool(self._signature_of)
+        return any(self._signature_of.values())
 
     @property
     def _groups_of_names(self) -> list[str]:
@@ -498,21 +487,61 @@ class TraceEvents:
         return [ModuleCall(name, tuple(above), shapes.get(name, frozenset())) for name, above in parents.items()]
 
     def ranges(self) -> list[RangeCall]:
-        """The ranges of users and of torch itself, in the order of first call."""
+        """The ranges of users and of torch itself, in the order of first call, but for those inside backward work.
+
+        A range that autograd's nodes open is part of their backward: its name may be that of a range of forward, and it
+        computes nothing again. That it does, as under activation checkpointing, is seen where a range of that name ran
+        in forward and operators in this one record a graph, which in backward only a forward does. ``events`` gives the
+        others as labels of the user's, whatever ``sites`` it is asked for.
+        """
         kinds = self._kinds(())
         wanted = [kind is Kind.USER_LABEL and bool(name) for kind, (_, name) in zip(kinds, self._names)]
         if not any(wanted):
             return []
         names = [name for _, name in self._names]
+        is_inner_node = self._inner_nodes(kinds)
+        is_held = [group is MEMORY_EVENTS for group, _ in self._names]
         full: set[str] = set()
         parents: dict[str, dict[str, None]] = {}
         around_it: dict[str, set[str]] = {}
-        for number, _, around in self._nested(wanted):
+        in_backward: list[_InBackward] = []
+        stacks: defaultdict[int, list[_Open]] = defaultdict(list)
+        nothing = _Open(BEYOND, "", False, None)
+        for start, ns, number, lane, sequence, _, _ in self._cpu.in_order(self._groups_of_names):
+            if is_held[number]:
+                continue
+            thread, forward = self._lane_of[lane]
+            stack = stacks[thread]
+            while stack and stack[-1].end <= start:
+                stack.pop()
+            around = stack[-1] if stack else nothing
+            end = min(start + ns, around.end)  # what sticks out is cut off, as the attribution does
+            name = names[number]
             if wanted[number]:
-                parents.setdefault(names[number], {})[around] = None
-                around_it.setdefault(names[number], set()).add(around)
-            elif kinds[number] not in (None, Kind.COLLECTIVE):
-                full.add(around)
+                opened = None
+                if around.in_backward:
+                    opened = _InBackward(start, thread, number, around.opened)
+                    in_backward.append(opened)
+                else:
+                    parents.setdefault(name, {})[around.range] = None
+                    around_it.setdefault(name, set()).add(around.range)
+                stack.append(_Open(end, name, around.in_backward, opened))
+                continue
+            kind = kinds[number]
+            if kind not in (None, Kind.COLLECTIVE):
+                full.add(around.range)
+            if kind in (Kind.NODE, Kind.BACKWARD_FUNCTION) or (
+                kind is Kind.OP and (forward if sequence >= 0 else is_inner_node[number])
+            ):
+                stack.append(_Open(end, around.range, True, None))
+            elif sequence >= 0 and around.opened is not None:
+                around.opened.records = True
+        for one in reversed(in_backward):  # inner ones come after those around them
+            if one.records and one.outer is not None:
+                one.outer.records = True
+        self._in_backward = {
+            (one.start, one.thread, one.name) for one in in_backward if not (one.records and names[one.name] in parents)
+        }
         waiting = list(full)
         while waiting:  # what is inside a range is inside those around it, too
             for outer in around_it.get(waiting.pop(), ()):
@@ -521,11 +550,25 @@ class TraceEvents:
                     waiting.append(outer)
         return [RangeCall(name, tuple(above), name in full) for name, above in parents.items()]
 
+    def _inner_nodes(self, kinds: Sequence[Kind | None]) -> list[bool]:
+        """By the number of a name: whether it is that of a node of autograd inside the engine's range around it. One
+        without a number is told by its name alone."""
+        names = [name for _, name in self._names]
+        inner = {name.removeprefix(NODE_PREFIX) for name, kind in zip(names, kinds) if kind is Kind.NODE}
+        return [name in inner or self._is_bare_node(*one) for name, one in zip(names, self._names)]
+
+    def _is_bare_node(self, group: str, name: str) -> bool:
+        """Whether this is a node in a trace of a torch that puts no range of the engine around nodes, as 1.8: by its
+        name alone, where it tells no numbers."""
+        if group not in (_OP, _OP_OR_RANGE) or self.has_engine:
+            return False
+        return name.startswith(_TORCHS_NODES) or (not self.has_numbers and _NODE_NAME.fullmatch(name) is not None)
+
     def _nested(self, wanted: list[bool]) -> Iterator[tuple[int, int, str]]:
         """The events of wanted names and those inside them, in the order of their start: the numbers of name and
         signature, and the name of the nearest wanted event around, "" for none."""
         names = [name for _, name in self._names]
-        is_held = [group is _HELD for group, _ in self._names]
+        is_held = [group is MEMORY_EVENTS for group, _ in self._names]
         stacks: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
         for start, ns, number, lane, _, _, signature in self._cpu.in_order(self._groups_of_names):
             if is_held[number]:
@@ -552,12 +595,12 @@ class TraceEvents:
         ``sites``: the names of what stands for a layer.
         """
         kinds, names = self._kinds(sites), [name for _, name in self._names]
-        nodes = {name.removeprefix(NODE_PREFIX) for name, kind in zip(names, kinds) if kind is Kind.NODE}
-        is_inner_node = [name in nodes for name in names]
-        is_runtime = [group is _RUNTIME for group, _ in self._names]
+        is_inner_node = self._inner_nodes(kinds)
+        is_runtime = [group is RUNTIME_CALLS for group, _ in self._names]
         forward_threads = self._forward_threads()
         launchers, launches = self._launchers()
         op, node, backward, memory = Kind.OP, Kind.NODE, Kind.BACKWARD_FUNCTION, Kind.MEMORY
+        label, in_backward = Kind.LABEL, self._in_backward
         lane_of, base = self._lane_of, self.base_ns
         new = tuple.__new__  # a third of the time that Event(...) takes, once for every event
         for start, ns, name_number, lane, sequence, number, signature in self._cpu.in_order(self._groups_of_names):
@@ -565,8 +608,10 @@ class TraceEvents:
             if kind is None:
                 continue
             name = names[name_number]
-            start += base
             thread, forward = lane_of[lane]
+            if in_backward and kind is label and (start, thread, name_number) in in_backward:
+                kind = Kind.USER_LABEL
+            start += base
             if kind is memory:
                 yield new(Event, (kind, MEMORY, start, start, thread, -1, 0, number, name, ns, 0))
                 continue
@@ -592,19 +637,33 @@ class TraceEvents:
         self, launchers: Mapping[int, int], launches: Mapping[int, int], names: list[str]
     ) -> Iterator[Event]:
         kind = self.device or "cuda"
+        counted = numbers_of_devices((index for index, _ in self._stream_of), self._hip)
+        first = self._first_call(launchers, launches)
         for start, ns, name, lane, by, launch, signature in self._work.in_order(self._groups_of_names):
             index, stream = self._stream_of[lane]
             start += self.base_ns
+            launcher = launchers.get(by, 0) if by != launch and by in launchers else launches.get(launch, 0)
             yield Event(
                 Kind.KERNEL,
                 names[name],
                 start,
                 start + ns,
                 stream,
-                correlation=launchers.get(by, 0) if by != launch and by in launchers else launches.get(launch, 0),
-                device=f"{kind}:{index}",
+                correlation=BEFORE if not launcher and 0 < launch < first else launcher,
+                device=f"{kind}:{counted.get(index, index)}",
                 signature=signature,
             )
+
+    def _first_call(self, launchers: Mapping[int, int], launches: Mapping[int, int]) -> int:
+        """The lowest number of a call of the device's runtime: see ``launches.first_call``."""
+        is_runtime = [group is RUNTIME_CALLS for group, _ in self._names]
+        launched = (
+            launch
+            for by, launch in zip(self._work.sequence, self._work.number)
+            if (by in launchers and by != launch) or launch in launches
+        )
+        calls = (number for number, name in zip(self._cpu.number, self._cpu.name) if is_runtime[name])
+        return first_call(calls, launched)
 
     def _launchers(self) -> tuple[dict[int, int], dict[int, int]]:
         """By their numbers, the ops that launched something, and calls of the runtime that launched what names no such
@@ -613,7 +672,7 @@ class TraceEvents:
         Recent traces name the op itself, so do very old ones; those of 2022 and 2023 repeat the number of the launch,
         which then tells of another op, or none.
         """
-        is_runtime = [group is _RUNTIME for group, _ in self._names]
+        is_runtime = [group is RUNTIME_CALLS for group, _ in self._names]
         work, cpu = self._work, self._cpu
         wanted = {op for op, launch in zip(work.sequence, work.number) if op > 0 and op != launch}
         ops: dict[int, int] = {}  # numbers are kept once: there may be millions
@@ -637,10 +696,10 @@ class TraceEvents:
         """By the number of a name; None for what is left out. What stands for a layer is a label."""
         kinds: list[Kind | None] = []
         for number, (group, name) in enumerate(self._names):
-            kind: Kind | None = Kind.OP if group is _RUNTIME else kind_of(name)
-            if group is _WORK:
+            kind: Kind | None = Kind.OP if group is RUNTIME_CALLS else kind_of(name)
+            if group is DEVICE_WORK:
                 kind = Kind.KERNEL
-            elif group is _HELD:
+            elif group is MEMORY_EVENTS:
                 kind = Kind.MEMORY
             elif group is _MODULE or kind is Kind.LABEL:
                 # Of a module that nobody asked about, it is as if there were none.
@@ -651,7 +710,13 @@ class TraceEvents:
             elif kind is Kind.OP and is_collective(name):
                 kind = Kind.COLLECTIVE
             elif kind is Kind.OP and (
-                group is _RANGE or (group is _OP_OR_RANGE and "::" not in name and number not in self._sure)
+                group is _RANGE
+                or (
+                    group is _OP_OR_RANGE
+                    and "::" not in name
+                    and number not in self._sure
+                    and not self._is_bare_node(group, name)
+                )
             ):
                 kind = Kind.LABEL if name in sites else Kind.USER_LABEL
             kinds.append(kind)
@@ -680,6 +745,30 @@ class TraceEvents:
 
 
 _RANGES = (_RANGE, _OP_OR_RANGE)
+_OF_CPU = (_OP, _RANGE, _OP_OR_RANGE, _MODULE)
+
+
+class _Open(NamedTuple):
+    """A range or node that has not ended: the nearest ``range`` of forward is itself or around it, "" for none;
+    ``opened``: the nearest range inside the same node, None for none."""
+
+    end: int
+    range: str
+    in_backward: bool
+    opened: _InBackward | None
+
+
+class _InBackward:
+    """A range inside of a node: the number of its ``name``, and whether an operator in it ``records`` a graph."""
+
+    __slots__ = ("name", "outer", "records", "start", "thread")
+
+    def __init__(self, start: int, thread: int, name: int, outer: _InBackward | None) -> None:
+        self.start = start
+        self.thread = thread
+        self.name = name
+        self.outer = outer
+        self.records = False
 
 
 def _ns(microseconds: float) -> int:
@@ -708,8 +797,32 @@ def _shapes(signatures: Iterable[Signature]) -> Iterator[tuple[int, ...]]:
             waiting.extend(one for one in shape if type(one) is tuple and one)
 
 
+def _text(value: Any) -> str:
+    """A string that can be written into a file; "" for what is none.
+
+    Half of a pair of code units that JSON escaped is no character.
+    """
+    return value.encode(errors="replace").decode() if isinstance(value, str) else ""
+
+
+def _shape(value: Any) -> Any:
+    """The sizes of a tensor, or of each tensor of a list, as tuples; None for what is neither."""
+    if not isinstance(value, list):
+        return None
+    if value and all(isinstance(one, list) for one in value):
+        tensors = tuple(map(_sizes, value))
+        return None if None in tensors else tensors
+    return _sizes(value)
+
+
+def _sizes(value: Iterable[Any]) -> tuple[int, ...] | None:
+    sizes = tuple(value)
+    return sizes if all(type(size) is int and 0 <= size < BEYOND for size in sizes) else None
+
+
 def _frozen(value: Any) -> Any:
-    """Lists as tuples; a number that JSON does not know as None."""
+    """Lists as tuples; what JSON does not know, as a complex number, as None."""
     if isinstance(value, (list, tuple)):
         return tuple(map(_frozen, value))
-    return None if isinstance(value, complex) else value
+    known = value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and isfinite(value))
+    return value if known else None

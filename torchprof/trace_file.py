@@ -38,6 +38,10 @@ _FOREIGN = {
     b"PK\x03\x04": "zip",
 }
 """The first bytes of what another program has to unpack, and its name."""
+_TAR_MARK = slice(257, 262)
+"""Where an archive of tar says that it is one (POSIX.1-1988, "ustar Interchange Format")."""
+_UTF_16 = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"{\x00": "utf-16-le", b"\x00{": "utf-16-be"}
+"""The first bytes of JSON that another program wrote anew, as PowerShell does, and how it is to be read."""
 _HOW = 'A trace is what torch.profiler\'s `prof.export_chrome_trace("trace.json")` writes.'
 
 try:
@@ -71,11 +75,9 @@ class TraceFile:
     values of one key the last. ``doubts`` are sentences for the user on what is missing. Both are complete after the
     last piece.
 
-    What is no proper JSON is read nevertheless: bytes that are no UTF-8 are replaced, a value ``nan`` or ``inf`` is
-    None, and a string in which a backslash escapes nothing, as in "C:\\work\\new", has just those backslashes. An event
-    that cannot be read even so is left out. Of a file that was cut off, all whole events are read.
-
-    Raises TorchprofError for a folder.
+    What is no proper JSON is read nevertheless: UTF-16 is recognized, bytes that are no UTF-8 are replaced, a value
+    ``nan`` or ``inf`` is None, and a string in which a backslash escapes nothing, as in "C:\\work\\new", has just those
+    backslashes. An event that cannot be read even so is left out. Of a file that was cut off, all whole ones are read.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -83,8 +85,6 @@ class TraceFile:
         self.header: dict[str, Any] = {}
         self.doubts: list[str] = []
         self._read = self._lost = self._first_lost = 0  # events; those that could not be read; where the first begins
-        if self.path.is_dir():
-            raise TorchprofError(f"{self.path} is a folder: give the trace in it, or a list of the traces in it.")
 
     def pieces(self, progress: Callable[[float], None] | None = None) -> Iterator[list[TraceEvent]]:
         """All events in the order of the file, some dozens at a time: who drops each piece needs little memory.
@@ -124,6 +124,11 @@ class TraceFile:
             raise TorchprofError(f"{self.path} cannot be decompressed: {text.failure}. Copy or record it again.")
         if not first:
             raise TorchprofError(f"{self.path} is empty: what should have written it did not get so far. {_HOW}")
+        if first not in "{[" and text.ahead(_TAR_MARK.stop)[_TAR_MARK] == "ustar":
+            raise TorchprofError(
+                f"{self.path} is an archive of tar: unpack it first (tar -xf), and give the traces that were in it, or "
+                "the folder they are in."
+            )
         if first not in "{[":
             raise TorchprofError(
                 f"{self.path} is no trace of torch.profiler, which begins with '{{': it begins with {text.ahead(20)!r}."
@@ -253,7 +258,7 @@ class _Text:
         self.at = 0
         self.failure = ""
         self._source = source
-        self._decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
+        self._decoder: codecs.IncrementalDecoder | None = None
         self._dropped = 0  # characters before ``text``
         self._ended = False
 
@@ -271,6 +276,8 @@ class _Text:
         wanted = max(_CHUNK, len(self.text) - self.at)
         while len(data) < wanted and not self._ended:
             data += self._bytes(wanted - len(data))
+        if self._decoder is None:
+            self._decoder = codecs.getincrementaldecoder(_UTF_16.get(data[:2], "utf-8-sig"))("replace")
         self._dropped += self.at
         self.text = self.text[self.at :] + self._decoder.decode(data, self._ended)
         self.at = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -24,6 +24,13 @@ from torchprof.trace_layers import (
 )
 
 _Shapes = frozenset[tuple[int, ...]]
+
+_GIVE_THE_RIGHT_ONE = (
+    "Give from_trace the model, and the paths, of the recording; or no model: then the layers have their names in the "
+    "trace."
+)
+_FEW = 3
+"""So many modules are not broken off by a recording that begins or ends inside a call of one and those around it."""
 
 
 class ModelModule(NamedTuple):
@@ -47,7 +54,9 @@ class ModelModule(NamedTuple):
     cls: int = 0
 
 
-def match_modules(calls: Sequence[ModuleCall], modules: Sequence[ModelModule], layers: Sequence[Layer]) -> Hierarchy:
+def match_modules(
+    calls: Sequence[ModuleCall], modules: Sequence[ModelModule], layers: Sequence[Layer], *, compiled: bool = False
+) -> Hierarchy:
     """The layers of a model, with what the modules of a trace are among them.
 
     ``calls`` in the order of first calls; ``modules`` depth first, those of one model after those of another;
@@ -61,18 +70,39 @@ def match_modules(calls: Sequence[ModuleCall], modules: Sequence[ModelModule], l
     whole model. A called module that is found nowhere is a layer of its own under what called it, with its name in the
     trace; outside of all that was found it is no layer.
 
-    Raises TorchprofError where nothing is found.
+    Raises TorchprofError where nothing is found, and where the model calls much that was never called; but where some
+    of it was ``compiled``, of which torch.compile shows only the calls at graph breaks.
     """
-    matching = _Matching(calls, _Model(modules))
+    model = _Model(modules)
+    matching = _Matching(calls, model)
     matching.match()
     if calls and not matching.found:
         roots = dict.fromkeys(class_of(call.name) for call in calls if not matching.callers[call.name])
         models = dict.fromkeys(module.path[0] for module in modules if len(module.path) == 1)
         raise TorchprofError(
             f"The trace is of another model: it calls {some(list(roots))}, and nothing in {some(list(models))} is that "
-            "for certain. Give the model that was traced, or none: then the layers have their names in the trace."
+            f"for certain. {_GIVE_THE_RIGHT_ONE}"
         )
+    if not compiled:
+        model.refuse_another(set(matching.found.values()), matching.replaced())
     return matching.result(layers)
+
+
+def refuse_another_model(
+    modules: Sequence[ModelModule], labelled: Set[tuple[str, ...]], selected: Set[int] | None = None
+) -> None:
+    """Raise TorchprofError where the modules that a trace has labels of, by their paths, are those of another model.
+
+    ``selected``: the layers that ``paths`` select, None for all. A recording with ``paths`` has no labels of other
+    modules inside a selected one, so their calls are unknown: they are not asked for. A recording whose selection is
+    not given shows it where a module has a label and none of those that it calls each time has: nothing is refused.
+    """
+    model = _Model(modules)
+    called = {model.first[at] for at, entry in enumerate(modules) if entry.path in labelled}
+    known = {entry.path for entry in modules}
+    foreign = any(path not in known and path[:1] in known for path in labelled)  # no selection adds modules
+    if foreign or not model.is_part(called):
+        model.refuse_another(called, selected=selected)
 
 
 class _Model:
@@ -139,6 +169,53 @@ class _Model:
         if above is None or self.entries[above].layer != self.entries[module].layer:
             return None
         return self.first[above]
+
+    def is_part(self, called: Set[int]) -> bool:
+        """Whether a module was called and nothing of what it calls in every call."""
+        needs = (self._needs(index) for index in called)
+        return any(must and called.isdisjoint(self.first[at] for at in must) for must in needs)
+
+    def _needs(self, module: int) -> list[int]:
+        """The entries directly below a module that it calls in every call."""
+        entry = self.entries[module]
+        below = [(at, self.entries[at]) for at in self._below[module]]
+        return [at for at, one in below if one.callable and _is_always_called(entry, one)]
+
+    def refuse_another(
+        self, called: Set[int], replaced: Set[int] = frozenset(), selected: Set[int] | None = None
+    ) -> None:
+        """Raise TorchprofError where the modules that were called are not those of this model.
+
+        That shows in modules that were called while some of what they call in every call was not: a block of ResNet-18
+        calls two convolutions, where one of ResNet-50 has three. Some must have been called in its place: other parts
+        of the module, or, in the ``replaced`` ones, modules of which the model has none. Nothing shows in a module
+        that is computed without calling any, as compiled ones are. Of ``selected`` layers alone calls were recorded;
+        None: of all.
+        """
+        never: dict[int, list[int]] = {}  # module → what it must call and never did
+        missing = wanted = 0
+        for index in sorted(called):
+            must = [at for at in self._needs(index) if selected is None or self.entries[at].layer in selected]
+            gone = [at for at in must if self.first[at] not in called]
+            wanted += len(must)
+            if index in replaced:
+                missing += len(gone)
+            if gone and (len(gone) < len(must) or index in replaced):
+                never[index] = gone
+        innermost = [index for index in never if not any(one in never for one in self.deep(index))]
+        broken = [index for index in innermost if index not in replaced]
+        if len(broken) < _FEW and 2 * missing <= wanted:
+            return
+        shown = broken if len(broken) >= _FEW else innermost
+        caller, callee = (
+            f"{'.'.join(entry.path)} ({entry.kind})"
+            for entry in (self.entries[shown[0]], self.entries[never[shown[0]][0]])
+        )
+        others = f", and so it is with {len(shown) - 1} more" if len(shown) > 1 else ""
+        raise TorchprofError(
+            f"The trace is of another model: in the one that was given, {caller} calls {callee} each time, and the "
+            f"trace has no such call{others}. {_GIVE_THE_RIGHT_ONE}"
+        )
 
     def content(self, module: int) -> Counter[tuple[str, _Shapes]]:
         """The sorts of all below a module."""
@@ -418,6 +495,14 @@ class _Matching:
 
     # What comes of it
 
+    def replaced(self) -> set[int]:
+        """The modules that were found and called others of which the model has none of that class."""
+        return {
+            module
+            for name, module in self.found.items()
+            if any(called not in self.found and class_of(called) not in self._telling for called in self.called[name])
+        }
+
     def result(self, layers: Sequence[Layer]) -> Hierarchy:
         sites: dict[str, Site] = {}
         name_of = {module: name for name, module in self.found.items()}
@@ -533,6 +618,11 @@ class _Matching:
         for module in self.model.all:
             classes[self.model.entries[module].kind].add(self.model.entries[module].cls)
         return [kind for kind in dict.fromkeys(map(class_of, self.shapes)) if len(classes[kind]) > 1]
+
+
+def _is_always_called(holder: ModelModule, module: ModelModule) -> bool:
+    """Whether the forward of a module calls what it holds in every call, as far as its source tells."""
+    return holder.kind == "Sequential" or holder.calls.get(module.path[-1], False)
 
 
 def _is_like(seen: tuple[str, _Shapes | None], sort: tuple[str, _Shapes]) -> bool:

@@ -1,3 +1,3 @@
 """The version of torchprof, known without torch."""
 
-__version__ = "2.6.0"
+__version__ = "2.7.0"

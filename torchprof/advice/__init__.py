@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torchprof.advice.evidence import Evidence
 from torchprof.cost import format_memory, format_time
-from torchprof.run import OUTSIDE_NAME, Run
+from torchprof.run import Run
 
 WORTH = 0.01
 """The share of the recorded time, or of the peak of memory, that all findings of a rule together must be able to save:
@@ -60,25 +60,37 @@ def rules() -> dict[str, Rule]:
     return _rules
 
 
+class Judgement(NamedTuple):
+    """What all rules say of one run: the ``advice``, and the rules that ``failed``, each by its name with its error."""
+
+    advice: list[Advice]
+    failed: dict[str, Exception]
+
+
 def advise(run: Run) -> list[Advice]:
     """What all rules found worth saying, the largest gain first, the findings whose gain nobody knows last.
 
-    Of each rule the ``PER_RULE`` that gain most. A rule that a run is too odd for stops none of the others: it says so
-    in place of what it would have found.
+    Of each rule the ``PER_RULE`` that gain most. A rule that fails finds nothing; ``judge`` says which those are.
     """
+    return judge(run).advice
+
+
+def judge(run: Run) -> Judgement:
+    """What ``advise`` gives, and which rules failed. A rule that fails stops none of the others, and says nothing."""
     evidence = Evidence(run)
     found: list[Advice] = []
+    failed: dict[str, Exception] = {}
     for name, find in rules().items():
         try:
-            advice = list(find(evidence))
+            found += _told(list(find(evidence)), evidence)
         except Exception as error:  # a file may hold anything: one rule more or less must not cost the report
-            advice = [_failed(name, error)]
-        found += _told(advice, evidence)
-    return sorted(found, key=lambda one: _share(one, evidence), reverse=True)
+            failed[name] = error
+    return Judgement(sorted(found, key=lambda one: _share(one, evidence), reverse=True), failed)
 
 
 def _told(advice: list[Advice], evidence: Evidence) -> list[Advice]:
     """Of the findings of one rule those to tell: none where all of them together are not worth it."""
+    advice = [_within_recorded_time(one, evidence) for one in advice]
     unknown = [one for one in advice if one.gain_ns is None and one.gain_bytes is None]
     known = [one for one in advice if one.gain_ns is not None or one.gain_bytes is not None]
     if sum(_share(one, evidence) for one in known) < WORTH:
@@ -90,6 +102,14 @@ def _told(advice: list[Advice], evidence: Evidence) -> list[Advice]:
         last = told[-1]
         told[-1] = last._replace(finding=f"{last.finding} {_the_same(rest)}")
     return told
+
+
+def _within_recorded_time(advice: Advice, evidence: Evidence) -> Advice:
+    """The finding with a gain of no more than the recorded time: several threads, or streams, may have worked at once,
+    and their times sum to more than that."""
+    if advice.gain_ns is None:
+        return advice
+    return advice._replace(gain_ns=min(advice.gain_ns, evidence.recorded_ns))
 
 
 def _the_same(rest: list[Advice]) -> str:
@@ -106,14 +126,3 @@ def _share(advice: Advice, evidence: Evidence) -> float:
     of_time = (advice.gain_ns or 0) / evidence.recorded_ns if evidence.recorded_ns else 0.0
     of_memory = (advice.gain_bytes or 0) / evidence.peak_bytes if evidence.peak_bytes else 0.0
     return max(of_time, of_memory)
-
-
-def _failed(name: str, error: Exception) -> Advice:
-    return Advice(
-        OUTSIDE_NAME,
-        f"The rule {name!r} cannot judge this run ({type(error).__name__}: {error}).",
-        "The other rules could. If the file is sound, please report this.",
-        None,
-        None,
-        name,
-    )

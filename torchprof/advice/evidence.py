@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from torchprof.attribute import OUTSIDE, PHASES, Frame
-from torchprof.run import NOT_SELECTED_NAME, OUTSIDE_NAME, Run, SampleKey, Spread
+from torchprof.attribute import LAUNCH_NOT_RECORDED, OUTSIDE, PHASES, Frame
+from torchprof.run import NOT_SELECTED_NAME, OUTSIDE_NAME, Run, SampleKey, Spread, is_left_over
 
 Holds = Callable[[Sequence[Frame]], bool]
 """Whether the frames of a row, outer to inner, are what a rule looks for. Asked once for each distinct chain."""
@@ -35,11 +35,14 @@ class Evidence:
 
     @cached_property
     def recorded_ns(self) -> int:
-        """What a gain in time is a share of: how long was recorded, over all ranks; what was done in that time, where
-        that is more, since threads or streams ran side by side."""
-        columns = self.run.rows.columns
-        wall = sum(meta.wall_ns for meta in self.run.metas)
-        return max(wall, sum(columns["cpu_ns"]), sum(columns["device_ns"]))
+        """How long was recorded by the clock, summed over ranks: the base of every share of time, and of every
+        threshold, whichever device and however many threads and streams the time is of."""
+        return sum(meta.wall_ns for meta in self.run.metas)
+
+    @cached_property
+    def ops_recorded(self) -> bool:
+        """Whether operators of the CPU were recorded: a trace of a device alone has none."""
+        return any(frame.kind == "op" and "::" in frame.name for chain in self.run.rows.frames for frame in chain)
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -93,8 +96,10 @@ class Evidence:
     @cached_property
     def _rows_of_chain(self) -> list[list[int]]:
         rows: list[list[int]] = [[] for _ in self.run.rows.frames]
+        left_over = [*map(is_left_over, self.run.rows.frames)]
         for at, chain in enumerate(self.run.rows.columns["frames"]):
-            rows[chain].append(at)
+            if not left_over[chain]:
+                rows[chain].append(at)
         return rows
 
     @cached_property
@@ -109,7 +114,8 @@ class Evidence:
         return self._samples_of_measure.get(measure, [])
 
     def rows(self, holds: Holds, *, phases: Iterable[str] = PHASES) -> Iterator[int]:
-        """The numbers of the rows whose frames hold what is looked for."""
+        """The numbers of the rows whose frames hold what is looked for. What was launched before the recording is in
+        none, here and in ``took``: it is no work of what was recorded."""
         wanted = {PHASES.index(phase) for phase in phases}
         of_phase = self.run.rows.columns["phase"]
         for frames, rows in zip(self.run.rows.frames, self._rows_of_chain):
@@ -157,3 +163,21 @@ def inside(*names: str) -> Holds:
     """Whether an op of one of these names is among the frames."""
     wanted = frozenset(names)
     return lambda frames: any(frame.kind == "op" and frame.name in wanted for frame in frames)
+
+
+def has_no_launch(frames: Sequence[Frame]) -> bool:
+    """Whether it is work of a device whose launch should be in the recording, and is not."""
+    return bool(frames) and frames[0].kind == "label" and frames[0].name == LAUNCH_NOT_RECORDED
+
+
+def is_collection(frames: Sequence[Frame]) -> bool:
+    """Whether it is a collection of Python's garbage collector."""
+    return bool(frames) and frames[0].kind == "gc"
+
+
+def shape_of(frame: Frame, index: int) -> tuple[int, ...]:
+    """The sizes of one of the tensors that an op was called on; ``()`` where they were not recorded, where it is no
+    tensor, and where it has no dimension."""
+    shapes = frame.signature.shapes if frame.signature is not None else ()
+    shape = shapes[index] if index < len(shapes) else None
+    return tuple(shape) if shape and all(type(size) is int for size in shape) else ()

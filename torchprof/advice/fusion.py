@@ -10,7 +10,7 @@ from math import prod
 from typing import NamedTuple
 
 from torchprof.advice import Advice, rule
-from torchprof.advice.evidence import Evidence, Holds, Took, inside
+from torchprof.advice.evidence import Evidence, Holds, Took, inside, shape_of
 from torchprof.advice.python import is_own_time, layers_of_slow_python
 from torchprof.attribute import BACKWARD, FORWARD, RECOMPUTE, Frame
 from torchprof.cost import format_time
@@ -283,6 +283,11 @@ def _outermost_op(frames: Sequence[Frame]) -> str | None:
     return outermost.name if outermost is not None and outermost.kind == "op" else None
 
 
+def is_elementwise(name: str) -> bool:
+    """Whether an operator computes each number of its result from one of each input, of the same place."""
+    return name in _ELEMENTWISE
+
+
 def _is_elementwise(frames: Sequence[Frame]) -> bool:
     return _outermost_op(frames) in _ELEMENTWISE
 
@@ -317,9 +322,10 @@ def _scores(evidence: Evidence) -> dict[int, set[_Shape]]:
         number = columns["layer"][at]
         above = evidence.parents[number] if number >= 0 and evidence.run.layers[number].kind == "Softmax" else number
         for frame in chains[columns["frames"][at]]:
-            if _SOFTMAX([frame]) and frame.signature is not None and frame.signature.shapes[0]:
-                found[number].add(frame.signature.shapes[0])
-                found[above].add(frame.signature.shapes[0])
+            shape = shape_of(frame, 0)
+            if _SOFTMAX([frame]) and shape:
+                found[number].add(shape)
+                found[above].add(shape)
     return found
 
 
@@ -338,8 +344,10 @@ def _fits_attention(evidence: Evidence, scores: Mapping[int, set[_Shape]]) -> di
     products: defaultdict[int, set[tuple[_Shape, _Shape]]] = defaultdict(set)
     for at in evidence.rows(_PRODUCTS, phases=(FORWARD, RECOMPUTE)):
         for frame in chains[columns["frames"][at]]:
-            if _PRODUCTS([frame]) and frame.signature is not None:
-                left, right = (frame.signature.shapes[one] for one in _FACTORS[frame.name])
+            if _PRODUCTS([frame]):
+                left, right = (shape_of(frame, one) for one in _FACTORS[frame.name])
+                if not left or not right:
+                    continue
                 products[columns["layer"][at]].add((left, right))
     return {
         number: any(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchprof.advice import Advice, rule
-from torchprof.advice.evidence import Evidence
+from torchprof.advice.evidence import Evidence, is_collection
 from torchprof.attribute import FORWARD, OUTSIDE, Frame
 from torchprof.cost import format_time
 from torchprof.run import SampleKey, Spread
@@ -155,9 +155,10 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
     """A device that is idle because the CPU does not launch its work fast enough.
 
     Evidence: the device is idle for more than a third of the time, for which neither data loading nor a slow start
-    accounts; and as long the CPU is in operators and layers, not waiting or copying, at no more than 200 us for each
-    kernel. A launch takes 5 to 50 us: what takes longer is work of the CPU's own, and other advice. A third, because
-    the profiler slows the CPU and not the device: below that the idle time may be the profiler's. The gain is the
+    accounts; and as long the CPU is in operators and layers, not waiting, copying or collecting garbage, at no more
+    than 200 us for each kernel. A launch takes 5 to 50 us: what takes longer is work of the CPU's own, and other
+    advice. A third, because the profiler slows the CPU and not the device: below that the idle time may be the
+    profiler's. The gain is the
     shorter of the two times. Needs the time of a device.
     """
     columns = evidence.run.rows.columns
@@ -169,10 +170,11 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
     loading = sum(took.cpu_ns for took in evidence.took(is_loading).values())
     models = [number for number, layer in enumerate(evidence.run.layers) if len(layer.path) == 1]
     unusual = sum(beyond_median_ns(evidence, model) for model in models)
-    launching = sum(columns["cpu_ns"]) - waiting - loading - unusual
+    collecting = sum(took.cpu_ns for took in evidence.took(is_collection).values())
+    launching = sum(columns["cpu_ns"]) - waiting - loading - unusual - collecting
     idle = idle_ns(evidence)
     wall = sum(meta.wall_ns for meta in evidence.run.metas)
-    gain = min(idle - loading - unusual, launching)
+    gain = min(idle - loading - unusual - collecting, launching)
     if gain <= _IDLE * wall or launching > _LAUNCH_NS * launches:
         return
     launched_by: Counter[str] = Counter()
@@ -216,7 +218,16 @@ def beyond_median_ns(evidence: Evidence, layer: int) -> int:
 
 def is_loading(frames: Sequence[Frame]) -> bool:
     """Whether work is inside the label that torch puts around each batch of a DataLoader or a DataPipe."""
-    return any(frame.kind == "label" and frame.name.startswith(LOADING) for frame in frames)
+    return bool(inside_loading(frames))
+
+
+def inside_loading(frames: Sequence[Frame]) -> Sequence[Frame]:
+    """The frames from that label inward, itself the first; ``()`` where there is none. Steps and labels of the user's
+    may be around it."""
+    for at, frame in enumerate(frames):
+        if frame.kind == "label" and frame.name.startswith(LOADING):
+            return frames[at:]
+    return ()
 
 
 def _is_runtime(frames: Sequence[Frame]) -> bool:

@@ -7,13 +7,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from torchprof.advice import WORTH, Advice, rule
-from torchprof.advice.evidence import Evidence
+from torchprof.advice.evidence import Evidence, shape_of
+from torchprof.advice.fusion import is_elementwise
 from torchprof.attribute import BACKWARD, FORWARD, RECOMPUTE, Frame, Signature
 from torchprof.cost import format_memory, format_time
 
 _DOUBLE = frozenset({"double", "c10::complex<double>"})
 _SINGLE = frozenset({"float"})
 _HALF = frozenset({"c10::Half", "c10::BFloat16"})
+_FLOATS = _DOUBLE | _SINGLE | _HALF | {"c10::complex<float>", "c10::complex<c10::Half>"}
+_FLOATING = ("float", "bfloat", "complex")  # how the names of torch's floating-point types begin
 _FACTORS = {  # where the two matrices of a product stand among what an op is called on
     "aten::mm": (0, 1),
     "aten::bmm": (0, 1),
@@ -44,25 +47,30 @@ _TENSOR_CORES = 7 / 8
 
 @rule
 def double_precision(evidence: Evidence) -> Iterator[Advice]:
-    """Layers that compute in float64, by the types of what their ops are called on; where shapes were not recorded, by
-    the types of their own parameters.
+    """Layers that compute in float64, by the types of what their operators are called on; where shapes were not
+    recorded, by the types of their own parameters.
 
-    A number without a dimension is no evidence: torch passes Python's scalars as such. What it could save is at most
-    all of the time: half as many numbers fit into a register and through the memory bus, but oneDNN has no float64 at
-    all (on two threads a Conv2d took 4.5 times as long, an LSTM 3.7 times), and GPUs of consumers do it at a 64th of
-    the rate. And half of the float64 parameters' bytes.
+    An operator of torch's (``aten::…``) computes in float64 where all its floating-point inputs are float64; an
+    elementwise one where any of them is, since it promotes the others. What an operator calls inside goes with it where
+    that has no such inputs itself. What only holds operators tells nothing: a compiled graph, a node of autograd, an
+    operator of somebody else's. Nor does a number without a dimension: torch passes Python's scalars as such. Without
+    shapes, all floating-point parameters that a layer holds itself must be float64.
+
+    What it could save is at most all of the time: half as many numbers fit into a register and through the memory bus,
+    but oneDNN has no float64 at all (on two threads a Conv2d took 4.5 times as long, an LSTM 3.7 times), and GPUs of
+    consumers do it at a 64th of the rate. And half of the float64 parameters' bytes.
     """
-    layers = evidence.run.layers
-    held = {
-        number: sum(size for dtype, size in layer.dtype_bytes if dtype in ("float64", "complex128"))
-        for number, layer in enumerate(layers)
-        if layer.dtype_bytes
-    }
-    held = {number: size for number, size in held.items() if size}
+    held: dict[int, int] = {}
+    all_double = set()
+    for number, layer in enumerate(evidence.run.layers):
+        sizes = {dtype: size for dtype, size in layer.dtype_bytes if dtype.startswith(_FLOATING) and size}
+        held[number] = sum(size for dtype, size in sizes.items() if dtype in ("float64", "complex128"))
+        if held[number] and held[number] == sum(sizes.values()):
+            all_double.add(number)
     if evidence.shapes_recorded:
-        took = evidence.took(lambda frames: any(_has(frame.signature, _DOUBLE) for frame in frames))
-    elif held:
-        took = {number: one for number, one in evidence.took(lambda frames: True).items() if number in held}
+        took = evidence.took(_is_in_double)
+    elif all_double:
+        took = {number: one for number, one in evidence.took(lambda frames: True).items() if number in all_double}
     else:
         return
     for number, one in took.items():
@@ -187,25 +195,38 @@ def autocast_not_used(evidence: Evidence) -> Iterator[Advice]:
     )
 
 
+def _is_in_double(frames: Sequence[Frame]) -> bool:
+    """Whether the innermost of these frames with floating-point inputs is an operator that computes in float64."""
+    for frame in reversed(frames):
+        if frame.kind == "kernel":
+            continue
+        if frame.kind != "op" or not frame.name.startswith("aten::"):
+            return False
+        if _has(frame.signature, _FLOATS):
+            others = _has(frame.signature, _FLOATS - _DOUBLE)
+            return _has(frame.signature, _DOUBLE) and (not others or is_elementwise(frame.name))
+    return False
+
+
 def _has(signature: Signature | None, dtypes: frozenset[str]) -> bool:
-    """Whether an op was called on a tensor of one of these types that has a dimension."""
+    """Whether an op was called on a tensor of one of these types that has a dimension, or whose shape is unknown."""
     if signature is None:
         return False
-    return any(dtype in dtypes and bool(shape) for shape, dtype in zip(signature.shapes, signature.dtypes))
+    return any(dtype in dtypes and shape != () for shape, dtype in zip(signature.shapes, signature.dtypes))
 
 
 def _odd_sizes(frame: Frame) -> list[int]:
     """The sizes of a product or a convolution in half precision that are no multiples of 8."""
-    if not _is_half_product(frame) or frame.signature is None:
+    if not _is_half_product(frame):
         return []
-    shapes = frame.signature.shapes
+    sizes: list[int] = []
     if frame.name in _FACTORS:
-        left, right = (shapes[at] for at in _FACTORS[frame.name])
-        sizes = [left[-1], right[-1]]
-    elif len(shapes) > 1 and len(shapes[1]) > 2 and shapes[1][1] > 1:
-        sizes = [shapes[1][0], *([shapes[1][1]] if shapes[1][1] > 4 else [])]
+        left, right = (shape_of(frame, at) for at in _FACTORS[frame.name])
+        sizes = [*left[-1:], *right[-1:]]
     else:
-        sizes = []
+        weight = shape_of(frame, 1)
+        if len(weight) > 2 and weight[1] > 1:
+            sizes = [weight[0], *([weight[1]] if weight[1] > 4 else [])]
     return [size for size in sizes if size > 0 and size % 8]
 
 

@@ -7,16 +7,40 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from torchprof.advice import Advice, rule
-from torchprof.advice.evidence import Evidence
+from torchprof.advice.evidence import Evidence, is_collection
 from torchprof.advice.host import beyond_median_ns, forward_calls, idle_ns
 from torchprof.attribute import FORWARD, OUTSIDE, PHASES, Frame
 from torchprof.cost import format_time
+from torchprof.run import Layer
 
 _SHARE = 0.05
 _GAP_NS = 30_000
 _TO_NUMPY = "aten::resolve_neg"
 _WAITS_FOR_RANKS = ("DistributedDataParallel.", "FullyShardedDataParallel.", "FSDP::")
 """How torch's own labels of wrappers begin."""
+_TORCHS_LAYERS = """
+AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveLogSoftmaxWithLoss AdaptiveMaxPool1d AdaptiveMaxPool2d
+AdaptiveMaxPool3d AlphaDropout AvgPool1d AvgPool2d AvgPool3d BCELoss BCEWithLogitsLoss BatchNorm1d BatchNorm2d
+BatchNorm3d Bilinear CELU CTCLoss ChannelShuffle CircularPad1d CircularPad2d CircularPad3d ConstantPad1d ConstantPad2d
+ConstantPad3d Container Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d CosineEmbeddingLoss
+CosineSimilarity CrossEntropyLoss CrossMapLRN2d DataParallel Dropout Dropout1d Dropout2d Dropout3d ELU Embedding
+EmbeddingBag FeatureAlphaDropout Flatten Fold FractionalMaxPool2d FractionalMaxPool3d GELU GLU GRU GRUCell
+GaussianNLLLoss GroupNorm Hardshrink Hardsigmoid Hardswish Hardtanh HingeEmbeddingLoss HuberLoss Identity InstanceNorm1d
+InstanceNorm2d InstanceNorm3d KLDivLoss L1Loss LPPool1d LPPool2d LPPool3d LSTM LSTMCell LayerNorm LazyBatchNorm1d
+LazyBatchNorm2d LazyBatchNorm3d LazyConv1d LazyConv2d LazyConv3d LazyConvTranspose1d LazyConvTranspose2d
+LazyConvTranspose3d LazyInstanceNorm1d LazyInstanceNorm2d LazyInstanceNorm3d LazyLinear LeakyReLU Linear
+LinearCrossEntropyLoss LocalResponseNorm LogSigmoid LogSoftmax MSELoss MarginRankingLoss MaxPool1d MaxPool2d MaxPool3d
+MaxUnpool1d MaxUnpool2d MaxUnpool3d Mish ModuleDict ModuleList MultiLabelMarginLoss MultiLabelSoftMarginLoss
+MultiMarginLoss MultiheadAttention NLLLoss NLLLoss2d PReLU PairwiseDistance ParameterDict ParameterList PixelShuffle
+PixelUnshuffle PoissonNLLLoss RMSNorm RNN RNNBase RNNCell RNNCellBase RReLU ReLU ReLU6 ReflectionPad1d ReflectionPad2d
+ReflectionPad3d ReplicationPad1d ReplicationPad2d ReplicationPad3d SELU Sequential SiLU Sigmoid SmoothL1Loss
+SoftMarginLoss Softmax Softmax2d Softmin Softplus Softshrink Softsign SyncBatchNorm Tanh Tanhshrink Threshold
+Transformer TransformerDecoder TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer TripletMarginLoss
+TripletMarginWithDistanceLoss Unflatten Unfold Upsample UpsamplingBilinear2d UpsamplingNearest2d ZeroPad1d ZeroPad2d
+ZeroPad3d
+"""
+_OF_TORCH = frozenset(_TORCHS_LAYERS.split())
+"""The classes of ``torch.nn``: what runs in them between operators is no Python of the user's."""
 
 
 class SlowPython(NamedTuple):
@@ -34,10 +58,11 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
     operator and layer that it calls and for each call of its own (Python and the profiler take 5 to 20), and less what
     its calls took beyond the median one, the layers below left out: that is start-up, and chance. It is told where 5 %
     of the recorded time is left and more than half of it is not such calling; many tiny operators are other advice.
-    Compiled layers are left out: what runs in them is no Python; so are the ranges of a trace, in which a thread may
-    wait for that of backward. Where a thread took samples (``torchprof run``), the line is named at which it was seen
-    most; NumPy where the layer turns tensors into arrays, which torch records. The gain is at most all of that time,
-    since without the loop nothing is called in it, and no more than a device is idle.
+    Compiled layers are left out: what runs in them is no Python. So are layers of torch's own, in which no Python is
+    the user's to change, and the ranges of a trace, in which a thread may wait for that of backward. Nothing is said
+    where operators were not recorded. Where a thread took samples (``torchprof run``), the line is named at which it
+    was seen most; NumPy where the layer turns tensors into arrays, which torch records. The gain is at most all of that
+    time, since without the loop nothing is called in it, and no more than a device is idle.
     """
     found = layers_of_slow_python(evidence)
     arrays = evidence.took(_is_array, phases=(FORWARD,))
@@ -67,14 +92,15 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
     Evidence is the ``step_gap_ns`` of the steps that ``step()`` marks, less 30 us for each operator outside the layers,
     each node of backward and each call of a model (Python, autograd's engine and the profiler take 5 to 20), and less
     what the steps had of it beyond the median one. From 5 % of the recorded time on, and where more than half is not
-    such calling. Without steps nobody knows what is part of the loop, and nothing is said. The gain is at most all of
-    ``step_gap_ns``, since what is done less often is missing from the median one, and no more than a device is idle.
+    such calling. With fewer than two steps there is no loop, and nothing is said; nor where operators were not
+    recorded. The gain is at most all of ``step_gap_ns``, since what is done less often is missing from the median one,
+    and no more than a device is idle.
     """
     gaps = [spread for _, spread in evidence.samples("step_gap_ns")]
     whole = sum(spread.sum for spread in gaps)
     steps = sum(spread.count for spread in gaps)
     left = sum(min(spread.sum, round(spread.median * spread.count)) for spread in gaps)
-    if left <= _SHARE * evidence.recorded_ns:
+    if steps < 2 or left <= _SHARE * evidence.recorded_ns or not evidence.ops_recorded:
         return
     outside = evidence.took(_is_direct, phases=(FORWARD,)).get(OUTSIDE)
     nodes = sum(took.calls for took in evidence.took(_is_direct, phases=PHASES[1:]).values())
@@ -95,13 +121,38 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
     )
 
 
+@rule
+def garbage_collection(evidence: Evidence) -> Iterator[Advice]:
+    """Collections of Python's garbage collector that look through old objects, as full ones do.
+
+    Evidence is their own row: they interrupt whatever runs when they are due. The gain is all of their time, and no
+    more than a device is idle. Needs a recording made here: a trace has them where torchprof made it.
+    """
+    took = evidence.took(is_collection, phases=(FORWARD,)).get(OUTSIDE)
+    if took is None or not took.cpu_ns:
+        return
+    times = "once" if took.calls == 1 else f"{took.calls} times"
+    yield Advice(
+        evidence.name_of(OUTSIDE),
+        f"Python's garbage collector looked through old objects {times}, for {format_time(took.cpu_ns)} in all.",
+        "Call gc.collect() and gc.freeze() once when model and data are there, so that it passes these by; or "
+        "gc.disable() before the loop, and gc.collect() where a pause does no harm, as between epochs. Remove calls of "
+        "gc.collect() inside the loop.",
+        min(took.cpu_ns, idle_ns(evidence)) if evidence.device != "cpu" else took.cpu_ns,
+        None,
+        "garbage_collection",
+    )
+
+
 def layers_of_slow_python(evidence: Evidence) -> dict[int, SlowPython]:
     """The layers that ``python_in_layers`` tells of, by number."""
+    if not evidence.ops_recorded:
+        return {}
     layers = evidence.run.layers
     direct = evidence.took(_is_direct, phases=(FORWARD,))
     found = {}
     for layer, took in evidence.took(_is_python, phases=(FORWARD,)).items():
-        if layer < 0 or not layers[layer].kind or layers[layer].compiled or took.cpu_ns < _SHARE * evidence.recorded_ns:
+        if layer < 0 or not _has_python(layers[layer]) or took.cpu_ns < _SHARE * evidence.recorded_ns:
             continue
         calls = sum(spread.count for spread in forward_calls(evidence, layer))
         below = sum(spread.count for child in evidence.children[layer] for spread in forward_calls(evidence, child))
@@ -112,6 +163,12 @@ def layers_of_slow_python(evidence: Evidence) -> dict[int, SlowPython]:
         if 2 * left > took.cpu_ns and left >= _SHARE * evidence.recorded_ns:
             found[layer] = SlowPython(calls, took.cpu_ns)
     return found
+
+
+def _has_python(layer: Layer) -> bool:
+    """Whether what runs in a layer between operators may be Python of the user's: of the ranges of a trace nobody knows
+    what they are, and what torch says of its own layers (``settings``) it says of no others."""
+    return bool(layer.kind) and not layer.compiled and layer.kind not in _OF_TORCH and not layer.settings
 
 
 def is_own_time(frames: Sequence[Frame]) -> bool:

@@ -10,6 +10,7 @@ softmax, two of batch norm; nothing else. docs/coming-from-deepspeed.md says whe
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -26,6 +27,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from torchprof import Profile, Run, TorchprofError
+from torchprof.encoding import fitting
 from torchprof.integrations.convention import PER_CALL, Counted, Rule, count
 
 __all__ = [
@@ -476,11 +478,11 @@ class _Page:
     def show(self, depth: int, top_num: int, tree: bool = True, top: bool = True) -> None:
         """Print one of the two parts, or both, and what is to be known of them."""
         if tree:
-            print(self.tree())
+            print(fitting(self.tree(), sys.stdout))
         if top:
-            print(self.top(depth, top_num))
+            print(fitting(self.top(depth, top_num), sys.stdout))
         if tree or top:
-            print(self.notes())
+            print(fitting(self.notes(), sys.stdout))
 
     def notes(self) -> str:
         """How the count differs from torchprof's own, in one line; then what the run is not sure of."""
@@ -570,7 +572,7 @@ class _Recording:
         """
         _check_whole("depth", depth, -1)
         _check_whole("top_num", top_num, 1)
-        print(self.page().top(depth, top_num))
+        print(fitting(self.page().top(depth, top_num), sys.stdout))
 
     def page(self) -> _Page:
         return _Page(self.model, self._read())

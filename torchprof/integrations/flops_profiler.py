@@ -7,6 +7,7 @@ and why.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
@@ -19,6 +20,7 @@ from torch import nn
 
 import torchprof
 from torchprof import Run
+from torchprof.encoding import fitting
 from torchprof.integrations.convention import Counted, Rule, count
 
 __all__ = ["FlopsProfiler", "get_model_profile"]
@@ -686,7 +688,7 @@ class FlopsProfiler:
         lines.append("------------------------------------------------------------------------------")
         text = "\n".join(lines)
         if not output_file:
-            print(text)
+            print(fitting(text, sys.stdout))
             return
         try:
             Path(output_file).write_text(text + "\n", encoding="utf-8")
@@ -698,7 +700,7 @@ class FlopsProfiler:
         of parameters, flops, MACs and forward latency."""
         measured = self._measured()
         _check_page(module_depth, top_modules, None)
-        print("\n".join(measured.by_depth(module_depth, top_modules)))
+        print(fitting("\n".join(measured.by_depth(module_depth, top_modules)), sys.stdout))
 
     def _measured(self) -> _Measured:
         if self._block is not None:

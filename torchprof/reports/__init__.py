@@ -21,6 +21,15 @@ class Report(NamedTuple):
     suffix: str | None
 
 
+class Text(str):
+    """The text of a report: a ``str`` that a notebook, and Python's prompt, show as it reads, not as a literal."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 _reports: dict[str, dict[str, Report]] = {"run": {}, "diff": {}}
 
 
@@ -48,16 +57,20 @@ def known(of: str = "run") -> Mapping[str, Report]:
 
 def render(name: str, value: object, options: Mapping[str, Any], *, of: str = "run") -> str:
     """The report of that name. Raises TorchprofError for an unknown name or option."""
-    reports = known(of)
-    if name not in reports:
-        raise TorchprofError(f"There is no report {name!r} of a {of}. {suggest(str(name), reports)}")
-    write = reports[name].write
-    accepted = list(inspect.signature(write).parameters)[1:]
+    accepted = options_of(name, of=of)
     for option in options:
         if option not in accepted:
             choice = suggest(option, accepted) if accepted else "It has none."
             raise TorchprofError(f"The report {name!r} has no option {option!r}. {choice}")
-    return write(value, **options)
+    return Text(known(of)[name].write(value, **options))
+
+
+def options_of(name: str, *, of: str = "run") -> list[str]:
+    """The names of a report's options. Raises TorchprofError for an unknown report."""
+    reports = known(of)
+    if name not in reports:
+        raise TorchprofError(f"There is no report {name!r} of a {of}. {suggest(str(name), reports, every=True)}")
+    return list(inspect.signature(reports[name].write).parameters)[1:]
 
 
 def export(path: str | PathLike[str], value: object, options: Mapping[str, Any], *, of: str = "run") -> None:

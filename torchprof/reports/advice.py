@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from torchprof.advice import Advice, advise
+from torchprof.advice import Advice, judge
 from torchprof.advice.evidence import Evidence
 from torchprof.cost import format_memory, format_time
 from torchprof.reports import report
@@ -25,18 +25,21 @@ def advice(run: Run, *, limit: int | None = 20) -> str:
     """What could be made faster or smaller, in plain sentences: for each finding the layer's path, the evidence, what
     it could save at most, and what to change. The most valuable come first; those whose gain nobody knows, last.
 
-    Where nothing was found it says so. At the end stands what else could be recorded to find more. ``limit`` shows only
-    so many findings (None: all). docs/advice.md lists what is looked for.
+    Where nothing was found it says so. At the end stands which rules failed, and what else could be recorded to find
+    more. ``limit`` shows only so many findings (None: all). docs/advice.md lists what is looked for.
 
     Raises TorchprofError for a negative limit.
     """
     check_number("limit", limit, "findings")
-    found = advise(run)
+    found, failed = judge(run)
     parts = findings(run, found[:limit])
     if not found:
         parts.append("Nothing was found in this run that is worth a change.")
     elif limit is not None and limit < len(found):
         parts.append(f"{not_shown(len(found) - limit)}: limit=None shows all.")
+    if failed:
+        rules = ", ".join(f"{name} ({type(error).__name__}: {error})" for name, error in failed.items())
+        parts.append(textwrap.fill(printable(f"Failed, and found nothing: {rules}. Please report this."), _WIDTH))
     missing = unrecorded(run)
     if missing:
         more = ", ".join(_RECORDS[name] for name in missing)

@@ -151,8 +151,8 @@ def _about_layer(run: Run, layer: int, phase: int) -> dict[str, Any]:
     if of.settings:
         about["settings"] = of.settings
     if of.input_shapes or of.output_shapes:
-        about["input shapes"] = _shapes(of.input_shapes)
-        about["output shapes"] = _shapes(of.output_shapes)
+        about["input shapes, first call"] = _shapes(of.input_shapes)
+        about["output shapes, first call"] = _shapes(of.output_shapes)
     cost, calls = run.rows.by_layer.get((layer, phase), (None, 0))
     if PHASES[phase] != BACKWARD:
         about["calls in the run"] = calls

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from torchprof.attribute import Frame
 from torchprof.collectives import Collective, collective_of, tells_collective
@@ -18,6 +18,7 @@ from torchprof.reports.kernels import short_name
 from torchprof.reports.tree import UNKNOWN, draw, printable
 from torchprof.run import NOT_SELECTED_NAME, OUTSIDE_NAME, Row, Run
 
+_Key = TypeVar("_Key")
 _UNNAMED = ("", "undefined")  # torch's description of a group that has none
 
 
@@ -30,17 +31,19 @@ class _Source(Enum):
 
 
 class _Use(NamedTuple):
-    """A row of the run that tells of a collective. ``ns`` is the time of its kernels, None where it has none."""
+    """A row of the run that tells of a collective. ``on_host``: the CPU carries it out. ``ns`` is how long it took: the
+    time of its kernels, or of its range on the host; None where that is not known."""
 
     row: Row
     collective: Collective
+    on_host: bool
     ns: int | None
 
 
 @dataclass
 class _Sum:
-    """Calls of collectives. ``ns`` is the time of the kernels of the ``timed`` ones. ``nbytes`` is the larger of what
-    went in and what came out: at least, where not all calls are ``counted``; ``sized`` have any size."""
+    """Calls of collectives. ``ns`` is how long the ``timed`` ones took. ``nbytes`` is the larger of what went in and
+    what came out: at least, where not all calls are ``counted``; ``sized`` have any size."""
 
     calls: int = 0
     timed: int = 0
@@ -90,11 +93,12 @@ def collectives(run: Run, *, tablefmt: str | None = None) -> str:
     """What ranks exchanged: a row for each collective, group and size, and one for each layer and phase that did so.
 
     *In* and *Out* are the bytes of one call on one rank, ``–`` where nothing says them. A call is a kernel, or a range
-    of gloo, which runs on no device and has no time there. The bandwidth is what NCCL's tests call the algorithm
+    of a backend that works on the CPU (gloo), which takes the time from its beginning to its end, on whatever thread.
+    Where a run has both, the column *On* tells them apart. The bandwidth is what NCCL's tests call the algorithm
     bandwidth, S/t, with S the larger of In and Out: so it is there for all-gather and for reduce-scatter
-    (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). It is a lower bound: the kernel's time has
-    its waiting for the slowest rank in it. In the second table *Bytes* are S times the calls, and the layer is the one
-    whose work started the exchange.
+    (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). It is a lower bound: the time has the waiting
+    for the slowest rank in it. In the second table *Bytes* are S times the calls, and the layer is the one whose work
+    started the exchange.
 
     ``tablefmt`` is any of tabulate's formats. Raises TorchprofError for an unknown one.
     """
@@ -102,21 +106,36 @@ def collectives(run: Run, *, tablefmt: str | None = None) -> str:
     warnings = [*about_sums(run), *doubts_of(run)]
     if not uses:
         return "\n".join(["This run recorded no communication between ranks.", *warnings])
-    time = f"{(run.meta.device or 'device').upper()} time"
-    whole = sum(use.ns or 0 for use in uses)
+    names = {False: (run.meta.device or "device").upper(), True: "CPU"}
+    wholes = {on_host: sum(use.ns or 0 for use in uses if use.on_host is on_host) for on_host in names}
+    present = [names[on_host] for on_host in sorted({use.on_host for use in uses})]
+    on, time = (["On"], "Time") if len(present) > 1 else ([], f"{present[0]} time")
+
+    def summed(key: Callable[[_Use], tuple[str, ...]]) -> Iterator[tuple[list[str], _Sum, list[str]]]:
+        """For each row what it is of, what it sums, and how long that took."""
+        for (on_host, texts), total in _largest_first(uses, lambda use: (use.on_host, key(use))):
+            yield [*texts, *([names[on_host]] if on else [])], total, total.texts(wholes[on_host])
+
     what = draw(
-        ["Collective", "Group", "Ranks", "Type", "In", "Out", "Calls", time, "Avg", "Share", "Bandwidth"],
-        [[*texts, *total.texts(whole), total.bandwidth_text] for texts, total in _largest_first(uses, _what)],
+        ["Collective", "Group", "Ranks", "Type", "In", "Out", *on, "Calls", time, "Avg", "Share", "Bandwidth"],
+        [[*of, *took, total.bandwidth_text] for of, total, took in summed(_what)],
         tablefmt,
     )
     where = draw(
-        ["Module", "Phase", "Bytes", "Calls", time, "Avg", "Share"],
-        [[*texts, total.bytes_text, *total.texts(whole)] for texts, total in _largest_first(uses, _where)],
+        ["Module", "Phase", *on, "Bytes", "Calls", time, "Avg", "Share"],
+        [[*of, total.bytes_text, *took] for of, total, took in summed(_where)],
         tablefmt,
     )
-    notes = [f"100 % is all communication: {format_time(whole)} {time}."] if whole else []
-    if any(use.ns is None for use in uses):
+    wholes_in_words = [f"{format_time(ns)} {names[on_host]} time" for on_host, ns in wholes.items() if ns]
+    notes = [f"100 % is all communication: {', '.join(wholes_in_words)}."] if wholes_in_words else []
+    if wholes[True]:
+        notes.append(
+            "CPU time of a collective is the time from its beginning to its end, with the waiting for the slowest rank."
+        )
+    if any(use.ns is None and not use.on_host for use in uses):
         notes.append(f"{UNKNOWN} under {time}: no kernel of it was recorded, only its range on the CPU.")
+    if any(use.ns is None and use.on_host for use in uses):
+        notes.append(f"{UNKNOWN} under {time}: the run does not say how long it took.")
     return "\n\n".join([what, where, *(["\n".join([*notes, *warnings])] if notes or warnings else [])])
 
 
@@ -134,7 +153,9 @@ def _uses(run: Run) -> Iterator[_Use]:
         row = run.rows[at]
         if row.calls:  # else it is what an op around it allocated there
             collective = collective_of(row.frames) or Collective(short_name(row.frames[-1].name))
-            yield _Use(row, collective, row.cost.device_ns if source is _Source.KERNEL else None)
+            on_host = source is _Source.HOST_RANGE
+            took = {_Source.KERNEL: row.cost.device_ns, _Source.HOST_RANGE: row.cost.collective_ns or None}
+            yield _Use(row, collective, on_host, took.get(source))
 
 
 def _source(frames: Sequence[Frame]) -> _Source | None:
@@ -170,9 +191,9 @@ def _where(use: _Use) -> tuple[str, ...]:
     return (f"{name} ({served} layers below)" if served else name, use.row.phase)
 
 
-def _largest_first(uses: Iterable[_Use], key: Callable[[_Use], tuple[str, ...]]) -> list[tuple[tuple[str, ...], _Sum]]:
+def _largest_first(uses: Iterable[_Use], key: Callable[[_Use], _Key]) -> list[tuple[_Key, _Sum]]:
     """Summed by what is shown of them: those that took the longest first, then those of the most bytes."""
-    sums: dict[tuple[str, ...], _Sum] = {}
+    sums: dict[_Key, _Sum] = {}
     for use in uses:
         sums.setdefault(key(use), _Sum()).add(use)
     return sorted(sums.items(), key=lambda one: (one[1].ns, one[1].nbytes), reverse=True)

@@ -75,8 +75,8 @@ class View:
         if change is None:
             main = [""] * 5
         else:
-            sides = ((change.before, pair.how == ADDED), (change.after, pair.how == REMOVED))
-            main = ["" if absent else value_text(self.main, value) for value, absent in sides]
+            absent = (pair.how == ADDED, pair.how == REMOVED)
+            main = ["" if absent[side] else value_text(self.main, change, side) for side in (0, 1)]
             main += [
                 DASH if change.difference is None else signed(self.main, change.difference),
                 ratio_text(change),
@@ -195,8 +195,9 @@ def _notes(
         yield "? and noise unknown: the runs hold too few calls, or no steps, to tell. See docs/compare.md."
 
 
-def value_text(quantity: Quantity, value: float | None) -> str:
-    return DASH if value is None else quantity.text(value)
+def value_text(quantity: Quantity, change: Change, side: int) -> str:
+    """What a quantity was before (0) or is after (1)."""
+    return change.figure(side).text(quantity.text)
 
 
 def signed(quantity: Quantity, difference: float) -> str:
@@ -342,11 +343,11 @@ def headline(diff: Diff, *, sort_by: str | None = None) -> str:
 def _in_words(pair: Pair, quantity: Quantity) -> str:
     change = pair.changes[quantity.key]
     if pair.how in (ADDED, REMOVED):
-        value = change.after if pair.how == ADDED else change.before
-        return f"{pair.how}, {quantity.heading} {value_text(quantity, value)}"
+        return f"{pair.how}, {quantity.heading} {value_text(quantity, change, int(pair.how == ADDED))}"
+    was, now = (value_text(quantity, change, side) for side in (0, 1))
     if change.difference is None:
-        return f"the change of {quantity.heading} is not known"
-    was, now = value_text(quantity, change.before), value_text(quantity, change.after)
+        known = f": {was} before, {now} after" if (was, now) != (DASH, DASH) else ""
+        return f"the change of {quantity.heading} is not known{known}"
     if change.difference == 0:
         return f"{quantity.heading} is the same, {now}"
     verdict = f", {verdict_text(change)}" if quantity.is_time else ""

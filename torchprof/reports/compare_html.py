@@ -82,7 +82,8 @@ def _pairs(diff: Diff, tree: Tree, takes: list[Take]) -> list[dict[str, Any]]:
         for take, take_nodes in zip(takes, tree.nodes)
     ]
     outside = len(tree.layers)
-    found: list[dict[str, Any]] = [{"how": "same", "differs": (), "changes": {}} for _ in range(outside + 2)]
+    # What was launched before the recording is not compared.
+    found: list[dict[str, Any]] = [{"how": "same", "differs": (), "changes": {}} for _ in range(outside + 3)]
     for pair in diff.walk():
         told = {
             "how": pair.how,
@@ -105,4 +106,4 @@ def _pairs(diff: Diff, tree: Tree, takes: list[Take]) -> list[dict[str, Any]]:
 
 
 def _change(change: Change) -> list[Any]:
-    return [change.before, change.after, change.difference, change.verdict]
+    return [change.before, change.after, change.difference, change.verdict, change.at_least]

@@ -64,6 +64,8 @@ def _change(change: Change) -> dict[str, Any]:
     return {
         "before": change.before,
         "after": change.after,
+        "before_at_least": change.at_least[0],
+        "after_at_least": change.at_least[1],
         "difference": change.difference,
         "ratio": change.ratio,
         "verdict": change.verdict,

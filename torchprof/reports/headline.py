@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from torchprof.attribute import BACKWARD, FORWARD, NOT_SELECTED, OUTSIDE, PHASES, RECOMPUTE
+from torchprof.attribute import BACKWARD, FORWARD, LAUNCH_NOT_RECORDED, NOT_SELECTED, OUTSIDE, PHASES, RECOMPUTE
+from torchprof.doubts import summed_over
 from torchprof.reports import report
 from torchprof.reports.ranking import shortened
 from torchprof.reports.top import Part, parts_of, source_lines
@@ -75,7 +76,7 @@ def headline(run: Run) -> str:
     for part, amount in parts.items():
         buckets[_bucket(part)] += amount
     if not buckets or not any(run.rows.columns[measured.field]):
-        return f"{before}No {'FLOPs were counted' if measured.field == 'flops' else 'CPU time was recorded'}."
+        return f"{before}No {'FLOPs were counted' if measured.field == 'flops' else f'{measured.name} was recorded'}."
     [(largest, whole)] = buckets.most_common(1)
     here = {part: amount for part, amount in parts.items() if _bucket(part) == largest}
     everything = sum(buckets.values())
@@ -116,17 +117,22 @@ def _subject(run: Run) -> tuple[str, _Measured]:
             (name, ns / one.wall_ns) for one in run.metas for name, ns in one.busy_ns if name != "cpu" and one.wall_ns
         ]
         idle = 1 - max((share for _, share in busy), default=1.0)
-        cpu = _Measured("cpu_ns", "CPU time")
+        on_device = _Measured("device_ns", f"{device} time")
+        cpu = _Measured("cpu_ns", "CPU time") if "cpu_ns" in meta.measured else on_device
         if not any(run.rows.columns["device_ns"]):
             return f"Nothing ran on {device}. ", cpu
+        if not parts_of(run, "device_ns"):
+            return f"Nothing that was recorded launched any work on {device}. ", cpu
         if idle > _MOSTLY_IDLE:
             if len(busy) == 1:
                 return f"`{printable(busy[0][0])}` was idle for {_share(idle, 1)} of the time. ", cpu
             return f"Every device was idle for at least {int(100 * idle)}% of the time. ", cpu
-        return "", _Measured("device_ns", f"{device} time")
+        return "", on_device
     if "cpu_ns" in meta.measured or "flops" not in meta.measured:
         return "", _Measured("cpu_ns", "CPU time", plain=True)
-    return "", _Measured("flops", "counted FLOPs" if any(run.rows.columns["uncounted"]) else "FLOPs")
+    name = "counted FLOPs" if any(run.rows.columns["uncounted"]) else "FLOPs"
+    over = summed_over(run)
+    return "", _Measured("flops", f"{name} (summed over {over})" if over else name)
 
 
 def _bucket(part: Part) -> int:
@@ -207,7 +213,9 @@ def _largest_work(run: Run, measured: _Measured, parts: Mapping[Part, int]) -> _
     between = "where no operator ran" if measured.field == "cpu_ns" else "in work that no operator launched"
     works: Counter[str] = Counter()
     for part, amount in parts.items():
-        if part.where.label:
+        if part.where.label == LAUNCH_NOT_RECORDED:
+            works[f"in the kernel `{shortened(part.work)}`"] += amount
+        elif part.where.label:
             works[f"in the label `{shortened(part.where.label)}`"] += amount
         elif part.work == BETWEEN_OPS:
             works[between] += amount

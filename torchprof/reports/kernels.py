@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from torchprof.attribute import LAUNCHED_BEFORE
 from torchprof.cost import Cost, format_time
+from torchprof.operators import Kernel
 from torchprof.operators import kernels as kernels_of
 from torchprof.reports import report
 from torchprof.reports.ranking import figure_columns, line_of, ranked, said, shares_of, shortened
-from torchprof.run import Run
+from torchprof.run import OUTSIDE_NAME, Run
 
 _ARGUMENTS = re.compile(r"(?<=\S)\([^()]*\)|\([^()]*\)(?=\d)")  # and casts; not the ends of a copy, after a blank
 _LAMBDAS = re.compile(r"(?: const)?::(?:\{lambda#\d+\}|operator\b(?: const)?)")
@@ -33,8 +35,9 @@ def kernels(
     """A row for each kernel, copy or set on a device, by the operator, the layer and the phase that launched it.
 
     Above the table stands how long each device was busy, and idle, while the run was recorded. Shares are of the time
-    of all rows. Names of kernels are without their arguments, and long ones without their middle; ``full_names`` leaves
-    them as they are. A device has a column where there are several.
+    of all rows but those that were launched before the recording. Names of kernels are without their arguments, and
+    long ones without their middle; ``full_names`` leaves them as they are. A device has a column where there are
+    several.
 
     ``layer`` is a path or a pattern as ``Profile(paths=…)`` takes them: only what these layers launched, and those
     below them. ``phase`` is "forward", "backward" or "recompute". ``sort_by`` is a column, ``row_limit`` shows only so
@@ -46,7 +49,12 @@ def kernels(
     found = kernels_of(run, layer=layer, phase=phase)
     kind = run.meta.device or "device"
     columns = [column for column in figure_columns(run) if column.key in (f"{kind}_total", f"{kind}_avg", "calls")]
-    wholes = shares_of(columns, Cost(), sum((sums.total for sums in found.values()), Cost()))
+
+    def is_left_over(kernel: Kernel) -> bool:
+        return kernel.op == LAUNCHED_BEFORE and kernel.layer == OUTSIDE_NAME
+
+    recorded = (sums.total for kernel, sums in found.items() if not is_left_over(kernel))
+    wholes = shares_of(columns, Cost(), sum(recorded, Cost()))
     several = len({kernel.device for kernel in found}) > 1
     table = ranked(
         run,
@@ -61,6 +69,7 @@ def kernels(
                     "Device": [kernel.device],
                 },
                 sums,
+                left_over=is_left_over(kernel),
             )
             for kernel, sums in found.items()
         ],

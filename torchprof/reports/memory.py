@@ -11,13 +11,13 @@ from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, PHASES
 from torchprof.cost import Cost, Measure, Unit, format_memory, format_time
 from torchprof.doubts import doubts_of
 from torchprof.errors import TorchprofError, suggest
+from torchprof.figures import Figures
 from torchprof.reports import report
 from torchprof.reports.tree import (
     UNKNOWN,
     Column,
     CostColumn,
     Entry,
-    Figures,
     branches,
     check_number,
     column_called,
@@ -28,6 +28,7 @@ from torchprof.reports.tree import (
     what_is_hidden,
 )
 from torchprof.run import KINDS, NOT_SELECTED_NAME, OUTSIDE_NAME, Memory, Run, Timeline
+from torchprof.varying import varying_calls
 
 _HOLDERS_SHOWN = 10
 _WIDTH, _HEIGHT = 80, 10
@@ -43,12 +44,13 @@ _FIELDS = [name for name, _ in _NET.fields]
 
 @dataclass
 class Use(Figures):
-    """What a layer used of one device. ``peaks`` by phase; ``returned``: the bytes of the outputs of its first call;
-    ``kept`` and ``own_kept``: the bytes kept for backward of one forward call, with those of the layers below and
-    without. None: not known."""
+    """What a layer used of one device. ``peaks`` by phase; ``returned``: the bytes of the outputs of its first call,
+    ``varies``: whether later calls may have returned others; ``kept`` and ``own_kept``: the bytes kept for backward of
+    one forward call, with those of the layers below and without. None: not known."""
 
     peaks: dict[str, int] = field(default_factory=dict)
     returned: int | None = None
+    varies: bool = False
     kept: float | None = None
     own_kept: float | None = None
 
@@ -80,7 +82,9 @@ class ActivationsColumn(Column):
     def text(self, figures: Figures, whole: float | None) -> str:
         if not isinstance(figures, Use) or not figures.total:
             return ""
-        return UNKNOWN if figures.returned is None else format_memory(figures.returned)
+        if figures.returned is None:
+            return UNKNOWN
+        return f"first {format_memory(figures.returned)}" if figures.varies else format_memory(figures.returned)
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,10 @@ class KeptColumn(Column):
     @property
     def ranking(self) -> Column:
         return replace(self, is_self=True)
+
+    @property
+    def with_below(self) -> Column:
+        return replace(self, is_self=False)
 
     def of(self, figures: Figures) -> float:
         if not isinstance(figures, Use):
@@ -123,7 +131,8 @@ def memory(
     - *Allocated*, *Freed* and *Net*: what was, inside the layer and all below it;
     - *Peak*: by how much memory rose inside one call, the layers below included, at most; in backward, inside one
       unbroken stretch of its work;
-    - *Activations*: the bytes of the outputs of the first call;
+    - *Activations*: the bytes of the outputs of one call; of the first, and marked so, where calls are not known to
+      have been on the same shapes;
     - *Kept for backward*: what one forward call and those inside it left for backward, the mean over the calls.
 
     These are of forward; backward and recompute have their own, after them, where they occurred. ``phase`` ("forward",
@@ -131,7 +140,7 @@ def memory(
     alone): what they held at the peak counts for the layer above. ``sort_by`` orders siblings by a column, largest
     first: its heading, or that in lower case with underscores. ``top`` shows only so many of what was alive (10 where
     nobody says) and so many layers, the largest by their own figure in that column (of what they allocated where there
-    is none), with those above them. ``tablefmt`` is any of tabulate's formats.
+    is none; at the ``depth`` with all below), with those above them. ``tablefmt`` is any of tabulate's formats.
 
     Raises TorchprofError for a run without memory, an unknown phase, column or format, and a negative number.
     """
@@ -160,7 +169,7 @@ def memory(
         hidden = []
         if top is not None:
             keep_top(lines, sorting or columns[0], top, depth)
-            hidden = [what_is_hidden(lines, sorting or columns[0], top)]
+            hidden = [what_is_hidden(lines, sorting or columns[0], top, depth)]
         heading = "Module" if len(run.memory) == 1 else f"Module, on {_name(run, one)}"
         parts += [_table(heading, lines, columns, depth, tablefmt), *hidden]
     if not run.memory:
@@ -424,6 +433,7 @@ def _lines(run: Run, device: int, phases: Sequence[str], used: Sequence[Used]) -
     for index, above in _upwards(run):
         kept[above] = kept.get(above, 0) + kept.get(index, 0)
     selected = None if run.meta.paths is None else set(run.meta.paths)
+    varying = varying_calls(run)
     number = {layer.path: index for index, layer in enumerate(run.layers)}
     lines: dict[tuple[str, ...], Entry] = {}
     for root in range(len(run.roots)):
@@ -448,6 +458,7 @@ def _lines(run: Run, device: int, phases: Sequence[str], used: Sequence[Used]) -
                 unknown=not called,
                 peaks=peaks[index],
                 returned=node.layer.output_bytes if at_home == device else None,
+                varies=varying[path] is not False,
                 kept=kept.get(index, 0) / calls[index] if called and calls.get(index) else None,
                 own_kept=own_kept.get(index, 0) / calls[index] if called and calls.get(index) else None,
             )

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torchprof.attribute import LAUNCHED_BEFORE
 from torchprof.cost import Cost
-from torchprof.operators import operators
+from torchprof.doubts import about_flops
+from torchprof.operators import Operator, operators
 from torchprof.reports import report
 from torchprof.reports.ranking import (
     figure_columns,
@@ -39,7 +41,8 @@ def ops(
     """A row for each operator, and for each label of the user's, as torch's ``key_averages().table()`` has them.
 
     *Self* is what no operator inside it took, *total* what its outermost occurrences took, with all that ran in them;
-    a share is of the self time of all rows. ``(between ops)`` is the time of layers in which no operator ran.
+    a share is of the self time of all rows but what was launched before the recording. ``(between ops)`` is the time of
+    layers in which no operator ran.
 
     ``layer`` is a path or a pattern as ``Profile(paths=…)`` takes them: only what ran in these layers and below them.
     ``phase`` is "forward", "backward" or "recompute"; None adds them up. ``group_by_input_shape`` gives calls on other
@@ -59,6 +62,10 @@ def ops(
         group_by_input_shape=group_by_input_shape,
         group_by_stack_n=group_by_stack_n,
     )
+
+    def is_left_over(operator: Operator) -> bool:
+        return operator.kind == "label" and operator.name == LAUNCHED_BEFORE
+
     lines = [
         line_of(
             {
@@ -67,11 +74,12 @@ def ops(
                 "Source Lines": operator.stack,
             },
             sums,
+            left_over=is_left_over(operator),
         )
         for operator, sums in found.items()
     ]
     columns = figure_columns(run)
-    whole = sum((sums.self for sums in found.values()), Cost())
+    whole = sum((sums.self for operator, sums in found.items() if not is_left_over(operator)), Cost())
     wholes = shares_of(columns, whole, whole)
     more = ["Input Shapes"] * bool(group_by_input_shape) + ["Source Lines"] * bool(group_by_stack_n)
     return ranked(
@@ -82,7 +90,7 @@ def ops(
         largest_by(columns, of_self=True),
         wholes=wholes,
         more_texts=more,
-        notes=said("what all rows took by themselves", wholes),
+        notes=[*said("what all rows took by themselves", wholes), *about_flops(run)],
         sort_by=sort_by,
         row_limit=row_limit,
         tablefmt=tablefmt,

@@ -6,17 +6,20 @@ The page sums rows itself, by layer, phase, operator and rank, as every report d
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from math import inf, prod
 from operator import add, attrgetter
 from typing import Any, NamedTuple
 
-from torchprof.attribute import FORWARD, NOT_SELECTED, PHASES, Frame
-from torchprof.cost import FIELDS, MEASURES, Measure
-from torchprof.doubts import doubts_of
+from torchprof.attribute import FORWARD, LAUNCHED_BEFORE, NOT_SELECTED, PHASES, Frame
+from torchprof.cost import FIELDS, MEASURES, Measure, Unit
+from torchprof.doubts import about_flops, doubts_of
 from torchprof.imbalance import balance_of
+from torchprof.merging import of_ranks
+from torchprof.operators import parts_of_operators
+from torchprof.reports.page_cells import cells
 from torchprof.reports.ranks import sentences, unit_of
 from torchprof.reports.tree import CallsColumn, Column, CostColumn, ParamsColumn, RateColumn, columns_of
 from torchprof.run import (
@@ -32,7 +35,9 @@ from torchprof.run import (
     SampleKey,
     Spread,
     Timeline,
+    is_left_over,
 )
+from torchprof.varying import varying_calls
 
 _POINTS = 24
 """How many values show how the calls of a layer were distributed."""
@@ -45,6 +50,9 @@ _MOST_RANKS = 64
 """Of so many ranks each is a source of its own; of more, the page has the sums alone, and what compares them."""
 _DIFFERING = 24
 """So many layers of each phase are compared over ranks: those whose slowest rank exceeds the mean by the most."""
+
+_LEFT_OVER = -3
+"""Where the index of a layer stands: work that was launched before the recording."""
 
 Path = tuple[str, ...]
 
@@ -93,7 +101,7 @@ class Tree:
             tuple(number.get(path[:-1], -1) for path in paths),
             tuple(
                 {index: number[take.paths.get(layer.path, layer.path)] for index, layer in enumerate(take.run.layers)}
-                | {-1: len(paths), NOT_SELECTED: len(paths) + 1}
+                | {-1: len(paths), NOT_SELECTED: len(paths) + 1, _LEFT_OVER: len(paths) + 2}
                 for take in takes
             ),
         )
@@ -103,7 +111,8 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
     """All that the page shows of runs, in what JSON can hold.
 
     Rows of all takes stand in one table of columns; ``source`` tells them apart: it is the rank where there is one take
-    alone, else the take. A node is a layer of the tree; after the last come ``(outside)`` and ``(not selected)``.
+    alone, else the take. A node is a layer of the tree; after the last come ``(outside)``, ``(not selected)`` and what
+    was launched before the recording, which is no part of everything.
     """
     doubts = [_doubts(take, takes) for take in takes]
     of_job = takes[0].run if len(takes) == 1 and len(takes[0].run.metas) > 1 else None
@@ -117,6 +126,11 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
     names = _Names()
     rows = _rows(takes, tree, names, source_of)
     columns = _columns(takes)
+    shown = [
+        (one, {layer.path: nodes[index] for index, layer in enumerate(take.run.layers)})
+        for take, nodes in zip(takes, tree.nodes)
+        for one in _each_rank_and_all(take.run, ranks)
+    ]
 
     def source(take: int, rank: int) -> int:
         return source_of[take, rank if ranks else None]
@@ -124,7 +138,7 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
     return {
         "phases": [phase for phase in PHASES if any(phase in take.run.phases() for take in takes)],
         "allPhases": PHASES,
-        "names": [OUTSIDE_NAME, NOT_SELECTED_NAME],
+        "names": [OUTSIDE_NAME, NOT_SELECTED_NAME, LAUNCHED_BEFORE],
         "kinds": KINDS,
         "sources": [
             {
@@ -139,7 +153,8 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
         "doubts": [doubt for of_take in doubts for doubt in of_take],
         "layers": {"parent": tree.parents, "name": tree.names},
         "takes": [_layers(take.run, tree, at) for at, take in enumerate(takes)],
-        "columns": [_column(column, inside) for column, inside in columns],
+        "columns": [_column(column, where) for column, where in columns],
+        **cells(shown, len(tree.layers), [column for column, _ in columns]),
         "measures": [_measure(measure, takes) for measure in _measures(takes)],
         "fields": [name for name in FIELDS if name in rows],
         **names.tables(),
@@ -176,8 +191,18 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
     }
 
 
+def _each_rank_and_all(run: Run, ranks: bool) -> list[Run]:
+    """What the page shows of a run: where ranks are told apart each alone, and last all together."""
+    if not ranks or len(run.metas) == 1:
+        return [run]
+    return [*of_ranks(run, [meta.rank for meta in run.metas]), run]
+
+
 def _doubts(take: Take, takes: Sequence[Take]) -> list[str]:
-    return [doubt if len(takes) == 1 else f"{take.name}: {doubt}" for doubt in doubts_of(take.run)]
+    return [
+        doubt if len(takes) == 1 else f"{take.name}: {doubt}"
+        for doubt in [*about_flops(take.run), *doubts_of(take.run)]
+    ]
 
 
 def _compared_ranks(run: Run, nodes: Mapping[int, int]) -> dict[str, Any]:
@@ -200,7 +225,8 @@ def _compared_ranks(run: Run, nodes: Mapping[int, int]) -> dict[str, Any]:
         "unit": unit_of(run),
         "ranks": [one.rank for one in balance.ranks],
         "lines": [
-            [one.work_ns, one.slowest, one.waiting_ns, one.waits_longer, one.last, one.steps] for one in balance.ranks
+            [one.work_ns, one.slowest, one.waiting_ns, one.waits_longer, one.last, one.steps, one.typical_ns]
+            for one in balance.ranks
         ],
         "work": work,
     }
@@ -237,6 +263,7 @@ def sum_of_ranks(run: Run) -> Run:
             replace(one, device=f"{one.device} of rank {one.rank}", rank=first) for one in times.values()
         ),
         lockstep={},
+        unfinished=(),
     )
 
 
@@ -262,24 +289,6 @@ def traffic_bytes(layer: Layer) -> int | None:
     return layer.param_bytes + layer.output_bytes + itemsize * sum(prod(shape) for shape in layer.input_shapes)
 
 
-def _changing(run: Run) -> set[Path]:
-    """The layers of which it is seen that their forward calls were not all alike: an operator directly in them was
-    called on some shapes in some of the calls alone."""
-    columns = run.rows.columns
-    inner = [len(frames) == 1 and frames[0].signature is not None for frames in run.rows.frames]
-    own = [not frames for frames in run.rows.frames]
-    forward = PHASES.index(FORWARD)
-    calls: Counter[int] = Counter()
-    by_shapes: Counter[tuple[int, int]] = Counter()
-    for layer, phase, chain, count in zip(columns["layer"], columns["phase"], columns["frames"], columns["calls"]):
-        if phase == forward and layer >= 0:
-            if own[chain]:
-                calls[layer] += count
-            elif inner[chain]:
-                by_shapes[layer, chain] += count
-    return {run.layers[layer].path for (layer, _), count in by_shapes.items() if calls[layer] and count % calls[layer]}
-
-
 class _Names:
     """The names of frames, and the chains of frames without what they were called on, each once."""
 
@@ -301,7 +310,7 @@ def _rows(
 ) -> dict[str, list[int]]:
     """The rows of all takes; a column of zeros alone is left out."""
     joined: dict[str, list[int]] = {
-        name: [] for name in ("node", "phase", "source", "chain", "within", "calls", *FIELDS)
+        name: [] for name in ("node", "phase", "source", "chain", "within", "calls", "parts", *FIELDS)
     }
     names.within.setdefault((), 0)
     for at, take in enumerate(takes):
@@ -312,12 +321,17 @@ def _rows(
             key = tuple((nodes[one.layer], PHASES.index(one.phase), names.chain(one.frames)) for one in step)
             within.append(names.within.setdefault(key, len(names.within)))
         columns = rows.columns
-        joined["node"] += [nodes[layer] for layer in columns["layer"]]
+        left_over = [*map(is_left_over, rows.frames)]
+        joined["node"] += [
+            nodes[_LEFT_OVER if left_over[chain] else layer]
+            for layer, chain in zip(columns["layer"], columns["frames"])
+        ]
         joined["phase"] += columns["phase"]
         joined["source"] += [source_of.get((at, rank), at) for rank in columns["rank"]]
         joined["chain"] += [chains[number] for number in columns["frames"]]
         joined["within"] += [within[number] for number in columns["within"]]
         joined["calls"] += columns["calls"]
+        joined["parts"] += parts_of_operators(rows)
         for name in FIELDS:
             joined[name] += columns[name]
     return {name: column for name, column in joined.items() if name in ("node", "chain") or any(column)}
@@ -330,7 +344,7 @@ def _layers(run: Run, tree: Tree, take: int) -> dict[str, list[Any]]:
         layers[tree.nodes[take][index]] = layer
     selected = None if run.meta.paths is None else set(run.meta.paths)
 
-    changing = _changing(run)
+    varying = varying_calls(run)
 
     def each(told: Callable[[Layer], Any]) -> list[Any]:
         return [None if layer is None else told(layer) for layer in layers]
@@ -342,26 +356,32 @@ def _layers(run: Run, tree: Tree, take: int) -> dict[str, list[Any]]:
         "dtypes": each(lambda layer: ", ".join(dtype for dtype, _ in layer.dtype_bytes)),
         "inputs": each(lambda layer: layer.input_shapes),
         "outputs": each(lambda layer: layer.output_shapes),
+        "shapesVary": each(lambda layer: varying[layer.path] is not False),
         "training": each(lambda layer: layer.training),
         "compiled": each(lambda layer: layer.compiled),
         "selected": each(lambda layer: selected is None or layer.path in selected),
         "sharedWith": each(lambda layer: [".".join(path) for path in layer.shared_with]),
-        "traffic": [None if layer is None or layer.path in changing else traffic_bytes(layer) for layer in layers],
+        "traffic": each(lambda layer: None if varying[layer.path] is not False else traffic_bytes(layer)),
     }
 
 
-def _columns(takes: Sequence[Take]) -> list[tuple[Column, bool]]:
-    """The columns of the table of a layer, and of each whether the tree has it, too."""
-    found: dict[str, tuple[Column, bool]] = {}
+def _columns(takes: Sequence[Take]) -> list[tuple[Column, str]]:
+    """The columns of which the page shows a figure anywhere, and of each where: in the tree, in the panel of a layer
+    alone, or in the line under the icicle alone, which tells the self of counts, too."""
+    found: dict[str, tuple[Column, str]] = {}
     for take in takes:
         in_tree = {column.heading for column in columns_of(take.run)}
         for column in columns_of(take.run, show_events=True):
-            found.setdefault(column.heading, (column, column.heading in in_tree))
+            found.setdefault(column.heading, (column, "tree" if column.heading in in_tree else "panel"))
+    for column, _ in list(found.values()):
+        if isinstance(column, CostColumn) and column.measure.unit is Unit.COUNT:
+            of_self = replace(column, heading=f"{column.heading} (self)", is_self=True)
+            found.setdefault(of_self.heading, (of_self, "line"))
     return list(found.values())
 
 
-def _column(column: Column, in_tree: bool) -> dict[str, Any]:
-    told: dict[str, Any] = {"heading": column.heading, "key": column.key, "inTree": in_tree}
+def _column(column: Column, where: str) -> dict[str, Any]:
+    told: dict[str, Any] = {"heading": column.heading, "key": column.key, "where": where}
     if isinstance(column, CostColumn):
         told |= {
             "kind": "cost",
@@ -369,14 +389,13 @@ def _column(column: Column, in_tree: bool) -> dict[str, Any]:
             "self": column.is_self,
             "unit": column.measure.unit.value,
         }
-        told |= {"fields": column.measure.fields, "doubt": column.measure.doubt}
+        told |= {"fields": column.measure.fields}
     elif isinstance(column, RateColumn):
         told |= {"kind": "rate", "phase": PHASES.index(column.phase), "onDevice": column.on_device, "unit": "count"}
-        told |= {"fields": [["flops", 1]], "doubt": "uncounted"}
     elif isinstance(column, ParamsColumn):
-        told |= {"kind": "params", "unit": "count", "fields": [], "doubt": None}
+        told |= {"kind": "params", "unit": "count"}
     elif isinstance(column, CallsColumn):
-        told |= {"kind": "calls", "unit": "calls", "fields": [], "doubt": None}
+        told |= {"kind": "calls", "unit": "calls"}
     return told
 
 
@@ -457,38 +476,37 @@ def _memory(memory: Memory, nodes: Mapping[int, int], source: int, timeline: Tim
 
 
 def _course(timeline: Timeline, device: str) -> dict[str, Any] | None:
-    """Memory over time above what there was at the start: for each of so many stretches that are equally long, when it
-    stood highest, and what it was made of then, by kind (the last: not known)."""
+    """Memory over time above what there was at the start, as steps: from each of the times on there is so much, by kind
+    (the last: not known), until the next. Of each of so many stretches that are equally long, these are its highest
+    moment and its last level."""
     number = timeline.devices.index(device)
     columns = timeline.columns
     steps = [at for at, where in enumerate(columns["device"]) if where == number]
     if not steps:
         return None
-    last = columns["time_ns"][steps[-1]]
-    length = max(last // _MOMENTS, 1)
+    length = max(columns["time_ns"][steps[-1]] // _MOMENTS, 1)
     alive = [0] * (len(KINDS) + 1)
-    whole = 0
     times: list[int] = [0]
     heights: list[list[int]] = [alive[:]]
-    stretch = highest = -1
-    top = (0, 0, alive[:])
-    for at in steps:
-        time = columns["time_ns"][at]
-        if time // length != stretch:
-            if stretch >= 0:
-                times.append(top[0])
-                heights.append(top[2])
-            stretch, highest = time // length, whole
-            top = (time, whole, alive[:])
-        nbytes = columns["nbytes"][at]
-        alive[columns["kind"][at]] += nbytes
-        whole += nbytes
-        if whole > highest:
-            highest = whole
-            top = (time, whole, alive[:])
-    times += [top[0], last]
-    heights += [top[2], alive[:]]
-    return {"lastNs": last, "timesNs": times, "heights": heights}
+
+    def add(time: int, level: list[int]) -> None:
+        if level != heights[-1]:
+            times.append(time)
+            heights.append(level)
+
+    for _, stretch in groupby(steps, lambda at: columns["time_ns"][at] // length):
+        whole = sum(alive)
+        highest, top, level = whole, times[-1], alive[:]
+        time = top
+        for at in stretch:
+            time, nbytes = columns["time_ns"][at], columns["nbytes"][at]
+            alive[columns["kind"][at]] += nbytes
+            whole += nbytes
+            if whole > highest:
+                highest, top, level = whole, time, alive[:]
+        add(top, level)
+        add(time, alive[:])
+    return {"lastNs": columns["time_ns"][steps[-1]], "timesNs": times, "heights": heights}
 
 
 def _common(sets: Iterable[Sequence[str]]) -> list[str]:

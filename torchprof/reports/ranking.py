@@ -6,15 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchprof.attribute import FORWARD
-from torchprof.cost import Cost, Unit, format_time
+from torchprof.cost import Bound, Cost, Figure, Unit, format_time
 from torchprof.doubts import about_sums, doubts_of
+from torchprof.figures import Figures
 from torchprof.operators import Operator, Sums
 from torchprof.reports.tree import (
-    UNKNOWN,
     CallsColumn,
     Column,
     CostColumn,
-    Figures,
     check_number,
     column_called,
     columns_of,
@@ -57,10 +56,10 @@ class SumColumn(CostColumn):
 
     phase: str = _PHASES
 
-    def text(self, figures: Figures, whole: float | None) -> str:
+    def figure(self, figures: Figures) -> Figure:
         if isinstance(figures, Line) and figures.is_part and self.measure.unit is Unit.COUNT and not self.of(figures):
-            return ""
-        return super().text(figures, whole)
+            return Figure(0, Bound.BLANK)
+        return super().figure(figures)
 
 
 @dataclass(frozen=True)
@@ -72,18 +71,22 @@ class AverageColumn(Column):
     def of(self, figures: Figures) -> float:
         return self.total.of(figures) / figures.calls if figures.calls > 0 else 0
 
-    def text(self, figures: Figures, whole: float | None) -> str:
+    def figure(self, figures: Figures) -> Figure:
         if figures.calls <= 0:
-            return ""
-        return format_time(self.of(figures)) if self.measured else UNKNOWN
+            return Figure(0, Bound.BLANK)
+        return Figure(self.of(figures), Bound.EXACT if self.measured else Bound.UNKNOWN)
+
+    def write(self, value: float) -> str:
+        return format_time(value)
 
 
-def line_of(texts: Mapping[str, Sequence[str]], sums: Sums) -> Line:
-    """A line with these figures; what nobody calls has a blank for its calls."""
+def line_of(texts: Mapping[str, Sequence[str]], sums: Sums, *, left_over: bool = False) -> Line:
+    """A line with these figures; what nobody calls has a blank for its calls, and what is left over no share."""
     return Line(
         {_PHASES: sums.self},
         {_PHASES: sums.total},
         sums.calls or -1,
+        left_over=left_over,
         texts=texts,
         is_part=0 < sums.calls == sums.parts,
     )

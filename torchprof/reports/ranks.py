@@ -7,23 +7,16 @@ from statistics import median
 from typing import NamedTuple
 
 from torchprof.attribute import OUTSIDE
+from torchprof.compared_ranks import IN_NO_OP, OneCollective, OneLayer, OneRank, OverRanks, Times
 from torchprof.cost import format_count, format_memory, format_time
 from torchprof.doubts import doubts_of
-from torchprof.imbalance import (
-    IN_NO_OP,
-    SLOWER_BY,
-    Balance,
-    OneCollective,
-    OneLayer,
-    OneRank,
-    OverRanks,
-    Slow,
-    Times,
-    balance_of,
-)
+from torchprof.imbalance import Balance, balance_of
 from torchprof.reports import report
+from torchprof.reports.hangs import about_hang, name_of_layer
 from torchprof.reports.tree import AT_LEAST, UNKNOWN, Column, check_number, column_called, draw, printable
-from torchprof.run import NOT_SELECTED_NAME, OUTSIDE_NAME, GroupOfRanks, Run, ranks_in_words
+from torchprof.run import GroupOfRanks, Lockstep, Run, ranks_in_words
+from torchprof.slow_ranks import Difference, Late, Slow
+from torchprof.stragglers import SLOWER_BY
 
 _MANY_RANKS = 16  # of more, only the slowest and the fastest are shown
 _SLOWEST, _FASTEST = 8, 2
@@ -101,14 +94,29 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
     if run.missing_ranks:
         yield doubts_of(run)[0]
     unit = unit_of(run)
-    work = [one.work_ns for one in balance.ranks if one.work_ns is not None]
+    yield from about_hang(run)
+    medians = [one.typical_ns for one in balance.ranks if one.typical_ns is not None]
+    is_median = len(medians) == len(balance.ranks)
+    work = medians if is_median else [one.work_ns for one in balance.ranks if one.work_ns is not None]
+    late_first = balance.late is not None and balance.late.exceeds_slow
+    if balance.late is not None and late_first:
+        yield from _about_late(run, balance.late, False, unit)
+    if balance.slow is not None:
+        yield from _about_slow(run, balance.slow, late_first, unit)
+    if balance.late is not None and not late_first:
+        yield from _about_late(run, balance.late, balance.slow is not None, unit)
     if len(work) < len(balance.ranks):
         whose = "any rank" if not work else "some ranks"
         yield f"Which rank is slow nobody can tell: the own work of {whose} is not known."
-    elif balance.slow is None:
-        yield f"No rank stands out: own work takes {format_time(min(work))} to {format_time(max(work))}{unit}."
-    else:
-        yield from _about_slow(run, balance.slow, unit)
+    elif balance.slow is None and balance.late is None:
+        least, most = format_time(min(work)), format_time(max(work))
+        over_steps = " (medians over the steps)" if is_median and any(meta.steps > 1 for meta in run.metas) else ""
+        yield f"No rank stands out: own work takes {least} to {most}{unit}{over_steps}."
+    if balance.inferred:
+        yield (
+            f"The traces do not say between which ranks {balance.inferred} calls of collectives were: all "
+            f"{len(run.metas)} ranks of the job are here and made the same calls, so the group is inferred to be all."
+        )
     if any(layer.ranks for layer in run.layers):
         yield "Some layers are on some ranks only: work differs by plan there."
 
@@ -120,37 +128,79 @@ def unit_of(run: Run) -> str:
     return " a cycle" if any(meta.cycles > 1 for meta in run.metas) else ""
 
 
-def _about_slow(run: Run, slow: Slow, unit: str) -> Iterator[str]:
+def _about_slow(run: Run, slow: Slow, are_more: bool, unit: str) -> Iterator[str]:
+    """Of ranks whose own work takes longer; ``are_more``: others, that ranks wait for longer, were named before."""
     is_one = len(slow.ranks) == 1
-    words = ranks_in_words(slow.ranks).capitalize()
+    words = ranks_in_words(slow.ranks)
     takes = " to ".join(dict.fromkeys(format_time(ns) for ns in (min(slow.work_ns), max(slow.work_ns))))
-    yield (
-        f"{words} {'is the slow one: its' if is_one else 'are the slow ones: their'} own work "
-        f"takes {takes}{unit}, that of the others {format_time(slow.others_ns)} (median)."
-    )
+    the_others = f"that of the others {format_time(slow.others_ns)} (median)"
+    if are_more:
+        yield f"The own work of {words} takes longer, too: {takes}{unit}, {the_others}."
+    else:
+        are = "is the slow one: its" if is_one else "are the slow ones: their"
+        yield f"{words.capitalize()} {are} own work takes {takes}{unit}, {the_others}."
     who = "It" if is_one else "One of them"
     often = []
     if slow.slowest is not None and slow.slowest.of > 1:
         often.append(f"the slowest in {_often(slow.slowest)} {unit.removeprefix(' a ')}s")
-    if slow.last is not None and 2 * slow.last.times > slow.last.of:
+    is_last = slow.last is not None and 2 * slow.last.times > slow.last.of
+    if slow.last is not None and (is_last or are_more):
         often.append(f"the last to come in {_often(slow.last)} collectives")
     if often:
-        yield f"{who} was {' and '.join(often)}."
-    if slow.others_wait_ns:
+        yield f"{who} was {(' and ' if is_last else ', but ').join(often)}."
+    if slow.may_be_chance:
+        yield _MAY_BE_CHANCE
+    if slow.others_wait_ns and not are_more:
         least = "at least " if slow.wait_longer else ""
         yield f"The others wait in collectives for {least}{format_time(slow.others_wait_ns)}{unit} (median)."
-    if slow.layer is not None:
-        whose = "" if is_one else f" of rank {slow.ranks[0]}"
-        where = f"{_name(run, slow.layer)}{f' in {slow.phase}' if slow.phase else ''}"
-        if slow.layer == IN_NO_OP:
-            where = "in no operator (Python, or waiting for data)"
-        yield f"Most of the difference{whose} is {where}: {format_time(slow.excess_ns)}{unit}."
+    if slow.difference is not None:
+        yield _in_what(run, slow.difference, slow.ranks, unit)
     if slow.flops is not None:
         who = "It" if is_one else f"Rank {slow.ranks[0]}"
         if slow.flops >= 1 + SLOWER_BY:
             yield f"{who} has more work: {slow.flops:.2f} times the FLOPs of the others (median)."
         elif abs(slow.flops - 1) < _ALIKE:
             yield f"{who} has as many FLOPs as the others (median): the same work takes longer there."
+
+
+def _about_late(run: Run, late: Late, are_more: bool, unit: str) -> Iterator[str]:
+    """Of ranks that the others wait for, though their own work, as far as it is compared, is not more; ``are_more``:
+    others were named before."""
+    is_one = len(late.ranks) == 1
+    are = "is the slow one" if is_one else "are the slow ones"
+    if are_more:
+        are = "is late, too" if is_one else "are late, too"
+    waited = " to ".join(dict.fromkeys(format_time(ns) for ns in (min(late.late_ns), max(late.late_ns))))
+    yield (
+        f"{ranks_in_words(late.ranks).capitalize()} {are}: in collectives the others wait "
+        f"{waited}{unit} longer than {'it' if is_one else 'they'} (median), {late.share:.0%} of a step."
+    )
+    if late.may_be_chance:
+        yield _MAY_BE_CHANCE
+    if late.difference is not None:
+        yield _in_what(run, late.difference, late.ranks, unit)
+
+
+def _in_what(run: Run, difference: Difference, ranks: Sequence[int], unit: str) -> str:
+    whose = "" if len(ranks) == 1 else f" of rank {ranks[0]}"
+    where = f"{_name(run, difference.layer)}{f' in {difference.phase}' if difference.phase else ''}"
+    if difference.layer == IN_NO_OP:
+        where = "in no operator (Python, or waiting for data)"
+    elif difference.part is not None:
+        where = _PARTS[difference.part]
+    elif difference.layer == OUTSIDE:
+        where = "outside of all layers"
+    return f"Most of the difference{whose} is {where}: {format_time(difference.excess_ns)}{unit}."
+
+
+_PARTS = {
+    "step_data_ns": "loading data",
+    "step_optimizer_ns": "the optimizer",
+    "step_copy_ns": "copies between host and device",
+    "step_wait_ns": "synchronization: the CPU waits for the device",
+    "step_gc_ns": "Python's garbage collection",
+}
+_MAY_BE_CHANCE = "That may be chance: the steps are too few to tell, do not belong together, or were not kept."
 
 
 # The tables
@@ -162,8 +212,10 @@ def _table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str |
     kinds = list(dict.fromkeys(kind for one in balance.ranks for kind, _ in one.peaks))
     has_flops = any("flops" in meta.requested for meta in run.metas)
     has_waiting = bool(balance.collectives)
+    has_steps = any(meta.steps > 1 for meta in run.metas)
 
-    headings = ["Rank", *map(printable, dims), "Steps", f"Own work{unit_of(run)}", "Slowest"]
+    headings = ["Rank", *map(printable, dims), "Steps", f"Own work{unit_of(run)}"]
+    headings += ["Median", "Slowest"] if has_steps else ["Slowest"]
     headings += [f"Waiting{unit_of(run)}", "Last to come"] if has_waiting else []
     headings += [f"{printable(kind).upper()} peak" for kind in kinds]
     headings += ["FLOPs"] if has_flops else []
@@ -172,6 +224,7 @@ def _table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str |
         peaks = dict(one.peaks)
         known = positions[one.rank]
         row = [str(one.rank), *(known.get(dim, UNKNOWN) for dim in dims), str(one.steps), _time(one.work_ns)]
+        row += [_time(one.typical_ns)] if has_steps else []
         row.append(_often(one.slowest))
         row += [_at_least(_time(one.waiting_ns), one.waits_longer), _often(one.last)] if has_waiting else []
         row += [format_memory(peaks[kind]) if kind in peaks else UNKNOWN for kind in kinds]
@@ -186,7 +239,9 @@ def _table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str |
             return of(known) if known and len(known) == len(values) else None
 
         ranks = balance.ranks
-        row = [f"({name})", *[""] * len(dims), "", _time(figure([one.work_ns for one in ranks])), ""]
+        row = [f"({name})", *[""] * len(dims), "", _time(figure([one.work_ns for one in ranks]))]
+        row += [_time(figure([one.typical_ns for one in ranks]))] if has_steps else []
+        row.append("")
         waits = figure([one.waiting_ns for one in ranks])
         # The least is sure where one is sure that waits no longer; of any other figure each rank may make it more.
         doubtful = [one.waits_longer for one in ranks if name != "min" or one.waiting_ns == waits]
@@ -220,6 +275,11 @@ def _table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str |
         where = "CPU" if balance.time == "cpu" else device
         of = "" if unit_of(run) else " in all that was recorded"
         notes.append(f"Own work is time of the {where}{of}, communication left out.")
+    if any(lockstep.times for lockstep in run.lockstep.values()):
+        notes.append(
+            f"Of more than {Lockstep.SIZE} steps or calls, so many are compared one by one, drawn by chance, the same "
+            "on all ranks: Slowest, How often, Last to come, Waiting and medians are of these."
+        )
     if any(one.waiting_ns is not None and one.waits_longer for one in balance.ranks):
         why = "where ranks wait in several collectives at once, in some that cannot be told"
         notes.append(f"{AT_LEAST}: {why}, or with ranks that are not here.")
@@ -320,7 +380,7 @@ def _table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str 
     def cells(one: OneCollective) -> list[str]:
         last = [UNKNOWN] * 2
         if one.last is not None and len(one.ranks) > 1:
-            last = [str(one.last.highest), _often(Times(one.last.max, one.last.sum))]
+            last = [str(one.last.highest) if one.last.max else "", _often(Times(one.last.max, one.of))]
         return [
             _name(run, one.layer),
             one.phase,
@@ -366,9 +426,7 @@ def _table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str 
 
 
 def _name(run: Run, layer: int) -> str:
-    if layer >= 0:
-        return printable(run.layers[layer].name)
-    return {OUTSIDE: OUTSIDE_NAME, IN_NO_OP: "(in no operator)"}.get(layer, NOT_SELECTED_NAME)
+    return "(in no operator)" if layer == IN_NO_OP else name_of_layer(run, layer)
 
 
 def _group(group: GroupOfRanks | None) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, PHASES
 from torchprof.cost import format_time
@@ -22,10 +22,10 @@ def steps(run: Run, *, depth: int | None = None, top: int | None = None, tablefm
     """What the steps of a loop took, in three tables.
 
     How long a step lasted. Where its time went: into the layers, forward, backward and recompute; outside of them into
-    loading data (with torch's DataLoader), the optimizer, copies between host and device, waiting for the device, and
-    all other ops, as those of the loss; and what is in no op at all: Python. The means of these parts add up to the
-    mean of the step; where several threads worked at a time, a line takes off what would count twice. What the step
-    launched on a device stands beside that. Then the layers, each with all below it.
+    loading data (with torch's DataLoader), the optimizer, copies between host and device, waiting for the device,
+    garbage collection, and all other ops, as those of the loss; and what is in no op at all: Python. The means of these
+    parts add up to the mean of the step; where several threads worked at a time, a line takes off what would count
+    twice. What the step launched on a device stands beside that. Then the layers, each with all below it.
 
     Median, P95 and IQR (the range between the quartiles) are over all steps (over 256 of them, chosen evenly, where
     there were more). They do not add up.
@@ -123,8 +123,9 @@ def _parts(loop: _Loop) -> tuple[list[str], list[list[str]]]:
         row += _distribution(spread) if sign > 0 else [""] * 3
         for device in loop.accelerators:
             on_device = loop.of(layer, phase, measure, device.name) if measure else None
-            launched[device] += on_device.sum if on_device else 0
-            row.append(_mean(device, on_device.sum if on_device else 0, count) if measure else "")
+            on_it = sign * on_device.sum if on_device else 0
+            launched[device] += on_it
+            row.append(_mean(device, on_it, count) if measure else "")
         table.append(row)
 
     models = [(loop.run.layers.index(root), root.name) for root in loop.run.roots]
@@ -142,11 +143,15 @@ def _parts(loop: _Loop) -> tuple[list[str], list[list[str]]]:
     if loop.accelerators:
         add_outside("host-device copies", "step_copy_ns", on_device=True)
         add_outside("waiting for the device", "step_wait_ns")
+    if loop.of(OUTSIDE, FORWARD, "step_gc_ns") is not None:
+        add_outside("garbage collection", "step_gc_ns")
     add_outside("loss and other ops", "step_other_ns", on_device=True)
     waits = any(meta.world_size > 1 for meta in loop.run.metas)
     add_outside(f"in no op (Python{', waiting for ranks' if waits else ''})", "step_gap_ns")
     if loop.of(OUTSIDE, FORWARD, "step_overlap_ns") is not None:
-        add_outside("counted twice (several threads)", "step_overlap_ns", sign=-1)
+        are_ranges = bool(loop.run.roots) and not loop.run.meta.model
+        why = "several threads, or in ranges" if are_ranges else "several threads"
+        add_outside(f"counted twice ({why})", "step_overlap_ns", on_device=are_ranges, sign=-1)
     add_outside("Step", "step_ns")
     table[-1][6:] = [_mean(device, total, count) for device, total in launched.items()]
     headings = ["Part", "Mean", "Share", "Median", "P95", "IQR"]
@@ -159,11 +164,13 @@ def _mean(device: _Device, total: int, count: int) -> str:
 
 @dataclass
 class _Line:
-    """A row of the tree: ``own_ns`` is what it took itself, ``blank`` says that it was not selected."""
+    """A row of the tree: ``own_ns`` is what it took itself, ``total_ns`` that with all below it, ``blank`` says that it
+    was not selected."""
 
     name: str
     layer: int
     own_ns: int = 0
+    total_ns: int = 0
     blank: bool = False
     shown: bool = True
     children: list[_Line] = field(default_factory=list)
@@ -207,7 +214,7 @@ def _lines(loop: _Loop) -> list[_Line]:
         spreads = [loop.of_layer(number, phase, device) for phase in loop.phases for device in devices]
         total = sum(spread.sum for spread in spreads if spread is not None)
         blank = selected is not None and layer.path not in selected
-        line = lines[layer.path] = _Line(layer.path[-1], number, total, blank)
+        line = lines[layer.path] = _Line(layer.path[-1], number, total, total, blank)
         if len(layer.path) > 1:
             above = lines[layer.path[:-1]]
             above.children.append(line)
@@ -221,13 +228,17 @@ def _lines(loop: _Loop) -> list[_Line]:
 
 
 def _keep_top(lines: list[_Line], depth: int | None, top: int) -> None:
-    """Show of the layers down to a depth only those that took the most themselves, and those above them."""
+    """Show of the layers down to a depth only those that took the most themselves, and those above them.
+
+    At that depth a layer stands for all below it, which is hidden: its total counts.
+    """
     layers: list[tuple[_Line, _Line | None, int]] = [(line, None, 0) for line in lines if line.layer >= 0]
     for line, _, level in layers:  # it grows on the way
         if depth is None or level < depth:
             layers += [(child, line, level + 1) for child in line.children]
-    largest = sorted((line for line, _, _ in layers), key=attrgetter("own_ns"), reverse=True)[:top]
-    kept = {line.layer for line in largest}
+    sizes = [line.total_ns if level == depth else line.own_ns for line, _, level in layers]
+    largest = sorted(zip(sizes, layers), key=itemgetter(0), reverse=True)[:top]
+    kept = {line.layer for _, (line, _, _) in largest}
     for line, above, _ in reversed(layers):
         line.shown = line.layer in kept
         if line.shown and above is not None:

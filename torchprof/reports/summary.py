@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torchprof.attribute import BACKWARD, FORWARD, RECOMPUTE
-from torchprof.cost import Cost, format_count, format_memory, format_time
+from torchprof.cost import MEASURES, Figure, format_count, format_memory, format_time
 from torchprof.doubts import doubts_of
+from torchprof.figures import Figures, figures_of_layers
 from torchprof.reports import report
-from torchprof.reports.tree import AT_LEAST, UNKNOWN, branches, check_number, draw, printable
+from torchprof.reports.tree import UNKNOWN, branches, check_number, draw, printable
 from torchprof.run import Layer, Node, Peak, Run, SampleKey, ranks_in_words
+from torchprof.varying import varying_calls, varying_work
 
 _SHAPES_SHOWN = 3
+_COUNTED = {measure.fields[0][0]: measure for measure in MEASURES}
 
 
 @report("summary")
 def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) -> str:
     """Every layer with its type, depth, shapes, parameters and MACs; under it, the figures of each model.
 
-    Shapes are those of the first forward call; MACs and FLOPs are for one forward call of the model, on average.
-    Parameters and MACs of a layer include the layers below it. ``depth`` hides the layers below that depth (0: the
-    model alone), ``tablefmt`` is any of tabulate's formats, for the table of layers.
+    Shapes are those of the first forward call, marked "first" where later calls are not known to have had the same.
+    MACs and FLOPs are for one forward call of the model, and marked "mean" where the shapes are not known to be the
+    same in each. Parameters and MACs of a layer include the layers below it. ``depth`` hides the layers below that
+    depth (0: the model alone), ``tablefmt`` is any of tabulate's formats, for the table of layers.
 
     The figures: *model size* is the bytes of parameters, *latency* the median time of a forward call on the CPU's
     clock, under the profiler; with a device, which works on while the CPU goes ahead, it is unknown here, and
-    ``torchprof.benchmark`` measures it. *Throughput* is the first size of the model's first input over the latency.
+    ``torchprof.benchmark`` measures it. *Throughput* is the first size of the model's first input over the latency; it
+    is known where that input had the same shape in all calls.
     *FLOP/s* are the FLOPs of all forward calls over the device's time where that was recorded, else over the CPU's; the
     *share of peak* is what they are of the product of matrices that ``torchprof.peak`` measured on this device, for the
     type of most MACs. *Activations* are the bytes that layers returned in a forward call which called no layer of
@@ -36,7 +41,7 @@ def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) 
     Raises TorchprofError for an unknown format and a negative depth.
     """
     check_number("depth", depth, "levels")
-    notes = doubts_of(run)
+    notes = [*_about_processors(run), *doubts_of(run)]
     if len(run.metas) > 1:
         everyone = ranks_in_words(meta.rank for meta in run.metas)
         notes.insert(0, f"All this is rank {run.meta.rank}'s, of {everyone}: run.of_rank(N) has what is rank N's.")
@@ -45,8 +50,10 @@ def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) 
     def below(node: Node, level: int) -> list[Node]:
         return node.children if depth is None or level < depth else []
 
+    calls_vary, work_varies = varying_calls(run), varying_work(run)
     headings = ["Module", "Type", "Depth", "Input shape", "Output shape", "Params", "MACs"]
     params = run.total_params()
+    figures_of = figures_of_layers(run, run.phases())
     table = []
     figures = []
     for root in range(len(run.roots)):
@@ -58,29 +65,63 @@ def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) 
                     text,
                     layer.kind,
                     str(len(layer.path) - 1),
-                    _shapes(layer.input_shapes),
-                    _shapes(layer.output_shapes),
+                    _shapes(layer.input_shapes, calls_vary[layer.path]),
+                    _shapes(layer.output_shapes, calls_vary[layer.path]),
                     _known(params[layer.path], format_count),
-                    _count(run, one.total, "macs", node.calls, bool(one.calls or one.total)),
+                    _count(run, figures_of[layer.path], "macs", node.calls, work_varies[layer.path]),
                 ]
             )
-        lines = list(_figures(run, node, params[node.layer.path], root))
+        lines = list(
+            _figures(run, node, params[node.layer.path], figures_of[node.layer.path], work_varies[node.layer.path])
+        )
         width = max(len(name) for name, _ in lines)
         figures.append(
             "\n".join([printable(node.layer.name), *(f"  {name:<{width}}  {value}" for name, value in lines)])
         )
+    if table:
+        notes = [*_about_shapes(run, calls_vary, work_varies), *_about_missing(run), *notes]
     layers = draw(headings, table, tablefmt) if table else "This run knows no layers: all its work is outside of them."
     return "\n\n".join([layers, *figures, *(["\n".join(notes)] if notes else [])])
 
 
-def _figures(run: Run, root: Node, params: int | None, number: int) -> Iterator[tuple[str, str]]:
+def _about_processors(run: Run) -> Iterator[str]:
+    """The CPU time of the process, beside the times of layers, which are elapsed times."""
+    meta = run.meta
+    if meta.process_cpu_ns is not None and meta.wall_ns and len(run.metas) == 1:
+        used, wall = meta.process_cpu_ns, meta.wall_ns
+        yield f"CPU time of the process: {format_time(used)} in {format_time(wall)}, {used / wall:.0%} of one CPU."
+
+
+def _about_shapes(run: Run, *varying: Mapping[tuple[str, ...], bool | None]) -> Iterator[str]:
+    """What "first" and "mean" stand for, where they are shown."""
+    states = {state for of_layers in varying for state in of_layers.values()}
+    shown = any(layer.input_shapes or layer.output_shapes for layer in run.layers) or "macs" in run.meta.measured
+    if shown and states != {False} and states:
+        known = "Shapes vary over calls" if True in states else "Whether shapes vary over calls is not known"
+        yield f'{known}: "first" are those of the first call, "mean" is of all forward calls of the model.'
+
+
+def _about_missing(run: Run) -> Iterator[str]:
+    """How to record what is shown as unknown because nobody asked for it."""
+    missing = []
+    if "flops" not in run.meta.requested:
+        missing.append("MACs and FLOPs (with_flops=True, --flops)")
+    if "cpu_allocated" not in run.meta.requested:
+        missing.append("memory (profile_memory=True, --memory)")
+    if missing and "cpu_ns" in run.meta.requested:
+        yield f"Not recorded: {' and '.join(missing)}."
+
+
+def _figures(
+    run: Run, root: Node, params: int | None, figures: Figures, varies: bool | None
+) -> Iterator[tuple[str, str]]:
     yield from _of_parameters([node.layer for node in root.walk()], params)
-    yield "MACs", _count(run, root.total, "macs", root.calls)
-    yield "FLOPs", _count(run, root.total, "flops", root.calls)
+    yield "MACs", _count(run, figures, "macs", root.calls, varies) or UNKNOWN
+    yield "FLOPs", _count(run, figures, "flops", root.calls, varies) or UNKNOWN
     for phase in (BACKWARD, RECOMPUTE):
         if phase in run.phases():
-            yield f"{phase.capitalize()} FLOPs", _count(run, run.tree(phase, number).total, "flops", root.calls)
-    yield from _of_time(run, root)
+            yield f"{phase.capitalize()} FLOPs", _count(run, figures, "flops", root.calls, varies, phase) or UNKNOWN
+    yield from _of_time(run, root, figures, varies)
     returned = _activations(run, root)
     yield "Activations", UNKNOWN if returned is None else format_memory(returned)
     peaks = ", ".join(f"{format_memory(size)} on {device}" for device, size in _peaks(run))
@@ -101,24 +142,25 @@ def _of_parameters(layers: Sequence[Layer], params: int | None) -> Iterator[tupl
     yield "Buffers", UNKNOWN if None in buffers else format_memory(sum(filter(None, buffers)))
 
 
-def _of_time(run: Run, root: Node) -> Iterator[tuple[str, str]]:
+def _of_time(run: Run, root: Node, figures: Figures, varies: bool | None) -> Iterator[tuple[str, str]]:
     on_device = "device_ns" in run.meta.requested
     spread = run.samples.get(SampleKey(run.layers.index(root.layer), FORWARD, run.meta.rank, "cpu", "cpu_ns"))
     latency = spread.median if spread is not None and not on_device else None
-    yield "Latency (median)", _known(latency, format_time)
+    over = " (over calls of different shapes)" if varies else ""
+    yield "Latency (median)", _known(latency, lambda ns: format_time(ns) + over)
     first = root.layer.input_shapes[0] if root.layer.input_shapes else ()
-    batch = first[0] if len(first) > 1 and first[0] > 0 else None
+    in_all_calls = root.calls <= 1 or root.layer.same_shapes or (root.layer.same_shapes is None and varies is False)
+    batch = first[0] if in_all_calls and len(first) > 1 and first[0] > 0 else None
     rate = batch / latency * 1e9 if batch is not None and latency else None
     yield (
         "Throughput",
         _known(rate, lambda per_s: f"{per_s:,.2f} samples/s ({batch}, the first size of the first input)"),
     )
-    ns = root.total.device_ns if on_device else root.total.cpu_ns
-    achieved = root.total.flops / ns * 1e9 if root.calls and ns > 0 and root.total.flops else None
-    bound = f"{AT_LEAST} " if root.total.uncounted else ""
-    yield "FLOP/s (mean)", _known(achieved, lambda per_s: bound + format_count(per_s))
+    measured = {"flops", "device_ns" if on_device else "cpu_ns"} <= set(run.meta.measured)
+    achieved = figures.rate(FORWARD, on_device, measured)
+    yield "FLOP/s (mean)", achieved.text(format_count) or UNKNOWN
     peak = _peak(run, root)
-    yield "Share of peak", bound + _share(achieved, peak) if achieved and peak else UNKNOWN
+    yield "Share of peak", (peak and achieved.text(lambda per_s: _share(per_s, peak))) or UNKNOWN
 
 
 def _activations(run: Run, root: Node) -> int | None:
@@ -159,19 +201,19 @@ def _known(value: float | None, text: Callable[[float], str]) -> str:
     return UNKNOWN if value is None else text(value)
 
 
-def _count(run: Run, cost: Cost, field: str, calls: int, called: bool = True) -> str:
-    """MACs or FLOPs for one forward call of the model."""
-    if field not in run.meta.measured or not called or not calls:
-        return UNKNOWN
-    value = getattr(cost, field)
-    if cost.uncounted:
-        return f"{AT_LEAST} {format_count(value / calls)}" if value else UNKNOWN
-    return format_count(value / calls)
+def _count(run: Run, figures: Figures, field: str, calls: int, varies: bool | None, phase: str = FORWARD) -> str:
+    """MACs or FLOPs for one forward call of the model; blank for layers that were not selected."""
+    value, bound = figures.measure(_COUNTED[field], phase, measured=field in run.meta.measured and calls > 0)
+    text = Figure(value / max(calls, 1), bound).text(format_count)
+    return f"mean {text}" if varies is not False and value and text not in ("", UNKNOWN) else text
 
 
-def _shapes(shapes: tuple[tuple[int, ...], ...]) -> str:
+def _shapes(shapes: tuple[tuple[int, ...], ...], vary: bool | None) -> str:
+    if not shapes:
+        return ""
     shown = [str(list(shape)).replace("-1", "?") for shape in shapes[:_SHAPES_SHOWN]]
-    return ", ".join([*shown, *(["…"] if len(shapes) > _SHAPES_SHOWN else [])])
+    text = ", ".join([*shown, *(["…"] if len(shapes) > _SHAPES_SHOWN else [])])
+    return text if vary is False else f"first {text}"
 
 
 _DTYPES = {"float": "float32", "double": "float64", "c10::Half": "float16", "c10::BFloat16": "bfloat16"}

@@ -6,15 +6,17 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torchprof.attribute import FORWARD, OUTSIDE, PHASES, Frame
-from torchprof.cost import format_time
+from torchprof.attribute import FORWARD, LAUNCH_NOT_RECORDED, OUTSIDE, PHASES, Frame
+from torchprof.cost import format_count, format_time
 from torchprof.doubts import about_sums, doubts_of
-from torchprof.event_names import ANY_STEP
+from torchprof.event_names import ANY_STEP, is_runtime_call
 from torchprof.reports import report
+from torchprof.reports.kernels import short_name
 from torchprof.reports.tree import check_number, draw, printable
-from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Run, range_in_words
+from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Run, is_left_over, range_in_words
 
 _USUAL_TYPE = "float32"
+_UNKNOWN_LAUNCH = Frame("label", LAUNCH_NOT_RECORDED)
 _NO_OPERATOR = {
     "cpu_ns": "(between ops): no operator ran; that is Python, what it calls besides torch, or waiting for a thread.",
     "device_ns": "(between ops): no operator launched it.",
@@ -39,7 +41,8 @@ class Where(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One kind of work at one place: an operator by itself, or ``(between ops)``: what no operator explains."""
+    """One kind of work at one place: an operator by itself, a kernel that nobody knows the launch of, or ``(between
+    ops)``: what no operator explains."""
 
     where: Where
     work: str
@@ -51,9 +54,10 @@ def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> str:
     operators, which is Python and what it calls.
 
     On the CPU 100 % is all time of operators and ranges, and the time in which nothing at all of that ran. Where a
-    device was measured, a table of its time stands first, and above it for how long it was idle. The type of a layer's
-    parameters is shown where it is not float32. A source line is the one at which a sampling thread saw Python most
-    often between the operators of that part (``torchprof run`` has such a thread), with how often that was.
+    device was measured, a table of its time stands first, and above it for how long it was idle. A run that only
+    counted has a table of its FLOPs. The type of a layer's parameters is shown where it is not float32. A source line
+    is the one at which a sampling thread saw Python most often between the operators of that part (``torchprof run``
+    has such a thread), with how often that was.
 
     ``limit``: so many parts, ``tablefmt``: any of tabulate's formats. Raises TorchprofError for a negative number and
     an unknown format.
@@ -76,11 +80,17 @@ def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> str:
             sections.append(_table(run, "device_ns", f"{device} time", limit, tablefmt))
     if "cpu_ns" in meta.measured:
         sections.append(_table(run, "cpu_ns", "CPU time", limit, tablefmt))
+    elif "flops" in meta.measured:
+        heading = "Counted FLOPs" if any(run.rows.columns["uncounted"]) else "FLOPs"
+        sections.append(_table(run, "flops", heading, limit, tablefmt))
+    else:
+        sections.append("Neither times nor FLOPs were measured.")
     doubts = [*about_sums(run), *doubts_of(run)]
     return "\n\n".join([*sections, *(["\n".join(doubts)] if doubts else [])])
 
 
 def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None) -> str:
+    show = format_count if field == "flops" else format_time
     parts = parts_of(run, field)
     whole = sum(parts.values())
     lines = source_lines(run)
@@ -95,7 +105,16 @@ def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None)
         if work == BETWEEN_OPS and seen:
             [(line, times)] = seen.most_common(1)
             work = f"{work}, at {line} ({times} of {sum(seen.values())} samples)"
-        table.append([f"{ns / whole:.1%}", format_time(ns), where.name(run), kind, PHASES[where.phase], work])
+        table.append(
+            [
+                f"{ns / whole:.1%}",
+                show(ns),
+                where.name(run),
+                kind,
+                PHASES[where.phase],
+                work,
+            ]
+        )
     notes = []
     if any(part.work == BETWEEN_OPS for part, _ in largest):
         notes.append(_NO_OPERATOR[field])
@@ -106,11 +125,15 @@ def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None)
 
 
 def parts_of(run: Run, field: str) -> Counter[Part]:
-    """What each part took, in ns: ``cpu_ns`` or ``device_ns``. Parts of nothing are left out."""
+    """What each part took of ``cpu_ns``, ``device_ns`` or ``flops``. Parts of nothing are left out, and what was
+    launched before the recording: it is no part of the work that was recorded."""
     columns = run.rows.columns
     chains = [(_label(frames), _work(frames)) for frames in run.rows.frames]
+    left_over = [*map(is_left_over, run.rows.frames)]
     parts: Counter[Part] = Counter()
     for layer, phase, chain, ns in zip(columns["layer"], columns["phase"], columns["frames"], columns[field]):
+        if left_over[chain]:
+            continue
         label, work = chains[chain]
         parts[Part(Where(layer, phase, label), work)] += ns
     if field == "cpu_ns":
@@ -128,10 +151,18 @@ def _label(frames: Sequence[Frame]) -> str:
 
 
 def _work(frames: Sequence[Frame]) -> str:
-    """What the time of a row is spent in: its innermost operator, or none."""
+    """What the time of a row is spent in: its innermost operator, or none; where no operator is known to have launched
+    a kernel, that. Kernels of a compiled graph that are one row of the table, as those of several layers, are one work
+    here, too."""
+    launcher = frames[-2] if len(frames) > 1 and frames[-1].kind == "kernel" else None
+    if launcher is not None and (
+        launcher == _UNKNOWN_LAUNCH or (launcher.kind == "op" and is_runtime_call(launcher.name))
+    ):
+        return short_name(frames[-1].name)
     inner = [frame for frame in frames if frame.kind != "kernel"]
-    if inner and inner[-1].kind in ("region", "kernels"):
-        return range_in_words(inner[-1].kind, inner[-1].name)
+    for frame in inner:
+        if frame.kind == "kernels" or (frame is inner[-1] and frame.kind in ("region", "gc")):
+            return range_in_words(frame.kind, frame.name)
     return inner[-1].name if inner and inner[-1].kind == "op" else BETWEEN_OPS
 
 

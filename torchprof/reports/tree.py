@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate, tabulate_formats
 
-from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, PHASES, RANGES
+from torchprof.attribute import FORWARD, LAUNCHED_BEFORE, NOT_SELECTED, OUTSIDE, RANGES
 from torchprof.compiled import is_overhead
-from torchprof.cost import MEASURES, Cost, Measure, Unit, as_key, format_count
-from torchprof.doubts import about_sums, doubts_of
+from torchprof.cost import AT_LEAST as AT_LEAST
+from torchprof.cost import MEASURES, Bound, Cost, Figure, Measure, Unit, as_key, format_count
+from torchprof.cost import UNKNOWN as UNKNOWN
+from torchprof.doubts import about_flops, about_sums, doubts_of
 from torchprof.errors import TorchprofError, suggest
+from torchprof.figures import Figures, figures_of_layers, measured_by_all
 from torchprof.reports import report
-from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Node, Op, Run, range_in_words
+from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Op, Run, range_in_words
 
 _Branch = TypeVar("_Branch")
 
 CALLS = "Number of Calls"
-UNKNOWN = "–"
-AT_LEAST = "≥"
 
 HOT = "◄"  # behind the names of the layers on the hottest path
 
@@ -63,6 +64,11 @@ class Column:
         """The column that tells which layers are the largest by themselves."""
         return self
 
+    @property
+    def with_below(self) -> Column:
+        """The column that tells which layers are the largest, those below them included."""
+        return self
+
     def is_called(self, name: str) -> bool:
         """Whether a user means this column: by its heading, or that in lower case with underscores."""
         return name in (self.heading, as_key(self.heading), self.key)
@@ -75,14 +81,22 @@ class Column:
         """What 100 % is, from all rows; None where a share of this column says nothing."""
         return None
 
+    def figure(self, figures: Figures) -> Figure:
+        """The figure of a row with how far it is known."""
+        raise NotImplementedError
+
+    def write(self, value: float) -> str:
+        """A figure as text, with its unit."""
+        return format_count(value)
+
     def share(self, figures: Figures, whole: float | None) -> float | None:
         """Which part of the whole the figure of a row is; None where it has no figure, or there is no whole."""
-        known = whole is not None and whole > 0 and self.text(figures, None) not in ("", UNKNOWN)
-        return self.of(figures) / whole if known and whole else None
+        known = whole is not None and whole > 0 and self.figure(figures).is_known
+        return self.of(figures) / whole if known and whole and not figures.left_over else None
 
     def text(self, figures: Figures, whole: float | None) -> str:
         """The cell; with its share of ``whole`` where that is given."""
-        raise NotImplementedError
+        return self.figure(figures).text(self.write)
 
 
 @dataclass(frozen=True)
@@ -97,27 +111,26 @@ class CostColumn(Column):
     def ranking(self) -> Column:
         return self if self.is_self else replace(self, is_self=True)
 
-    def _cost(self, figures: Figures) -> Cost:
-        return (figures.own if self.is_self else figures.total).get(self.phase, Cost())
+    @property
+    def with_below(self) -> Column:
+        return replace(self, is_self=False)
 
     def of(self, figures: Figures) -> float:
-        return self.measure.of(self._cost(figures))
+        return self.measure.of(figures.cost(self.phase, self.is_self))
 
     def whole(self, figures: Iterable[Figures]) -> float | None:
-        return sum(self.measure.of(row.own.get(self.phase, Cost())) for row in figures)
+        return sum(self.measure.of(row.cost(self.phase, is_self=True)) for row in figures if not row.left_over)
+
+    def figure(self, figures: Figures) -> Figure:
+        return figures.measure(self.measure, self.phase, self.is_self, self.measured)
+
+    def write(self, value: float) -> str:
+        return self.measure.text(value)
 
     def text(self, figures: Figures, whole: float | None) -> str:
-        if self.phase not in figures.total:
-            return ""
-        if not self.measured or figures.unknown or (figures.timeless and self.measure.fields[0][0] == "cpu_ns"):
-            return UNKNOWN
-        cost = self._cost(figures)
-        value = self.measure.of(cost)
-        text = self.measure.text(value)
-        fused = figures.fused_itself if self.is_self else figures.fused
-        if self.measure.is_lower_bound(cost) or (self.measure.unit is not Unit.BYTES and self.phase in fused):
-            return f"{AT_LEAST} {text}" if value else UNKNOWN
-        return f"{text} ({value / whole:.1%})" if whole and self.measure.unit is Unit.TIME else text
+        figure = self.figure(figures)
+        has_share = self.measure.unit is Unit.TIME and figure.bound is Bound.EXACT and not figures.left_over
+        return figure.text(self.write) + (f" ({figure.value / whole:.1%})" if whole and has_share else "")
 
 
 @dataclass(frozen=True)
@@ -127,22 +140,11 @@ class RateColumn(Column):
     phase: str = FORWARD
     on_device: bool = False
 
-    def _rate(self, cost: Cost) -> float | None:
-        ns = cost.device_ns if self.on_device else cost.cpu_ns
-        return cost.flops / ns * 1e9 if ns > 0 and (cost.flops or not cost.uncounted) else None
-
     def of(self, figures: Figures) -> float:
-        return self._rate(figures.total.get(self.phase, Cost())) or 0
+        return self.figure(figures).value
 
-    def text(self, figures: Figures, whole: float | None) -> str:
-        if self.phase not in figures.total:
-            return ""
-        cost = figures.total[self.phase]
-        is_known = self.measured and not (figures.unknown or figures.timeless or self.phase in figures.fused)
-        rate = self._rate(cost) if is_known else None
-        if rate is None:
-            return UNKNOWN
-        return f"{AT_LEAST} {format_count(rate)}" if cost.uncounted else format_count(rate)
+    def figure(self, figures: Figures) -> Figure:
+        return figures.rate(self.phase, self.on_device, self.measured)
 
 
 @dataclass(frozen=True)
@@ -156,8 +158,11 @@ class CallsColumn(Column):
     def of(self, figures: Figures) -> float:
         return figures.calls
 
-    def text(self, figures: Figures, whole: float | None) -> str:
-        return UNKNOWN if figures.inlined else "" if figures.calls < 0 else str(figures.calls)
+    def figure(self, figures: Figures) -> Figure:
+        return figures.number_of_calls()
+
+    def write(self, value: float) -> str:
+        return str(value)
 
 
 @dataclass(frozen=True)
@@ -170,39 +175,24 @@ class ParamsColumn(Column):
     def ranking(self) -> Column:
         return replace(self, is_self=True)
 
+    @property
+    def with_below(self) -> Column:
+        return replace(self, is_self=False)
+
     def of(self, figures: Figures) -> float:
         return (figures.own_params if self.is_self else figures.params) or 0
 
     def whole(self, figures: Iterable[Figures]) -> float | None:
         return sum(row.own_params or 0 for row in figures)
 
-    def text(self, figures: Figures, whole: float | None) -> str:
-        if not figures.total or not figures.has_params:
-            return ""
-        return UNKNOWN if figures.params is None else format_count(figures.params)
-
-
-@dataclass
-class Figures:
-    """What one row shows: self and total by phase (no entry: blank), calls (-1: blank) and parameters."""
-
-    own: dict[str, Cost] = field(default_factory=dict)
-    total: dict[str, Cost] = field(default_factory=dict)
-    calls: int = -1
-    params: int | None = None  # None: nobody knows, as of a lazy layer that has not made them yet
-    own_params: int | None = None
-    has_params: bool = False  # whether parameters are a thing that this row could have
-    unknown: bool = False  # never called: what it would have cost, nobody knows
-    inlined: bool = False  # never called, but compiled into what is around it, where it may have run
-    fused: Set[str] = frozenset()  # the phases in which it, or one below it, also had a part in kernels of several
-    fused_itself: Set[str] = frozenset()  # those in which it had that itself
-    timeless: bool = False  # outside of all layers, between ops: no range tells how long that was on the CPU
+    def figure(self, figures: Figures) -> Figure:
+        return figures.parameters()
 
 
 @dataclass
 class Entry:
     """A row of the table with the rows below it. ``is_layer`` is False for operators and for work of no layer, ``hot``
-    is True for layers on the hottest path."""
+    is True for layers on the hottest path; ``path`` is a layer's."""
 
     name: str
     figures: Figures
@@ -211,6 +201,7 @@ class Entry:
     is_layer: bool = True
     shown: bool = True
     hot: bool = False
+    path: tuple[str, ...] = ()
 
 
 class Table(NamedTuple):
@@ -236,6 +227,7 @@ def columns_of(run: Run, show_events: bool = False) -> list[Column]:
     meta = run.meta
     device = (meta.device or "device").upper()
     with_flops = "flops" in meta.requested
+    of_all = measured_by_all(run)
     columns: list[Column] = []
     for phase in run.phases():
         lead = "" if phase == FORWARD else phase.capitalize() + " "
@@ -246,13 +238,13 @@ def columns_of(run: Run, show_events: bool = False) -> list[Column]:
             if not names <= set(meta.requested):
                 continue
             heading = measure.heading.format(device=device)
-            measured = names <= set(meta.measured)
+            measured = names <= of_all
             if measure.unit is not Unit.COUNT and (phase == FORWARD or show_events):
                 columns.append(CostColumn(f"{lead}Self {heading}", measured, phase, measure, True))
             columns.append(CostColumn(f"{lead}{heading}", measured, phase, measure))
         if with_flops and "cpu_ns" in meta.requested:
             on_device = "device_ns" in meta.requested
-            measured = not on_device or "device_ns" in meta.measured
+            measured = {"flops", "device_ns" if on_device else "cpu_ns"} <= of_all
             columns.append(RateColumn(f"{lead}FLOP/s", measured, phase, on_device))
         if phase == FORWARD:
             columns.append(CallsColumn(CALLS))
@@ -280,8 +272,9 @@ def tree(
     so. ``depth`` hides the layers below that depth (0: the model alone); totals stay. ``sort_by`` orders siblings by a
     column, largest first: its heading, or that in lower case with underscores (``self_cpu_total``; also ``calls``).
     ``top`` shows only so many layers, the largest by self of that column (of CPU time where there is none, else of
-    FLOPs), with those above them. ``percent`` writes beside each time its share of all that was recorded in that phase.
-    ``tablefmt`` is any of tabulate's formats. Under the table stand the run's doubts.
+    FLOPs), with those above them; with ``depth``, the deepest shown count with all that is hidden below them.
+    ``percent`` writes beside each time its share of all that was recorded in that phase. ``tablefmt`` is any of
+    tabulate's formats. Under the table stand the run's doubts.
 
     ``hot`` orders siblings by their total of one column, so that the hottest path comes first, and marks that path:
     from the largest model down into the largest layer each time, until one has more itself than any layer below it.
@@ -326,7 +319,7 @@ def table_of(
     check_number("top", top, "rows")
     columns = columns_of(run, show_events)
     sorting = column_called(sort_by, columns) if sort_by is not None else None
-    lines = _lines(run, show_events)
+    lines = entries_of(run, show_events)
     figures = [line.figures for line in _all(lines)]
     notes = []
     if hot:
@@ -339,7 +332,7 @@ def table_of(
     largest_by = sorting or _usual(columns)
     if top is not None:
         keep_top(lines, largest_by, top, depth)
-        notes.append(what_is_hidden(lines, largest_by, top))
+        notes.append(what_is_hidden(lines, largest_by, top, depth))
 
     def below(line: Entry, level: int) -> list[Entry]:
         deeper = depth is None or level < depth
@@ -348,7 +341,7 @@ def table_of(
     rows = [*branches([line for line in lines if line.shown], attrgetter("name"), below)]
     if any(frame.kind == "label" for within in run.rows.within for around in within for frame in around.frames):
         notes.append("The total of a label holds the layers called in it, which have rows of their own, too.")
-    notes += [*about_sums(run), *map(printable, doubts_of(run))]
+    notes += [*about_flops(run), *about_sums(run), *map(printable, doubts_of(run))]
     return Table(columns, rows, {column: column.whole(figures) for column in columns}, notes)
 
 
@@ -413,7 +406,7 @@ def _path_column(columns: Sequence[Column], figures: Sequence[Figures], asked: C
                 return column
         raise TorchprofError(
             f"{asked.heading!r} has no total that a hottest path could follow. Sort by one of "
-            f"{', '.join(column.key for column in totals)}, or leave sort_by out."
+            f"{', '.join(column.key for column in totals)}, or by nothing."
         )
     here = [column for column in totals if column.phase == FORWARD and column.measured]
     times = [column for column in here if column.measure.unit is Unit.TIME]
@@ -434,72 +427,32 @@ def mark_path(lines: Sequence[Entry], column: Column) -> None:
         left, lines = max(0, by_self(hottest.figures)), hottest.children
 
 
-def _lines(run: Run, show_events: bool) -> list[Entry]:
-    phases = run.phases()
+def entries_of(run: Run, show_events: bool = False, phases: Sequence[str] | None = None) -> list[Entry]:
+    """The rows of the models and of work of no layer, each with those below it. ``phases``: those that have figures,
+    None for those of the run."""
+    phases = run.phases() if phases is None else phases
     chains = [*run.rows.frames, *(around.frames for within in run.rows.within for around in within)]
     has_ranges = any(frame.kind in RANGES for frames in chains for frame in frames)
     ops = {phase: run.ops(phase) if show_events or has_ranges else {} for phase in phases}
     index = {layer.path: number for number, layer in enumerate(run.layers)}
-    params = run.total_params()
-    selected = None if run.meta.paths is None else set(run.meta.paths)
-    fused = fused_phases(run)
-    lines = []
-    for root in range(len(run.roots)):
-        lines_of: dict[tuple[str, ...], Entry] = {}
-        for nodes in zip(*(run.tree(phase, root).walk() for phase in phases)):
-            layer = nodes[0].layer
-            blank = selected is not None and layer.path not in selected
-            line = Entry(printable(layer.path[-1]), Figures() if blank else _figures(phases, nodes, params[layer.path]))
-            line.figures.fused, line.figures.fused_itself = fused.get(layer.path, (frozenset(), frozenset()))
-            line.ops = (
-                [] if blank else _op_lines({phase: ops[phase].get(index[layer.path], []) for phase in ops}, show_events)
-            )
-            lines_of[layer.path] = line
-            if len(layer.path) == 1:
-                lines.append(line)
-            else:
-                lines_of[layer.path[:-1]].children.append(line)
+    lines: list[Entry] = []
+    lines_of: dict[tuple[str, ...], Entry] = {}
+    for path, figures in figures_of_layers(run, phases).items():
+        line = lines_of[path] = Entry(printable(path[-1]), figures, path=path)
+        if figures.total:
+            line.ops = _op_lines({phase: ops[phase].get(index[path], []) for phase in ops}, show_events)
+        (lines if len(path) == 1 else lines_of[path[:-1]].children).append(line)
     for name, key in ((NOT_SELECTED_NAME, NOT_SELECTED), (OUTSIDE_NAME, OUTSIDE)):
         costs = {phase: run.no_layer(phase, selected=key == OUTSIDE) for phase in phases}
         if any(costs.values()):
             line = Entry(name, Figures(costs, costs), is_layer=False)
-            line.ops = _op_lines({phase: ops[phase].get(key, []) for phase in ops}, show_events, key == OUTSIDE)
+            found = {phase: [op for op in ops[phase].get(key, []) if op.name != LAUNCHED_BEFORE] for phase in ops}
+            line.ops = _op_lines(found, show_events, key == OUTSIDE)
             lines.append(line)
+    if run.left_over:
+        costs = {FORWARD: run.left_over}
+        lines.append(Entry(LAUNCHED_BEFORE, Figures(costs, costs, left_over=True), is_layer=False))
     return lines
-
-
-def fused_phases(run: Run) -> dict[tuple[str, ...], tuple[Set[str], Set[str]]]:
-    """The phases in which the total of a layer, and those in which its self, is not all that it took, by path: where a
-    kernel worked for several layers at once, and counts for one above them."""
-    columns = run.rows.columns
-    of_kernels = [any(frame.kind == "kernels" for frame in chain) for chain in run.rows.frames]
-    found: dict[tuple[str, ...], tuple[set[str], set[str]]] = {}
-    for key in set(zip(*(columns[name] for name in ("layer", "phase", "shared", "frames")))):
-        layer, phase, shared, chain = key
-        if of_kernels[chain]:
-            above = len(run.layers[layer].path) if layer >= 0 else 0
-            for one in run.rows.shared[shared]:
-                path = run.layers[one].path
-                for steps in range(above + 1, len(path) + 1):
-                    totals, selves = found.setdefault(path[:steps], (set(), set()))
-                    totals.add(PHASES[phase])
-                    if steps == len(path):
-                        selves.add(PHASES[phase])
-    return dict(found)
-
-
-def _figures(phases: Sequence[str], nodes: Sequence[Node], params: int | None) -> Figures:
-    called = any(node.calls or node.total for node in nodes)
-    return Figures(
-        {phase: node.self for phase, node in zip(phases, nodes)},
-        {phase: node.total for phase, node in zip(phases, nodes)},
-        nodes[0].calls,
-        params,
-        nodes[0].layer.params,
-        has_params=True,
-        unknown=not called,
-        inlined=nodes[0].layer.compiled and not nodes[0].calls,
-    )
 
 
 def _op_lines(ops: dict[str, list[Op]], show_events: bool, in_no_layer: bool = False) -> list[Entry]:
@@ -569,27 +522,33 @@ def _layers(lines: Sequence[Entry]) -> Iterator[tuple[Entry, Entry | None, int]]
 
 
 def keep_top(lines: Sequence[Entry], column: Column, top: int, depth: int | None) -> None:
-    """Show only the layers with the largest self of a column, down to a depth, and those above them."""
-    by_self = column.ranking
+    """Show only the layers with the largest self of a column, down to a depth, and those above them.
+
+    At that depth a layer stands for all below it, which is hidden: its total counts.
+    """
+    by_self, by_total = column.ranking.of, column.with_below.of
     seen = []
     for line, above, level in _layers(lines):
         line.shown = False
         if depth is None or level <= depth:
-            seen.append((line, above))
-    known = [line for line, _ in seen if line.figures.total and not line.figures.unknown]
-    kept = {id(line) for line in sorted(known, key=lambda line: -by_self.of(line.figures))[:top]}
-    for line, above in reversed(seen):
+            size = by_total if level == depth and line.children else by_self
+            seen.append((line, above, size(line.figures)))
+    known = [(size, line) for line, _, size in seen if line.figures.total and not line.figures.unknown]
+    kept = {id(line) for _, line in sorted(known, key=lambda one: -one[0])[:top]}
+    for line, above, _ in reversed(seen):
         line.shown = id(line) in kept
         if line.shown and above is not None:
             kept.add(id(above))
 
 
-def what_is_hidden(lines: Sequence[Entry], column: Column, top: int) -> str:
-    """How many layers ``top`` hides, and what the others are."""
+def what_is_hidden(lines: Sequence[Entry], column: Column, top: int, depth: int | None) -> str:
+    """How many layers ``top`` and ``depth`` hide, and what the others are."""
     hidden = sum(not line.shown for line, _, _ in _layers(lines))
     rows = "1 row is" if hidden == 1 else f"{hidden} rows are"
     which = "is the largest" if top == 1 else f"are the {top} largest"
     by = column.heading if column.ranking == column else f"self of {column.heading}"
+    if any(level == depth and line.children for line, _, level in _layers(lines)):
+        by += f", at depth {depth} with all below"
     return f"{rows} hidden: shown {which} by {by}, with the layers above."
 
 

@@ -3,6 +3,20 @@
 const UNKNOWN = "–";
 const AT_LEAST = "≥ ";
 
+// How far a figure is known, as torchprof/cost.py numbers it; of a table, there may be no such row, too.
+const BOUND = { EXACT: 0, AT_LEAST: 1, UNKNOWN: 2, BLANK: 3, NO_ROW: 4 };
+
+// How far a sum is known that lacks something, or does not.
+function boundOfSum(value, isComplete) {
+  return isComplete ? BOUND.EXACT : value ? BOUND.AT_LEAST : BOUND.UNKNOWN;
+}
+
+// A figure as a cell: { value, bound }, with its unit.
+function formatFigure({ value, bound }, unit) {
+  if (bound >= BOUND.BLANK) return "";
+  return bound === BOUND.UNKNOWN ? UNKNOWN : (bound === BOUND.AT_LEAST ? AT_LEAST : "") + FORMATS[unit](value);
+}
+
 function fixed(value, digits) {
   // Python rounds a tie to the even digit, toFixed away from zero. Only a multiple of 2^-(digits + 1) can be a tie.
   if (Math.abs(value * 2 ** (digits + 1)) % 2 === 1) {

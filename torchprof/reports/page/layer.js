@@ -30,8 +30,9 @@ class LayerPanel {
     const own = layers.params[node];
     const text = params === null ? UNKNOWN : formatCount(params) + (own !== null && own !== params ? `, ${formatCount(own)} its own` : "");
     facts.push(["parameters", layers.dtypes[node] ? `${text} (${layers.dtypes[node]})` : text]);
-    if (layers.inputs[node].length) facts.push(["input", formatShapes(layers.inputs[node])]);
-    if (layers.outputs[node].length) facts.push(["output", formatShapes(layers.outputs[node])]);
+    const ofCall = layers.shapesVary[node] ? ", first call" : "";
+    if (layers.inputs[node].length) facts.push([`input${ofCall}`, formatShapes(layers.inputs[node])]);
+    if (layers.outputs[node].length) facts.push([`output${ofCall}`, formatShapes(layers.outputs[node])]);
     facts.push(["mode", layers.training[node] === null ? UNKNOWN : layers.training[node] ? "training" : "evaluation"]);
     if (layers.sharedWith[node].length) facts.push(["also at", layers.sharedWith[node].join(", ")]);
     return [element("dl", { class: "facts" }, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]))];
@@ -49,7 +50,7 @@ class LayerPanel {
     // A line for each measure: what forward took, in all and itself, then the same of the other phases.
     const lines = new Map();
     for (const column of columns) {
-      if (column.kind === "params" || run.text(column, node, source) === "") continue;
+      if (column.where === "line" || column.kind === "params" || run.text(column, node, source) === "") continue;
       const lead = column.phase > 0 ? `${capitalized(allPhases[column.phase])} ` : "";
       const title = column.heading.slice(lead.length).replace(/^Self /, "").replace(/ total$/, " time");
       if (!lines.has(title)) lines.set(title, new Map());
@@ -174,7 +175,8 @@ class LayerPanel {
     const { run } = this;
     const { sources } = run.told;
     if (sources.length < 2 || !measure) return [];
-    const rows = sources.map(({ name }, source) => ({ name, value: run.isMeasured([measure.field], source) && !run.unknown(source)[node] ? run.totalIn(measure.field, phases, source)[node] : null }));
+    const rows = sources.map(({ name }, source) => ({ name, figure: run.sum(measure.field, phases, source, node) }));
+    for (const row of rows) row.value = row.figure.bound < BOUND.UNKNOWN ? row.figure.value : null;
     const known = rows.map((row) => row.value).filter((value) => value !== null).sort((one, other) => one - other);
     if (!known.length) return [];
     const format = FORMATS[measure.unit];
@@ -183,7 +185,7 @@ class LayerPanel {
     const median = (known[Math.floor(middle)] + known[Math.ceil(middle)]) / 2;
     const columns = [
       { heading: run.told.areRanks ? "Rank" : "Run", isText: true, value: (row) => row.name, text: (row) => row.name },
-      { heading: measure.heading, value: (row) => row.value, text: (row) => (row.value === null ? UNKNOWN : format(row.value)), share: (row) => row.value / most },
+      { heading: measure.heading, value: (row) => row.value, text: (row) => formatFigure(row.figure, measure.unit), share: (row) => row.value / most },
     ];
     const text = `${format(known[0])} to ${format(most)}, median ${format(Math.round(median))}`;
     return [element("h3", {}, run.told.areRanks ? "Over the ranks" : "In each run"), element("p", { class: "calls" }, text), sheet(columns, rows, { shown: 16 })];
@@ -195,7 +197,7 @@ const CHANGES = ["before", "after", "difference", "ratio", "verdict"];
 // A column of the table of layers that tells one part of how a quantity changed.
 function changeColumn({ key, heading, unit }, part) {
   const units = { ratio: "ratio", verdict: "verdict" };
-  return { kind: "change", of: key, part, key: `${key} ${part}`, heading: `${heading}, ${part}`, unit: units[part] || unit, doubt: null };
+  return { kind: "change", of: key, part, key: `${key} ${part}`, heading: `${heading}, ${part}`, unit: units[part] || unit };
 }
 
 function capitalized(text) {
@@ -206,7 +208,7 @@ function capitalized(text) {
 function rangeInWords({ kind, name }) {
   if (kind === "label") return `${name} (label)`;
   if (kind === "region" && name !== "compiling") return `(region ${name})`;
-  return kind === "region" || kind === "kernels" ? `(${name})` : name;
+  return ["region", "kernels", "gc"].includes(kind) ? `(${name})` : name;
 }
 
 // A table of operators with columns for some measures, sorted by one of them.
@@ -219,15 +221,14 @@ function operatorSheet(run, rows, measures, measure, source, shown) {
   for (const { heading, field, unit, doubt } of measures) {
     const whole = rows.reduce((sum, row) => sum + Math.max(row.own[field] || 0, 0), 0);
     const isKnown = run.isMeasured([field], source);
-    const text = (sums) => {
+    const text = (row, sums) => {
       const value = sums[field] || 0;
-      const doubtful = doubt !== null && sums[doubt] > 0;
-      if (!isKnown || (doubtful && !value)) return UNKNOWN;
-      return (doubtful ? AT_LEAST : "") + FORMATS[unit](value);
+      if (unit === "count" && row.isPart && !value) return ""; // it is in the figure of the operator around it
+      return formatFigure({ value, bound: isKnown ? boundOfSum(value, doubt === null || !sums[doubt]) : BOUND.UNKNOWN }, unit);
     };
     if (measure && field === measure.field) sortedBy = columns.length;
-    columns.push({ heading: `Self ${heading}`, value: (row) => row.own[field] || 0, text: (row) => text(row.own), share: (row) => (row.own[field] || 0) / whole });
-    if (unit === "ns") columns.push({ heading, value: (row) => row.total[field] || 0, text: (row) => text(row.total) });
+    columns.push({ heading: `Self ${heading}`, value: (row) => row.own[field] || 0, text: (row) => text(row, row.own), share: (row) => (row.own[field] || 0) / whole });
+    if (unit === "ns") columns.push({ heading, value: (row) => row.total[field] || 0, text: (row) => text(row, row.total) });
   }
   return sheet(columns, rows, { sortedBy, shown });
 }

@@ -29,8 +29,9 @@ function memorySection(run, memory, onlayer) {
   return element("div", { class: "memory" }, ...parts);
 }
 
-// What was alive, by kind, stacked: at the highest moment of each of many equal stretches of time. What was there at
-// the start and has been freed since lifts the stack off from below 0: its upper edge is what memory rose to.
+// What was alive, by kind, stacked, in steps: each level stays until the next. Of each of many equal stretches of time
+// the highest moment and the last level are drawn. What was there at the start and has been freed since lifts the stack
+// off from below 0: its upper edge is what memory rose to.
 function memoryChart({ course, peakBytes, peakNs }, kinds) {
   const [width, height, left, below] = [900, 220, 70, 20];
   const { timesNs, heights, lastNs } = course;
@@ -47,10 +48,13 @@ function memoryChart({ course, peakBytes, peakNs }, kinds) {
     svg.append(drawing("line", { x1: left, x2: width, y1: y(nbytes), y2: y(nbytes), class: "grid" }));
     svg.append(drawing("text", { x: left - 6, y: y(nbytes) + 4, "text-anchor": "end" }, formatBytes(nbytes)));
   }
+  // The ends of each step, which is a pixel wide at least: a peak may be gone in no time.
+  const edge = (level) => timesNs.flatMap((ns, at) => {
+    const [from, to] = [x(ns), x(at + 1 < timesNs.length ? timesNs[at + 1] : lastNs)];
+    return [from, Math.max(to, from + 1)].map((end) => `${end.toFixed(1)},${y(stacks[at][level]).toFixed(1)}`);
+  });
   used.forEach((kind, level) => {
-    const upper = timesNs.map((ns, at) => `${x(ns).toFixed(1)},${y(stacks[at][level + 1]).toFixed(1)}`);
-    const lower = timesNs.map((ns, at) => `${x(ns).toFixed(1)},${y(stacks[at][level]).toFixed(1)}`).reverse();
-    svg.append(drawing("polygon", { points: [...upper, ...lower].join(" "), class: `kind-${kind}` }));
+    svg.append(drawing("polygon", { points: [...edge(level + 1), ...edge(level).reverse()].join(" "), class: `kind-${kind}` }));
   });
   const at = x(Math.min(peakNs, lastNs));
   svg.append(drawing("line", { x1: at, x2: at, y1: 4, y2: height - below, class: "peak" }));

@@ -21,7 +21,7 @@ class Page {
 
   #nothingOutside() {
     const { run } = this;
-    return run.unknown(-1)[run.outside] && run.unknown(-1)[run.notSelected];
+    return told.sources.every((_, source) => !run.exists(run.outside, source) && !run.exists(run.notSelected, source));
   }
 
   get phases() {
@@ -173,7 +173,8 @@ class Page {
     const text = this.search.toLowerCase();
     if (!text) return null;
     const { run } = this;
-    return (node) => run.isLayer(node) && (run.path(node).toLowerCase().includes(text) || run.kind(node, this.source).toLowerCase().includes(text));
+    const isIn = (name) => name.toLowerCase().includes(text);
+    return (node) => (run.isRange(node) ? isIn(run.name(node)) : run.isLayer(node) && (isIn(run.path(node)) || isIn(run.kind(node, this.source))));
   }
 
   #find() {
@@ -208,7 +209,7 @@ class Page {
     const { run, phases, source, measure, isMatch } = this;
     this.#drawControls();
     this.#drawFound();
-    const own = measure ? run.ownIn(measure.field, phases, source) : new Float64Array(run.count + 3);
+    const own = measure ? run.ownIn(measure.field, phases, source) : new Float64Array(run.count + 4);
     const widths = measure ? run.totalIn(measure.field, phases, source) : own;
     this.icicle.draw({ root: this.root, selected: this.selected, widths, own, showOwn: this.showOwn, isMatch, change: this.change });
     this.table.draw({ columns: this.columns, source, selected: this.selected, isMatch });
@@ -222,7 +223,7 @@ class Page {
 
   // The columns of the table of layers: those of the terminal, or how the chosen measure changed.
   get columns() {
-    if (!told.comparison) return told.columns.filter((column) => column.inTree);
+    if (!told.comparison) return told.columns.filter((column) => column.where === "tree");
     const chosen = `${this.phases} ${this.measure && this.measure.field}`;
     if (this.chosen !== chosen) {
       this.chosen = chosen;
@@ -289,16 +290,13 @@ class Page {
     const shown = node < 0 ? this.selected : node;
     if (!measure) return;
     const totals = run.totalIn(measure.field, this.phases, this.source);
-    const own = run.ownIn(measure.field, this.phases, this.source)[shown];
-    if (run.isLayer(shown) && run.take(this.source).selected[shown] === false) {
+    const [total, own] = [false, true].map((isSelf) => run.sum(measure.field, this.phases, this.source, shown, isSelf));
+    if (total.bound === BOUND.BLANK) {
       this.status.textContent = `${run.path(shown)}: not selected`;
       return;
     }
-    const isKnown = run.isMeasured([measure.field], this.source) && !(run.isLayer(shown) && run.unknown(this.source)[shown]);
-    const least = measure.doubt && run.totalIn(measure.doubt, this.phases, this.source)[shown] > 0 ? AT_LEAST : "";
     const share = totals[run.all] > 0 ? `, ${formatShare(totals[shown] / totals[run.all])} of all` : "";
-    const format = FORMATS[measure.unit];
-    const text = isKnown && !(least && !totals[shown]) ? `${least}${format(totals[shown])}${share}, ${format(own)} itself` : UNKNOWN;
+    const text = formatFigure(total, measure.unit) + (total.bound === BOUND.UNKNOWN ? "" : `${share}, ${formatFigure(own, measure.unit)} itself`);
     this.status.textContent = `${run.path(shown)}: ${measure.heading} ${text}`;
   }
 

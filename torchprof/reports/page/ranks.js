@@ -11,7 +11,7 @@ function whatRanksAre({ ranks, sources }) {
 }
 
 function ranksSummary({ ranks, lines, sentences, unit }) {
-  const rows = lines.map(([work, slowest, waiting, waitsLonger, last, steps], at) => ({ rank: ranks[at], work, slowest, waiting, waitsLonger, last, steps }));
+  const rows = lines.map(([work, slowest, waiting, waitsLonger, last, steps, typical], at) => ({ rank: ranks[at], work, slowest, waiting, waitsLonger, last, steps, typical }));
   const most = (name) => Math.max(...rows.map((row) => row[name] ?? 0));
   const time = (ns) => (ns === null ? UNKNOWN : formatTime(ns));
   const times = (found) => (found === null ? UNKNOWN : `${found[0]} of ${found[1]}`);
@@ -22,6 +22,7 @@ function ranksSummary({ ranks, lines, sentences, unit }) {
     { heading: `Own work${unit}`, value: (row) => row.work, text: (row) => time(row.work), share: (row) => row.work / most("work") },
     often("Slowest", "slowest"),
   ];
+  if (rows.some((row) => row.steps > 1)) columns.splice(3, 0, { heading: "Median", value: (row) => row.typical, text: (row) => time(row.typical) });
   if (rows.some((row) => row.waiting !== null || row.waitsLonger)) {
     const text = (row) => (row.waiting !== null && row.waitsLonger ? AT_LEAST : "") + time(row.waiting);
     columns.push({ heading: `Waiting${unit}`, value: (row) => row.waiting, text, share: (row) => row.waiting / most("waiting") }, often("Last to come", "last"));

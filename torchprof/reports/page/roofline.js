@@ -4,12 +4,13 @@ function rooflineSection(run, source, onlayer) {
   const { traffic } = run.take(source);
   const time = run.isMeasured(["device_ns"], source) ? "device_ns" : "cpu_ns";
   if (!run.isMeasured(["flops", time], source)) return null;
-  const [flops, ns, uncounted] = ["flops", time, "uncounted"].map((field) => run.total(field, 0, source));
+  const [flops, ns] = ["flops", time].map((field) => run.total(field, 0, source));
+  const isExact = (node) => ["flops", time].every((field) => run.sum(field, [0], source, node).bound === BOUND.EXACT);
   const calls = run.calls(0, source);
   const points = [];
   for (let node = 0; node < run.count; node++) {
     const bytes = traffic[node];
-    if (run.children[node].length || !bytes || !calls[node] || !(flops[node] > 0) || !(ns[node] > 0) || uncounted[node]) continue;
+    if (run.children[node].length || !bytes || !calls[node] || !(flops[node] > 0) || !(ns[node] > 0) || !isExact(node)) continue;
     points.push({ node, perByte: flops[node] / calls[node] / bytes, perSecond: (flops[node] / ns[node]) * 1e9, ns: ns[node] });
   }
   if (!points.length) return null;

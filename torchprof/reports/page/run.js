@@ -1,4 +1,5 @@
-// The run: rows as columns, and every sum over them. The page knows no other figures.
+// The run: rows as columns, and every sum over them. How far a figure is known, and the rows of labels and of compiled
+// regions, come from torchprof/reports/page_cells.py, with the terminal's own table.
 
 class Run {
   constructor(told) {
@@ -7,12 +8,13 @@ class Run {
     this.count = count;
     this.outside = count;
     this.notSelected = count + 1;
-    this.all = count + 2;
-    this.parent = Int32Array.from([...told.layers.parent.map((at) => (at < 0 ? this.all : at)), this.all, this.all, -1]);
-    this.children = Array.from({ length: count + 3 }, () => []);
+    this.before = count + 2; // launched before the recording: no part of everything
+    this.all = count + 3;
+    this.parent = Int32Array.from([...told.layers.parent.map((at) => (at < 0 ? this.all : at)), this.all, this.all, -1, -1]);
+    this.children = Array.from({ length: count + 4 }, () => []);
     for (let node = 0; node < count + 2; node++) this.children[this.parent[node]].push(node);
-    this.end = new Int32Array(count + 3); // of the nodes below, which follow a node
-    this.depth = new Int32Array(count + 3);
+    this.end = new Int32Array(count + 4); // of the nodes below, which follow a node
+    this.depth = new Int32Array(count + 4);
     for (let node = count - 1; node >= 0; node--) {
       this.end[node] = Math.max(this.end[node], node + 1);
       const above = this.parent[node];
@@ -23,9 +25,10 @@ class Run {
     }
     this.end[this.outside] = this.outside + 1;
     this.end[this.notSelected] = this.notSelected + 1;
-    this.end[this.all] = this.all;
+    this.end[this.before] = this.before + 1;
+    this.end[this.all] = this.before;
     this.size = told.rows.node.length;
-    this.zeros = new Float64Array(Math.max(this.size, count + 3));
+    this.zeros = new Float64Array(Math.max(this.size, count + 4));
     this.columns = {};
     for (const [name, values] of Object.entries(told.rows)) this.columns[name] = Float64Array.from(values);
     if (told.comparison && told.comparison.of) this.#scale(told.comparison.scale);
@@ -33,6 +36,15 @@ class Run {
     this.#readChains();
     this.params = told.takes.map((take) => this.#totalParams(take));
     this.cache = new Map();
+    told.columns.forEach((column, number) => { column.number = number; });
+    // Of two runs that are compared, layers are, not what ran in them.
+    this.ranges = told.comparison ? [] : told.ranges.name;
+    this.nodes = this.all + 1 + this.ranges.length;
+    this.rangesOf = new Map();
+    this.ranges.forEach((_, at) => {
+      const above = told.ranges.parent[at];
+      this.rangesOf.set(above, [...(this.rangesOf.get(above) || []), this.all + 1 + at]);
+    });
   }
 
   column(name) {
@@ -42,7 +54,7 @@ class Run {
   // Where runs of different length are compared, all figures are for one call of the model, or for one step.
   #scale(scale) {
     const sources = this.column("source");
-    for (const name of ["calls", ...this.told.fields]) {
+    for (const name of ["calls", "parts", ...this.told.fields]) {
       if (this.columns[name]) this.columns[name] = this.columns[name].map((value, at) => value * scale[sources[at]]);
     }
   }
@@ -50,9 +62,9 @@ class Run {
   // Rows in the order of their nodes, so that those of a layer and all below it stand together.
   #sort() {
     const nodes = this.column("node");
-    this.first = new Int32Array(this.count + 4);
+    this.first = new Int32Array(this.count + 5);
     for (let at = 0; at < this.size; at++) this.first[nodes[at] + 1]++;
-    for (let node = 0; node < this.count + 3; node++) this.first[node + 1] += this.first[node];
+    for (let node = 0; node < this.count + 4; node++) this.first[node + 1] += this.first[node];
     const next = this.first.slice();
     this.sorted = new Int32Array(this.size);
     for (let at = 0; at < this.size; at++) this.sorted[next[nodes[at]]++] = at;
@@ -97,11 +109,31 @@ class Run {
     return node < this.count;
   }
 
+  isRange(node) {
+    return node > this.all;
+  }
+
+  // The layer, or what is none, that a label, a region or a part of it stands in; any other node itself.
+  layerOf(node) {
+    let at = node;
+    while (this.isRange(at)) at = this.parentOf(at);
+    return at;
+  }
+
+  // What stands below a node in the table: first what ran in it, then the layers.
+  below(node, source) {
+    const ranges = this.rangesOf.get(node);
+    const children = this.isRange(node) ? [] : this.children[node];
+    return ranges ? [...ranges.filter((one) => this.exists(one, source)), ...children] : children;
+  }
+
   name(node) {
+    if (this.isRange(node)) return this.ranges[node - this.all - 1];
     return node < this.count ? this.told.layers.name[node] : node === this.all ? "everything" : this.told.names[node - this.count];
   }
 
   path(node) {
+    if (this.isRange(node)) return `${this.path(this.parentOf(node))}, ${this.name(node)}`;
     const names = [];
     for (let at = node; at >= 0 && at !== this.all; at = this.parent[at]) names.push(this.name(at));
     return names.reverse().join(".") || this.name(node);
@@ -110,8 +142,17 @@ class Run {
   // The nodes from the top down to one.
   above(node) {
     const way = [];
-    for (let at = node; at >= 0; at = this.parent[at]) way.push(at);
+    for (let at = node; at >= 0; at = this.parentOf(at)) way.push(at);
     return way.reverse();
+  }
+
+  parentOf(node) {
+    return this.isRange(node) ? this.told.ranges.parent[node - this.all - 1] : this.parent[node];
+  }
+
+  // At which level of the table a node stands.
+  depthOf(node) {
+    return this.isRange(node) ? this.depthOf(this.parentOf(node)) + 1 : this.depth[node];
   }
 
   #cached(key, make) {
@@ -122,7 +163,7 @@ class Run {
   // What each node took itself of a field of Cost, in a phase and a source (-1: all sources).
   own(field, phase, source) {
     return this.#cached(`own ${field} ${phase} ${source}`, () => {
-      const sums = new Float64Array(this.count + 3);
+      const sums = new Float64Array(this.count + 4);
       if (!this.columns[field]) return sums;
       const [nodes, values, phases, sources] = ["node", field, "phase", "source"].map((name) => this.column(name));
       for (let at = 0; at < this.size; at++) {
@@ -154,7 +195,7 @@ class Run {
   #summed(what, field, phases, source) {
     if (phases.length === 1) return this[what](field, phases[0], source);
     return this.#cached(`${what} ${field} ${phases} ${source}`, () => {
-      const sums = new Float64Array(this.count + 3);
+      const sums = new Float64Array(this.count + 4);
       for (const phase of phases) this[what](field, phase, source).forEach((value, node) => (sums[node] += value));
       return sums;
     });
@@ -162,7 +203,7 @@ class Run {
 
   calls(phase, source) {
     return this.#cached(`calls ${phase} ${source}`, () => {
-      const sums = new Float64Array(this.count + 3);
+      const sums = new Float64Array(this.count + 4);
       const [nodes, calls, phases, sources, chains] = ["node", "calls", "phase", "source", "chain"].map((name) => this.column(name));
       for (let at = 0; at < this.size; at++) {
         if (this.chains[chains[at]].own && phases[at] === phase && (source < 0 || sources[at] === source)) sums[nodes[at]] += calls[at];
@@ -171,21 +212,35 @@ class Run {
     });
   }
 
-  // Which layers were never called: what they would have cost, nobody knows.
-  unknown(source) {
-    return this.#cached(`unknown ${source}`, () => {
-      const known = new Uint8Array(this.count + 3);
-      for (const name of this.told.phases) {
-        const phase = this.told.allPhases.indexOf(name);
-        const calls = this.calls(phase, source);
-        for (let node = 0; node < this.count; node++) if (calls[node]) known[node] = 1;
-        for (const field of this.told.fields) {
-          const totals = this.total(field, phase, source);
-          for (let node = 0; node < this.count + 3; node++) if (totals[node]) known[node] = 1;
-        }
+  // How far the figure of each node is known, in a column and a source (-1: all sources).
+  bounds(column, source) {
+    return this.#cached(`bounds ${column.number} ${source}`, () => {
+      const { of, vectors } = this.told.bounds;
+      const found = new Uint8Array(this.all + 1 + this.told.ranges.name.length);
+      let at = 0;
+      for (const [bound, nodes] of vectors[of.at(source)[column.number]]) {
+        found.fill(bound, at, at + nodes);
+        at += nodes;
       }
-      return known.map((one) => 1 - one);
+      return found;
     });
+  }
+
+  // Whether there is a row of a node: work of no layer has one where there is any.
+  exists(node, source) {
+    return this.bounds(this.told.columns[0], source)[node] !== BOUND.NO_ROW;
+  }
+
+  // A field of Cost of a node, summed over phases, with how far that is known.
+  sum(field, phases, source, node, isSelf = false) {
+    const bounds = phases.map((phase) => {
+      const column = this.told.columns.find((one) => one.kind === "cost" && one.phase === phase && one.self === isSelf && one.fields.some(([name]) => name === field));
+      return column ? this.bounds(column, source)[node] : BOUND.BLANK;
+    });
+    const value = (isSelf ? this.ownIn(field, phases, source) : this.totalIn(field, phases, source))[node];
+    const known = bounds.filter((bound) => bound < BOUND.BLANK);
+    if (!known.length || known.every((bound) => bound === BOUND.UNKNOWN)) return { value: 0, bound: known.length ? BOUND.UNKNOWN : BOUND.BLANK };
+    return { value, bound: boundOfSum(value, known.every((bound) => bound === BOUND.EXACT)) };
   }
 
   isMeasured(fields, source) {
@@ -200,45 +255,22 @@ class Run {
 
   #values(column, source) {
     if (column.kind === "change") return this.#changes(column);
-    const found = this.#figures(column, source);
-    const { kind, selected } = this.take(source);
-    for (let node = 0; node < this.count; node++) {
-      if (kind[node] === null) found[node] = null;
-      else if (!selected[node]) found[node] = undefined;
-    }
-    return found;
+    const bounds = this.bounds(column, source);
+    const found = [...this.#figures(column, source), ...this.told.ranges.values.at(source)[column.number]];
+    return found.map((value, node) => (bounds[node] >= BOUND.BLANK ? undefined : bounds[node] === BOUND.UNKNOWN ? null : value));
   }
 
   #figures(column, source) {
-    const found = new Array(this.count + 3);
-    if (column.kind === "params") return this.params[source < 0 ? 0 : this.told.sources[source].take].slice();
-    if (column.kind === "calls") {
-      const calls = this.calls(0, source);
-      const { compiled } = this.take(source);
-      for (let node = 0; node < this.count; node++) found[node] = compiled[node] && !calls[node] ? null : calls[node];
-      return found;
-    }
+    const found = new Array(this.count + 4).fill(0);
+    if (column.kind === "params") return found.map((_, node) => this.params[source < 0 ? 0 : this.told.sources[source].take][node]);
+    if (column.kind === "calls") return this.calls(0, source);
     const sums = (field) => this[column.self ? "own" : "total"](field, column.phase, source);
-    const time = column.onDevice ? "device_ns" : "cpu_ns";
-    const fields = column.kind === "rate" ? [time, "flops"] : column.fields.map(([field]) => field);
-    if (!this.isMeasured(fields, source)) return found.fill(null);
-    const unknown = this.unknown(source);
-    const doubt = column.doubt === null ? this.zeros : sums(column.doubt);
-    const parts = fields.map(sums);
-    for (let node = 0; node < this.count + 3; node++) {
-      const doubtful = doubt[node] > 0;
-      if (unknown[node] && node < this.count) {
-        found[node] = null;
-      } else if (column.kind === "rate") {
-        const [ns, flops] = [parts[0][node], parts[1][node]];
-        found[node] = ns > 0 && (flops || !doubtful) ? (flops / ns) * 1e9 : null;
-      } else {
-        let value = 0;
-        for (let number = 0; number < parts.length; number++) value += column.fields[number][1] * parts[number][node];
-        found[node] = doubtful && !value ? null : value;
-      }
+    if (column.kind === "rate") {
+      const [flops, ns] = [sums("flops"), sums(column.onDevice ? "device_ns" : "cpu_ns")];
+      return found.map((_, node) => (flops[node] / ns[node]) * 1e9);
     }
-    return found;
+    const parts = column.fields.map(([field, sign]) => [sums(field), sign]);
+    return found.map((_, node) => parts.reduce((value, [values, sign]) => value + sign * values[node], 0));
   }
 
   // One part of how a quantity changed: before, after, difference, ratio or verdict.
@@ -254,18 +286,30 @@ class Run {
     });
   }
 
+  // What is known at least of what a quantity was or is, null where nothing is.
+  #leastOf({ of, part }, node) {
+    const side = ["before", "after"].indexOf(part);
+    return side < 0 ? null : this.told.comparison.pairs[node].changes[of][4][side];
+  }
+
+  isAtLeast(column, node, source) {
+    return column.kind !== "change" && this.bounds(column, source)[node] === BOUND.AT_LEAST;
+  }
+
   value(column, node, source) {
     return this.values(column, source)[node];
   }
 
   text(column, node, source) {
     const value = this.value(column, node, source);
+    if (column.kind !== "change") return formatFigure({ value, bound: this.bounds(column, source)[node] }, column.unit);
     if (value === undefined) return "";
-    if (value === null) return UNKNOWN;
+    if (value === null) {
+      const least = this.#leastOf(column, node);
+      return formatFigure({ value: least, bound: least === null ? BOUND.UNKNOWN : BOUND.AT_LEAST }, column.unit);
+    }
     const text = FORMATS[column.unit](value);
-    if (column.kind === "change") return column.part === "difference" && value > 0 ? `+${text}` : text;
-    const isLeast = column.doubt && this[column.self ? "own" : "total"](column.doubt, column.phase, source)[node] > 0;
-    return isLeast ? AT_LEAST + text : text;
+    return column.part === "difference" && value > 0 ? `+${text}` : text;
   }
 
   // Operators and labels in a node and all below it: calls, and self and total of every field.
@@ -277,13 +321,14 @@ class Run {
     const fields = this.told.fields;
     const size = this.told.frames.length + 1;
     const calls = new Float64Array(size);
+    const parts = new Float64Array(size); // calls inside an operator that is counted with all that it calls
     const own = fields.map(() => new Float64Array(size));
     const total = fields.map(() => new Float64Array(size));
     const seen = new Uint8Array(size);
     const values = fields.map((field) => this.column(field));
-    const [rowPhases, sources, chains, within, rowCalls, nodes] =
-      ["phase", "source", "chain", "within", "calls", "node"].map((name) => this.column(name));
-    const [low, high] = node === this.all ? [0, this.count + 3] : [node, this.end[node]];
+    const [rowPhases, sources, chains, within, rowCalls, rowParts, nodes] =
+      ["phase", "source", "chain", "within", "calls", "parts", "node"].map((name) => this.column(name));
+    const [low, high] = node === this.all ? [0, this.before] : [node, this.end[node]];
     const inRange = (one) => one >= low && one < high;
     const inPhases = new Uint8Array(3);
     for (const phase of phases) inPhases[phase] = 1;
@@ -296,7 +341,9 @@ class Run {
     const addOwn = (at, chain) => {
       const key = chain.ops[chain.ops.length - 1];
       for (let number = 0; number < values.length; number++) own[number][key] += values[number][at];
-      if (!chain.own && chain.kernel < 0) calls[key] += rowCalls[at];
+      if (chain.own || chain.kernel >= 0) return;
+      calls[key] += rowCalls[at];
+      parts[key] += rowParts[at];
     };
     for (let place = this.first[low]; place < this.first[high]; place++) {
       const at = this.sorted[place];
@@ -326,7 +373,7 @@ class Run {
       if (!seen[key]) continue;
       const [kind, name] = this.told.frames[key] || ["op", "(between ops)"];
       const sums = (of) => Object.fromEntries(fields.map((field, number) => [field, of[number][key]]));
-      found.push({ name, kind, calls: calls[key], own: sums(own), total: sums(total) });
+      found.push({ name, kind, calls: calls[key], isPart: calls[key] > 0 && calls[key] === parts[key], own: sums(own), total: sums(total) });
     }
     return found;
   }
@@ -342,7 +389,7 @@ class Run {
 
   // The device's work (kernel), or the source lines at which Python was seen (python), in a node and all below it.
   launched(what, node, phases, source) {
-    const [low, high] = node === this.all ? [0, this.count + 3] : [node, this.end[node]];
+    const [low, high] = node === this.all ? [0, this.before] : [node, this.end[node]];
     const [rowPhases, sources, chains, calls, ns] = ["phase", "source", "chain", "calls", "device_ns"].map((name) => this.column(name));
     const found = new Map();
     for (let place = this.first[low]; place < this.first[high]; place++) {

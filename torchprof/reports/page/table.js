@@ -9,7 +9,7 @@ class TreeTable {
   constructor(box, run, page) {
     this.run = run;
     this.page = page;
-    this.open = new Uint8Array(run.count + 3);
+    this.open = new Uint8Array(run.nodes);
     this.#openAtFirst();
     this.by = null;
     this.descending = true;
@@ -34,7 +34,8 @@ class TreeTable {
       rows += count;
       if (rows <= OPEN_AT_FIRST) deepest = depth;
     });
-    for (let node = 0; node < run.count; node++) this.open[node] = run.depth[node] < deepest ? 1 : 0;
+    this.open.fill(1);
+    for (let node = 0; node < run.count; node++) if (run.children[node].length && run.depth[node] >= deepest) this.open[node] = 0;
   }
 
   draw({ columns, source, selected, isMatch }) {
@@ -61,12 +62,6 @@ class TreeTable {
     return most;
   }
 
-  // Work of no layer has a line where there is any.
-  #exists(node) {
-    const { run } = this;
-    return run.isLayer(node) || !run.unknown(this.source)[node];
-  }
-
   #sorted(nodes) {
     if (this.by === null) return nodes;
     const column = this.columns[this.by];
@@ -78,11 +73,11 @@ class TreeTable {
   }
 
   #list() {
-    const { run, isMatch } = this;
-    const tops = run.children[run.all].filter((node) => this.#exists(node));
+    const { run, isMatch, source } = this;
+    const tops = [...run.children[run.all], run.before].filter((node) => run.exists(node, source));
     if (this.isFlat) {
       const all = [];
-      for (let node = 0; node < run.count + 2; node++) if (this.#exists(node) && (!isMatch || isMatch(node))) all.push(node);
+      for (let node = 0; node < run.nodes; node++) if (node !== run.all && run.exists(node, source) && (!isMatch || isMatch(node))) all.push(node);
       this.lines = this.#sorted(all);
       return;
     }
@@ -94,8 +89,10 @@ class TreeTable {
       if (leads && !leads[node]) continue;
       lines.push(node);
       if (this.open[node] || (leads && leads[node] === 2)) {
-        const below = this.#sorted(run.children[node]);
-        for (let at = below.length - 1; at >= 0; at--) waiting.push(below[at]);
+        const below = run.below(node, source);
+        const ranges = below.filter((one) => run.isRange(one));
+        const inOrder = [...this.#sorted(ranges), ...this.#sorted(below.slice(ranges.length))];
+        for (let at = inOrder.length - 1; at >= 0; at--) waiting.push(inOrder[at]);
       }
     }
     this.lines = lines;
@@ -104,10 +101,11 @@ class TreeTable {
   // 1: matches, 2: something below does.
   #leadsToMatch() {
     const { run } = this;
-    const leads = new Uint8Array(run.count + 3);
-    for (let node = run.count + 1; node >= 0; node--) {
+    const leads = new Uint8Array(run.nodes);
+    for (let node = run.nodes - 1; node >= 0; node--) {
+      if (node === run.all) continue;
       if (!leads[node] && this.isMatch(node)) leads[node] = 1;
-      if (leads[node]) leads[run.parent[node]] = 2;
+      if (leads[node]) leads[run.parentOf(node)] = 2;
     }
     return leads;
   }
@@ -138,18 +136,18 @@ class TreeTable {
 
   #line(node, at) {
     const { run } = this;
-    const below = run.children[node].length;
-    const depth = this.isFlat || !run.isLayer(node) ? 0 : run.depth[node];
+    const below = run.below(node, this.source).length;
+    const depth = this.isFlat ? 0 : run.depthOf(node);
     const toggle = below && !this.isFlat ? element("span", { class: "toggle", "aria-hidden": "true" }, this.open[node] ? "▾" : "▸") : element("span", { class: "toggle" });
     const kind = run.isLayer(node) ? element("span", { class: "kind" }, run.kind(node, this.source)) : null;
     const name = element("span", { class: "cell name", role: "rowheader", "--depth": depth, title: run.path(node) },
       toggle, element("span", {}, this.isFlat ? run.path(node) : run.name(node)), kind, this.#how(node));
     const cells = this.columns.map((column, number) => {
       const value = run.value(column, node, this.source);
-      const share = column.kind !== "change" && value > 0 && this.wholes[number] > 0 ? Math.min(value / this.wholes[number], 1) : 0;
+      const share = column.kind !== "change" && node !== this.run.before && value > 0 && this.wholes[number] > 0 ? Math.min(value / this.wholes[number], 1) : 0;
       return element("span", { class: "cell number", role: "gridcell", "--share": share }, ...figure(run.text(column, node, this.source), column));
     });
-    const attributes = { class: node === this.selected ? "line selected" : "line", role: "row", "data-node": node, "aria-rowindex": at + 2, "aria-level": depth + 1 };
+    const attributes = { class: node === this.selected ? "line selected" : run.isRange(node) ? "line range" : "line", role: "row", "data-node": node, "aria-rowindex": at + 2, "aria-level": depth + 1 };
     if (below && !this.isFlat) attributes["aria-expanded"] = this.open[node] ? "true" : "false";
     const made = element("div", attributes, name, ...cells);
     made.style.top = `${at * LINE_HEIGHT}px`;
@@ -166,8 +164,8 @@ class TreeTable {
     const line = event.target.closest(".line");
     if (!line) return;
     const node = Number(line.dataset.node);
-    if (event.target.closest(".toggle") && this.run.children[node].length) this.toggle(node);
-    else this.page.select(node);
+    if (event.target.closest(".toggle") && this.run.below(node, this.source).length) this.toggle(node);
+    else this.page.select(this.run.layerOf(node));
   }
 
   toggle(node) {
@@ -201,7 +199,8 @@ class TreeTable {
     }
   }
 
-  // The lines listed now, with plain figures: ns, bytes and pieces; what is unknown is left empty.
+  // The lines listed now, with plain figures: ns, bytes and pieces; what is unknown is left empty, and the last column
+  // names those of the line that are lower bounds.
   csv() {
     const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
     const headings = this.columns.map(({ heading, kind, unit }) => heading + (["ns", "bytes"].includes(unit) ? ` (${unit})` : ""));
@@ -211,7 +210,8 @@ class TreeTable {
         const value = this.run.value(column, node, this.source);
         return value === null || value === undefined ? "" : String(value);
       }),
+      this.columns.filter((column) => this.run.isAtLeast(column, node, this.source)).map(({ heading }) => heading).join(", "),
     ]);
-    return [["Module", ...headings], ...lines].map((line) => line.map(quoted).join(",")).join("\n") + "\n";
+    return [["Module", ...headings, "Lower bounds"], ...lines].map((line) => line.map(quoted).join(",")).join("\n") + "\n";
   }
 }

@@ -1,0 +1,85 @@
+"""Text for streams that cannot hold all of it, against what Python itself can encode."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import torchprof
+from torchprof.encoding import errors_of, fitting, readable
+from torchprof.integrations.deepspeed import get_model_profile
+
+TREE = "Net\n├── a | ≥ 4\n└── b | –"
+ASCII = "Net\n|-- a | >= 4\n`-- b | -"
+
+
+def stream(encoding: str, errors: str = "strict") -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors=errors, newline="\n")
+
+
+def written(of: io.TextIOWrapper) -> bytes:
+    of.flush()
+    buffer = of.buffer
+    assert isinstance(buffer, io.BytesIO)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "expected"),
+    [("utf-8", TREE), ("ascii", ASCII), ("latin-1", ASCII), ("cp1252", ASCII[:-1] + "–"), ("cp437", TREE[:-1] + "-")],
+)
+def test_what_a_stream_cannot_hold_becomes_the_nearest_that_it_can(encoding: str, expected: str) -> None:
+    assert fitting(TREE, stream(encoding)) == expected
+    assert expected.encode(encoding)
+
+
+def test_what_has_no_ascii_near_it_is_written_out() -> None:
+    assert fitting("层 é", stream("ascii")) == "\\u5c42 \\xe9"
+    assert fitting("层 é", stream("latin-1")) == "\\u5c42 é"
+
+
+def test_a_stream_that_never_raises_or_does_not_say_stays_as_it_is() -> None:
+    assert fitting(TREE, stream("ascii", "replace")) == TREE
+    assert fitting(TREE, io.StringIO()) == TREE
+    assert fitting(TREE, None) == TREE
+    assert errors_of(stream("ascii", "replace")) == "replace"
+
+
+def test_bytes_of_a_files_name_stay_what_they_are() -> None:
+    """As in the C locale, where Python itself has such names."""
+    one = stream("ascii", "surrogateescape")
+    with readable(one):
+        one.write("caf\udce9 ≥ 层")
+    assert written(one) == b"caf\xe9 >= \\u5c42"
+
+
+def test_a_stream_is_readable_for_a_while() -> None:
+    one = stream("ascii")
+    with readable(one, io.StringIO(), None):
+        one.write(TREE)
+    assert written(one).decode() == ASCII
+    with pytest.raises(UnicodeEncodeError):
+        one.write(TREE)
+
+
+def test_display_writes_into_a_stream_what_it_can_hold(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    with torchprof.Profile(model) as prof:
+        model(torch.rand(1, 2))
+    with (tmp_path / "table.txt").open("w", encoding="cp1252") as file:
+        text = prof.display(file=file)
+    assert (tmp_path / "table.txt").read_text(encoding="cp1252") == text.replace("└──", "`--") + "\n"
+
+
+def test_pages_of_other_tools_are_printed_as_the_stream_can_hold_them() -> None:
+    class Größe(nn.Linear):
+        pass
+
+    with contextlib.redirect_stdout(stream("ascii")) as out:
+        get_model_profile(Größe(2, 2), (1, 2))
+    assert b"Gr\\xf6\\xdfe" in written(out)

@@ -1,0 +1,92 @@
+"""Which ranks are slow: the chance of it counted out, and how often it is right, in simulated jobs."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import product
+
+import pytest
+
+from torchprof.stragglers import _chance, stragglers
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [(2, 5), (3, 4), (5, 3), (4, 1)])
+def test_chance_is_what_counting_all_throws_gives(ranks: int, steps: int) -> None:
+    sums = [sum(throw) for throw in product(range(ranks), repeat=steps)]
+    for total in range(steps * (ranks - 1) + 1):
+        assert _chance(total, ranks, steps) == sum(one >= total for one in sums) / len(sums)
+
+
+def test_of_two_ranks_it_is_the_sign_test() -> None:
+    assert _chance(9, 2, 10) == pytest.approx(11 / 1024)
+
+
+def test_of_many_steps_the_limit_is_near() -> None:
+    exact = sum(math.comb(40, k) for k in range(26, 41)) / 2**40
+    assert _chance(26, 2, 40) == pytest.approx(exact, rel=0.02)
+
+
+def job(
+    chance: random.Random, ranks: int, steps: int, hiccups: float, slower: float = 1.0, noise: float = 0.02
+) -> list[list[int]]:
+    """Steps of 100 us, each of its own length, equally for all ranks; rank 0 is slower by a factor, and each rank takes
+    some times as long in some steps, at random."""
+    lengths = [100_000 * chance.lognormvariate(0, 0.1) for _ in range(steps)]
+    return [
+        [
+            round(
+                length
+                * chance.lognormvariate(0, noise)
+                * (1 if rank else slower)
+                * (1 + chance.expovariate(1 / 4) if chance.random() < hiccups else 1)
+            )
+            for length in lengths
+        ]
+        for rank in range(ranks)
+    ]
+
+
+@pytest.mark.parametrize("hiccups", [0.02, 0.05])
+@pytest.mark.parametrize(
+    ("ranks", "steps", "jobs"), [(2, 10, 300), (3, 10, 300), (8, 10, 200), (64, 10, 80), (64, 50, 20)]
+)
+def test_even_ranks_are_not_named_and_a_slow_one_is(ranks: int, steps: int, jobs: int, hiccups: float) -> None:
+    """Fewer than 5 % of the jobs name any of their even ranks, and in more than 95 % a rank is found that is 15 %
+    slower, alone."""
+    chance = random.Random(ranks * steps + round(100 * hiccups))
+    named = sum(bool(stragglers(job(chance, ranks, steps, hiccups))) for _ in range(jobs))
+    found = sum(stragglers(job(chance, ranks, steps, hiccups, 1.15)) == [0] for _ in range(jobs))
+    assert named < 0.05 * jobs
+    assert found > 0.95 * jobs
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.1])
+def test_even_ranks_with_much_noise_are_not_named(noise: float) -> None:
+    chance = random.Random(7)
+    for ranks, jobs in ((2, 200), (4, 200), (16, 100)):
+        assert sum(bool(stragglers(job(chance, ranks, 10, 0.02, 1, noise))) for _ in range(jobs)) < 0.05 * jobs
+
+
+def test_up_to_half_of_the_ranks_are_slow() -> None:
+    times = [[100, 101, 99, 100, 102, 100, 98, 100, 101, 100]] * 3 + [[160 + at for at in range(10)]] * 3
+    assert stragglers(times) == [3, 4, 5]
+    assert stragglers([*times, times[3]]) == []
+    assert stragglers([*times[:2], *times[3:5]]) == [2, 3]
+
+
+def test_a_rank_that_is_slow_in_a_few_steps_is_not_slow() -> None:
+    times = [[100] * 20, [100] * 20, [100] * 13 + [500] * 7]
+    assert stragglers(times) == []
+
+
+def test_a_part_of_something_else() -> None:
+    """9 more of 100 are no tenth of them, whatever part of the rest they are."""
+    times = [[10] * 10, [10] * 10, [19] * 10]
+    assert stragglers(times, 100) == []
+    assert stragglers(times, 90) == stragglers(times) == [2]
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [(1, 10), (2, 4), (64, 1), (3, 2), (2, 0), (0, 0)])
+def test_too_few_to_tell(ranks: int, steps: int) -> None:
+    assert stragglers([[100 * (rank + 1)] * steps for rank in range(ranks)]) is None
