@@ -28,7 +28,9 @@ from torch import Tensor, nn
 import torchprof
 from benchmarks.ratios import Ratio, median_ms, say, show, take_turns, verdict
 from examples.models import MLP, Bert
-from torchprof.run import Layer, Row, Run
+from torchprof.run.layers import Layer
+from torchprof.run.rows import Row
+from torchprof.run.run import Run
 
 STEPS = 5
 ROUNDS = {"24 tiny blocks": 60, "encoder, 6 layers": 10}

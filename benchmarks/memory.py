@@ -10,9 +10,9 @@ import torch
 import torchprof
 from benchmarks.ratios import asked_quick, say, show, take_turns, verdict
 from benchmarks.subjects import Subject, subjects
-from torchprof.allocations import Allocations
-from torchprof.assemble import attribution_of
-from torchprof.fold import fold
+from torchprof.measure.assemble import attribution_of
+from torchprof.measure.fold import fold
+from torchprof.measure.memory import Allocations
 
 LIMIT_US = 3.0
 STEPS = {"500 tiny Linear": 3, "AlexNet 1x3x224x224": 10, "BERT-base 1x128": 3}

@@ -118,9 +118,10 @@ def recorded(quick: bool) -> str:
 
     import torchprof
     from benchmarks.subjects import subjects
-    from torchprof.attribute import FORWARD, OUTSIDE
-    from torchprof.run import EXCHANGES, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey, SampleKey
-    from torchprof.run_file import text_of
+    from torchprof.run.file_write import text_of
+    from torchprof.run.lockstep import EXCHANGES, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
+    from torchprof.run.samples import SampleKey
+    from torchprof.run.words import FORWARD, OUTSIDE
 
     subject = subjects(quick)[-1]
     optimizer = torch.optim.SGD(subject.model.parameters(), lr=0.0)

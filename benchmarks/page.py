@@ -19,8 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.ratios import asked_quick, say, show, verdict
-from torchprof.attribute import BACKWARD, FORWARD, PHASES, Frame
-from torchprof.run import Layer, Meta, Rows, Run, SampleKey, Spread
+from torchprof.run.layers import Layer
+from torchprof.run.meta import Meta
+from torchprof.run.rows import Rows
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.words import BACKWARD, FORWARD, PHASES, Frame
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -17,7 +17,7 @@ import torch
 import torchprof
 from benchmarks.ratios import Ratio, asked_quick, median_ms, show, take_turns
 from benchmarks.subjects import Subject, bare, subjects
-from torchprof.program import Program
+from torchprof.profile.program import Program
 
 LIMIT = 1.05
 CALLS = {"500 tiny Linear": 10, "AlexNet 1x3x224x224": 4, "BERT-base 1x128": 2}

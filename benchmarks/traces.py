@@ -98,7 +98,7 @@ def ask_fresh_process(way: str, trace: Path) -> dict[str, float]:
 
 def read(way: str, trace: Path) -> dict[str, float]:
     """The seconds that one way takes, the bytes that the process grew by, and its peak in bytes."""
-    from torchprof.trace import from_trace
+    from torchprof.traces.read import from_trace
 
     before = peak_resident()
     start = time.perf_counter()

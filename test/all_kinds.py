@@ -16,8 +16,11 @@ from test_compiled import FC1, Ran, call, graphs_of, region, work
 from torch import nn, rand
 
 import torchprof
-from torchprof.attribute import BACKWARD, FORWARD, NOT_SELECTED, OUTSIDE, RECOMPUTE, Event, Frame, Signature
-from torchprof.run import Around, Layer, Run
+from torchprof.attribute.events import Event
+from torchprof.run.layers import Layer
+from torchprof.run.rows import Around
+from torchprof.run.run import Run
+from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED, OUTSIDE, RECOMPUTE, Frame, Signature
 
 COUNTED = ("cpu_ns", "macs", "flops", "uncounted")
 ON_DEVICE = ("cpu_ns", "device_ns", "macs", "flops", "uncounted")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import torchprof.cpu_time
+import torchprof.record.cpu_time
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -23,7 +23,7 @@ def _frozen() -> Iterator[None]:
 def _never_busy() -> Iterator[None]:
     """Where tests run on a busy machine, each report would say so."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torchprof.cpu_time, "_SCHEDSTAT", Path("nowhere"))
+        patch.setattr(torchprof.record.cpu_time, "_SCHEDSTAT", Path("nowhere"))
         yield
 
 

@@ -6,9 +6,12 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from torchprof.attribute import PHASES, Frame, Signature
-from torchprof.cost import Cost
-from torchprof.run import Around, Layer, Meta, Rows, Run
+from torchprof.run.cost import Cost
+from torchprof.run.layers import Layer
+from torchprof.run.meta import Meta
+from torchprof.run.rows import Around, Rows
+from torchprof.run.run import Run
+from torchprof.run.words import PHASES, Frame, Signature
 
 FORWARD = PHASES[0]
 NET = ("Net", "Net.a", "Net.b", "Net.b.0")

@@ -7,23 +7,15 @@ from collections.abc import Mapping, Sequence
 from statistics import median_low
 from typing import Any
 
-from torchprof.attribute import FORWARD, OUTSIDE, PHASES
-from torchprof.cost import FIELDS
-from torchprof.run import (
-    EXCHANGES,
-    STEP,
-    WORK,
-    GroupOfRanks,
-    Layer,
-    Lockstep,
-    LockstepKey,
-    Memory,
-    Meta,
-    Rows,
-    Run,
-    SampleKey,
-    Spread,
-)
+from torchprof.run.cost import FIELDS
+from torchprof.run.layers import Layer
+from torchprof.run.lockstep import EXCHANGES, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
+from torchprof.run.memory import Memory
+from torchprof.run.meta import Meta
+from torchprof.run.rows import Rows
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.words import FORWARD, OUTSIDE, PHASES
 
 PATHS = ("Net", "Net.a", "Net.b", "Net.b.0", "Net.b.1")
 NOWHERE = "(outside)"

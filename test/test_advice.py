@@ -18,16 +18,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import torchprof
-import torchprof.advice.fusion
-import torchprof.advice.optimizer
-import torchprof.advice.python
+import torchprof.analyze.advice.fusion
+import torchprof.analyze.advice.optimizer
+import torchprof.analyze.advice.python
 from torchprof import Run
-from torchprof.advice import PER_RULE, Advice, advise, rules
-from torchprof.advice.evidence import Evidence, inside
-from torchprof.attribute import BACKWARD, OUTSIDE
-from torchprof.cost import format_time
+from torchprof.analyze.advice import PER_RULE, Advice, advise, rules
+from torchprof.analyze.advice.evidence import Evidence, inside
 from torchprof.errors import TorchprofError
-from torchprof.run import Memory
+from torchprof.run.cost import format_time
+from torchprof.run.memory import Memory
+from torchprof.run.words import BACKWARD, OUTSIDE
 
 CUDA: dict[str, Any] = {
     "device": "cuda",
@@ -71,7 +71,9 @@ def on_device(*rows: tuple[Any, ...], **meta: Any) -> Run:
 
 def finds(monkeypatch: pytest.MonkeyPatch, **by_rule: list[Advice]) -> None:
     monkeypatch.setattr(
-        torchprof.advice, "rules", lambda: {name: lambda evidence, one=one: iter(one) for name, one in by_rule.items()}
+        torchprof.analyze.advice,
+        "rules",
+        lambda: {name: lambda evidence, one=one: iter(one) for name, one in by_rule.items()},
     )
 
 
@@ -131,11 +133,13 @@ def test_a_rule_that_fails_is_no_advice_and_stops_no_other(monkeypatch) -> None:
         yield gain(1)
         raise ValueError("odd")
 
-    monkeypatch.setattr(torchprof.advice, "rules", lambda: {"broken": broken, "two": lambda _: iter([gain(50_000)])})
+    monkeypatch.setattr(
+        torchprof.analyze.advice, "rules", lambda: {"broken": broken, "two": lambda _: iter([gain(50_000)])}
+    )
     run = microseconds(100)
     assert advise(run) == [gain(50_000)]
     assert "\n\nFailed, and found nothing: broken (ValueError: odd). Please report this.\n\n" in run.report("advice")
-    monkeypatch.setattr(torchprof.advice, "rules", lambda: {"broken": broken})
+    monkeypatch.setattr(torchprof.analyze.advice, "rules", lambda: {"broken": broken})
     assert advise(run) == []
 
 
@@ -507,7 +511,7 @@ def conv_and_norm(bias: bool = True, norm: nn.Module | None = None) -> nn.Module
 
 
 def test_a_bias_that_batch_norm_subtracts_again(monkeypatch) -> None:
-    monkeypatch.setattr(torchprof.advice.fusion, "_SUBSTANTIAL", 0)  # however long Python took around it
+    monkeypatch.setattr(torchprof.analyze.advice.fusion, "_SUBSTANTIAL", 0)  # however long Python took around it
     model = nn.Sequential(nn.ReLU(), nn.BatchNorm2d(3), *conv_and_norm())
     run = profiled(model, lambda: model(torch.rand(4, 3, 32, 32)).sum().backward())
     (found,) = told(run, "bias_before_batch_norm")
@@ -580,7 +584,7 @@ class Shared(nn.Module):
     ids=["relu between", "used twice", "pre-activation", "a Sequential as a list", "shared"],
 )
 def test_a_bias_beside_batch_norm_is_told_as_a_condition(monkeypatch, model, layer, norm, others) -> None:
-    monkeypatch.setattr(torchprof.advice.fusion, "_SUBSTANTIAL", 0)
+    monkeypatch.setattr(torchprof.analyze.advice.fusion, "_SUBSTANTIAL", 0)
     run = profiled(model, lambda: model(torch.rand(4, 3, 32, 32)).sum().backward())
     (found,) = told(run, "bias_before_batch_norm")
     assert found.layer == layer
@@ -593,7 +597,7 @@ def test_a_bias_beside_batch_norm_is_told_as_a_condition(monkeypatch, model, lay
 
 
 def test_what_is_certain_and_what_is_not_are_told_apart(monkeypatch) -> None:
-    monkeypatch.setattr(torchprof.advice.fusion, "_SUBSTANTIAL", 0)
+    monkeypatch.setattr(torchprof.analyze.advice.fusion, "_SUBSTANTIAL", 0)
     model = nn.Sequential(ReluBetween(), nn.Conv2d(16, 16, 1), nn.BatchNorm2d(16))
     run = profiled(model, lambda: model(torch.rand(4, 3, 32, 32)).sum().backward())
     found = {one.layer: one.finding for one in of(run, "bias_before_batch_norm")}
@@ -731,7 +735,7 @@ def test_sparse_gradients_have_no_fused_step(monkeypatch, optimizer, momentum) -
 
         return profiled(model, work)
 
-    monkeypatch.setattr(torchprof.advice.optimizer, "_SMALL_NS", 10**9)  # however slow this machine is
+    monkeypatch.setattr(torchprof.analyze.advice.optimizer, "_SMALL_NS", 10**9)  # however slow this machine is
     assert of(stepped(True), "optimizer_step_per_tensor") == []
     assert len(of(stepped(False), "optimizer_step_per_tensor")) == 1
 
@@ -834,7 +838,7 @@ class Residual(nn.Module):
 
 
 def test_a_gelu_in_python(monkeypatch) -> None:
-    monkeypatch.setattr(torchprof.advice.python, "_GAP_NS", 10**9)  # however slow this machine's Python is
+    monkeypatch.setattr(torchprof.analyze.advice.python, "_GAP_NS", 10**9)  # however slow this machine's Python is
     model = nn.Sequential(nn.Linear(64, 64), Gelu())
     run = profiled(model, lambda: [model(torch.rand(32, 64)) for _ in range(3)])
     (found,) = of(run, "many_elementwise_ops")
@@ -846,7 +850,7 @@ def test_a_gelu_in_python(monkeypatch) -> None:
 
 
 def test_the_backward_of_a_gelu_goes_with_it(monkeypatch) -> None:
-    monkeypatch.setattr(torchprof.advice.python, "_GAP_NS", 10**9)
+    monkeypatch.setattr(torchprof.analyze.advice.python, "_GAP_NS", 10**9)
     model = nn.Sequential(nn.Linear(64, 64), Gelu())
     run = profiled(model, lambda: model(torch.rand(32, 64)).sum().backward())
     (found,) = of(run, "many_elementwise_ops")
@@ -911,8 +915,8 @@ class Loop(nn.Module):
 
 
 def test_a_loop_over_rows(monkeypatch) -> None:
-    monkeypatch.setattr(torchprof.advice.python, "_GAP_NS", 10**9)
-    monkeypatch.setattr(torchprof.advice.fusion, "_FEW_NS", 10**9)  # however slow this machine is
+    monkeypatch.setattr(torchprof.analyze.advice.python, "_GAP_NS", 10**9)
+    monkeypatch.setattr(torchprof.analyze.advice.fusion, "_FEW_NS", 10**9)  # however slow this machine is
     model = nn.Sequential(Loop(), nn.Linear(500, 4))
     run = profiled(model, lambda: [model(torch.rand(500, 8)) for _ in range(3)])
     (found,) = of(run, "many_tiny_ops")
@@ -1022,7 +1026,7 @@ def test_a_compiled_layer_has_no_loop() -> None:
 
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))
 def test_layers_without_a_loop_call_no_hundred_ops(monkeypatch, name) -> None:
-    monkeypatch.setattr(torchprof.advice.fusion, "_FEW_NS", 10**12)  # whatever their ops take
+    monkeypatch.setattr(torchprof.analyze.advice.fusion, "_FEW_NS", 10**12)  # whatever their ops take
     model = ARCHITECTURES[name].make()
     with torchprof.Profile(model) as prof:
         model(*ARCHITECTURES[name].inputs())

@@ -11,9 +11,11 @@ from hand_made import label, op, row, run_of
 from hand_made_ranks import everybody, lockstep
 from test_collectives import ALL_REDUCE, kernel
 
-from torchprof.advice import Advice, advise
-from torchprof.attribute import BACKWARD, LAUNCH_NOT_RECORDED, OUTSIDE
-from torchprof.run import DeviceTime, LockstepKey, Run
+from torchprof.analyze.advice import Advice, advise
+from torchprof.run.lockstep import LockstepKey
+from torchprof.run.run import Run
+from torchprof.run.timeline import DeviceTime
+from torchprof.run.words import BACKWARD, LAUNCH_NOT_RECORDED, OUTSIDE
 
 MS = 1_000_000
 MEASURES = ("cpu_ns", "device_ns")

@@ -16,10 +16,11 @@ from torch.utils.checkpoint import checkpoint
 
 import torchprof
 from torchprof import Profile
-from torchprof.advice import Advice, advise
-from torchprof.attribute import BACKWARD, OUTSIDE, RECOMPUTE
-from torchprof.cost import format_memory, format_time
-from torchprof.run import Run, SampleKey, Spread
+from torchprof.analyze.advice import Advice, advise
+from torchprof.run.cost import format_memory, format_time
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.words import BACKWARD, OUTSIDE, RECOMPUTE
 
 MS = 1_000_000
 

@@ -13,9 +13,10 @@ from test_kernels import kernel as raw_kernel
 from torch import Tensor, nn
 
 from torchprof import Profile
-from torchprof.advice import Advice, advise
-from torchprof.attribute import BACKWARD, GARBAGE_COLLECTION, LAUNCHED_BEFORE, NOT_SELECTED, OUTSIDE, Frame
-from torchprof.run import Run, SampleKey, Spread
+from torchprof.analyze.advice import Advice, advise
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.words import BACKWARD, GARBAGE_COLLECTION, LAUNCHED_BEFORE, NOT_SELECTED, OUTSIDE, Frame
 
 MS = 1_000_000
 MEASURES = ("cpu_ns", "device_ns")

@@ -15,9 +15,10 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from torchprof import Profile
-from torchprof.advice import Advice, advise
-from torchprof.attribute import OUTSIDE
-from torchprof.run import Run, SampleKey, Spread
+from torchprof.analyze.advice import Advice, advise
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.words import OUTSIDE
 
 MS = 1_000_000
 ALONE = label("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")

@@ -12,9 +12,11 @@ from hand_made import FORWARD, op, row, run_of
 from torch import Tensor, nn
 
 from torchprof import Profile
-from torchprof.advice import Advice, advise
-from torchprof.attribute import BACKWARD, NOT_SELECTED, OUTSIDE
-from torchprof.run import Held, Memory, Run, SampleKey, Spread
+from torchprof.analyze.advice import Advice, advise
+from torchprof.run.memory import Held, Memory
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.words import BACKWARD, NOT_SELECTED, OUTSIDE
 
 MB = 2**20
 

@@ -12,11 +12,12 @@ import torch
 from hand_made import FORWARD, kernel, label, op, row, run_of
 from torch import Tensor, nn
 
-import torchprof.advice.python
+import torchprof.analyze.advice.python
 from torchprof import Profile
-from torchprof.advice import Advice, advise
-from torchprof.attribute import BACKWARD, OUTSIDE, RECOMPUTE, Frame
-from torchprof.run import Run, SampleKey, Spread
+from torchprof.analyze.advice import Advice, advise
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.words import BACKWARD, OUTSIDE, RECOMPUTE, Frame
 
 MS = 1_000_000
 MEASURES = ("cpu_ns", "device_ns")
@@ -198,7 +199,7 @@ def test_no_word_of_layers_of_torchs_own() -> None:
 
 def test_the_layers_of_torch_nn_are_torchs_own() -> None:
     here = {name for name, thing in vars(nn).items() if isinstance(thing, type) and issubclass(thing, nn.Module)}
-    assert here - {"Module"} <= torchprof.advice.python._OF_TORCH
+    assert here - {"Module"} <= torchprof.analyze.advice.python._OF_TORCH
 
 
 def test_no_word_of_python_where_operators_were_not_recorded() -> None:

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 import torchprof
 from torchprof import Run
-from torchprof.advice import judge
-from torchprof.attribute import GARBAGE_COLLECTION, LAUNCH_NOT_RECORDED, NOT_SELECTED, OUTSIDE, PHASES, Frame, Signature
-from torchprof.run import DeviceTime, Held, Memory, SampleKey, Spread
+from torchprof.analyze.advice import judge
+from torchprof.run.memory import Held, Memory
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.timeline import DeviceTime
+from torchprof.run.words import GARBAGE_COLLECTION, LAUNCH_NOT_RECORDED, NOT_SELECTED, OUTSIDE, PHASES, Frame, Signature
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 SAVED = sorted((Path(__file__).parent / "data").glob("run-schema-*.json"))

@@ -20,10 +20,10 @@ from torch import nn
 from torch.autograd import profiler as autograd_profiler
 
 import torchprof
-from torchprof.attribute import PHASES
-from torchprof.instrument import Label, Labels
-from torchprof.modules import Plan
-from torchprof.run import Run
+from torchprof.record.labels import Label, Labels
+from torchprof.record.plan import Plan
+from torchprof.run.run import Run
+from torchprof.run.words import PHASES
 
 
 class Mlp(nn.Module):

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from torchprof.attribute import (
+from torchprof.attribute.events import Event, Kind, Site
+from torchprof.attribute.places import Attributed
+from torchprof.attribute.rule import Attribution
+from torchprof.run.words import (
     BACKWARD,
     BEFORE,
     FORWARD,
@@ -15,12 +18,7 @@ from torchprof.attribute import (
     NOT_SELECTED,
     OUTSIDE,
     RECOMPUTE,
-    Attributed,
-    Attribution,
-    Event,
     Frame,
-    Kind,
-    Site,
 )
 
 MAIN, ENGINE = 1, 2  # threads

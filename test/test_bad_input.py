@@ -19,9 +19,15 @@ from torch import nn
 
 import torchprof
 from torchprof import Profile, TorchprofError, load
-from torchprof.attribute import OUTSIDE, Frame, Signature
 from torchprof.reports import known
-from torchprof.run import Around, Held, Lane, Layer, Memory, Meta, Peak, Rows, Run, SampleKey, Spans, Spread, Timeline
+from torchprof.run.layers import Layer
+from torchprof.run.memory import Held, Memory
+from torchprof.run.meta import Meta, Peak
+from torchprof.run.rows import Around, Rows
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.timeline import Lane, Spans, Timeline
+from torchprof.run.words import OUTSIDE, Frame, Signature
 
 
 class Net(nn.Module):

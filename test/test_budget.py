@@ -17,11 +17,13 @@ from hand_made import kernel, op, row, run_of
 from test_compare import COUNTED, FC, MEMORY, calls, layer, made, simple, stepped
 
 import torchprof
-from torchprof.attribute import OUTSIDE, PHASES
-from torchprof.budget import BudgetExceeded, check, limit_of
+from torchprof.analyze.compare.budget import BudgetExceeded, check, limit_of
 from torchprof.cli import main
 from torchprof.errors import TorchprofError
-from torchprof.run import Memory, Run, SampleKey
+from torchprof.run.memory import Memory
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey
+from torchprof.run.words import OUTSIDE, PHASES
 
 FORWARD, BACKWARD = PHASES[:2]
 PEAK = SampleKey(0, FORWARD, 0, "cpu", "peak_bytes")

@@ -7,7 +7,7 @@ import torch
 from models import Mlp
 from torch import Tensor, nn
 
-from torchprof.call_order import call_order
+from torchprof.traces.call_order import call_order
 
 
 class Methods(nn.Module):

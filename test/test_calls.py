@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 
 from torchprof.errors import TorchprofError
-from torchprof.fold import fold
-from torchprof.run import Layer, Meta, Rows, Run, SampleKey, Spread
+from torchprof.measure.fold import fold
+from torchprof.run.layers import Layer
+from torchprof.run.meta import Meta
+from torchprof.run.rows import Rows
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
 
 
 def run_of(**durations: list[int]) -> Run:

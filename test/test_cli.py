@@ -16,10 +16,11 @@ from hand_made import row, run_of
 from hand_made_ranks import run_of_ranks
 
 import torchprof
-from torchprof.attribute import BACKWARD, FORWARD
 from torchprof.cli import main
 from torchprof.reports import known
-from torchprof.run import NOT_RECORDED, Run
+from torchprof.run.lockstep import NOT_RECORDED
+from torchprof.run.run import Run
+from torchprof.run.words import BACKWARD, FORWARD
 
 NET = """
 from pathlib import Path
@@ -262,13 +263,13 @@ def test_output_fits_into_the_encoding_of_the_stream(net: Path, encoding: str) -
 
 
 def test_show_has_all_advice(net: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    import torchprof.advice
+    import torchprof.analyze.advice
 
     def one_more(evidence: object) -> object:
-        return iter([torchprof.advice.Advice("Net", "Is slow.", "Make it fast.", None, None, "mine")])
+        return iter([torchprof.analyze.advice.Advice("Net", "Is slow.", "Make it fast.", None, None, "mine")])
 
     assert main(["profile", "net.py:Net", "--input", "3,8", "-o", "run.json"]) == 0
-    monkeypatch.setattr(torchprof.advice, "rules", lambda: {f"rule{number}": one_more for number in range(30)})
+    monkeypatch.setattr(torchprof.analyze.advice, "rules", lambda: {f"rule{number}": one_more for number in range(30)})
     capsys.readouterr()
     assert main(["show", "run.json", "--report", "advice"]) == 0
     out = capsys.readouterr().out

@@ -13,10 +13,16 @@ import torch
 from hand_made import cells, headings, label, op, row, run_of
 
 from torchprof import Run, TorchprofError, load
-from torchprof.attribute import BACKWARD, NOT_SELECTED, OUTSIDE, Frame, Signature
-from torchprof.collectives import COLLECTIVE_ARGS, Collective, collective_of, signature_of, tells_collective
-from torchprof.exchanges import name_of_collective
-from torchprof.run import Rows
+from torchprof.run.collectives import (
+    COLLECTIVE_ARGS,
+    Collective,
+    collective_of,
+    name_of_collective,
+    signature_of,
+    tells_collective,
+)
+from torchprof.run.rows import Rows
+from torchprof.run.words import BACKWARD, NOT_SELECTED, OUTSIDE, Frame, Signature
 
 A100 = Path(__file__).parents[2] / "shared" / "traces" / "a100_ddp_train_rank0_of_2.json.gz"
 CUDA: dict[str, Any] = {"device": "cuda", "requested": ("cpu_ns", "device_ns"), "measured": ("cpu_ns", "device_ns")}

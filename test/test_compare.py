@@ -17,18 +17,22 @@ from typing import Any
 import pytest
 import torch
 from hand_made import cells, label, op, row, run_of
-from test_rooms import run_fresh
+from test_packages import run_fresh
 from torch import nn
 
 import torchprof
-from torchprof.attribute import NOT_SELECTED, OUTSIDE, PHASES
-from torchprof.budget import check, limit_of
-from torchprof.cost import FIELDS
-from torchprof.diff import Change, Diff, Pair
+from torchprof.analyze.compare.budget import check, limit_of
+from torchprof.analyze.compare.diff import Change, Diff, Pair
+from torchprof.analyze.compare.noise import ALPHA, FEWEST, Noise, false_discovery_rates, noise_of, rank_test
 from torchprof.errors import TorchprofError
-from torchprof.noise import ALPHA, FEWEST, Noise, false_discovery_rates, noise_of, rank_test
-from torchprof.reports.compare import told_of, whole_of
-from torchprof.run import Layer, Memory, Meta, Run, SampleKey, Spread
+from torchprof.reports.diff.table import told_of, whole_of
+from torchprof.run.cost import FIELDS
+from torchprof.run.layers import Layer
+from torchprof.run.memory import Memory
+from torchprof.run.meta import Meta
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.words import NOT_SELECTED, OUTSIDE, PHASES
 
 DATA = Path(__file__).parent / "data"
 FORWARD, BACKWARD = PHASES[:2]

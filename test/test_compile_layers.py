@@ -34,11 +34,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import torchprof
-from torchprof.attribute import BACKWARD, FORWARD, GIVEN, RECOMPUTE, Frame
-from torchprof.compiled import OTHER_MODULE, Step
+from torchprof.attribute.compiled import Step
+from torchprof.attribute.events import GIVEN
 from torchprof.errors import TorchprofError
-from torchprof.provenance import Provenance, _Calls, _step, _Taken, _telling
-from torchprof.run import Row, Run
+from torchprof.record.compiler import Provenance, _Calls, _telling
+from torchprof.record.compiler_graph import Taken, _step
+from torchprof.run.rows import Row
+from torchprof.run.run import Run
+from torchprof.run.words import BACKWARD, FORWARD, OTHER_MODULE, RECOMPUTE, Frame
 
 RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 pytestmark = [
@@ -936,7 +939,7 @@ def ranges_of_calls(function: Callable[[Tensor], Any], inputs: list[Tensor]) -> 
 
 def test_what_a_block_compiled_tells_nothing_after_the_block() -> None:
     """A compiled function lives on: neither the user's traces nor our memory get anything from it."""
-    function = _telling(lambda x: x, [_Taken(0, "G['m']", ())])
+    function = _telling(lambda x: x, [Taken(0, "G['m']", ())])
     kept, fresh = torch.rand(2), [torch.rand(2) for _ in range(5)]
     assert ranges_of_calls(function, [kept, *fresh]) == []
     first, beside, second = Provenance(), Provenance(), Provenance()
@@ -957,13 +960,13 @@ def test_what_a_block_compiled_tells_nothing_after_the_block() -> None:
 def test_calls_with_ever_new_tensors_are_noted_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """From there on, nothing is known of a buffer that is new, and then of a parameter, as of one that is gone."""
     monkeypatch.setattr(_Calls, "MOST", 3)
-    both = (_Taken(0, "G['m']", ()), _Taken(1, "G['m']", ("fc",)))
+    both = (Taken(0, "G['m']", ()), Taken(1, "G['m']", ("fc",)))
     calls, kept = _Calls(), [nn.Parameter(torch.rand(1)) for _ in range(5)]
     passed = [(torch.rand(1), one) for one in [*[kept[0]] * 5, *kept[1:]]]
     assert [calls.number_of(both, each) for each in passed] == [0, 1, 2, 3, 3, 4, 5, 6, 6]
     told = calls.given(lambda tensors: [None if one is None else () for one in tensors]).values()
     assert [[one.is_gone for one in call] for call in told] == [*[[False, False]] * 3, *[[True, False]] * 3, [True] * 2]
-    calls, taken, other = _Calls(), (_Taken(0, "G['m']", ()),), (_Taken(0, "G['n']", ()),)
+    calls, taken, other = _Calls(), (Taken(0, "G['m']", ()),), (Taken(0, "G['n']", ()),)
     tensors = [torch.rand(1) for _ in range(6)]
     assert [calls.number_of(taken, [one]) for one in (*tensors, *tensors)] == 2 * [0, 1, 2, 3, 3, 3]
     assert calls.number_of(other, tensors[:1]) == calls.number_of(other, tensors[1:2]) == 4
@@ -1433,7 +1436,7 @@ def test_what_goes_wrong_in_reading_a_graph_is_not_the_users(monkeypatch: pytest
     def fails(*args: Any, **kwargs: Any) -> None:
         raise LookupError("planted")
 
-    monkeypatch.setattr(f"torchprof.provenance.{name}", fails)
+    monkeypatch.setattr(f"torchprof.record.compiler.{name}", fails)
     found = recorded(Small, train)
     assert {layers for _, _, layers in kernels_of(found.run)} == {UNKNOWN}
     check(found, unknown=SMALL.total())

@@ -13,40 +13,30 @@ from hypothesis import strategies as st
 from test_attribute import ENGINE, MAIN, NODE_PREFIX, Walked, function, kernel, label, memory, node, op, user_label
 from test_laws import Forest, Span
 
-from torchprof.attribute import (
+from torchprof.attribute.compiled import CompiledGraphs, CompiledKernel, Given, Module, Owner, Part, Step, pieces
+from torchprof.attribute.event_names import kind_of
+from torchprof.attribute.events import GIVEN, Event, Kind, Site
+from torchprof.attribute.places import Place
+from torchprof.attribute.rule import Attribution
+from torchprof.measure.flops.estimate import Estimate
+from torchprof.measure.fold import fold
+from torchprof.run.layers import Layer
+from torchprof.run.meta import Meta
+from torchprof.run.run import Run
+from torchprof.run.words import (
+    AMBIGUOUS_MODULE,
     BACKWARD,
+    COMPILED_BEFORE,
     FORWARD,
-    GIVEN,
+    NESTED_GRAPHS,
     NOT_SELECTED,
+    OTHER_MODULE,
     OUTSIDE,
     RECOMPUTE,
-    Attribution,
-    Event,
-    Frame,
-    Kind,
-    Place,
-    Signature,
-    Site,
-)
-from torchprof.compiled import (
-    AMBIGUOUS_MODULE,
-    COMPILED_BEFORE,
-    NESTED_GRAPHS,
-    OTHER_MODULE,
     UNKNOWN_MODULE,
-    CompiledGraphs,
-    CompiledKernel,
-    Given,
-    Module,
-    Owner,
-    Part,
-    Step,
-    pieces,
+    Frame,
+    Signature,
 )
-from torchprof.estimate import Estimate
-from torchprof.event_names import kind_of
-from torchprof.fold import fold
-from torchprof.run import Layer, Meta, Run
 
 # A model of two equal blocks, and graphs of it
 

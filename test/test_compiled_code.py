@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import torchprof
-from torchprof.compiled_code import StackWarning, awaiting_compilation, has_code, is_under_compile
 from torchprof.errors import TorchprofError
+from torchprof.record.compiled_code import StackWarning, awaiting_compilation, has_code, is_under_compile
 
 
 @pytest.fixture(autouse=True)

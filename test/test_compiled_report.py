@@ -7,15 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from torchprof.attribute import BACKWARD, FORWARD, Attribution, Event, Kind, Site
-from torchprof.compiled import CompiledGraphs, CompiledKernel, Module, Part, Step
-from torchprof.cost import Cost
-from torchprof.doubts import about_compiled
+from torchprof.analyze.caveats import about_compiled
+from torchprof.analyze.compiled import compiled_in
+from torchprof.analyze.figures import incomplete_phases
+from torchprof.attribute.compiled import CompiledGraphs, CompiledKernel, Module, Part, Step
+from torchprof.attribute.events import Event, Kind, Site
+from torchprof.attribute.rule import Attribution
 from torchprof.errors import TorchprofError
-from torchprof.figures import incomplete_phases
-from torchprof.fold import add_cycle, fold
-from torchprof.regions import compiled_in
-from torchprof.run import CompiledRegion, Layer, Meta, Run
+from torchprof.measure.fold import fold
+from torchprof.run.cost import Cost
+from torchprof.run.cycles import add_cycle
+from torchprof.run.layers import Layer
+from torchprof.run.meta import CompiledRegion, Meta
+from torchprof.run.run import Run
+from torchprof.run.words import BACKWARD, FORWARD
 
 PATHS = [("Net",), ("Net", "fc"), ("Net", "act"), ("Net", "sub")]
 KINDS = ("Net", "Linear", "ReLU", "Sub")

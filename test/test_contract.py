@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import torchprof
 from torchprof import Profile, TorchprofError
-from torchprof.profile import Trace, walk_modules
+from torchprof.record.modules import Trace, walk_modules
 
 UNFINISHED = "<unfinished torchprof.profile>"
 

@@ -11,16 +11,17 @@ import torch
 from torch import nn
 
 import torchprof
-from torchprof import Profile, profile
-from torchprof.cpu_time import CpuTime
-from torchprof.run import Run
+from torchprof import Profile
+from torchprof.profile import calibration
+from torchprof.record.cpu_time import CpuTime
+from torchprof.run.run import Run
 
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> CpuTime:
     (tmp_path / "schedstat").write_text(text, encoding="ascii")
-    monkeypatch.setattr(torchprof.cpu_time, "_SCHEDSTAT", tmp_path / "schedstat")
+    monkeypatch.setattr(torchprof.record.cpu_time, "_SCHEDSTAT", tmp_path / "schedstat")
     return CpuTime.now()
 
 
@@ -45,7 +46,7 @@ def test_the_wait_of_another_thread_is_none_of_this_one() -> None:
 
 @pytest.mark.skipif(not SCHEDSTAT.is_file(), reason="this system does not say it")
 def test_a_real_recording(monkeypatch) -> None:
-    monkeypatch.setattr(torchprof.cpu_time, "_SCHEDSTAT", SCHEDSTAT)
+    monkeypatch.setattr(torchprof.record.cpu_time, "_SCHEDSTAT", SCHEDSTAT)
     model, x = nn.Linear(64, 64), torch.rand(64, 64)
     process = time.process_time_ns()
     with Profile(model) as prof:
@@ -60,7 +61,7 @@ def test_a_real_recording(monkeypatch) -> None:
 
 
 def test_cycles_add_up_and_what_one_does_not_know_is_not_known() -> None:
-    from torchprof.fold import _sum_of_known
+    from torchprof.run.cycles import _sum_of_known
 
     assert [_sum_of_known(*pair) for pair in ((3, 4), (None, 4), (3, None))] == [7, None, None]
 
@@ -78,14 +79,14 @@ def test_a_trace_does_not_tell_it(tmp_path) -> None:
 
 def test_the_shortest_of_several_blocks_is_what_a_label_costs(monkeypatch) -> None:
     """The machine interrupts all blocks but one of each kind: 20 bare calls take 40 us, labelled ones 110 us."""
-    bare, labelled = ([9_000_000 + at for at in range(profile._BLOCKS)] for _ in range(2))
+    bare, labelled = ([9_000_000 + at for at in range(calibration._BLOCKS)] for _ in range(2))
     bare[3], labelled[7] = 40_000, 110_000
     blocks: Iterator[int] = iter([*bare, *labelled])
-    monkeypatch.setattr(profile, "_calibrated", [])
-    monkeypatch.setattr(profile, "_block_ns", lambda module: next(blocks))
-    assert profile.label_ns() == 3_500
+    monkeypatch.setattr(calibration, "_calibrated", [])
+    monkeypatch.setattr(calibration, "_block_ns", lambda module: next(blocks))
+    assert calibration.label_ns() == 3_500
     assert next(blocks, None) is None
-    assert profile.label_ns() == 3_500  # once in a process
+    assert calibration.label_ns() == 3_500  # once in a process
 
 
 def test_it_calls_a_module_no_more_than_400_times(monkeypatch) -> None:
@@ -97,7 +98,7 @@ def test_it_calls_a_module_no_more_than_400_times(monkeypatch) -> None:
             calls += 1
             return x
 
-    monkeypatch.setattr(profile.nn, "Identity", Counted)
-    monkeypatch.setattr(profile, "_calibrated", [])
-    assert profile.label_ns() is not None
-    assert calls == 2 * (profile._BLOCKS * profile._CALLS + 1) == 402
+    monkeypatch.setattr(calibration.nn, "Identity", Counted)
+    monkeypatch.setattr(calibration, "_calibrated", [])
+    assert calibration.label_ns() is not None
+    assert calls == 2 * (calibration._BLOCKS * calibration._CALLS + 1) == 402

@@ -31,12 +31,11 @@ from torch.utils.flop_counter import FlopCounterMode
 import torchprof
 from torchprof import Profile, TorchprofError
 from torchprof.integrations import deepspeed
-from torchprof.integrations.deepspeed import (
-    add_profile_methods,
+from torchprof.integrations.deepspeed.methods import add_profile_methods, get_model_profile
+from torchprof.integrations.deepspeed.settings import from_config
+from torchprof.integrations.deepspeed.strings import (
     duration_to_string,
     flops_to_string,
-    from_config,
-    get_model_profile,
     macs_to_string,
     number_to_string,
     params_to_string,

@@ -19,10 +19,15 @@ from test_kernels import kernel as raw_kernel
 
 import torchprof
 from torchprof import Run, TorchprofError
-from torchprof.attribute import Attribution, Event, Kind, Site
-from torchprof.device_times import DeviceTimes, Work, kind_of_work
-from torchprof.fold import add_cycle, fold
-from torchprof.run import DeviceTime, Layer, Meta, StreamTime
+from torchprof.attribute.events import Event, Kind, Site
+from torchprof.attribute.rule import Attribution
+from torchprof.measure.devices import DeviceTimes
+from torchprof.measure.fold import fold
+from torchprof.run.cycles import add_cycle
+from torchprof.run.kernels import Work, kind_of_work
+from torchprof.run.layers import Layer
+from torchprof.run.meta import Meta
+from torchprof.run.timeline import DeviceTime, StreamTime
 
 DATA = Path(__file__).parent / "data"
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"

@@ -6,21 +6,17 @@ from dataclasses import replace
 import pytest
 from hand_made import op, row, run_of
 
-from torchprof.assemble import _own_ns
-from torchprof.attribute import NOT_SELECTED, OUTSIDE, PHASES
-from torchprof.doubts import (
-    about_calls,
-    about_cost,
-    about_flops,
-    about_labels,
-    about_modules,
-    about_processors,
-    about_start,
-    about_sums,
-    doubts_of,
-    some,
-)
-from torchprof.run import Layer, Meta, Run, SampleKey, Spread, ranks_in_words
+from torchprof.analyze.caveats import about_start
+from torchprof.errors import some
+from torchprof.measure.assemble import _own_ns
+from torchprof.measure.warnings import about_calls, about_cost, about_labels, about_modules
+from torchprof.run.layers import Layer
+from torchprof.run.lockstep import ranks_in_words
+from torchprof.run.meta import Meta
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.warnings import about_flops, about_processors, about_sums, doubts_of
+from torchprof.run.words import NOT_SELECTED, OUTSIDE, PHASES
 
 NET, A, B = (Layer(path, "Module") for path in [("Net",), ("Net", "a"), ("Net", "b")])
 

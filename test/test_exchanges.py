@@ -15,24 +15,18 @@ from torch import distributed as dist
 from torch import nn
 
 import torchprof
-from torchprof import Profile, modules
-from torchprof.attribute import (
-    BACKWARD,
-    FORWARD,
-    NOT_SELECTED,
-    OUTSIDE,
-    RECOMPUTE,
-    Attributed,
-    Attribution,
-    Kind,
-    Signature,
-    Site,
-)
-from torchprof.doubts import about_buckets
-from torchprof.exchanges import Exchanges, fqns_of
-from torchprof.groups import mesh_of_groups, sole_group
-from torchprof.modules import Plan
-from torchprof.run import NOT_RECORDED, GroupOfRanks, MeshDim
+from torchprof import Profile
+from torchprof.attribute.collectives import Exchanges, fqns_of
+from torchprof.attribute.events import Kind, Site
+from torchprof.attribute.groups import mesh_of_groups, sole_group
+from torchprof.attribute.places import Attributed
+from torchprof.attribute.rule import Attribution
+from torchprof.measure.warnings import about_buckets
+from torchprof.record import plan as record_plan
+from torchprof.record.plan import Plan
+from torchprof.run.lockstep import NOT_RECORDED, GroupOfRanks
+from torchprof.run.meta import MeshDim
+from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED, OUTSIDE, RECOMPUTE, Signature
 
 PATHS = [("Net",), ("Net", "a"), ("Net", "b"), ("Net", "b", "0"), ("Net", "b", "1")]
 LABELS = ["torchprof:" + ".".join(path) for path in PATHS]
@@ -569,8 +563,8 @@ def test_what_is_around_a_model_is_looked_for_until_it_is_found(monkeypatch: pyt
         looked.append(1)
         return actual()
 
-    actual = modules._all_replicas
-    monkeypatch.setattr(modules, "_all_replicas", all_replicas)
+    actual = record_plan._all_replicas
+    monkeypatch.setattr(record_plan, "_all_replicas", all_replicas)
     first, second = nn.Linear(2, 2), nn.Linear(2, 2)
     plan = Plan([first, second], None)
 

@@ -25,13 +25,16 @@ from torch.profiler import record_function
 
 import torchprof
 from torchprof import TorchprofError, reports
-from torchprof.attribute import PHASES
-from torchprof.cost import FIELDS
-from torchprof.operators import operators
-from torchprof.records import Table, table
+from torchprof.analyze.operators import operators
+from torchprof.analyze.records import Table, table
+from torchprof.analyze.stacks import stacks
 from torchprof.reports import report
-from torchprof.run import Around, Layer, Run, SampleKey, Spread
-from torchprof.stacks import stacks
+from torchprof.run.cost import FIELDS
+from torchprof.run.layers import Layer
+from torchprof.run.rows import Around
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.words import PHASES
 
 BACKWARD, RECOMPUTE = PHASES[1:]
 EVERYTHING = tuple(name for name in FIELDS if name != "collective_ns")  # that one is in no export
@@ -382,7 +385,7 @@ def test_the_time_of_no_layer_between_operators_is_unknown() -> None:
 
 
 def test_a_line_where_python_was_seen_has_calls_and_no_cost() -> None:
-    from torchprof.attribute import Frame
+    from torchprof.run.words import Frame
 
     run = run_of([row(0, Frame("python", "net.py:5"), calls=7), row(0, cpu_ns=4)])
     seen, own = named(table(run, "rows"))

@@ -12,24 +12,21 @@ import torch
 from models import Mlp
 
 import torchprof
-from torchprof.attribute import (
-    BACKWARD,
-    FORWARD,
-    LAUNCH_NOT_RECORDED,
-    OUTSIDE,
-    RECOMPUTE,
-    Attribution,
-    Event,
-    Frame,
-    Kind,
-    Signature,
-    Site,
-)
-from torchprof.collectives import collective_of
-from torchprof.cost import Cost
-from torchprof.fold import SIGNATURES as MOST
-from torchprof.fold import add_cycle, fold
-from torchprof.run import Around, Held, Layer, Memory, Meta, Row, Run, SampleKey, Spread, Timeline
+from torchprof.attribute.events import Event, Kind, Site
+from torchprof.attribute.rule import Attribution
+from torchprof.measure.fold import fold
+from torchprof.run.collectives import collective_of
+from torchprof.run.cost import Cost
+from torchprof.run.cycles import add_cycle
+from torchprof.run.layers import Layer
+from torchprof.run.memory import Held, Memory
+from torchprof.run.meta import Meta
+from torchprof.run.rows import SIGNATURES as MOST
+from torchprof.run.rows import Around, Row
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.timeline import Timeline
+from torchprof.run.words import BACKWARD, FORWARD, LAUNCH_NOT_RECORDED, OUTSIDE, RECOMPUTE, Frame, Signature
 
 LAYERS = (Layer(("Net",), "Net"), Layer(("Net", "a"), "Linear"), Layer(("Net", "b"), "Linear"))
 SITES = {layer.name: Site((number,)) for number, layer in enumerate(LAYERS)}

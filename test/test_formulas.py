@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import torchprof
-from torchprof.attribute import Attribution, Detail, Event, Kind, Signature
-from torchprof.estimate import Count, Estimate
-from torchprof.formulas import Operation, Work, _formulas, detail_of, formula_of, work_of
-from torchprof.no_arithmetic import COMMUNICATION, NO_ARITHMETIC, does_no_arithmetic
+from torchprof.attribute.events import Detail, Event, Kind
+from torchprof.attribute.rule import Attribution
+from torchprof.measure.flops.estimate import Count, Estimate
+from torchprof.measure.flops.free_ops import COMMUNICATION, NO_ARITHMETIC, does_no_arithmetic
+from torchprof.measure.flops.operation import Operation, Work, _formulas, detail_of, formula_of, work_of
+from torchprof.run.words import Signature
 
 RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 aten = torch.ops.aten

@@ -18,14 +18,20 @@ from torch import Tensor, nn
 
 import torchprof
 from torchprof import Profile
-from torchprof.advice import Advice, advise
-from torchprof.attribute import BACKWARD, FORWARD, GARBAGE_COLLECTION, OUTSIDE, Attribution, Event, Frame, Kind, Site
-from torchprof.event_names import GARBAGE
-from torchprof.fold import fold
-from torchprof.garbage import CollectionRanges, mark_collection
-from torchprof.lockstep import Locksteps
-from torchprof.run import STEP, WORK, Layer, LockstepKey, Meta, Run, SampleKey
-from torchprof.steps import Steps
+from torchprof.analyze.advice import Advice, advise
+from torchprof.attribute.event_names import GARBAGE
+from torchprof.attribute.events import Event, Kind, Site
+from torchprof.attribute.rule import Attribution
+from torchprof.measure.fold import fold
+from torchprof.measure.lockstep import Locksteps
+from torchprof.measure.steps import Steps
+from torchprof.record.garbage_collection import CollectionRanges, mark_collection
+from torchprof.run.layers import Layer
+from torchprof.run.lockstep import STEP, WORK, LockstepKey
+from torchprof.run.meta import Meta
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey
+from torchprof.run.words import BACKWARD, FORWARD, GARBAGE_COLLECTION, OUTSIDE, Frame
 
 MS = 1_000_000
 NET, A = "torchprof:Net", "torchprof:Net.a"

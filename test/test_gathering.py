@@ -24,8 +24,10 @@ from torch import nn
 from torchrun import Job, torchrun
 
 import torchprof
-from torchprof import Profile, Run, TorchprofError, gathering, job
-from torchprof.sigterm import HeldSigterm
+from torchprof import Profile, Run, TorchprofError
+from torchprof.profile import gather as gathering
+from torchprof.profile.sigterm import HeldSigterm
+from torchprof.record import job
 
 
 def of_rank(rank: int, world_size: int = 4) -> Run:
@@ -81,7 +83,7 @@ def test_one_rank_gets_the_merged_run_and_the_others_get_none(store: Any, dst: i
 
 
 def test_a_run_of_many_pieces_comes_whole(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchprof.gathering._PIECE_BYTES", 7)
+    monkeypatch.setattr("torchprof.profile.gather._PIECE_BYTES", 7)
     assert together(store, {0: of_rank(0), 1: of_rank(1)}, world_size=2)[0] == torchprof.merge(map(of_rank, range(2)))
 
 
@@ -99,7 +101,7 @@ def test_who_does_not_come_in_time_is_left_out_and_told(store: Any) -> None:
 
 
 def test_who_waits_for_long_says_for_whom(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchprof.gathering._SILENT_S", 0.1)
+    monkeypatch.setattr("torchprof.profile.gather._SILENT_S", 0.1)
     with pytest.warns(UserWarning, match=r"^Still waiting for the runs of ranks: 1, 3\. Each has to call") as warned:
         store = dist.HashStore()
         exchange(of_rank(2), store, 2, 0, range(4), 0)
@@ -143,7 +145,7 @@ def test_a_rank_that_recorded_nothing_is_waited_for_no_longer() -> None:
 
 
 def test_who_writes_waits_for_nobody_but_rank_0_which_may_hold_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchprof.gathering._GRACE_S", 0.5)
+    monkeypatch.setattr("torchprof.profile.gather._GRACE_S", 0.5)
     store = dist.HashStore()
     assert exchange(of_rank(1), store, 1, 2, range(4), 1000) is None  # or the test would never end
     began = time.monotonic()
@@ -230,7 +232,7 @@ def test_outside_of_the_main_thread_signals_are_left_alone(handler: list[int]) -
 
 
 def test_sigterm_shortens_the_waiting(handler: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchprof.gathering._GRACE_S", 0.2)
+    monkeypatch.setattr("torchprof.profile.gather._GRACE_S", 0.2)
     store = dist.HashStore()
     exchange(of_rank(1), store, 1, 0, range(3), 1000)
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM))
@@ -259,7 +261,9 @@ def test_sigterm_while_the_block_is_left_loses_nothing(monkeypatch: pytest.Monke
         with pytest.raises(SystemExit):
             try:
                 with prof:
-                    monkeypatch.setattr("torchprof.profile.label_ns", killing(torchprof.profile.label_ns))
+                    monkeypatch.setattr(
+                        "torchprof.profile.profile.label_ns", killing(torchprof.profile.profile.label_ns)
+                    )
                     raise ConnectionError
             finally:
                 found = prof.gather()
@@ -269,9 +273,9 @@ def test_sigterm_while_the_block_is_left_loses_nothing(monkeypatch: pytest.Monke
 
 
 def test_sigterm_while_the_run_is_made_comes_after_the_run(handler: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchprof.gathering._GRACE_S", 0.2)
+    monkeypatch.setattr("torchprof.profile.gather._GRACE_S", 0.2)
     prof = profiled()
-    monkeypatch.setattr("torchprof.profile.assemble", killing(torchprof.profile.assemble))
+    monkeypatch.setattr("torchprof.profile.profile.assemble", killing(torchprof.profile.profile.assemble))
     assert prof.gather() is prof.run and not handler
     assert comes(handler)
 
@@ -370,7 +374,7 @@ def test_after_an_error_it_waits_ten_seconds_for_the_others(
     how: str, seconds: float, world_of_one: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("torchprof.gathering.exchange", lambda *args: waits.append(args[-2]))
+    monkeypatch.setattr("torchprof.profile.gather.exchange", lambda *args: waits.append(args[-2]))
     prof = Profile(nn.Linear(2, 2))
     try:
         if how == "stop":

@@ -15,8 +15,11 @@ from torch import nn
 
 import torchprof
 from torchprof import Profile
-from torchprof.attribute import NOT_SELECTED, OUTSIDE, PHASES, Frame
-from torchprof.run import Layer, Meta, Rows, Run
+from torchprof.run.layers import Layer
+from torchprof.run.meta import Meta
+from torchprof.run.rows import Rows
+from torchprof.run.run import Run
+from torchprof.run.words import NOT_SELECTED, OUTSIDE, PHASES, Frame
 
 FORWARD, BACKWARD, RECOMPUTE = PHASES
 K3 = "3, 8, kernel_size=(3, 3), stride=(1, 1)"

@@ -19,9 +19,9 @@ from tabulate import tabulate_formats
 
 import torchprof
 from torchprof import TorchprofError
-from torchprof.attribute import BACKWARD, OUTSIDE
-from torchprof.reports.tree import heat
-from torchprof.run import Run
+from torchprof.reports.text import heat
+from torchprof.run.run import Run
+from torchprof.run.words import BACKWARD, OUTSIDE
 
 ROOT = Path(__file__).parent.parent
 ESCAPE = re.compile(r"\033\[([\d;]*)m")

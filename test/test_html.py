@@ -33,28 +33,30 @@ from torch import Tensor, nn
 import torchprof
 from benchmarks.page import CLICKS, big_run, click_ms
 from torchprof import Profile, Run, TorchprofError
-from torchprof.attribute import BACKWARD, FORWARD, LAUNCHED_BEFORE, NOT_SELECTED, OUTSIDE, PHASES, RECOMPUTE, Frame
-from torchprof.cost import Bound, Cost, Unit, format_count, format_memory, format_time
-from torchprof.figures import Figures
-from torchprof.operators import kernels, operators
-from torchprof.reports.page_data import Take, page_data, sum_of_ranks, traffic_bytes
-from torchprof.reports.tree import AT_LEAST, CALLS, UNKNOWN, columns_of, entries_of
-from torchprof.run import (
+from torchprof.analyze.figures import Figures
+from torchprof.analyze.operators import kernels, operators
+from torchprof.reports.columns import CALLS, columns_of
+from torchprof.reports.page.data import Take, page_data, sum_of_ranks, traffic_bytes
+from torchprof.reports.tree import entries_of
+from torchprof.run.cost import AT_LEAST, UNKNOWN, Bound, Cost, Unit, format_count, format_memory, format_time
+from torchprof.run.layers import Layer
+from torchprof.run.lockstep import range_in_words
+from torchprof.run.memory import Held, Memory
+from torchprof.run.meta import Meta, Peak
+from torchprof.run.rows import Around, Rows
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.timeline import DeviceTime, StreamTime, Timeline
+from torchprof.run.words import (
+    BACKWARD,
+    FORWARD,
+    LAUNCHED_BEFORE,
+    NOT_SELECTED,
     NOT_SELECTED_NAME,
+    OUTSIDE,
     OUTSIDE_NAME,
-    Around,
-    DeviceTime,
-    Held,
-    Layer,
-    Memory,
-    Meta,
-    Peak,
-    Rows,
-    SampleKey,
-    Spread,
-    StreamTime,
-    Timeline,
-    range_in_words,
+    PHASES,
+    RECOMPUTE,
+    Frame,
 )
 
 if TYPE_CHECKING:

@@ -13,12 +13,13 @@ from hand_made_ranks import NOWHERE, PATHS, everybody, lockstep, run_of_ranks
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from torchprof.attribute import BACKWARD, FORWARD, OUTSIDE, PHASES
-from torchprof.compared_ranks import IN_NO_OP, OneLayer, OneRank, OverRanks, Times
-from torchprof.imbalance import Balance, balance_of
-from torchprof.merging import merge
-from torchprof.run import EXCHANGES, GAP, WORK, GroupOfRanks, LockstepKey, Run
-from torchprof.slow_ranks import PARTS, Difference, Late, Slow
+from torchprof.analyze.ranks.balance import Balance, balance_of
+from torchprof.analyze.ranks.slow import PARTS, Difference, Late, Slow
+from torchprof.analyze.ranks.values import IN_NO_OP, OneLayer, OneRank, OverRanks, Times
+from torchprof.run.lockstep import EXCHANGES, GAP, WORK, GroupOfRanks, LockstepKey
+from torchprof.run.merge import merge
+from torchprof.run.run import Run
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES
 
 FOUR = range(4)
 PAIR = GroupOfRanks("7", "mesh_tp", 2, "[0, 1]")

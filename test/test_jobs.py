@@ -19,7 +19,8 @@ from torchrun import ROOT, torchrun
 
 import torchprof
 from torchprof import Run
-from torchprof.run import WORK, LockstepKey, Row
+from torchprof.run.lockstep import WORK, LockstepKey
+from torchprof.run.rows import Row
 
 if not dist.is_available():
     pytest.skip("this torch was built without torch.distributed", allow_module_level=True)

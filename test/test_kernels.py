@@ -17,27 +17,19 @@ from torch import nn
 from torch.autograd import DeviceType
 from torchs_list import torchs_list
 
-from torchprof import Profile, collect
-from torchprof.attribute import (
-    BACKWARD,
-    FORWARD,
-    LAUNCH_NOT_RECORDED,
-    LAUNCHED_BEFORE,
-    OUTSIDE,
-    PHASES,
-    PREFIX,
-    RECOMPUTE,
-    Attributed,
-    Attribution,
-    Event,
-    Kind,
-    Site,
-)
-from torchprof.collect import Session
-from torchprof.cost import Cost
-from torchprof.fold import fold
-from torchprof.instrument import label_of
-from torchprof.run import Layer, Meta, Run
+from torchprof import Profile
+from torchprof.attribute.events import PREFIX, Event, Kind, Site
+from torchprof.attribute.places import Attributed
+from torchprof.attribute.rule import Attribution
+from torchprof.measure.fold import fold
+from torchprof.record import recording
+from torchprof.record.labels import label_of
+from torchprof.record.session import Session
+from torchprof.run.cost import Cost
+from torchprof.run.layers import Layer
+from torchprof.run.meta import Meta
+from torchprof.run.run import Run
+from torchprof.run.words import BACKWARD, FORWARD, LAUNCH_NOT_RECORDED, LAUNCHED_BEFORE, OUTSIDE, PHASES, RECOMPUTE
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 NODE_PREFIX = "autograd::engine::evaluate_function: "
@@ -145,13 +137,13 @@ def events_of(raws: list[Raw], device: str | None = "cuda") -> list[Event]:
     names = [name for name in vars(real) if hasattr(Raw, name) and not name.startswith("__")]
     held = {
         place: getattr(Raw, name)
-        for place, value in vars(collect).items()
+        for place, value in vars(recording).items()
         for name in names
         if value is getattr(real, name)
     }
     if not held:
         return list(session.events())
-    with mock.patch.multiple(collect, **held):
+    with mock.patch.multiple(recording, **held):
         return list(session.events())
 
 

@@ -11,9 +11,9 @@ from tabulate import tabulate_formats
 from test_kernels import MARKED, attributed, small_step
 
 from torchprof import TorchprofError
-from torchprof.attribute import BACKWARD, LAUNCH_NOT_RECORDED, OUTSIDE, RECOMPUTE
-from torchprof.operators import Kernel, kernels
+from torchprof.analyze.operators import Kernel, kernels
 from torchprof.reports.kernels import short_name
+from torchprof.run.words import BACKWARD, LAUNCH_NOT_RECORDED, OUTSIDE, RECOMPUTE
 
 MEASURES = ("cpu_ns", "device_ns")
 CUDA: dict[str, Any] = {"device": "cuda", "requested": MEASURES, "measured": MEASURES}

@@ -21,9 +21,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.benchmark import Compare
 
 import torchprof
-from torchprof import TorchprofError, latency
-from torchprof.latency import BenchmarkResult, Latency, Machine, benchmark
-from torchprof.run import Peak
+from torchprof import TorchprofError
+from torchprof.profile import benchmark as benchmark_module
+from torchprof.profile import model_state
+from torchprof.profile.benchmark import BenchmarkResult, Latency, Machine, benchmark
+from torchprof.run.meta import Peak
 
 MACHINE = Machine("Abacus", 4, 2, ("Loom", "Loom", "Mill"), "2.13.0", "3.11.0", "Linux")
 
@@ -88,7 +90,7 @@ def test_the_figures_are_those_of_statistics(seconds: list[float]) -> None:
 
 def test_calls_are_timed_one_by_one_and_those_of_the_warm_up_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     durations = [900, 800, 0.5, 0.25, 1.0, 0.75]
-    monkeypatch.setattr(latency, "timer", Clock(*durations, *(2 * one for one in durations)))
+    monkeypatch.setattr(benchmark_module, "timer", Clock(*durations, *(2 * one for one in durations)))
     result = benchmark(Spy(), torch.ones(2), (2, 6), warmup=2, repeat=4)
     assert [row.batch_size for row in result.rows] == [2, 6]
     assert [row.seconds for row in result.rows] == [(0.5, 0.25, 1.0, 0.75), (1.0, 0.5, 2.0, 1.5)]
@@ -106,8 +108,8 @@ def test_the_clock_waits_for_every_device_at_work(monkeypatch: pytest.MonkeyPatc
     waited = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append("mps"))
-    monkeypatch.setattr(latency, "timer", lambda: waited.append("timer") or 5.0)
-    bench = latency._Bench(nn.Identity(), False, None, None, 0, 2, lambda text: None)
+    monkeypatch.setattr(benchmark_module, "timer", lambda: waited.append("timer") or 5.0)
+    bench = benchmark_module._Bench(nn.Identity(), False, None, None, 0, 2, lambda text: None)
     on = [SimpleNamespace(device=torch.device(name)) for name in ("cpu", "cuda:1", "cuda:1", "meta")]
     bench.kept.tensors = on
     clock = bench._clock(SimpleNamespace(tensors=[SimpleNamespace(device=torch.device("mps"))]))
@@ -145,15 +147,15 @@ def test_the_machine_is_this_one() -> None:
 
 
 def test_the_processors_name_is_linuxs_or_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latency.Path, "exists", lambda self: True)
+    monkeypatch.setattr(benchmark_module.Path, "exists", lambda self: True)
     monkeypatch.setattr(
-        latency.Path, "read_text", lambda self, **_: "processor : 0\nmodel\t: 1\nmodel name\t: Abacus: 9\n"
+        benchmark_module.Path, "read_text", lambda self, **_: "processor : 0\nmodel\t: 1\nmodel name\t: Abacus: 9\n"
     )
-    assert latency._cpu_name() == "Abacus: 9"
-    monkeypatch.setattr(latency.Path, "read_text", lambda self, **_: "CPU part : 0xd0c\n")
-    monkeypatch.setattr(latency.platform, "processor", lambda: "")
-    monkeypatch.setattr(latency.platform, "machine", lambda: "aarch64")
-    assert latency._cpu_name() == "aarch64"
+    assert benchmark_module._cpu_name() == "Abacus: 9"
+    monkeypatch.setattr(benchmark_module.Path, "read_text", lambda self, **_: "CPU part : 0xd0c\n")
+    monkeypatch.setattr(benchmark_module.platform, "processor", lambda: "")
+    monkeypatch.setattr(benchmark_module.platform, "machine", lambda: "aarch64")
+    assert benchmark_module._cpu_name() == "aarch64"
 
 
 def test_torchs_compare_takes_the_measurements() -> None:
@@ -589,8 +591,8 @@ def test_what_a_tensor_of_tensors_holds_is_put_back(monkeypatch: pytest.MonkeyPa
     from torch.testing._internal.two_tensor import TwoTensor
 
     kinds = set()
-    bits = latency._bits
-    monkeypatch.setattr(latency, "_bits", lambda data: kinds.add(type(data)) or bits(data))
+    bits = model_state._bits
+    monkeypatch.setattr(model_state, "_bits", lambda data: kinds.add(type(data)) or bits(data))
     model = nn.Linear(4, 4, bias=False)
     model.weight = nn.Parameter(TwoTensor(torch.ones(4, 4), 2 * torch.ones(4, 4)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -689,7 +691,7 @@ def test_ctrl_c_waits_until_the_model_is_put_back(monkeypatch: pytest.MonkeyPatc
     called: list[int] = []
     compared: list[int] = []
     x = torch.rand(4, 4)
-    bits = latency._bits
+    bits = model_state._bits
 
     def interrupted(data: Tensor) -> Tensor:
         if len(called) == 4:  # all calls are over, and the model is being put back
@@ -700,7 +702,7 @@ def test_ctrl_c_waits_until_the_model_is_put_back(monkeypatch: pytest.MonkeyPatc
 
     hook = model.register_forward_pre_hook(lambda *_: called.append(1))
     before = everything(model, optimizer)
-    monkeypatch.setattr(latency, "_bits", interrupted)
+    monkeypatch.setattr(model_state, "_bits", interrupted)
     with pytest.raises(KeyboardInterrupt):
         benchmark(model, x, (4,), warmup=2, repeat=2, train=True, optimizer=optimizer)
     assert len(compared) > 3
@@ -785,7 +787,7 @@ def at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     """To be called in the test itself: pytest puts its own stderr in place after the fixtures."""
     fake = Terminal()
     monkeypatch.setattr(sys, "stderr", fake)
-    monkeypatch.setattr(latency, "_SHOWN_EVERY", 0)
+    monkeypatch.setattr(benchmark_module, "_SHOWN_EVERY", 0)
     return fake
 
 
@@ -806,7 +808,7 @@ def test_the_line_is_gone_after_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_terminal_is_not_written_to_for_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = at_a_terminal(monkeypatch)
-    monkeypatch.setattr(latency, "_SHOWN_EVERY", 3600)
+    monkeypatch.setattr(benchmark_module, "_SHOWN_EVERY", 3600)
     benchmark(Spy(), torch.ones(1), (1, 2), warmup=1, repeat=2)
     assert terminal.getvalue() == "\r\033[Kbatch size 1, call 1 of 3 \r\033[K"
 
@@ -918,14 +920,14 @@ def test_the_page_of_the_documents_is_true(
 ) -> None:
     monkeypatch.setattr(torchprof, "benchmark", benchmark, raising=False)
     monkeypatch.setattr(torchprof, "peak", fake_peak, raising=False)  # a second, for nothing new
-    page = (in_root / "docs" / "latency.md").read_text(encoding="utf-8")
+    page = (in_root / "docs" / "benchmark_module.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert [language for language, _ in blocks] == ["python", "text", "python", "python", "python", "python"]
     space: dict[str, Any] = {}
     printed = []
     for language, block in blocks:
         if language == "python":
-            exec(compile(block, "latency.md", "exec"), space)
+            exec(compile(block, "benchmark_module.md", "exec"), space)
             printed.append(capsys.readouterr().out)
     assert headings_and_sizes(printed[0]) == headings_and_sizes(blocks[1][1])
     shown, written = printed[0].splitlines()[-2], blocks[1][1].splitlines()[-2]
@@ -940,7 +942,7 @@ def test_the_example_runs(in_root: Path, capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr(torchprof, "peak", fake_peak, raising=False)
     monkeypatch.syspath_prepend(str(in_root / "examples"))
     monkeypatch.delitem(sys.modules, "models", raising=False)  # the tests have one of that name, too
-    runpy.run_path(str(in_root / "examples" / "latency.py"))
+    runpy.run_path(str(in_root / "examples" / "benchmark_module.py"))
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines() if " | " in line] == ["Batch", "1", "4", "16"] * 2
     assert "TinyTransformer, inference on" in out

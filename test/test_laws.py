@@ -21,41 +21,32 @@ from torch import nn
 from torchs_list import torchs_list
 
 import torchprof
-from torchprof.attribute import (
+from torchprof.attribute.events import Event, Kind, Site
+from torchprof.attribute.rule import Attribution
+from torchprof.measure.fold import fold
+from torchprof.reports import known
+from torchprof.run.cost import FIELDS, Cost
+from torchprof.run.cycles import add_cycle
+from torchprof.run.layers import Layer
+from torchprof.run.memory import KINDS as MEMORY_KINDS
+from torchprof.run.memory import Held, Memory
+from torchprof.run.meta import Meta, Peak
+from torchprof.run.rows import Around, Row, Rows
+from torchprof.run.run import Op, Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.timeline import Timeline
+from torchprof.run.words import (
     BACKWARD,
+    BETWEEN_OPS,
     FORWARD,
     LAUNCH_NOT_RECORDED,
     NOT_SELECTED,
     OUTSIDE,
     PHASES,
     RECOMPUTE,
-    Attribution,
-    Event,
     Frame,
-    Kind,
     Signature,
-    Site,
 )
-from torchprof.cost import FIELDS, Cost
-from torchprof.fold import add_cycle, fold
-from torchprof.reports import known
-from torchprof.run import (
-    BETWEEN_OPS,
-    Around,
-    Held,
-    Layer,
-    Memory,
-    Meta,
-    Op,
-    Peak,
-    Row,
-    Rows,
-    Run,
-    SampleKey,
-    Spread,
-    Timeline,
-)
-from torchprof.run import KINDS as MEMORY_KINDS
 
 # Random models: paths of layers, depth first, and a label for each
 

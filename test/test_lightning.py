@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 import torchprof
 from torchprof import Profile, TorchprofError
-from torchprof.integrations.loop import LoopProfile
+from torchprof.integrations.training_loop import LoopProfile
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 BATCHES = 8

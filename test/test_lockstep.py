@@ -17,36 +17,17 @@ from torch import nn
 
 import torchprof
 from torchprof import Profile, Run
-from torchprof.attribute import (
-    BACKWARD,
-    BEFORE,
-    FORWARD,
-    OUTSIDE,
-    Attribution,
-    Event,
-    Frame,
-    Kind,
-    Signature,
-    Site,
-)
-from torchprof.fold import fold
-from torchprof.imbalance import balance_of
-from torchprof.lockstep import PROMPTLY_NS, Locksteps, is_communication
-from torchprof.run import (
-    EXCHANGES,
-    GAP,
-    STEP,
-    WORK,
-    Entered,
-    GroupOfRanks,
-    Layer,
-    Lockstep,
-    LockstepKey,
-    Meta,
-    SampleKey,
-    Spread,
-    Unfinished,
-)
+from torchprof.analyze.ranks.balance import balance_of
+from torchprof.attribute.events import Event, Kind, Site
+from torchprof.attribute.rule import Attribution
+from torchprof.measure.fold import fold
+from torchprof.measure.lockstep import PROMPTLY_NS, Locksteps, is_communication
+from torchprof.run.layers import Layer
+from torchprof.run.lockstep import EXCHANGES, GAP, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
+from torchprof.run.meta import Meta
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.unfinished import Entered, Unfinished
+from torchprof.run.words import BACKWARD, BEFORE, FORWARD, OUTSIDE, Frame, Signature
 
 NET, A, B = "torchprof:Net", "torchprof:Net.a", "torchprof:Net.b"
 PATHS = [("Net",), ("Net", "a"), ("Net", "b")]

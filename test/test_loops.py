@@ -27,10 +27,12 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerAction, record_function
 
 from torchprof import Profile, Run, TorchprofError, tensorboard_trace_handler
-from torchprof.attribute import BACKWARD, FORWARD, PREFIX, Place
-from torchprof.collect import refuse_if_profiled
-from torchprof.instrument import label_of
-from torchprof.run import SampleKey
+from torchprof.attribute.events import PREFIX
+from torchprof.attribute.places import Place
+from torchprof.record.labels import label_of
+from torchprof.record.session import refuse_if_profiled
+from torchprof.run.samples import SampleKey
+from torchprof.run.words import BACKWARD, FORWARD
 
 NONE, WARMUP, RECORD, SAVE = (
     ProfilerAction.NONE,
@@ -844,8 +846,8 @@ def test_a_cycle_has_no_warnings_of_another(monkeypatch: pytest.MonkeyPatch) -> 
         ended.append(f"The clock of cycle {len(ended) + 1}.")
         return ended[-1:]
 
-    monkeypatch.setattr("torchprof.profile.about_clock", about_clock)
-    monkeypatch.setattr("torchprof.profile.missing_device", lambda _: "No such device.")
+    monkeypatch.setattr("torchprof.profile.profile.about_clock", about_clock)
+    monkeypatch.setattr("torchprof.profile.profile.missing_device", lambda _: "No such device.")
     model, x = Mlp(), torch.rand(2, 4)
     shown: list[list[str]] = []
 

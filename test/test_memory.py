@@ -26,13 +26,20 @@ from torch.utils.checkpoint import checkpoint
 
 import torchprof
 from torchprof import Profile, Run, TorchprofError
-from torchprof.allocations import Allocations
-from torchprof.assemble import attribution_of
-from torchprof.attribute import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE, Attribution, Event, Kind, Site
-from torchprof.cost import format_memory
-from torchprof.held import held_now
-from torchprof.holding import NOTHING, Freed, Holding, allocators_between, with_frees
-from torchprof.run import KINDS, Held, Layer, Memory, Meta, Rows, SampleKey, Spread, Timeline
+from torchprof.attribute.events import Event, Kind, Site
+from torchprof.attribute.rule import Attribution
+from torchprof.measure.assemble import attribution_of
+from torchprof.measure.live_memory import NOTHING, Freed, Holding, allocators_between, with_frees
+from torchprof.measure.memory import Allocations
+from torchprof.record.model_memory import held_now
+from torchprof.run.cost import format_memory
+from torchprof.run.layers import Layer
+from torchprof.run.memory import KINDS, Held, Memory
+from torchprof.run.meta import Meta
+from torchprof.run.rows import Rows
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.timeline import Timeline
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE
 
 ROWS, WIDTH = 2048, 16
 BLOCK = ROWS * WIDTH * 4  # bytes of the output of one layer of a chain

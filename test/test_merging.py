@@ -20,37 +20,18 @@ from hypothesis import strategies as st
 
 import torchprof
 from torchprof import TorchprofError
-from torchprof.attribute import BACKWARD, FORWARD, NOT_SELECTED, OUTSIDE, PHASES, Frame
-from torchprof.caveats import following_from
-from torchprof.cost import Cost
-from torchprof.run import (
-    EXCHANGES,
-    GAP,
-    NOBODY,
-    NOT_RECORDED,
-    STEP,
-    WORK,
-    Around,
-    DeviceTime,
-    Entered,
-    GroupOfRanks,
-    Held,
-    Lane,
-    Layer,
-    Lockstep,
-    LockstepKey,
-    Memory,
-    Meta,
-    Row,
-    Rows,
-    Run,
-    SampleKey,
-    Spans,
-    Spread,
-    StreamTime,
-    Timeline,
-    Unfinished,
-)
+from torchprof.analyze.caveats import following_from
+from torchprof.run.cost import Cost
+from torchprof.run.layers import Layer
+from torchprof.run.lockstep import EXCHANGES, GAP, NOBODY, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
+from torchprof.run.memory import Held, Memory
+from torchprof.run.meta import Meta
+from torchprof.run.rows import Around, Row, Rows
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.timeline import DeviceTime, Lane, Spans, StreamTime, Timeline
+from torchprof.run.unfinished import Entered, Unfinished
+from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED, OUTSIDE, PHASES, Frame
 
 Key = LockstepKey
 MUL, ADD, MINE = Frame("op", "mul"), Frame("op", "add"), Frame("label", "mine")

@@ -19,8 +19,9 @@ from hand_made import cells, headings, label, op, row, run_of
 from torch import nn
 
 from torchprof import Profile, TorchprofError, compare
-from torchprof.attribute import BACKWARD, OUTSIDE
-from torchprof.run import Layer, Run
+from torchprof.run.layers import Layer
+from torchprof.run.run import Run
+from torchprof.run.words import BACKWARD, OUTSIDE
 
 LINES = [row(0, cpu_ns=100), row(1, cpu_ns=300), row(2, cpu_ns=97), row(3, cpu_ns=500), row(OUTSIDE, cpu_ns=3)]
 

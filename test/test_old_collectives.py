@@ -14,7 +14,7 @@ from test_trace import event, session, write
 
 import torchprof
 from torchprof import Run
-from torchprof.imbalance import balance_of
+from torchprof.analyze.ranks.balance import balance_of
 
 ALL_REDUCE_KERNEL = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWork*)"
 

@@ -24,11 +24,12 @@ from torchs_list import torchs_list
 
 import torchprof
 from torchprof import Profile, TorchprofError
-from torchprof.attribute import NOT_SELECTED, OUTSIDE, PHASES, PREFIX, Frame
-from torchprof.cost import Cost
-from torchprof.operators import Operator, Sums, layers_of, operators
+from torchprof.analyze.operators import Operator, Sums, layers_of, operators
+from torchprof.attribute.events import PREFIX
 from torchprof.reports.ranking import operator_name
-from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Around
+from torchprof.run.cost import Cost
+from torchprof.run.rows import Around
+from torchprof.run.words import BETWEEN_OPS, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES, Frame
 
 NODE_PREFIX = "autograd::engine::evaluate_function: "
 FORWARD, BACKWARD, RECOMPUTE = PHASES
@@ -247,7 +248,7 @@ def test_operators_by_input_shape_are_torchs(name: str) -> None:
     assert sum(len(key[1]) > 0 for key in truth) > 5
 
 
-NO_SOURCE = ("<", "nn.Module: ", "torch/nn/modules/module.py(", "torchprof/instrument.py(")
+NO_SOURCE = ("<", "nn.Module: ", "torch/nn/modules/module.py(", "torchprof/record/")
 
 
 def is_python(event: Any) -> bool:

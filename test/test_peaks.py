@@ -10,9 +10,10 @@ import torch
 import torch.utils.benchmark
 
 import torchprof
-from torchprof import TorchprofError, peaks
-from torchprof.peaks import measured_peaks, peak
-from torchprof.run import Peak
+from torchprof import TorchprofError
+from torchprof.record import peak as peaks
+from torchprof.record.peak import measured_peaks, peak
+from torchprof.run.meta import Peak
 
 PRODUCT_S = 0.5
 COPY_S = 0.125

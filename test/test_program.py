@@ -24,9 +24,10 @@ from torch.nn.functional import mse_loss
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import torchprof
-from torchprof import Run, TorchprofError, program
-from torchprof.cost import FIELDS
-from torchprof.program import Program
+from torchprof import Run, TorchprofError
+from torchprof.profile import program
+from torchprof.profile.program import Program
+from torchprof.run.cost import FIELDS
 
 
 def profiled(body: Callable[[], Any], **options: Any) -> Run:

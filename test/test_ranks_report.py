@@ -12,8 +12,10 @@ from test_imbalance import PAIR, even, experts, fed_slowly, planted
 
 import torchprof
 from torchprof import Run, TorchprofError
-from torchprof.attribute import BACKWARD, FORWARD, OUTSIDE
-from torchprof.run import GAP, STEP, Entered, Lockstep, LockstepKey, MeshDim, Unfinished
+from torchprof.run.lockstep import GAP, STEP, Lockstep, LockstepKey
+from torchprof.run.meta import MeshDim
+from torchprof.run.unfinished import Entered, Unfinished
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE
 
 MS = 1_000_000
 RANKS, LAYERS, COLLECTIVES = 1, 2, 3  # which section of the report

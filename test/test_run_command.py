@@ -151,12 +151,12 @@ def test_options_choose_what_is_recorded_and_shown(tmp_path: Path) -> None:
 
 
 ADVICE = """
-import torchprof.advice
+import torchprof.analyze.advice
 
 def found(evidence):
-    yield torchprof.advice.Advice("Net", "Is slow.", "Make it fast.", None, None, "mine")
+    yield torchprof.analyze.advice.Advice("Net", "Is slow.", "Make it fast.", None, None, "mine")
 
-torchprof.advice.rules = lambda: dict.fromkeys("abcdefgh"[:{count}], found)
+torchprof.analyze.advice.rules = lambda: dict.fromkeys("abcdefgh"[:{count}], found)
 model(x)
 """
 MORE = "torchprof show {} --report advice shows all."

@@ -13,9 +13,14 @@ from models import Mlp
 
 import torchprof
 from torchprof import TorchprofError
-from torchprof.attribute import BACKWARD, FORWARD, Signature
-from torchprof.cost import FIELDS
-from torchprof.run import WORK, CompiledRegion, Lane, Lockstep, LockstepKey, Memory, Run, SampleKey
+from torchprof.run.cost import FIELDS
+from torchprof.run.lockstep import WORK, Lockstep, LockstepKey
+from torchprof.run.memory import Memory
+from torchprof.run.meta import CompiledRegion
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey
+from torchprof.run.timeline import Lane
+from torchprof.run.words import BACKWARD, FORWARD, Signature
 
 DATA = Path(__file__).parent / "data"
 
@@ -270,7 +275,7 @@ def test_a_file_is_written_whole_or_not_at_all(name: str, tmp_path: Path, monkey
         yield "{"
         raise MemoryError
 
-    monkeypatch.setattr("torchprof.run_file._pieces", pieces)
+    monkeypatch.setattr("torchprof.run.file_write._pieces", pieces)
     for path in (tmp_path / name, tmp_path / f"new-{name}"):
         with pytest.raises(MemoryError):
             run.save(path)

@@ -17,9 +17,9 @@ from types import SimpleNamespace
 import pytest
 
 import torchprof
-from torchprof import sampling
 from torchprof.errors import TorchprofError
-from torchprof.sampling import Place, Sample, Sampler
+from torchprof.record import python_lines
+from torchprof.record.python_lines import Place, Sample, Sampler
 
 ROOT = Path(__file__).parent.parent
 HERE = str(Path("test", Path(__file__).name))
@@ -143,7 +143,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch, oversleeps: list[int]) -> tuple[lis
     clock = Clock(oversleeps)
     with standing("/x/a.py") as thread:
         sampler = Sampler(thread, 0.005)
-        monkeypatch.setattr(sampling, "time", clock)
+        monkeypatch.setattr(python_lines, "time", clock)
         sampler._watch(clock)  # type: ignore[arg-type]
     return list(sampler.samples()), clock
 
@@ -158,7 +158,7 @@ def test_a_late_sample_stands_for_those_that_were_missed(monkeypatch: pytest.Mon
 
 
 def test_when_memory_is_full_half_of_it_is_given_back_and_no_time_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "_MOST_SAMPLES", 8)
+    monkeypatch.setattr(python_lines, "_MOST_SAMPLES", 8)
     samples, clock = sampled(monkeypatch, [0] * 7 + [10_000_000] + [0] * 3)
     # Eight samples, the last of them late by two, of which four are kept; from then on one in 10 ms.
     assert [sample.intervals for sample in samples] == [2, 2, 2, 4, 2, 2, 2]
@@ -173,7 +173,7 @@ def test_when_memory_is_full_half_of_it_is_given_back_and_no_time_is_lost(monkey
 def test_a_million_samples_of_twenty_bytes_are_kept() -> None:
     sampler = Sampler(0)
     assert sum(column.itemsize for column in (sampler._times, sampler._at, sampler._intervals)) == 20
-    assert sampling._MOST_SAMPLES == 1_000_000
+    assert python_lines._MOST_SAMPLES == 1_000_000
 
 
 # Nothing left behind.
@@ -229,7 +229,7 @@ def run(code: str) -> str:
         import os, sys, threading, time
         while_forking = []
         os.register_at_fork(before=lambda: while_forking.append(threading.active_count()))
-        from torchprof.sampling import Sampler
+        from torchprof.record.python_lines import Sampler
         def count(): return sum(1 for _ in sampler.samples())
         def wait(more):
             seen = count()

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import pytest
 
-from torchprof.script import PythonFunction, Script, profile_python
+from torchprof.profile.cprofile import PythonFunction, profile_python
+from torchprof.profile.script import Script
 
 ROOT = Path(__file__).parent.parent
 PYTHON = sys.executable
@@ -23,7 +24,8 @@ PYTHON = sys.executable
 # What stands in for the command line: it prints nothing, so that all that is seen is the script's.
 DRIVER = """
 import os, sys
-from torchprof.script import Script, profile_python
+from torchprof.profile.cprofile import profile_python
+from torchprof.profile.script import Script
 
 def log(*what):
     with open(os.environ["LOG"], "a") as file:
@@ -312,7 +314,7 @@ def test_frames_of_ours_in_the_middle_of_a_traceback_are_left_out(folder: Path) 
 
 def test_an_error_of_around_is_the_callers(folder: Path) -> None:
     code = (
-        "from torchprof.script import Script\n"
+        "from torchprof.profile.script import Script\n"
         "class Around:\n"
         "    def __enter__(self):\n        assert {enter}, 'not entered'\n"
         "    def __exit__(self, *error):\n        assert False, 'not left'\n"

@@ -19,17 +19,18 @@ from snapshots import snapshot
 from torch.autograd import profiler as torch_profiler
 
 import torchprof
-from torchprof import Profile, TorchprofError, collect, held
-from torchprof import profile as profile_module
-from torchprof import program as program_module
-from torchprof.program import Program
-from torchprof.sampling import Sampler
-from torchprof.sigterm import HeldSignals, undisturbed
+from torchprof import Profile, TorchprofError
+from torchprof.profile import profile as profile_module
+from torchprof.profile import program as program_module
+from torchprof.profile.program import Program
+from torchprof.profile.sigterm import HeldSignals, undisturbed
+from torchprof.record import model_memory, session
+from torchprof.record.python_lines import Sampler
 
 PACKAGE = str(Path(torchprof.__file__).parent)
 UNDEFENDED = (
     undisturbed.__code__,
-    held._note_freed.__code__,
+    model_memory._note_freed.__code__,
     Profile.__exit__.__code__,
     Program.__exit__.__code__,
     torchprof.annotate.__wrapped__.__code__,
@@ -171,7 +172,7 @@ def test_ctrl_c_at_any_line_leaves_all_as_it_was(block_of: Callable[[Mlp], Any])
         assert came or ran < at, at
         assert snapshot(model) == before, at
         assert Profile._open is None
-        assert not collect.is_profiled()
+        assert not session.is_profiled()
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         if isinstance(block, Profile) and block.exited:
             assert len(block.run.layers) == 4
@@ -216,7 +217,7 @@ def test_an_error_while_torch_stops_its_session(monkeypatch: pytest.MonkeyPatch,
     prof = Profile(model)
     with pytest.raises(KeyboardInterrupt), prof:
         model(x)
-    assert not collect.is_profiled()
+    assert not session.is_profiled()
     assert prof.run.tree("forward").calls == (0 if lost else 1)
     assert [("is lost" in warning) for warning in prof.run.meta.warnings] == ([True] if lost else [])
     with Profile(model) as following:
@@ -244,7 +245,7 @@ def test_ctrl_c_while_a_program_ends_early(monkeypatch: pytest.MonkeyPatch, give
             torch_profiler.profile().__enter__()
         model(x)
     assert torch_profiler.profile._start_trace is start
-    assert not collect.is_profiled()
+    assert not session.is_profiled()
     assert block.run.tree("forward").calls == 1
 
 
@@ -256,13 +257,13 @@ def test_an_error_on_the_way_out(monkeypatch: pytest.MonkeyPatch, name: str) -> 
     model, x = Mlp(), torch.rand(2, 4)
     before = snapshot(model)
     prof = Profile(model, schedule=lambda _: torch.profiler.ProfilerAction.RECORD)
-    where = f"torchprof.profile.{name}"
+    where = f"torchprof.profile.profile.{name}"
     with pytest.raises(LookupError), prof:
         model(x)
         monkeypatch.setattr(where, failing(operator.attrgetter(name)(profile_module)))
     monkeypatch.undo()
     assert prof.exited and Profile._open is None
-    assert not collect.is_profiled()
+    assert not session.is_profiled()
     assert snapshot(model) == before
     with Profile(model) as following:
         model(x)
@@ -317,7 +318,7 @@ def test_an_error_while_a_program_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LookupError), Program():
         Mlp()(torch.rand(2, 4))
     assert torch_profiler.profile._start_trace is start
-    assert not collect.is_profiled()
+    assert not session.is_profiled()
 
 
 def test_ctrl_c_while_the_labels_are_read_as_torchs_lists(monkeypatch: pytest.MonkeyPatch) -> None:

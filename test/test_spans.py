@@ -30,23 +30,17 @@ from test_laws import Paths, sessions
 from torch import nn
 
 import torchprof
-from torchprof import Profile, Run, TorchprofError, assemble
-from torchprof.attribute import (
-    BACKWARD,
-    FORWARD,
-    OUTSIDE,
-    PHASES,
-    PREFIX,
-    RECOMPUTE,
-    Attributed,
-    Attribution,
-    Event,
-    Kind,
-    Site,
-)
-from torchprof.cost import format_time
-from torchprof.run import Lane, Layer, SampleKey, Spans, Timeline
-from torchprof.spans import OpenSpans
+from torchprof import Profile, Run, TorchprofError
+from torchprof.attribute.events import PREFIX, Event, Kind, Site
+from torchprof.attribute.places import Attributed
+from torchprof.attribute.rule import Attribution
+from torchprof.measure import assemble
+from torchprof.measure.timeline import OpenSpans
+from torchprof.run.cost import format_time
+from torchprof.run.layers import Layer
+from torchprof.run.samples import SampleKey
+from torchprof.run.timeline import Lane, Spans, Timeline
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE
 
 DATA = Path(__file__).parent / "data"
 MAIN, ENGINE = 1, 2  # threads

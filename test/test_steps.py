@@ -22,24 +22,17 @@ from torch.utils.data import DataLoader, Dataset
 
 import torchprof
 from torchprof import Profile, TorchprofError
-from torchprof.attribute import (
-    BACKWARD,
-    BEFORE,
-    FORWARD,
-    NOT_SELECTED,
-    OUTSIDE,
-    PHASES,
-    PREFIX,
-    RECOMPUTE,
-    Attribution,
-    Event,
-    Kind,
-    Site,
-)
-from torchprof.fold import add_cycle, fold
-from torchprof.instrument import label_of
-from torchprof.run import Layer, Meta, Run, SampleKey, Spread
-from torchprof.steps import Steps
+from torchprof.attribute.events import PREFIX, Event, Kind, Site
+from torchprof.attribute.rule import Attribution
+from torchprof.measure.fold import fold
+from torchprof.measure.steps import Steps
+from torchprof.record.labels import label_of
+from torchprof.run.cycles import add_cycle
+from torchprof.run.layers import Layer
+from torchprof.run.meta import Meta
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.words import BACKWARD, BEFORE, FORWARD, NOT_SELECTED, OUTSIDE, PHASES, RECOMPUTE
 
 PATHS = (("Net",), ("Net", "a"), ("Net", "b"))
 LAYERS = tuple(Layer(path, "Module") for path in PATHS)

@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from torchprof.stragglers import _chance, stragglers
+from torchprof.analyze.ranks.significance import _chance, stragglers
 
 
 @pytest.mark.parametrize(("ranks", "steps"), [(2, 5), (3, 4), (5, 3), (4, 1)])

@@ -15,9 +15,13 @@ from torch import nn
 
 import torchprof
 from examples.models import LeNet5
-from torchprof.attribute import Frame, Signature
-from torchprof.cost import format_count
-from torchprof.run import Layer, Meta, Peak, Rows, Run, SampleKey, Spread
+from torchprof.run.cost import format_count
+from torchprof.run.layers import Layer
+from torchprof.run.meta import Meta, Peak
+from torchprof.run.rows import Rows
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.words import Frame, Signature
 
 
 def figures(run: Run, root: int = 0) -> dict[str, str]:

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from torchprof import Profile
-from torchprof.attribute import NOT_SELECTED, OUTSIDE, PHASES, Frame
-from torchprof.cost import Cost
-from torchprof.operators import Operator, layers_of, operators
-from torchprof.run import BETWEEN_OPS, Around, Op, Row, Run
+from torchprof.analyze.operators import Operator, layers_of, operators
+from torchprof.run.cost import Cost
+from torchprof.run.rows import Around, Row
+from torchprof.run.run import Op, Run
+from torchprof.run.words import BETWEEN_OPS, NOT_SELECTED, OUTSIDE, PHASES, Frame
 
 Sum = tuple[int, Cost, Cost]  # calls, self, total
 

@@ -15,9 +15,12 @@ from torch import nn
 
 import torchprof
 from torchprof import Profile, TorchprofError
-from torchprof.attribute import NOT_SELECTED, OUTSIDE, Frame
-from torchprof.cost import Cost
-from torchprof.run import Around, Layer, Meta, Rows, Run
+from torchprof.run.cost import Cost
+from torchprof.run.layers import Layer
+from torchprof.run.meta import Meta
+from torchprof.run.rows import Around, Rows
+from torchprof.run.run import Run
+from torchprof.run.words import NOT_SELECTED, OUTSIDE, Frame
 
 FORWARD, BACKWARD, RECOMPUTE = 0, 1, 2
 CPU_MEMORY = ("cpu_allocated", "cpu_freed")

@@ -10,10 +10,13 @@ import pytest
 from hand_made import op, row
 
 from torchprof import Run, TorchprofError
-from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, Attribution, Event, Kind, Site
-from torchprof.fold import fold
+from torchprof.attribute.events import Event, Kind, Site
+from torchprof.attribute.rule import Attribution
+from torchprof.measure.fold import fold
 from torchprof.reports.top import Where, parts_of, source_lines
-from torchprof.run import BETWEEN_OPS, Layer, Meta
+from torchprof.run.layers import Layer
+from torchprof.run.meta import Meta
+from torchprof.run.words import BETWEEN_OPS, FORWARD, NOT_SELECTED, OUTSIDE
 
 MS = 1_000_000
 THREAD = 1

@@ -40,13 +40,15 @@ from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 
 import torchprof
-from torchprof import records, reports
-from torchprof.attribute import Frame
+from torchprof import reports
+from torchprof.analyze import records
 from torchprof.cli import main
-from torchprof.cost import Cost
-from torchprof.fold import add_cycle
-from torchprof.reports.page_data import Take, page_data
-from torchprof.run import Memory, Run
+from torchprof.reports.page.data import Take, page_data
+from torchprof.run.cost import Cost
+from torchprof.run.cycles import add_cycle
+from torchprof.run.memory import Memory
+from torchprof.run.run import Run
+from torchprof.run.words import Frame
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 A100 = TRACES / "a100_ddp_train_rank0_of_2.json.gz"

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from torchprof.attribute import BEFORE, Detail, Event, Kind
-from torchprof.device_times import Work, kind_of_work
-from torchprof.trace_events import TraceEvents
+from torchprof.attribute.events import Detail, Event, Kind
+from torchprof.run.kernels import Work, kind_of_work
+from torchprof.run.words import BEFORE
+from torchprof.traces.events import TraceEvents
 
 FIRST = 1  # the number of the first thread
 

@@ -22,8 +22,9 @@ from hand_made import run_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchprof import TorchprofError, trace_file
-from torchprof.trace_file import TraceFile
+from torchprof import TorchprofError
+from torchprof.traces import file as trace_file
+from torchprof.traces.file import TraceFile
 
 NASTY = [
     "}, {",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from torchprof.attribute import Site
-from torchprof.instrument import label_of
-from torchprof.trace_layers import (
+from torchprof.attribute.events import Site
+from torchprof.record.labels import label_of
+from torchprof.traces.layers import (
     ModuleCall,
     RangeCall,
     class_of,

@@ -15,13 +15,13 @@ from models import Checkpointed, Mlp, Recursive, Several, Tied
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from torchprof.attribute import Site
-from torchprof.call_order import call_order
+from torchprof.attribute.events import Site
 from torchprof.errors import TorchprofError
-from torchprof.modules import walk_modules
-from torchprof.run import Layer
-from torchprof.trace_layers import Hierarchy, ModuleCall
-from torchprof.trace_matching import ModelModule, match_modules, refuse_another_model
+from torchprof.record.modules import walk_modules
+from torchprof.run.layers import Layer
+from torchprof.traces.call_order import call_order
+from torchprof.traces.layers import Hierarchy, ModuleCall
+from torchprof.traces.matching import ModelModule, match_modules, refuse_another_model
 
 
 def entries(*models: nn.Module) -> list[ModelModule]:

@@ -32,10 +32,22 @@ from torchs_list import torchs_list
 
 import torchprof
 from torchprof import Profile
-from torchprof.assemble import attribution_of
-from torchprof.attribute import BACKWARD, FORWARD, OUTSIDE, PHASES, PREFIX, RECOMPUTE, Frame
-from torchprof.cost import Cost
-from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Op, SampleKey
+from torchprof.attribute.events import PREFIX
+from torchprof.measure.assemble import attribution_of
+from torchprof.run.cost import Cost
+from torchprof.run.run import Op
+from torchprof.run.samples import SampleKey
+from torchprof.run.words import (
+    BACKWARD,
+    BETWEEN_OPS,
+    FORWARD,
+    NOT_SELECTED_NAME,
+    OUTSIDE,
+    OUTSIDE_NAME,
+    PHASES,
+    RECOMPUTE,
+    Frame,
+)
 
 NODE_PREFIX = "autograd::engine::evaluate_function: "
 ACCUMULATE = "torch::autograd::AccumulateGrad"

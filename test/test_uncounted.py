@@ -15,8 +15,9 @@ from test_attribute import kernel, label, op, user_label
 from test_compiled import Ran, call, region
 
 import torchprof
-from torchprof.attribute import LAUNCH_NOT_RECORDED, LAUNCHED_BEFORE, OUTSIDE, Event, Frame, Signature
-from torchprof.uncounted import about_uncounted
+from torchprof.analyze.uncounted import about_uncounted
+from torchprof.attribute.events import Event
+from torchprof.run.words import LAUNCH_NOT_RECORDED, LAUNCHED_BEFORE, OUTSIDE, Frame, Signature
 
 SHAPES = (Signature((), ()), Signature(((2, 3), (3, 4)), ("float", "float")))
 MM = 24  # the multiply-accumulates of a product of these

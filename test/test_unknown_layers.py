@@ -18,11 +18,14 @@ from hand_made import cells, kernel, label, line, names, op, row, run_of
 
 import torchprof
 from torchprof import Run, TorchprofError
-from torchprof.advice import advise
-from torchprof.attribute import BACKWARD, FORWARD, OUTSIDE
+from torchprof.analyze.advice import advise
 from torchprof.cli import main
 from torchprof.reports import known
-from torchprof.run import Held, Lane, Layer, Memory, SampleKey, Spans, Spread, Timeline
+from torchprof.run.layers import Layer
+from torchprof.run.memory import Held, Memory
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.timeline import Lane, Spans, Timeline
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

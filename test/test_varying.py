@@ -12,8 +12,8 @@ from hand_made import NET, op, row, run_of
 from torch import nn
 
 import torchprof
-from torchprof.run import Run
-from torchprof.varying import varying_calls, varying_work
+from torchprof.analyze.varying import varying_calls, varying_work
+from torchprof.run.run import Run
 
 
 def of_model(run: Run, same_shapes: bool | None) -> Run:

@@ -21,9 +21,9 @@ from test_html import READ_TABLE, button, choice
 
 import torchprof
 from torchprof import Run, compare
-from torchprof.attribute import FORWARD, PHASES
-from torchprof.cost import AT_LEAST, UNKNOWN, format_count, format_memory, format_time
-from torchprof.records import table as records
+from torchprof.analyze.records import table as records
+from torchprof.run.cost import AT_LEAST, UNKNOWN, format_count, format_memory, format_time
+from torchprof.run.words import FORWARD, PHASES
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Any
 from torchprof.version import __version__
 
 if TYPE_CHECKING:
-    from torchprof.annotation import annotate, from_profiler
-    from torchprof.budget import assert_budget
-    from torchprof.diff import compare
+    from torchprof.analyze.compare.budget import assert_budget
+    from torchprof.analyze.compare.comparison import compare
     from torchprof.errors import TorchprofError
-    from torchprof.latency import benchmark
-    from torchprof.merging import merge
-    from torchprof.peaks import peak
-    from torchprof.profile import Profile
-    from torchprof.run import Run
-    from torchprof.run_file import load
-    from torchprof.shapes import flops
-    from torchprof.tensorboard import tensorboard_trace_handler
-    from torchprof.trace import from_trace
+    from torchprof.profile.annotate import annotate, from_profiler
+    from torchprof.profile.benchmark import benchmark
+    from torchprof.profile.flops import flops
+    from torchprof.profile.profile import Profile
+    from torchprof.profile.tensorboard import tensorboard_trace_handler
+    from torchprof.record.peak import peak
+    from torchprof.run.file_read import load
+    from torchprof.run.merge import merge
+    from torchprof.run.run import Run
+    from torchprof.traces.read import from_trace
+
 
 __all__ = [
     "Profile",
@@ -42,32 +43,32 @@ __all__ = [
     "tensorboard_trace_handler",
 ]
 
-_ROOMS = {
-    "Profile": "profile",
-    "Run": "run",
+_FILES = {
+    "Profile": "profile.profile",
+    "Run": "run.run",
     "TorchprofError": "errors",
-    "annotate": "annotation",
-    "assert_budget": "budget",
-    "benchmark": "latency",
-    "compare": "diff",
-    "flops": "shapes",
-    "from_profiler": "annotation",
-    "from_trace": "trace",
-    "load": "run_file",
-    "merge": "merging",
-    "peak": "peaks",
-    "profile": "profile",
-    "tensorboard_trace_handler": "tensorboard",
+    "annotate": "profile.annotate",
+    "assert_budget": "analyze.compare.budget",
+    "benchmark": "profile.benchmark",
+    "compare": "analyze.compare.comparison",
+    "flops": "profile.flops",
+    "from_profiler": "profile.annotate",
+    "from_trace": "traces.read",
+    "load": "run.file_read",
+    "merge": "run.merge",
+    "peak": "record.peak",
+    "tensorboard_trace_handler": "profile.tensorboard",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOMS:
-        raise AttributeError(f"module 'torchprof' has no attribute {name!r}")
     from importlib import import_module
 
-    room = import_module(f"torchprof.{_ROOMS[name]}")
-    return room if name == "profile" else getattr(room, name)
+    if name == "profile":  # as ``import torchprof`` gave it in torchprof 1.4.0
+        return import_module("torchprof.profile")
+    if name not in _FILES:
+        raise AttributeError(f"module 'torchprof' has no attribute {name!r}")
+    return getattr(import_module(f"torchprof.{_FILES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class TorchprofError(RuntimeError):
@@ -25,3 +25,9 @@ def suggest(given: str, choices: Iterable[str], limit: int = 3, *, every: bool =
         return meant
     more = f" and {len(known) - 20} more" if len(known) > 20 else ""
     return "Choose from " + ", ".join(repr(choice) for choice in known[:20]) + more + "."
+
+
+def some(names: Sequence[str], limit: int = 3) -> str:
+    """A few names, and how many more there are."""
+    more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")

@@ -1,3 +1,5 @@
 """The version of torchprof, known without torch."""
 
+from __future__ import annotations
+
 __version__ = "2.7.0"

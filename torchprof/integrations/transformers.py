@@ -12,7 +12,7 @@ from torch import nn
 from torch.profiler import ProfilerAction
 
 from torchprof import Profile, Run, TorchprofError
-from torchprof.integrations.loop import LoopProfile
+from torchprof.integrations.training_loop import LoopProfile
 
 __all__ = ["ProfileCallback"]
 

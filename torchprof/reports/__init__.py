@@ -50,8 +50,9 @@ def report(
 
 def known(of: str = "run") -> Mapping[str, Report]:
     """All reports of a "run" or of a "diff", by name."""
-    for room in iter_modules(__path__):
-        import_module(f"{__name__}.{room.name}")
+    for package in (__name__, f"{__name__}.diff"):
+        for file in iter_modules(import_module(package).__path__):
+            import_module(f"{package}.{file.name}")
     return _reports[of]
 
 

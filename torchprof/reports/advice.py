@@ -5,12 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from torchprof.advice import Advice, judge
-from torchprof.advice.evidence import Evidence
-from torchprof.cost import format_memory, format_time
+from torchprof.analyze.advice import Advice, judge
+from torchprof.analyze.advice.evidence import Evidence
 from torchprof.reports import report
-from torchprof.reports.tree import check_number, printable
-from torchprof.run import Run
+from torchprof.reports.text import check_number, printable
+from torchprof.run.cost import format_memory, format_time
+from torchprof.run.run import Run
 
 _WIDTH = 100
 _RECORDS = {

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from torchprof.attribute import PHASES
-from torchprof.cost import format_time
-from torchprof.doubts import about_sums, doubts_of
 from torchprof.reports import report
+from torchprof.reports.text import check_number, draw
 from torchprof.reports.top import parts_of, source_lines
-from torchprof.reports.tree import UNKNOWN, check_number, draw
-from torchprof.run import BETWEEN_OPS, Run
+from torchprof.run.cost import UNKNOWN, format_time
+from torchprof.run.run import Run
+from torchprof.run.warnings import about_sums, doubts_of
+from torchprof.run.words import BETWEEN_OPS, PHASES
 
 
 @report("between")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from torchprof.attribute import FORWARD
-from torchprof.cost import format_time
 from torchprof.reports import report
-from torchprof.reports.tree import CALLS, draw, printable
-from torchprof.run import Run
+from torchprof.reports.columns import CALLS
+from torchprof.reports.text import draw, printable
+from torchprof.run.cost import format_time
+from torchprof.run.run import Run
+from torchprof.run.words import FORWARD
 
 
 @report("calls")

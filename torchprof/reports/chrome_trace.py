@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any
 
-from torchprof.attribute import BACKWARD, OUTSIDE, PHASES
-from torchprof.cost import format_time
 from torchprof.errors import TorchprofError
 from torchprof.reports import report
-from torchprof.run import NOT_SELECTED_NAME, OUTSIDE_NAME, Lane, Run, Spans, Timeline
+from torchprof.run.cost import format_time
+from torchprof.run.run import Run
+from torchprof.run.timeline import Lane, Spans, Timeline
+from torchprof.run.words import BACKWARD, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES
 
 _PROCESS = 1  # that of rank 0: to Perfetto, process 0 and thread 0 mean the idle ones
 _STEPS = 1  # the track of the steps

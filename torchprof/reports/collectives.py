@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
-from torchprof.attribute import Frame
-from torchprof.collectives import Collective, collective_of, tells_collective
-from torchprof.cost import format_count, format_memory, format_time
-from torchprof.device_times import Work, kind_of_work
-from torchprof.doubts import about_sums, doubts_of
-from torchprof.event_names import is_host_collective
 from torchprof.reports import report
 from torchprof.reports.kernels import short_name
-from torchprof.reports.tree import UNKNOWN, draw, printable
-from torchprof.run import NOT_SELECTED_NAME, OUTSIDE_NAME, Row, Run
+from torchprof.reports.text import draw, printable
+from torchprof.run.collectives import Collective, collective_of, tells_collective
+from torchprof.run.cost import UNKNOWN, format_count, format_memory, format_time
+from torchprof.run.kernels import Work, kind_of_work
+from torchprof.run.rows import Row
+from torchprof.run.run import Run
+from torchprof.run.warnings import about_sums, doubts_of
+from torchprof.run.words import NOT_SELECTED_NAME, OUTSIDE_NAME, Frame, is_host_collective
 
 _Key = TypeVar("_Key")
 _UNNAMED = ("", "undefined")  # torch's description of a group that has none

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from torchprof.attribute import BACKWARD, FORWARD, RECOMPUTE
-from torchprof.cost import Cost, format_time
-from torchprof.doubts import SAYS_WHY, about_sums, doubts_of, some
-from torchprof.regions import RESUMED, Compiled, PhaseOfRegion, RegionUse, compiled_in
+from torchprof.analyze.compiled import RESUMED, Compiled, PhaseOfRegion, RegionUse, compiled_in
+from torchprof.errors import some
 from torchprof.reports import report
-from torchprof.reports.tree import UNKNOWN, draw, printable
-from torchprof.run import NOT_SELECTED_NAME, OUTSIDE_NAME, CompiledRegion, Run
+from torchprof.reports.text import draw, printable
+from torchprof.run.cost import UNKNOWN, Cost, format_time
+from torchprof.run.meta import CompiledRegion
+from torchprof.run.run import Run
+from torchprof.run.warnings import SAYS_WHY, about_sums, doubts_of
+from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED_NAME, OUTSIDE_NAME, RECOMPUTE
 
 
 @report("compiled")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv as _csv
 from io import StringIO
 
-from torchprof.records import Cell, table
+from torchprof.analyze.records import Cell, table
 from torchprof.reports import report
-from torchprof.run import Run
+from torchprof.run.run import Run
 
 # What a spreadsheet takes for the start of a formula (OWASP, "CSV Injection"), wide forms included; and what marks it.
 _STARTS_A_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠", "'")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchprof.cost import format_time
-from torchprof.doubts import doubts_of
 from torchprof.errors import TorchprofError
 from torchprof.reports import report
-from torchprof.reports.tree import draw, printable
-from torchprof.run import DeviceTime, Meta, Run
+from torchprof.reports.text import draw, printable
+from torchprof.run.cost import format_time
+from torchprof.run.meta import Meta
+from torchprof.run.run import Run
+from torchprof.run.timeline import DeviceTime
+from torchprof.run.warnings import doubts_of
 
 _HEADINGS = ("Stream", "Kernels", "Busy", "Of span", "Computing", "Communication", "Copying")
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from torchprof.attribute import Frame
-from torchprof.records import layer_name
+from torchprof.analyze.records import layer_name
+from torchprof.analyze.stacks import Step, stacks, usual
 from torchprof.reports import report
-from torchprof.reports.tree import printable
-from torchprof.run import Run, range_in_words
-from torchprof.stacks import Step, stacks, usual
+from torchprof.reports.text import printable
+from torchprof.run.lockstep import range_in_words
+from torchprof.run.run import Run
+from torchprof.run.words import Frame
 
 _NUMBER_AT_THE_END = re.compile(r"\s+(?=\d+(\.\d*)?$)")
 

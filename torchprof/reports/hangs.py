@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchprof.attribute import FORWARD, OUTSIDE
-from torchprof.cost import format_time
-from torchprof.reports.tree import printable
-from torchprof.run import NOT_SELECTED_NAME, OUTSIDE_NAME, Entered, Run, SampleKey, Unfinished, ranks_in_words
+from torchprof.reports.text import printable
+from torchprof.run.cost import format_time
+from torchprof.run.lockstep import ranks_in_words
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey
+from torchprof.run.unfinished import Entered, Unfinished
+from torchprof.run.words import FORWARD, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME
 
 _HANGS = 2  # times the longest step
 

@@ -7,13 +7,23 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from torchprof.attribute import BACKWARD, FORWARD, LAUNCH_NOT_RECORDED, NOT_SELECTED, OUTSIDE, PHASES, RECOMPUTE
-from torchprof.doubts import summed_over
 from torchprof.reports import report
 from torchprof.reports.ranking import shortened
+from torchprof.reports.text import printable
 from torchprof.reports.top import Part, parts_of, source_lines
-from torchprof.reports.tree import printable
-from torchprof.run import BETWEEN_OPS, Layer, Run
+from torchprof.run.layers import Layer
+from torchprof.run.run import Run
+from torchprof.run.warnings import summed_over
+from torchprof.run.words import (
+    BACKWARD,
+    BETWEEN_OPS,
+    FORWARD,
+    LAUNCH_NOT_RECORDED,
+    NOT_SELECTED,
+    OUTSIDE,
+    PHASES,
+    RECOMPUTE,
+)
 
 _NEARLY_ALL = 0.95  # of everything: the rest is worth no word
 _MOSTLY_IDLE = 0.5  # a device that rests for more than this part of the time waits for the CPU

@@ -12,15 +12,14 @@ from importlib.resources import files
 from types import NoneType
 from typing import Any
 
-from torchprof.advice import advise
-from torchprof.advice.evidence import Evidence
-from torchprof.cost import format_time
+from torchprof.analyze.advice import advise
+from torchprof.analyze.advice.evidence import Evidence
 from torchprof.errors import TorchprofError
 from torchprof.reports import render, report
 from torchprof.reports.advice import gain
-from torchprof.reports.page_data import Take, page_data
-from torchprof.reports.tree import UNKNOWN
-from torchprof.run import Run
+from torchprof.reports.page.data import Take, page_data
+from torchprof.run.cost import UNKNOWN, format_time
+from torchprof.run.run import Run
 from torchprof.version import __version__
 
 _SCRIPTS = (

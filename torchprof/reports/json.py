@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from torchprof.reports import report
-from torchprof.run import Run
-from torchprof.run_file import text_of
+from torchprof.run.file_write import text_of
+from torchprof.run.run import Run
 
 
 @report("json", suffix=".json")

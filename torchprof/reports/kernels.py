@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from torchprof.attribute import LAUNCHED_BEFORE
-from torchprof.cost import Cost, format_time
-from torchprof.operators import Kernel
-from torchprof.operators import kernels as kernels_of
+from torchprof.analyze.operators import Kernel
+from torchprof.analyze.operators import kernels as kernels_of
 from torchprof.reports import report
 from torchprof.reports.ranking import figure_columns, line_of, ranked, said, shares_of, shortened
-from torchprof.run import OUTSIDE_NAME, Run
+from torchprof.run.cost import Cost, format_time
+from torchprof.run.run import Run
+from torchprof.run.words import LAUNCHED_BEFORE, OUTSIDE_NAME
 
 _ARGUMENTS = re.compile(r"(?<=\S)\([^()]*\)|\([^()]*\)(?=\d)")  # and casts; not the ends of a copy, after a blank
 _LAMBDAS = re.compile(r"(?: const)?::(?:\{lambda#\d+\}|operator\b(?: const)?)")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from torchprof.cost import Cost
+from torchprof.analyze.operators import layers_of, operators
 from torchprof.errors import TorchprofError
-from torchprof.operators import layers_of, operators
 from torchprof.reports import report
 from torchprof.reports.ranking import figure_columns, largest_by, line_of, operator_name, ranked, said, shares_of
-from torchprof.run import Run
+from torchprof.run.cost import Cost
+from torchprof.run.run import Run
 
 
 @report("layers")

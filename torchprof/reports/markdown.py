@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from torchprof.cost import format_time
 from torchprof.reports import report
-from torchprof.reports.tree import HOT, printable, table_of
-from torchprof.run import Run
+from torchprof.reports.text import printable
+from torchprof.reports.tree import HOT, table_of
+from torchprof.run.cost import format_time
+from torchprof.run.run import Run
 
 # Before any of these a backslash keeps Markdown from seeing more in it than the character; GitHub would look for a
 # user's name behind an "@" even so, unless something that is not shown stands between.

@@ -7,28 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, PHASES
-from torchprof.cost import Cost, Measure, Unit, format_memory, format_time
-from torchprof.doubts import doubts_of
+from torchprof.analyze.figures import Figures
+from torchprof.analyze.varying import varying_calls
 from torchprof.errors import TorchprofError, suggest
-from torchprof.figures import Figures
 from torchprof.reports import report
-from torchprof.reports.tree import (
-    UNKNOWN,
-    Column,
-    CostColumn,
-    Entry,
-    branches,
-    check_number,
-    column_called,
-    draw,
-    keep_top,
-    printable,
-    sort_entries,
-    what_is_hidden,
-)
-from torchprof.run import KINDS, NOT_SELECTED_NAME, OUTSIDE_NAME, Memory, Run, Timeline
-from torchprof.varying import varying_calls
+from torchprof.reports.columns import Column, CostColumn, column_called
+from torchprof.reports.text import branches, check_number, draw, printable
+from torchprof.reports.tree import Entry, keep_top, sort_entries, what_is_hidden
+from torchprof.run.cost import UNKNOWN, Cost, Measure, Unit, format_memory, format_time
+from torchprof.run.memory import KINDS, Memory
+from torchprof.run.run import Run
+from torchprof.run.timeline import Timeline
+from torchprof.run.warnings import doubts_of
+from torchprof.run.words import FORWARD, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES
 
 _HOLDERS_SHOWN = 10
 _WIDTH, _HEIGHT = 80, 10

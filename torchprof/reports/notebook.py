@@ -7,8 +7,9 @@ from importlib import import_module
 
 from torchprof.errors import TorchprofError
 from torchprof.reports import report
-from torchprof.reports.tree import check_number, fitting_depth, printable, table_of
-from torchprof.run import Run
+from torchprof.reports.text import check_number, printable
+from torchprof.reports.tree import fitting_depth, table_of
+from torchprof.run.run import Run
 
 _ROWS_SHOWN = 500  # each is some hundred bytes of the notebook's file
 

@@ -5,22 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torchprof.attribute import LAUNCHED_BEFORE
-from torchprof.cost import Cost
-from torchprof.doubts import about_flops
-from torchprof.operators import Operator, operators
+from torchprof.analyze.operators import Operator, operators
 from torchprof.reports import report
-from torchprof.reports.ranking import (
-    figure_columns,
-    largest_by,
-    line_of,
-    operator_name,
-    ranked,
-    said,
-    shares_of,
-)
-from torchprof.reports.tree import check_number
-from torchprof.run import Run
+from torchprof.reports.ranking import figure_columns, largest_by, line_of, operator_name, ranked, said, shares_of
+from torchprof.reports.text import check_number
+from torchprof.run.cost import Cost
+from torchprof.run.run import Run
+from torchprof.run.warnings import about_flops
+from torchprof.run.words import LAUNCHED_BEFORE
 
 _SHAPES_SHOWN = 4
 _LIST_SHOWN = 2

@@ -5,22 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torchprof.attribute import FORWARD
-from torchprof.cost import Bound, Cost, Figure, Unit, format_time
-from torchprof.doubts import about_sums, doubts_of
-from torchprof.figures import Figures
-from torchprof.operators import Operator, Sums
-from torchprof.reports.tree import (
-    CallsColumn,
-    Column,
-    CostColumn,
-    check_number,
-    column_called,
-    columns_of,
-    draw,
-    printable,
-)
-from torchprof.run import Run, range_in_words
+from torchprof.analyze.figures import Figures
+from torchprof.analyze.operators import Operator, Sums
+from torchprof.reports.columns import CallsColumn, Column, CostColumn, column_called, columns_of
+from torchprof.reports.text import check_number, draw, printable
+from torchprof.run.cost import Bound, Cost, Figure, Unit, format_time
+from torchprof.run.lockstep import range_in_words
+from torchprof.run.run import Run
+from torchprof.run.warnings import about_sums, doubts_of
+from torchprof.run.words import FORWARD
 
 CALLS = "Calls"
 _PHASES = "the phases asked for"  # their sum, as a key of ``Figures``

@@ -6,17 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from torchprof.attribute import OUTSIDE
-from torchprof.compared_ranks import IN_NO_OP, OneCollective, OneLayer, OneRank, OverRanks, Times
-from torchprof.cost import format_count, format_memory, format_time
-from torchprof.doubts import doubts_of
-from torchprof.imbalance import Balance, balance_of
+from torchprof.analyze.ranks.balance import Balance, balance_of
+from torchprof.analyze.ranks.significance import SLOWER_BY
+from torchprof.analyze.ranks.slow import Difference, Late, Slow
+from torchprof.analyze.ranks.values import IN_NO_OP, OneCollective, OneLayer, OneRank, OverRanks, Times
 from torchprof.reports import report
+from torchprof.reports.columns import Column, column_called
 from torchprof.reports.hangs import about_hang, name_of_layer
-from torchprof.reports.tree import AT_LEAST, UNKNOWN, Column, check_number, column_called, draw, printable
-from torchprof.run import GroupOfRanks, Lockstep, Run, ranks_in_words
-from torchprof.slow_ranks import Difference, Late, Slow
-from torchprof.stragglers import SLOWER_BY
+from torchprof.reports.text import check_number, draw, printable
+from torchprof.run.cost import AT_LEAST, UNKNOWN, format_count, format_memory, format_time
+from torchprof.run.lockstep import GroupOfRanks, Lockstep, ranks_in_words
+from torchprof.run.run import Run
+from torchprof.run.warnings import doubts_of
+from torchprof.run.words import OUTSIDE
 
 _MANY_RANKS = 16  # of more, only the slowest and the fastest are shown
 _SLOWEST, _FASTEST = 8, 2

@@ -10,13 +10,14 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from torchprof.attribute import Frame
-from torchprof.cost import MEASURES, Unit
+from torchprof.analyze.records import layer_name
+from torchprof.analyze.stacks import Step, measured, stacks
 from torchprof.errors import TorchprofError
-from torchprof.records import layer_name
 from torchprof.reports import report
-from torchprof.run import Run, range_in_words
-from torchprof.stacks import Step, measured, stacks
+from torchprof.run.cost import MEASURES, Unit
+from torchprof.run.lockstep import range_in_words
+from torchprof.run.run import Run
+from torchprof.run.words import Frame
 from torchprof.version import __version__
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 
-from torchprof.attribute import FORWARD, NOT_SELECTED, OUTSIDE, PHASES
-from torchprof.cost import format_time
-from torchprof.doubts import doubts_of
 from torchprof.errors import TorchprofError
 from torchprof.reports import report
-from torchprof.reports.tree import UNKNOWN, branches, check_number, draw
-from torchprof.run import NOT_SELECTED_NAME, OUTSIDE_NAME, Meta, Run, SampleKey, Spread
+from torchprof.reports.text import branches, check_number, draw
+from torchprof.run.cost import UNKNOWN, format_time
+from torchprof.run.meta import Meta
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.warnings import doubts_of
+from torchprof.run.words import FORWARD, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES
 
 _MATTERS = 0.01  # the share of the recorded time that may lie in no step without a word
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from torchprof.attribute import BACKWARD, FORWARD, RECOMPUTE
-from torchprof.cost import MEASURES, Figure, format_count, format_memory, format_time
-from torchprof.doubts import doubts_of
-from torchprof.figures import Figures, figures_of_layers
+from torchprof.analyze.figures import Figures, figures_of_layers
+from torchprof.analyze.varying import varying_calls, varying_work
 from torchprof.reports import report
-from torchprof.reports.tree import UNKNOWN, branches, check_number, draw, printable
-from torchprof.run import Layer, Node, Peak, Run, SampleKey, ranks_in_words
-from torchprof.varying import varying_calls, varying_work
+from torchprof.reports.text import branches, check_number, draw, printable
+from torchprof.run.cost import MEASURES, UNKNOWN, Figure, format_count, format_memory, format_time
+from torchprof.run.layers import Layer
+from torchprof.run.lockstep import ranks_in_words
+from torchprof.run.meta import Peak
+from torchprof.run.run import Node, Run
+from torchprof.run.samples import SampleKey
+from torchprof.run.warnings import doubts_of
+from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
 
 _SHAPES_SHOWN = 3
 _COUNTED = {measure.fields[0][0]: measure for measure in MEASURES}

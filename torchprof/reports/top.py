@@ -6,14 +6,26 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torchprof.attribute import FORWARD, LAUNCH_NOT_RECORDED, OUTSIDE, PHASES, Frame
-from torchprof.cost import format_count, format_time
-from torchprof.doubts import about_sums, doubts_of
-from torchprof.event_names import ANY_STEP, is_runtime_call
 from torchprof.reports import report
 from torchprof.reports.kernels import short_name
-from torchprof.reports.tree import check_number, draw, printable
-from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Run, is_left_over, range_in_words
+from torchprof.reports.text import check_number, draw, printable
+from torchprof.run.cost import format_count, format_time
+from torchprof.run.lockstep import range_in_words
+from torchprof.run.run import Run
+from torchprof.run.warnings import about_sums, doubts_of
+from torchprof.run.words import (
+    ANY_STEP,
+    BETWEEN_OPS,
+    FORWARD,
+    LAUNCH_NOT_RECORDED,
+    NOT_SELECTED_NAME,
+    OUTSIDE,
+    OUTSIDE_NAME,
+    PHASES,
+    Frame,
+    is_left_over,
+    is_runtime_call,
+)
 
 _USUAL_TYPE = "float32"
 _UNKNOWN_LAUNCH = Frame("label", LAUNCH_NOT_RECORDED)

@@ -3,190 +3,40 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate, tabulate_formats
-
-from torchprof.attribute import FORWARD, LAUNCHED_BEFORE, NOT_SELECTED, OUTSIDE, RANGES
-from torchprof.compiled import is_overhead
-from torchprof.cost import AT_LEAST as AT_LEAST
-from torchprof.cost import MEASURES, Bound, Cost, Figure, Measure, Unit, as_key, format_count
-from torchprof.cost import UNKNOWN as UNKNOWN
-from torchprof.doubts import about_flops, about_sums, doubts_of
-from torchprof.errors import TorchprofError, suggest
-from torchprof.figures import Figures, figures_of_layers, measured_by_all
+from torchprof.analyze.figures import Figures, figures_of_layers
 from torchprof.reports import report
-from torchprof.run import BETWEEN_OPS, NOT_SELECTED_NAME, OUTSIDE_NAME, Op, Run, range_in_words
-
-_Branch = TypeVar("_Branch")
-
-CALLS = "Number of Calls"
+from torchprof.reports.columns import (
+    Column,
+    column_called,
+    columns_of,
+    path_column,
+    usual_columns,
+)
+from torchprof.reports.text import branches, check_number, draw, heat, painted, printable
+from torchprof.run.cost import Cost
+from torchprof.run.lockstep import range_in_words
+from torchprof.run.run import Op, Run
+from torchprof.run.warnings import about_flops, about_sums, doubts_of
+from torchprof.run.words import (
+    BETWEEN_OPS,
+    FORWARD,
+    LAUNCHED_BEFORE,
+    NOT_SELECTED,
+    NOT_SELECTED_NAME,
+    OUTSIDE,
+    OUTSIDE_NAME,
+    RANGES,
+    is_overhead,
+)
 
 HOT = "◄"  # behind the names of the layers on the hottest path
 
-# From which share of the whole on a figure has which colour, the hottest first. xterm's cube of 256 colours is the same
-# on nearly every terminal, where the 16 basic ones are what the user's theme makes of them (yellow is often unreadable
-# on white). These have a contrast of at least 3.4 to 1 with white and with the near black of dark themes.
-_HEAT = ((0.5, "1;38;5;196"), (0.25, "38;5;166"), (0.1, "38;5;100"), (0.05, "38;5;64"), (0.01, "38;5;31"))
-_COLD = "38;5;244"
 _ON_THE_PATH = "1"
-
-# How torchprof's table always looked: no outer bars, and a line of dashes under the headings.
-LOOK = TableFormat(
-    lineabove=None,
-    linebelowheader=Line("", "-", "-|-", ""),
-    linebetweenrows=None,
-    linebelow=None,
-    headerrow=DataRow("", " | ", ""),
-    datarow=DataRow("", " | ", ""),
-    padding=0,
-    with_header_hide=None,
-)
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of figures. ``measured`` is False where they were asked for and could not be had."""
-
-    heading: str
-    measured: bool = True
-
-    @property
-    def key(self) -> str:
-        """The name by which a table is sorted by this column."""
-        return as_key(self.heading)
-
-    @property
-    def ranking(self) -> Column:
-        """The column that tells which layers are the largest by themselves."""
-        return self
-
-    @property
-    def with_below(self) -> Column:
-        """The column that tells which layers are the largest, those below them included."""
-        return self
-
-    def is_called(self, name: str) -> bool:
-        """Whether a user means this column: by its heading, or that in lower case with underscores."""
-        return name in (self.heading, as_key(self.heading), self.key)
-
-    def of(self, figures: Figures) -> float:
-        """The figure of a row, 0 where it has none; what rows are sorted by."""
-        raise NotImplementedError
-
-    def whole(self, figures: Iterable[Figures]) -> float | None:
-        """What 100 % is, from all rows; None where a share of this column says nothing."""
-        return None
-
-    def figure(self, figures: Figures) -> Figure:
-        """The figure of a row with how far it is known."""
-        raise NotImplementedError
-
-    def write(self, value: float) -> str:
-        """A figure as text, with its unit."""
-        return format_count(value)
-
-    def share(self, figures: Figures, whole: float | None) -> float | None:
-        """Which part of the whole the figure of a row is; None where it has no figure, or there is no whole."""
-        known = whole is not None and whole > 0 and self.figure(figures).is_known
-        return self.of(figures) / whole if known and whole and not figures.left_over else None
-
-    def text(self, figures: Figures, whole: float | None) -> str:
-        """The cell; with its share of ``whole`` where that is given."""
-        return self.figure(figures).text(self.write)
-
-
-@dataclass(frozen=True)
-class CostColumn(Column):
-    """One measure in one phase, self or total."""
-
-    phase: str = FORWARD
-    measure: Measure = MEASURES[0]
-    is_self: bool = False
-
-    @property
-    def ranking(self) -> Column:
-        return self if self.is_self else replace(self, is_self=True)
-
-    @property
-    def with_below(self) -> Column:
-        return replace(self, is_self=False)
-
-    def of(self, figures: Figures) -> float:
-        return self.measure.of(figures.cost(self.phase, self.is_self))
-
-    def whole(self, figures: Iterable[Figures]) -> float | None:
-        return sum(self.measure.of(row.cost(self.phase, is_self=True)) for row in figures if not row.left_over)
-
-    def figure(self, figures: Figures) -> Figure:
-        return figures.measure(self.measure, self.phase, self.is_self, self.measured)
-
-    def write(self, value: float) -> str:
-        return self.measure.text(value)
-
-    def text(self, figures: Figures, whole: float | None) -> str:
-        figure = self.figure(figures)
-        has_share = self.measure.unit is Unit.TIME and figure.bound is Bound.EXACT and not figures.left_over
-        return figure.text(self.write) + (f" ({figure.value / whole:.1%})" if whole and has_share else "")
-
-
-@dataclass(frozen=True)
-class RateColumn(Column):
-    """FLOPs in a second: of the device's time where that was measured, else of the CPU's."""
-
-    phase: str = FORWARD
-    on_device: bool = False
-
-    def of(self, figures: Figures) -> float:
-        return self.figure(figures).value
-
-    def figure(self, figures: Figures) -> Figure:
-        return figures.rate(self.phase, self.on_device, self.measured)
-
-
-@dataclass(frozen=True)
-class CallsColumn(Column):
-    """How often the layer's forward was called, or the operator."""
-
-    @property
-    def key(self) -> str:
-        return "calls"
-
-    def of(self, figures: Figures) -> float:
-        return figures.calls
-
-    def figure(self, figures: Figures) -> Figure:
-        return figures.number_of_calls()
-
-    def write(self, value: float) -> str:
-        return str(value)
-
-
-@dataclass(frozen=True)
-class ParamsColumn(Column):
-    """The parameters of the layer and all below it, each counted at the first layer that holds it."""
-
-    is_self: bool = False
-
-    @property
-    def ranking(self) -> Column:
-        return replace(self, is_self=True)
-
-    @property
-    def with_below(self) -> Column:
-        return replace(self, is_self=False)
-
-    def of(self, figures: Figures) -> float:
-        return (figures.own_params if self.is_self else figures.params) or 0
-
-    def whole(self, figures: Iterable[Figures]) -> float | None:
-        return sum(row.own_params or 0 for row in figures)
-
-    def figure(self, figures: Figures) -> Figure:
-        return figures.parameters()
 
 
 @dataclass
@@ -215,40 +65,6 @@ class Table(NamedTuple):
     rows: list[tuple[str, Entry]]
     wholes: dict[Column, float | None]
     notes: list[str]
-
-
-def columns_of(run: Run, show_events: bool = False) -> list[Column]:
-    """The columns that a run can fill: forward first, then calls, then what the other phases took.
-
-    What was asked for and could not be measured has a column of unknowns; what was not asked for has none. Self columns
-    of backward and recompute stand only beside operators, those of counts nowhere: what a layer does itself is what its
-    children leave.
-    """
-    meta = run.meta
-    device = (meta.device or "device").upper()
-    with_flops = "flops" in meta.requested
-    of_all = measured_by_all(run)
-    columns: list[Column] = []
-    for phase in run.phases():
-        lead = "" if phase == FORWARD else phase.capitalize() + " "
-        if with_flops and phase == FORWARD:
-            columns.append(ParamsColumn("Params"))
-        for measure in MEASURES:
-            names = {name for name, _ in measure.fields}
-            if not names <= set(meta.requested):
-                continue
-            heading = measure.heading.format(device=device)
-            measured = names <= of_all
-            if measure.unit is not Unit.COUNT and (phase == FORWARD or show_events):
-                columns.append(CostColumn(f"{lead}Self {heading}", measured, phase, measure, True))
-            columns.append(CostColumn(f"{lead}{heading}", measured, phase, measure))
-        if with_flops and "cpu_ns" in meta.requested:
-            on_device = "device_ns" in meta.requested
-            measured = {"flops", "device_ns" if on_device else "cpu_ns"} <= of_all
-            columns.append(RateColumn(f"{lead}FLOP/s", measured, phase, on_device))
-        if phase == FORWARD:
-            columns.append(CallsColumn(CALLS))
-    return columns
 
 
 @report("tree", suffix=".txt")
@@ -290,12 +106,12 @@ def tree(
 
     def cells(text: str, entry: Entry) -> Iterator[str]:
         name = f"{text} {HOT}" if entry.hot else text
-        yield _painted(name, _ON_THE_PATH) if color and entry.hot else name
+        yield painted(name, _ON_THE_PATH) if color and entry.hot else name
         for column in table.columns:
             whole = table.wholes[column]
             figure = column.text(entry.figures, whole if percent else None)
             share = column.share(entry.figures, whole) if color else None
-            yield figure if share is None else _painted(figure, heat(share))
+            yield figure if share is None else painted(figure, heat(share))
 
     text = draw(
         ["Module", *(column.heading for column in table.columns)],
@@ -323,13 +139,13 @@ def table_of(
     figures = [line.figures for line in _all(lines)]
     notes = []
     if hot:
-        sorting = _path_column(columns, figures, sorting)
+        sorting = path_column(columns, figures, sorting)
         mark_path(lines, sorting)
         if any(line.hot for line in lines):
             notes.append(f"{HOT} marks the hottest path by {sorting.heading}: each time into the largest layer.")
     if sorting is not None:
         sort_entries(lines, sorting)
-    largest_by = sorting or _usual(columns)
+    largest_by = sorting or usual_columns(columns)
     if top is not None:
         keep_top(lines, largest_by, top, depth)
         notes.append(what_is_hidden(lines, largest_by, top, depth))
@@ -353,66 +169,6 @@ def fitting_depth(run: Run, limit: int) -> int:
         if rows <= limit:
             depth = steps - 1
     return depth
-
-
-def heat(share: float) -> str:
-    """The colour of a figure that is this part of the whole, as a terminal is told it (ECMA-48, "SGR")."""
-    return next((color for least, color in _HEAT if share >= least), _COLD)
-
-
-def _painted(text: str, color: str) -> str:
-    return f"\033[{color}m{text}\033[0m"
-
-
-def check_number(name: str, number: object, of: str) -> None:
-    """Raise TorchprofError for an option that is no number from 0 on."""
-    if number is not None and (not isinstance(number, int) or number < 0):
-        raise TorchprofError(f"{name} is a number of {of}, not {number!r}.")
-
-
-def draw(headings: Sequence[str], table: Sequence[Sequence[str]], tablefmt: str | None = None) -> str:
-    """A table as text, in torchprof's own look or any of tabulate's formats; tree lines keep their indentation."""
-    if tablefmt is not None:
-        if tablefmt not in tabulate_formats:
-            raise TorchprofError(f"tabulate has no format {tablefmt!r}. {suggest(str(tablefmt), tabulate_formats)}")
-        return str(tabulate(table, headings, tablefmt, disable_numparse=True, preserve_whitespace=True))
-    # As a heading tabulate would make each column two characters wider than its content.
-    rows = [headings, SEPARATING_LINE, *table]
-    return str(tabulate(rows, tablefmt=LOOK, disable_numparse=True, preserve_whitespace=True))
-
-
-def column_called(name: str, columns: Sequence[Column]) -> Column:
-    for column in columns:
-        if column.is_called(name):
-            if not column.measured:
-                raise TorchprofError(f"{column.heading!r} was not measured in this run: there is no order by it.")
-            return column
-    raise TorchprofError(f"This run has no column {name!r}. {suggest(str(name), [column.key for column in columns])}")
-
-
-def _usual(columns: Sequence[Column]) -> Column:
-    """The column that tells which layers are the largest where nobody says: the first of time, else that of FLOPs."""
-    costs = [column for column in columns if isinstance(column, CostColumn) and column.phase == FORWARD]
-    timed = [column for column in costs if column.measure.unit is not Unit.COUNT]
-    return [*timed[:1], *costs[-1:], *columns][0]
-
-
-def _path_column(columns: Sequence[Column], figures: Sequence[Figures], asked: Column | None) -> Column:
-    """The column of totals that the hottest path follows."""
-    totals = [column for column in columns if isinstance(column, CostColumn) and not column.is_self]
-    if asked is not None:
-        for column in totals:
-            if isinstance(asked, CostColumn) and (column.phase, column.measure) == (asked.phase, asked.measure):
-                return column
-        raise TorchprofError(
-            f"{asked.heading!r} has no total that a hottest path could follow. Sort by one of "
-            f"{', '.join(column.key for column in totals)}, or by nothing."
-        )
-    here = [column for column in totals if column.phase == FORWARD and column.measured]
-    times = [column for column in here if column.measure.unit is Unit.TIME]
-    counts = [column for column in here if column.measure.unit is Unit.COUNT]
-    usual = [*reversed(times), *reversed(counts)]
-    return next((column for column in usual if any(map(column.of, figures))), _usual(columns))
 
 
 def mark_path(lines: Sequence[Entry], column: Column) -> None:
@@ -493,11 +249,6 @@ def own_of_range(op: Op) -> Cost:
     return sum(leading, op.self)
 
 
-def printable(name: str) -> str:
-    """A name that somebody chose, with line breaks and the like written out: they would break the table."""
-    return name if name.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in name)
-
-
 def sort_entries(lines: list[Entry], column: Column) -> None:
     waiting = [lines]
     while waiting:
@@ -559,22 +310,3 @@ def _all(lines: Sequence[Entry]) -> Iterator[Entry]:
         line = waiting.pop()
         yield line
         waiting.extend(line.children)
-
-
-def branches(
-    roots: Sequence[_Branch], name: Callable[[_Branch], str], below: Callable[[_Branch, int], Sequence[_Branch]]
-) -> Iterator[tuple[str, _Branch]]:
-    """Each item of a tree, depth first, with its name behind the lines of the tree.
-
-    ``below`` gives the items under one, which stands at a level from 0.
-    """
-    waiting = [(root, "", "", 0) for root in reversed(roots)]
-    while waiting:
-        item, own, lines, level = waiting.pop()
-        yield own + name(item), item
-        children = below(item, level)
-        for number in range(len(children) - 1, -1, -1):
-            last = number == len(children) - 1
-            waiting.append(
-                (children[number], lines + ("└── " if last else "├── "), lines + (" " if last else "│"), level + 1)
-            )

@@ -1,0 +1,142 @@
+"""The packages, and which may import which: the table in CONTRIBUTING.md, held."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "torchprof"
+
+# Package: the packages it may import, beside itself and the files that import nothing of ours.
+MAY_IMPORT = {
+    "run": "",
+    "attribute": "run",
+    "measure": "run attribute",
+    "record": "run attribute measure",
+    "traces": "run attribute measure record",
+    "profile": "run attribute measure record traces",
+    "analyze": "run",
+    "reports": "run analyze",
+    "integrations": "torchprof",
+    "cli": "torchprof run traces profile analyze reports",
+}
+WITHOUT_IMPORTS = {"errors", "version", "encoding"}
+KNOW_TORCH = {"record", "profile", "integrations", "cli"}
+
+
+def package_of(module: str) -> str:
+    """The second part of a module's name; "torchprof" for the public names."""
+    return module.split(".")[1] if "." in module else module
+
+
+def name_of(file: Path) -> str:
+    parts = ("torchprof", *file.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(file: Path) -> Iterator[str]:
+    """Every module that a file imports, at its top or inside a function, except under TYPE_CHECKING."""
+    waiting: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"))]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            waiting += node.orelse
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} has a relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield str(node.module)
+        else:
+            waiting += ast.iter_child_nodes(node)
+
+
+FILES = {name_of(file): file for file in sorted(ROOT.rglob("*.py"))}
+IMPORTS = {name: set(imports_of(file)) for name, file in FILES.items()}
+OURS = {name: {one for one in found if one in FILES and one != name} for name, found in IMPORTS.items()}
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_a_package_imports_only_what_its_row_allows(package: str) -> None:
+    allowed = {package, *MAY_IMPORT[package].split(), *WITHOUT_IMPORTS}
+    found = {(name, one) for name in FILES if package_of(name) == package for one in OURS[name]}
+    # ``from torchprof.run.run import Run`` imports that file, and of its packages only what they hold themselves.
+    assert not [(name, one) for name, one in found if package_of(one) not in allowed and one != "torchprof"]
+    if "torchprof" not in allowed:
+        assert not [name for name, one in found if one == "torchprof"]
+
+
+def test_every_package_has_a_row() -> None:
+    assert {package_of(name) for name in FILES} == {*MAY_IMPORT, *WITHOUT_IMPORTS, "torchprof", "__main__"}
+    assert not {one for name in WITHOUT_IMPORTS for one in OURS[f"torchprof.{name}"]}
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    try:
+        TopologicalSorter(OURS).prepare()
+    except CycleError as circle:
+        pytest.fail(" → ".join(circle.args[1]))
+
+
+def test_a_circle_would_be_found() -> None:
+    with pytest.raises(CycleError):
+        TopologicalSorter({"a": {"b"}, "b": {"c"}, "c": {"a"}}).prepare()
+
+
+def test_only_some_packages_know_torch() -> None:
+    knowing = {name for name, found in IMPORTS.items() if any(one.split(".")[0] == "torch" for one in found)}
+    others = {name for name in knowing if package_of(name) not in KNOW_TORCH}
+    # Formulas that users give torch, and a model to which a trace belongs: both are asked for when they are needed.
+    assert others == {"torchprof.measure.flops.torch_registry", "torchprof.traces.model"}
+
+
+def test_only_sessions_and_their_events_touch_the_profiler() -> None:
+    touching = {name for name, found in IMPORTS.items() if "torch.autograd.profiler" in found}
+    assert touching == {"torchprof.record.recording", "torchprof.record.session"}
+
+
+def run_fresh(code: str) -> str:
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_importing_torchprof_imports_no_torch() -> None:
+    code = (
+        "import sys, torchprof; torchprof.load, torchprof.Run, torchprof.TorchprofError; print('torch' in sys.modules)"
+    )
+    assert run_fresh(code) == "False"
+
+
+def test_the_names_of_torchprof_1() -> None:
+    """``torchprof.profile`` is there after ``import torchprof``, with the names that it had."""
+    assert run_fresh("import torchprof; print(torchprof.profile.Trace._fields)") == "('path', 'leaf', 'module')"
+    code = (
+        "from torchprof.profile import Profile, Trace, walk_modules; import torchprof, torch;"
+        "print(Profile is torchprof.Profile, [one.path for one in walk_modules(torch.nn.Linear(1, 1))])"
+    )
+    assert run_fresh(code) == "True [('Linear',)]"
+
+
+def test_showing_a_saved_run_imports_no_torch(tmp_path: Path) -> None:
+    import torch
+
+    import torchprof
+
+    model = torch.nn.Linear(2, 2)
+    with torchprof.Profile(model) as prof:
+        model(torch.rand(1, 2))
+    prof.run.save(tmp_path / "run.json")
+    code = (
+        "import sys\n"
+        "from torchprof.cli import main\n"
+        f"assert main(['show', {str(tmp_path / 'run.json')!r}]) == 0\n"
+        "print('torch' in sys.modules)"
+    )
+    lines = run_fresh(code).splitlines()
+    assert any(line.split(" | ")[1:] == ["Self CPU total", "CPU total", "Number of Calls"] for line in lines)
+    assert lines[-1] == "False"

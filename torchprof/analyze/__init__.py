@@ -1,0 +1,1 @@
+"""Questions to one run, or to two."""

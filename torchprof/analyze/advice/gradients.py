@@ -1,0 +1,144 @@
+"""Work for gradients that could be spared: what is computed twice, and what nobody needs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import takewhile
+from math import ceil
+
+from torchprof.analyze.advice import Advice, rule
+from torchprof.analyze.advice.evidence import Evidence
+from torchprof.analyze.advice.host import forward_calls
+from torchprof.run.cost import format_memory, format_time
+from torchprof.run.layers import Layer
+from torchprof.run.words import BACKWARD, FORWARD, PHASES, RECOMPUTE
+
+_SHARE = 0.05
+
+
+@rule
+def recomputed_layers(evidence: Evidence) -> Iterator[Advice]:
+    """Layers whose forward is computed again in backward (activation checkpointing): what that costs in time, and what
+    it saves in memory at most.
+
+    Evidence is the time of recomputed calls, the layers below included, of the outermost layers that were called so; it
+    is told from 5 % of the recorded time on: a cheaper saving of memory is worth its price. How much memory the device
+    has is not known here, so the remedy is only a choice. Without checkpointing a layer would hold back, at most, by
+    how much memory rises in its recomputed call, for each such call in one forward of its model; that needs a run with
+    memory. The gain is the time.
+    """
+    if PHASES.index(RECOMPUTE) not in evidence.run.rows.columns["phase"]:
+        return
+    layers = evidence.run.layers
+    numbers = {layer.path: number for number, layer in enumerate(layers)}
+    calls: dict[int, int] = {}
+    for key, spread in evidence.samples("cpu_ns"):
+        if key.phase == RECOMPUTE and key.layer >= 0:
+            calls[key.layer] = calls.get(key.layer, 0) + spread.count
+    times: dict[int, int] = {}
+    for layer, took in evidence.took(lambda _: True, phases=(RECOMPUTE,)).items():
+        path = layers[layer].path if layer >= 0 else ()
+        above = (numbers.get(path[:steps], -1) for steps in range(1, len(path) + 1))
+        outermost = next((number for number in above if number in calls), None)
+        if outermost is not None:
+            times[outermost] = times.get(outermost, 0) + evidence.time_of(took)
+    if sum(times.values()) <= _SHARE * evidence.recorded_ns:
+        return
+    for layer, ns in times.items():
+        passes = _calls(evidence, numbers[layers[layer].path[:1]])
+        rises = [
+            spread.max
+            for key, spread in evidence.samples("peak_bytes")
+            if key.layer == layer and key.phase == RECOMPUTE
+        ]
+        saved = ""
+        if rises:
+            nbytes = max(rises) * ceil(calls[layer] / max(passes, 1))
+            saved = f" That keeps {format_memory(nbytes)} of memory free, at most."
+        yield Advice(
+            layers[layer].name,
+            f"Its forward is computed again in backward ({calls[layer]} time{'s' * (calls[layer] != 1)}, "
+            f"{format_time(ns)}): activation checkpointing.{saved}",
+            "If there is memory to spare, checkpoint fewer layers, those that hold much and cost little.",
+            ns,
+            None,
+            "recomputed_layers",
+        )
+
+
+@rule
+def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
+    """Frozen layers at the front of a model through which gradients go all the same, because its input needs one.
+
+    Gradients go through a frozen layer for good reason where something trainable runs before it. So evidence is the
+    backward of layers that were first called before anything with parameters to be trained (or with parameters that
+    nobody knows), and once in each call of the model: a layer that is called twice may come after, too. Layers without
+    parameters among them count, those with layers below do not. It is told from 5 % of the recorded time on; the gain
+    is that backward.
+
+    Nothing is said where all of the model is frozen (then the gradient of its input is what is wanted), and where two
+    models are trained (one may feed the other). What is before the model, outside of the run, nobody knows: so the
+    remedy has an if. Frozen is what was frozen at the end.
+    """
+    layers, columns = evidence.run.layers, evidence.run.rows.columns
+    if not any(layer.params and layer.trainable_params == 0 for layer in layers):
+        return
+    forward = PHASES.index(FORWARD)
+    # Rows stand in the order of their first use.
+    called = dict.fromkeys(
+        layer for layer, phase in zip(columns["layer"], columns["phase"]) if phase == forward and layer >= 0
+    )
+    trained = _trained(layers, called)
+    models = {layers[number].path[:1] for number in trained}
+    if len(models) != 1:
+        return
+    [model] = models
+    passes = _calls(evidence, next(number for number, layer in enumerate(layers) if layer.path == model))
+    backward = evidence.took(lambda _: True, phases=(BACKWARD,))
+    front = [
+        layer
+        for layer in takewhile(lambda layer: layer not in trained, called)
+        if layer in backward
+        and layers[layer].path[:1] == model
+        and not evidence.children[layer]
+        and _calls(evidence, layer) == passes
+    ]
+    frozen = [layer for layer in front if layers[layer].params]
+    ns = sum(evidence.time_of(backward[layer]) for layer in front)
+    if not frozen or ns <= _SHARE * evidence.recorded_ns:
+        return
+    others = len(frozen) - 1
+    more = f" (and {others} more frozen layer{'s' * (others > 1)})" if others else ""
+    yield Advice(
+        layers[frozen[0]].name,
+        f"It is frozen, and nothing trainable in the model runs before it{more}, yet backward goes through it: "
+        f"{format_time(ns)}, layers without parameters among them included.",
+        "If nobody needs the gradient of the model's input, let the input not ask for one (requires_grad), or run the "
+        "frozen layers under torch.no_grad().",
+        ns,
+        None,
+        "frozen_layers_with_gradients",
+    )
+
+
+def _trained(layers: Sequence[Layer], called: Collection[int]) -> set[int]:
+    """The layers that have something to be trained, or may have: those whose parameters nobody knows; other paths of
+    such a layer; layers without parameters of a class that has some elsewhere, as where two share a weight; and the
+    layer around one that is never called, because it then uses those parameters itself."""
+    numbers = {layer.path: number for number, layer in enumerate(layers)}
+    kinds = {layer.kind for layer in layers if layer.params != 0}
+    trained = set()
+    for number, layer in enumerate(layers):
+        at_other_paths = (layers[numbers[path]] for path in layer.shared_with if path in numbers)
+        if any(one.trainable_params != 0 for one in (layer, *at_other_paths)) or (
+            layer.params == 0 and not layer.shared_with and layer.kind in kinds
+        ):
+            path = layer.path
+            while numbers.get(path, -1) not in called and len(path) > 1:
+                path = path[:-1]
+            trained.add(numbers.get(path, number))
+    return trained
+
+
+def _calls(evidence: Evidence, layer: int) -> int:
+    return sum(spread.count for spread in forward_calls(evidence, layer))

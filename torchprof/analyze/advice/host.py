@@ -1,0 +1,321 @@
+"""Where the CPU and the device wait for each other: copies, values that Python asks for, launches."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torchprof.analyze.advice import Advice, rule
+from torchprof.analyze.advice.evidence import Evidence, is_collection
+from torchprof.run.cost import format_time
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.words import FORWARD, OUTSIDE, Frame
+
+_RUNTIME = re.compile(r"(cuda|hip|musa)Memcpy\w*|(cuda|hip|xpu|musa)\w*Synchronize")
+"""The calls of a device's runtime in which the CPU copies or waits, as ``torchprof.steps`` knows them."""
+_BETWEEN_HOST_AND_DEVICE = re.compile(r"Memcpy (HtoD|DtoH)\b.*")
+_PAGEABLE = "Memcpy HtoD (Pageable"
+_VALUES = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::nonzero"})
+"""What gives Python a value of a tensor, or makes a tensor whose size depends on values: all else that waits for a
+value (``aten::is_nonzero``, ``aten::masked_select``, …) calls one of them."""
+_OPTIMIZER = "Optimizer."
+LOADING = "enumerate(Data"
+"""How the label begins that torch puts around each batch of a DataLoader or a DataPipe."""
+
+_IDLE = 1 / 3
+_LAUNCH_NS = 200_000
+
+
+@dataclass
+class _Seen:
+    """How often one layer did something, what that took, and by which op, and source line where there is one."""
+
+    copies: int = 0
+    waits: int = 0
+    cpu_ns: int = 0
+    device_ns: int = 0
+    ops: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def times(self) -> str:
+        calls = max(self.copies, self.waits)  # to look at a value is a copy and a wait, or both in one call
+        return f"{calls} time{'s' * (calls != 1)}"
+
+    @property
+    def op(self) -> str:
+        """That which did it most often."""
+        [(op, _)] = self.ops.most_common(1)
+        return op
+
+
+@rule
+def copies_in_layers(evidence: Evidence) -> Iterator[Advice]:
+    """Copies between host and device inside of layers: a constant that each forward makes on the CPU, a ``.cpu()``.
+
+    Evidence are the copies on the device's timeline, and the time that the CPU is in the runtime's calls for them.
+    Without them the run could be shorter by that time at most, and by no more than the device is idle or copies.
+    Needs the time of a CUDA device (or of its like); elsewhere nobody sees such copies.
+    """
+    found = {layer: seen for layer, seen in _copies(evidence).items() if layer >= 0}
+    limit = idle_ns(evidence) + sum(seen.device_ns for seen in found.values())
+    for layer, seen, gain in _at_most(found, limit):
+        yield Advice(
+            evidence.name_of(layer),
+            f"It copies between the host and {evidence.device} {seen.times}{_in_calls(evidence, layer)}, as {seen.op}: "
+            f"{format_time(seen.cpu_ns)} of the CPU's time, {format_time(seen.device_ns)} of the device's.",
+            "Make tensors where they are used (device=x.device), keep constants with register_buffer, and take results "
+            "to the CPU after the step, not in forward.",
+            gain,
+            None,
+            "copies_in_layers",
+        )
+
+
+@rule
+def pageable_batches(evidence: Evidence) -> Iterator[Advice]:
+    """Batches that each step copies to the device from memory that is not pinned: the CPU takes part in such a copy
+    and waits for it.
+
+    Evidence are copies "Pageable -> Device" outside all layers, at least one a step, of at least two steps marked with
+    ``step()``: without steps a batch looks like the model that goes to the device once. The gain is bounded as in
+    ``copies_in_layers``, and by all that steps spend in copies and waiting. Needs the time of a CUDA device.
+    """
+    steps = sum(meta.steps for meta in evidence.run.metas)
+    seen = _copies(evidence, _PAGEABLE).get(OUTSIDE)
+    in_steps = sum(
+        spread.sum
+        for measure in ("step_copy_ns", "step_wait_ns")
+        for key, spread in evidence.samples(measure)
+        if key.device == "cpu"
+    )
+    if seen is None or steps < 2 or seen.copies < steps:
+        return
+    yield Advice(
+        evidence.name_of(OUTSIDE),
+        f"{seen.copies / steps:.3g} copies to {evidence.device} a step are from pageable memory, as {seen.op}: "
+        f"{format_time(seen.cpu_ns)} of the CPU's time, {format_time(seen.device_ns)} of the device's, in {steps} "
+        "steps.",
+        "Let the loader pin its batches (DataLoader(..., pin_memory=True)), and copy them with "
+        ".to(device, non_blocking=True): the CPU then goes on at once.",
+        min(seen.cpu_ns, in_steps, idle_ns(evidence) + seen.device_ns),
+        None,
+        "pageable_batches",
+    )
+
+
+@rule
+def waits_in_layers(evidence: Evidence) -> Iterator[Advice]:
+    """Layers in which the CPU waits until the device has a value: ``.item()``, ``if`` on a tensor, ``nonzero`` and
+    masks as indices, ``torch.cuda.synchronize()``.
+
+    Evidence is the time in the runtime's calls that wait, those of copies left out (``copies_in_layers``). Without them
+    the run could be shorter by that time at most, and by no more than the device is idle: where it is always busy,
+    nothing is lost. Needs the time of a CUDA device (or of its like): on the CPU alone nobody waits for a value.
+    """
+    found = {layer: seen for layer, seen in _waits(evidence).items() if layer >= 0}
+    for layer, seen, gain in _at_most(found, idle_ns(evidence)):
+        yield Advice(
+            evidence.name_of(layer),
+            f"The CPU waits in it for {evidence.device} {seen.times}{_in_calls(evidence, layer)}, as {seen.op}: "
+            f"{format_time(seen.cpu_ns)}, and then the device waits for work.",
+            "Leave the value on the device: torch.where instead of if, a product with a mask instead of an index, and "
+            "sizes that Python knows without asking.",
+            gain,
+            None,
+            "waits_in_layers",
+        )
+
+
+@rule
+def waits_outside(evidence: Evidence) -> Iterator[Advice]:
+    """The same outside all layers, where Python asks for a value: ``loss.item()`` in each step.
+
+    A bare ``torch.cuda.synchronize()`` is left out: that is somebody who takes times, or the end of the recording. So
+    is what an optimizer of torch's looks at. The gain and what it needs are as in ``waits_in_layers``.
+    """
+    found = {layer: seen for layer, seen in _waits(evidence).items() if layer == OUTSIDE}
+    for layer, seen, gain in _at_most(found, idle_ns(evidence)):
+        steps = sum(meta.steps for meta in evidence.run.metas)
+        yield Advice(
+            evidence.name_of(layer),
+            f"Outside all layers the CPU waits for {evidence.device} to see a value {seen.times}"
+            f"{f' in {steps} steps' if steps else ''}, as {seen.op}: {format_time(seen.cpu_ns)}, and then the device "
+            "waits for work.",
+            "Keep it as a tensor (total += loss.detach()), and ask for its value once in many steps.",
+            gain,
+            None,
+            "waits_outside",
+        )
+
+
+@rule
+def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
+    """A device that is idle because the CPU does not launch its work fast enough.
+
+    Evidence: the device is idle for more than a third of the time, for which neither data loading nor a slow start
+    accounts; and as long the CPU is in operators and layers, not waiting, copying or collecting garbage, at no more
+    than 200 us for each kernel. A launch takes 5 to 50 us: what takes longer is work of the CPU's own, and other
+    advice. A third, because the profiler slows the CPU and not the device: below that the idle time may be the
+    profiler's. The gain is the
+    shorter of the two times. Needs the time of a device.
+    """
+    columns = evidence.run.rows.columns
+    on_device = evidence.took(lambda frames: bool(frames) and frames[-1].kind == "kernel")
+    launches = sum(took.calls for took in on_device.values())
+    if evidence.device == "cpu" or not launches:
+        return
+    waiting = sum(columns["cpu_ns"][at] for at in evidence.rows(_is_runtime))
+    loading = sum(took.cpu_ns for took in evidence.took(is_loading).values())
+    models = [number for number, layer in enumerate(evidence.run.layers) if len(layer.path) == 1]
+    unusual = sum(beyond_median_ns(evidence, model) for model in models)
+    collecting = sum(took.cpu_ns for took in evidence.took(is_collection).values())
+    launching = sum(columns["cpu_ns"]) - waiting - loading - unusual - collecting
+    idle = idle_ns(evidence)
+    wall = sum(meta.wall_ns for meta in evidence.run.metas)
+    gain = min(idle - loading - unusual - collecting, launching)
+    if gain <= _IDLE * wall or launching > _LAUNCH_NS * launches:
+        return
+    launched_by: Counter[str] = Counter()
+    for layer, took in on_device.items():
+        if layer >= 0:
+            launched_by[evidence.run.layers[layer].path[0]] += took.calls
+    took_ns = sum(took.device_ns for took in on_device.values())
+    yield Advice(
+        launched_by.most_common(1)[0][0] if launched_by else evidence.name_of(OUTSIDE),
+        f"{evidence.device} is idle for {idle / wall:.0%} of the time: in the mean of {launches} kernels the CPU takes "
+        f"{format_time(launching / launches)} to launch what runs for {format_time(took_ns / launches)}. The profiler "
+        "slows the CPU: without it the share is smaller.",
+        'Launch less: torch.compile(model), with mode="reduce-overhead" for CUDA graphs; or give each launch more to '
+        "do, with a larger batch.",
+        gain,
+        None,
+        "launches_slower_than_the_device",
+    )
+
+
+def idle_ns(evidence: Evidence) -> int:
+    """How long the device that was busiest did nothing, over all ranks."""
+    idle = 0
+    for meta in evidence.run.metas:
+        busiest = max((ns for device, ns in meta.busy_ns if device != "cpu"), default=0)
+        idle += max(0, meta.wall_ns - busiest)
+    return idle
+
+
+def forward_calls(evidence: Evidence, layer: int) -> list[Spread]:
+    """How long the forward calls of a layer lasted, for each rank that called it."""
+    keys = (SampleKey(layer, FORWARD, meta.rank, "cpu", "cpu_ns") for meta in evidence.run.metas)
+    return [evidence.run.samples[key] for key in keys if key in evidence.run.samples]
+
+
+def beyond_median_ns(evidence: Evidence, layer: int) -> int:
+    """What the forward calls of a layer took more than if each had lasted as the median one: start-up, and what came
+    between by chance."""
+    return sum(max(0, round(spread.sum - spread.median * spread.count)) for spread in forward_calls(evidence, layer))
+
+
+def is_loading(frames: Sequence[Frame]) -> bool:
+    """Whether work is inside the label that torch puts around each batch of a DataLoader or a DataPipe."""
+    return bool(inside_loading(frames))
+
+
+def inside_loading(frames: Sequence[Frame]) -> Sequence[Frame]:
+    """The frames from that label inward, itself the first; ``()`` where there is none. Steps and labels of the user's
+    may be around it."""
+    for at, frame in enumerate(frames):
+        if frame.kind == "label" and frame.name.startswith(LOADING):
+            return frames[at:]
+    return ()
+
+
+def _is_runtime(frames: Sequence[Frame]) -> bool:
+    return bool(frames) and frames[-1].kind == "op" and _RUNTIME.fullmatch(frames[-1].name) is not None
+
+
+def _asks_for_a_value(frames: Sequence[Frame]) -> bool:
+    return any(frame.name in _VALUES for frame in frames)
+
+
+def _copies(evidence: Evidence, beginning: str = "") -> dict[int, _Seen]:
+    """The copies between host and device whose kernels' names begin so, by layer, but for those of single values."""
+    found: dict[int, _Seen] = {}
+    rows, columns = evidence.run.rows, evidence.run.rows.columns
+    ways = _ways_of_copies(evidence, beginning)
+    for (layer, _, frames), (copies, device_ns) in ways.items():
+        seen = found.setdefault(layer, _Seen())
+        seen.copies += copies
+        seen.device_ns += device_ns
+        seen.ops[_op_of(frames)] += copies
+    for at in evidence.rows(_is_runtime):
+        way = columns["layer"][at], columns["phase"][at], rows.frames[columns["frames"][at]][:-1]
+        if way in ways:
+            found[way[0]].cpu_ns += columns["cpu_ns"][at]
+    return found
+
+
+_Way = tuple[int, int, tuple[Frame, ...]]
+"""A layer, a phase, and the ops around a call of the runtime, or around a kernel."""
+
+
+def _ways_of_copies(evidence: Evidence, beginning: str = "") -> dict[_Way, tuple[int, int]]:
+    """On which ways the device was made to copy, how often, and how long that took it."""
+    ways: dict[_Way, tuple[int, int]] = {}
+    rows, columns = evidence.run.rows, evidence.run.rows.columns
+
+    def is_copy(frames: Sequence[Frame]) -> bool:
+        if not frames or frames[-1].kind != "kernel" or _asks_for_a_value(frames):
+            return False
+        name = frames[-1].name
+        return name.startswith(beginning) and _BETWEEN_HOST_AND_DEVICE.fullmatch(name) is not None
+
+    for at in evidence.rows(is_copy):
+        way = columns["layer"][at], columns["phase"][at], rows.frames[columns["frames"][at]][:-1]
+        copies, device_ns = ways.get(way, (0, 0))
+        ways[way] = copies + columns["calls"][at], device_ns + columns["device_ns"][at]
+    return ways
+
+
+def _waits(evidence: Evidence) -> dict[int, _Seen]:
+    """Where the CPU waits for the device, by layer, but for copies; outside all layers only where for a value."""
+    found: dict[int, _Seen] = {}
+    rows, columns = evidence.run.rows, evidence.run.rows.columns
+    copying = _ways_of_copies(evidence)
+    for at in evidence.rows(_is_runtime if evidence.device != "cpu" else lambda _: False):
+        layer, frames = columns["layer"][at], rows.frames[columns["frames"][at]]
+        is_wait = frames[-1].name.endswith("Synchronize")
+        if _asks_for_a_value(frames):
+            if layer == OUTSIDE and frames[0].kind == "label" and frames[0].name.startswith(_OPTIMIZER):
+                continue
+        elif not is_wait or layer == OUTSIDE or (layer, columns["phase"][at], frames[:-1]) in copying:
+            continue
+        seen = found.setdefault(layer, _Seen())
+        calls = columns["calls"][at]
+        seen.waits += calls if is_wait else 0
+        seen.copies += 0 if is_wait else calls
+        seen.cpu_ns += columns["cpu_ns"][at]
+        seen.ops[_op_of(frames)] += calls
+    return found
+
+
+def _op_of(frames: Sequence[Frame]) -> str:
+    """The op that users call, and the source line where it was recorded."""
+    for frame in frames:
+        if frame.kind == "op":
+            stack = frame.signature.stack if frame.signature else ()
+            return f"{frame.name} at {stack[0]}" if stack else frame.name
+    return "no operator"
+
+
+def _in_calls(evidence: Evidence, layer: int) -> str:
+    calls = sum(spread.count for spread in forward_calls(evidence, layer))
+    return f" in {calls} call{'s' * (calls != 1)}" if calls else ""
+
+
+def _at_most(found: Mapping[int, _Seen], limit: int) -> Iterator[tuple[int, _Seen, int]]:
+    """Each layer, what was seen in it, and its part of what all of them together could save."""
+    whole = sum(seen.cpu_ns for seen in found.values())
+    for layer, seen in found.items():
+        if whole:
+            yield layer, seen, seen.cpu_ns * min(whole, limit) // whole

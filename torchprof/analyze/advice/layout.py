@@ -1,0 +1,37 @@
+"""The layout of memory: what is turned around for a kernel that wants it otherwise."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from torchprof.analyze.advice import Advice, rule
+from torchprof.analyze.advice.evidence import Evidence
+from torchprof.run.cost import format_time
+from torchprof.run.words import Frame
+
+_CONVERSION = re.compile(r"nchwto\w*nhwc|nhwcto\w*nchw", re.IGNORECASE)  # cuDNN's; nhwcToFoldedNhwc is none
+
+
+@rule
+def channels_last_missed(evidence: Evidence) -> Iterator[Advice]:
+    """Kernels that turn NCHW into NHWC and back around a convolution, by cuDNN's names for them (``nchwToNhwcKernel``,
+    ``nhwcToNchwKernel``).
+
+    Tensor cores want channels last, so cuDNN converts what comes otherwise: all the time of these kernels can be saved,
+    and nothing else is claimed. On the CPU oneDNN reorders inside of an op, where nobody sees it. Needs a device.
+    """
+    for number, one in evidence.took(_is_conversion).items():
+        yield Advice(
+            evidence.name_of(number),
+            f"{one.calls} kernels, {format_time(one.device_ns)} in all, only turn the layout of tensors around "
+            "for convolutions that run channels last.",
+            "Keep them so: model = model.to(memory_format=torch.channels_last), and the same for the input.",
+            one.device_ns,
+            None,
+            "channels_last_missed",
+        )
+
+
+def _is_conversion(frames: Sequence[Frame]) -> bool:
+    return bool(frames) and frames[-1].kind == "kernel" and _CONVERSION.search(frames[-1].name) is not None

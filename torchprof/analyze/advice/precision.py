@@ -1,0 +1,267 @@
+"""Precision: types that take more time and memory than the work needs, and sizes that tensor cores cannot take."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from torchprof.analyze.advice import WORTH, Advice, rule
+from torchprof.analyze.advice.evidence import Evidence, shape_of
+from torchprof.analyze.advice.fusion import is_elementwise
+from torchprof.run.cost import format_memory, format_time
+from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE, Frame, Signature
+
+_DOUBLE = frozenset({"double", "c10::complex<double>"})
+_SINGLE = frozenset({"float"})
+_HALF = frozenset({"c10::Half", "c10::BFloat16"})
+_FLOATS = _DOUBLE | _SINGLE | _HALF | {"c10::complex<float>", "c10::complex<c10::Half>"}
+_FLOATING = ("float", "bfloat", "complex")  # how the names of torch's floating-point types begin
+_FACTORS = {  # where the two matrices of a product stand among what an op is called on
+    "aten::mm": (0, 1),
+    "aten::bmm": (0, 1),
+    "aten::addmm": (1, 2),
+    "aten::_addmm_activation": (1, 2),
+    "aten::baddbmm": (1, 2),
+}
+_CONVOLUTIONS = frozenset(
+    {
+        "aten::convolution",
+        "aten::_convolution",
+        "aten::convolution_overrideable",
+        "aten::cudnn_convolution",
+        "aten::cudnn_convolution_relu",
+        "aten::cudnn_convolution_add_relu",
+        "aten::cudnn_convolution_transpose",
+        "aten::convolution_backward",
+    }
+)
+_FLOAT32_KERNEL = re.compile(r"sgemm|scudnn|simt|f32f32_f32f32")
+_TF32_KERNEL = re.compile(r"tf32|s1688")
+_HALF_KERNEL = re.compile(r"[sh]884|h1688|16816|fp16|bf16|half|BFloat16|c10::Half")
+
+_TENSOR_CORES = 7 / 8
+"""Tensor cores do at most eight times what the other cores do: A100 156 to 19.5 TFLOP/s in TF32, H100 494 to 67, and
+989 to 134 in half precision; V100 125 to 15.7 (NVIDIA's data sheets). So 7/8 is the most they can save."""
+
+
+@rule
+def double_precision(evidence: Evidence) -> Iterator[Advice]:
+    """Layers that compute in float64, by the types of what their operators are called on; where shapes were not
+    recorded, by the types of their own parameters.
+
+    An operator of torch's (``aten::…``) computes in float64 where all its floating-point inputs are float64; an
+    elementwise one where any of them is, since it promotes the others. What an operator calls inside goes with it where
+    that has no such inputs itself. What only holds operators tells nothing: a compiled graph, a node of autograd, an
+    operator of somebody else's. Nor does a number without a dimension: torch passes Python's scalars as such. Without
+    shapes, all floating-point parameters that a layer holds itself must be float64.
+
+    What it could save is at most all of the time: half as many numbers fit into a register and through the memory bus,
+    but oneDNN has no float64 at all (on two threads a Conv2d took 4.5 times as long, an LSTM 3.7 times), and GPUs of
+    consumers do it at a 64th of the rate. And half of the float64 parameters' bytes.
+    """
+    held: dict[int, int] = {}
+    all_double = set()
+    for number, layer in enumerate(evidence.run.layers):
+        sizes = {dtype: size for dtype, size in layer.dtype_bytes if dtype.startswith(_FLOATING) and size}
+        held[number] = sum(size for dtype, size in sizes.items() if dtype in ("float64", "complex128"))
+        if held[number] and held[number] == sum(sizes.values()):
+            all_double.add(number)
+    if evidence.shapes_recorded:
+        took = evidence.took(_is_in_double)
+    elif all_double:
+        took = {number: one for number, one in evidence.took(lambda frames: True).items() if number in all_double}
+    else:
+        return
+    for number, one in took.items():
+        ns, size = evidence.time_of(one), held.get(number, 0)
+        if not ns:
+            continue
+        holding = f", and holds {format_memory(size)} of float64 parameters" if size else ""
+        yield Advice(
+            evidence.name_of(number),
+            f"Spends {format_time(ns)} on float64 numbers{holding}.",
+            "Unless the result needs it, compute in float32: model.float() for parameters, x.float() for inputs "
+            "(arrays of NumPy are float64 by default).",
+            ns,
+            size // 2 if size else None,
+            "double_precision",
+        )
+
+
+@rule
+def misaligned_half_precision(evidence: Evidence) -> Iterator[Advice]:
+    """Products of matrices and convolutions in half precision on CUDA, where a size of the weights (for a product of
+    two activations: the inner or the last size) is no multiple of 8, so that rows do not start at 16 bytes.
+
+    Then cuBLAS and cuDNN take slower kernels, some without tensor cores: at most 7/8 of the time is theirs (see
+    ``_TENSOR_CORES``). Up to four input channels, those of an image, are none that anybody could change, and a
+    depthwise convolution has no product. The number of rows (batch, tokens) does not matter for that. Source: NVIDIA,
+    "Matrix Multiplication Background User's Guide", Requirements to Use Tensor Cores. Needs shapes and a device.
+    """
+    if evidence.device != "cuda" or not evidence.shapes_recorded:
+        return
+    rows, columns = evidence.run.rows, evidence.run.rows.columns
+    sizes: defaultdict[int, set[int]] = defaultdict(set)
+    ns: defaultdict[int, int] = defaultdict(int)
+    for at in evidence.rows(lambda frames: any(map(_odd_sizes, frames)), phases=(FORWARD, RECOMPUTE)):
+        number = columns["layer"][at]
+        for frame in rows.frames[columns["frames"][at]]:
+            sizes[number].update(_odd_sizes(frame))
+        ns[number] += columns["device_ns"][at]
+    if not sizes:
+        return
+    for number, one in evidence.took(lambda frames: any(map(_is_half_product, frames)), phases=(BACKWARD,)).items():
+        ns[number] += one.device_ns
+    for number, odd in sizes.items():
+        yield Advice(
+            evidence.name_of(number),
+            f"Spends {format_time(ns[number])} on half-precision products of size "
+            f"{', '.join(map(str, sorted(odd)))}, which is no multiple of 8.",
+            "Pad to a multiple of 8: features, classes and vocabulary of the layer, or the sequences "
+            "(pad_to_multiple_of=8 of a tokenizer).",
+            int(ns[number] * _TENSOR_CORES),
+            None,
+            "misaligned_half_precision",
+        )
+
+
+@rule
+def tf32_not_used(evidence: Evidence) -> Iterator[Advice]:
+    """Products and convolutions in float32 on a CUDA device of compute capability 8.0 or later, by kernels that use no
+    tensor cores, while torch's switches forbid TF32.
+
+    Products: ``float32_matmul_precision`` is "highest", torch's default; convolutions: ``cudnn_tf32`` is "False". At
+    most 7/8 of their time could be saved. Needs a device; without shapes the names of kernels say what is float32.
+    """
+    by_layer = _could_be_tf32(evidence)
+    if not by_layer:
+        return
+    ns, number = sum(by_layer.values()), max(by_layer, key=by_layer.__getitem__)
+    remedies = [
+        'torch.set_float32_matmul_precision("high")'
+        if evidence.switches.get("float32_matmul_precision") == "highest"
+        else "",
+        "torch.backends.cudnn.allow_tf32 = True" if evidence.switches.get("cudnn_tf32") == "False" else "",
+    ]
+    yield Advice(
+        ", ".join(evidence.run.meta.model),
+        f"Spends {format_time(ns)} on float32 products without tensor cores, most of it in "
+        f"{evidence.name_of(number)} ({format_time(by_layer[number])}): TF32 is switched off.",
+        f"Where 10 bits of mantissa are enough for factors, write {' and '.join(filter(None, remedies))} at the "
+        "beginning; torch.autocast saves more.",
+        int(ns * _TENSOR_CORES),
+        None,
+        "tf32_not_used",
+    )
+
+
+@rule
+def autocast_not_used(evidence: Evidence) -> Iterator[Advice]:
+    """A CUDA device with tensor cores (compute capability 7.0 or later) that spends at least half of its time on
+    products and convolutions in float32, and no op or kernel in half precision at all.
+
+    Half, because autocast changes results a little and adds casts: that pays where products dominate. Silent where
+    switching TF32 on is advised, the smaller step. With TF32 half precision has twice its rate and half of its bytes,
+    so half of the time can be saved; at most 7/8 where there is no TF32. Needs a device.
+    """
+    if evidence.device != "cuda" or not evidence.compute_capability:
+        return
+    whole = sum(evidence.run.rows.columns["device_ns"])
+    if evidence.compute_capability < (7, 0) or sum(_could_be_tf32(evidence).values()) * _TENSOR_CORES >= (
+        WORTH * evidence.recorded_ns
+    ):
+        return
+    by_layer = {
+        number: one.device_ns
+        for number, one in evidence.took(lambda frames: _is_float32_product(frames, with_tf32=True)).items()
+        if one.device_ns
+    }
+    ns = sum(by_layer.values())
+    if not ns or ns * 2 < whole or any(True for _ in evidence.rows(_is_half_work)):
+        return
+    number = max(by_layer, key=by_layer.__getitem__)
+    has_tf32 = evidence.compute_capability >= (8, 0)
+    yield Advice(
+        ", ".join(evidence.run.meta.model),
+        f"Spends {ns / whole:.0%} of the CUDA time ({format_time(ns)}) on products in float32, most of it in "
+        f"{evidence.name_of(number)} ({format_time(by_layer[number])}), and nothing runs in half precision.",
+        'Run forward and loss under torch.autocast("cuda", dtype=torch.bfloat16).'
+        if has_tf32
+        else 'Run forward and loss under torch.autocast("cuda", dtype=torch.float16), with a torch.amp.GradScaler.',
+        ns // 2 if has_tf32 else int(ns * _TENSOR_CORES),
+        None,
+        "autocast_not_used",
+    )
+
+
+def _is_in_double(frames: Sequence[Frame]) -> bool:
+    """Whether the innermost of these frames with floating-point inputs is an operator that computes in float64."""
+    for frame in reversed(frames):
+        if frame.kind == "kernel":
+            continue
+        if frame.kind != "op" or not frame.name.startswith("aten::"):
+            return False
+        if _has(frame.signature, _FLOATS):
+            others = _has(frame.signature, _FLOATS - _DOUBLE)
+            return _has(frame.signature, _DOUBLE) and (not others or is_elementwise(frame.name))
+    return False
+
+
+def _has(signature: Signature | None, dtypes: frozenset[str]) -> bool:
+    """Whether an op was called on a tensor of one of these types that has a dimension, or whose shape is unknown."""
+    if signature is None:
+        return False
+    return any(dtype in dtypes and shape != () for shape, dtype in zip(signature.shapes, signature.dtypes))
+
+
+def _odd_sizes(frame: Frame) -> list[int]:
+    """The sizes of a product or a convolution in half precision that are no multiples of 8."""
+    if not _is_half_product(frame):
+        return []
+    sizes: list[int] = []
+    if frame.name in _FACTORS:
+        left, right = (shape_of(frame, at) for at in _FACTORS[frame.name])
+        sizes = [*left[-1:], *right[-1:]]
+    else:
+        weight = shape_of(frame, 1)
+        if len(weight) > 2 and weight[1] > 1:
+            sizes = [weight[0], *([weight[1]] if weight[1] > 4 else [])]
+    return [size for size in sizes if size > 0 and size % 8]
+
+
+def _is_half_product(frame: Frame) -> bool:
+    return (frame.name in _FACTORS or frame.name in _CONVOLUTIONS) and _has(frame.signature, _HALF)
+
+
+def _could_be_tf32(evidence: Evidence) -> dict[int, int]:
+    """The device time by layer of what TF32 would speed up, and the switches forbid."""
+    if evidence.device != "cuda" or evidence.compute_capability < (8, 0):
+        return {}
+    ops = {
+        *(_FACTORS if evidence.switches.get("float32_matmul_precision") == "highest" else ()),
+        *(_CONVOLUTIONS if evidence.switches.get("cudnn_tf32") == "False" else ()),
+    }
+    took = evidence.took(lambda frames: _is_float32_product(frames, with_tf32=False) and frames[-2].name in ops)
+    return {number: one.device_ns for number, one in took.items() if one.device_ns}
+
+
+def _is_float32_product(frames: Sequence[Frame], *, with_tf32: bool) -> bool:
+    """Whether the frames end in a kernel that a product or a convolution in float32 launched itself; ``with_tf32``: or
+    one in TF32. By the op's types where shapes were recorded, else by the kernel's name."""
+    if len(frames) < 2 or frames[-1].kind != "kernel":
+        return False
+    kernel, op = frames[-1].name, frames[-2]
+    if (op.name not in _FACTORS and op.name not in _CONVOLUTIONS) or _HALF_KERNEL.search(kernel):
+        return False
+    if _TF32_KERNEL.search(kernel):
+        return with_tf32
+    if op.signature is not None:
+        return _has(op.signature, _SINGLE)
+    return _FLOAT32_KERNEL.search(kernel) is not None
+
+
+def _is_half_work(frames: Sequence[Frame]) -> bool:
+    if any(_has(frame.signature, _HALF) for frame in frames):
+        return True
+    return bool(frames) and frames[-1].kind == "kernel" and _HALF_KERNEL.search(frames[-1].name) is not None

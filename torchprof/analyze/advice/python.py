@@ -1,0 +1,201 @@
+"""Python, NumPy and all else that is no operator, where it takes much of the time."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from torchprof.analyze.advice import Advice, rule
+from torchprof.analyze.advice.evidence import Evidence, is_collection
+from torchprof.analyze.advice.host import beyond_median_ns, forward_calls, idle_ns
+from torchprof.run.cost import format_time
+from torchprof.run.layers import Layer
+from torchprof.run.words import FORWARD, OUTSIDE, PHASES, Frame
+
+_SHARE = 0.05
+_GAP_NS = 30_000
+_TO_NUMPY = "aten::resolve_neg"
+_WAITS_FOR_RANKS = ("DistributedDataParallel.", "FullyShardedDataParallel.", "FSDP::")
+"""How torch's own labels of wrappers begin."""
+_TORCHS_LAYERS = """
+AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveLogSoftmaxWithLoss AdaptiveMaxPool1d AdaptiveMaxPool2d
+AdaptiveMaxPool3d AlphaDropout AvgPool1d AvgPool2d AvgPool3d BCELoss BCEWithLogitsLoss BatchNorm1d BatchNorm2d
+BatchNorm3d Bilinear CELU CTCLoss ChannelShuffle CircularPad1d CircularPad2d CircularPad3d ConstantPad1d ConstantPad2d
+ConstantPad3d Container Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d CosineEmbeddingLoss
+CosineSimilarity CrossEntropyLoss CrossMapLRN2d DataParallel Dropout Dropout1d Dropout2d Dropout3d ELU Embedding
+EmbeddingBag FeatureAlphaDropout Flatten Fold FractionalMaxPool2d FractionalMaxPool3d GELU GLU GRU GRUCell
+GaussianNLLLoss GroupNorm Hardshrink Hardsigmoid Hardswish Hardtanh HingeEmbeddingLoss HuberLoss Identity InstanceNorm1d
+InstanceNorm2d InstanceNorm3d KLDivLoss L1Loss LPPool1d LPPool2d LPPool3d LSTM LSTMCell LayerNorm LazyBatchNorm1d
+LazyBatchNorm2d LazyBatchNorm3d LazyConv1d LazyConv2d LazyConv3d LazyConvTranspose1d LazyConvTranspose2d
+LazyConvTranspose3d LazyInstanceNorm1d LazyInstanceNorm2d LazyInstanceNorm3d LazyLinear LeakyReLU Linear
+LinearCrossEntropyLoss LocalResponseNorm LogSigmoid LogSoftmax MSELoss MarginRankingLoss MaxPool1d MaxPool2d MaxPool3d
+MaxUnpool1d MaxUnpool2d MaxUnpool3d Mish ModuleDict ModuleList MultiLabelMarginLoss MultiLabelSoftMarginLoss
+MultiMarginLoss MultiheadAttention NLLLoss NLLLoss2d PReLU PairwiseDistance ParameterDict ParameterList PixelShuffle
+PixelUnshuffle PoissonNLLLoss RMSNorm RNN RNNBase RNNCell RNNCellBase RReLU ReLU ReLU6 ReflectionPad1d ReflectionPad2d
+ReflectionPad3d ReplicationPad1d ReplicationPad2d ReplicationPad3d SELU Sequential SiLU Sigmoid SmoothL1Loss
+SoftMarginLoss Softmax Softmax2d Softmin Softplus Softshrink Softsign SyncBatchNorm Tanh Tanhshrink Threshold
+Transformer TransformerDecoder TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer TripletMarginLoss
+TripletMarginWithDistanceLoss Unflatten Unfold Upsample UpsamplingBilinear2d UpsamplingNearest2d ZeroPad1d ZeroPad2d
+ZeroPad3d
+"""
+_OF_TORCH = frozenset(_TORCHS_LAYERS.split())
+"""The classes of ``torch.nn``: what runs in them between operators is no Python of the user's."""
+
+
+class SlowPython(NamedTuple):
+    """How often a layer was called (0: not known), and its time in no operator and in no layer below."""
+
+    calls: int
+    own_ns: int
+
+
+@rule
+def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
+    """Layers whose own Python takes longer than to call their operators and layers would: a loop over elements, NumPy.
+
+    Evidence is the time of the forward calls of a layer in no operator and in no layer below, less 30 us for each
+    operator and layer that it calls and for each call of its own (Python and the profiler take 5 to 20), and less what
+    its calls took beyond the median one, the layers below left out: that is start-up, and chance. It is told where 5 %
+    of the recorded time is left and more than half of it is not such calling; many tiny operators are other advice.
+    Compiled layers are left out: what runs in them is no Python. So are layers of torch's own, in which no Python is
+    the user's to change, and the ranges of a trace, in which a thread may wait for that of backward. Nothing is said
+    where operators were not recorded. Where a thread took samples (``torchprof run``), the line is named at which it
+    was seen most; NumPy where the layer turns tensors into arrays, which torch records. The gain is at most all of that
+    time, since without the loop nothing is called in it, and no more than a device is idle.
+    """
+    found = layers_of_slow_python(evidence)
+    arrays = evidence.took(_is_array, phases=(FORWARD,))
+    lines = _lines(evidence) if found else {}
+    whole = sum(slow.own_ns for slow in found.values())
+    limit = idle_ns(evidence) if evidence.device != "cpu" else whole
+    for layer, (calls, ns) in found.items():
+        line = f", most often at {lines[layer].most_common(1)[0][0]}" if layer in lines else ""
+        leaves = arrays[layer].calls if layer in arrays else 0
+        in_calls = f" in its {calls} call{'s' * (calls != 1)}" if calls else ""
+        yield Advice(
+            evidence.name_of(layer),
+            f"No operator runs for {format_time(ns)}{in_calls}: that is Python between them{line}."
+            + (f" It takes tensors to NumPy (or to lists) {leaves} time{'s' * (leaves != 1)}." if leaves else ""),
+            "Say it in tensor operations instead" + (" of NumPy." if leaves else " of a loop in Python."),
+            ns * min(whole, limit) // whole,
+            None,
+            "python_in_layers",
+        )
+
+
+@rule
+def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
+    """A loop whose steps spend much time in no operator, no layer and no range of torch's: Python of the loop's own, as
+    NumPy, a loader that is not torch's, logging.
+
+    Evidence is the ``step_gap_ns`` of the steps that ``step()`` marks, less 30 us for each operator outside the layers,
+    each node of backward and each call of a model (Python, autograd's engine and the profiler take 5 to 20), and less
+    what the steps had of it beyond the median one. From 5 % of the recorded time on, and where more than half is not
+    such calling. With fewer than two steps there is no loop, and nothing is said; nor where operators were not
+    recorded. The gain is at most all of ``step_gap_ns``, since what is done less often is missing from the median one,
+    and no more than a device is idle.
+    """
+    gaps = [spread for _, spread in evidence.samples("step_gap_ns")]
+    whole = sum(spread.sum for spread in gaps)
+    steps = sum(spread.count for spread in gaps)
+    left = sum(min(spread.sum, round(spread.median * spread.count)) for spread in gaps)
+    if steps < 2 or left <= _SHARE * evidence.recorded_ns or not evidence.ops_recorded:
+        return
+    outside = evidence.took(_is_direct, phases=(FORWARD,)).get(OUTSIDE)
+    nodes = sum(took.calls for took in evidence.took(_is_direct, phases=PHASES[1:]).values())
+    roots = [number for number, layer in enumerate(evidence.run.layers) if len(layer.path) == 1]
+    calls = sum(spread.count for root in roots for spread in forward_calls(evidence, root))
+    left -= _GAP_NS * (nodes + calls + (outside.calls if outside else 0))
+    if left < _SHARE * evidence.recorded_ns or 2 * left < whole:
+        return
+    limit = idle_ns(evidence) if evidence.device != "cpu" else whole
+    yield Advice(
+        evidence.name_of(OUTSIDE),
+        f"No operator and no layer runs for {format_time(whole)} of the {steps} steps ({format_time(whole / steps)} a "
+        "step): that is the loop's own Python.",
+        "Do it less often (logging), in the workers of a DataLoader (making batches), or in tensor operations (NumPy).",
+        min(whole, limit),
+        None,
+        "python_in_the_loop",
+    )
+
+
+@rule
+def garbage_collection(evidence: Evidence) -> Iterator[Advice]:
+    """Collections of Python's garbage collector that look through old objects, as full ones do.
+
+    Evidence is their own row: they interrupt whatever runs when they are due. The gain is all of their time, and no
+    more than a device is idle. Needs a recording made here: a trace has them where torchprof made it.
+    """
+    took = evidence.took(is_collection, phases=(FORWARD,)).get(OUTSIDE)
+    if took is None or not took.cpu_ns:
+        return
+    times = "once" if took.calls == 1 else f"{took.calls} times"
+    yield Advice(
+        evidence.name_of(OUTSIDE),
+        f"Python's garbage collector looked through old objects {times}, for {format_time(took.cpu_ns)} in all.",
+        "Call gc.collect() and gc.freeze() once when model and data are there, so that it passes these by; or "
+        "gc.disable() before the loop, and gc.collect() where a pause does no harm, as between epochs. Remove calls of "
+        "gc.collect() inside the loop.",
+        min(took.cpu_ns, idle_ns(evidence)) if evidence.device != "cpu" else took.cpu_ns,
+        None,
+        "garbage_collection",
+    )
+
+
+def layers_of_slow_python(evidence: Evidence) -> dict[int, SlowPython]:
+    """The layers that ``python_in_layers`` tells of, by number."""
+    if not evidence.ops_recorded:
+        return {}
+    layers = evidence.run.layers
+    direct = evidence.took(_is_direct, phases=(FORWARD,))
+    found = {}
+    for layer, took in evidence.took(_is_python, phases=(FORWARD,)).items():
+        if layer < 0 or not _has_python(layers[layer]) or took.cpu_ns < _SHARE * evidence.recorded_ns:
+            continue
+        calls = sum(spread.count for spread in forward_calls(evidence, layer))
+        below = sum(spread.count for child in evidence.children[layer] for spread in forward_calls(evidence, child))
+        gaps = calls + below + (direct[layer].calls if layer in direct else 0)
+        unusual = beyond_median_ns(evidence, layer)
+        unusual -= sum(beyond_median_ns(evidence, child) for child in evidence.children[layer])
+        left = took.cpu_ns - gaps * _GAP_NS - max(0, unusual)
+        if 2 * left > took.cpu_ns and left >= _SHARE * evidence.recorded_ns:
+            found[layer] = SlowPython(calls, took.cpu_ns)
+    return found
+
+
+def _has_python(layer: Layer) -> bool:
+    """Whether what runs in a layer between operators may be Python of the user's: of the ranges of a trace nobody knows
+    what they are, and what torch says of its own layers (``settings``) it says of no others."""
+    return bool(layer.kind) and not layer.compiled and layer.kind not in _OF_TORCH and not layer.settings
+
+
+def is_own_time(frames: Sequence[Frame]) -> bool:
+    """Whether it is a layer's time, or that of a label of the user's, in no operator."""
+    return all(frame.kind == "label" for frame in frames)
+
+
+def _is_python(frames: Sequence[Frame]) -> bool:
+    """Whether it is a layer's own time, and not that of a wrapper which may wait for the other ranks."""
+    return is_own_time(frames) and not any(frame.name.startswith(_WAITS_FOR_RANKS) for frame in frames)
+
+
+def _is_direct(frames: Sequence[Frame]) -> bool:
+    """Whether an operator is called by Python, and not by another."""
+    return bool(frames) and frames[-1].kind == "op" and is_own_time(frames[:-1])
+
+
+def _is_array(frames: Sequence[Frame]) -> bool:
+    """Whether it is the operator that Tensor.numpy() and Tensor.tolist() call; models do not call it themselves."""
+    return _is_direct(frames) and frames[-1].name == _TO_NUMPY
+
+
+def _lines(evidence: Evidence) -> dict[int, Counter[str]]:
+    """How often Python was seen at which source line between the operators of each layer, in forward."""
+    found: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    rows, columns = evidence.run.rows, evidence.run.rows.columns
+    for at in evidence.rows(lambda frames: bool(frames) and frames[-1].kind == "python"):
+        if columns["phase"][at] == PHASES.index(FORWARD):
+            found[columns["layer"][at]][rows.frames[columns["frames"][at]][-1].name] += columns["calls"][at]
+    return dict(found)

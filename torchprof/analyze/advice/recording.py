@@ -1,0 +1,37 @@
+"""How it was recorded, where that hides what the time went to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torchprof.analyze.advice import Advice, rule
+from torchprof.analyze.advice.evidence import Evidence, has_no_launch
+from torchprof.run.cost import format_time
+from torchprof.run.words import OUTSIDE
+
+_SHARE = 0.05
+
+
+@rule
+def leftover_kernels(evidence: Evidence) -> Iterator[Advice]:
+    """Kernels whose launch is not in the recording, for at least 5 % of the device's time: no layer and no step can
+    have them.
+
+    Most often the recording began while the device still worked off what was launched before. A change saves no time,
+    it makes the figures complete. Nothing is said where operators were not recorded: then no launch is known. Needs the
+    time of a device.
+    """
+    ns = evidence.run.left_over.device_ns + sum(took.device_ns for took in evidence.took(has_no_launch).values())
+    whole = sum(evidence.run.rows.columns["device_ns"])
+    if not ns or ns < _SHARE * whole or not evidence.ops_recorded:
+        return
+    yield Advice(
+        evidence.name_of(OUTSIDE),
+        f"{format_time(ns)} of {evidence.device} time ({ns / whole:.0%}) is that of kernels whose launch was not "
+        "recorded: no layer has them.",
+        "Let the profiler begin before they are launched: record more steps, with warm-up steps before them "
+        "(torch.profiler.schedule(wait=1, warmup=1, active=3)), or call torch.cuda.synchronize() before it begins.",
+        None,
+        None,
+        "leftover_kernels",
+    )

@@ -1,0 +1,399 @@
+"""Limits on what layers cost, for continuous integration and test suites. Their syntax is in docs/compare.md."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from itertools import compress
+from os import PathLike
+from typing import NamedTuple
+
+from torchprof.analyze.compare.comparison import as_run, compare
+from torchprof.analyze.compare.diff import FORMATS, SLOWER, UNKNOWN, Change, Diff, Pair, Quantity
+from torchprof.analyze.compare.layers import ADDED, REMOVED
+from torchprof.analyze.compare.noise import FEWEST
+from torchprof.analyze.figures import incomplete_phases
+from torchprof.analyze.uncounted import about_uncounted
+from torchprof.errors import TorchprofError, suggest
+from torchprof.run.cost import Bound, Figure, Measure, Unit
+from torchprof.run.layers import Layer
+from torchprof.run.paths import find
+from torchprof.run.rows import Rows
+from torchprof.run.run import Run
+from torchprof.run.words import NOT_SELECTED, OUTSIDE, OUTSIDE_NAME, PHASES
+
+_PEAK, _STEP = "peak", "step"
+_NAMED = 3  # so many layers are named as those that made the difference
+
+_TARGET = re.compile(r"\s*(?:(?P<pattern>.*\S)\s*:\s*)?(?P<measure>\w+)\s*", re.DOTALL)
+_SHARE = re.compile(r"\+(\d+(?:\.\d+)?)\s*%")
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-zµ]*)")
+_UNITS = {
+    Unit.TIME: {"ns": 1, "us": 1000, "µs": 1000, "ms": 10**6, "s": 10**9},
+    Unit.BYTES: {"": 1, "B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40},
+    Unit.COUNT: {"": 1, "K": 1000, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15},
+}
+_SHORT = {
+    Unit.BYTES: {"k": 2**10, "K": 2**10, "kB": 2**10, "KiB": 2**10, "M": 2**20, "MiB": 2**20, "G": 2**30, "GiB": 2**30}
+    | {"T": 2**40, "TiB": 2**40},
+    Unit.COUNT: {"k": 1000},
+}
+"""Other spellings of these units: bytes go by 1024, whatever they are called, all else by 1000."""
+_EXAMPLES = {Unit.TIME: "12ms", Unit.BYTES: "1.5GB", Unit.COUNT: "4.2G"}
+_SYNTAX = (
+    'A limit is [LAYERS: ]MEASURE > AMOUNT, as in "cpu_total > +10%", "peak > 1.5GB", "features.*: cpu_total > 12ms"'
+)
+
+
+class BudgetExceeded(AssertionError):
+    """A limit of ``assert_budget`` does not hold; the message says which, by how much, and which layers made it so."""
+
+
+class Limit(NamedTuple):
+    """At most so much, as it was written in ``text``. ``pattern``: a path of layers, None for the models. ``bound`` is
+    a number, or an amount with its unit; ``share`` in its place what may come on top of what was before (0.1: a tenth).
+    """
+
+    text: str
+    pattern: str | None
+    measure: str
+    bound: str | int | float
+    share: Fraction | None
+
+
+class Outcome(NamedTuple):
+    """What became of a limit: a sentence for each layer that exceeds it, and ``remarks`` on those that do not fail."""
+
+    limit: Limit
+    failures: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+
+def assert_budget(
+    run: Run | str | PathLike[str],
+    limits: Mapping[str, str | int | float],
+    baseline: Run | str | PathLike[str] | None = None,
+) -> None:
+    """Fail a test where a run costs more than it may.
+
+    ``limits``: from ``"[LAYERS: ]MEASURE"`` to the most that it may be: ``{"cpu_total": "12ms", "features.*: peak":
+    "1.5GB", "flops": 4_200_000_000}``. Without layers the models are meant. What adds up is for one forward call of the
+    model, however many were recorded. ``"+10%"`` is relative to ``baseline``, a run or the file of a saved one. A time
+    that exceeds its limit only within noise does not fail, but warns. See docs/compare.md.
+
+    Raises BudgetExceeded, an AssertionError, where a limit does not hold; TorchprofError for a limit that cannot be
+    read, on layers that are not there, or on what is not known.
+    """
+    __tracebackhide__ = True  # pytest then shows the line of the test, and none of ours
+    if not isinstance(limits, Mapping) or not limits:
+        raise TorchprofError(f'limits={limits!r:.80} holds no limits: write {{"cpu_total": "12ms"}}, say.')
+    read = [_limit(f"{target}: at most {bound}", target, bound) for target, bound in limits.items()]
+    relative = next((limit for limit in read if limit.share is not None), None)
+    if relative is not None and baseline is None:
+        raise TorchprofError(f"{relative.text!r} is relative, and to what? Give a run, or the file of one: baseline=.")
+    after = as_run(run, "run", "assert_budget")
+    before = after if baseline is None else as_run(baseline, "baseline", "assert_budget")
+    outcomes = check(compare(before, after), read)
+    for outcome in outcomes:
+        for remark in outcome.remarks:
+            warnings.warn(remark, stacklevel=2)
+    failures = [failure for outcome in outcomes for failure in outcome.failures]
+    if failures:
+        raise BudgetExceeded("\n".join(failures))
+
+
+def limit_of(text: str) -> Limit:
+    """Read a limit of the command line: ``"features.*: cpu_total > +10%"``. Raises TorchprofError where it is none."""
+    target, sign, bound = text.rpartition(">")
+    if not sign:
+        raise TorchprofError(f"{text!r} is no limit: it has no '>'. {_SYNTAX}.")
+    return _limit(text.strip(), target, bound.strip())
+
+
+def _limit(text: str, target: object, bound: object) -> Limit:
+    match = _TARGET.fullmatch(target) if isinstance(target, str) else None
+    if match is None:
+        raise TorchprofError(f"{text!r} is no limit: {target!r} names no measure. {_SYNTAX}.")
+    share = _SHARE.fullmatch(bound.strip()) if isinstance(bound, str) else None
+    if isinstance(bound, bool) or not isinstance(bound, (str, int, float)):
+        raise TorchprofError(f"{text!r} is no limit: {bound!r} is no amount. {_SYNTAX}.")
+    return Limit(text, match["pattern"], match["measure"], bound, share and Fraction(share[1]) / 100)
+
+
+def check(diff: Diff, limits: Iterable[Limit]) -> list[Outcome]:
+    """Hold limits against a diff, absolute ones against its run after.
+
+    Raises TorchprofError for a measure that is unknown or was not measured, for layers that are not there, and for what
+    is not known of one of them: that is never a pass.
+    """
+    outcomes = []
+    for limit in limits:
+        found = [_held(diff, limit, subject) for subject in _subjects(diff, limit)]
+        failures = tuple(sentence for exceeded, sentence in found if exceeded)
+        remarks = tuple(sentence for exceeded, sentence in found if sentence and not exceeded)
+        outcomes.append(Outcome(limit, failures, remarks))
+    return outcomes
+
+
+class _Subject(NamedTuple):
+    """One thing that a limit is held against: a measure of a layer, the peak or the step of the run, by its ``name``.
+
+    ``was_added``: there was nothing before. ``is_sum``: it adds up over calls. ``parts`` are what the limit is exceeded
+    by, or what its largest parts are, in words; ``why_unknown`` says why it is not known before (0), or after (1).
+    """
+
+    name: str
+    change: Change
+    unit: Unit
+    was_added: bool
+    is_sum: bool
+    parts: Callable[[], str]
+    why_unknown: Callable[[int], str] = lambda side: ""
+
+
+def _subjects(diff: Diff, limit: Limit) -> Iterator[_Subject]:
+    if limit.measure == _PEAK and limit.pattern is None:
+        yield _peak_of_run(diff, limit)
+        return
+    if limit.measure == _STEP and _STEP in diff.whole:
+        if limit.pattern is not None:
+            raise TorchprofError(f"{limit.text!r}: a step is one of the run and of no layer: write {_STEP!r} alone.")
+        yield _Subject("the run", diff.whole[_STEP], Unit.TIME, False, False, lambda: "")
+        return
+    quantities = [one for one in diff.quantities if one.key == limit.measure]
+    if limit.measure == _PEAK:  # of the device, if there is one, in all phases
+        peaks = [one for one in diff.quantities if one.what == "peak"]
+        quantities = [one for one in peaks if one.device == "device"] or peaks
+    if not quantities:
+        raise _not_measured(diff, limit)
+    if limit.pattern == OUTSIDE_NAME and not isinstance(quantities[0].what, Measure):
+        raise TorchprofError(
+            f"{limit.text!r}: what runs outside of all layers has no {limit.measure}: limit its times, its net memory "
+            "or its FLOPs."
+        )
+    for pair in _pairs(diff, limit):
+        quantity = quantities[0]
+        change = pair.changes[quantity.key]
+        if len(quantities) > 1:  # the largest of all phases, which before may have been another one
+            changes = [pair.changes[one.key] for one in quantities]
+            change = Change(
+                _largest([one.before for one in changes]), _largest([one.after for one in changes]), None, UNKNOWN
+            )
+            quantity = next((one for one in quantities if pair.changes[one.key].after == change.after), quantity)
+        yield _Subject(
+            ".".join(pair.path),
+            change,
+            quantity.unit,
+            pair.how == ADDED,
+            isinstance(quantity.what, Measure) or quantity.what == "calls",
+            partial(_parts, diff, limit, pair, quantity),
+            partial(_why_unknown, diff, pair, quantity),
+        )
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    """The largest of some values; None where one is not known, which may be it."""
+    known = [value for value in values if value is not None]
+    return max(known) if len(known) == len(values) else None
+
+
+def _pairs(diff: Diff, limit: Limit) -> list[Pair]:
+    """The layers that a limit is for, those that are there after; or the work outside of all, if there was any."""
+    if limit.pattern == OUTSIDE_NAME:
+        return [pair for pair in diff.pairs if not pair.is_layer and pair.name == OUTSIDE_NAME]
+    layers = [pair for pair in diff.walk() if pair.is_layer]
+    if limit.pattern is None:
+        models = [pair for pair in layers if pair.after is not None and len(pair.after.path) == 1]
+        if not models:
+            raise TorchprofError(
+                f"{limit.text!r}: this run knows no layers, all its work is outside of them. Where it has steps, a "
+                f'limit can be on that: "{OUTSIDE_NAME}: cpu_total".'
+            )
+        return models
+    names = [tuple(one.path for one in (pair.before, pair.after) if one is not None) for pair in layers]
+    try:
+        found = [layers[number] for number in sorted(find(limit.pattern, names))]
+    except TorchprofError as error:
+        raise TorchprofError(f"{limit.text!r}: {error}") from error
+    there = [pair for pair in found if pair.how != REMOVED]
+    if not there:
+        raise TorchprofError(
+            f"{limit.text!r}: {'.'.join(found[0].path)} was removed: there is nothing to hold the limit against."
+        )
+    return there
+
+
+def _peak_of_run(diff: Diff, limit: Limit) -> _Subject:
+    """How far memory rose at most, on the device if there is one: what must fit."""
+    peaks = [key for key in diff.whole if key.endswith("_peak")]
+    if not peaks:
+        raise _not_measured(diff, limit)
+    key = peaks[-1]  # the device's comes after the CPU's
+    where = [
+        (spread.max, diff.after.layers[at.layer].name if at.layer >= 0 else OUTSIDE_NAME, at.phase)
+        for at, spread in diff.after.samples.items()
+        if at.measure == "device_peak_bytes" and (at.device == "cpu") == (key == "cpu_peak")
+    ]
+    _, name, phase = max(where, default=(0, "", ""))
+    parts = f" It was reached in {name}, {phase}." if name else ""
+    return _Subject("the run", diff.whole[key], Unit.BYTES, False, False, lambda: parts)
+
+
+def _held(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
+    """Whether a limit is exceeded, and a sentence where that has to be explained, else an empty one.
+
+    A lower bound above an absolute limit exceeds it; below the limit, the result is unknown.
+    """
+    change, show = subject.change, FORMATS[subject.unit]
+    # Absolute limits are for one call of the model; a diff of runs with equally many holds totals.
+    calls = diff.counts[1] if diff.unit is None and subject.is_sum and limit.share is None else 1
+    figure = change.figure(1)
+    if not figure.is_known or (figure.bound is Bound.AT_LEAST and limit.share is not None):
+        raise _unknown(limit, subject, 1, figure)
+    after = Fraction(figure.value) / calls
+    figure = figure._replace(value=float(after))
+    if subject.is_sum and diff.counted is None:
+        raise TorchprofError(
+            f"{limit.text!r}: nobody knows how many calls of a model the run holds, so {limit.measure} of one is not "
+            "known: select the model itself, too (paths=), or mark steps with prof.step()."
+        )
+    if limit.share is None:
+        most = _amount(limit, subject.unit)
+        above = f"{figure.text(show)}, limit {show(float(most))}"
+    else:
+        if change.before is None and not subject.was_added:
+            raise _unknown(limit, subject, 0, change.figure(0))
+        before = Fraction(change.before or 0)
+        if before < 0:
+            raise TorchprofError(
+                f"{limit.text!r}: {subject.name} had {show(float(before))} before, and no share of that is a limit: "
+                "write an amount."
+            )
+        most = before * (1 + limit.share)
+        increase = f"{float(after / before - 1):+.1%}" if before else "from nothing"
+        above = f"{show(float(after))} after, {show(float(before))} before: {increase}, limit {limit.bound}"
+    if after <= most:
+        if figure.bound is Bound.AT_LEAST:
+            raise _unknown(limit, subject, 1, figure)
+        return False, ""
+    sums = diff.counted if subject.is_sum and (limit.share is None or diff.unit) else None
+    per = {"call": ", per forward call of the model", "step": ", per step"}.get(sums or "", "")
+    sentence = f"{subject.name}: {limit.measure} {above}{per}."
+    if subject.unit is not Unit.TIME:
+        return True, f"Limit exceeded: {sentence}{subject.parts()}"
+    noise = change.noise
+    if figure.bound is Bound.AT_LEAST:
+        doubt = " It counts, though a part of the time is not known, and so whether it is more than noise."
+        return True, f"Limit exceeded: {sentence}{subject.parts()}{doubt}"
+    if noise is None or min(noise.counts) < FEWEST or (limit.share is not None and change.verdict == UNKNOWN):
+        doubt = " It counts, though the runs hold too few calls or steps to tell it from noise."
+        return True, f"Limit exceeded: {sentence}{subject.parts()}{doubt}"
+    median = noise.medians[1]
+    if limit.share is None:
+        beyond = median - noise.spreads[1] > most
+        typical = f"the median is {show(median)}, the interquartile range {show(noise.spreads[1])}"
+    else:
+        beyond = change.verdict == SLOWER and Fraction(median) > Fraction(noise.medians[0]) * (1 + limit.share)
+        typical = f"the median went from {show(noise.medians[0])} to {show(median)}: {change.verdict}"
+    if beyond:
+        return True, f"Limit exceeded: {sentence}{subject.parts()}"
+    return False, f"Exceeded only within noise, which does not count: {sentence[:-1]}; {typical}."
+
+
+def _parts(diff: Diff, limit: Limit, pair: Pair, quantity: Quantity) -> str:
+    """The layers at or below one that made it exceed a limit, the largest first."""
+    if not pair.children or quantity.is_self:
+        return ""
+    if limit.share is not None:
+        parts = diff.largest_parts(pair, quantity)
+        texts = [(one, f"+{quantity.text(change.difference or 0)}") for one, change in parts.layers]
+        lead = "Most of the difference" if parts.hold_most else f"The largest part{parts.ending} of the difference"
+        lead += parts.beyond_noise
+    else:
+        own = diff.self_of(quantity)
+        calls = diff.counts[1] if diff.unit is None and own.is_self and quantity.what != "params" else 1
+        layers = [one for one in pair.walk() if one.after is not None and (own.is_self or not one.children)]
+        figures = [(one, one.changes[own.key].figure(1)) for one in layers]
+        lead = "The largest parts"
+        figures = sorted((each for each in figures if each[1].is_known and each[1].value > 0), key=_by_value)
+        texts = [(one, figure._replace(value=figure.value / calls).text(quantity.text)) for one, figure in figures]
+    names = [f"{'.'.join(one.path)} ({text})" for one, text in texts[:_NAMED]]
+    return f" {lead}: {', '.join(names)}." if names else ""
+
+
+def _by_value(part: tuple[Pair, Figure]) -> float:
+    """The order of parts: the largest first."""
+    return -part[1].value
+
+
+def _unknown(limit: Limit, subject: _Subject, side: int, figure: Figure) -> TorchprofError:
+    """That a limit cannot be held against what is not known before (0) or after (1), of which ``figure`` is known."""
+    when = ("before", "in the run")[side]
+    least = f", only that it is {figure.text(FORMATS[subject.unit])}" if figure.is_known else ""
+    return TorchprofError(
+        f"{limit.text!r}: {limit.measure} of {subject.name} is not known {when}{least}. {subject.why_unknown(side)} "
+        "A limit on an unknown figure cannot pass: limit another layer, or another measure."
+    )
+
+
+def _why_unknown(diff: Diff, pair: Pair, quantity: Quantity, side: int) -> str:
+    """Why a quantity of a layer, or of the work outside of all, is not known before (0) or after (1)."""
+    run, layer, what = (diff.before, diff.after)[side], (pair.before, pair.after)[side], quantity.what
+    if what == "params":
+        return "It holds parameters that nobody has counted, as a lazy layer does that was never called."
+    reasons: list[str] = []
+    if isinstance(what, Measure):
+        own = (OUTSIDE if pair.name == OUTSIDE_NAME else NOT_SELECTED,)
+        inside = own if layer is None else _at_or_below(run, layer, quantity.is_self)
+        if what.doubt is not None:  # which operators have a formula, torch says: without it all have their names
+            reasons += about_uncounted(_rows_of(run.rows, inside, quantity.phase), lambda name: False)
+        incomplete = incomplete_phases(run).get(() if layer is None else layer.path)
+        if incomplete is not None and quantity.phase in incomplete[quantity.is_self]:
+            reasons.append("Compiled kernels that may have worked for it count for a layer above it.")
+    return " ".join(reasons) or "It was never called by itself, or not selected."
+
+
+def _at_or_below(run: Run, layer: Layer, is_self: bool) -> Sequence[int]:
+    """The layers, by index, whose work is in the self, or in the total, of a layer."""
+    steps = len(layer.path)
+    found = (index for index, one in enumerate(run.layers) if one.path[:steps] == layer.path)
+    return [index for index in found if not is_self or len(run.layers[index].path) == steps]
+
+
+def _rows_of(rows: Rows, layers: Sequence[int], phase: str) -> Rows:
+    """The rows of some layers in one phase."""
+    wanted, number = {*layers}, PHASES.index(phase)
+    chosen = [layer in wanted and at == number for layer, at in zip(rows.columns["layer"], rows.columns["phase"])]
+    return replace(rows, columns={name: array("q", compress(values, chosen)) for name, values in rows.columns.items()})
+
+
+def _not_measured(diff: Diff, limit: Limit) -> TorchprofError:
+    keys = [_PEAK] * any(key.endswith("_peak") for key in diff.whole) + [_STEP] * (_STEP in diff.whole)
+    keys += [one.key for one in diff.quantities]
+    which = "This run did not measure" if diff.before is diff.after else "These runs did not both measure"
+    return TorchprofError(
+        f"{limit.text!r}: {which} {limit.measure!r}, if there is such a thing. {suggest(limit.measure, keys)} "
+        "Memory needs profile_memory=True (--memory), FLOPs with_flops=True (--flops), the step prof.step()."
+    )
+
+
+def _amount(limit: Limit, unit: Unit) -> Fraction:
+    """A bound in ns, bytes or pieces."""
+    bound, units = limit.bound, _UNITS[unit]
+    if isinstance(bound, str):
+        match = _AMOUNT.fullmatch(bound.strip())
+        known = units | _SHORT.get(unit, {})
+        if match is not None and match[2] in known:
+            return Fraction(match[1]) * known[match[2]]
+    elif unit is not Unit.TIME and math.isfinite(bound) and bound >= 0:
+        return Fraction(bound)
+    raise TorchprofError(
+        f"{limit.text!r}: {bound!r} is no limit of {limit.measure}. Write an amount with its unit "
+        f"({', '.join(name for name in units if name)}), as in {_EXAMPLES[unit]}, or an increase, as in +10%."
+    )

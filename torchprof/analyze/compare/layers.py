@@ -1,0 +1,248 @@
+"""Which layer of one run is which of another: by path, and where paths differ, by what the layers are."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from torchprof.run.layers import Layer
+
+SAME, MOVED, RENAMED, ADDED, REMOVED = "same", "moved", "renamed", "added", "removed"
+
+_LEVELS = 3  # of likeness of the items of lists: content; kind and settings; kind
+
+
+class Match(NamedTuple):
+    """A layer before and after, by their indices; one is None where it was removed or added."""
+
+    before: int | None
+    after: int | None
+    how: str
+
+
+def match_layers(before: Sequence[Layer], after: Sequence[Layer]) -> list[Match]:
+    """Every layer of both runs once: those after in their order, then the removed ones in theirs.
+
+    - Models of the same name are the same. Those left over are matched in order, if both runs have as many of them, and
+      the class of each is known: ranges of a trace have nothing but their names.
+    - In a pair of layers, those directly below that have the same name are the same. But lists (all names are numbers)
+      of different lengths are aligned as `diff --patience` aligns lines, since an item that is put in shifts the names
+      of those behind it: by content, between items so found by kind and settings, between these by kind. For these two
+      there must be just one such item on each side, or it must have the same name.
+    - Of all others, the largest subtrees of the same content are matched, if there is just one such on each side, or
+      just one that has the same name, or just one below the same layer. What holds no parameters looks like much else:
+      it must have the same name, and not a number, or be below the same layer. In doubt nothing is matched.
+
+    The content is a layer's kind, settings, parameters and shapes, and the names and contents of those below. Shapes
+    are left out where the models were called on others, settings where one run does not have any.
+    """
+    matching = _Matching(before, after)
+    matching.by_path()
+    matching.by_content()
+    return matching.result()
+
+
+class _Tree:
+    """The layers of one run, with those above and below each."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.layers = layers
+        number = {layer.path: index for index, layer in enumerate(layers)}
+        self.above = [number.get(layer.path[:-1]) for layer in layers]
+        self.below: list[list[int]] = [[] for _ in layers]
+        self.size = [1] * len(layers)
+        self.has_params = [bool(layer.params) for layer in layers]
+        for index, above in enumerate(self.above):
+            if above is not None:
+                self.below[above].append(index)
+        for index in range(len(layers) - 1, -1, -1):  # those below come after those above
+            above = self.above[index]
+            if above is not None:
+                self.size[above] += self.size[index]
+                self.has_params[above] |= self.has_params[index]
+        self.roots = [index for index, above in enumerate(self.above) if above is None]
+        self.content = [0] * len(layers)
+
+    def name(self, index: int) -> str:
+        return self.layers[index].path[-1]
+
+    def number_contents(self, numbers: dict[Hashable, int], with_settings: bool, with_shapes: bool) -> None:
+        """Give equal contents equal numbers."""
+        for index in range(len(self.layers) - 1, -1, -1):
+            layer = self.layers[index]
+            key = (
+                layer.kind,
+                layer.settings if with_settings else "",
+                layer.params,
+                (layer.input_shapes, layer.output_shapes) if with_shapes else (),
+                tuple((self.name(child), self.content[child]) for child in self.below[index]),
+            )
+            self.content[index] = numbers.setdefault(key, len(numbers))
+
+
+class _Matching:
+    def __init__(self, before: Sequence[Layer], after: Sequence[Layer]) -> None:
+        self.before, self.after = _Tree(before), _Tree(after)
+        self.partner: dict[int, int] = {}  # after → before
+        self.matched: dict[int, int] = {}  # before → after
+        self.how: dict[int, str] = {}  # of a layer after
+        roots = self._roots()
+        numbers: dict[Hashable, int] = {}
+        with_settings = all(any(layer.settings for layer in layers) for layers in (before, after))
+        with_shapes = all(before[old].input_shapes == after[new].input_shapes for old, new in roots)
+        for tree in (self.before, self.after):
+            tree.number_contents(numbers, with_settings, with_shapes)
+        for old, new in roots:
+            self._match(old, new, SAME)
+
+    def _match(self, old: int, new: int, how: str) -> None:
+        self.partner[new], self.matched[old], self.how[new] = old, new, how
+
+    def _roots(self) -> list[tuple[int, int]]:
+        pairs, old, new = _same_names(self.before, self.before.roots, self.after, self.after.roots)
+        left = [*(self.before.layers[one] for one in old), *(self.after.layers[one] for one in new)]
+        return pairs + list(zip(old, new)) if len(old) == len(new) and all(one.kind for one in left) else pairs
+
+    def by_path(self) -> None:
+        """Match layers below those that are matched already."""
+        waiting = list(self.matched.items())
+        while waiting:
+            above_old, above_new = waiting.pop()
+            old, new = self.before.below[above_old], self.after.below[above_new]
+            numbered = all(
+                tree.name(index).isdecimal()
+                for tree, items in ((self.before, old), (self.after, new))
+                for index in items
+            )
+            if numbered and old and new and len(old) != len(new):
+                pairs = self._aligned(old, new)
+            else:
+                pairs = _same_names(self.before, old, self.after, new)[0]
+            for one, other in pairs:
+                self._match(one, other, SAME if self.before.name(one) == self.after.name(other) else RENAMED)
+            waiting += pairs
+
+    def _aligned(self, old: Sequence[int], new: Sequence[int]) -> list[tuple[int, int]]:
+        """The items of two lists that are the same, in the same order: those of the same content, between them those
+        of the same kind and settings, between these those of the same kind."""
+        pairs = []
+        waiting = [(old, new, 0)]
+        while waiting:
+            old, new, level = waiting.pop()
+            keys = (
+                [self._key(self.before, one, level) for one in old],
+                [self._key(self.after, one, level) for one in new],
+            )
+            if level:  # alike is not equal: from the start only with the same name, and from the end only what is alone
+                alike = [(self.before.name(one), key) for one, key in zip(old, keys[0])]
+                first = _common(alike, [(self.after.name(one), key) for one, key in zip(new, keys[1])])
+                last = 0
+            else:
+                first = _common(*keys)
+                last = _common(keys[0][first:][::-1], keys[1][first:][::-1])
+            stops = len(old) - last, len(new) - last
+            pairs += [*zip(old[:first], new[:first]), *zip(old[stops[0] :], new[stops[1] :])]
+            anchors = [
+                (first + one, first + other)
+                for one, other in _anchors(keys[0][first : stops[0]], keys[1][first : stops[1]])
+            ]
+            pairs += [(old[one], new[other]) for one, other in anchors]
+            for (a, b), (c, d) in zip([(first - 1, first - 1), *anchors], [*anchors, stops]):
+                if a + 1 < c and b + 1 < d and (anchors or level < _LEVELS - 1):
+                    waiting.append((old[a + 1 : c], new[b + 1 : d], level + (not anchors)))
+        return pairs
+
+    def _key(self, tree: _Tree, index: int, level: int) -> Hashable:
+        layer = tree.layers[index]
+        return (tree.content[index], (layer.kind, layer.settings), layer.kind)[level]
+
+    def by_content(self) -> None:
+        """Match the largest equal subtrees that are left, wherever they are."""
+        left: defaultdict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        for side, tree, done in ((0, self.before, self.matched), (1, self.after, self.partner)):
+            for index, content in enumerate(tree.content):
+                if index not in done:
+                    left[content][side].append(index)
+        groups = [group for group in left.values() if group[0] and group[1]]
+        for group in sorted(groups, key=lambda group: -self.before.size[group[0][0]]):
+            old = [index for index in group[0] if index not in self.matched]
+            new = [index for index in group[1] if index not in self.partner]
+            for one, other in self._certain(old, new):
+                below = self._parent_of(one, other)
+                self._match(one, other, RENAMED if below else MOVED)
+                waiting = [(one, other)]
+                while waiting:  # the same content: those below have the same names in the same order
+                    one, other = waiting.pop()
+                    pairs = list(zip(self.before.below[one], self.after.below[other]))
+                    for pair in pairs:
+                        self._match(*pair, SAME)
+                    waiting += pairs
+
+    def _certain(self, old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Those of the same content that can only be each other."""
+        if len(old) == len(new) == 1 and self.before.has_params[old[0]]:
+            yield old[0], new[0]
+            return
+        names: dict[Hashable, tuple[list[int], list[int]]] = {}
+        parents: dict[Hashable, tuple[list[int], list[int]]] = {}
+        for side, tree, items in ((0, self.before, old), (1, self.after, new)):
+            for index in items:
+                name, above = tree.name(index), tree.above[index]
+                if tree.has_params[index] or not name.isdecimal():
+                    names.setdefault(name, ([], []))[side].append(index)
+                parent = above if side or above is None else self.matched.get(above)
+                if parent is not None:
+                    parents.setdefault(parent, ([], []))[side].append(index)
+        done: set[int] = set()
+        for ones, others in (*names.values(), *parents.values()):
+            if len(ones) == len(others) == 1 and others[0] not in done and ones[0] not in self.matched:
+                done.add(others[0])
+                yield ones[0], others[0]
+
+    def _parent_of(self, old: int, new: int) -> bool:
+        above = self.before.above[old], self.after.above[new]
+        return above[0] is not None and self.matched.get(above[0]) == above[1]
+
+    def result(self) -> list[Match]:
+        found = [Match(self.partner.get(new), new, self.how.get(new, ADDED)) for new in range(len(self.after.layers))]
+        return found + [Match(old, None, REMOVED) for old in range(len(self.before.layers)) if old not in self.matched]
+
+
+def _common(old: Sequence[Hashable], new: Sequence[Hashable]) -> int:
+    """How many keys are the same from the start."""
+    ends = min(len(old), len(new))
+    return next((at for at in range(ends) if old[at] != new[at]), ends)
+
+
+def _anchors(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """Positions of the keys that are there once on each side: the longest chain of them that is in order."""
+    once = [{key for key, count in Counter(side).items() if count == 1} for side in (old, new)]
+    at = {key: position for position, key in enumerate(new)}
+    common = [(position, at[key]) for position, key in enumerate(old) if key in once[0] & once[1]]
+    # The longest increasing subsequence of the positions in ``new``, by patience sorting.
+    piles: list[int] = []
+    tops: list[int] = []
+    previous: list[int | None] = []
+    for number, (_, position) in enumerate(common):
+        pile = bisect_left(tops, position)
+        previous.append(piles[pile - 1] if pile else None)
+        piles[pile:], tops[pile:] = [number, *piles[pile + 1 :]], [position, *tops[pile + 1 :]]
+    chain = []
+    step = piles[-1] if piles else None
+    while step is not None:
+        chain.append(common[step])
+        step = previous[step]
+    return chain[::-1]
+
+
+def _same_names(
+    before: _Tree, old: Sequence[int], after: _Tree, new: Sequence[int]
+) -> tuple[list[tuple[int, int]], list[int], list[int]]:
+    """Pairs of the same name, and those left over on each side."""
+    named: Mapping[str, int] = {after.name(index): index for index in new}
+    pairs = [(index, named[before.name(index)]) for index in old if before.name(index) in named]
+    taken = {other for _, other in pairs}
+    ones = {one for one, _ in pairs}
+    return pairs, [index for index in old if index not in ones], [index for index in new if index not in taken]

@@ -1,0 +1,136 @@
+"""One of the two runs that are compared."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import repeat
+from operator import add, sub
+
+from torchprof.analyze.figures import Figures, figures_of_layers, measured_by_all
+from torchprof.run.cost import FIELDS
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.words import FORWARD, OUTSIDE, PHASES
+
+_NEARLY_ALL = 0.99  # of a time that two ways of measuring tell apart by their own cost
+
+
+class Side:
+    """One of the two runs, and its figures by layer: lists over the index in ``run.layers``, with those of
+    ``NOT_SELECTED`` (-2) and ``OUTSIDE`` (-1) at their ends."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        layers = run.layers
+        size = len(layers) + 2
+        number = {layer.path: index for index, layer in enumerate(layers)}
+        above = [number.get(layer.path[:-1], OUTSIDE) for layer in layers]
+        self.below: list[list[int]] = [[] for _ in range(size)]
+        for index, around in enumerate(above):
+            if around != OUTSIDE:
+                self.below[around].append(index)
+        self.own = {(phase, name): [0] * size for phase in PHASES for name in FIELDS}
+        self.calls = {phase: [0] * size for phase in PHASES}
+        for (index, at), (cost, calls) in run.rows.by_layer.items():
+            self.calls[PHASES[at]][index] = calls
+            for name in FIELDS:
+                self.own[PHASES[at], name][index] = getattr(cost, name)
+        self.total = {key: list(values) for key, values in self.own.items()}
+        upwards = [(index, around) for index, around in enumerate(above) if around != OUTSIDE][::-1]
+        for values in self.total.values():
+            if any(values):
+                for index, around in upwards:  # those below come after those above
+                    values[around] += values[index]
+        self.worked = {
+            phase: [any(seen) for seen in zip(self.calls[phase], *(self.total[phase, name] for name in FIELDS))]
+            for phase in PHASES
+        }
+        of_layers = figures_of_layers(run, PHASES)
+        self.figures = [of_layers[layer.path] for layer in layers]
+        for selected_only in (False, True):
+            costs = {phase: run.no_layer(phase, selected=selected_only) for phase in PHASES}
+            self.figures.append(Figures(costs, costs))
+        self.known = [bool(one.total) and not one.unknown for one in self.figures]
+        self.params = run.total_params()
+        self.knows_params = any(layer.params is not None for layer in layers)
+        self.peaks = self._peaks()
+        self.measured = measured_by_all(run)
+        self.steps = sum(meta.steps for meta in run.metas)
+        self._steps_of = self._sampled_steps() if self._steps_hold_all() else {}
+        self._device_keys: defaultdict[tuple[int, str, int], list[SampleKey]] = defaultdict(list)
+        self._call_spreads: defaultdict[tuple[int, str], list[Spread]] = defaultdict(list)
+        for key, spread in run.samples.items():
+            if key.measure == "step_device_ns":
+                self._device_keys[key.layer, key.phase, key.rank].append(key)
+            elif key.measure == "cpu_ns":
+                self._call_spreads[key.layer, key.phase].append(spread)
+
+    def _peaks(self) -> dict[tuple[int, str, str], int]:
+        """How far memory rose, at most over the calls, devices and ranks, by layer, phase and kind of device."""
+        peaks: dict[tuple[int, str, str], int] = {}
+        for key, spread in self.run.samples.items():
+            of = (key.layer, key.phase, kind_of(key.device))
+            if key.measure == "peak_bytes":
+                peaks[of] = max(spread.max, peaks.get(of, spread.max))
+            elif key.measure == "kept_bytes":  # it was watched; it has no peak where it allocated nothing
+                peaks.setdefault(of, 0)
+        return peaks
+
+    def _steps_hold_all(self) -> bool:
+        """Whether all forward work of the models was in steps: what came after the last one, as an evaluation, is in
+        the totals and in no step."""
+        in_steps: defaultdict[int, int] = defaultdict(int)
+        for key, spread in self.run.samples.items():
+            if key.measure == "step_cpu_ns" and key.phase == FORWARD:
+                in_steps[key.layer] += spread.sum
+        totals = self.total[FORWARD, "cpu_ns"]
+        roots = (index for index, layer in enumerate(self.run.layers) if len(layer.path) == 1)
+        return all(in_steps[root] >= _NEARLY_ALL * totals[root] for root in roots)
+
+    def _sampled_steps(self) -> dict[int, tuple[int, ...]]:
+        """The steps whose values are kept, by rank: the hashes of their times of start, which tell them apart."""
+        steps = {}
+        for key, spread in self.run.samples.items():
+            if key.measure == "step_ns":
+                if len(set(spread.hashes)) < len(spread.hashes):  # an older torchprof did not keep them
+                    return {}
+                steps[key.rank] = spread.hashes
+        return steps
+
+    def of_steps(self, index: int, phase: str, field: str) -> list[float] | None:
+        """What the steps took in a layer and all below it, in the order of ``_sampled_steps``; None without steps."""
+        if not self._steps_of:
+            return None
+        values: list[float] = []
+        for rank, steps in self._steps_of.items():
+            if field == "cpu_ns":
+                keys = [SampleKey(index, phase, rank, "cpu", "step_cpu_ns")]
+            else:
+                keys = self._device_keys[index, phase, rank]
+            taken = [0] * len(steps)
+            for key in keys:
+                spread = self.run.samples.get(key)
+                if spread is not None:
+                    by_step = dict(zip(spread.hashes, spread.sample))
+                    taken = list(map(add, taken, map(by_step.get, steps, repeat(0))))
+            values += taken
+        return values
+
+    def of_steps_by_itself(self, index: int, phase: str, field: str) -> list[float] | None:
+        """The same without what the layers below took, step by step."""
+        values = self.of_steps(index, phase, field)
+        for child in self.below[index]:
+            below = self.of_steps(child, phase, field)
+            if values is not None and below is not None:
+                values = list(map(sub, values, below))
+        return values
+
+    def of_calls(self, index: int, phase: str) -> list[float]:
+        """What single calls of a layer took, times how many there were of it."""
+        spreads = self._call_spreads[index, phase]
+        count = sum(spread.count for spread in spreads)
+        return [value * count for spread in spreads for value in spread.sample]
+
+
+def kind_of(device: str) -> str:
+    return "cpu" if device == "cpu" else "device"

@@ -1,0 +1,199 @@
+"""What the compiled regions of a run took, where: their own overhead, their kernels, and what ran beside these."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from torchprof.run.cost import FIELDS, Cost
+from torchprof.run.meta import CompiledRegion
+from torchprof.run.run import Run
+from torchprof.run.words import COMPILING, GRAPH, GUARDS, NOT_ATTRIBUTABLE, OTHER_MODULE, PHASES, Frame, is_overhead
+
+RESUMED = "torch_dynamo_resume_in_"
+"""How torch.compile calls the rest of a function after a graph break; the function's name and the line follow."""
+
+
+@dataclass
+class PhaseOfRegion:
+    """What a region took in one phase. ``overhead``: all that leads to its graph, ``guards`` among it; ``graph``: the
+    calls of that, its kernels among it, whatever layer they belong to; ``beside``: what ran in the region as it would
+    without torch.compile."""
+
+    overhead: Cost = field(default_factory=Cost)
+    guards: Cost = field(default_factory=Cost)
+    graph: Cost = field(default_factory=Cost)
+    beside: Cost = field(default_factory=Cost)
+
+
+@dataclass
+class RegionUse:
+    """A region in the layer (by its index, negative for none) that it was compiled for, over all ranks.
+
+    ``calls`` are those in forward and recompute. ``known`` is what the first rank that has it says of it, None where
+    none does.
+    """
+
+    layer: int
+    name: str
+    known: CompiledRegion | None = None
+    calls: int = 0
+    phases: dict[str, PhaseOfRegion] = field(default_factory=dict)
+
+
+@dataclass
+class Shares:
+    """The kernels of compiled graphs in one phase: what of them is of one layer, of several, and of unknown ones, with
+    all of the graphs that nothing is known of, by the reason why these are not known."""
+
+    of_one: Cost = field(default_factory=Cost)
+    of_several: Cost = field(default_factory=Cost)
+    unknown: dict[str, Cost] = field(default_factory=dict)
+
+    def times(self, run: Run) -> tuple[int, int, int]:
+        """In nanoseconds of the device where it ran any, else of the CPU."""
+        one, several, *unknown = self._times(run)
+        return one, several, sum(unknown)
+
+    def unknown_times(self, run: Run) -> dict[str, int]:
+        """The same of what is unknown, by the reason."""
+        return dict(zip(self.unknown, self._times(run)[2:]))
+
+    def _times(self, run: Run) -> list[int]:
+        costs = (self.of_one, self.of_several, *self.unknown.values())
+        on_device = "device_ns" in run.meta.measured and any(cost.device_ns for cost in costs)
+        return [cost.device_ns if on_device else cost.cpu_ns for cost in costs]
+
+
+@dataclass
+class Compiled:
+    """What a run has of torch.compile. ``uses``: every region that ran, in the order of first use, of nested ones each
+    with what is not in those inside it. ``shares``: by phase, how the kernels divide; empty where layers were not asked
+    for. ``compiled`` is how often torch.compile was at work meanwhile, and ``compiling`` what that took."""
+
+    uses: list[RegionUse] = field(default_factory=list)
+    shares: dict[str, Shares] = field(default_factory=dict)
+    compiled: int = 0
+    compiling: Cost = field(default_factory=Cost)
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether any region called a graph of Inductor's."""
+        return any(part.graph for use in self.uses for part in use.phases.values())
+
+    def unknown_shares(self, run: Run) -> dict[str, float]:
+        """What of the time of all kernels is of unknown layers, by the reason, the largest first."""
+        whole = sum(sum(shares.times(run)) for shares in self.shares.values())
+        times: Counter[str] = Counter()
+        for shares in self.shares.values():
+            times.update(shares.unknown_times(run))
+        return {reason: time / whole for reason, time in times.most_common() if whole}
+
+    @property
+    def breaks(self) -> dict[CompiledRegion, list[RegionUse]]:
+        """The graph breaks that were run into: by the region that ends so, without what makes it one of several
+        versions, where and how often."""
+        found: dict[CompiledRegion, list[RegionUse]] = {}
+        for use in self.uses:
+            if use.calls and use.known is not None and use.known.break_line is not None:
+                found.setdefault(use.known._replace(name="", function="", line=0), []).append(use)
+        return found
+
+
+def compiled_in(run: Run) -> Compiled:
+    """What a run has of torch.compile, in one pass over its rows."""
+    found = Compiled()
+    known = _known_regions(run)
+    by_layers = ("compile_layers", True) in run.meta.flags
+    uses: dict[tuple[int, str], RegionUse] = {}
+    for (layer, phase, is_shared), steps, calls, cost in _sums_in_regions(run):
+        frames = [frame for _, frame in steps]
+        if by_layers and _is_kernel(frames):
+            shares = found.shares.setdefault(phase, Shares())
+            reason = next(filter(None, map(_why_unknown, frames)), None)
+            if reason is not None:
+                shares.unknown[reason] = shares.unknown.get(reason, Cost()) + cost
+            elif is_shared:
+                shares.of_several += cost
+            else:
+                shares.of_one += cost
+        last = max(number for number, frame in enumerate(frames) if frame.kind == "region")
+        of, region = steps[last][0], frames[last].name
+        inside = frames[last + 1 :]
+        if region == COMPILING:
+            found.compiled += calls
+            found.compiling += cost
+            continue
+        use = uses.setdefault((of, region), RegionUse(of, region, known.get(region)))
+        part = use.phases.setdefault(phase, PhaseOfRegion())
+        if not inside and layer == of:
+            use.calls += calls
+        if any(frame.name == GRAPH for frame in inside):
+            part.graph += cost
+        elif layer == of and all(is_overhead(frame.name) for frame in inside):
+            part.overhead += cost
+            if inside and inside[-1].name == GUARDS:
+                part.guards += cost
+        else:
+            part.beside += cost
+    found.uses += uses.values()
+    return found
+
+
+def _known_regions(run: Run) -> dict[str, CompiledRegion]:
+    """By name; of processes that call different code by one name, none is known."""
+    found: dict[str, set[CompiledRegion]] = {}
+    for meta in run.metas:
+        for region in meta.regions:
+            found.setdefault(region.name, set()).add(region._replace(break_reason=""))
+    first = {region.name: region for meta in reversed(run.metas) for region in meta.regions}
+    return {name: first[name] for name, several in found.items() if len(several) == 1}
+
+
+def _sums_in_regions(
+    run: Run,
+) -> Iterator[tuple[tuple[int, str, bool], list[tuple[int, Frame]], int, Cost]]:
+    """What rows inside any region sum up to: layer, phase and whether it is shared; the frames on the way, each with
+    its layer; calls and cost."""
+    columns = run.rows.columns
+    bare = [tuple(frame._replace(signature=None) for frame in chain) for chain in run.rows.frames]
+    is_region = [any(frame.kind == "region" for frame in chain) for chain in bare]
+    is_within = [
+        any(frame.kind == "region" for around in within for frame in around.frames) for within in run.rows.within
+    ]
+    if not any(is_region) and not any(is_within):
+        return
+    names = [name for name in FIELDS if any(columns[name])]
+    values = [columns[name] for name in names]
+    sums: dict[tuple[int, int, int, int, int], list[int]] = {}
+    keys = zip(*(columns[name] for name in ("layer", "phase", "shared", "within", "frames")))
+    for at, key in enumerate(keys):
+        if is_region[key[4]] or is_within[key[3]]:
+            line = sums.get(key)
+            if line is None:
+                line = sums[key] = [0] * (len(names) + 1)
+            line[0] += columns["calls"][at]
+            for number, column in enumerate(values, 1):
+                line[number] += column[at]
+    for (layer, phase, shared, within, chain), (calls, *cost) in sums.items():
+        steps = [(around.layer, frame) for around in run.rows.within[within] for frame in around.frames]
+        steps += [(layer, frame) for frame in bare[chain]]
+        yield (layer, PHASES[phase], bool(run.rows.shared[shared])), steps, calls, Cost(**dict(zip(names, cost)))
+
+
+def _is_kernel(frames: Sequence[Frame]) -> bool:
+    """Whether what is inside these frames is a kernel of a compiled graph, or anything of one that is unknown."""
+    return any(map(_why_unknown, frames)) or any(frame.name == GRAPH for frame in frames[:-1])
+
+
+def _why_unknown(frame: Frame) -> str | None:
+    """Why the layers of the kernels in a frame are not known; None where they are. Older files have no reason."""
+    if frame.kind != "kernels" or not frame.name.startswith(NOT_ATTRIBUTABLE):
+        return None
+    return frame.name.removeprefix(f"{NOT_ATTRIBUTABLE}: ")
+
+
+def may_be_of_layers_below(frame: Frame) -> bool:
+    """Whether the kernels in a frame are of unknown layers, and these may be among the profiled ones."""
+    return _why_unknown(frame) not in (None, OTHER_MODULE)

@@ -1,0 +1,303 @@
+"""Operators over a whole run, or over some of its layers: what each cost, in which layers, and its kernels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+from torchprof.errors import TorchprofError, suggest
+from torchprof.run.cost import FIELDS, Cost
+from torchprof.run.paths import find
+from torchprof.run.rows import Rows, Way
+from torchprof.run.run import Run
+from torchprof.run.words import (
+    BETWEEN_OPS,
+    NOT_SELECTED_NAME,
+    OUTSIDE,
+    OUTSIDE_NAME,
+    PHASES,
+    Frame,
+    Signature,
+    number_of_phase,
+)
+
+_NO_TENSORS = ("", "Scalar", "ScalarList")  # what torch calls the types of inputs that have no shape
+_OWN_TIME = (Frame("op", BETWEEN_OPS),)
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Scope = TypeVar("_Scope", bound=Hashable)
+
+
+@dataclass
+class Sums:
+    """What something took: ``self`` is what no op inside it took, ``total`` what its outermost occurrences took, with
+    all that ran in them. ``calls`` is 0 for the time between ops, which nobody calls. ``parts`` of the calls were made
+    inside an op whose MACs and FLOPs count for all that it calls."""
+
+    calls: int = 0
+    parts: int = 0
+    self: Cost = field(default_factory=Cost)
+    total: Cost = field(default_factory=Cost)
+
+
+class Operator(NamedTuple):
+    """An operator, or one of the user's labels, over many layers and phases.
+
+    ``kind`` is op or label; layers' own time between ops is the op ``(between ops)``. ``shapes`` are those of the
+    tensors that it was called on, a tuple of shapes for a list of tensors, None for a list of unknown ones; ``stack``
+    are source lines, innermost first. Both are ``()`` where they do not tell operators apart.
+    """
+
+    name: str
+    kind: str = "op"
+    shapes: tuple[Any, ...] = ()
+    stack: tuple[str, ...] = ()
+
+
+class Kernel(NamedTuple):
+    """The work of a device that an operator of a layer launched. ``op`` is a label where no operator was around it, and
+    ``(between ops)`` where none is known; ``layer`` is the name of the layer, or ``(outside)``, ``(not selected)``."""
+
+    name: str
+    op: str
+    layer: str
+    phase: str
+    device: str
+
+
+def operators(
+    run: Run,
+    *,
+    layer: Any = None,
+    phase: str | None = None,
+    group_by_input_shape: bool = False,
+    group_by_stack_n: int = 0,
+) -> dict[Operator, Sums]:
+    """What each operator took in the layers that a path names and all below them (None: everywhere), in one phase
+    (None: in all), in the order of first use.
+
+    Σ self over all operators, ``(between ops)`` among them, is the self of these layers. ``group_by_input_shape`` tells
+    calls on other shapes apart, ``group_by_stack_n`` those from other source lines, by the innermost so many.
+
+    Raises TorchprofError for an unknown layer or phase, and where shapes or source lines were not recorded.
+    """
+    layers = None if layer is None else _at_or_below(run, layer)
+    check_phase(phase)
+    if group_by_input_shape:
+        _check_recorded(run, "record_shapes", "input shapes")
+    if group_by_stack_n:
+        _check_recorded(run, "with_stack", "source lines")
+
+    def is_asked_for(of_layer: int, of_phase: str) -> bool | None:
+        return ((layers is None or of_layer in layers) and phase in (None, of_phase)) or None
+
+    def operator(scope: bool, frame: Frame) -> Operator:
+        signature = frame.signature or Signature((), ())
+        shapes = _shapes_of_tensors(signature) if group_by_input_shape else ()
+        return Operator(frame.name, frame.kind, shapes, signature.stack[:group_by_stack_n])
+
+    return _summed(run.rows, is_asked_for, operator)
+
+
+def layers_of(run: Run, op: str, *, phase: str | None = None) -> dict[str, Sums]:
+    """What an operator, or a label, of that name took in each layer that uses it directly, by the layer's name.
+
+    Work of no layer is ``(outside)`` or ``(not selected)``. Raises TorchprofError for an operator that is not in the
+    run, and for an unknown phase.
+    """
+    check_phase(phase)
+
+    def layer(of_layer: int, of_phase: str) -> str | None:
+        return _name_of(run, of_layer) if phase in (None, of_phase) else None
+
+    found = _summed(run.rows, layer, lambda name, frame: name if frame.name == op else None)
+    if not found:
+        known = list(dict.fromkeys(operator.name for operator in operators(run, phase=phase)))
+        in_phase = f" in {phase}" if phase is not None else ""
+        raise TorchprofError(f"This run has no operator {op!r}{in_phase}. {suggest(str(op), known)}")
+    return found
+
+
+def kernels(run: Run, *, layer: Any = None, phase: str | None = None) -> dict[Kernel, Sums]:
+    """The work of the device in the layers that a path names and all below them (None: everywhere), in one phase
+    (None: in all). Self and total are the same: a kernel calls nothing.
+
+    Raises TorchprofError for an unknown layer or phase, and for a run that recorded no device.
+    """
+    check_phase(phase)
+    layers = None if layer is None else _at_or_below(run, layer)
+    meta = run.meta
+    if "device_ns" not in meta.requested:
+        raise TorchprofError(
+            "This run recorded no device, so it knows no kernels: where the model runs on a GPU, profile it with "
+            'Profile(model, use_cuda=True), or use_device="xpu" for another kind; for a trace, with '
+            "ProfilerActivity.CUDA in the activities of torch.profiler.profile."
+        )
+    if "device_ns" not in meta.measured:
+        kind = (meta.device or "device").upper()
+        raise TorchprofError(
+            f"This run knows no kernels: {kind} was asked for, and could not be recorded. run.meta.warnings says why."
+        )
+    found: dict[Kernel, Sums] = {}
+    columns = run.rows.columns
+    for at, of_layer in enumerate(columns["layer"]):
+        frames = run.rows.frames[columns["frames"][at]]
+        of_phase = PHASES[columns["phase"][at]]
+        if not _is_kernel(frames) or (layers is not None and of_layer not in layers) or phase not in (None, of_phase):
+            continue
+        op = (_OWN_TIME + frames)[-2]
+        device = run.rows.devices[columns["device"][at]]
+        sums = found.setdefault(Kernel(frames[-1].name, op.name, _name_of(run, of_layer), of_phase, device), Sums())
+        cost = _cost(run.rows, at)
+        sums.calls += columns["calls"][at]
+        sums.self += cost
+        sums.total += cost
+    return found
+
+
+def check_phase(phase: str | None) -> None:
+    """Raise TorchprofError for what is neither a phase nor None."""
+    if phase is not None:
+        number_of_phase(phase)
+
+
+def _summed(
+    rows: Rows, scope_of: Callable[[int, str], _Scope | None], key_of: Callable[[_Scope, Frame], _Key | None]
+) -> dict[_Key, Sums]:
+    """Rows summed by a key of the ops and labels that they are inside of.
+
+    The scope is of a layer (by index) and a phase; one scope's ops of one name have one key. Self goes to the innermost
+    of them, total once to each key: so it is what the outermost occurrences took. What has the scope or the key None is
+    left out.
+    """
+    columns = rows.columns
+    number: dict[_Key, int] = {}
+    scopes: dict[tuple[int, int], _Scope | None] = {}
+    steps: dict[tuple[_Scope | None, Frame], int | None] = {}
+    ways: dict[tuple[int, int, int, int], Way] = {}  # of rows that are inside of what is in other layers
+    ways_in_scope: dict[tuple[_Scope | None, int], Way] = {}
+    taken: list[tuple[int, Way]] = []
+    calls: Counter[int] = Counter()
+    parts: Counter[int] = Counter()
+
+    def scope_at(layer: int, phase: int) -> _Scope | None:
+        if (layer, phase) not in scopes:
+            scopes[layer, phase] = scope_of(layer, PHASES[phase])
+        return scopes[layer, phase]
+
+    def step(scope: _Scope | None, frame: Frame) -> int | None:
+        if (scope, frame) not in steps:
+            key = None if scope is None else key_of(scope, frame)
+            steps[scope, frame] = None if key is None else number.setdefault(key, len(number))
+        return steps[scope, frame]
+
+    def way_of(layer: int, phase: int, within: int, chain: int) -> Way:
+        """A label has no phase of its own: one around a whole step holds forward and backward work."""
+        way_in: list[int | None] = []
+        for around in rows.within[within]:
+            for frame in around.frames:
+                in_phase = phase if frame.kind == "label" else PHASES.index(around.phase)
+                way_in.append(step(scope_at(around.layer, in_phase), frame))
+        frames = rows.frames[chain]
+        scope = scope_at(layer, phase)
+        way_in += [step(scope, frame) for frame in (frames[:-1] if _is_kernel(frames) else frames) or _OWN_TIME]
+        inner = way_in[-1]
+        return tuple(dict.fromkeys(one for one in way_in if one is not None)), -1 if inner is None else inner
+
+    is_work = [not frames or frames[-1].kind != "python" for frames in rows.frames]
+    is_call = [bool(frames) and not _is_kernel(frames) for frames in rows.frames]
+    is_part = _parts(rows)
+    keys = zip(columns["layer"], columns["phase"], columns["within"], columns["frames"])
+    for at, place in enumerate(keys):
+        layer, phase, within, chain = place
+        if not is_work[chain]:
+            continue
+        if rows.within[within]:
+            way = ways.get(place)
+            if way is None:
+                way = ways[place] = way_of(*place)
+        else:
+            in_scope = scope_at(layer, phase), chain
+            way = ways_in_scope.get(in_scope)
+            if way is None:
+                way = ways_in_scope[in_scope] = way_of(*place)
+        taken.append((at, way))
+        inner = way[1]
+        if inner >= 0 and is_call[chain]:
+            calls[inner] += columns["calls"][at]
+            parts[inner] += columns["calls"][at] * is_part(place)
+    sums = rows.summed(taken, len(number))
+    return {key: Sums(calls[at], parts[at], own, total) for (key, at), own, total in zip(number.items(), *sums)}
+
+
+def parts_of_operators(rows: Rows) -> list[int]:
+    """Of each row, how many of its calls were made inside an op that is counted itself, with all that it calls."""
+    columns = rows.columns
+    if not any(columns["macs"]) and not any(columns["flops"]):
+        return [0] * len(rows)
+    is_part = _parts(rows)
+    keys = zip(columns["layer"], columns["phase"], columns["within"], columns["frames"])
+    return [calls * (calls > 0 and is_part(place)) for calls, place in zip(columns["calls"], keys)]
+
+
+def _parts(rows: Rows) -> Callable[[tuple[int, int, int, int]], bool]:
+    """Says of a row, by its layer, phase, within and frames, whether it is part of an op that is counted itself."""
+    columns = rows.columns
+    first = {frames: chain for chain, frames in reversed([*enumerate(rows.frames)])}  # should one stand there twice
+    same = [first[frames] for frames in rows.frames]
+    around = [
+        [first[frames[:steps]] for steps in range(1, len(frames)) if frames[:steps] in first] for frames in rows.frames
+    ]
+    keys = zip(columns["layer"], columns["phase"], columns["within"], columns["frames"])
+    counts = zip(columns["macs"], columns["flops"])
+    counted = {
+        (layer, phase, within, same[chain])
+        for (layer, phase, within, chain), (macs, flops) in zip(keys, counts)
+        if macs or flops
+    }
+
+    def is_part(place: tuple[int, int, int, int]) -> bool:
+        layer, phase, within, chain = place
+        return any((layer, phase, within, outer) in counted for outer in around[chain])
+
+    return is_part
+
+
+def _is_kernel(frames: Sequence[Frame]) -> bool:
+    return bool(frames) and frames[-1].kind == "kernel"
+
+
+def _cost(rows: Rows, at: int) -> Cost:
+    return Cost(*(rows.columns[name][at] for name in FIELDS))
+
+
+def _name_of(run: Run, layer: int) -> str:
+    return run.layers[layer].name if layer >= 0 else OUTSIDE_NAME if layer == OUTSIDE else NOT_SELECTED_NAME
+
+
+def _at_or_below(run: Run, path: Any) -> Set[int]:
+    """The layers that a path names and all below them, by index."""
+    tops = {run.layers[number].path for number in find(path, [(layer.path,) for layer in run.layers])}
+    chosen = {
+        number
+        for number, layer in enumerate(run.layers)
+        if any(layer.path[:steps] in tops for steps in range(1, len(layer.path) + 1))
+    }
+    selected = run.meta.paths
+    if selected is not None and not any(run.layers[number].path in selected for number in chosen):
+        raise TorchprofError(
+            f"{path!r} was not selected when this run was made: its work is part of the selected layer around it, or "
+            f"{NOT_SELECTED_NAME}. Choose from {', '.join('.'.join(known) for known in selected[:20])}."
+        )
+    return chosen
+
+
+def _check_recorded(run: Run, flag: str, what: str) -> None:
+    if not dict(run.meta.flags).get(flag, False):
+        raise TorchprofError(f"This run holds no {what}: record them with Profile(model, {flag}=True).")
+
+
+def _shapes_of_tensors(signature: Signature) -> tuple[Any, ...]:
+    return tuple(shape for shape, dtype in zip(signature.shapes, signature.dtypes) if dtype not in _NO_TENSORS or shape)

@@ -1,0 +1,229 @@
+"""How evenly ranks share the work of a job: what each did, in which layers they differ, and who waits for whom."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from torchprof.analyze.ranks.slow import Late, Slow, late_ranks, slow_ranks
+from torchprof.analyze.ranks.values import INFERRED, Compared, OneCollective, OneLayer, OneRank, OverRanks, Times
+from torchprof.run.lockstep import NOT_RECORDED
+from torchprof.run.run import Run
+from torchprof.run.words import PHASES
+
+
+@dataclass(frozen=True)
+class Balance:
+    """How a run's ranks share the work. ``time``: whose own work is compared, "device" or "cpu"; None for none.
+    ``inferred``: how many calls of collectives did not say between which ranks they were, and are taken to be between
+    all ranks of the job."""
+
+    time: str | None
+    ranks: tuple[OneRank, ...]
+    layers: tuple[OneLayer, ...] = field(repr=False)
+    collectives: tuple[OneCollective, ...] = field(repr=False)
+    slow: Slow | None = None
+    late: Late | None = None
+    inferred: int = 0
+
+    @property
+    def flops(self) -> int | None:
+        """Those of all ranks together; None where one of them counted none."""
+        counts = [one.flops for one in self.ranks if one.flops is not None]
+        return sum(counts) if len(counts) == len(self.ranks) else None
+
+
+def balance_of(run: Run) -> Balance:
+    """Compare the ranks of a run: ranks ascending, layers in their order, collectives in that of the run.
+
+    Own work is what ``Run.lockstep`` says, of the device where every rank measured one and anything ran there. It takes
+    the same time on ranks that do the same and are equally fast: communication is no part of it.
+    """
+    compared = Compared(run)
+    collectives = tuple(_collectives(compared))
+    ranks = tuple(_ranks(compared, collectives))
+    layers = tuple(_layers(compared, collectives))
+    slow = slow_ranks(compared, ranks, layers, collectives)
+    late = late_ranks(compared, ranks, slow)
+    inferred = sum(one.calls for one in collectives if one.group is not None and one.group.description == INFERRED)
+    return Balance(compared.time, ranks, layers, collectives, slow, late, inferred)
+
+
+def _collectives(compared: Compared) -> Iterator[OneCollective]:
+    of_job = max(len(compared.ranks), *(meta.world_size for meta in compared.metas))
+    for key, lockstep in compared.run.lockstep.items():
+        if not key.is_collective:
+            continue
+        group, is_paired = key.group, lockstep.is_paired
+        if group == NOT_RECORDED:
+            group, is_paired = compared.all_ranks, compared.all_ranks is not None
+        size = of_job if group is None or group.size is None else group.size
+        is_complete = len(lockstep.ranks) >= size
+        once = all(count <= max(compared.steps[rank], 1) for rank, count in zip(lockstep.ranks, lockstep.counts))
+        waiting = last = None
+        longer: tuple[int, ...] = ()
+        if is_paired and (is_complete or len(lockstep.ranks) > 1):
+            waited = [lockstep.waiting_ns(rank) or 0 for rank in lockstep.ranks]
+            # Of several in a step nobody knows which are beside each other: at least what is beside none is waiting.
+            doubtful = (0,) * len(lockstep.ranks) if once else lockstep.beside_ns
+            waits = [max(0, ns - beside) for ns, beside in zip(waited, doubtful)]
+            waiting = OverRanks(lockstep.ranks, tuple(map(compared.a_step, lockstep.ranks, waits)))
+            longer = lockstep.ranks
+            if is_complete:
+                longer = tuple(rank for rank, ns, sure in zip(lockstep.ranks, waited, waits) if ns > sure)
+            if is_complete:  # else another may come even later
+                times = Counter(lockstep.last_rank)
+                last = OverRanks(lockstep.ranks, tuple(times[rank] for rank in lockstep.ranks))
+        yield OneCollective(
+            key.layer,
+            key.phase,
+            key.what,
+            group,
+            lockstep.ranks,
+            sum(lockstep.counts),
+            waiting,
+            longer,
+            tuple(map(compared.a_step, lockstep.ranks, lockstep.beside_ns)) if once else (0,) * len(lockstep.ranks),
+            last,
+            len(lockstep.last_rank),
+        )
+
+
+def _ranks(compared: Compared, collectives: Sequence[OneCollective]) -> Iterator[OneRank]:
+    run, whole = compared.run, compared.whole
+    work = dict(zip(whole.ranks, whole.ns))
+    medians = compared.medians(whole)
+    slowest = Counter(whole.last_rank)
+    waits = _Waits()
+    last: Counter[int] = Counter()
+    of: Counter[int] = Counter()
+    for one in collectives:
+        waits.add(one)
+        if one.last is not None:
+            for rank, times in zip(one.ranks, one.last.values):
+                last[rank] += times
+                of[rank] += one.of
+    flops, uncounted = (_by_rank(run, name) for name in ("flops", "uncounted"))
+    peaks: defaultdict[int, dict[str, int]] = defaultdict(dict)
+    for memory in run.memory:
+        kind = memory.device.partition(":")[0]
+        peaks[memory.rank][kind] = max(peaks[memory.rank].get(kind, 0), memory.peak_bytes)
+    for meta in compared.metas:
+        rank = meta.rank
+        yield OneRank(
+            rank,
+            meta.steps,
+            compared.a_step(rank, work[rank]) if rank in work else None,
+            medians.get(rank),
+            Times(slowest[rank], len(whole.last_rank)) if compared.are_paired else None,
+            waits.ns(rank),
+            rank in waits.are_longer,
+            Times(last[rank], of[rank]) if rank in of else None,
+            tuple(sorted(peaks[rank].items())),
+            flops[rank] if "flops" in meta.measured else None,
+            uncounted[rank] > 0,
+        )
+
+
+def _by_rank(run: Run, name: str) -> Counter[int]:
+    """The sums of a column of the rows."""
+    sums: Counter[int] = Counter()
+    columns = run.rows.columns
+    if any(columns[name]):
+        for rank, value in zip(columns["rank"], columns[name]):
+            if value:
+                sums[rank] += value
+    return sums
+
+
+def _layers(compared: Compared, collectives: Iterable[OneCollective]) -> Iterator[OneLayer]:
+    run = compared.run
+    work = compared.work(compared.time)
+    has_flops = compared.have_measured("flops")
+    flops, uncounted = (compared.rolled_up(name) if has_flops else {} for name in ("flops", "uncounted"))
+    peaks = _peaks(compared)
+    waits = _waits(compared, collectives)
+    selected = None if run.meta.paths is None else set(run.meta.paths)
+    keys = {*work, *flops, *uncounted, *peaks, *waits}
+    for layer, phase in sorted(keys, key=lambda key: (key[0] < 0, abs(key[0]), PHASES.index(key[1]))):
+        if layer >= 0 and selected is not None and run.layers[layer].path not in selected:
+            continue  # what it did itself is of no layer
+        key = layer, phase
+        took = typical = slowest = None
+        if key in work:
+            times = work[key]
+            typical = compared.over_those_with(layer, compared.typical(times))
+            took = compared.over_those_with(layer, dict(zip(times.ranks, map(compared.a_step, times.ranks, times.ns))))
+            if times.is_paired and times.last_rank and len(took.ranks) > 1:
+                slowest = Times(times.last_rank.count(took.highest), len(times.last_rank))
+        waits_here = waits.get(key, _Waits())
+        yield OneLayer(
+            layer,
+            phase,
+            took,
+            typical,
+            slowest,
+            compared.over_those_with(layer, flops[key]) if key in flops else None,
+            key in uncounted,
+            peaks.get(key),
+            key in waits,
+            waits_here.over_ranks(),
+            bool(waits_here.are_longer),
+        )
+
+
+def _peaks(compared: Compared) -> dict[tuple[int, str], OverRanks]:
+    """How far memory rose in a call of a layer: of the device where all ranks measured one, of several the most."""
+    on_device = compared.have_measured("device_allocated")
+    if not on_device and not compared.have_measured("cpu_allocated"):
+        return {}
+    found: defaultdict[tuple[int, str], dict[int, int]] = defaultdict(dict)
+    for key, spread in compared.run.samples.items():
+        if key.measure == "peak_bytes" and key.layer >= 0 and (key.device != "cpu") == on_device:
+            peaks = found[key.layer, key.phase]
+            peaks[key.rank] = max(peaks.get(key.rank, 0), spread.max)
+    return {(layer, phase): compared.over_those_with(layer, peaks) for (layer, phase), peaks in found.items()}
+
+
+class _Waits:
+    """What is known of the waiting in some collectives: of each rank, and of which ranks it is not all.
+
+    A rank that waits in several at once waits once. While it exchanges one thing beside another it may wait in both or
+    in none: so its waiting is at least what it waits in each of them beyond the time beside others, and at least what
+    it waits in any one.
+    """
+
+    def __init__(self) -> None:
+        self.are_longer: set[int] = set()
+        self._alone: Counter[int] = Counter()
+        self._in_one: Counter[int] = Counter()
+
+    def add(self, one: OneCollective) -> None:
+        self.are_longer.update(one.ranks if one.waiting is None else one.longer)
+        if one.waiting is not None:
+            for rank, ns, beside in zip(one.ranks, one.waiting.values, one.beside):
+                self._alone[rank] += max(0, ns - beside)
+                self._in_one[rank] = max(self._in_one[rank], ns)
+                if ns and beside:
+                    self.are_longer.add(rank)
+
+    def ns(self, rank: int) -> int | None:
+        return max(self._alone[rank], self._in_one[rank]) if rank in self._alone else None
+
+    def over_ranks(self) -> OverRanks | None:
+        ranks = tuple(sorted(self._alone))
+        return OverRanks(ranks, tuple(self.ns(rank) or 0 for rank in ranks)) if ranks else None
+
+
+def _waits(compared: Compared, collectives: Iterable[OneCollective]) -> dict[tuple[int, str], _Waits]:
+    """Of each layer with all below it, and each phase, that waits in any collective."""
+    found: defaultdict[tuple[int, str], _Waits] = defaultdict(_Waits)
+    for one in collectives:
+        layer = one.layer
+        while True:
+            found[layer, one.phase].add(one)
+            if layer < 0 or compared.above[layer] < 0:
+                break
+            layer = compared.above[layer]
+    return dict(found)

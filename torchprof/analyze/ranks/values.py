@@ -1,0 +1,243 @@
+"""The ranks of a run, made comparable: figures over ranks, in one step. Knows only the standard library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from operator import add, attrgetter
+from statistics import median, median_low
+from typing import NamedTuple
+
+from torchprof.run.lockstep import GAP, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey
+from torchprof.run.words import FORWARD, OUTSIDE, PHASES
+
+INFERRED = "all ranks (inferred)"
+"""What the group is called of collectives that did not say theirs, and were between all ranks as far as can be told."""
+
+
+class Times(NamedTuple):
+    """How often something was so: in so many ``times`` ``of`` all."""
+
+    times: int
+    of: int
+
+
+@dataclass(frozen=True)
+class OverRanks:
+    """A figure of several ranks: a value for each of ``ranks``, which ascend."""
+
+    ranks: tuple[int, ...]
+    values: tuple[int, ...]
+
+    @cached_property
+    def min(self) -> int:
+        return min(self.values)
+
+    @cached_property
+    def max(self) -> int:
+        return max(self.values)
+
+    @cached_property
+    def median(self) -> float:
+        return median(self.values)
+
+    @cached_property
+    def sum(self) -> int:
+        return sum(self.values)
+
+    @property
+    def highest(self) -> int:
+        """The rank with the largest value, the lowest of equal ones."""
+        return self.ranks[self.values.index(self.max)]
+
+    @property
+    def above_mean(self) -> float:
+        """By how much the largest value exceeds the mean: what all would save where nobody goes on before the last."""
+        return self.max - self.sum / len(self.values)
+
+    @property
+    def imbalance(self) -> float | None:
+        """The largest value over the mean, 1 where all have the same; None of one rank alone, and where all have none.
+
+        That is the load imbalance of a bulk-synchronous program (Valiant, CACM 33(8), 1990): a step lasts as long as
+        its slowest rank, so it lasts so many times as long as with the same work shared out evenly.
+        """
+        return self.max * len(self.values) / self.sum if len(self.values) > 1 and self.sum > 0 else None
+
+
+@dataclass(frozen=True)
+class OneRank:
+    """What one rank did. ``work_ns`` and ``waiting_ns`` are of one step, the mean over the ``steps``; None: not known.
+
+    ``work_ns``: its own work, in layers or not; ``typical_ns``: the same, the median over the steps. ``slowest``: in
+    how many steps all others were faster, None where the steps of ranks cannot be paired. ``waiting_ns``: how long it
+    waited in collectives for the last to come, at least so long where ``waits_longer``, since not all of them can be
+    told; ``last``: how often it was that last one. ``peaks``: (kind of device, bytes) by which memory rose, of several
+    devices of a kind the most. ``flops`` are those of all that was recorded, a lower bound where ``has_more_flops``.
+    """
+
+    rank: int
+    steps: int
+    work_ns: int | None = None
+    typical_ns: int | None = None
+    slowest: Times | None = None
+    waiting_ns: int | None = None
+    waits_longer: bool = False
+    last: Times | None = None
+    peaks: tuple[tuple[str, int], ...] = ()
+    flops: int | None = None
+    has_more_flops: bool = False
+
+
+IN_NO_OP = -3
+"""Where a layer's index stands: what a rank did in no operator and no range, as waiting for data."""
+
+
+@dataclass(frozen=True)
+class OneLayer:
+    """A layer (by its index, negative for none) with all below it in one phase, over the ranks that have it.
+
+    All is of one step. ``work``: own work in ns, the mean over the steps, ``typical``: their median; ``slowest``: how
+    often the rank with the most of it was the last; ``flops``, and whether there are ``more_flops`` that nobody
+    counted; ``peak``: how far memory rose in a call, in bytes. ``waiting``: ns in the collectives of the layer and
+    those below, of the ranks that were in them; None where it is not known, or where there are no ``collectives``; at
+    least so long where they ``wait_longer``.
+    """
+
+    layer: int
+    phase: str
+    work: OverRanks | None = None
+    typical: OverRanks | None = None
+    slowest: Times | None = None
+    flops: OverRanks | None = None
+    more_flops: bool = False
+    peak: OverRanks | None = None
+    collectives: bool = False
+    waiting: OverRanks | None = None
+    wait_longer: bool = False
+
+
+@dataclass(frozen=True)
+class OneCollective:
+    """A collective that a layer asked for, between the ranks of one group. ``ranks`` are those that recorded it.
+
+    ``calls`` are those of all ranks. ``waiting``: ns in one step, of each rank; None where it is not known which call
+    of one rank belongs to which of another. The ranks in ``longer`` wait at least so long: all where others of the
+    group are missing, and those on which several such are under way at once. ``beside``: for how long in a step another
+    collective may have been under way, too, of which this waiting does not know. ``last``: how often each rank was the
+    last to come, ``of`` so many calls; where several came at once, nobody was.
+    """
+
+    layer: int
+    phase: str
+    name: str
+    group: GroupOfRanks | None
+    ranks: tuple[int, ...]
+    calls: int
+    waiting: OverRanks | None = None
+    longer: tuple[int, ...] = ()
+    beside: tuple[int, ...] = ()
+    last: OverRanks | None = None
+    of: int = 0
+
+    @property
+    def wait_longer(self) -> bool:
+        return bool(self.longer)
+
+
+class Compared:
+    """A run whose ranks are compared: whose time, how many steps each took, and what it did in all of them."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.metas = sorted(run.metas, key=attrgetter("rank"))
+        self.ranks = tuple(meta.rank for meta in self.metas)
+        self.time: str | None = None
+        self.whole = Lockstep((), (), (), (), (), ())
+        for device, name in (("cpu", "cpu_ns"), ("device", "device_ns")):
+            whole = run.lockstep.get(LockstepKey(OUTSIDE, FORWARD, device, STEP))
+            if whole is not None and any(whole.ns) and self.have_measured(name):
+                self.time, self.whole = device, whole
+        self.steps = {meta.rank: meta.steps or meta.cycles for meta in self.metas}
+        self.steps |= dict(zip(self.whole.ranks, self.whole.counts))
+        number = {layer.path: index for index, layer in enumerate(run.layers)}
+        self.above = [number.get(layer.path[:-1], OUTSIDE) for layer in run.layers]
+
+        self.are_paired = self.whole.is_paired and self.whole.ranks == self.ranks
+
+    def work(self, device: str | None) -> dict[tuple[int, str], Lockstep]:
+        """Own work of the CPU or the device, by layer and phase."""
+        found = {
+            (key.layer, key.phase): lockstep
+            for key, lockstep in self.run.lockstep.items()
+            if key.what == WORK and key.device == device
+        }
+        gap = self.run.lockstep.get(LockstepKey(OUTSIDE, FORWARD, device or "", GAP))
+        return found if gap is None else {**found, (IN_NO_OP, FORWARD): gap}
+
+    def medians(self, times: Lockstep) -> dict[int, int]:
+        """The median over the steps, by rank; of none in a run of torchprof 2.6, which kept no single steps."""
+        if len(times.ranks) == 1 and times.last_ns:
+            return {times.ranks[0]: median_low(times.last_ns)}
+        return dict(zip(times.ranks, times.medians))
+
+    def typical(self, times: Lockstep) -> dict[int, int]:
+        """The median over the steps, by rank, or the mean where that is not known."""
+        return self.medians(times) or dict(zip(times.ranks, map(self.a_step, times.ranks, times.ns)))
+
+    @cached_property
+    def all_ranks(self) -> GroupOfRanks | None:
+        """All ranks of the job, as the group of the collectives whose group was not recorded: where all are here and
+        made the same of these calls, equally often. None where they did not: then there are other groups."""
+        lockstep, ranks = self.run.lockstep, self.ranks
+        unknown = [one for key, one in lockstep.items() if key.is_collective and key.group == NOT_RECORDED]
+        is_complete = not self.run.missing_ranks and all(one.ranks == ranks and one.is_paired for one in unknown)
+        return GroupOfRanks("", INFERRED, len(ranks)) if is_complete else None
+
+    @cached_property
+    def step_ns(self) -> float:
+        """How long a step takes, or without steps a cycle: the median over the ranks of their median."""
+        steps = [self.run.samples.get(SampleKey(OUTSIDE, FORWARD, rank, "cpu", "step_ns")) for rank in self.ranks]
+        known = [spread.median for spread in steps if spread is not None]
+        return median(known or [meta.wall_ns / max(meta.cycles, 1) for meta in self.metas])
+
+    def have_measured(self, name: str) -> bool:
+        """Whether all ranks measured a field of ``Cost``."""
+        return all(name in meta.measured for meta in self.metas)
+
+    def a_step(self, rank: int, value: int) -> int:
+        """What is so much in all, in one step."""
+        return round(value / max(self.steps[rank], 1))
+
+    def over_those_with(self, layer: int, values: Mapping[int, int]) -> OverRanks:
+        """Values by rank, of those that have the layer: 0 of one that did nothing in it."""
+        ranks = (self.run.layers[layer].ranks if layer >= 0 else ()) or self.ranks
+        return OverRanks(ranks, tuple(values.get(rank, 0) for rank in ranks))
+
+    def rolled_up(self, name: str) -> dict[tuple[int, str], dict[int, int]]:
+        """A column of the rows in one step, of each layer with all below it, in each phase, by rank; only of layers and
+        phases that have any."""
+        columns = self.run.rows.columns
+        if not any(columns[name]):
+            return {}
+        place = {rank: at for at, rank in enumerate(self.ranks)}
+        width = len(PHASES) * len(place)
+        sums = [0] * (len(self.run.layers) * width)  # one pass over the rows, which may be millions
+        for layer, phase, rank, value in zip(columns["layer"], columns["phase"], columns["rank"], columns[name]):
+            if value and layer >= 0:
+                sums[layer * width + phase * len(place) + place[rank]] += value
+        for layer in range(len(self.above) - 1, -1, -1):  # those below come after those above
+            above = self.above[layer]
+            if above >= 0:
+                own = sums[layer * width : (layer + 1) * width]
+                sums[above * width : (above + 1) * width] = map(add, sums[above * width : (above + 1) * width], own)
+        found = {}
+        for number in range(len(self.above) * len(PHASES)):
+            values = sums[number * len(place) : (number + 1) * len(place)]
+            if any(values):
+                layer, phase = divmod(number, len(PHASES))
+                found[layer, PHASES[phase]] = dict(zip(self.ranks, map(self.a_step, self.ranks, values)))
+        return found

@@ -1,0 +1,330 @@
+"""A run as flat tables of plain values, for spreadsheets, data frames and databases.
+
+What is not known is None and never 0: what could not be measured, what a layer would have cost that was never called,
+and a sum that lacks all there is in it. Of a sum that lacks a part, the record says in ``lower_bounds`` that it is one.
+Times are in nanoseconds, memory in bytes: names of columns say so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple
+
+from torchprof.analyze.figures import Figures, figures_of_layers
+from torchprof.errors import TorchprofError, suggest
+from torchprof.run.cost import MEASURES, Bound, Measure, Unit
+from torchprof.run.run import Op, Run, of_ranks
+from torchprof.run.samples import SampleKey
+from torchprof.run.words import (
+    BACKWARD,
+    BETWEEN_OPS,
+    FORWARD,
+    LAUNCHED_BEFORE,
+    NOT_SELECTED,
+    NOT_SELECTED_NAME,
+    OUTSIDE,
+    OUTSIDE_NAME,
+    Frame,
+    is_left_over,
+)
+
+Cell = str | int | None
+
+_INWARD = " > "  # between the names of what is inside of each other
+_NO_LAYERS = {NOT_SELECTED: NOT_SELECTED_NAME, OUTSIDE: OUTSIDE_NAME}
+
+
+class Table(NamedTuple):
+    """``columns``: the type of each, int or str, by name. ``records``: for each column a value, or None."""
+
+    columns: dict[str, type]
+    records: list[tuple[Cell, ...]]
+
+
+def table(run: Run, of: str = "layers") -> Table:
+    """The records ``of`` a run's "layers", its "operators" or its "rows". Raises TorchprofError for anything else."""
+    if of not in TABLES:
+        raise TorchprofError(f"There are no records of {of!r}. {suggest(str(of), TABLES)}")
+    return TABLES[of](run)
+
+
+def layers(run: Run) -> Table:
+    """One record for each layer, phase and rank; work of no layer has records of its own, and so has what was launched
+    before the recording.
+
+    ``self_…`` is what the layer did itself: Σ over all records is Σ over the rows of the run. ``total_…`` is with the
+    layers below it. Calls are those of the phase; autograd calls no layer, so backward has none. What the layer is
+    (``kind``, ``settings``, shapes, parameters) is the same in all its records.
+    """
+    figures = _figures(run)
+    asked = _requested(run)
+    durations = ("min_call_cpu_ns", "median_call_cpu_ns", "max_call_cpu_ns") if "cpu_ns" in asked else ()
+    peaks = [name for name in ("cpu", "device") if f"{name}_allocated" in asked]
+    columns = {
+        **_typed(str, "layer", "kind", "settings"),
+        **_typed(int, "depth"),
+        **_typed(str, "phase"),
+        **_typed(int, "rank", "calls", *_self_and_total(figures)),
+        **_typed(str, "lower_bounds"),
+        **_typed(int, *durations),
+        **_typed(int, *(f"peak_{name}_bytes" for name in peaks)),
+        **_typed(int, "self_params", "total_params", "self_trainable_params"),
+        **_typed(str, "input_shapes", "output_shapes"),
+    }
+    records: list[tuple[Cell, ...]] = []
+    for one in of_ranks(run, [meta.rank for meta in run.metas]):
+        for of_layer in _layers_of(one, run.phases()):
+            index, phase = of_layer.number, of_layer.phase
+            records.append(
+                (
+                    *of_layer.names,
+                    phase,
+                    one.meta.rank,
+                    of_layer.calls,
+                    *_values(figures, of_layer.figures, phase, frozenset(one.meta.measured)),
+                    *(_durations(one, index, phase) if durations else ()),
+                    *(_peak(one, index, phase, name == "cpu") for name in peaks),
+                    *of_layer.holds,
+                )
+            )
+    return Table(columns, records)
+
+
+def operators(run: Run) -> Table:
+    """One record for each operator, label and compiled region directly in a layer; for each phase and rank.
+
+    ``self_…`` is what no operator inside it took: with ``(between ops)``, Σ is the layer's own. ``labels`` are those
+    that the operator is inside of, in the same layer; a label has a record itself. ``total_…`` of a label is all that
+    ran in it, layers that have records of their own included.
+    """
+    figures = _figures(run)
+    columns = {
+        **_typed(str, "layer", "kind", "phase"),
+        **_typed(int, "rank"),
+        **_typed(str, "operator", "operator_kind", "labels"),
+        **_typed(int, "calls", *_self_and_total(figures)),
+        **_typed(str, "lower_bounds"),
+    }
+    records: list[tuple[Cell, ...]] = []
+    for one in of_ranks(run, [meta.rank for meta in run.metas]):
+        for phase in run.phases():
+            for index, found in sorted(one.ops(phase).items(), key=lambda item: item[0] % (len(run.layers) + 2)):
+                kind = one.layers[index].kind or None if index >= 0 else None
+                for op, labels in _flat(found):
+                    own_time = op.name == BETWEEN_OPS
+                    costs = Figures({phase: op.self}, {phase: op.total}, timeless=own_time and index == OUTSIDE)
+                    records.append(
+                        (
+                            LAUNCHED_BEFORE if op.name == LAUNCHED_BEFORE else layer_name(one, index),
+                            kind,
+                            phase,
+                            one.meta.rank,
+                            op.name,
+                            op.kind,
+                            _INWARD.join(labels) or None,
+                            None if own_time else op.calls,
+                            *_values(figures, costs, phase, frozenset(one.meta.measured)),
+                        )
+                    )
+    return Table(columns, records)
+
+
+def rows(run: Run) -> Table:
+    """One record for each row of the run, the finest table there is; all figures are self.
+
+    ``operator`` is the innermost step, ``inside`` all steps from the layer down to it, ``within`` the operators and
+    labels that the layer's range is inside of, ``shared_by`` the layers that it served at once where they are several.
+    ``source`` are lines, innermost first. A step of kind python is a line at which Python was seen, so many ``calls``
+    times; what that cost is in the layer's own time.
+    """
+    figures = _figures(run)
+    columns = {
+        **_typed(str, "layer", "kind", "phase"),
+        **_typed(int, "rank"),
+        **_typed(
+            str,
+            "device",
+            "shared_by",
+            "within",
+            "inside",
+            "operator",
+            "operator_kind",
+            "input_shapes",
+            "dtypes",
+            "source",
+        ),
+        **_typed(int, "calls", *(f"self_{figure.heading}" for figure in figures)),
+        **_typed(str, "lower_bounds"),
+    }
+    measured = {meta.rank: frozenset(meta.measured) for meta in run.metas}
+    chains = [_of_chain(frames) for frames in run.rows.frames]
+    arounds = [
+        _INWARD.join(
+            step
+            for around in within
+            for step in (layer_name(run, around.layer), *(frame.name for frame in around.frames))
+        )
+        or None
+        for within in run.rows.within
+    ]
+    records: list[tuple[Cell, ...]] = []
+    for at, row in enumerate(run.rows):
+        index, chain, within = (run.rows.columns[name][at] for name in ("layer", "frames", "within"))
+        own_time = not row.frames
+        costs = Figures(
+            own={row.phase: row.cost},
+            total={row.phase: row.cost},
+            unknown=not own_time and row.frames[-1].kind == "python",
+            timeless=own_time and index == OUTSIDE,
+        )
+        records.append(
+            (
+                LAUNCHED_BEFORE if is_left_over(row.frames) else layer_name(run, index),
+                row.layer.kind or None if row.layer is not None else None,
+                row.phase,
+                row.rank,
+                row.device,
+                ", ".join(layer.name for layer in row.shared_by) or None,
+                arounds[within],
+                *chains[chain],
+                None if own_time and (index < 0 or row.phase == BACKWARD) else row.calls,
+                *_values(figures, costs, row.phase, measured[row.rank], of_self_alone=True),
+            )
+        )
+    return Table(columns, records)
+
+
+TABLES: Mapping[str, Callable[[Run], Table]] = {"layers": layers, "operators": operators, "rows": rows}
+
+
+def _figures(run: Run) -> list[Measure]:
+    """What was asked for, each field by itself, and memory also net: what was allocated less what was freed. Headings
+    are names that end in a unit."""
+    asked = _requested(run)
+    figures = []
+    doubts = {}
+    for measure in MEASURES:
+        fields = [(name, sign) for name, sign in measure.fields if name in asked]
+        figures += [Measure(_with_unit(name, measure), measure.unit, ((name, 1),), measure.doubt) for name, _ in fields]
+        if len(fields) > 1:
+            where, _, _ = fields[0][0].partition("_")
+            figures.append(Measure(_with_unit(f"{where}_net", measure), measure.unit, tuple(fields)))
+        if fields and measure.doubt is not None:
+            doubts[measure.doubt] = Measure(measure.doubt, Unit.COUNT, ((measure.doubt, 1),))
+    return [*figures, *doubts.values()]
+
+
+def _with_unit(name: str, measure: Measure) -> str:
+    unit = measure.unit.value
+    return name if measure.unit is Unit.COUNT or name.endswith(f"_{unit}") else f"{name}_{unit}"
+
+
+def _requested(run: Run) -> Set[str]:
+    return {name for meta in run.metas for name in meta.requested}
+
+
+def _typed(kind: type, *names: str) -> dict[str, type]:
+    return dict.fromkeys(names, kind)
+
+
+def _self_and_total(figures: Sequence[Measure]) -> Iterator[str]:
+    for figure in figures:
+        yield f"self_{figure.heading}"
+        yield f"total_{figure.heading}"
+
+
+def _values(
+    figures: Sequence[Measure], of_row: Figures, phase: str, measured: Set[str], *, of_self_alone: bool = False
+) -> Iterator[Cell]:
+    """Self and total of each figure, and then the names of the columns among them that hold a lower bound."""
+    lower_bounds = []
+    for figure in figures:
+        is_measured = all(name in measured for name, _ in figure.fields)
+        for which in ("self",) if of_self_alone else ("self", "total"):
+            found = of_row.measure(figure, phase, which == "self", is_measured)
+            if found.bound is Bound.AT_LEAST:
+                lower_bounds.append(f"{which}_{figure.heading}")
+            yield int(found.value) if found.is_known else None
+    yield ", ".join(lower_bounds) or None
+
+
+class _OfLayer(NamedTuple):
+    """A layer, or work of none, in one phase, with what stands in its record before the phase and after the figures."""
+
+    number: int
+    phase: str
+    names: tuple[Cell, ...]
+    calls: int | None
+    figures: Figures
+    holds: tuple[Cell, ...]
+
+
+def _layers_of(run: Run, phases: Sequence[str]) -> Iterator[_OfLayer]:
+    """What each layer took, itself and with all below it; a layer that was never called took nobody knows what."""
+    index = {layer.path: number for number, layer in enumerate(run.layers)}
+    params = run.total_params()
+    figures = figures_of_layers(run, phases)
+    for root in range(len(run.roots)):
+        for nodes in zip(*(run.tree(phase, root).walk() for phase in phases)):
+            layer = nodes[0].layer
+            names = (layer.name, layer.kind or None, layer.settings or None, len(layer.path) - 1)
+            shapes = _as_json(layer.input_shapes), _as_json(layer.output_shapes)
+            holds = (layer.params, params[layer.path], layer.trainable_params, *shapes)
+            of_layer = figures[layer.path]
+            are_calls_known = of_layer.number_of_calls().is_known
+            for phase, node in zip(phases, nodes):
+                calls = node.calls if are_calls_known and phase != BACKWARD else None
+                yield _OfLayer(index[layer.path], phase, names, calls, of_layer, holds)
+    for number, name in _NO_LAYERS.items():
+        spent = {phase: run.no_layer(phase, selected=number == OUTSIDE) for phase in phases}
+        if any(spent.values()):
+            of_none = Figures(spent, spent)
+            for phase in phases:
+                yield _OfLayer(number, phase, (name, None, None, None), None, of_none, (None,) * 5)
+    if run.left_over:
+        left_over = {FORWARD: run.left_over}
+        of_none = Figures(left_over, left_over)
+        yield _OfLayer(OUTSIDE, FORWARD, (LAUNCHED_BEFORE, None, None, None), None, of_none, (None,) * 5)
+
+
+def _as_json(value: Sequence[Any]) -> str | None:
+    return json.dumps(value) if value else None
+
+
+def _durations(run: Run, index: int, phase: str) -> tuple[int | None, ...]:
+    spread = run.samples.get(SampleKey(index, phase, run.meta.rank, "cpu", "cpu_ns"))
+    return (None, None, None) if spread is None else (spread.min, int(spread.median), spread.max)
+
+
+def _peak(run: Run, index: int, phase: str, on_cpu: bool) -> int | None:
+    """The highest of any call, on the CPU or on any one of the devices."""
+    devices = {device for device in run.rows.devices if (device == "cpu") == on_cpu}
+    found = [run.samples.get(SampleKey(index, phase, run.meta.rank, device, "peak_bytes")) for device in devices]
+    return max((spread.max for spread in found if spread is not None), default=None)
+
+
+def _flat(ops: Sequence[Op]) -> Iterator[tuple[Op, tuple[str, ...]]]:
+    """Each operator and label, with the labels that it is inside of."""
+    waiting: list[tuple[Op, tuple[str, ...]]] = [(op, ()) for op in reversed(ops)]
+    while waiting:
+        op, labels = waiting.pop()
+        yield op, labels
+        waiting.extend((inner, (*labels, op.name)) for inner in reversed(op.inside))
+
+
+def layer_name(run: Run, index: int) -> str:
+    """The name of a layer by its index, or of work that belongs to none."""
+    return run.layers[index].name if index >= 0 else _NO_LAYERS[index]
+
+
+def _of_chain(frames: Sequence[Frame]) -> tuple[Cell, ...]:
+    """Of a row: inside, operator, its kind, and what it was called on."""
+    if not frames:
+        return (None, BETWEEN_OPS, "op", None, None, None)
+    inside = _INWARD.join(frame.name for frame in frames)
+    kind, name, signature = frames[-1]
+    if signature is None:
+        return (inside, name, kind, None, None, None)
+    source = "\n".join(signature.stack) or None
+    return (inside, name, kind, _as_json(signature.shapes), _as_json(signature.dtypes), source)

@@ -1,0 +1,86 @@
+"""A run as stacks, for flame graphs: from the model inward to an operator or a kernel, and what each took itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from torchprof.errors import TorchprofError, suggest
+from torchprof.run.cost import FIELDS
+from torchprof.run.rows import Around
+from torchprof.run.run import Run
+from torchprof.run.words import PHASES, Frame
+
+Step = int | Frame
+"""A layer, by its index (negative for none), or an operator, label or kernel."""
+
+Stack = tuple[Step, ...]
+
+
+def stacks(run: Run, measure: str) -> dict[tuple[int, str], Counter[Stack]]:
+    """What each stack took itself, for each rank and phase; ``measure`` is a field of ``Cost``.
+
+    Σ is Σ over the rows of that rank and phase. A stack starts at the model; each layer of the path is one step, and
+    where a layer was called inside an operator or a label, that stands between the layer that it is of and the next, or
+    before all where it is of none of these layers. So what all stacks with a layer in them took is that layer's total,
+    and with an operator in them the operator's, as far as it is of this phase. Stacks that took nothing are left out.
+
+    Raises TorchprofError for what was not measured, and where a file says that something took less than nothing.
+    """
+    known = measured(run)
+    if measure not in known:
+        what = f"{measure!r} was not measured in this run" if measure in FIELDS else f"There is no measure {measure!r}"
+        raise TorchprofError(f"{what}. {suggest(str(measure), known)}")
+    number = {layer.path: index for index, layer in enumerate(run.layers)}
+    paths: list[Stack] = [
+        tuple(number[layer.path[:steps]] for steps in range(1, len(layer.path) + 1)) for layer in run.layers
+    ]
+    chains = [tuple(frame._replace(signature=None) for frame in frames) for frames in run.rows.frames]
+    found: dict[tuple[int, str], Counter[Stack]] = {}
+    columns = run.rows.columns
+    keys = zip(*(columns[name] for name in ("rank", "phase", "layer", "within", "frames", measure)))
+    for rank, phase, layer, within, chain, value in keys:
+        if value:
+            path = paths[layer] if layer >= 0 else (layer,)
+            if run.rows.within[within]:
+                path = _with_surroundings(path, run.rows.within[within], PHASES[phase])
+            stack = (*path, *chains[chain])
+            found.setdefault((rank, PHASES[phase]), Counter())[stack] += value
+    if any(value < 0 for sums in found.values() for value in sums.values()):
+        raise TorchprofError(f"In this run {measure!r} is less than 0 somewhere, and no graph of stacks can show that.")
+    return {key: found[key] for key in sorted(found, key=lambda key: (key[0], PHASES.index(key[1])))}
+
+
+def measured(run: Run) -> list[str]:
+    """The measures that stacks can be made of in this run."""
+    known = {name for meta in run.metas for name in meta.measured}
+    return [name for name in FIELDS if name in known]
+
+
+def usual(run: Run) -> str:
+    """The measure of most interest: the time of the device where that was measured, else of the CPU, else FLOPs.
+
+    Raises TorchprofError where nothing was measured.
+    """
+    known = measured(run)
+    for name in ("device_ns", "cpu_ns", "flops", *known):
+        if name in known:
+            return name
+    raise TorchprofError("Nothing was measured in this run, so there are no stacks to show.")
+
+
+def _with_surroundings(path: Stack, within: Sequence[Around], phase: str) -> Stack:
+    """A path with the operators and labels that its layers were called in. Those of another phase are none of this
+    one, labels excepted: a label has no phase."""
+    inside: dict[int | None, list[Frame]] = {}
+    for around in within:
+        of = around.layer if around.layer in path else None
+        inside.setdefault(of, []).extend(
+            frame._replace(signature=None) for frame in around.frames if frame.kind == "label" or around.phase == phase
+        )
+    steps: list[Step] = [*inside.get(None, ())]
+    for layer in path:
+        steps.append(layer)
+        if isinstance(layer, int):
+            steps.extend(inside.get(layer, ()))
+    return tuple(steps)

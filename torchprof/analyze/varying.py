@@ -1,0 +1,90 @@
+"""Whether the forward calls of a layer were on the same shapes: only then do means over calls belong beside a shape."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from torchprof.run.run import Run
+from torchprof.run.words import FORWARD, PHASES
+
+_Path = tuple[str, ...]
+
+
+def varying_calls(run: Run) -> dict[_Path, bool | None]:
+    """For each layer, whether the shapes in its forward calls varied from call to call, those of the layers below it
+    included. A layer that is used twice in each call of the model, on two shapes, varies.
+
+    True: the model was called with other shapes (``Layer.same_shapes``), or an operator ran on some shapes in some of
+    the calls alone. None: not known. The shapes of operators are known with ``record_shapes`` or ``with_flops``.
+    """
+    return _varying(run, of_model=False)
+
+
+def varying_work(run: Run) -> dict[_Path, bool | None]:
+    """For each layer, whether the work of it and the layers below it varied from one forward call of the model to the
+    next: in shapes, as for ``varying_calls``, or in how often a layer was called. None: not known. Calls whose numbers
+    differ and add up to a multiple of the model's calls are not told apart."""
+    return _varying(run, of_model=True)
+
+
+def _varying(run: Run, of_model: bool) -> dict[_Path, bool | None]:
+    number = {layer.path: index for index, layer in enumerate(run.layers)}
+    calls, ran, counts = _counts(run)
+    groups: defaultdict[_Path, list[Counter[object]]] = defaultdict(list)  # of operators at or below a layer
+    for (at, _), by_shapes in counts.items():
+        path = run.layers[at].path
+        for steps in range(1, len(path) + 1):
+            groups[path[:steps]].append(by_shapes)
+    busy = {run.layers[at].path[:steps] for at in ran for steps in range(1, len(run.layers[at].path) + 1)}
+    uneven: set[_Path] = set()  # called more often in some calls of the model than in others, or above such a layer
+    for index, layer in enumerate(run.layers):
+        of_calls = calls[number[layer.path[:1]]]
+        if of_model and of_calls and calls[index] % of_calls:
+            uneven.update(layer.path[:steps] for steps in range(1, len(layer.path) + 1))
+    found: dict[_Path, bool | None] = {}
+    for index, layer in enumerate(run.layers):
+        path, model = layer.path, number[layer.path[:1]]
+        times = calls[model if of_model else index]
+        state = _state(groups[path], times) if path in busy else None if calls[index] > 1 else False
+        if layer.same_shapes is False or path in uneven:
+            state = True
+        elif state is None and run.layers[model].same_shapes and times == calls[model]:
+            state = False
+        found[path] = state
+    return found
+
+
+def _state(groups: Iterable[Counter[object]], calls: int) -> bool | None:
+    """Whether some operators were called on other shapes in some calls: ``groups`` count their calls by shapes."""
+    if calls <= 1:
+        return False
+    groups = list(groups)
+    if any(len(by_shapes) > 1 and any(count % calls for count in by_shapes.values()) for by_shapes in groups):
+        return True
+    # Twice on one shape and twice on another, in two calls: that may be once on each, or not.
+    return None if not groups or any(len(by_shapes) > 1 for by_shapes in groups) else False
+
+
+def _counts(run: Run) -> tuple[Counter[int], set[int], dict[tuple[int, object], Counter[object]]]:
+    """Of the forward: how often each layer was called, the layers in which operators ran, and how often each operator
+    was called on which shapes, by layer and names of the operators around it."""
+    columns = run.rows.columns
+    names = [tuple((frame.kind, frame.name) for frame in chain) for chain in run.rows.frames]
+    forward = PHASES.index(FORWARD)
+    calls: Counter[int] = Counter()
+    ran: set[int] = set()
+    counts: defaultdict[tuple[int, object], Counter[object]] = defaultdict(Counter)
+    for layer, phase, chain, count in zip(columns["layer"], columns["phase"], columns["frames"], columns["calls"]):
+        if phase != forward or layer < 0:
+            continue
+        frames = run.rows.frames[chain]
+        if not frames:
+            calls[layer] += count
+            continue
+        if frames[-1].kind == "python":
+            continue
+        ran.add(layer)
+        if frames[-1].signature is not None:
+            counts[layer, names[chain]][frames[-1].signature.shapes] += count
+    return calls, ran, counts

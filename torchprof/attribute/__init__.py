@@ -1,0 +1,1 @@
+"""The rule of ownership: for which layer, and in which phase, each event worked. Knows no torch."""

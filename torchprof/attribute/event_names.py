@@ -1,0 +1,120 @@
+"""What the name of an event tells, in a session and in a trace of one: our labels and marks, torch's own bookkeeping,
+and what torch calls a step. Knows no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from torchprof.attribute.compiled import CALL, COMPILES, COMPILES_TOO, REGION
+from torchprof.attribute.events import GIVEN, PREFIX, Event, Kind
+from torchprof.run.words import ANY_STEP, GUARDS
+
+RAISED = PREFIX + "!raised"
+"""A label of no length inside the range of a call that did not finish."""
+STOPPED = PREFIX + "!stopped"
+"""The same where torch's activation checkpointing has seen enough: the last op before it was not carried out."""
+STEP = PREFIX + "!step"
+"""A label of no length at the start of a session, and at the end of each step in it."""
+STARTED = PREFIX + "!started"
+"""The same at the start of a session that begins in the middle of a step."""
+GARBAGE = PREFIX + "!gc"
+"""A label around a collection of Python's garbage collector."""
+MEMORY = "[memory]"
+"""What torch calls every allocation, and every free."""
+NODE_PREFIX = "autograd::engine::evaluate_function: "
+"""What the name of the engine's range around an autograd node begins with; the node's own follows."""
+
+# What torch's own EventList leaves out: bookkeeping of record_function and of autograd (torch.autograd.profiler_util).
+_BOOKKEEPING = frozenset(
+    {
+        "profiler::_record_function_enter",
+        "profiler::_record_function_enter_new",
+        "profiler::_record_function_exit",
+        "aten::is_leaf",
+        "aten::output_nr",
+        "aten::_version",
+        "[OutOfMemory]",
+    }
+)
+_TORCHS_STEP = re.compile(r"ProfilerStep#\d+")
+
+
+def kind_of(name: str) -> Kind | None:
+    """The kind of the CPU events of one name, None for what is left out; OP where the name does not tell."""
+    if name == MEMORY:
+        return Kind.MEMORY
+    if name in _BOOKKEEPING or name == RAISED:
+        return None
+    if name == STOPPED:
+        return Kind.STOPPED
+    if name in (STEP, STARTED):
+        return Kind.STEP
+    if name == GARBAGE:
+        return Kind.GARBAGE
+    if name.startswith(GIVEN):
+        return Kind.GIVEN
+    if name.startswith(PREFIX):
+        return Kind.LABEL
+    if name.startswith(NODE_PREFIX):
+        return Kind.NODE
+    if name.startswith(REGION):
+        return Kind.REGION
+    if name.startswith(CALL):
+        return Kind.GRAPH
+    if name == GUARDS:
+        return Kind.GUARDS
+    if name in COMPILES or name.endswith(COMPILES_TOO):
+        return Kind.COMPILING
+    return Kind.OP
+
+
+def is_a_common_name(name: str) -> bool:
+    """Whether torch.compile calls a range of its own so, and a user may well call one so too."""
+    return name in COMPILES
+
+
+def is_torchs_step(name: str) -> bool:
+    """Whether this is the range of a step of ``torch.profiler.profile``."""
+    return _TORCHS_STEP.fullmatch(name) is not None
+
+
+def is_engine(name: str) -> bool:
+    """Whether this is the range of autograd's engine around a node."""
+    return name.startswith(NODE_PREFIX)
+
+
+def numbers_of_devices(of_work: Iterable[int], of_memory: Iterable[int]) -> dict[int, int]:
+    """What ROCm calls the devices that worked, and as which torch counts them: in kernels a device has its number among
+    all agents of the machine, CPUs among them, in memory events the one that torch's ``cuda:0`` has.
+
+    Both are in the same order. Empty where they are not as many: then nobody knows which is which.
+    """
+    work, memory = sorted(set(of_work)), sorted(set(of_memory))
+    return dict(zip(work, memory)) if len(work) == len(memory) else {}
+
+
+def with_steps(events: Iterable[Event], steps: int) -> Iterator[Event]:
+    """Mark where each step of ``torch.profiler.profile`` begins, and where the last of so many ends.
+
+    torch numbers their ranges; here they have one name. Events come, and go on, in the order of their start.
+    """
+    last: Event | None = None
+    user_label = Kind.USER_LABEL
+    for event in events:
+        if last is not None and (event.start_ns >= last.end_ns or event.kind is Kind.KERNEL):
+            yield _mark(last.end_ns, last.thread)
+            last = None
+        if event[0] is user_label and is_torchs_step(event.name):
+            yield _mark(event.start_ns, event.thread)
+            event = event._replace(name=ANY_STEP)
+            steps -= 1
+            if not steps:
+                last = event
+        yield event
+    if last is not None:
+        yield _mark(last.end_ns, last.thread)
+
+
+def _mark(at: int, thread: int) -> Event:
+    return Event(Kind.STEP, STEP, at, at, thread)

@@ -1,0 +1,90 @@
+"""Events in the order of their start, with a look at those that follow."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+from torchprof.attribute.collectives import ACCUMULATES
+from torchprof.attribute.compiled import CompiledGraphs, graph_of
+from torchprof.attribute.events import Event, Kind
+
+
+class LookAhead:
+    """Events, and what comes after them: some tell only there what they are.
+
+    - torch leaves the number of an autograd node out of the engine's range around it where a hook of the user's, or of
+      FSDP's, runs an op or a range before the node itself. Of AccumulateGrad alone there is no number to be had.
+    - Guards are those of the region that comes right after them: their name becomes its.
+    - What runs in a call of a compiled graph tells which of its kernels they are: ``kernels`` has their numbers (None:
+      nobody knows), by thread, start and end.
+    """
+
+    def __init__(self, graphs: CompiledGraphs) -> None:
+        self.kernels: dict[tuple[int, int, int], tuple[str, int | None]] = {}
+        self._graphs = graphs
+        self._ahead: deque[Event] = deque()  # what was looked at, and is still to come
+        self._later: Iterator[Event] = iter(())
+
+    def pass_on(self, events: Iterable[Event]) -> Iterator[Event]:
+        self._later = iter(events)
+        ahead, later = self._ahead, self._later
+        node, guards, graph = Kind.NODE, Kind.GUARDS, Kind.GRAPH
+        while True:
+            event = ahead.popleft() if ahead else next(later, None)
+            if event is None:
+                return
+            kind = event[0]
+            if kind is node:
+                if event[5] < 0 and not event[1].endswith(ACCUMULATES):
+                    event = self._with_number(event)
+            elif kind is guards:
+                event = self._of_region(event)
+            elif kind is graph and not self._graphs.why_unknown(graph_of(event.name)):
+                self._find_kernels(event)
+            yield event
+
+    def _coming(self, thread: int) -> Iterator[Event]:
+        """What comes next on a thread; it will still come."""
+        looked: list[Event] = []
+        try:
+            for event in chain(self._ahead, self._later):
+                looked.append(event)
+                if event.kind is Kind.KERNEL:  # the device's work comes after all
+                    return
+                if event.thread == thread:
+                    yield event
+        finally:
+            self._ahead.extend(looked[len(self._ahead) :])
+
+    def _with_number(self, node: Event) -> Event:
+        for inner in self._coming(node.thread):
+            if inner.start_ns >= node.end_ns:
+                break
+            if inner.kind is Kind.BACKWARD_FUNCTION and node.name.endswith(inner.name):
+                return node._replace(sequence=inner.sequence, forward_thread=inner.forward_thread)
+        return node
+
+    def _of_region(self, guards: Event) -> Event:
+        for after in self._coming(guards.thread):
+            if after.start_ns >= guards.end_ns and after.kind not in (Kind.MEMORY, Kind.SAMPLE, Kind.GARBAGE):
+                return guards._replace(name=after.name) if after.kind is Kind.REGION else guards
+        return guards
+
+    def _find_kernels(self, call: Event) -> None:
+        inside: list[Event] = []
+        until = call.start_ns
+        for event in self._coming(call.thread):
+            if event.start_ns >= call.end_ns:
+                break
+            if event.start_ns >= until and event.kind in (Kind.OP, Kind.GARBAGE):
+                until = event.end_ns  # what is inside of it is none of the graph's
+                if event.kind is Kind.OP:
+                    inside.append(event)
+        graph = graph_of(call.name)
+        kernels = self._graphs.called(graph, [event.name for event in inside])
+        has_all = self._graphs.has_all(graph, kernels)
+        for event, kernel in zip(inside, kernels):
+            if kernel is not None or not has_all:  # where all are found, the others are none, as copies of inputs
+                self.kernels[event.thread, event.start_ns, event.end_ns] = graph, kernel

@@ -1,0 +1,145 @@
+"""Models and inputs, as the command line names them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import math
+import re
+import sys
+from collections.abc import Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torchprof.errors import TorchprofError, suggest
+
+if TYPE_CHECKING:
+    import torch
+
+
+_INPUT = re.compile(
+    r"(?:(?P<name>[A-Za-z_]\w*)=)?(?:(?P<dtype>[a-z]\w*):)?(?P<shape>\d+(?:,\d+)*)"
+    r"(?::(?P<low>-?\d+(?:\.\d+)?)\.\.(?P<high>-?\d+(?:\.\d+)?))?"
+)
+
+
+def make_inputs(inputs: Sequence[_Input], device: torch.device) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    args = [one.make(device) for one in inputs if one.name is None]
+    return args, {one.name: one.make(device) for one in inputs if one.name is not None}
+
+
+def make_model(spec: str, kwargs_text: str) -> torch.nn.Module:
+    from torch import nn
+
+    try:
+        kwargs = json.loads(kwargs_text)
+    except ValueError as error:
+        raise TorchprofError(f"--kwargs is no JSON ({error}). Write an object: '{{\"width\": 64}}'.") from error
+    if not isinstance(kwargs, dict):
+        raise TorchprofError(f"--kwargs is {kwargs_text}; it has to be a JSON object: '{{\"width\": 64}}'.")
+    made = _find(spec)
+    if not isinstance(made, nn.Module):
+        if not callable(made):
+            raise TorchprofError(f"{spec} is {made!r:.60}: neither a module nor something that makes one.")
+        try:
+            if hasattr(made, "config_class") and isinstance(kwargs.get("config", {}), dict):
+                kwargs["config"] = made.config_class(**kwargs.get("config", {}))  # as models of transformers take it
+            made = made(**kwargs)
+        except Exception as error:
+            raise TorchprofError(f"{spec} could not be made: {type(error).__name__}: {error}") from error
+    elif kwargs:
+        raise TorchprofError(f"{spec} is a module already: --kwargs has nothing to go to.")
+    if not isinstance(made, nn.Module):
+        raise TorchprofError(f"{spec} made {made!r:.60}, which is no torch.nn.Module.")
+    return made
+
+
+def _find(spec: str) -> Any:
+    """The object that ``package.module:name`` or ``file.py:name`` names."""
+    place, colon, name = spec.rpartition(":")
+    if not colon or not place or not name:
+        raise TorchprofError(f"{spec!r} names no model: write package.module:callable or file.py:callable.")
+    try:
+        if place.endswith(".py"):
+            path = Path(place).resolve()
+            if not path.is_file():
+                raise TorchprofError(f"There is no file {place}.")
+            sys.path.insert(0, str(path.parent))
+            found = importlib.util.spec_from_file_location(path.stem, path)
+            assert found is not None and found.loader is not None
+            module = importlib.util.module_from_spec(found)
+            sys.modules.setdefault(path.stem, module)  # a file may be called as a module that is there already
+            found.loader.exec_module(module)
+        else:
+            sys.path.insert(0, str(Path.cwd()))
+            module = importlib.import_module(place)
+    except TorchprofError:
+        raise
+    except Exception as error:
+        raise TorchprofError(f"{place} could not be imported: {type(error).__name__}: {error}") from error
+    try:
+        return attrgetter(name)(module)
+    except AttributeError as error:
+        names = [one for one in vars(module) if not one.startswith("_")]
+        raise TorchprofError(f"{place} has no {name!r}. {suggest(name, names)}") from error
+
+
+class _Input(NamedTuple):
+    """A random tensor to be made."""
+
+    text: str
+    name: str | None
+    dtype: str
+    shape: tuple[int, ...]
+    low: float | None
+    high: float | None
+
+    def make(self, device: torch.device) -> torch.Tensor:
+        import torch
+
+        dtype = getattr(torch, self.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise TorchprofError(f"--input {self.text}: torch has no dtype {self.dtype!r}; int64 or float32, say.")
+        try:
+            if dtype.is_floating_point or dtype.is_complex:
+                low, high = self.low or 0.0, 1.0 if self.high is None else self.high
+                return torch.rand(self.shape, device=device).mul_(high - low).add_(low).to(dtype)
+            first, end = math.ceil(self.low or 0), 2 if self.high is None else math.ceil(self.high)
+            return torch.randint(first, end, self.shape, device=device).to(dtype)
+        except (RuntimeError, TypeError) as error:
+            raise TorchprofError(f"--input {self.text} cannot be made: {error}") from error
+
+
+def parse_input(text: str) -> _Input:
+    match = _INPUT.fullmatch(text)
+    if match is None:
+        raise TorchprofError(
+            f"--input {text!r} reads as [NAME=][DTYPE:]SHAPE[:LOW..HIGH]: 1,3,224,224 or ids=int64:1,128:0..30522."
+        )
+    low, high = (None if match[end] is None else float(match[end]) for end in ("low", "high"))
+    if low is not None and high is not None and low >= high:
+        raise TorchprofError(f"--input {text!r}: the range {match['low']}..{match['high']} is empty.")
+    shape = tuple(map(int, match["shape"].split(",")))
+    return _Input(text, match["name"], match["dtype"] or "float32", shape, low, high)
+
+
+def sum_of(output: Any) -> torch.Tensor:
+    """The sum of all floating-point tensors in an output that have a gradient, for backward to start from."""
+    import torch
+
+    total: torch.Tensor | None = None
+    waiting = [output]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad:
+                total = value.sum() if total is None else total + value.sum()
+        elif isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, (tuple, list)):
+            waiting.extend(value)
+    if total is None:
+        raise TorchprofError("--backward: no output of the model has a gradient.")
+    return total

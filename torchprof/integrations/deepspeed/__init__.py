@@ -1,0 +1,32 @@
+"""The early DeepSpeed pytorch-profiler as a drop-in, and DeepSpeed's profiler settings for any training loop.
+
+A printed page is the model's own repr with figures at each module: parameters, multiply-adds and time, with their
+shares, and TFLOPS = 2 · multiply-adds / time / 10¹². What the tool calls flops are its multiply-adds ("Mac"): the
+products of convolution, and one for each element of its result where it has a bias; those of linear layers, without
+bias; of recurrent layers, with biases and gates; one for each input element of pooling, relu-like functions and
+softmax, two of batch norm; nothing else. docs/coming-from-deepspeed.md says where torchprof's own count differs.
+"""
+
+from __future__ import annotations
+
+from torchprof.integrations.deepspeed.methods import add_profile_methods, get_model_profile
+from torchprof.integrations.deepspeed.settings import StepProfiler, from_config
+from torchprof.integrations.deepspeed.strings import (
+    duration_to_string,
+    flops_to_string,
+    macs_to_string,
+    number_to_string,
+    params_to_string,
+)
+
+__all__ = [
+    "StepProfiler",
+    "add_profile_methods",
+    "duration_to_string",
+    "flops_to_string",
+    "from_config",
+    "get_model_profile",
+    "macs_to_string",
+    "number_to_string",
+    "params_to_string",
+]

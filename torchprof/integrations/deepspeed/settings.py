@@ -1,0 +1,186 @@
+"""The settings of DeepSpeed's configuration file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from torchprof import TorchprofError
+from torchprof.integrations.deepspeed.arguments import check_model, choose, is_number, is_path, is_whole
+from torchprof.integrations.deepspeed.methods import Recording
+
+# DeepSpeed's settings
+
+
+class _Setting(NamedTuple):
+    """What a key of a configuration may be, in words and as a test, and what it is where it is left out."""
+
+    expected: str
+    is_right: Callable[[Any], bool]
+    default: Any
+
+
+def _yes_or_no(default: bool) -> _Setting:
+    return _Setting("true or false", lambda value: isinstance(value, bool), default)
+
+
+def _whole(least: int, default: int) -> _Setting:
+    return _Setting(f"a whole number from {least} on", lambda value: is_whole(value) and bool(value >= least), default)
+
+
+_SECTION = "flops_profiler"
+_SECTION_KEYS = {
+    "enabled": _yes_or_no(False),
+    "profile_step": _whole(1, 1),
+    "module_depth": _whole(-1, -1),
+    "top_modules": _whole(1, 1),
+    "detailed": _yes_or_no(True),
+    "output_file": _Setting("the path of a file, or null", lambda value: value is None or is_path(value), None),
+    "recompute_fwd_factor": _Setting("a number from 0 on", lambda value: is_number(value) and bool(value >= 0), 0.0),
+}
+_EARLY = "pytorch_profiler"
+_EARLY_KEYS = {
+    _EARLY: _yes_or_no(False),
+    "profile_step": _whole(1, 5),
+    "profile_depth": _whole(-1, -1),
+    "profile_top_num": _whole(1, 3),
+}
+
+
+@dataclass
+class StepProfiler:
+    """Profiles one step of a training loop; made by ``from_config``.
+
+    Enter ``step(model)`` around each step: forward, backward and the optimizer's step. Steps are counted from 1 in
+    ``steps``; the one with the number ``profile_step`` is profiled and its page printed, the others run as they are.
+    """
+
+    enabled: bool
+    profile_step: int
+    profiled: Callable[[nn.Module], AbstractContextManager[None]] = field(repr=False)
+    steps: int = 0
+
+    def step(self, model: nn.Module) -> AbstractContextManager[None]:
+        """A ``with`` block for one step of this model. What is raised inside passes through, and nothing is printed.
+
+        Where ``torch.distributed`` is on, the first rank alone profiles. Raises TorchprofError for what is no module.
+        """
+        if not self.enabled:
+            return nullcontext()
+        check_model(model)
+        self.steps += 1
+        return self.profiled(model) if self.steps == self.profile_step and _is_first_rank() else nullcontext()
+
+
+def from_config(config: Mapping[str, Any] | str | PathLike[str]) -> StepProfiler:
+    """What profiles one step of any training loop, by a DeepSpeed configuration: a dict, or the path of a JSON file.
+
+    Its section ``flops_profiler`` (``enabled``, ``profile_step``, ``module_depth``, ``top_modules``, ``detailed``,
+    ``output_file``, ``recompute_fwd_factor``) prints the page of ``torchprof.integrations.flops_profiler``; the older
+    keys ``pytorch_profiler``, ``profile_step``, ``profile_depth`` and ``profile_top_num`` print this module's. Other
+    keys of DeepSpeed's are left alone; without any of these nothing is profiled. Use it as::
+
+        profiler = from_config("ds_config.json")
+        for batch in loader:
+            with profiler.step(model):
+                ...  # forward, backward, optimizer.step()
+
+    Raises TorchprofError for unknown keys of the profiler's, values of a wrong type, and files that are no JSON object.
+    """
+    settings = _loaded(config)
+    _check_top_keys(settings)
+    section = settings.get(_SECTION, {})
+    if not isinstance(section, Mapping):
+        raise TorchprofError(
+            f'"{_SECTION}" is {section!r:.80}, and should be an object: {{"enabled": true, "profile_step": 5}}.'
+        )
+    recent = _checked(section, _SECTION_KEYS, f'"{_SECTION}"')
+    given = {key: settings[key] for key in _EARLY_KEYS if key in settings}
+    early = _checked(given, _EARLY_KEYS, "the configuration")
+    if given and _EARLY not in given:
+        raise TorchprofError(
+            f'{", ".join(map(repr, given))} without "{_EARLY}": add "{_EARLY}": true, or write the section '
+            f'"{_SECTION}": {{"enabled": true, "profile_step": 5}}.'
+        )
+    if recent["enabled"] and early[_EARLY]:
+        raise TorchprofError(f'"{_SECTION}" and "{_EARLY}" are both on: switch one of the two off.')
+    if early[_EARLY]:
+        return StepProfiler(True, early["profile_step"], lambda model: _early_step(model, early))
+    return StepProfiler(recent["enabled"], recent["profile_step"], lambda model: _recent_step(model, recent))
+
+
+@contextmanager
+def _early_step(model: nn.Module, settings: Mapping[str, Any]) -> Iterator[None]:
+    recording = Recording(model)
+    recording.start_profile()
+    try:
+        yield
+        recording.stop_profile()
+    finally:
+        recording.abandon()
+    recording.page().show(settings["profile_depth"], settings["profile_top_num"])
+
+
+@contextmanager
+def _recent_step(model: nn.Module, settings: Mapping[str, Any]) -> Iterator[None]:
+    from torchprof.integrations.flops_profiler import FlopsProfiler
+
+    profiler = FlopsProfiler(model, recompute_fwd_factor=settings["recompute_fwd_factor"])
+    profiler.start_profile()
+    try:
+        yield
+        profiler.stop_profile()
+        profiler.print_model_profile(
+            **{key: settings[key] for key in ("profile_step", "module_depth", "top_modules", "detailed", "output_file")}
+        )
+    finally:
+        profiler.end_profile()
+
+
+def _is_first_rank() -> bool:
+    distributed = torch.distributed
+    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
+
+
+def _loaded(config: Any) -> Mapping[str, Any]:
+    if isinstance(config, (str, PathLike)):
+        path = fspath(config)
+        try:
+            config = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise TorchprofError(f"The configuration {path!r} cannot be read: {error.strerror or error}.") from error
+        except ValueError as error:  # no JSON, or no text
+            raise TorchprofError(f"The configuration {path!r} is no JSON: {error}.") from error
+    if not isinstance(config, Mapping):
+        raise TorchprofError(
+            f"A configuration is a dict, or the path of a JSON file that holds an object, not {config!r:.80}. Write "
+            f'{{"{_SECTION}": {{"enabled": true, "profile_step": 5}}}}.'
+        )
+    return config
+
+
+def _check_top_keys(settings: Mapping[str, Any]) -> None:
+    """Other keys are DeepSpeed's own, unless they look like one of the profiler's."""
+    known = [_SECTION, *_EARLY_KEYS]
+    for key in settings:
+        if key not in known and ("profil" in str(key).lower() or get_close_matches(str(key), known, 1, 0.8)):
+            raise TorchprofError(f"The configuration has an unknown key {key!r}. {choose(str(key), known)}")
+
+
+def _checked(given: Mapping[str, Any], known: Mapping[str, _Setting], where: str) -> dict[str, Any]:
+    """The settings, with the defaults of what was left out."""
+    for key, value in given.items():
+        if key not in known:
+            raise TorchprofError(f"{where} has an unknown key {key!r}. {choose(str(key), known)}")
+        if not known[key].is_right(value):
+            raise TorchprofError(f'"{key}" is {value!r:.80}, and should be {known[key].expected}.')
+    return {key: given.get(key, setting.default) for key, setting in known.items()}

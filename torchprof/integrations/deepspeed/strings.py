@@ -1,0 +1,72 @@
+"""Numbers as DeepSpeed writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torchprof import TorchprofError
+from torchprof.integrations.deepspeed.arguments import choose, is_number
+
+UNKNOWN = "–"
+
+# Figures as text
+
+_MACS = {"GMac": 1e9, "MMac": 1e6, "KMac": 1e3, "Mac": 1.0}
+_FLOPS = {"TFLOPS": 1e12, "GFLOPS": 1e9, "MFLOPS": 1e6, "KFLOPS": 1e3, "FLOPS": 1.0}
+_PARAMS = {"M": 1e6, "k": 1e3, "": 1.0}
+_NUMBERS = {"G": 1e9, "M": 1e6, "K": 1e3, "": 1.0}
+_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+
+
+def macs_to_string(macs: float | None, units: str | None = None, precision: int = 2) -> str:
+    """Multiply-adds as ``429.25 KMac``. ``units``: GMac, MMac, KMac or Mac; None takes the largest that fits.
+
+    Here as in the other functions None is written as unknown, and ``precision`` is the number of decimals at most.
+    Raises TorchprofError for other units.
+    """
+    return _text(macs, units, precision, _MACS)
+
+
+def flops_to_string(flops: float | None, units: str | None = None, precision: int = 2) -> str:
+    """What this tool calls flops, its multiply-adds: as ``macs_to_string``.
+
+    With ``units`` TFLOPS, GFLOPS, MFLOPS, KFLOPS or FLOPS the number is one of operations a second; it is not doubled.
+    """
+    return _text(flops, units, precision, _MACS, _FLOPS)
+
+
+def params_to_string(params_num: float | None, units: str | None = None, precision: int = 2) -> str:
+    """A number of parameters as ``61.71 k`` or ``850``. ``units``: M, k (or K) or the empty string."""
+    return _text(params_num, units, precision, _PARAMS, {"K": 1e3})
+
+
+def duration_to_string(duration: float | None, units: str | None = None, precision: int = 2) -> str:
+    """Seconds as ``984.67 us``. ``units``: s, ms or us."""
+    return _text(duration, units, precision, _TIMES)
+
+
+def number_to_string(num: float | None, units: str | None = None, precision: int = 2) -> str:
+    """Any number as ``61.71 K``. ``units``: G, M, K or the empty string."""
+    return _text(num, units, precision, _NUMBERS)
+
+
+def _text(
+    value: float | None,
+    units: str | None,
+    precision: int,
+    choices: Mapping[str, float],
+    more: Mapping[str, float] | None = None,
+) -> str:
+    """A value in units: the largest of ``choices`` that is no larger than the value, where none are given."""
+    if value is None:
+        return UNKNOWN
+    if not is_number(value):
+        raise TorchprofError(f"{value!r} is no number: give the number that get_total_flops() and the like return.")
+    known = {**choices, **(more or {})}
+    if units is None:
+        units = next((unit for unit, size in choices.items() if abs(value) >= size), list(choices)[-1])
+    elif units not in known:
+        raise TorchprofError(f"units={units!r} are not known here. {choose(str(units), known)}")
+    if known[units] == 1 and isinstance(value, int):
+        return f"{value} {units}".rstrip()
+    return f"{round(value / known[units], precision)} {units}".rstrip()

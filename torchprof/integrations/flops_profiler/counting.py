@@ -1,0 +1,147 @@
+"""What flops-profiler counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from torchprof import Run
+from torchprof.integrations.convention import Counted, Rule, count
+
+LayerPath = tuple[str, ...]
+
+# How that tool counts. A formula gets the signature of one call; what has no recorded shape counts nothing in it.
+
+
+def _shape(signature: Any, at: int) -> tuple[int, ...] | None:
+    """The shape of an input that is a tensor, None where it is none or its shape is not known."""
+    if signature is None:
+        return None
+    is_tensor = at < len(signature.dtypes) and signature.dtypes[at] not in ("", "Scalar", "ScalarList", "TensorList")
+    return signature.shapes[at] if is_tensor else None
+
+
+def _elements(signature: Any) -> int:
+    shape = _shape(signature, 0)
+    return 0 if shape is None else prod(shape)
+
+
+def _nothing(signature: Any) -> int:
+    return 0
+
+
+def _normalised(weight: int) -> Any:
+    """Four for each element, and one more where there is a weight, the input at that place."""
+
+    def flops(signature: Any) -> int:
+        return _elements(signature) * (4 + (_shape(signature, weight) is not None))
+
+    return flops
+
+
+def _batch_normalised(signature: Any) -> int:
+    """One for each element, four where mean and variance are those of the batch, and one more for a weight."""
+    has_weight = _shape(signature, 1) is not None
+    in_training = len(signature.scalars) > 5 and signature.scalars[5] is True
+    return _elements(signature) * ((4 if in_training else 1) + has_weight)
+
+
+def _added_product(signature: Any) -> int:
+    """Two for each multiply-accumulate, and one for each element of what is added, before it is broadcast."""
+    added, first, second = (_shape(signature, at) for at in range(3))
+    if added is None or first is None or second is None:
+        return 0
+    return 2 * prod(first) * second[-1] + prod(added)
+
+
+def _interpolated(signature: Any) -> int:
+    """One for each element of the result, whose size, or the factors to it, stand among the values."""
+    image, scalars = _shape(signature, 0), signature.scalars
+    if image is None or len(scalars) < 2:
+        return 0
+    sizes, factors = scalars[1], scalars[-1]
+    if isinstance(sizes, tuple):
+        return prod(image[: -len(sizes)]) * prod(sizes)
+    if isinstance(factors, tuple):
+        return prod(image[:2]) * prod(int(length * factor) for length, factor in zip(image[2:], factors))
+    return 0
+
+
+_RULES: dict[str, Rule] = {}
+
+
+def _count_as(flops: Any, names: Mapping[str, str] | str) -> None:
+    """Set the rule of some of torch's ops: names of ops by that tool's name, or names that are both."""
+    named = names if isinstance(names, Mapping) else {name: name for name in names.split()}
+    for name, ops in named.items():
+        for op in ops.split():
+            _RULES[f"aten::{op}"] = Rule(name, flops)
+
+
+_count_as("macs", "linear matmul mm bmm mv einsum bilinear scaled_dot_product_attention")
+_count_as(
+    "macs",
+    {
+        "multi_head_attention_forward": "_native_multi_head_attention",
+        "transformer_encoder_layer": "_transformer_encoder_layer_fwd",
+    },
+)
+_count_as("flops", "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution")
+_count_as("flops", "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell")
+_count_as(_added_product, "addmm baddbmm")
+for _name in ("relu", "prelu", "elu", "leaky_relu", "relu6", "silu", "gelu"):
+    _count_as(_elements, {_name: f"{_name} {_name}_"})
+_count_as(_elements, "softmax")
+for _dims in (1, 2, 3):
+    _count_as(_elements, f"avg_pool{_dims}d adaptive_avg_pool{_dims}d adaptive_max_pool{_dims}d")
+    _count_as(_elements, {f"max_pool{_dims}d": f"max_pool{_dims}d max_pool{_dims}d_with_indices"})
+_count_as(_normalised(weight=2), "layer_norm group_norm")
+_count_as(_normalised(weight=1), "instance_norm")
+_count_as(
+    _interpolated,
+    {
+        "interpolate": "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d "
+        "_upsample_bilinear2d_aa _upsample_bicubic2d_aa"
+    },
+)
+_count_as(_nothing, "embedding")
+_count_as(_nothing, {"interpolate": "upsample_nearest1d upsample_nearest2d upsample_nearest3d"})
+_count_as(_nothing, "batch_norm")  # whether it is in training, only the op inside it tells: see below
+_BATCH_NORM = {
+    "aten::instance_norm": Rule("", _nothing),  # is made of a batch norm
+    "aten::native_batch_norm": Rule("batch_norm", _batch_normalised),
+    "aten::cudnn_batch_norm": Rule("batch_norm", _batch_normalised),
+    "aten::miopen_batch_norm": Rule("batch_norm", _batch_normalised),
+}
+_count_as(_nothing, {"": "selu selu_ celu celu_ rrelu rrelu_"})  # made of ops that count; that tool leaves them out
+
+
+def functionals(run: Run) -> tuple[dict[LayerPath, dict[str, Counted]], Counter[str]]:
+    """By path of a layer and that tool's name of an operator, what ran directly in the layer's forward; and how many
+    calls of an operator count nothing because their shapes are not known (of nested tensors).
+
+    Operators that do multiply-accumulates and that the tool does not know are listed by torch's name.
+    """
+    rules = dict(_RULES)
+    unknown: Counter[str] = Counter()
+    for row in run.rows:
+        if row.layer is None or row.phase != "forward" or not row.frames:
+            continue
+        *around, name = (frame.name for frame in row.frames)
+        if any(outer in rules for outer in around):
+            continue
+        rule = rules.get(name)
+        if rule is None:
+            if row.cost.macs:
+                rules[name] = Rule(name.removeprefix("aten::"), "macs")
+        elif callable(rule.flops) and rule.flops is not _nothing and _shape(row.signature, 0) is None:
+            unknown[rule.name] += row.calls
+    found = count(run, rules)
+    for path, functionals in count(run, _BATCH_NORM).items():
+        if "batch_norm" in functionals:
+            found.setdefault(path, {}).setdefault("batch_norm", Counted()).flops += functionals["batch_norm"].flops
+    for functionals in found.values():
+        functionals.pop("", None)
+    return found, unknown

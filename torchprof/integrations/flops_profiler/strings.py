@@ -1,0 +1,64 @@
+"""Numbers as flops-profiler writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+UNKNOWN = "–"
+
+
+# How that tool writes figures.
+
+
+def _scaled(number: float, *units: tuple[float, str]) -> str | None:
+    """In the first unit that goes into the number, to two decimals; None where it is less than all of them."""
+    for size, unit in units:
+        if number >= size:
+            return f"{round(number / size, 2)} {unit}"
+    return None
+
+
+def number_text(number: int | None) -> str:
+    if number is None:
+        return UNKNOWN
+    return _scaled(number, (1e9, "G"), (1e6, "M"), (1e3, "K")) or str(number)
+
+
+def macs_text(number: int | None) -> str:
+    if number is None:
+        return UNKNOWN
+    return _scaled(number, (1e9, "GMACs"), (1e6, "MMACs"), (1e3, "KMACs")) or f"{number} MACs"
+
+
+def params_text(number: int | None) -> str:
+    if number is None:
+        return UNKNOWN
+    return _scaled(number, (1e6, "M"), (1e3, "k")) or str(number)
+
+
+def duration_text(ns: float | None) -> str:
+    if ns is None:
+        return UNKNOWN
+    for size, unit in ((1e9, "s"), (1e6, "ms")):
+        if ns > size:
+            return f"{round(ns / size, 2)} {unit}"
+    return f"{round(ns / 1e3, 2)} us" if ns else "0.0"
+
+
+def rate_text(flops: float | None, ns: float | None) -> str:
+    """Floating-point operations a second."""
+    if flops is None or ns is None or (flops and not ns):
+        return UNKNOWN
+    rate = flops / ns * 1e9 if ns else 0.0
+    units = ((1e12, "TFLOPS"), (1e9, "GFLOPS"), (1e6, "MFLOPS"), (1e3, "KFLOPS"))
+    return _scaled(rate, *units) or f"{round(rate, 2)} FLOPS"
+
+
+def share_text(part: float | None, whole: float | None) -> str:
+    return UNKNOWN if part is None or whole is None else f"{part / whole if whole else 0:.2%}"
+
+
+def sum_text(numbers: Iterable[int | None]) -> int | None:
+    """Their sum, None where one of them is not known."""
+    known = list(numbers)
+    return None if None in known else sum(number for number in known if number is not None)

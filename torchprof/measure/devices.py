@@ -1,0 +1,110 @@
+"""How long each device and each of its streams was busy, and with what: computing, communicating, copying.
+
+Knows no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
+
+from torchprof.attribute.events import Event, Kind
+from torchprof.attribute.places import Attributed
+from torchprof.run.kernels import Work, kind_of_work
+from torchprof.run.timeline import DeviceTime, StreamTime
+
+_BESIDE = (Work.COMMUNICATION.value, Work.COMPUTING.value, None)
+"""For each kind of work the one with which its overlap counts."""
+
+
+class _Times:
+    """What a device, or one of its streams, did up to now: how long unions of intervals are, and how far they reach.
+
+    ``by_work`` and ``until_by_work`` are numbered as ``Work`` is.
+    """
+
+    __slots__ = ("busy_ns", "by_work", "kernels", "overlap_ns", "start_ns", "until", "until_by_work")
+
+    def __init__(self, start: int) -> None:
+        self.kernels = self.busy_ns = self.overlap_ns = 0
+        self.start_ns = self.until = start
+        self.by_work = [0] * len(Work)
+        self.until_by_work = [start] * len(Work)
+
+    def add(self, work: int, start: int, end: int) -> None:
+        """Take in what began no earlier than all before it."""
+        self.kernels += 1
+        if start >= self.until:  # nothing else runs, as nearly always
+            self.busy_ns += end - start
+            self.by_work[work] += end - start
+            self.until = self.until_by_work[work] = end
+            return
+        self.busy_ns += max(0, end - self.until)
+        self.until = max(end, self.until)
+        until = self.until_by_work[work]
+        new_from = min(max(start, until), end)
+        self.by_work[work] += end - new_from
+        self.until_by_work[work] = max(end, until)
+        other = _BESIDE[work]
+        if other is not None:
+            # All before it has begun by now: from here on, what the other kind covers so far is one piece, to its end.
+            # What it covers later than that, it compares with us.
+            self.overlap_ns += max(0, min(end, self.until_by_work[other]) - new_from)
+
+    def kinds(self) -> tuple[int, int, int, int]:
+        """For how long it was busy, computed, communicated and copied."""
+        computing, communication, copying = self.by_work
+        return self.busy_ns, computing, communication, copying
+
+
+class DeviceTimes:
+    """One walk over the events of one session, between the attribution and the fold.
+
+    The work of one device comes in the order of its start. So of all that was, only the ends have to be kept: one for
+    each kind of work, on each stream.
+    """
+
+    def __init__(self, rank: int = 0) -> None:
+        self._rank = rank
+        self._devices: dict[str, _Times] = {}
+        self._streams: dict[tuple[str, int], tuple[_Times, _Times]] = {}  # the times of the device, and of the stream
+        self._works: dict[str, int] = {}  # by name
+
+    def watch(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
+        """Pass everything on, and note how long devices were busy."""
+        kernel = Kind.KERNEL
+        for item in attributed:
+            yield item
+            event = item[0]
+            if event[0] is kernel:
+                self._note(event)
+
+    def _note(self, event: Event) -> None:
+        name, start, end, device = event.name, event.start_ns, event.end_ns, event.device
+        work = self._works.get(name)
+        if work is None:
+            work = self._works[name] = kind_of_work(name).value
+        times = self._streams.get((device, event.thread))
+        if times is None:
+            whole = self._devices.setdefault(device, _Times(start))
+            times = self._streams[device, event.thread] = whole, _Times(start)
+        for one in times:
+            one.add(work, start, end)
+
+    def result(self) -> tuple[DeviceTime, ...]:
+        """The times of each device on which anything ran."""
+        return tuple(
+            DeviceTime(
+                device,
+                self._rank,
+                whole.until - whole.start_ns,
+                *whole.kinds(),
+                whole.overlap_ns,
+                tuple(
+                    StreamTime(stream, times.kernels, *times.kinds())
+                    for (of_device, stream), (_, times) in sorted(self._streams.items(), key=itemgetter(0))
+                    if of_device == device
+                ),
+            )
+            for device, whole in sorted(self._devices.items(), key=itemgetter(0))
+        )

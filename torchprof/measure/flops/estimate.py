@@ -1,0 +1,390 @@
+"""Count the arithmetic of a session: which op counts, which is part of another, and which nobody can count."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence, Set
+from typing import NamedTuple
+
+from torchprof.attribute.compiled import CALL, pieces
+from torchprof.attribute.events import Detail, Kind
+from torchprof.attribute.places import Attributed, Place
+from torchprof.measure.flops.formulas.attention import FORWARD_ATTENTION
+from torchprof.measure.flops.free_ops import does_no_arithmetic
+from torchprof.measure.flops.operation import Operation, Work, detail_of, formula_of, work_of
+from torchprof.measure.flops.torch_registry import (
+    calls_only_ops,
+    is_made_of_ops,
+    is_users,
+    registered_formula,
+    registered_work,
+)
+from torchprof.run.kernels import Work as WorkOfDevice
+from torchprof.run.kernels import kind_of_work
+from torchprof.run.words import RANGES, REPLAY, REPLAYS, Frame, Signature
+from torchprof.run.words import is_generated as is_kernel_of_compile
+
+
+def _atens(*names: str) -> frozenset[str]:
+    """Names of torch's own ops as they are in a profile, from names between blanks."""
+    return frozenset(f"aten::{name}" for name in " ".join(names).split())
+
+
+_DENSE_SHAPE = _atens("_indices _nnz _values indices values crow_indices ccol_indices sparse_dim")
+"""What only an op on a sparse tensor asks for: the shape that was recorded is the dense one, and tells nothing."""
+_PADDING = _atens("matmul bmm _native_multi_head_attention _transformer_encoder_layer_fwd", *FORWARD_ATTENTION)
+"""What pads nested tensors, which have no shape: the shapes of the ops inside are not those of the data."""
+_AROUND_OTHER_CODE = (
+    *_atens("empty new_empty resize_ detach to resolve_conj resolve_neg lift_fresh"),
+    "detach",
+)
+"""How the names of ops begin that prepare work by other means: memory for a kernel; the way to NumPy and back."""
+_VIEWS = _atens(
+    """
+    _reshape_alias _unsafe_view alias as_strided chunk expand expand_as flatten movedim narrow permute reshape select
+    slice split squeeze swapaxes t transpose unbind unflatten unsqueeze view view_as
+    """
+)
+"""What hands a tensor on, and says nothing of who did the work."""
+_PYTHON_BACKWARD = "Backward"
+"""How the backward of a Function of the user's ends; torch's own nodes end in a number."""
+_SAVES_RESULTS = _atens(
+    """
+    exp expm1 sqrt rsqrt reciprocal sigmoid tanh tan relu relu_ log_sigmoid_forward _softmax _log_softmax logsumexp
+    logcumsumexp native_dropout _fused_dropout std prod norm linalg_vector_norm amax amin max min sort topk median mode
+    kthvalue native_layer_norm native_group_norm native_batch_norm cudnn_batch_norm miopen_batch_norm _fused_rms_norm
+    _embedding_bag mkldnn_rnn_layer _cudnn_rnn miopen_rnn nll_loss_forward max_pool2d_with_indices
+    max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d
+    """,
+    *FORWARD_ATTENTION,
+)
+"""What keeps something of its result for backward, and so has it when that is saved (torch's derivatives.yaml)."""
+_HANDS_ON = _atens("_trilinear _embedding_bag_backward embedding_renorm_ linalg_matrix_exp")
+"""What has a kernel of its own that calls other ops for all its work."""
+_MAY_BE_EMPTY = ("aten::_trilinear", "Redistribute", "NestedRedistribute")
+"""What calls nothing where there is nothing to do, and does nothing then: of a ``DTensor``, to move what is there."""
+_DISPATCHED = "PythonSubclass"
+"""What torch calls the range in which a tensor's class carries out an op by itself, in Python: of a ``DTensor``, the op
+has the shapes of the whole, and the ops inside it those of what this rank computes."""
+_ATTENTION = "aten::scaled_dot_product_attention"
+_REPLAYED = Frame("kernels", REPLAY)
+
+
+_MOST = 1 << 61
+"""FLOPs that one op is believed to do. A column of a run holds less than four times that, and where shapes say
+more, a damaged trace made them up: the op is not counted."""
+
+
+class Count(NamedTuple):
+    """The work that was found in one place, and the calls there that have no formula."""
+
+    macs: int
+    flops: int
+    uncounted: int
+
+
+class _Open:
+    """An op that has not ended: its own work (None: not known), what was found inside it, and where it is divided, the
+    places and the times of its parts."""
+
+    __slots__ = (
+        "end",
+        "found",
+        "is_batch",
+        "is_dispatched",
+        "is_opaque",
+        "name",
+        "parts",
+        "place",
+        "prepares",
+        "repeats",
+        "views",
+        "work",
+        "works",
+    )
+
+    def __init__(self, end: int, name: str, place: int, work: Work | None) -> None:
+        self.end = end
+        self.name = name
+        self.place = place
+        self.work = work
+        self.parts: Sequence[tuple[int, int]] = ()
+        self.found: list[tuple[int, Count]] = []
+        self.repeats = False  # an op of its own name is inside it
+        self.is_batch = False  # the ops inside it work on a whole batch, of which its own inputs are one example
+        self.is_dispatched = False  # the ops inside it are what was computed, whatever its own inputs are
+        self.is_opaque = False  # no recorded shape tells of its work, and none of the ops inside it
+        self.views = False  # an op is inside it that hands a tensor on
+        self.prepares = False  # one that other code needs
+        self.works = False  # one that does something itself, if only to move data
+
+
+class Estimate:
+    """MACs and FLOPs of attributed events, in ``counts`` by the index of their place.
+
+    The outermost op with a formula counts, and what it calls is part of it. An op without a formula is transparent
+    where ops inside it count, and otherwise uncounted. A kernel is uncounted where no op around it says what it does:
+    where Python launched it directly, where a CUDA graph replays it, and where its launch is not recorded.
+
+    Under ``torch.func.vmap`` an op shows the shapes of a single example, and inside it, once more, the op on the whole
+    batch: there the inner one counts. What a tensor's class carries out by itself counts as what it calls.
+    """
+
+    def __init__(self, signatures: Sequence[Signature]) -> None:
+        self.counts: dict[int, Count] = {}
+        self._signatures = signatures
+        self._work: dict[tuple[str, int], Work | None] = {}
+        self._is_idle: dict[str, bool] = {}  # by name: counts 0, with all that is inside
+        self._is_transparent: dict[tuple[str, bool], bool] = {}
+        self._opaque_calls: set[tuple[str, int]] = set()
+        self._opaque: set[str] = set()  # Functions of the user's whose work is no ops
+        self._known: set[int] = set()  # by the index of their place: ops whose work is known, with all inside them
+        self._kernels: Counter[Place] = Counter()
+        self._replays: Counter[Place] = Counter()  # calls that replay a graph of kernels
+
+    @staticmethod
+    def has_formula(name: str) -> bool:
+        """Whether an op would be counted, had its shapes been recorded."""
+        return formula_of(name) is not None or registered_formula(name) is not None
+
+    @staticmethod
+    def detail(name: str) -> Detail:
+        """What is to be read of an op's inputs."""
+        if _has_users_formula(name):
+            return Detail.SCALARS
+        if does_no_arithmetic(name) or "::" not in name:
+            return Detail.NOTHING
+        if formula_of(name) is None and registered_formula(name) is not None:
+            return Detail.SCALARS
+        return detail_of(name)
+
+    def watch(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
+        """Pass the events on, and count them; when all have passed, ``counts`` is complete."""
+        stacks: dict[int, list[_Open]] = {}
+        idle_until: dict[int, int] = {}
+        op, function, stopped = Kind.OP, Kind.BACKWARD_FUNCTION, Kind.STOPPED
+        graph, compiling, piece, kernel = Kind.GRAPH, Kind.COMPILING, Kind.PIECE, Kind.KERNEL
+        pieces_of: dict[int, list[tuple[int, int]]] = {}  # by thread: place and time of the pieces of the op to come
+        known = self._is_idle
+        for item in attributed:
+            event = item[0]
+            kind = event[0]
+            if (
+                kind is op
+                or (kind is function and event[1].endswith(_PYTHON_BACKWARD))
+                or kind is stopped
+                or kind is graph
+                or kind is compiling
+            ):
+                name, start, thread = event[1], event[2], event[4]
+                stack = stacks.get(thread)
+                if stack is None:
+                    stack = stacks[thread] = []
+                if kind is stopped and stack and stack[-1].end <= start and _saves_before(stack[-1].name):
+                    stack.pop()  # it had only begun
+                while stack and stack[-1].end <= start:
+                    self._close(stack)
+                if kind is stopped:
+                    yield item
+                    continue
+                if start >= idle_until.get(thread, start):
+                    idle = known.get(name)
+                    if idle is None:
+                        idle = known[name] = kind is compiling or (
+                            does_no_arithmetic(name) and not _has_users_formula(name)
+                        )
+                    if idle:
+                        idle_until[thread] = start + item[4]
+                        self._known.add(item[1].index)
+                        if stack:
+                            self._pass_by(stack, name)
+                    else:
+                        self._enter(stack, item, pieces_of.get(thread, ()))
+                if pieces_of:
+                    pieces_of.pop(thread, None)
+            elif kind is piece:
+                pieces_of.setdefault(event[4], []).append((item[1].index, item[4]))
+            elif kind is kernel:
+                self._kernels[item[1]] += item[3]
+            yield item
+        for stack in stacks.values():
+            while stack:
+                self._close(stack)
+        self._count_kernels()
+
+    def _count_kernels(self) -> None:
+        """Kernels of which no op says what they do; copies, sets and exchanges between ranks do no arithmetic."""
+        uncounted = {index for index, count in self.counts.items() if count.uncounted}
+        for place, calls in self._kernels.items():
+            assert place.frame is not None
+            if kind_of_work(place.frame.name) is WorkOfDevice.COMPUTING and not self._is_explained(place, uncounted):
+                self._add(place.index, Count(0, 0, calls))
+        recorded = {around.outer for place in self._kernels for around in _around(place) if around.frame == _REPLAYED}
+        for place, calls in self._replays.items():
+            if place.outer not in recorded and not self._is_explained(place, uncounted):
+                self._add(place.index, Count(0, 0, calls))
+
+    def _is_explained(self, kernel: Place, uncounted: Set[int]) -> bool:
+        """Whether the work of an op around a kernel is known, or is uncounted in the same row of the table: a layer, a
+        label or a replayed graph in between has a row of its own, which holds the kernel and not the op."""
+        is_in_another_row = False
+        for around in _around(kernel):
+            if around.index in self._known or (around.frame is not None and around.frame.kind == "collective"):
+                return True
+            if around.index in uncounted and not is_in_another_row:
+                return True
+            is_in_another_row |= around.frame is None or around.frame.kind in RANGES
+        return False
+
+    def _add(self, place: int, count: Count) -> None:
+        before = self.counts.get(place)
+        if before is not None:
+            count = Count(before[0] + count[0], before[1] + count[1], before[2] + count[2])
+        self.counts[place] = count
+
+    def _pass_by(self, stack: list[_Open], name: str) -> None:
+        """An op that counts nothing tells something of those around it."""
+        if name in _DENSE_SHAPE:
+            for around in stack:
+                if around.work is not None:
+                    # An elementwise op on the values that are there is inside it; a product is by other means.
+                    around.is_opaque = around.work.macs > 0
+                    around.work = None
+                    around.found = []
+        kind = "prepares" if name.startswith(_AROUND_OTHER_CODE) else "views" if name in _VIEWS else "works"
+        for around in stack:
+            setattr(around, kind, True)
+
+    def _enter(self, stack: list[_Open], item: Attributed, parts: Sequence[tuple[int, int]]) -> None:
+        event = item[0]
+        name, signature = event[1], event[10]
+        if name == _DISPATCHED and stack:
+            stack[-1].is_dispatched = True
+        is_generated = bool(stack) and stack[-1].name.startswith(CALL) and is_kernel_of_compile(name)
+        if "::" not in name and event[5] < 0 and not name.startswith(CALL) and not is_generated:
+            if name in REPLAYS:
+                self._replays[item[1]] += item[3]
+            return  # a call of a device's runtime; a range of torch's own that is no op
+        try:
+            work = self._work[name, signature]
+        except KeyError:
+            work = self._work_of(name, signature)
+            if work is not None and max(work) > _MOST:
+                work = None
+            self._work[name, signature] = work
+        for around in stack:
+            around.works = True
+            if around.name == name:
+                around.repeats = True
+        entered = _Open(event[2] + item[4], name, item[1].index, work)
+        if work is None and (name, signature) in self._opaque_calls:
+            entered.is_opaque = True
+        entered.is_opaque |= is_generated
+        entered.parts = [*parts, (entered.place, item[4])] if parts else ()
+        if work is not None:
+            self._known.update([place for place, _ in entered.parts] or [entered.place])
+        stack.append(entered)
+
+    def _work_of(self, name: str, signature: int) -> Work | None:
+        if not signature:
+            return None
+        if name in _PADDING and "" in self._signatures[signature].dtypes[:2]:
+            self._opaque_calls.add((name, signature))
+        on = self._signatures[signature]
+        if _has_users_formula(name):
+            work = registered_work(name, on)
+            if work is None:  # what its formula cannot say, we do not know better
+                self._opaque_calls.add((name, signature))
+            return work
+        if formula_of(name) is None:
+            return registered_work(name, on)
+        return work_of(Operation(name, on))
+
+    def _close(self, stack: list[_Open]) -> None:
+        """An op has ended: settle what it counts, and hand that to the op around it, or to the counts."""
+        done = stack.pop()
+        found, work = done.found, None if done.is_dispatched else done.work
+        if work is None:
+            if not self._explains(done) and not any(count.uncounted for _, count in done.found):
+                found = [*done.found, (done.place, Count(0, 0, 1))]
+        elif found and self._inner_is_more(done):
+            if stack:
+                stack[-1].is_batch = True
+        else:
+            found = [(done.place, Count(work[0], work[1], 0))]
+        if done.parts:
+            found = [one for place, count in found for one in _divided(count, done.parts)]
+        if stack:
+            stack[-1].found.extend(found)
+            return
+        for place, count in found:
+            self._add(place, count)
+
+    def _inner_is_more(self, done: _Open) -> bool:
+        """Whether the ops inside an op with a formula are the op on a whole batch, and the op itself on one example."""
+        assert done.work is not None
+        macs = sum(count.macs for _, count in done.found)
+        flops = sum(count.flops for _, count in done.found)
+        if done.repeats or done.is_batch:
+            return macs > done.work.macs or (macs == done.work.macs and flops > done.work.flops)
+        # Attention kernels are called on heads that were padded to a width they like.
+        return macs > done.work.macs and done.name != _ATTENTION
+
+    def _explains(self, done: _Open) -> bool:
+        """Whether the work of an op without a formula is that of the ops inside it."""
+        if done.is_opaque:
+            done.found.clear()
+            return False
+        name = done.name
+        if name.startswith(CALL):  # kernels that are no ops, or that stand for several of them
+            return False
+        if "::" not in name or done.is_dispatched:
+            return bool(done.found) or name in _MAY_BE_EMPTY or self._is_all_ops(done)
+        key = (name, bool(done.found))
+        explains = self._is_transparent.get(key)
+        if explains is None:
+            if done.found:  # where a formula could not tell, the op is one on nested tensors: what runs on its values
+                explains = name in _HANDS_ON or formula_of(name) is not None or is_made_of_ops(name)
+            else:
+                explains = name in _MAY_BE_EMPTY or calls_only_ops(name)
+            self._is_transparent[key] = explains
+        return explains
+
+    def _is_all_ops(self, function: _Open) -> bool:
+        """Whether a Function of the user's does nothing but what its ops do, none of which count.
+
+        One that only prepares for other code works by that. One that hands its input on views it in forward, and in
+        backward does nothing at all; so may the backward of a Function that works by other code.
+        """
+        name = function.name
+        is_ops = function.works or (function.views and not function.prepares)
+        if not is_ops and not function.prepares and name.endswith(_PYTHON_BACKWARD):
+            is_ops = name.removesuffix(_PYTHON_BACKWARD) not in self._opaque
+        if not is_ops:
+            self._opaque.add(name)
+        return is_ops
+
+
+def _around(place: Place) -> Iterator[Place]:
+    """The place itself, those outside of it in its layer, and those that its layer's range is inside of."""
+    inner: Place | None = place
+    while inner is not None:
+        yield inner
+        inner = inner.outer or inner.within
+
+
+def _divided(count: Count, parts: Sequence[tuple[int, int]]) -> list[tuple[int, Count]]:
+    """What an op counts, divided as its time is; what is unknown of it is so in every place."""
+    weights = [ns for _, ns in parts] if any(ns for _, ns in parts) else [1] * len(parts)
+    shares = zip(*([end - start for start, end in pieces(0, whole, weights)] for whole in count[:2]))
+    return [(place, Count(macs, flops, count.uncounted)) for (place, _), (macs, flops) in zip(parts, shares)]
+
+
+def _has_users_formula(name: str) -> bool:
+    formula = registered_formula(name)
+    return formula is not None and is_users(formula)
+
+
+def _saves_before(name: str) -> bool:
+    """Whether what an op keeps for backward is saved before the op is carried out. A Function's is saved after it."""
+    return "::" in name and name not in _SAVES_RESULTS

@@ -1,0 +1,133 @@
+"""Formulas: elementwise operators, reductions and sorting."""
+
+from __future__ import annotations
+
+from math import ceil, log2, prod
+
+from torchprof.measure.flops.operation import Formula, Operation, Unknown, bare, counts
+
+# Attention: scores = Q·Kᵀ, softmax over them, then scores·V. Masks and causality skip nothing.
+
+SOFTMAX = 5  # maximum, difference, exponential, sum, quotient
+
+
+# Elementwise: so many operations for each element of the result, a function of any kind counting one.
+
+_OF_ONE = """
+    abs acos acosh angle arccos arccosh arcsin arcsinh arctan arctanh asin asinh atan atanh ceil celu cos cosh deg2rad
+    digamma elu erf erfc erfinv exp exp2 expm1 floor frac gelu hardshrink hardsigmoid hardswish hardtanh i0 isfinite
+    isinf isnan leaky_relu lgamma log log10 log1p log2 log_sigmoid_forward logit mish neg negative rad2deg reciprocal
+    relu relu6 round rsqrt sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink special_entr special_erfcx
+    special_i0e special_i1 special_i1e special_log_ndtr special_ndtri sqrt square tan tanh threshold trunc
+"""
+_OF_TWO = """
+    arctan2 atan2 clamp_max clamp_min copysign div divide elu_backward eq float_power floor_divide fmax fmin fmod ge
+    gelu_backward gt hardshrink_backward hardsigmoid_backward hardswish_backward hardtanh_backward heaviside hypot
+    isclose ldexp le leaky_relu_backward log_sigmoid_backward logaddexp logaddexp2 logit_backward lt maximum minimum
+    mish_backward mul multiply ne nextafter polygamma pow prelu _prelu_kernel remainder rrelu_with_noise
+    rrelu_with_noise_backward sigmoid_backward silu_backward softplus_backward softshrink_backward special_xlog1py
+    special_zeta tanh_backward threshold_backward true_divide xlogy
+"""
+# None in place of the second operand of these is a tensor that has no shape: a nested one.
+_TAKES_TWO = frozenset(("div", "eq", "ge", "gt", "le", "lt", "maximum", "minimum", "mul", "ne", "pow", "atan2"))
+
+
+def _elementwise(tensors: int, times: int = 1) -> Formula:
+    """``tensors``: how many inputs from the first on make the shape of the result; one more may be where it is put."""
+
+    def formula(op: Operation) -> tuple[int, int]:
+        if op.is_missing(0) or (op.is_missing(1) and bare(op.name) in _TAKES_TWO):
+            raise Unknown
+        return 0, times * op.broadcast(tensors)
+
+    return formula
+
+
+@counts("add", "sub", "subtract", "rsub", ones=True)
+def _add(op: Operation) -> tuple[int, int]:
+    if op.is_missing(0) or op.is_missing(1):
+        raise Unknown
+    scaled = len(op) > 2 and op.scalar(2) not in (1, None)
+    return 0, (1 + scaled) * op.broadcast(2)
+
+
+@counts("_foreach_add", "_foreach_sub", ones=True)
+def _foreach_add(op: Operation) -> tuple[int, int]:
+    scaled = len(op) > 2 and op.scalar(2) not in (1, None)
+    return 0, (1 + scaled) * sum(map(prod, op.shapes_of_list(0)))
+
+
+def _foreach(times: int) -> Formula:
+    def formula(op: Operation) -> tuple[int, int]:
+        return 0, times * sum(map(prod, op.shapes_of_list(0)))
+
+    return formula
+
+
+for _tensors, _names in ((1, _OF_ONE), (2, _OF_TWO)):
+    counts(*_names.split())(_elementwise(_tensors))
+    counts(*(f"_foreach_{_name}" for _name in _names.split()))(_foreach(1))
+counts("clamp")(_elementwise(3))
+counts("_foreach_clamp")(_foreach(1))
+counts("native_dropout_backward", "_prelu_kernel_backward")(_elementwise(2, times=2))
+counts("addcdiv", "addcmul", "lerp")(_elementwise(3, times=3))
+counts("_foreach_addcdiv", "_foreach_addcmul", "_foreach_lerp")(_foreach(3))
+counts("_foreach_max")(_foreach(1))
+counts("_foreach_norm", "_amp_foreach_non_finite_check_and_unscale")(_foreach(2))
+
+
+@counts("native_dropout", "_fused_dropout")
+def _dropout(op: Operation) -> tuple[int, int]:
+    return 0, 2 * op.numel(0)
+
+
+@counts("glu", "glu_backward")
+def _glu(op: Operation) -> tuple[int, int]:
+    return 0, op.numel(0) if op.name.endswith("glu") else 2 * op.numel(1)
+
+
+# Reductions: so many operations for each element of the input.
+
+_REDUCTIONS = (
+    (
+        1,
+        """amax amin aminmax argmax argmin cummax cummin cumprod cumsum logcumsumexp max mean median min mode nanmedian
+        nansum prod sum trace kthvalue topk _cummax_helper _cummin_helper""",
+    ),
+    (2, "norm linalg_vector_norm"),
+    (3, "histc"),
+    (4, "logsumexp std std_mean var var_mean"),
+    (SOFTMAX, "_softmax _log_softmax _masked_softmax"),
+    (4, "_softmax_backward_data _log_softmax_backward_data _masked_softmax_backward"),
+)
+
+
+def _reduction(times: int) -> Formula:
+    def formula(op: Operation) -> tuple[int, int]:
+        return 0, times * (op.broadcast(2) if op.has(1) and bare(op.name) in ("max", "min") else op.numel(0))
+
+    return formula
+
+
+for _times, _names in _REDUCTIONS:
+    counts(*_names.split())(_reduction(_times))
+
+
+@counts("dist")
+def _dist(op: Operation) -> tuple[int, int]:
+    return 0, 3 * op.broadcast(2)
+
+
+@counts("sort", "argsort", "msort", scalars=True)
+def _sort(op: Operation) -> tuple[int, int]:
+    shape = op.shape(0)
+    dim = 0
+    if bare(op.name) != "msort":  # where it says whether it is stable, that comes first
+        dim = op.scalar(1) if type(op.scalar(1)) is int else op.scalar(2)
+    return 0, prod(shape) * (ceil(log2(shape[dim])) if shape and shape[dim] > 1 else 0)
+
+
+@counts("searchsorted", "bucketize")
+def _searchsorted(op: Operation) -> tuple[int, int]:
+    boundaries, values = (1, 0) if bare(op.name) == "bucketize" else (0, 1)
+    return 0, op.numel(values) * ceil(log2(max(op.shape(boundaries)[-1], 2)))

@@ -1,0 +1,103 @@
+"""Formulas: normalization."""
+
+from __future__ import annotations
+
+from torchprof.measure.flops.operation import Operation, counts
+
+# Normalisation: mean, difference, square, sum, product for each element; one more for a weight, one for a bias.
+
+NORM = 5
+
+
+@counts("native_layer_norm")
+def _layer_norm(op: Operation) -> tuple[int, int]:
+    return 0, op.numel(0) * (NORM + op.has(2) + op.has(3))
+
+
+@counts("native_group_norm")
+def _group_norm(op: Operation) -> tuple[int, int]:
+    return 0, op.numel(0) * (NORM + op.has(1) + op.has(2))
+
+
+@counts("_fused_rms_norm", "rms_norm")
+def _rms_norm(op: Operation) -> tuple[int, int]:
+    return 0, op.numel(0) * (3 + op.has(2))
+
+
+@counts("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm", scalars=True)
+def _batch_norm(op: Operation) -> tuple[int, int]:
+    # Without running statistics the overload has no places for them.
+    training = op.scalar(5) if type(op.scalar(5)) is bool else op.scalar(3)
+    return 0, op.numel(0) * ((NORM if training else 2) + op.has(1) + op.has(2))
+
+
+@counts("_batch_norm_with_update", "_batch_norm_with_update_functional")
+def _batch_norm_with_update(op: Operation) -> tuple[int, int]:
+    return 0, op.numel(0) * (NORM + op.has(1) + op.has(2))
+
+
+@counts("_native_batch_norm_legit_no_training", "_batch_norm_no_update")
+def _batch_norm_without_update(op: Operation) -> tuple[int, int]:
+    return 0, op.numel(0) * (2 + op.has(1) + op.has(2))
+
+
+def _norm_backward(elements: int, mask: tuple[bool, bool, bool], whole: bool = True) -> tuple[int, int]:
+    """Gradient of the input (10 an element; 2 where mean and variance were constants), the weight (2), the bias (1)."""
+    of_input, of_weight, of_bias = mask
+    return 0, elements * ((10 if whole else 2) * of_input + 2 * of_weight + of_bias)
+
+
+@counts("native_layer_norm_backward", scalars=True)
+def _layer_norm_backward(op: Operation) -> tuple[int, int]:
+    return _norm_backward(op.numel(0), op.scalar(7))
+
+
+@counts("native_group_norm_backward", scalars=True)
+def _group_norm_backward(op: Operation) -> tuple[int, int]:
+    return _norm_backward(op.numel(0), op.scalar(9))
+
+
+@counts("native_batch_norm_backward", scalars=True)
+def _batch_norm_backward(op: Operation) -> tuple[int, int]:
+    return _norm_backward(op.numel(0), op.scalar(9), op.scalar(7))
+
+
+@counts("batch_norm_backward", scalars=True)
+def _any_batch_norm_backward(op: Operation) -> tuple[int, int]:
+    return _norm_backward(op.numel(0), op.scalar(9), op.scalar(7))
+
+
+@counts("cudnn_batch_norm_backward", "miopen_batch_norm_backward")
+def _library_batch_norm_backward(op: Operation) -> tuple[int, int]:
+    return _norm_backward(op.numel(0), (True, True, True))
+
+
+@counts("batch_norm_stats", "batch_norm_backward_reduce")
+def _batch_norm_stats(op: Operation) -> tuple[int, int]:
+    return 0, 3 * op.numel(0)
+
+
+@counts("batch_norm_elemt")
+def _batch_norm_elements(op: Operation) -> tuple[int, int]:
+    return 0, op.numel(0) * (2 + op.has(1) + op.has(2))
+
+
+@counts("batch_norm_backward_elemt")
+def _batch_norm_backward_elements(op: Operation) -> tuple[int, int]:
+    return 0, 7 * op.numel(0)
+
+
+@counts("_fused_rms_norm_backward", scalars=True)
+def _rms_norm_backward(op: Operation) -> tuple[int, int]:
+    of_input, of_weight = op.scalar(5)
+    return 0, op.numel(0) * (7 * of_input + 2 * of_weight)
+
+
+@counts("_weight_norm_interface", "_weight_norm")
+def _weight_norm(op: Operation) -> tuple[int, int]:
+    return 0, 3 * op.numel(0)
+
+
+@counts("_weight_norm_interface_backward")
+def _weight_norm_backward(op: Operation) -> tuple[int, int]:
+    return 0, 6 * op.numel(1)

@@ -1,0 +1,118 @@
+"""Formulas: pooling and resampling."""
+
+from __future__ import annotations
+
+from math import prod
+
+from torchprof.measure.flops.operation import Formula, Operation, Shape, bare, counts, windows_along
+
+# Pooling: one operation for each element of each window.
+
+
+def _pool(dims: int, average: bool) -> Formula:
+    def formula(op: Operation) -> tuple[int, int]:
+        image = op.shape(0)
+        kernel = op.sizes(1, dims)
+        stride = op.sizes(2, dims) if op.scalar(2) else kernel
+        padding = op.sizes(3, dims) if op.scalar(3) is not None else (0,) * dims
+        dilation = (1,) * dims if average else op.sizes(4, dims)
+        round_up = bool(op.scalar(4 if average else 5))
+        windows = 1
+        for at in range(dims):
+            length = image[at - dims]
+            count = windows_along(length + 2 * padding[at], kernel[at], stride[at], dilation[at], round_up)
+            if round_up and (count - 1) * stride[at] >= length + padding[at]:
+                count -= 1  # a window must begin inside the image or its padding on the left
+            windows *= count
+        return 0, prod(image[:-dims]) * windows * prod(kernel)
+
+    return formula
+
+
+for _dims in (1, 2, 3):
+    counts(f"avg_pool{_dims}d", scalars=True)(_pool(_dims, average=True))
+    counts(f"max_pool{_dims}d_with_indices", scalars=True)(_pool(_dims, average=False))
+counts("mkldnn_max_pool2d", scalars=True)(_pool(2, average=False))
+counts("mkldnn_max_pool3d", scalars=True)(_pool(3, average=False))
+counts("max_pool1d", scalars=True)(_pool(1, average=False))
+
+
+def _adaptive_elements(image: Shape, sizes: Shape) -> int:
+    """The elements of all windows of adaptive pooling, which may overlap: from ⌊i·n/m⌋ up to ⌈(i+1)·n/m⌉."""
+    dims = len(sizes)
+    elements = prod(image[:-dims])
+    for length, size in zip(image[-dims:], sizes):
+        elements *= sum(-(-(at + 1) * length // size) - at * length // size for at in range(size))
+    return elements
+
+
+def _adaptive(dims: int) -> Formula:
+    def formula(op: Operation) -> tuple[int, int]:
+        return 0, _adaptive_elements(op.shape(0), op.sizes(1, dims))
+
+    return formula
+
+
+for _dims in (2, 3):
+    counts(f"_adaptive_avg_pool{_dims}d", f"adaptive_max_pool{_dims}d", scalars=True)(_adaptive(_dims))
+counts("mkldnn_adaptive_avg_pool2d", scalars=True)(_adaptive(2))
+
+
+@counts("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward")
+def _adaptive_backward(op: Operation) -> tuple[int, int]:
+    return 0, _adaptive_elements(op.shape(1), op.shape(0)[-_dims_of(op) :])
+
+
+def _dims_of(op: Operation) -> int:
+    """The number of spatial dimensions, which the name of an op tells: ``avg_pool2d_backward``."""
+    return next(int(letter) for letter in op.name if letter.isdigit())
+
+
+@counts("avg_pool2d_backward", "avg_pool3d_backward", scalars=True)
+def _average_backward(op: Operation) -> tuple[int, int]:
+    return 0, op.numel(0) * prod(op.sizes(2, _dims_of(op)))
+
+
+@counts(
+    "max_pool2d_with_indices_backward",
+    "max_pool3d_with_indices_backward",
+    "adaptive_max_pool2d_backward",
+    "adaptive_max_pool3d_backward",
+    "mkldnn_max_pool2d_backward",
+    "mkldnn_max_pool3d_backward",
+)
+def _max_backward(op: Operation) -> tuple[int, int]:
+    return 0, op.numel(0)
+
+
+# Interpolation between 2, 4, 8 or 16 neighbours: a product with each, and their sum.
+
+_NEIGHBOURS = {"upsample_linear1d": 2, "upsample_bilinear2d": 4, "upsample_trilinear3d": 8, "upsample_bicubic2d": 16}
+
+
+@counts(*_NEIGHBOURS, scalars=True)
+def _upsample(op: Operation) -> tuple[int, int]:
+    image, neighbours = op.shape(0), _NEIGHBOURS[bare(op.name)]
+    dims = _dims_of(op)
+    sizes = op.scalar(1)
+    if sizes is None:  # the overload with factors
+        sizes = tuple(int(length * factor) for length, factor in zip(image[-dims:], op.scalar(3)))
+    return 0, prod(image[:-dims]) * prod(sizes) * (2 * neighbours - 1)
+
+
+@counts(*(f"{name}_backward" for name in _NEIGHBOURS))
+def _upsample_backward(op: Operation) -> tuple[int, int]:
+    return 0, op.numel(0) * 2 * _NEIGHBOURS[bare(op.name).removesuffix("_backward")]
+
+
+@counts(*(f"upsample_nearest{dims}d_backward" for dims in (1, 2, 3)))
+@counts(*(f"_upsample_nearest_exact{dims}d_backward" for dims in (1, 2, 3)))
+def _nearest_backward(op: Operation) -> tuple[int, int]:
+    return 0, op.numel(0)
+
+
+@counts("grid_sampler_2d", "grid_sampler_3d", scalars=True)
+def _grid_sampler(op: Operation) -> tuple[int, int]:
+    image, grid = op.shape(0), op.shape(1)
+    neighbours = {0: 2 ** _dims_of(op), 1: 0, 2: 16}[op.scalar(2)]
+    return 0, prod(grid[:-1]) * image[1] * max(2 * neighbours - 1, 0)

@@ -1,0 +1,172 @@
+"""One call of an operator, and the registry of the formulas that count its work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import prod
+from typing import Any, NamedTuple
+
+from torchprof.attribute.events import Detail
+from torchprof.run.words import Signature
+
+Shape = tuple[int, ...]
+
+
+class Unknown(Exception):
+    """The recorded inputs do not tell how much work it was."""
+
+
+class Work(NamedTuple):
+    """Multiply-accumulates and floating-point operations, the accumulates' two each included."""
+
+    macs: int
+    flops: int
+
+
+class Operation:
+    """One op with what it was called on, as a formula sees it."""
+
+    def __init__(self, name: str, signature: Signature) -> None:
+        self.name = name
+        self._shapes, self._dtypes, self._scalars, _ = signature
+
+    def __len__(self) -> int:
+        return len(self._dtypes)
+
+    def has(self, index: int) -> bool:
+        """Whether an input is there, and a tensor."""
+        return index < len(self) and _is_tensor(self._dtypes[index])
+
+    def is_missing(self, index: int) -> bool:
+        """Whether an input is None, or a tensor without a shape (a nested tensor)."""
+        return index < len(self) and self._dtypes[index] == ""
+
+    def shape(self, index: int) -> Shape:
+        """The shape of an input. Raises Unknown where it is no tensor, or one without a shape (a nested tensor)."""
+        if not self.has(index) or self._shapes[index] is None:
+            raise Unknown
+        shape: Shape = self._shapes[index]
+        return shape
+
+    def numel(self, index: int) -> int:
+        return prod(self.shape(index))
+
+    def shapes_of_list(self, index: int) -> tuple[Shape, ...]:
+        """The shapes of a list of tensors."""
+        if index >= len(self) or self._dtypes[index] != "TensorList" or self._shapes[index] is None:
+            raise Unknown
+        shapes: tuple[Shape, ...] = self._shapes[index]
+        return shapes
+
+    def scalar(self, index: int) -> Any:
+        """The value of an input that is no tensor; None where it was left out."""
+        if index >= len(self._scalars):
+            raise Unknown
+        return self._scalars[index]
+
+    def sizes(self, index: int, dims: int) -> Shape:
+        """A list of numbers, one for each of ``dims`` dimensions; a single number stands for all of them."""
+        value = self.scalar(index)
+        if isinstance(value, int):
+            value = (value,)
+        if not isinstance(value, tuple) or not all(isinstance(size, int) for size in value):
+            raise Unknown
+        return value * dims if len(value) == 1 else value
+
+    def broadcast(self, count: int) -> int:
+        """The number of elements that the tensors among the first ``count`` inputs make together by broadcasting."""
+        return prod(broadcast([self.shape(index) for index in range(count) if self.has(index)]))
+
+    @property
+    def is_complex(self) -> bool:
+        return any("complex" in dtype for dtype in self._dtypes)
+
+    @property
+    def is_floating(self) -> bool:
+        return any(dtype in _FLOATING or dtype.startswith("c10::") for dtype in self._dtypes)
+
+    @property
+    def is_quantised(self) -> bool:
+        return any("qint" in dtype or "quint" in dtype for dtype in self._dtypes)
+
+
+Formula = Callable[[Operation], "tuple[int, int]"]
+
+_FLOATING = frozenset({"float", "double", "TensorList"})  # of the tensors in a list no type is recorded
+_NO_TENSOR = frozenset({"", "Scalar", "ScalarList", "TensorList", "GenericList"})
+_formulas: dict[str, Formula] = {}
+_details: dict[str, Detail] = {}
+
+
+def work_of(operation: Operation) -> Work | None:
+    """The work of one call of an op; None where there is no formula or the recorded inputs do not tell."""
+    formula = formula_of(operation.name)
+    if formula is None or operation.is_quantised:
+        return None
+    try:
+        macs, others = formula(operation)
+    except (Unknown, ArithmeticError, LookupError, TypeError, ValueError):
+        return None  # inputs that the op itself refused, too: of the wrong rank, say, or with a stride of 0
+    if operation.is_complex:
+        macs, others = 4 * macs, others * (6 if bare(operation.name) in _COMPLEX_PRODUCTS else 2)
+    elif not operation.is_floating:
+        others = 0
+    return Work(macs, 2 * macs + others)
+
+
+def formula_of(name: str) -> Formula | None:
+    """The formula of an op by its name in a profile, ``aten::add_``; None where there is none."""
+    return _formulas.get(bare(name))
+
+
+def detail_of(name: str) -> Detail:
+    """How much the formula of an op asks of its inputs."""
+    return _details.get(bare(name), Detail.SHAPES)
+
+
+def bare(name: str) -> str:
+    """The name that the formulas know an op by: of torch's own without namespace and the ``_`` of in-place forms."""
+    namespace, _, op = name.rpartition("::")
+    if namespace not in ("aten", "prims"):
+        return name
+    return op if op in _formulas else op.removesuffix("_")
+
+
+def _is_tensor(dtype: str) -> bool:
+    return dtype not in _NO_TENSOR
+
+
+def broadcast(shapes: Iterable[Shape]) -> Shape:
+    """The shape that several make together, by torch's rules of broadcasting."""
+    result: list[int] = []
+    for shape in shapes:
+        result = [1] * (len(shape) - len(result)) + result
+        for at in range(1, len(shape) + 1):
+            if shape[-at] != 1:
+                result[-at] = shape[-at]
+    return tuple(result)
+
+
+def counts(*names: str, scalars: bool = False, ones: bool = False) -> Callable[[Formula], Formula]:
+    """Register a function as the formula of some ops.
+
+    ``scalars``: it asks for the values of inputs that are no tensors; ``ones``: only for which of them are 0 or 1.
+    """
+
+    def register(formula: Formula) -> Formula:
+        for name in names:
+            _formulas[name] = formula
+            if scalars or ones:
+                _details[name] = Detail.SCALARS if scalars else Detail.ONES
+        return formula
+
+    return register
+
+
+def windows_along(length: int, kernel: int, stride: int, dilation: int = 1, round_up: bool = False) -> int:
+    """How often a window fits along one dimension that was padded to ``length``."""
+    free = length - dilation * (kernel - 1) - 1
+    return (-(-free // stride) if round_up else free // stride) + 1
+
+
+_COMPLEX_PRODUCTS = frozenset({"mul", "multiply", "div", "divide", "true_divide", "_foreach_mul", "_foreach_div"})

@@ -1,0 +1,146 @@
+"""Formulas from torch's own registry, so that what users add with ``@register_flop_formula`` reaches us.
+
+They are called as ``FlopCounterMode`` calls them: with the arguments of the op and its result, here replayed on meta
+tensors from the recorded signature, which computes nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.flop_counter import flop_registry
+
+from torchprof.measure.flops.operation import Work
+from torchprof.run.words import Signature
+
+_TORCHS_OWN = "torch.utils.flop_counter"
+_DTYPES = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "c10::Half": torch.float16,
+    "c10::BFloat16": torch.bfloat16,
+    "c10::complex<float>": torch.complex64,
+    "c10::complex<double>": torch.complex128,
+    "long int": torch.int64,
+    "long": torch.int64,
+    "int": torch.int32,
+    "short int": torch.int16,
+    "short": torch.int16,
+    "signed char": torch.int8,
+    "unsigned char": torch.uint8,
+    "bool": torch.bool,
+}
+
+
+def registered_formula(name: str) -> Callable[..., Any] | None:
+    """The formula that is registered for an op by its name in a profile (``mine::scan``), None where there is none."""
+    packet = _packet(name)
+    if packet is None:
+        return None
+    formula: Callable[..., Any] | None = flop_registry.get(packet)
+    if formula is None:  # torch 2.4 registers each overload
+        formula = next(filter(None, (flop_registry.get(getattr(packet, each)) for each in packet.overloads())), None)
+    return formula
+
+
+def is_users(formula: Callable[..., Any]) -> bool:
+    """Whether a registered formula is not one of torch's own."""
+    return getattr(formula, "__module__", None) != _TORCHS_OWN
+
+
+def registered_work(name: str, signature: Signature) -> Work | None:
+    """What the registered formula says of one call; None where it fails.
+
+    torch's registry counts two FLOPs for each multiply-accumulate and nothing else: the MACs are half of it. An op that
+    does not run on the meta device has no result to show; its formula is asked without.
+    """
+    packet, formula = _packet(name), registered_formula(name)
+    if packet is None or formula is None:
+        return None
+    for overload in packet.overloads():
+        op = getattr(packet, overload)
+        try:
+            args, kwargs = _arguments(op._schema, signature)
+        except (KeyError, TypeError, ValueError, RuntimeError):
+            continue  # not this overload
+        result = None
+        with suppress(Exception), torch.no_grad(), _disable_current_modes():
+            result = op(*args, **kwargs)
+        try:
+            flops = int(formula(*args, **kwargs, out_val=result))
+        except Exception:  # somebody else's code
+            continue
+        return Work(flops // 2, flops)
+    return None
+
+
+_IMPLICIT, _EXPLICIT = "CompositeImplicitAutograd", "CompositeExplicitAutograd"
+
+
+def calls_only_ops(name: str) -> bool:
+    """Whether an op is defined by the ops that it calls, and has no kernel of its own anywhere."""
+    return _all_overloads(name, (_IMPLICIT,)) is True
+
+
+def is_made_of_ops(name: str) -> bool:
+    """Whether the ops that an op calls are its work. Of torch's own that is known; others' are taken to be."""
+    return not name.startswith("aten::") or _all_overloads(name, (_IMPLICIT, _EXPLICIT)) is not False
+
+
+def _all_overloads(name: str, keys: Sequence[str]) -> bool | None:
+    """Whether all overloads of an op, but those that only put the result elsewhere, have a kernel under such a key.
+
+    None for an op that this torch does not know.
+    """
+    packet = _packet(name)
+    found = None
+    for overload in packet.overloads() if packet is not None else ():
+        full = name if overload == "default" else f"{name}.{overload}"
+        with suppress(RuntimeError):  # of an overload that only TorchScript knows
+            if not overload.endswith("out"):
+                found = found is not False and any(
+                    torch._C._dispatch_has_kernel_for_dispatch_key(full, key) for key in keys
+                )
+    return found
+
+
+def _packet(name: str) -> Any:
+    namespace, _, op = name.rpartition("::")
+    if not namespace:
+        return None
+    try:
+        return getattr(getattr(torch.ops, namespace), op)
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _arguments(schema: Any, signature: Signature) -> tuple[list[Any], dict[str, Any]]:
+    """Meta tensors and scalars for one call. Raises ValueError where the signature does not fit the schema."""
+    given = itertools.zip_longest(signature.shapes, signature.dtypes, signature.scalars)
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    if len(signature.dtypes) > len(schema.arguments):
+        raise ValueError
+    for argument, (shape, dtype, scalar) in zip(schema.arguments, given):
+        value: Any = scalar
+        is_tensor = "Tensor" in str(argument.type)
+        if dtype == "TensorList":
+            value = [torch.empty(each, device="meta") for each in shape]
+        elif dtype not in ("", "Scalar", "ScalarList"):
+            value = torch.empty(shape, dtype=_DTYPES[dtype], device="meta")
+        if is_tensor != (isinstance(value, torch.Tensor) or dtype == "TensorList") and value is not None:
+            raise ValueError
+        if value is None and argument.has_default_value():
+            value = argument.default_value  # texts are not recorded
+        if isinstance(value, tuple):
+            value = list(value)
+        if argument.kwarg_only:
+            kwargs[argument.name] = value
+        else:
+            args.append(value)
+    return args, kwargs

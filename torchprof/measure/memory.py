@@ -1,0 +1,404 @@
+"""Who holds memory, and until when: peaks of calls and of the run, and what each block was for. Knows no torch."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf
+
+from torchprof.attribute.events import Kind
+from torchprof.attribute.places import Attributed, Place
+from torchprof.run.layers import Layer
+from torchprof.run.memory import KINDS, Held, Memory
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.timeline import Timeline
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES
+
+PARAMETERS, GRADIENTS, ACTIVATIONS, OPTIMIZER_STATE, INPUTS, TEMPORARIES = KINDS
+_OPTIMIZER = "Optimizer."  # how the ranges begin that torch.optim puts around its steps
+_NONE = -1
+
+
+class _Stage:
+    """What went on when a block was made: a call of a model, a backward pass, an optimizer's step, or none of these,
+    until the next call or pass begins. A block that is there when its stage ends was made to be kept, and ``keeps``
+    says what for. Of a stage that ``has_graph``, what a later backward pass frees was part of the graph."""
+
+    __slots__ = ("end_ns", "has_graph", "keeps", "start_ns")
+
+    def __init__(self, keeps: str, start_ns: int, end_ns: float = inf, has_graph: bool = False) -> None:
+        self.keeps = keeps
+        self.start_ns = start_ns
+        self.end_ns = end_ns
+        self.has_graph = has_graph
+
+
+class _Range:
+    """A stretch of time whose peak is asked for: a call, in a stage; or work of a layer's backward without a break,
+    which has none, and is ``within`` a node that ends then, or none. ``base`` is what each device held at its start,
+    ``top`` the most after that, where it was more."""
+
+    __slots__ = ("base", "call", "end_ns", "layer", "phase", "stage", "start_ns", "top", "within")
+
+    def __init__(
+        self,
+        start_ns: int,
+        end_ns: float,
+        layer: int,
+        phase: str,
+        held: Mapping[str, int],
+        stage: _Stage | None = None,
+        call: int = _NONE,
+        within: float = inf,
+    ) -> None:
+        self.start_ns = start_ns
+        self.end_ns = end_ns
+        self.layer = layer
+        self.phase = phase
+        self.stage = stage
+        self.call = call
+        self.within = within
+        self.base = dict(held)
+        self.top: dict[str, int] = {}
+
+    def rise(self, device: str, held: int) -> None:
+        if held > self.top.get(device, self.base.get(device, 0)):
+            self.top[device] = held
+
+
+class Allocations:
+    """One walk over the memory events of one session, between the attribution and the fold.
+
+    What a block was for shows in its life. Made in a forward (or recomputed) call and there when the outermost call
+    ended: an *activation*, kept for backward or returned. Made in backward and there when that pass ended: a
+    *gradient*; where a later pass freed it, an activation. Made in an optimizer's step and there when it ended:
+    *optimizer state*. Made outside all of these and there when the next of them began: an *input* where that was a call
+    of a model, an activation (a loss) where it was backward; an activation, too, where a call had made a graph before,
+    and a backward pass freed the block. At the address of a parameter or buffer, and there at the end: a *parameter*.
+    All else is *temporary*.
+
+    A pass lasts from its first node to its last; the next node is one of another pass where an op ran in between.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        rank: int = 0,
+        parameters: frozenset[tuple[str, int]] = frozenset(),
+        start_ns: int | None = None,
+    ) -> None:
+        """``parameters``: (device, address) of what the model's parameters and buffers use at the end. ``start_ns``:
+        when the recording began, where no mark says so.
+        """
+        self._rank = rank
+        self._parameters = parameters
+        number = {layer.path: index for index, layer in enumerate(layers)}
+        self._ways = [tuple(number[layer.path[:steps]] for steps in range(1, len(layer.path) + 1)) for layer in layers]
+        self._begun_ns = start_ns
+        self._start_ns: int | None = None
+        self._held: dict[str, int] = {}  # by device
+        self._peaks: dict[str, tuple[int, int, Place]] = {}  # by device: bytes, number of the event, where
+        self._ranges: dict[int, list[_Range]] = {}  # by thread, outer to inner; an inner one ends first
+        self._node_ends: dict[int, int] = {}  # by thread, of the outermost node
+        self._samples: defaultdict[tuple[int, str, str], list[tuple[int, int]]] = defaultdict(list)
+        self._calls: list[tuple[int, int, _Stage]] = []  # forward calls: layer, start, the outermost call around
+        self._no_graph_yet: _Stage | None = None  # the outermost call, as long as no op in it could make a graph
+        self._passes: list[_Stage] = []
+        self._in_pass = False
+        self._optimizer = _Stage(OPTIMIZER_STATE, 0, 0)
+        self._between = _Stage(TEMPORARIES, 0)
+        # One entry for each memory event.
+        self._times = array("q")
+        self._sizes = array("q")
+        self._devices: list[str] = []
+        self._blocks = array("q")
+        # One entry for each block. Born and died: the numbers of the events.
+        self._places: list[Place] = []
+        self._stages: list[_Stage] = []
+        self._call_of = array("q")
+        self._born = array("q")
+        self._died = array("q")
+        self._alive: dict[tuple[str, int], int] = {}  # by device and address
+
+    def watch(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
+        """Pass everything on, and note what concerns memory."""
+        op, label, node, memory, kernel = Kind.OP, Kind.LABEL, Kind.NODE, Kind.MEMORY, Kind.KERNEL
+        backward, user_label, step = Kind.BACKWARD_FUNCTION, Kind.USER_LABEL, Kind.STEP
+        for item in attributed:
+            yield item
+            event = item[0]
+            kind = event[0]
+            if kind is op:
+                if self._no_graph_yet is not None and event.sequence >= 0:  # it has a number: gradients are on
+                    self._on_graph(event.start_ns)
+            elif kind is memory:
+                self._on_memory(item)
+            elif kind is kernel:
+                continue
+            elif kind is node or kind is backward:
+                if item.place.is_node:
+                    self._on_node(item)
+            elif kind is label:
+                if item.calls:
+                    self._on_call(item)
+            elif kind is user_label:
+                if event.name.startswith(_OPTIMIZER) and event.end_ns > self._optimizer.end_ns:
+                    self._on_optimizer(item)
+            elif kind is step and self._start_ns is None:
+                self._start_ns = event.start_ns
+        for ranges in self._ranges.values():
+            self._leave(ranges, 0)
+
+    # What happens
+
+    def _on_memory(self, item: Attributed) -> None:
+        event, place, _, _, _ = item
+        _, _, time, _, thread, _, _, address, device, size, _ = event
+        if self._in_pass and place.phase == FORWARD and place.frame is not None and place.frame.kind == "op":
+            self._end_pass()  # what the engine frees between two nodes is inside no op
+        block = self._alive.pop((device, address), _NONE) if address else _NONE
+        if size > 0 and block != _NONE:
+            # Something else is there now: its free was not recorded, as those on threads that nobody observes.
+            freed = self._sizes[self._born[block]]
+            self._held[device] -= freed
+            self._died[block] = len(self._times)
+            self._note(time, -freed, device, block)
+        number = len(self._times)
+        held = self._held[device] = self._held.get(device, 0) + size
+        if held > 0 and (device not in self._peaks or held > self._peaks[device][0]):
+            self._peaks[device] = held, number, place
+        for ranges in self._ranges.values():
+            if ranges and ranges[-1].end_ns <= time:
+                self._leave_ended(ranges, time)
+            if ranges and size > 0:
+                ranges[-1].rise(device, held)
+        if size > 0 and address:
+            block = self._alive[device, address] = len(self._places)
+            self._new_block(place, number, time, self._ranges.get(thread))
+        elif block != _NONE:
+            self._died[block] = number
+        self._note(time, size, device, block)
+
+    def _note(self, time: int, size: int, device: str, block: int) -> None:
+        self._times.append(time)
+        self._sizes.append(size)
+        self._devices.append(device)
+        self._blocks.append(block)
+
+    def _new_block(self, place: Place, number: int, time: int, ranges: list[_Range] | None) -> None:
+        inner = ranges[-1] if ranges else None
+        stage, call = self._between, _NONE
+        if inner is not None and inner.stage is not None:
+            stage, call = inner.stage, inner.call
+        elif self._passes and (self._in_pass or place.phase == BACKWARD):
+            stage = self._passes[-1]
+        if time < self._optimizer.end_ns:
+            started = stage.start_ns if inner is None else inner.start_ns
+            # Some optimizers call the model: what is made in that call, for its loss and in its pass is not theirs.
+            if started <= self._optimizer.start_ns or (stage is self._between and not stage.has_graph):
+                stage, call = self._optimizer, _NONE
+        self._places.append(place)
+        self._stages.append(stage)
+        self._call_of.append(call)
+        self._born.append(number)
+        self._died.append(_NONE)
+
+    def _on_graph(self, time: int) -> None:
+        """An op ran while gradients were on."""
+        call, self._no_graph_yet = self._no_graph_yet, None
+        if call is not None and time < call.end_ns:
+            call.has_graph = self._between.has_graph = True
+
+    def _on_optimizer(self, item: Attributed) -> None:
+        event, place, _, _, _ = item
+        if place.phase == FORWARD:  # else backward itself updates a weight that has its gradient
+            self._end_pass()
+        self._optimizer = _Stage(OPTIMIZER_STATE, event.start_ns, event.end_ns)
+
+    def _on_call(self, item: Attributed) -> None:
+        event, place, _, _, ns = item
+        start, end = event.start_ns, event.start_ns + ns
+        ranges = self._ranges.setdefault(event.thread, [])
+        if place.phase == FORWARD:
+            self._end_pass()
+        self._leave_ended(ranges, start)
+        stage = ranges[-1].stage if ranges else None
+        if stage is None:
+            stage = _Stage(ACTIVATIONS, start, end)
+            if place.phase == FORWARD:
+                self._next_begins(start, INPUTS)
+                self._no_graph_yet = stage
+        call = _NONE
+        if place.phase == FORWARD:
+            call = len(self._calls)
+            self._calls.append((place.layer, start, stage))
+        ranges.append(_Range(start, end, place.layer, place.phase, self._held, stage, call))
+
+    def _on_node(self, item: Attributed) -> None:
+        event, place, around, _, ns = item
+        start, end, thread = event.start_ns, event.start_ns + ns, event.thread
+        ranges = self._ranges.setdefault(thread, [])
+        self._leave_ended(ranges, start)
+        if not self._in_pass:
+            self._in_pass = True
+            self._next_begins(start, ACTIVATIONS)
+            self._passes.append(_Stage(GRADIENTS, start, end, has_graph=True))
+        if around is not None and around.phase != FORWARD:  # a pass inside a node: of a checkpoint, say
+            within: float = self._node_ends[thread]
+        else:
+            within = inf
+            self._node_ends[thread] = end
+            self._passes[-1].end_ns = max(self._passes[-1].end_ns, end)
+            if ranges and ranges[-1].stage is None and ranges[-1].layer == place.layer:
+                return  # as with most nodes: it goes on where the one before was
+        first = len(ranges)  # of the stretches that this node may go on with
+        while first and ranges[first - 1].stage is None and ranges[first - 1].within == within:
+            first -= 1
+        limit = min(within, ranges[first - 1].end_ns) if first else within
+        open_already = {one.layer for one in ranges[:first] if one.stage is None}
+        way = [layer for layer in (self._ways[place.layer] if place.layer >= 0 else ()) if layer not in open_already]
+        same = 0
+        while same < len(way) and first + same < len(ranges) and ranges[first + same].layer == way[same]:
+            same += 1
+        self._leave(ranges, first + same)
+        for layer in way[same:]:
+            ranges.append(_Range(start, limit, layer, BACKWARD, self._held, within=within))
+
+    def _next_begins(self, time: int, keeps: str) -> None:
+        """What was made outside until now and is still there is what the next call, or pass, works on."""
+        self._between.end_ns = time
+        self._between.keeps = keeps
+        self._between = _Stage(TEMPORARIES, time, has_graph=self._between.has_graph and keeps == INPUTS)
+
+    def _end_pass(self) -> None:
+        """What is no part of backward begins: a pass is over, and all unbroken stretches of it."""
+        if self._in_pass:
+            self._in_pass = False
+            for ranges in self._ranges.values():
+                while ranges and ranges[-1].stage is None:
+                    self._leave(ranges, len(ranges) - 1)
+
+    def _leave_ended(self, ranges: list[_Range], time: int) -> None:
+        while ranges and ranges[-1].end_ns <= time:
+            self._leave(ranges, len(ranges) - 1)
+
+    def _leave(self, ranges: list[_Range], size: int) -> None:
+        """End the innermost ranges, so that ``size`` are left: what one has seen, the one around it has, too."""
+        while len(ranges) > size:
+            inner = ranges.pop()
+            for device in {**inner.base, **inner.top}:
+                base = inner.base.get(device, 0)
+                top = inner.top.get(device, base)
+                if ranges:
+                    ranges[-1].rise(device, top)
+                if inner.layer >= 0:
+                    self._samples[inner.layer, inner.phase, device].append((inner.start_ns, top - base))
+
+    # What came of it
+
+    def result(
+        self, before: Mapping[str, tuple[tuple[str, int], ...]] | None, timeline: bool = False
+    ) -> tuple[tuple[Memory, ...], dict[SampleKey, Spread], Timeline | None]:
+        """The peak of each device with what was alive then, peaks and kept bytes of calls, and on request every step.
+
+        ``before``: what the model had at the start, (kind, bytes) by device, None where nobody looked. Σ ``held`` is
+        the peak. Of the kind "unknown" are blocks without an address, and with a minus, what was there at the start and
+        had been freed.
+        """
+        ends = [self._times[died] if died != _NONE else inf for died in self._died]
+        kinds = self._kinds(ends)
+        devices = sorted({*self._held, *(before or ())})
+        known = {device: None if before is None else before.get(device, ()) for device in devices}
+        memory = tuple(self._memory(device, known[device], kinds) for device in devices)
+        samples = {
+            SampleKey(layer, phase, self._rank, device, "peak_bytes"): Spread.of(values)
+            for (layer, phase, device), values in sorted(self._samples.items())
+        }
+        for device, (peak, at, place) in sorted(self._peaks.items()):
+            key = SampleKey(place.layer, place.phase, self._rank, device, "device_peak_bytes")
+            samples[key] = Spread.of([(self._times[at], peak)])
+        samples.update(self._kept(ends))
+        return memory, samples, self._timeline(kinds) if timeline else None
+
+    def _kinds(self, ends: Sequence[float]) -> list[str]:
+        """What each block was for."""
+        starts = [one.start_ns for one in self._passes]
+        kinds = []
+        for stage, end in zip(self._stages, ends):
+            if end < stage.end_ns:
+                kinds.append(TEMPORARIES)
+            elif stage.has_graph and starts and self._in_a_pass(starts, end):
+                kinds.append(ACTIVATIONS)
+            else:
+                kinds.append(stage.keeps)
+        for address, block in self._alive.items():
+            if address in self._parameters:
+                kinds[block] = PARAMETERS
+        return kinds
+
+    def _in_a_pass(self, starts: Sequence[int], time: float) -> bool:
+        at = bisect_right(starts, time) - 1
+        return at >= 0 and time < self._passes[at].end_ns
+
+    def _memory(self, device: str, before: tuple[tuple[str, int], ...] | None, kinds: Sequence[str]) -> Memory:
+        if device not in self._peaks:
+            return Memory(device, self._rank, before=before)
+        peak, at, _ = self._peaks[device]
+        held: defaultdict[tuple[int, str, str], list[int]] = defaultdict(lambda: [0, 0])
+        rest = peak
+        for block, (born, died) in enumerate(zip(self._born, self._died)):
+            if born <= at and (died > at or died == _NONE) and self._devices[born] == device:
+                place = self._places[block]
+                entry = held[place.layer, place.phase, kinds[block]]
+                entry[0] += self._sizes[born]
+                entry[1] += 1
+                rest -= self._sizes[born]
+        if rest:
+            held[OUTSIDE, FORWARD, "unknown"][0] = rest
+        largest = sorted((Held(*key, *value) for key, value in held.items()), key=lambda one: (-one.nbytes, one))
+        return Memory(device, self._rank, peak, self._times[at] - self._zero, tuple(largest), before)
+
+    @property
+    def _zero(self) -> int:
+        """When the session began."""
+        known = [start for start in (self._start_ns, self._begun_ns) if start is not None]
+        return known[0] if known else self._times[0]
+
+    def _kept(self, ends: Sequence[float]) -> Iterator[tuple[SampleKey, Spread]]:
+        """What was made in forward calls for backward: what is there when the first pass after the outermost call
+        begins. Where nothing of that call is (its graph was dropped), what was there when the call ended."""
+        starts = [one.start_ns for one in self._passes]
+        needed: dict[_Stage, float] = {}  # by outermost call: what is there at that time counts
+        for stage in {stage for _, _, stage in self._calls if stage.has_graph}:
+            at = bisect_left(starts, stage.end_ns)
+            needed[stage] = starts[at] if at < len(starts) else inf
+        waited = {stage for stage, end in zip(self._stages, ends) if stage in needed and end >= needed[stage]}
+        kept = {device: [0] * len(self._calls) for device in sorted(self._held)}
+        for stage, call, born, end in zip(self._stages, self._call_of, self._born, ends):
+            if call != _NONE and stage in needed and end >= (needed[stage] if stage in waited else stage.end_ns):
+                kept[self._devices[born]][call] += self._sizes[born]
+        for device, of_calls in kept.items():
+            values: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+            for (layer, start, _), nbytes in zip(self._calls, of_calls):
+                if layer >= 0:
+                    values[layer].append((start, nbytes))
+            for layer, calls in sorted(values.items()):
+                yield SampleKey(layer, FORWARD, self._rank, device, "kept_bytes"), Spread.of(calls)
+
+    def _timeline(self, kinds: Sequence[str]) -> Timeline:
+        devices = {device: number for number, device in enumerate(sorted(self._held))}
+        columns = {name: array("q") for name in Timeline.COLUMNS}
+        limit = Timeline.LIMIT
+        for time, size, device, block in zip(
+            self._times[:limit], self._sizes[:limit], self._devices[:limit], self._blocks[:limit]
+        ):
+            place = self._places[block] if block != _NONE else None
+            columns["time_ns"].append(time - self._zero)
+            columns["nbytes"].append(size)
+            columns["device"].append(devices[device])
+            columns["layer"].append(place.layer if place else OUTSIDE)
+            columns["phase"].append(PHASES.index(place.phase if place else FORWARD))
+            columns["kind"].append(KINDS.index(kinds[block]) if place else _NONE)
+        return Timeline(tuple(devices), columns, max(0, len(self._times) - limit), rank=self._rank)

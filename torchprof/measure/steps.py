@@ -1,0 +1,304 @@
+"""What single steps of a loop took: by layer and phase, and outside all layers by what it went into. Knows no torch."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import add
+
+from torchprof.attribute.events import Kind
+from torchprof.attribute.places import Attributed, Place
+from torchprof.run.layers import Layer
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.words import BEFORE, FORWARD, OUTSIDE, PHASES
+
+DATA, OPTIMIZER, COPY, WAIT, GARBAGE, OTHER, GAP, OVERLAP = (
+    f"step_{part}_ns" for part in ("data", "optimizer", "copy", "wait", "gc", "other", "gap", "overlap")
+)
+"""What a step spends outside all layers; see ``SampleKey``."""
+
+_IN_RANGES = (COPY, WAIT)
+"""What counts inside of ranges that are layers, too: these may be around anything."""
+
+_WAITING = re.compile(r"(cuda|hip|xpu|musa)\w*Synchronize")
+_COPYING = re.compile(r"(cuda|hip|musa)Memcpy\w*")
+_BETWEEN_HOST_AND_DEVICE = re.compile(r"Memcpy (HtoD|DtoH)\b.*")
+_WITHIN_DEVICES = re.compile(r"Memcpy (DtoD|PtoP)\b.*")
+_LOADING = "enumerate(Data"  # of a DataLoader, or of a DataPipe
+_OPTIMIZER = "Optimizer."
+
+_Range = tuple[int, Place, "Place | None", int]
+"""An open range: its end, its place, the place whose time it interrupts, and its number as a launcher of kernels."""
+
+
+_Sums = dict[str, "array[int]"]
+"""By device: a sum for each step."""
+
+
+class Steps:
+    """One walk over the events of one session, between the attribution and the fold.
+
+    A step lasts from the end of one mark to that of the next. Of a range that is open at a mark, each side gets what
+    lies on it; a kernel counts in the step that launched it. What comes after the last mark is in no step.
+    """
+
+    def __init__(self, layers: Sequence[Layer], rank: int = 0, from_first_mark: bool = True) -> None:
+        """``from_first_mark``: whether a step begins where the session does, and not in its middle."""
+        self._from_first_mark = from_first_mark
+        number = {layer.path: index for index, layer in enumerate(layers)}
+        self._above = [number.get(layer.path[:-1], OUTSIDE) for layer in layers]
+        # Of a trace that tells of no model: a range may as well be around what is no forward.
+        self._are_ranges = not any(layer.kind for layer in layers if len(layer.path) == 1)
+        self._rank = rank
+        self._starts: list[int] = []  # of the steps, and the end of the last
+        self._cpu: dict[tuple[int, str], array[int]] = {}  # (layer, phase) → total, by step
+        self._outside: list[defaultdict[str, int]] = []  # by step: part → time
+        self._device: defaultdict[tuple[int, str], _Sums] = defaultdict(dict)
+        self._device_outside: defaultdict[str, _Sums] = defaultdict(dict)
+        self._parts: dict[Place, str] = {}  # of places outside all layers
+
+    @property
+    def count(self) -> int:
+        """How many steps ended."""
+        return max(len(self._starts) - 1, 0)
+
+    def watch(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
+        """Pass everything on, and note what each step took."""
+        own: defaultdict[Place, int] = defaultdict(int)
+        opened: defaultdict[int, list[_Range]] = defaultdict(list)  # by thread, outer to inner
+        bare: set[Place] = set()  # labels of the user's outside all layers: they explain nothing
+        explained = 0  # time of this step in which any thread is inside a range that is not bare
+        until = 0  # when the last of these ends
+        launched: dict[int, int] = {}  # the number of an op → its step
+        copies: dict[int, tuple[int, Place, int]] = {}  # the number of an op → step, place and time of its copy
+        step, kernel, user_label = Kind.STEP, Kind.KERNEL, Kind.USER_LABEL
+        memory, stopped, sample = Kind.MEMORY, Kind.STOPPED, Kind.SAMPLE
+        closure = _Closure(self._part_of)
+        in_optimizer = 0  # when the last step of an optimizer's ends
+
+        for item in attributed:
+            yield item
+            event, place, around, _, ns = item
+            kind, _, start, _, thread, _, _, correlation, _, _, _ = event
+            if kind is kernel:
+                self._note_kernel(item, launched, copies)
+            elif kind is step:
+                at = event.end_ns  # the first mark of a session pays for its buffers
+                beyond = _beyond(at, opened.values())
+                for inside, rest in beyond.items():
+                    own[inside] -= rest
+                rest = max(until - at, 0)
+                if self._starts:
+                    self._end_step(own, bare, explained - rest, at - self._starts[-1])
+                    closure.move(own, self._outside[-1])
+                if self._from_first_mark:
+                    self._starts.append(at)
+                self._from_first_mark = True
+                own, explained = beyond, rest
+            elif kind is not memory and kind is not stopped and kind is not sample:
+                end = start + ns
+                ranges = opened[thread]
+                while ranges and ranges[-1][0] <= start:
+                    ranges.pop()
+                if kind is user_label and self._part_of(place) == OPTIMIZER:
+                    in_optimizer = max(in_optimizer, end)
+                elif start < in_optimizer:
+                    closure.note(place, around, ns)
+                if kind is user_label and self._part_of(place) == GAP:
+                    bare.add(place)
+                elif end > until and (around is None or around in bare):
+                    explained += end - max(until, start)
+                    until = end
+                own[place] += ns
+                if around is not None:
+                    own[around] -= ns
+                if correlation:
+                    launched[correlation] = len(self._starts) - 1
+                # The work of a copy names the op around it, or the call of the runtime that it is itself.
+                by = correlation or (ranges[-1][3] if ranges else 0)
+                if by and correlation <= 0 and self._part_of(place) == COPY:
+                    copies[by] = len(self._starts) - 1, place, ns
+                ranges.append((end, place, around, correlation))
+
+    def _end_step(self, own: dict[Place, int], bare: set[Place], explained: int, lasted: int) -> None:
+        totals: defaultdict[tuple[int, str], int] = defaultdict(int)
+        parts: defaultdict[str, int] = defaultdict(int)
+        for place, ns in own.items():
+            totals[place.layer, place.phase] += ns
+            if place not in bare:
+                part = self._part_of(place)
+                parts[OVERLAP] += ns
+                if place.layer == OUTSIDE:
+                    parts[part] += ns
+                elif part in _IN_RANGES:  # where it counts, too
+                    parts[part] += ns
+                    parts[OVERLAP] += ns
+        parts[OVERLAP] -= explained
+        parts[GAP] = lasted - explained
+        for layer in range(len(self._above) - 1, -1, -1):  # those below come after those above
+            above = self._above[layer]
+            for phase in PHASES:
+                if above >= 0 and (layer, phase) in totals:
+                    totals[above, phase] += totals[layer, phase]
+        for key, ns in totals.items():
+            column = self._cpu.setdefault(key, array("q"))
+            column.frombytes(bytes(8 * (len(self._outside) - len(column))))  # nothing in the steps before
+            column.append(ns)
+        self._outside.append(parts)
+
+    def _note_kernel(
+        self, item: Attributed, launched: dict[int, int], copies: dict[int, tuple[int, Place, int]]
+    ) -> None:
+        event, place, _, _, ns = item
+        if event.correlation == BEFORE:
+            return  # work of what was before the first step, though it may run in a later one
+        at = launched.get(event.correlation)
+        if at is None:  # nobody knows who launched it: it counts where it ran
+            at = bisect_right(self._starts, event.start_ns) - 1
+        if not 0 <= at < self.count:
+            return
+        by_step = [self._device[place.layer, place.phase]]
+        part = self._part_of(place)
+        if place.layer == OUTSIDE:
+            by_step.append(self._device_outside[part])
+        elif part in _IN_RANGES:
+            by_step += [self._device_outside[part], self._device_outside[OVERLAP]]
+        for sums in by_step:
+            if event.device not in sums:
+                sums[event.device] = array("q", bytes(8 * self.count))
+            sums[event.device][at] += ns
+        if event.correlation in copies and _WITHIN_DEVICES.fullmatch(event.name):
+            step, copying, took = copies.pop(event.correlation)
+            self._outside[step][COPY] -= took
+            if copying.layer == OUTSIDE:
+                self._outside[step][OTHER if copying.outer is None else self._part_of(copying.outer)] += took
+            else:
+                self._outside[step][OVERLAP] -= took
+
+    def _part_of(self, place: Place) -> str:
+        """What the time of a place outside all layers went into. Of a place in a range that is a layer, whether it is
+        waiting or copying; nothing in particular in a layer of a model."""
+        part = self._parts.get(place)
+        if part is None:
+            part = _part_of(place) if place.layer == OUTSIDE or self._are_ranges else OTHER
+            if place.layer != OUTSIDE and part not in _IN_RANGES:
+                part = OTHER
+            self._parts[place] = part
+        return part
+
+    def samples(self) -> dict[SampleKey, Spread]:
+        """A value for each step, 0 where a layer did nothing in it."""
+        starts = self._starts[: self.count]
+        if not starts:
+            return {}
+        samples = {}
+
+        def spread(layer: int, phase: str, device: str, measure: str, values: Iterable[int]) -> None:
+            samples[SampleKey(layer, phase, self._rank, device, measure)] = Spread.of([*zip(starts, values)])
+
+        def device_spreads(layer: int, phase: str, measure: str, sums: _Sums) -> None:
+            for device, values in sorted(sums.items()):
+                spread(layer, phase, device, measure, values)
+
+        durations = [end - start for start, end in zip(self._starts, self._starts[1:])]
+        spread(OUTSIDE, FORWARD, "cpu", "step_ns", durations)
+        for (layer, phase), totals in sorted(self._cpu.items()):
+            spread(layer, phase, "cpu", "step_cpu_ns", [*totals, *[0] * (self.count - len(totals))])
+        for (layer, phase), sums in sorted(self._rolled_up().items()):
+            device_spreads(layer, phase, "step_device_ns", sums)
+        for measure in (DATA, OPTIMIZER, COPY, WAIT, GARBAGE, OTHER, GAP, OVERLAP):
+            values = [parts[measure] for parts in self._outside]
+            if any(values):
+                spread(OUTSIDE, FORWARD, "cpu", measure, values)
+        for measure, sums in sorted(self._device_outside.items()):
+            device_spreads(OUTSIDE, FORWARD, measure, sums)
+        return samples
+
+    def _rolled_up(self) -> dict[tuple[int, str], _Sums]:
+        """Device time with that of the layers below."""
+        totals: defaultdict[tuple[int, str], _Sums] = defaultdict(dict)
+        for (layer, phase), sums in self._device.items():
+            at = layer
+            while True:
+                total = totals[at, phase]
+                for device, values in sums.items():
+                    before = total.get(device, ())
+                    total[device] = array("q", map(add, before, values)) if before else values
+                if at < 0 or self._above[at] < 0:
+                    break
+                at = self._above[at]
+        return totals
+
+
+class _Closure:
+    """What an optimizer's step does by calling back, as LBFGS and Lightning do: from the first call of a layer in it to
+    the end of backward, a loss is no work of the optimizer's. Nor is the Python around it, all through that range."""
+
+    def __init__(self, part_of: Callable[[Place], str]) -> None:
+        self._part_of = part_of
+        self._own: defaultdict[Place, int] = defaultdict(int)
+        self._ranges: set[Place] = set()
+        self._called = self._in_backward = False
+
+    def note(self, place: Place, around: Place | None, ns: int) -> None:
+        """An event inside an optimizer's step."""
+        if place.phase != FORWARD:
+            self._in_backward = self._called
+        elif place.layer != OUTSIDE:
+            while around is not None and around.layer == OUTSIDE and self._part_of(around) == OPTIMIZER:
+                self._called = True
+                self._ranges.add(around)
+                around = around.outer
+        elif place.frame is not None and place.frame.kind == "op" and self._part_of(place) == OPTIMIZER:
+            if self._in_backward:
+                self._called = self._in_backward = False
+            inside_step = place.outer is not None and place.outer in self._ranges
+            if self._called and (inside_step or place.outer in self._own):
+                self._own[place] += ns
+                if around is not None and around in self._own:
+                    self._own[around] -= ns
+
+    def move(self, own: Mapping[Place, int], parts: dict[str, int]) -> None:
+        """At the end of a step: from the optimizer's part to others."""
+        of_closure = sum(self._own.values())
+        parts[OPTIMIZER] -= of_closure
+        parts[OTHER] += of_closure
+        for place in self._ranges:
+            ns = own.get(place, 0)
+            parts[self._part_of(place)] -= ns
+            parts[GAP] += ns
+        self._own.clear()
+
+
+def _beyond(at: int, opened: Iterable[list[_Range]]) -> defaultdict[Place, int]:
+    """What of the open ranges of all threads lies after a time, as self time of their places."""
+    beyond: defaultdict[Place, int] = defaultdict(int)
+    for ranges in opened:
+        for end, place, around, _ in ranges:
+            if end > at:
+                beyond[place] += end - at
+                if around is not None:
+                    beyond[around] -= end - at
+    return beyond
+
+
+def _part_of(place: Place) -> str:
+    """To wait and to copy comes first, wherever that is; then what torch's own labels around it say."""
+    if place.frames and place.frames[0].kind == "gc":
+        return GARBAGE
+    labels = [frame.name for frame in place.frames if frame.kind == "label"]
+    if len(labels) < len(place.frames):
+        kind, name, _ = place.frames[-1]
+        if _WAITING.fullmatch(name):
+            return WAIT
+        if (_BETWEEN_HOST_AND_DEVICE if kind == "kernel" else _COPYING).fullmatch(name):
+            return COPY
+    for label in labels:
+        if label.startswith(_LOADING):
+            return DATA
+        if label.startswith(_OPTIMIZER):
+            return OPTIMIZER
+    return OTHER if len(labels) < len(place.frames) else GAP

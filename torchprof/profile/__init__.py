@@ -1,0 +1,28 @@
+"""The conductors: ``Profile``, whole programs, other profilers' events, FLOPs of shapes, benchmarks.
+
+The names that torchprof 1.4.0 has here are loaded when they are first used, so that importing a file of this package
+imports no others.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchprof.profile.profile import Profile
+    from torchprof.record.modules import Trace, walk_modules
+
+__all__ = ["Profile", "Trace", "walk_modules"]
+
+_FILES = {"Profile": "profile.profile", "Trace": "record.modules", "walk_modules": "record.modules"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FILES:
+        raise AttributeError(f"module 'torchprof.profile' has no attribute {name!r}")
+    return getattr(import_module(f"torchprof.{_FILES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,97 @@
+"""Labels without a session: for those who bring their own profiler, and the ``Run`` of what that recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from torchprof.errors import TorchprofError
+from torchprof.measure.assemble import assemble, wanted_detail, with_doubts
+from torchprof.measure.live_memory import NOTHING
+from torchprof.measure.recording import Asked, Seen
+from torchprof.profile.sigterm import HeldSignals, undisturbed
+from torchprof.record.compiled_code import compiled_regions
+from torchprof.record.environment import this_process
+from torchprof.record.job import this_job
+from torchprof.record.labels import Labels
+from torchprof.record.model_memory import held_now
+from torchprof.record.modules import checked_models
+from torchprof.record.plan import Plan
+from torchprof.record.recording import Recording, finished_recording
+from torchprof.run.run import Run
+
+
+@contextmanager
+def annotate(model: nn.Module | Sequence[nn.Module], *, paths: Iterable[Any] | None = None) -> Iterator[None]:
+    """Label every forward of a model inside a ``with`` block, and record nothing.
+
+    For a profiler of your own, started before, inside or after: ``torch.profiler.profile``, ``emit_nvtx`` with Nsight
+    Systems, ``emit_itt`` with VTune. Each call is a range ``torchprof:`` + its path, percent-escaped to plain ASCII.
+    ``model``: a module, or a list of modules; ``paths`` selects modules as for ``Profile``. A decorator, too.
+
+    Inside a ``Profile`` of the same model, or around one, that has the labels: no call counts twice. Blocks may
+    overlap, in tasks, threads and generators: the model is as it was when the last of them has ended.
+
+    Raises TorchprofError for what is no module and for a path that matches nothing.
+    """
+    plan = Plan(checked_models(model), paths)
+    labels = Labels(plan.targets, gives_way=True)
+    try:
+        with HeldSignals():
+            labels.attach()
+        yield
+    finally:
+        undisturbed(labels.detach)
+
+
+def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, paths: Iterable[Any] | None = None) -> Run:
+    """The run of what a profiler of torch's has recorded of an annotated model.
+
+    ``profiler``: a ``torch.profiler.profile`` (with a schedule: its last cycle) or ``torch.autograd.profiler.profile``
+    that has ended, around or inside ``torchprof.annotate(model)``. ``model`` and ``paths`` are as they were given
+    there. Memory, FLOPs and input shapes are in the run where the profiler recorded memory and shapes
+    (``profile_memory``, ``record_shapes``); the shapes of the layers are unknown.
+
+    Raises TorchprofError where the profiler has not ended, or holds no labels of this model.
+    """
+    plan = Plan(checked_models(model), paths)
+    recording: Recording = finished_recording(profiler)
+    labels = {call.label for call in recording.calls()}
+    if not labels:
+        raise TorchprofError(
+            "This profiler recorded no call of an annotated model: put `with torchprof.annotate(model):` around the "
+            "code that it records. With a schedule, read it in on_trace_ready: afterwards the next cycle has begun."
+        )
+    if labels.isdisjoint(plan.sites):
+        raise TorchprofError(
+            f"This profiler recorded other modules than those of {', '.join(plan.names)}: "
+            f"{', '.join(sorted(labels)[:3])}. Give from_profiler the model, and the paths, that annotate got."
+        )
+    has = recording.has
+    asked = Asked(
+        device=recording.device,
+        profile_memory=has["profile_memory"],
+        with_flops=has["record_shapes"],
+        record_shapes=has["record_shapes"],
+        with_stack=has["with_stack"],
+    )
+    seen = Seen()
+    end = held_now(plan.models) if asked.profile_memory else NOTHING
+    events = recording.events(wanted_detail(asked), asked.profile_memory)
+    job = this_job(plan.models)
+    run = assemble(
+        recording,
+        events,
+        plan,
+        plan.layers(),
+        asked,
+        seen,
+        origin=this_process(job),
+        end=end,
+        group=job.group,
+        regions=compiled_regions(),
+    )
+    return with_doubts(run, plan, seen)

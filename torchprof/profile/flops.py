@@ -1,0 +1,129 @@
+"""What a model would compute, from shapes alone: a run on the meta device, which holds no data and computes nothing."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_leaves, tree_map
+
+from torchprof.errors import TorchprofError
+from torchprof.profile.profile import Profile
+from torchprof.record.modules import walk_modules, wrapped_step
+from torchprof.run.run import Run
+
+_ON_DATA = "Profile it on data: torchprof.Profile(model, with_flops=True)."
+_SAYS_META = re.compile(r"\bmeta\b", re.IGNORECASE)
+
+
+class _Untimed(Profile):
+    """A profile of calls and shapes: how long they take on the meta device says nothing."""
+
+    _timed = False
+
+
+def flops(model: nn.Module, *args: Any, **kwargs: Any) -> Run:
+    """Count parameters, MACs and FLOPs of ``model(*args, **kwargs)`` without computing it.
+
+    The model is run once on the meta device, where tensors have shapes and no data: that takes no memory and no
+    arithmetic, whatever its size. The model and its arguments stay as they are; a model that was made under
+    ``with torch.device("meta"):`` need not fit into memory at all. Where gradients are enabled and an output has one,
+    backward runs as well, from all outputs; for the forward alone, call this under ``torch.no_grad()``. On the meta
+    device attention and recurrent layers run as separate operators: their forward counts the same as elsewhere, their
+    backward lacks what a fused kernel does besides (a fifth of attention's: it makes QKᵀ again).
+
+    The run has no times. Hooks of the model's run as in any call. Raises TorchprofError for what is no module, for a
+    model that cannot be copied without its data, for lazy parameters and TorchScript, and where the forward needs the
+    values of tensors (``if x.sum() > 0``): there, profile it on data, with ``torchprof.Profile(model,
+    with_flops=True)``. Other errors of the model's own pass through.
+    """
+    if not isinstance(model, nn.Module):
+        raise TorchprofError(f"flops needs a torch.nn.Module and the arguments to call it with, not {model!r:.80}.")
+    twin = _without_data(model)
+    args, kwargs = tree_map(_shape_of, (args, kwargs), is_leaf=lambda value: isinstance(value, PackedSequence))
+    failure = None
+    with _Untimed(twin, with_flops=True) as prof, torch.device("meta"):
+        try:
+            result = twin(*args, **kwargs)
+        except (RuntimeError, NotImplementedError) as error:
+            if not _SAYS_META.search(str(error)):
+                raise
+            raise TorchprofError(
+                f"The forward of {type(twin).__name__} does not run on the meta device, where tensors have no values: "
+                f"{_first_line(error)} {_ON_DATA}"
+            ) from error
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        if outputs and torch.is_grad_enabled():
+            try:
+                torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
+            except (RuntimeError, NotImplementedError) as error:
+                failure = error
+    run = prof.run
+    if failure is not None:
+        doubt = f"Backward is incomplete: on the meta device it stopped with {_first_line(failure)}"
+        run = replace(run, metas=(replace(run.meta, warnings=(*run.meta.warnings, doubt)),))
+    return run
+
+
+def _without_data(model: nn.Module) -> nn.Module:
+    """A copy of a model whose tensors are on the meta device."""
+    while (step := wrapped_step(model)) is not None:
+        model = getattr(model, step)
+    name = type(model).__name__
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise TorchprofError(f"{name} holds TorchScript, which has its own constants: {_ON_DATA}")
+    if any(is_lazy(tensor) for tensor in model.parameters()):
+        raise TorchprofError(f"{name} has lazy parameters, whose shapes its first call makes: call it once before.")
+    # A copy takes what it finds in its memo for the copy of a tensor: no data is ever copied.
+    memo: dict[int, Any] = {}
+    try:
+        for tensor in {id(tensor): tensor for tensor in _tensors_of(model)}.values():
+            memo[id(tensor)] = _shape_of(tensor)
+        twin = copy.deepcopy(model, memo)
+    except Exception as error:  # whatever the classes of the user's model do when copied
+        raise TorchprofError(
+            f"{name} cannot be copied without its data: {type(error).__name__}: {_first_line(error)} {_ON_DATA}"
+        ) from error
+    for module in twin.modules():
+        module._compiled_call_impl = None  # as eager: torch.compile would compile it anew for the meta device
+    return twin
+
+
+def _tensors_of(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Parameters, buffers, and the tensors that modules hold as plain attributes."""
+    for _, _, module in walk_modules(model):
+        yield from _tensors(module._parameters.values())
+        yield from _tensors(module._buffers.values())
+        yield from _tensors(value for name, value in vars(module).items() if name not in ("_parameters", "_buffers"))
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple, dict)) and not isinstance(value, nn.Module):
+            yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def _shape_of(value: Any) -> Any:
+    """A tensor without its data: the same shape, strides, type and class of parameter. Other values as they are."""
+    if isinstance(value, PackedSequence):
+        return value._replace(data=_shape_of(value.data))  # the rest says how it is packed, and stays on the CPU
+    if not isinstance(value, torch.Tensor):
+        return value
+    empty = torch.empty_like(value, device="meta") if value.is_meta else value.detach().to("meta")
+    if isinstance(value, nn.Parameter):
+        return nn.Parameter(empty, requires_grad=value.requires_grad)
+    return empty.requires_grad_(value.requires_grad)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return text if text[-1] in ".!?" else f"{text}."

@@ -1,0 +1,237 @@
+"""Every rank's run brought to one rank, from inside the job.
+
+It goes through the key-value store over which the ranks found each other, and not through a collective. So it works
+with every backend, takes no memory of a device, and works where a rank has died: a collective would hang there, or
+fail. Who writes needs nobody who reads, so that no rank hangs because of another; the one that reads waits only so
+long, and then goes on without those that did not come.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from itertools import chain
+from typing import Any
+
+import torch
+
+from torchprof.errors import TorchprofError
+from torchprof.profile.sigterm import HeldSigterm
+from torchprof.run.file_read import run_of
+from torchprof.run.file_write import text_of
+from torchprof.run.lockstep import ranks_in_words
+from torchprof.run.merge import merge
+from torchprof.run.run import Run
+
+_PIECE_BYTES = 2**20  # a TCPStore takes no value of more than 8 MiB, and serves one request at a time
+_GRACE_S = 10.0
+"""How long those that are missing are waited for once it is known that something went wrong. torchrun kills all ranks
+30 s after one has failed; until then the run is to be gathered and written."""
+_PAUSES_S = 0.002, 0.1  # between two looks into the store: at first, and at most
+_SILENT_S = 30.0  # after so long one is told whom the waiting is for
+_INSTEAD = "Save the run of each rank (`prof.run.save(f'rank{rank}.json')`) and merge the files (`torchprof.merge`)."
+
+_gathers: Counter[tuple[str, int]] = Counter()  # how many there were in this process, by group and destination
+
+
+def gather(
+    run: Run | None,
+    group: Any,
+    dst: int,
+    timeout: float | timedelta | None,
+    *,
+    failed: bool,
+    sigterm: HeldSigterm,
+) -> Run | None:
+    """What ``Profile.gather`` does. ``run`` is None where nothing was to be recorded; ``failed``: whether an error has
+    ended the recording, or is under way. ``sigterm`` is held back, and told how long after the end it may come."""
+    seconds = None if timeout is None else _seconds(timeout)
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        if run is not None and run.meta.world_size > 1:
+            raise TorchprofError(
+                f"This is one of {run.meta.world_size} ranks, but there is no process group to gather their runs in: "
+                f"call gather between init_process_group and destroy_process_group. Or: {_INSTEAD}"
+            )
+        if group is not None or dst != 0:
+            raise TorchprofError(f"There is no process group: leave out group={group!r:.60} and dst={dst!r}.")
+        sigterm.later_s = _GRACE_S
+        return run
+    rank = distributed.get_rank()
+    ranks = _ranks_of(group)
+    if rank not in ranks:
+        return None
+    if isinstance(dst, bool) or dst not in ranks:
+        raise TorchprofError(f"dst={dst!r} is no rank of the group, whose ranks in the job are {_some(ranks)}.")
+    name = (distributed.distributed_c10d._get_default_group() if group is None else group).group_name
+    store = _store(f"torchprof/gather/{name}/{dst}/{_gathers[name, dst]}")
+    _gathers[name, dst] += 1
+    stranger = run is not None and run.meta.rank != rank
+    if seconds is None:
+        seconds = store.timeout.total_seconds()
+        if failed:
+            seconds = min(seconds, _GRACE_S)
+    sigterm.expected = failed
+    gathered = exchange(None if stranger else run, store, rank, dst, ranks, seconds, sigterm)
+    if stranger:
+        assert run is not None
+        raise TorchprofError(
+            f"This run says that it is of rank {run.meta.rank}, and this is rank {rank}: it was recorded before "
+            "init_process_group. Call that first."
+        )
+    return gathered
+
+
+def exchange(
+    run: Run | None, store: Any, rank: int, dst: int, ranks: Iterable[int], seconds: float, sigterm: HeldSigterm
+) -> Run | None:
+    """What one rank does in a gather: lay down its run in the store; or as ``dst`` merge it with those of the others,
+    as they come within so many seconds. None where there is nothing to merge."""
+    table = _Table(store, seconds, sigterm)
+    if rank != dst:
+        table.put(rank, run)
+        if rank == 0:  # the store may be held by this process: it has to stay until all was taken
+            table.wait_until_closed()
+        return None
+    sigterm.later_s = _GRACE_S
+    try:
+        runs = chain(() if run is None else (run,), table.take(other for other in ranks if other != rank))
+        first = next(runs, None)
+        return None if first is None else merge(chain((first,), runs))
+    finally:
+        table.close()
+
+
+def _seconds(timeout: float | timedelta) -> float:
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
+        raise TorchprofError(f"timeout={timeout!r} is no time to wait: give seconds, 0 or more, or a timedelta.")
+    return seconds
+
+
+def _ranks_of(group: Any) -> list[int]:
+    """The ranks of a group, as the job numbers them; none where this rank is told that it is no member."""
+    distributed = torch.distributed
+    if group is distributed.GroupMember.NON_GROUP_MEMBER:
+        return []
+    if group is not None and not isinstance(group, distributed.ProcessGroup):
+        raise TorchprofError(
+            f"group={group!r:.60} is no process group: torch.distributed.new_group(ranks) makes one, and "
+            'mesh.get_group("dp") gives that of a dimension of a DeviceMesh.'
+        )
+    return sorted(distributed.get_process_group_ranks(group))
+
+
+def _some(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+
+
+def _store(prefix: str) -> Any:
+    """The part of the job's store that is for one gather."""
+    store = torch.distributed.distributed_c10d._get_default_store()
+    if store is None:  # MPI starts its ranks itself
+        backend = torch.distributed.get_backend()
+        raise TorchprofError(f"A job with the backend {backend} has no key-value store to gather over. {_INSTEAD}")
+    return torch.distributed.distributed_c10d.PrefixStore(prefix, store)
+
+
+class _Table:
+    """Where ranks lay down their runs, and one takes them: the keys of one gather in the job's store.
+
+    ``<rank>/<number>`` is a piece of the run of a rank, a gzipped run file; ``<rank>/pieces`` how many there are, the
+    last to be written: of 0 pieces is what recorded nothing. ``closed`` is there as soon as nobody takes any more.
+    """
+
+    def __init__(self, store: Any, seconds: float, sigterm: HeldSigterm) -> None:
+        self._store = store
+        self._until = time.monotonic() + seconds
+        self._sigterm = sigterm
+
+    def put(self, rank: int, run: Run | None) -> None:
+        """Lay down the run of a rank. A warning says so where nobody will take it."""
+        data = b"" if run is None else gzip.compress(text_of(run).encode(), compresslevel=1, mtime=0)
+        pieces = range(0, len(data), _PIECE_BYTES)
+        try:
+            if self._store.check(["closed"]):
+                warnings.warn(f"The run of rank {rank} came too late to be gathered. {_INSTEAD}", stacklevel=5)
+                return
+            for number, start in enumerate(pieces):
+                self._store.set(f"{rank}/{number}", data[start : start + _PIECE_BYTES])
+            self._store.set(f"{rank}/pieces", str(len(pieces)))
+        except RuntimeError as error:
+            why = str(error).partition("\n")[0]
+            warnings.warn(f"The run of rank {rank} was not gathered: the job's store is gone ({why}).", stacklevel=5)
+
+    def take(self, ranks: Iterable[int]) -> Iterator[Run]:
+        """The runs of these ranks as they come, until all are there or the time is over.
+
+        A run that is there by then counts, however long it took to read those before it.
+        """
+        missing = list(ranks)
+        silent_until = time.monotonic() + _SILENT_S
+        for is_last_look in self._looks():
+            there = [rank for rank in missing if self._has(f"{rank}/pieces")]
+            for rank in there:
+                data = self._data(rank)
+                if data:
+                    yield run_of(data, f"the run of rank {rank}")
+            missing = [rank for rank in missing if rank not in there]
+            if is_last_look and missing:
+                told = f"{ranks_in_words(missing).capitalize()} gave no run to gather in time."
+                warnings.warn(told, stacklevel=2)
+                self._sigterm.expected = True  # a rank has died, probably, and torchrun is about to notice
+            if is_last_look or not missing:
+                return
+            if time.monotonic() > silent_until:
+                silent_until = math.inf
+                told = f"Still waiting for the runs of ranks: {_some(missing)}."
+                warnings.warn(f"{told} Each has to call gather, and gather(timeout=…) waits less.", stacklevel=2)
+
+    def close(self) -> None:
+        """Say that nobody takes any more."""
+        with suppress(RuntimeError):
+            self._store.set("closed", "1")
+
+    def wait_until_closed(self) -> None:
+        """Wait for that, but not much longer than the one who takes, who may have begun later."""
+        self._until += _GRACE_S
+        for is_last_look in self._looks():
+            if is_last_look or self._has("closed"):
+                return
+
+    def _looks(self) -> Iterator[bool]:
+        """Now and then: whether the time is over. Sleeps in between, and not in the store, where no signal would reach
+        this process, and the backend, which uses the store too, would wait."""
+        pause, longest = _PAUSES_S
+        while True:
+            if self._sigterm.came:
+                self._until = min(self._until, time.monotonic() + _GRACE_S)
+            left = self._until - time.monotonic()
+            yield left <= 0
+            time.sleep(max(0.0, min(pause, left)))
+            pause = min(2 * pause, longest)
+
+    def _has(self, key: str) -> bool:
+        try:
+            return bool(self._store.check([key]))
+        except RuntimeError:  # the store is gone, with the process that held it: nothing more will come
+            self._until = -math.inf
+            return False
+
+    def _data(self, rank: int) -> bytes:
+        """What a rank laid down, taken away; nothing where the store is gone."""
+        keys = [f"{rank}/pieces"]
+        try:
+            keys += [f"{rank}/{number}" for number in range(int(self._store.get(keys[0])))]
+            data = b"".join(map(self._store.get, keys[1:]))
+            for key in keys:
+                self._store.delete_key(key)
+        except RuntimeError:
+            return b""
+        return data

@@ -1,0 +1,309 @@
+"""A whole program profiled, unmodified: its models are found as they are first called."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.loss import _Loss
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from torchprof.errors import TorchprofError, some
+from torchprof.measure.assemble import assemble, wanted_detail, with_doubts
+from torchprof.measure.live_memory import NOTHING
+from torchprof.measure.recording import Asked, Seen
+from torchprof.measure.warnings import about_clock
+from torchprof.profile.sigterm import HeldSignals, undisturbed
+from torchprof.record.compiled_code import compiled_regions
+from torchprof.record.compiler import Provenance
+from torchprof.record.environment import this_process
+from torchprof.record.job import Job, this_job
+from torchprof.record.labels import Labels
+from torchprof.record.model_memory import held_now
+from torchprof.record.outermost_calls import OutermostCalls
+from torchprof.record.plan import Plan
+from torchprof.record.python_lines import Sampler
+from torchprof.record.session import Guard, Session, is_observed, missing_device, refuse_if_profiled
+from torchprof.run.cost import format_time
+from torchprof.run.cycles import add_cycle
+from torchprof.run.run import Run
+
+_MOST_MODELS = 32
+_CYCLE_S = 10.0
+"""After so many seconds what was recorded is folded, as soon as no backward is outstanding …"""
+_CYCLE_EVENTS = 100_000
+"""… or after about so many events: each takes 2 to 3 KB until then …"""
+_PATIENCE = 5
+"""… and after so many times as much at the next call of a model in any case."""
+_FIRST_GUESS = 30.0  # events for each call of a module
+_LONG_START = 0.1  # the share of all time before the first call of a model from which on it is told
+
+
+class Program:
+    """Profiles all that runs in a ``with`` block, whatever models it makes and calls.
+
+    A model is a module with parameters, buffers or children, and no loss of torch's, that is called where no other
+    module's call is under way; it is found at its first such call. What runs outside is ``(outside)``. A sampling
+    thread notes at which source line Python is between operators.
+
+    ``warmup_calls``: so many calls of models come first and are not recorded; ``max_calls``: after so many more,
+    recording ends where the next would begin. What was recorded is folded every few seconds, so that a long program
+    needs no more memory than a short one.
+
+    Where the program starts a profiler of its own, this one gives way: recording ends there, and the run says so.
+    Raises TorchprofError for a number of calls that is none, and on entry while another profiler is active.
+    """
+
+    def __init__(
+        self,
+        *,
+        use_cuda: bool = False,
+        profile_memory: bool = False,
+        with_flops: bool = False,
+        record_shapes: bool = False,
+        with_timeline: bool = False,
+        compile_layers: bool = False,
+        warmup_calls: int = 0,
+        max_calls: int | None = None,
+    ) -> None:
+        if not isinstance(warmup_calls, int) or warmup_calls < 0:
+            raise TorchprofError(f"warmup_calls is a number of calls, 0 or more, not {warmup_calls!r}.")
+        if max_calls is not None and (not isinstance(max_calls, int) or max_calls < 1):
+            raise TorchprofError(f"max_calls is a number of calls, 1 or more, not {max_calls!r}.")
+        device = "cuda" if use_cuda else None
+        missing = missing_device(device) if device else None
+        self._records = None if missing else device
+        self._seen = Seen(notes=[missing] if missing else [])
+        self._provenance = Provenance.if_told(None, self._seen.notes) if compile_layers else None
+        self._asked = Asked(
+            device=device,
+            profile_memory=profile_memory,
+            with_flops=with_flops,
+            record_shapes=record_shapes,
+            with_timeline=with_timeline,
+            compile_layers=self._provenance is not None,
+        )
+        self._warmup_calls = warmup_calls
+        self._last_call = None if max_calls is None else warmup_calls + max_calls
+        self._run: Run | None = None
+        self._job = Job()
+        self._calls = 0
+        self._elsewhere: Counter[str] = Counter()  # calls of modules on threads that are not recorded, by class
+        self._start_ns = 0  # how much was recorded before the first call of a model
+        self._events_a_call = _FIRST_GUESS
+        self._plan = Plan([], None)
+        self._models = 0
+        self._labels = Labels(())
+        self._guard = Guard(self._give_way)
+        self._outermost = OutermostCalls(self._before_call, self._note_elsewhere)
+        self._undo = ExitStack()
+        self._recording = False
+        self._over = False
+        self._settled = True  # whether no backward is to be expected of what ran up to now
+
+    def __enter__(self) -> Program:
+        refuse_if_profiled()
+        try:
+            with HeldSignals():
+                self._put_on()
+            return self
+        except BaseException:
+            undisturbed(self._take_off)
+            raise
+
+    def __exit__(self, *_: Any) -> None:
+        undisturbed(self._end)
+
+    def _put_on(self) -> None:
+        self._guard.on()
+        self._undo.callback(self._labels.detach)
+        self._labels.attach()
+        self._undo.callback(self._outermost.detach)
+        self._outermost.attach()
+        self._undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
+        if self._provenance is not None:
+            self._undo.callback(self._provenance.off)
+            self._provenance.on()
+        if not self._warmup_calls:
+            self._start_cycle()
+
+    def _take_off(self) -> None:
+        """Leave all as it was before the block, which will not be run."""
+        try:
+            if self._recording:
+                self._stop_session()
+        finally:
+            self._undo.close()
+            self._guard.off()
+
+    @property
+    def run(self) -> Run:
+        """The result. Raises TorchprofError before the recording has ended."""
+        if self._run is None or not self._over:
+            raise TorchprofError("The program has not ended: there is no run yet.")
+        return self._run
+
+    # While it runs
+
+    def _before_call(self, module: nn.Module) -> None:
+        # What a checkpoint computes again is part of backward; to the tracer of TorchScript nothing may be added.
+        if torch._C._current_graph_task_id() != -1 or torch._C._get_tracing_state() is not None:
+            return
+        if not self._is_known(module):
+            return
+        if self._recording and self._calls == self._last_call:
+            calls = self._calls - self._warmup_calls
+            why = f"{calls} call{'s' if calls > 1 else ''} of models recorded, as asked; the program went on."
+            undisturbed(functools.partial(self._end, why))
+            return
+        self._calls += 1
+        if self._recording:
+            self._go_on()
+        elif self._calls > self._warmup_calls:
+            self._start_cycle()
+        if torch.is_grad_enabled():
+            self._settled = False
+
+    def _is_known(self, module: nn.Module) -> bool:
+        """Whether a module is a model, or part of one. A new model is labelled."""
+        if self._plan.knows(module):
+            return True
+        if self._models >= _MOST_MODELS or not _is_model(module):
+            return False
+        self._labels.add(self._plan.add(module))
+        self._models += 1
+        if self._models == _MOST_MODELS:
+            self._seen.notes.append(f"Only the first {_MOST_MODELS} models are told apart; later ones are (outside).")
+        return True
+
+    def _note_elsewhere(self, module: nn.Module) -> None:
+        if not self._plan.knows(module) and not is_observed() and _is_model(module):
+            self._elsewhere[type(module).__name__] += 1
+
+    def _after_step(self, *_: Any) -> None:
+        self._settled = True
+
+    # Cycles
+
+    def _go_on(self) -> None:
+        """From one call of a model to the next: fold what was recorded where that has become much."""
+        if self._job.in_traces is None:  # the script may end its process group before it ends itself
+            self._job = this_job(self._plan.models)
+        age = time.perf_counter() - self._since
+        if self._calls == 1:
+            self._start_ns = round(age * 1e9)
+        modules = self._calls + self._outermost.inner - self._modules_before
+        much = max(age / _CYCLE_S, modules * self._events_a_call / _CYCLE_EVENTS)
+        if much > _PATIENCE or (much > 1 and self._settled):
+            with HeldSignals():
+                self._end_cycle()
+                self._start_cycle()
+
+    def _start_cycle(self) -> None:
+        with HeldSignals():
+            self._session = Session(
+                self._records,
+                profile_memory=self._asked.profile_memory,
+                record_shapes=self._asked.record_shapes or self._asked.with_flops,
+                in_job=this_job(()).world_size > 1,
+            )
+            self._sampler = Sampler(threading.get_ident())
+            self._holding = held_now(self._plan.models, watch=True) if self._asked.profile_memory else NOTHING
+            self._modules_before = self._calls + self._outermost.inner
+            self._session.start()
+            self._sampler.start()
+            self._since = time.perf_counter()
+            self._recording = True
+
+    def _stop_session(self) -> None:
+        self._recording = False
+        try:
+            self._sampler.stop()
+            self._holding.stop_watching()
+        finally:
+            self._session.stop()
+
+    def _end_cycle(self) -> None:
+        self._stop_session()
+        self._seen.notes += about_clock(self._session.clock_jump_ns, self._session.wall_ns)
+        modules = self._calls + self._outermost.inner - self._modules_before
+        self._job = this_job(self._plan.models, self._job)
+        cycle = assemble(
+            self._session,
+            self._session.events(wanted_detail(self._asked), self._asked.profile_memory),
+            self._plan,
+            self._plan.layers(),
+            self._asked,
+            self._seen,
+            origin=this_process(self._job),
+            group=self._job.group,
+            start=self._holding,
+            end=held_now(self._plan.models) if self._asked.profile_memory else NOTHING,
+            graphs=None if self._provenance is None else self._provenance.graphs(self._plan),
+            regions=compiled_regions(),
+            python_samples=self._samples(),
+            began_ns=self._session.began_ns,
+        )
+        self._events_a_call = sum(cycle.rows.columns["calls"]) / max(modules, 1)
+        self._run = add_cycle(self._run, cycle)
+
+    def _samples(self) -> Iterator[tuple[int, str, int]]:
+        for at_ns, (file, line, function), intervals in self._sampler.samples():
+            yield at_ns, f"{file}:{line} {function}", intervals
+
+    # The end
+
+    def _give_way(self) -> None:
+        why = "The program started a profiler of its own, and this one gave way: recorded up to there."
+        undisturbed(functools.partial(self._end, why))
+
+    def _end(self, why: str | None = None) -> None:
+        """Take off all that was put on, and make the run. Only the first time."""
+        if self._over:
+            return
+        self._over = True
+        with ExitStack() as last:  # each of them, whatever error one of them raises
+            last.callback(self._guard.off)
+            if self._recording:
+                last.callback(self._end_cycle)
+            self._undo.close()
+        notes = self._seen.notes
+        if why is not None:
+            notes.insert(0, why)
+        if self._run is None:
+            self._seen.nothing = (
+                f"Nothing was recorded: {self._warmup_calls} calls of models were to come first, and there were "
+                f"{self._calls}."
+            )
+            origin = this_process(this_job(self._plan.models, self._job))
+            self._run = assemble(
+                Session(None), (), self._plan, self._plan.layers(), self._asked, self._seen, origin=origin
+            )
+        elif not self._models:
+            notes.append("No model was called: all that was recorded is outside of models.")
+        elif self._start_ns > _LONG_START * self._run.meta.wall_ns:
+            notes.append(
+                f"{format_time(self._start_ns)} of {format_time(self._run.meta.wall_ns)} went by before the first call "
+                "of a model: imports, data, making it. `--warmup-calls 1` leaves that out."
+            )
+        if self._elsewhere:
+            calls = [f"{name} ({count})" for name, count in self._elsewhere.most_common()]
+            notes.append(f"Not seen, because on threads that torch's profiler does not record: calls of {some(calls)}.")
+        self._seen.unobserved = self._labels.unobserved
+        self._seen.unlabelled = set(self._labels.unlabelled)
+        self._seen.added, self._seen.removed = self._plan.changes()
+        self._run = with_doubts(self._run, self._plan, self._seen)
+
+
+def _is_model(module: nn.Module) -> bool:
+    """Whether there is anything in a module, and it is no loss: torch's hold weights of classes as buffers."""
+    if isinstance(module, _Loss):
+        return False
+    return bool(module._modules or module._parameters or module._buffers)

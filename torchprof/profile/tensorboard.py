@@ -1,0 +1,39 @@
+"""Traces where TensorBoard finds them: one file for each cycle of a loop."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchprof.errors import TorchprofError
+
+if TYPE_CHECKING:
+    from torchprof.profile.profile import Profile
+
+
+def tensorboard_trace_handler(
+    dir_name: str | PathLike[str], worker_name: str | None = None, use_gzip: bool = False
+) -> Callable[[Profile], None]:
+    """What ``on_trace_ready`` takes, to write the trace of each cycle into a folder, as torch's function of this name
+    does: ``<worker_name>.<time in ns>.pt.trace.json``, with ``.gz`` behind it for ``use_gzip``.
+
+    The folder is made where it is missing. ``worker_name`` is to be another for each process of a job; without one it
+    is ``<host name>_<process id>``. When a trace is to be written, TorchprofError is raised where the folder cannot be
+    made, OSError where the file cannot.
+    """
+
+    def write_trace(profile: Profile) -> None:
+        folder = Path(dir_name)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TorchprofError(f"No folder for traces can be made at {folder}: {error.strerror}.") from error
+        worker = worker_name or f"{socket.gethostname()}_{os.getpid()}"
+        profile.export_chrome_trace(folder / f"{worker}.{time.time_ns()}.pt.trace.json{'.gz' if use_gzip else ''}")
+
+    return write_trace

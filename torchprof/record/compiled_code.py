@@ -1,0 +1,152 @@
+"""The code that torch.compile has made in this process, and when it makes more."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchprof.run.meta import CompiledRegion
+
+_RESUME = re.compile(r"__resume_at_(\d+)_\d+")
+_TOO_MUCH = (
+    "The profiler records every Python call of the compiler then, with the source lines that lead to it: gigabytes of "
+    "memory even for a small model. Call the model once before the block, or use warmup=1."
+)
+
+
+def awaiting_compilation(models: Iterable[nn.Module]) -> list[nn.Module]:
+    """The modules in some models that are under torch.compile, and of whose forward it has made nothing yet: it will do
+    so when they are called next. Without those that it leaves as they are, as far as that is known."""
+    modules = dict.fromkeys(module for model in models for module in model.modules())
+    return [
+        module
+        for module in modules
+        if is_under_compile(module) and has_code(module) is False and not _is_left_alone(module)
+    ]
+
+
+def is_under_compile(module: nn.Module) -> bool:
+    """Whether the calls of a module go through torch.compile: it is what that made of another module, or was compiled
+    in place. Not so where torch.compile was disabled."""
+    optimized: Any = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ())
+    if isinstance(module, optimized):
+        return type(getattr(module, "dynamo_ctx", None)).__name__ != "DisableContext"
+    in_place = getattr(module, "_compiled_call_impl", None)
+    return in_place is not None and in_place != getattr(module, "_call_impl", None)
+
+
+def has_code(module: nn.Module) -> bool | None:
+    """Whether torch.compile has made anything of the forward of a module's class; None where this torch does not
+    tell."""
+    frames = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    entries: Any = getattr(frames, "_debug_get_cache_entry_list", None)
+    code = getattr(_forwards(module)[-1], "__code__", None)
+    return None if code is None or entries is None else bool(entries(code))
+
+
+def _is_left_alone(module: nn.Module) -> bool:
+    """Whether torch.compile does nothing with a forward of which it has made nothing: because that is disabled, or
+    because it has looked at it before and found nothing to compile."""
+    forwards = _forwards(module)
+    own = vars(_unwrapped(module)).get("forward")
+    if any(getattr(forward, "_torchdynamo_disable", False) for forward in (*forwards, own)):
+        return True
+    seen: Any = getattr(sys.modules.get("torch._dynamo.convert_frame"), "input_codes", ())
+    return getattr(forwards[-1], "__code__", None) in seen
+
+
+def _forwards(module: nn.Module) -> list[Any]:
+    """The forward of a module's class, and what it stands for, as a label's does for the one that is compiled."""
+    forwards: list[Any] = [getattr(type(_unwrapped(module)), "forward", None)]
+    while hasattr(forwards[-1], "_torchdynamo_inline"):
+        forwards.append(forwards[-1]._torchdynamo_inline)
+    return forwards
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    wrapped = getattr(module, "_orig_mod", None)
+    return wrapped if isinstance(wrapped, nn.Module) else module
+
+
+def about_left_out_stacks(modules: Sequence[nn.Module]) -> str:
+    """What is said where source lines are not recorded because these modules will be compiled meanwhile."""
+    names = ", ".join(dict.fromkeys(type(_unwrapped(module)).__name__ for module in modules))
+    return f"Source lines were left out: {names} had still to be compiled by torch.compile. {_TOO_MUCH}"
+
+
+class StackWarning:
+    """From ``on`` to ``off``: a warning, once, when torch.compile begins to compile anything.
+
+    For a session that records source lines. Where torch.compile was not used before ``on``, there is none.
+    """
+
+    def __init__(self) -> None:
+        self._handler: Any = None
+        self._has_warned = False
+
+    def on(self) -> None:
+        self._has_warned = False
+        self._handler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+        with suppress(AttributeError):
+            self._handler.register_start_callback(self._warn)
+
+    def off(self) -> None:
+        with suppress(AttributeError, ValueError):  # torch._dynamo.reset() takes it off, too
+            self._handler.remove_start_callback(self._warn)
+        self._handler = None
+
+    def _warn(self, *args: Any) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"torch.compile compiles while source lines are recorded. {_TOO_MUCH}", stacklevel=2)
+
+
+def compiled_regions() -> tuple[CompiledRegion, ...]:
+    """All code that torch.compile has made in this process and still has; empty where it made none, and where this
+    torch does not tell."""
+    if "torch._dynamo.convert_frame" not in sys.modules:
+        return ()
+    try:
+        from torch._dynamo.convert_frame import input_codes
+        from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+        from torch._dynamo.utils import get_compilation_metrics
+
+        reasons = {one.compile_id: one.restart_reasons for one in get_compilation_metrics() if one.restart_reasons}
+        return tuple(
+            _region(code, version.code, str(version.compile_id), reasons.get(str(version.compile_id), ()))
+            for code in (seen() for seen in input_codes.seen)
+            if code is not None
+            for version in _debug_get_cache_entry_list(code)
+        )
+    except Exception:  # what it reads is torch's own, and may be anything in another version
+        return ()
+
+
+def _region(code: CodeType, compiled: CodeType, name: str, reasons: Iterable[str]) -> CompiledRegion:
+    """``compiled`` is what torch.compile made of the code of a function; where it breaks, it calls functions for the
+    rest, named after the instruction that they go on with."""
+    resumes = [int(match[1]) for match in map(_RESUME.match, compiled.co_names) if match]
+    lines = [line for start, end, line in code.co_lines() if line and any(start <= at < end for at in resumes)]
+    return CompiledRegion(
+        name,
+        getattr(code, "co_qualname", code.co_name),
+        code.co_filename,
+        code.co_firstlineno,
+        min(lines) if lines else None,
+        "; ".join(map(_in_short, sorted(reasons))) if lines else "",
+    )
+
+
+def _in_short(reason: str) -> str:
+    """Of how torch explains a graph break: what happened, and why."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    told = [line.removeprefix("Explanation: ") for line in lines[1:] if line.startswith("Explanation: ")]
+    return ": ".join([*lines[:1], *told[:1]])

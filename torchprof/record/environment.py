@@ -1,0 +1,106 @@
+"""Where a run comes from: torch, its build, the devices, the threads, the machine and the script, in words."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from torchprof.record.job import Job
+from torchprof.record.peak import measured_peaks
+from torchprof.run.meta import Meta
+from torchprof.version import __version__
+
+
+def this_process(job: Job) -> Meta:
+    """What is known of a run that is recorded here, as part of a job, before it is recorded."""
+    return Meta(
+        model=(),
+        rank=job.rank,
+        world_size=job.world_size,
+        job=job.name,
+        mesh=job.mesh,
+        peaks=measured_peaks(),
+        versions=(
+            ("torchprof", __version__),
+            ("torch", torch.__version__),
+            ("python", platform.python_version()),
+        ),
+        environment=environment(),
+        switches=switches(),
+        machine=platform.node(),
+        script=str(Path(sys.argv[0]).absolute()) if sys.argv and sys.argv[0] else "",
+    )
+
+
+def environment() -> tuple[tuple[str, str], ...]:
+    """(name, value) of what makes runs comparable or not. Names no host and no user, and wakes no device."""
+    threads = f"{torch.get_num_threads()} in an operator, {torch.get_num_interop_threads()} between operators"
+    device = [("CUDA", _cuda())] if torch.cuda.is_available() or torch.version.cuda else []
+    return (
+        ("torch", f"{torch.__version__} on Python {platform.python_version()}"),
+        ("built", _build()),
+        *device,
+        ("threads", threads),
+        ("CPU", _processor()),
+        ("system", f"{platform.system()} {platform.release()} {platform.machine()}"),
+    )
+
+
+def switches() -> tuple[tuple[str, str], ...]:
+    """(name, value) of torch's own switches that make a model faster or slower, as they are set now."""
+    on_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    capability = ".".join(map(str, torch.cuda.get_device_capability())) if on_cuda else ""
+    return (
+        ("float32_matmul_precision", torch.get_float32_matmul_precision()),
+        ("cudnn_tf32", str(torch.backends.cudnn.allow_tf32)),
+        ("cudnn_benchmark", str(torch.backends.cudnn.benchmark)),
+        ("deterministic_algorithms", str(torch.are_deterministic_algorithms_enabled())),
+        ("detect_anomaly", str(torch.is_anomaly_enabled())),
+        *((("compute_capability", capability),) if capability else ()),
+    )
+
+
+def _build() -> str:
+    """What the operators of the CPU can use: the instructions that their kernels are for here, and libraries."""
+    libraries = (
+        ("oneDNN", torch.backends.mkldnn.is_available()),
+        ("MKL", torch.backends.mkl.is_available()),
+        ("OpenMP", torch.backends.openmp.is_available()),
+    )
+    kernels = f"kernels for {torch.backends.cpu.get_cpu_capability()}"
+    checks = ["with assertions (DEBUG=1), which is slow"] if torch.version.debug else []
+    return ", ".join([kernels, *(name for name, there in libraries if there), *checks])
+
+
+def _cuda() -> str:
+    version = f"{torch.version.cuda}"
+    if not torch.cuda.is_available():
+        return f"{version}, but no device was found"
+    if not torch.cuda.is_initialized():  # to ask for their names would take memory on them
+        return f"{version}, {torch.cuda.device_count()} device(s), not used"
+    counts: dict[str, int] = {}
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        name = f"{properties.name} ({properties.total_memory / 2**30:.0f} GB)"
+        counts[name] = counts.get(name, 0) + 1
+    cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    libraries = [f"cuDNN {cudnn}"] if cudnn else []
+    tf32 = ["float32 products in TF32"] if torch.get_float32_matmul_precision() != "highest" else []
+    return ", ".join([version, *libraries, *(f"{count} × {name}" for name, count in counts.items()), *tf32])
+
+
+@cache
+def _processor() -> str:
+    """The model and the number of processors that this process may use."""
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return f"{name}, {usable} usable of {os.cpu_count()}"

@@ -1,0 +1,84 @@
+"""Which rank of which job this process is, as ``torch.distributed`` knows it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from torchprof.attribute.groups import mesh_of_groups, sole_group
+from torchprof.run.lockstep import GroupOfRanks
+from torchprof.run.meta import MeshDim
+
+
+class Job(NamedTuple):
+    """``group``: between which ranks this one's collectives are; None where there are groups of different ranks, or no
+    job. ``in_traces``: all this as JSON, as ``torch.profiler.profile`` writes it into traces; None for no job.
+    ``name``: what torchrun or Slurm call it, "" where neither does."""
+
+    rank: int = 0
+    world_size: int = 1
+    mesh: tuple[MeshDim, ...] = ()
+    group: GroupOfRanks | None = None
+    in_traces: str | None = None
+    name: str = ""
+
+
+def this_job(models: Iterable[nn.Module], before: Job | None = None) -> Job:
+    """The job of this process, and the mesh that these models lie on. ``before``: what was known of it earlier.
+
+    Outside of the life of its process group, it is what was known before; else what the variables tell that torchrun,
+    and others as it, start a process with; one without them is a job of its own.
+    """
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        if before is not None and before.in_traces is not None:
+            return before
+        of_process, of_job = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+        if of_process.isdecimal() and of_job.isdecimal() and int(of_process) < int(of_job):
+            return Job(int(of_process), int(of_job), name=_name())
+        return Job()
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    groups = _groups()
+    described = {"backend": distributed.get_backend(), "rank": rank, "world_size": size, "pg_config": groups}
+    mesh = _mesh_of(models) or mesh_of_groups(groups, rank)
+    return Job(rank, size, mesh, sole_group(groups), json.dumps(described), _name())
+
+
+def _name() -> str:
+    """torchrun's name is "none" where it was given none."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return os.environ.get("SLURM_JOB_ID", "") if name == "none" else name
+
+
+def _groups() -> list[Mapping[str, Any]]:
+    """The groups that this rank is in, as torch's profiler writes them into traces. Not public: none where torch has it
+    elsewhere."""
+    world = getattr(torch.distributed.distributed_c10d, "_world", None)
+    try:
+        return list(world.pg_config_info) if world is not None else []
+    except (AttributeError, KeyError, TypeError):
+        return []
+
+
+def _mesh_of(models: Iterable[nn.Module]) -> tuple[MeshDim, ...]:
+    """The mesh that sharded parameters lie on, the whole of it where that is known."""
+    for model in models:
+        for param in model.parameters():
+            mesh = getattr(param, "device_mesh", None)
+            if mesh is None:
+                continue
+            find_root = getattr(mesh, "_get_root_mesh", None)
+            if find_root is None:  # torch 2.6 and before
+                resources: Any = getattr(torch.distributed.device_mesh, "_mesh_resources", None)
+                mesh = resources.get_root_mesh(mesh) if hasattr(resources, "get_root_mesh") else mesh
+            else:
+                mesh = find_root()
+            names, positions = mesh.mesh_dim_names, mesh.get_coordinate()
+            if names is not None and positions is not None:
+                return tuple(MeshDim(name, mesh.size(at), positions[at]) for at, name in enumerate(names))
+    return ()

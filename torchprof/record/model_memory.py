@@ -1,0 +1,95 @@
+"""The memory that is there beside what a session records: what a model holds, and what torch's allocators count."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from threading import get_ident
+from typing import Any
+from weakref import finalize
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from torchprof.measure.live_memory import Freed, Holding
+
+_FIGURES = {
+    "allocated": "allocated_bytes.all.current",
+    "allocated at most": "allocated_bytes.all.peak",
+    "reserved": "reserved_bytes.all.current",
+    "reserved at most": "reserved_bytes.all.peak",
+}
+
+
+def held_now(models: Iterable[nn.Module], watch: bool = False) -> Holding:
+    """What is allocated at this moment. A storage counts once, whatever shares it.
+
+    With ``watch`` we note when each of these storages is freed, until ``stop_watching``: the gradients that zero_grad
+    lets go, above all. torch's profiler does not record all of that; see ``with_frees``.
+    """
+    blocks: dict[tuple[str, int], int] = {}
+    freed: list[Freed] = []
+    watches: list[finalize[Any, Any]] = []
+    sizes: dict[str, dict[str, int]] = {}
+    held: dict[tuple[str, int], str] = {}  # device and address → kind
+    home = get_ident()
+    for model in models:
+        params = [param for param in model.parameters() if not is_lazy(param)]
+        for kind, tensors in (
+            ("parameters", params),
+            ("buffers", [buffer for buffer in model.buffers() if not is_lazy(buffer)]),
+            ("gradients", [param.grad for param in params if param.grad is not None]),
+        ):
+            for tensor in map(_held_here, tensors):
+                storage = _storage(tensor)
+                if storage is None:
+                    continue
+                block = _device(tensor), storage.data_ptr()
+                if block in held:
+                    continue
+                held[block] = kind
+                blocks[block] = storage.nbytes()
+                if watch:  # the storage, which lives as long as any tensor, view or graph that shares it
+                    watches.append(finalize(storage, _note_freed, freed, home, block))
+                    watches[-1].atexit = False
+                of_device = sizes.setdefault(block[0], {})
+                of_device[kind] = of_device.get(kind, 0) + blocks[block]
+    by_device = {device: tuple(of_device.items()) for device, of_device in sizes.items()}
+    addresses = frozenset(block for block, kind in held.items() if kind != "gradients")
+    return Holding(by_device, addresses, _allocators(), blocks, freed, watches)
+
+
+def _note_freed(freed: list[Freed], home: int, block: tuple[str, int]) -> None:
+    freed.append(Freed(time.perf_counter_ns(), get_ident() == home, block))
+
+
+def _held_here(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a tensor that is sharded over ranks (a ``DTensor``), what this one holds."""
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """A tensor's storage; None where it has none that one could point to."""
+    try:
+        storage = tensor.untyped_storage()
+        return storage if storage.data_ptr() else None
+    except RuntimeError:  # sparse, fake and wrapped tensors
+        return None
+
+
+def _device(tensor: torch.Tensor) -> str:
+    """The device of a tensor, as events of the profiler are told to name it."""
+    kind, index = tensor.device.type, tensor.device.index
+    return kind if kind == "cpu" else f"{kind}:{index or 0}"
+
+
+def _allocators() -> dict[str, dict[str, int]]:
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return {}
+    figures = {}
+    for index in range(torch.cuda.device_count()):
+        statistics = torch.cuda.memory_stats(index)
+        figures[f"cuda:{index}"] = {name: statistics.get(key, 0) for name, key in _FIGURES.items()}
+    return figures

@@ -1,0 +1,101 @@
+"""The modules of a model, by path."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from torch import nn
+
+from torchprof.errors import TorchprofError
+from torchprof.run.paths import find, matching
+
+Trace = namedtuple("Trace", ["path", "leaf", "module"])
+Trace.__doc__ = (
+    "A module of the model: ``path`` (tuple, root class name first), ``leaf`` (has no children), ``module``."
+)
+
+# Modules that only wrap another one and are shown as it: where they hold it.
+_WRAPPERS = {
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "DataParallel": "module",
+    "DistributedDataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "OffloadWrapper": "_checkpoint_wrapped_module",
+    "OptimizedModule": "_orig_mod",
+}
+
+
+def walk_modules(module: nn.Module, name: str = "", path: tuple[str, ...] = ()) -> Iterator[Trace]:
+    """Every module below and including this one, depth first, as ``Trace`` tuples.
+
+    ``name`` replaces the class name as the first step, ``path`` goes before it. A module that holds one of its own
+    ancestors does not lead into a circle.
+    """
+    waiting = [(module, (*path, name or class_of(module).__name__), frozenset[int]())]
+    while waiting:
+        here, here_path, above = waiting.pop()
+        children = [(step, child) for step, child in here._modules.items() if child is not None]
+        yield Trace(here_path, not children, here)
+        above = above | {id(here)}
+        waiting.extend(
+            (child, (*here_path, step), above) for step, child in reversed(children) if id(child) not in above
+        )
+
+
+def wrapped_step(module: nn.Module) -> str | None:
+    """The attribute under which a module that only wraps another one holds it (``_orig_mod``), else None."""
+    for cls in type(module).__mro__:
+        step = _WRAPPERS.get(cls.__name__)
+        if step is not None and cls.__module__.startswith("torch."):
+            return step
+    return None
+
+
+def class_of(module: nn.Module) -> type:
+    """The class that a module is of for its user: FSDP2's ``fully_shard`` and its like make it one of a class of theirs
+    that has this one as its second base (``FSDPNet`` of ``FSDPModule`` and ``Net``)."""
+    cls = type(module)
+    while len(cls.__bases__) == 2 and cls.__bases__[0].__module__.startswith("torch.distributed."):
+        cls = cls.__bases__[1]
+    return cls
+
+
+def select(paths: Iterable[Any], known: Sequence[tuple[tuple[str, ...], ...]]) -> set[int]:
+    """Which modules some paths name: the numbers of the entries of ``known`` that match (see ``torchprof.paths``).
+
+    Raises TorchprofError for a path that matches nothing, with the nearest real ones, and for what is no list of paths.
+    """
+    one_path = isinstance(paths, tuple) and len(paths) > 1 and all(isinstance(path, str) for path in paths)
+    if one_path and matching(tuple(paths), known):
+        raise TorchprofError(f"paths={paths!r} is one path where a list of paths belongs: write paths=[{paths!r}].")
+    if isinstance(paths, nn.Module) or not isinstance(paths, Iterable):
+        raise TorchprofError(f"paths={paths!r:.80} is no list of paths: write paths=['features.3', ('Net', 'head')].")
+    chosen: set[int] = set()
+    for path in [paths] if isinstance(paths, str) else paths:
+        chosen |= find(path, known)
+    return chosen
+
+
+def checked_models(model: Any) -> list[nn.Module]:
+    """The models that a user gave: a module, or a list of them. Raises TorchprofError for what is none."""
+    models = list(model) if isinstance(model, (list, tuple)) else [model]
+    if not models:
+        raise TorchprofError("Profile needs a model; the list is empty.")
+    for one in models:
+        if not isinstance(one, nn.Module):
+            hint = ""
+            if hasattr(one, "_torchdynamo_orig_callable"):
+                hint = " A compiled function has no layers: profile the module it calls."
+            elif isinstance(one, type) and issubclass(one, nn.Module):
+                hint = f" Make one first: {one.__name__}(...)."
+            raise TorchprofError(f"Profile needs a torch.nn.Module or a list of them, not {one!r:.80}.{hint}")
+        for _, _, module in walk_modules(one):
+            if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
+                raise TorchprofError(
+                    f"nn.DataParallel runs replicas of {type(module.module).__name__} on {len(module.device_ids)} "
+                    "devices, in threads that torch's profiler does not record. Profile its `.module` on one device, "
+                    "or use DistributedDataParallel."
+                )
+    return models

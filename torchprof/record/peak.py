@@ -1,0 +1,118 @@
+"""How fast this very device is: a product of matrices and a copy, measured once in a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from timeit import default_timer
+
+import torch
+
+from torchprof.errors import TorchprofError
+from torchprof.run.meta import Peak
+
+_SECONDS = 0.3  # for each of the two measurements
+_ENOUGH_SECONDS = 0.2  # for one product: where it takes as long, a larger one would tell no more
+_measured: dict[tuple[str, str, int], Peak] = {}
+
+
+def peak(device: str | torch.device | None = None, dtype: torch.dtype = torch.float32) -> Peak:
+    """Measure the most FLOPs and bytes a second that a device does, with a product of matrices and a copy.
+
+    ``device``: "cpu", "cuda" (the current one), "cuda:1", …; None for CUDA where there is one, else the CPU. ``dtype``:
+    a floating-point type. Takes about a second; the result is kept for the process, and runs profiled later compare
+    themselves with it (``run.report("summary")``). The CPU's is that of the current number of threads.
+
+    The product is of square matrices (2·n³ FLOPs; n doubles from 256 until a product takes 0.2 s, up to 2048 on a CPU
+    and 8192 elsewhere), the copy of 256 MB (which reads and writes each byte once), each timed by
+    ``torch.utils.benchmark``; what counts is the fastest run.
+
+    Raises TorchprofError for a device that is not there, a type that it cannot multiply, and where memory runs out.
+    """
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise TorchprofError(f"dtype is a floating-point type, as torch.float32, not {dtype!r:.80}.")
+    where = _place(device)
+    threads = torch.get_num_threads() if where.type == "cpu" else 0
+    name = str(dtype).removeprefix("torch.")
+    key = (str(where), name, threads)
+    if key not in _measured:
+        now = _clock(where)
+        try:
+            torch.empty(0, device=where)  # says more plainly than a generator that a device is not there
+            matrix = _largest_matrix(where, dtype, now)
+            source = torch.ones(64 * 2**20, dtype=torch.float32, device=where)
+            target = torch.empty_like(source)
+            product_s = _fastest("torch.mm(matrix, matrix)", {"torch": torch, "matrix": matrix}, now)
+            copy_s = _fastest("target.copy_(source)", {"target": target, "source": source}, now)
+        except (RuntimeError, AssertionError, ImportError) as error:
+            said = (str(error).split(". ")[0].splitlines() or [type(error).__name__])[0].rstrip(".")
+            raise TorchprofError(
+                f"The peak of {where} in {name} cannot be measured: {said}. Name a device that torch finds here and "
+                'that has 1 GB free, and a floating-point type: torchprof.peak("cpu", torch.float32).'
+            ) from error
+        size = matrix.shape[0]
+        _measured[key] = Peak(str(where), name, threads, 2 * size**3 / product_s, 2 * source.nbytes / copy_s)
+    return _measured[key]
+
+
+def measured_peaks() -> tuple[Peak, ...]:
+    """All peaks that were measured in this process."""
+    return tuple(_measured.values())
+
+
+def _place(device: str | torch.device | None) -> torch.device:
+    """The device with its number, as results are kept under it; the CPU has none."""
+    try:
+        where = torch.device("cuda" if torch.cuda.is_available() else "cpu") if device is None else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise TorchprofError(f'device={device!r:.80} is no device of torch: name "cpu", "cuda", "cuda:1", …') from error
+    if where.type == "meta":
+        raise TorchprofError("Nothing is computed on the meta device: it has no peak.")
+    if where.type == "cpu":
+        return torch.device("cpu")
+    if where.index is None:
+        current = getattr(getattr(torch, where.type, None), "current_device", None)
+        where = torch.device(where.type, current() if current is not None and _is_available(where.type) else 0)
+    return where
+
+
+def _is_available(kind: str) -> bool:
+    found: bool = getattr(torch, kind).is_available()
+    return found
+
+
+def _clock(where: torch.device) -> Callable[[], float]:
+    """A clock that waits for this very device: torch's own waits for the current one alone."""
+    wait = getattr(getattr(torch, where.type, None), "synchronize", None)
+    if where.type == "cpu" or wait is None:
+        return default_timer
+    waiting = wait if where.type == "mps" else partial(wait, where)
+
+    def now() -> float:
+        waiting()
+        return default_timer()
+
+    return now
+
+
+def _largest_matrix(where: torch.device, dtype: torch.dtype, now: Callable[[], float]) -> torch.Tensor:
+    """A square matrix that takes some time to multiply: some types are 400 times slower than others."""
+    largest = 2048 if where.type == "cpu" else 8192
+    generator = torch.Generator(where).manual_seed(0)  # the user's random numbers are not ours to draw
+    size = 256
+    while True:
+        matrix = torch.rand(size, size, dtype=torch.float32, device=where, generator=generator).to(dtype)
+        torch.mm(matrix, matrix)  # the first product of a size can take much longer
+        start = now()
+        torch.mm(matrix, matrix)
+        if size == largest or now() - start > _ENOUGH_SECONDS:
+            return matrix
+        size *= 2
+
+
+def _fastest(statement: str, names: dict[str, object], now: Callable[[], float]) -> float:
+    """Seconds of the fastest run; on a device the clock waits for it."""
+    from torch.utils.benchmark import Timer  # its import takes a quarter of a second, which Profile need not pay for
+
+    timer = Timer(statement, globals=names, timer=now, num_threads=torch.get_num_threads())
+    return min(timer.blocked_autorange(min_run_time=_SECONDS).times)

@@ -1,0 +1,451 @@
+"""The modules of a model: walked, named, selected, and mapped to the layers that users see."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from torchprof.attribute.collectives import fqns_of
+from torchprof.attribute.compiled import Module
+from torchprof.attribute.events import Site
+from torchprof.record.compiled_code import is_under_compile
+from torchprof.record.labels import Target, label_of
+from torchprof.record.modules import Trace, class_of, select, walk_modules, wrapped_step
+from torchprof.run.layers import Layer
+
+
+class Spot(NamedTuple):
+    """A module where it stands in a model: ``path`` is the real one, ``shown`` the one that users see, without the
+    steps that only wrap; ``wrapper`` is the number of the spot of the module that only wraps this one; ``compiled``,
+    whether it is inside a ScriptModule or a module under torch.compile, and so may run without being called;
+    ``callable``, whether it has a forward. The module itself is held weakly: it lives as long as its user wants."""
+
+    path: tuple[str, ...]
+    leaf: bool
+    module: ref[nn.Module]
+    shown: tuple[str, ...]
+    wrapper: int | None
+    compiled: bool
+    callable: bool
+
+
+def _spots(models: Iterable[nn.Module], before: Sequence[Spot] = ()) -> list[Spot]:
+    """All modules of some models, model after model, depth first, after those ``before``. A second model of one class
+    is ``Net#2``."""
+    spots = list(before)
+    roots = [spot for spot in spots if len(spot.path) == 1]
+    real = Counter(_unnumbered(spot.path[0]) for spot in roots)
+    shown = Counter(_unnumbered(spot.shown[0]) for spot in roots)
+    for model in models:
+        core = model
+        while (step := wrapped_step(core)) is not None:
+            core = getattr(core, step)
+        root = _numbered(class_of(core).__name__, shown)
+        above: dict[tuple[str, ...], tuple[int, nn.Module]] = {}
+        for path, leaf, module in walk_modules(model, name=_numbered(class_of(model).__name__, real)):
+            shown_path: tuple[str, ...] = (root,)
+            wrapper, compiled = None, False
+            if len(path) > 1:
+                number, owner = above[path[:-1]]
+                compiled = spots[number].compiled or _may_inline(owner)
+                shown_path = spots[number].shown
+                if wrapped_step(owner) == path[-1]:
+                    wrapper = number
+                else:
+                    shown_path = (*shown_path, path[-1])
+            above[path] = len(spots), module
+            has_forward = getattr(type(module), "forward", None) is not nn.Module.forward or "forward" in vars(module)
+            spots.append(Spot(path, leaf, ref(module), shown_path, wrapper, compiled, has_forward))
+    return spots
+
+
+def _numbered(name: str, taken: Counter[str]) -> str:
+    taken[name] += 1
+    return name if taken[name] == 1 else f"{name}#{taken[name]}"
+
+
+def _unnumbered(name: str) -> str:
+    return name.partition("#")[0]
+
+
+def _own_tensors(module: nn.Module | None) -> list[int]:
+    """The ids of the parameters and buffers that a module has itself."""
+    own = ({}, {}) if module is None else (module.__dict__.get("_parameters", {}), module.__dict__.get("_buffers", {}))
+    return [id(one) for tensors in own for one in tensors.values() if one is not None]
+
+
+def _may_inline(module: nn.Module) -> bool:
+    """Whether what is in a module may run in its place, without being called."""
+    return isinstance(module, torch.jit.ScriptModule) or is_under_compile(module)
+
+
+class Plan:
+    """What is labelled and where it is shown: modules, layers, and the map between them.
+
+    It holds no module: who profiles a model has it, and what its user lets go is gone; its layers stay as they were
+    last seen. ``layer_paths``: the layers, by the path that users see. ``targets``: the modules to be labelled.
+    ``sites``: what each label stands for. ``selected``: the layers that were selected, None for all.
+    ``with_event_lists``: the real paths of the modules whose calls ``raw()`` lists.
+    """
+
+    def __init__(self, models: Iterable[nn.Module], paths: Iterable[Any] | None) -> None:
+        self.targets: list[Target] = []
+        self.sites: dict[str, Site] = {}
+        self.layer_paths: list[tuple[str, ...]] = []
+        self.selected: set[int] | None = None
+        self.with_event_lists: set[tuple[str, ...]] = set()
+        self._spots: list[Spot] = []
+        self._layer_of: list[int] = []  # by spot
+        self._layers_chosen: set[int] = set()
+        self._target_of: dict[int, Target] = {}  # by the id of a module, which tells something while that is alive
+        self._real_paths: dict[tuple[str, int], tuple[str, ...]] = {}
+        self._layers: tuple[Layer, ...] = ()  # as they were last seen
+        self._found_replicas: list[ref[nn.parallel.DistributedDataParallel]] = []
+        self._add(models, paths)
+
+    def add(self, model: nn.Module) -> list[Target]:
+        """Plan for one model more, all of it; returns what is to be labelled besides. All before stays as it is."""
+        known = len(self.targets)
+        self._add([model], None)
+        self.layers()  # what nobody could tell any more if it were gone before we look next
+        return self.targets[known:]
+
+    def knows(self, module: nn.Module) -> bool:
+        """Whether a module is labelled."""
+        return self._target(module) is not None
+
+    def _target(self, module: nn.Module) -> Target | None:
+        target = self._target_of.get(id(module))
+        return target if target is not None and target.module() is module else None
+
+    def _add(self, models: Iterable[nn.Module], paths: Iterable[Any] | None) -> None:
+        first = len(self._spots)
+        self._spots = _spots(models, self._spots)
+        spots = self._spots[first:]
+        number = {path: index for index, path in enumerate(self.layer_paths)}
+        for spot in spots:
+            if number.setdefault(spot.shown, len(number)) == len(self.layer_paths):
+                self.layer_paths.append(spot.shown)
+            self._layer_of.append(number[spot.shown])
+        chosen = set(range(first, len(self._spots)))
+        if paths is not None:
+            chosen = select(paths, [(spot.path, spot.shown) for spot in spots])
+        self.with_event_lists |= {
+            spot.path for at, spot in enumerate(spots, first) if (spot.leaf if paths is None else at in chosen)
+        }
+        # A wrapper and what it wraps are one layer: whoever selects one of them has selected both.
+        self._layers_chosen |= {self._layer_of[at] for at in chosen}
+        self.selected = None if paths is None else self._layers_chosen
+        self._label(first)
+
+    def _label(self, first: int) -> None:
+        """Labels for what was selected, and for what is not inside anything selected: that work is told apart."""
+        at_or_below_chosen: set[tuple[str, ...]] = set()
+        inside_chosen: set[int] = set()
+        spots_of: dict[int, list[int]] = {}  # module → where it stands
+        for at, spot in enumerate(self._spots[first:], first):
+            key = id(spot.module())
+            spots_of.setdefault(key, []).append(at)
+            if self._layer_of[at] in self._layers_chosen or spot.path[:-1] in at_or_below_chosen:
+                at_or_below_chosen.add(spot.path)
+                inside_chosen.add(key)
+        for key, numbers in spots_of.items():
+            layers = tuple(dict.fromkeys(self._layer_of[at] for at in numbers))
+            if self._layers_chosen.isdisjoint(layers) and key in inside_chosen:
+                continue
+            spot = self._spots[numbers[0]]
+            module = spot.module()
+            if module is None or (spot.compiled and isinstance(module, torch.jit.ScriptModule)):
+                continue  # run by the ScriptModule around it: nobody calls it from Python
+            target = self._target(module)
+            if target is None:
+                target = self._target_of[key] = Target(
+                    ref(module),
+                    label_of(spot.path),
+                    spot.compiled,
+                    training=_trains(module),
+                    is_model=len(spot.shown) == 1,
+                )
+                self.targets.append(target)
+            around = self._around(spot)
+            before = self.sites.get(target.label, Site((), around.label if around else None))
+            self.sites[target.label] = before._replace(layers=(*before.layers, *layers))
+            for at in reversed(numbers):
+                self._real_paths[target.label, self._layer_of[at]] = self._spots[at].path
+
+    def _around(self, spot: Spot) -> Target | None:
+        """The module that only wraps one."""
+        wrapper = self._spots[spot.wrapper].module() if spot.wrapper is not None else None
+        return self._target(wrapper) if wrapper is not None else None
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """Those it is for, as far as they are alive."""
+        roots = [spot.module() for spot in self._spots if len(spot.path) == 1]
+        return [root for root in roots if root is not None]
+
+    @property
+    def traces(self) -> tuple[Trace, ...]:
+        """All modules that are alive."""
+        found = [(spot, spot.module()) for spot in self._spots]
+        return tuple(Trace(spot.path, spot.leaf, module) for spot, module in found if module is not None)
+
+    @property
+    def names(self) -> list[str]:
+        """The models, as users see them."""
+        return [path[0] for path in self.layer_paths if len(path) == 1]
+
+    @property
+    def callable_layers(self) -> set[int]:
+        """The layers that were selected and whose forward only runs when somebody calls it."""
+        return {
+            layer
+            for at, layer in enumerate(self._layer_of)
+            if layer in self._layers_chosen and not self._spots[at].compiled and self._spots[at].callable
+        }
+
+    @property
+    def modules(self) -> dict[tuple[str, ...], Module]:
+        """All modules that are alive, by their real path: the layer that each is shown as, and its class."""
+        found = [(spot.path, layer, spot.module()) for spot, layer in zip(self._spots, self._layer_of)]
+        return {path: Module(layer, type(one).__name__) for path, layer, one in found if one is not None}
+
+    def holders_of(self, tensors: Sequence[torch.Tensor | None]) -> list[tuple[tuple[str, ...], ...] | None]:
+        """Of each of some tensors, the real paths of the modules that have it as a parameter or a buffer of their own;
+        ``()`` where only other modules in this process have it. None where no module has it, as with a parameter that
+        FSDP gathered or a buffer that was replaced since, and where it is gone (None)."""
+        paths: dict[int, list[tuple[str, ...]]] = {}
+        for spot in self._spots:
+            for key in _own_tensors(spot.module()):
+                paths.setdefault(key, []).append(spot.path)
+        elsewhere: set[int] = set()
+        if any(id(one) not in paths for one in tensors if one is not None):
+            modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+            elsewhere = {key for module in modules for key in _own_tensors(module)}
+
+        def holders(tensor: torch.Tensor | None) -> tuple[tuple[str, ...], ...] | None:
+            known = tensor is not None and (id(tensor) in paths or id(tensor) in elsewhere)
+            return tuple(paths.get(id(tensor), ())) if known else None
+
+        return [holders(tensor) for tensor in tensors]
+
+    def is_alone(self, path: tuple[str, ...]) -> bool:
+        """Whether the module with this real path is the only one of its class in this process."""
+        module = next((spot.module() for spot in self._spots if spot.path == path), None)
+        return module is not None and sum(type(one) is type(module) for one in gc.get_referrers(type(module))) == 1
+
+    @property
+    def fqns(self) -> dict[str, list[int]]:
+        """The layers by the names that FSDP has for them: their real paths from the outermost sharded module on."""
+        root_of: dict[tuple[str, ...], tuple[str, ...]] = {}  # by path: that of the root which is it, or above it
+        found: dict[str, list[int]] = {}
+        for spot, layer in zip(self._spots, self._layer_of):
+            root = root_of.get(spot.path[:-1], spot.path if _is_sharded(spot.module()) else None)
+            if root is not None:
+                root_of[spot.path] = root
+                layers = found.setdefault(".".join(spot.path[len(root) :]), [])
+                layers += [] if layer in layers else [layer]
+        return found or fqns_of(self.layer_paths)
+
+    @property
+    def replicated(self) -> dict[int, set[int]]:
+        """The layers whose gradients DistributedDataParallel exchanges, and for each how many elements those have that
+        it ignores (and no other of the layer). A layer all of whose own parameters it ignores is none of them."""
+        exchanged: dict[int, set[int]] = {}  # by the id of a module
+        for replica in self._replicas():
+            exchanged[id(replica)] = set()
+            ignored: set[str] = set(getattr(replica, "parameters_to_ignore", ()))  # not public
+            for name, module in replica.module.named_modules():
+                params = {f"{name}.{key}": param for key, param in module._parameters.items() if param is not None}
+                sizes = {param.numel() for key, param in params.items() if key not in ignored}
+                if sizes or not params:
+                    exchanged[id(module)] = {param.numel() for param in params.values()} - sizes
+        spots = zip(self._spots, self._layer_of)
+        return {layer: exchanged[id(module)] for spot, layer in spots if id(module := spot.module()) in exchanged}
+
+    def unordered(self) -> list[str]:
+        """The models whose gradients DistributedDataParallel has put into several buckets and not in the order in which
+        they become ready: before its second forward, and where it never does so."""
+        layer_of = {id(spot.module()): layer for spot, layer in reversed([*zip(self._spots, self._layer_of)])}
+        found: dict[int, str] = {}
+        for replica in self._replicas():
+            said = _said_of_buckets(replica)
+            if not said.get("has_rebuilt_buckets") and "," in str(said.get("bucket_sizes", "")):
+                layer = next(layer_of[id(module)] for module in replica.modules() if id(module) in layer_of)
+                found[layer] = ".".join(self.layer_paths[layer])
+        return [found[layer] for layer in sorted(found)]
+
+    def _replicas(self) -> list[nn.parallel.DistributedDataParallel]:
+        """Where DistributedDataParallel is, among our modules or around them: callbacks are given the module inside.
+
+        What is around them is looked for on the whole heap, and again only while a model is in none that is known: it
+        may still be wrapped.
+        """
+        known = [one for known in self._found_replicas if (one := known()) is not None]
+        inside = {id(module) for one in known for module in one.modules()}
+        if not known or any(id(model) not in inside for model in self.models):
+            modules = [spot.module() for spot in self._spots]
+            known = [module for module in modules if isinstance(module, nn.parallel.DistributedDataParallel)]
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                known += _all_replicas()
+            ours = {id(module) for module in modules}
+            known = [*{id(one): one for one in known if _is_built(one)}.values()]
+            known = [one for one in known if any(id(module) in ours for module in one.modules())]
+            self._found_replicas = [ref(one) for one in known]
+        return known
+
+    def real_path(self, label: str, layer: int) -> tuple[str, ...] | None:
+        """The path of the module that carries a label, where it is shown as this layer; None where it is not."""
+        return self._real_paths.get((label, layer))
+
+    @property
+    def selected_paths(self) -> tuple[tuple[str, ...], ...] | None:
+        """The paths of the layers that were selected, None for all."""
+        return None if self.selected is None else tuple(self.layer_paths[layer] for layer in sorted(self.selected))
+
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers as they are now, depth first; those of modules that are gone as they were last seen."""
+        modules: dict[int, list[nn.Module | None]] = {}  # wrappers first, what they wrap last
+        places: dict[int, list[int]] = {}  # module → the layers it is shown as
+        for spot, layer in zip(self._spots, self._layer_of):
+            module = spot.module()
+            modules.setdefault(layer, []).append(module)
+            places.setdefault(id(module), []).append(layer)
+        compiled = {layer for spot, layer in zip(self._spots, self._layer_of) if spot.compiled and spot.wrapper is None}
+        counted: set[int] = set()
+        layers = []
+        for index, path in enumerate(self.layer_paths):
+            here = [module for module in modules[index] if module is not None]
+            if len(here) < len(modules[index]):
+                layers.append(self._layers[index])
+                continue
+            core = here[-1]
+            params: list[torch.Tensor] = []
+            buffers: list[torch.Tensor] = []
+            tied = False
+            for module in here:
+                for held, tensors in ((params, module._parameters), (buffers, module._buffers)):
+                    for tensor in tensors.values():
+                        if tensor is not None and id(tensor) not in counted:
+                            counted.add(id(tensor))
+                            held.append(tensor)
+                        elif tensor is not None and held is params:
+                            tied = True
+            sizes: Counter[str] = Counter()
+            unknown = any(is_lazy(param) for param in params) or any(map(_is_packed, here))
+            if not unknown:
+                for param in params:
+                    sizes[str(param.dtype).removeprefix("torch.")] += param.numel() * param.element_size()
+            made = [buffer for buffer in buffers if not is_lazy(buffer)]
+            target = self._target(core) or self._target(here[0])
+            layers.append(
+                Layer(
+                    path=path,
+                    # A ScriptModule knows the class that it was made from.
+                    kind=core.original_name if isinstance(core, torch.jit.ScriptModule) else class_of(core).__name__,
+                    params=None if unknown else sum(param.numel() for param in params),
+                    trainable_params=None if unknown else sum(p.numel() for p in params if p.requires_grad),
+                    param_bytes=None if unknown else sum(sizes.values()),
+                    dtype_bytes=tuple(sorted(sizes.items())),
+                    buffers=sum(buffer.numel() for buffer in made),
+                    buffer_bytes=sum(buffer.numel() * buffer.element_size() for buffer in made),
+                    input_shapes=_plain(target.input_shapes) if target else (),
+                    output_shapes=_plain(target.output_shapes) if target else (),
+                    same_shapes=target.same_shapes if target and target.is_model else None,
+                    settings=_settings(core),
+                    tied=tied,
+                    output_bytes=_bytes(_plain(target.output_shapes), target.output_types) if target else None,
+                    training=target.training if target else _trains(core),
+                    compiled=index in compiled,
+                    shared_with=tuple(self.layer_paths[at] for at in places[id(core)] if at != index),
+                )
+            )
+        self._layers = tuple(layers)
+        return self._layers
+
+    @property
+    def spots(self) -> list[tuple[Spot, int]]:
+        """All places of modules, each with the number of the layer that it is shown as."""
+        return [*zip(self._spots, self._layer_of)]
+
+    def changes(self) -> tuple[list[str], list[str]]:
+        """The modules that were added or replaced, and those that were removed, since the labels were put on."""
+        before = {spot.path: spot.module() for spot in self._spots}
+        now = {
+            trace.path: trace.module
+            for path, root in before.items()
+            if len(path) == 1 and root is not None
+            for trace in walk_modules(root, name=path[0])
+        }
+        added = [".".join(path) for path, module in now.items() if before.get(path) is not module]
+        roots = {path[0] for path in now}
+        return added, [".".join(path) for path in before if path not in now and path[0] in roots]
+
+
+def _all_replicas() -> list[nn.parallel.DistributedDataParallel]:
+    """All modules of DistributedDataParallel in this process: of a class, those that refer to it are its instances."""
+    classes = [nn.parallel.DistributedDataParallel]
+    for cls in classes:
+        classes += cls.__subclasses__()
+    return [one for one in gc.get_referrers(*classes) if type(one) in classes]
+
+
+def _is_built(replica: nn.parallel.DistributedDataParallel) -> bool:
+    """Whether its ``__init__`` came to an end: one that raised an error may live on with that error, and exchanges
+    nothing. The last that it makes is a logger, where a hook does not do all of the exchange (neither is public)."""
+    is_by_hook: bool = getattr(replica, "_delay_all_reduce_all_params", False)
+    return is_by_hook or getattr(replica, "logger", None) is not None
+
+
+def _said_of_buckets(replica: nn.parallel.DistributedDataParallel) -> dict[str, Any]:
+    """What DistributedDataParallel says of its buckets; nothing where this torch, or this module, does not say it."""
+    try:
+        said: dict[str, Any] = replica._get_ddp_logging_data()  # not public
+    except (AttributeError, AssertionError, RuntimeError):
+        return {}
+    return said
+
+
+def _is_sharded(module: nn.Module | None) -> bool:
+    """Whether FSDP2's ``fully_shard``, or its like, was called for a module."""
+    return module is not None and class_of(module) is not type(module)
+
+
+def _settings(module: nn.Module) -> str:
+    """What a module of torch's own says of itself; one of somebody else's might say anything, of any length."""
+    if not class_of(module).__module__.startswith(("torch.nn.", "torch.ao.nn.")):
+        return ""
+    try:
+        return module.extra_repr()
+    except Exception:  # of a lazy or a damaged module
+        return ""
+
+
+def _is_packed(module: nn.Module) -> bool:
+    """Whether a quantised module keeps its parameters where nobody sees how many there are."""
+    return "_packed_params" in vars(module) or "_packed_params" in module._modules
+
+
+def _trains(module: nn.Module) -> bool:
+    """Whether a module is in train mode. A frozen ScriptModule has no mode left: it was made in eval mode."""
+    return bool(getattr(module, "training", False))
+
+
+def _plain(shapes: Iterable[Iterable[Any]]) -> tuple[tuple[int, ...], ...]:
+    """Shapes as plain numbers; -1 for a size that is none (nested and symbolic tensors)."""
+    return tuple(tuple(size if type(size) is int else -1 for size in shape) for shape in shapes)
+
+
+def _bytes(shapes: Sequence[Sequence[int]], types: Sequence[torch.dtype]) -> int | None:
+    """How large tensors of these shapes are together; None where there are none, or one has a size that is unknown."""
+    if not shapes or any(-1 in shape for shape in shapes):
+        return None
+    return sum(prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, types))

@@ -1,0 +1,41 @@
+"""The table of a benchmark: one row for each batch size."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchprof.reports.text import draw
+from torchprof.run.cost import UNKNOWN, format_count, format_time
+
+if TYPE_CHECKING:
+    from torchprof.profile.benchmark import BenchmarkResult, Latency
+
+
+def benchmark_table(result: BenchmarkResult) -> str:
+    """What ``torchprof.benchmark`` found, as text."""
+    headings = ["Batch size", "Mean ± std", "Median", "P95", "Min", "Max", "Samples/s"]
+    notes = [
+        f"{result.model}, {result.step} on {result.device}: {result.repeat} calls at each batch size, "
+        f"after {result.warmup} that were not timed.",
+        str(result.machine),
+        *(f"Batch size {row.batch_size} did not fit in memory: {row.error}" for row in result.rows if row.error),
+        *result.warnings,
+    ]
+    return "\n".join([draw(headings, [_cells(row) for row in result.rows]), "", *notes])
+
+
+def _cells(row: Latency) -> list[str]:
+    mean, std, rate = row.mean, row.std, row.samples_per_s
+    if mean is None:
+        return [str(row.batch_size), "out of memory", *[UNKNOWN] * 5]
+    spread = UNKNOWN if std is None else _time(std)
+    return [
+        str(row.batch_size),
+        f"{_time(mean)} ± {spread}",
+        *(_time(value) for value in (row.median, row.p95, row.min, row.max)),
+        UNKNOWN if rate is None else format_count(rate),
+    ]
+
+
+def _time(seconds: float | None) -> str:
+    return UNKNOWN if seconds is None else format_time(seconds * 1e9)

@@ -1,0 +1,1 @@
+"""The reports of two runs that are compared."""

@@ -1,0 +1,108 @@
+"""Two runs compared, as one HTML page: the icicle in the colours of what changed, and what each layer was and is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchprof.analyze.compare.diff import Change, Diff
+from torchprof.analyze.compare.layers import MOVED
+from torchprof.reports import report
+from torchprof.reports.diff.table import headline, told_of, whole_of
+from torchprof.reports.html import page
+from torchprof.reports.page.data import Path, Take, Tree
+from torchprof.run.cost import Measure
+from torchprof.run.words import OUTSIDE_NAME, PHASES
+
+_MOVED_AWAY = "moved away"
+
+
+@report("html", suffix=".html", of="diff")
+def compare_html(diff: Diff) -> str:
+    """The page of ``Run.report("html")`` over the layers of both runs, with what each was before and is after.
+
+    Renamed layers are one line, under the name that they have after. Removed layers stand where they stood, and moved
+    ones in both places, so that the figures of each run add up. Where the diff is for one call or one step, so are the
+    figures of the page.
+    """
+    before, after = _paths(diff)
+    takes = [Take("after", diff.after, after), Take("before", diff.before, before)]
+    tree = Tree.of(takes)
+    more = {
+        "headline": headline(diff),
+        "comparison": {
+            "scale": [1 / count if diff.unit else 1 for count in reversed(diff.counts)],
+            "of": diff.unit,
+            "notes": [*diff.notes, *diff.doubts],
+            "whole": whole_of(diff),
+            "told": [[what, lines] for what, lines in told_of(diff)],
+            "quantities": [
+                {
+                    "key": one.key,
+                    "heading": one.heading,
+                    "unit": one.unit.value,
+                    "phase": PHASES.index(one.phase),
+                    "self": one.is_self,
+                    "field": one.what.fields[0][0] if isinstance(one.what, Measure) else one.what,
+                }
+                for one in diff.quantities
+            ],
+            "pairs": _pairs(diff, tree, takes),
+        },
+    }
+    return page(", ".join(diff.after.meta.model) or "torchprof", takes, more, diff.after)
+
+
+def _paths(diff: Diff) -> tuple[dict[Path, Path], dict[Path, Path]]:
+    """Where the layers of each run stand on the page, by their own path. A layer of both stands in one place unless it
+    went to another parent."""
+    pairs = [pair for pair in diff.walk() if pair.is_layer]
+    after = {pair.after.path: pair.after.path for pair in pairs if pair.after}
+    before: dict[Path, Path] = {}
+    taken = set(after)
+    of_before = {pair.before.path: pair for pair in pairs if pair.before}
+    for layer in diff.before.layers:
+        pair = of_before[layer.path]
+        above = before.get(layer.path[:-1], ())
+        if pair.after and pair.after.path[:-1] == above:
+            before[layer.path] = pair.after.path
+            continue
+        path = (*above, layer.path[-1])
+        while path in taken:  # where another of that name stands after
+            path = (*path[:-1], f"{path[-1]} (before)")
+        taken.add(path)
+        before[layer.path] = path
+    return before, after
+
+
+def _pairs(diff: Diff, tree: Tree, takes: list[Take]) -> list[dict[str, Any]]:
+    """By node: how the layer is matched, and what each quantity was and is."""
+    numbers = [
+        {layer.path: take_nodes[index] for index, layer in enumerate(take.run.layers)}
+        for take, take_nodes in zip(takes, tree.nodes)
+    ]
+    outside = len(tree.layers)
+    # What was launched before the recording is not compared.
+    found: list[dict[str, Any]] = [{"how": "same", "differs": (), "changes": {}} for _ in range(outside + 3)]
+    for pair in diff.walk():
+        told = {
+            "how": pair.how,
+            "was": pair.before.name if pair.before else None,
+            "is": pair.after.name if pair.after else None,
+            "differs": pair.differs,
+            "changes": {key: _change(change) for key, change in pair.changes.items()},
+        }
+        if not pair.is_layer:
+            found[outside + (pair.name != OUTSIDE_NAME)] = told
+            continue
+        at_before = numbers[1][pair.before.path] if pair.before else None
+        at_after = numbers[0][pair.after.path] if pair.after else None
+        if at_before is not None:
+            found[at_before] = told if at_after is None else {**told, "how": _MOVED_AWAY}
+        if at_after is not None:
+            moved_along = at_before not in (None, at_after) and pair.how == "same"  # with the layer above it
+            found[at_after] = {**told, "how": MOVED} if moved_along else told
+    return found
+
+
+def _change(change: Change) -> list[Any]:
+    return [change.before, change.after, change.difference, change.verdict, change.at_least]

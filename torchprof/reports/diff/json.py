@@ -1,0 +1,73 @@
+"""A diff as JSON, for other programs. The schema is in docs/compare.md."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from torchprof.analyze.compare.diff import Change, Diff, Pair
+from torchprof.reports import report
+from torchprof.reports.diff.table import headline
+
+SCHEMA = 1
+"""It grows by one whenever a reader of the old format would misread the new one."""
+_FORMAT = "torchprof-diff"
+
+
+@report("json", suffix=".json", of="diff")
+def as_json(diff: Diff) -> str:
+    """All that a diff holds, layer by layer: see docs/compare.md. What is not known is null."""
+    layers: list[dict[str, Any]] = []
+    waiting: list[tuple[Pair, int | None]] = [(pair, None) for pair in reversed(diff.pairs)]
+    while waiting:
+        pair, parent = waiting.pop()
+        number = len(layers)
+        layers.append(
+            {
+                "path": pair.path,
+                "parent": parent,
+                "how": pair.how if pair.is_layer else None,
+                "before": None if pair.before is None else {"path": pair.before.path, "kind": pair.before.kind},
+                "after": None if pair.after is None else {"path": pair.after.path, "kind": pair.after.kind},
+                "differs": [{"what": what, "before": was, "after": now} for what, was, now in pair.differs],
+                "changes": {key: _change(change) for key, change in pair.changes.items()},
+            }
+        )
+        waiting.extend((child, number) for child in reversed(pair.children))
+    document = {
+        "format": _FORMAT,
+        "schema": SCHEMA,
+        "headline": headline(diff),
+        "counted": diff.counted,
+        "unit": diff.unit,
+        "counts": {"before": diff.counts[0], "after": diff.counts[1]},
+        "quantities": [
+            {
+                "key": one.key,
+                "heading": one.heading,
+                "unit": one.unit.value,
+                "phase": one.phase,
+                "is_self": one.is_self,
+            }
+            for one in diff.quantities
+        ],
+        "whole": {key: _change(change) for key, change in diff.whole.items()},
+        "layers": layers,
+        "notes": diff.notes,
+        "doubts": diff.doubts,
+    }
+    return json.dumps(document, separators=(",", ":"))
+
+
+def _change(change: Change) -> dict[str, Any]:
+    noise = change.noise
+    return {
+        "before": change.before,
+        "after": change.after,
+        "before_at_least": change.at_least[0],
+        "after_at_least": change.at_least[1],
+        "difference": change.difference,
+        "ratio": change.ratio,
+        "verdict": change.verdict,
+        "noise": None if noise is None else noise._asdict(),
+    }

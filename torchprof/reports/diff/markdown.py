@@ -1,0 +1,27 @@
+"""A diff in Markdown, for a pull request: the answer first."""
+
+from __future__ import annotations
+
+from torchprof.analyze.compare.diff import Diff
+from torchprof.reports import report
+from torchprof.reports.diff.table import headline, named, told_of, view_of, whole_of
+from torchprof.reports.markdown import cell, code, line, plain
+
+
+@report("markdown", suffix=".md", of="diff")
+def markdown(diff: Diff, *, depth: int | None = None, sort_by: str | None = None, top: int = 20) -> str:
+    """What changed in a sentence, and of the run as such; the table, what happened to the layers themselves, and notes.
+    The options are those of "table".
+
+    Names are code, so nothing in them is a link, a mention or a tag. Raises TorchprofError as "table" does.
+    """
+    view = view_of(diff, depth, sort_by, top)
+    lines = [plain(headline(diff, sort_by=sort_by)), ""]
+    whole = [f"- {plain(sentence)}" for sentence in whole_of(diff)]
+    lines += [*whole, ""] if whole else []
+    lines += [line([*map(plain, view.headings)]), line([":--", *["--:"] * (len(view.headings) - 1)])]
+    lines += [line([cell(named(pair)), *map(plain, view.cells(pair))]) for pair in view.pairs]
+    for what, texts in (*told_of(diff), ("", (*view.notes, *diff.notes, *diff.doubts))):
+        lines.append("")
+        lines += [f"- {what}: {code(text)}" if what else f"- {plain(text)}" for text in texts]
+    return "\n".join(lines)

@@ -1,0 +1,369 @@
+"""The table of a diff: what changed most between two runs, layer by layer. Other reports of a diff share its words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torchprof.analyze.compare.diff import (
+    FASTER,
+    FORMATS,
+    SAME,
+    SLOWER,
+    UNKNOWN,
+    WITHIN_NOISE,
+    Change,
+    Diff,
+    Pair,
+    Quantity,
+)
+from torchprof.analyze.compare.layers import ADDED, MOVED, REMOVED, RENAMED
+from torchprof.errors import TorchprofError, suggest
+from torchprof.reports import report
+from torchprof.reports.text import check_number, draw, printable
+from torchprof.run.cost import UNKNOWN as DASH
+from torchprof.run.cost import Unit
+from torchprof.run.words import FORWARD
+
+_TOLD = 10  # so many layers are named of each kind of change; of the others their number
+_NAME = re.compile(r"^(\w+=)")  # of a setting
+_NOISE_MARK = {WITHIN_NOISE: "~ ", UNKNOWN: "? "}
+_HOW = {ADDED: "Added", REMOVED: "Removed", MOVED: "Moved", RENAMED: "Renamed"}
+
+
+@report("table", suffix=".txt", of="diff")
+def table(
+    diff: Diff,
+    *,
+    depth: int | None = None,
+    sort_by: str | None = None,
+    top: int = 20,
+    tablefmt: str | None = None,
+) -> str:
+    """What changed in a sentence, of the run as such and of the models; the models, and the layers that changed most;
+    then what is told of the layers, and what makes the comparison doubtful.
+
+    Columns are one quantity before and after, and the differences of others where they changed: times in all phases,
+    peaks (net memory where there are none), and of forward FLOPs, parameters and calls. That one quantity is the CUDA
+    total, the CPU total or the FLOPs, the first of them that both runs measured. Layers whose time
+    changed within the noise of the runs stand last; before them, those that changed most come first: by the sum over
+    all phases of what their own time changed, or below ``depth`` is hidden, all of it.
+
+    ``sort_by`` orders by another quantity, which is then the one that is shown before and after: "flops", "macs",
+    "self_cpu_total", "backward_cpu_total", "cpu_peak", … ``depth`` hides the layers below that depth (0: the models
+    alone), ``top`` all but so many layers, ``tablefmt`` is any of tabulate's formats.
+
+    Raises TorchprofError for a quantity that is not compared, an unknown format and a negative number.
+    """
+    view = view_of(diff, depth, sort_by, top)
+    text = draw(view.headings, [[named(pair), *view.cells(pair)] for pair in view.pairs], tablefmt)
+    told = [f"{what}: {line}" if what else line for what, lines in told_of(diff) for line in lines]
+    lead = [headline(diff, sort_by=sort_by), *whole_of(diff)]
+    sections = ["\n".join(lead), text, "\n".join(view.notes), "\n".join(told)]
+    sections.append("\n".join(printable(note) for note in (*diff.notes, *diff.doubts)))
+    return "\n\n".join(section for section in sections if section)
+
+
+@dataclass(frozen=True)
+class View:
+    """What of a diff is shown: ``main`` before and after, ``others`` as differences, and the ``pairs`` in order."""
+
+    main: Quantity
+    others: tuple[Quantity, ...]
+    pairs: tuple[Pair, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def headings(self) -> list[str]:
+        name = self.main.heading
+        main = [f"{name} before", f"{name} after", "Difference", "Ratio", "Verdict"]
+        return ["Layer", *main, *(f"Δ {quantity.heading}" for quantity in self.others)]
+
+    def cells(self, pair: Pair) -> list[str]:
+        """The cells of a row behind its name."""
+        change = pair.changes.get(self.main.key)
+        if change is None:
+            main = [""] * 5
+        else:
+            absent = (pair.how == ADDED, pair.how == REMOVED)
+            main = ["" if absent[side] else value_text(self.main, change, side) for side in (0, 1)]
+            main += [
+                DASH if change.difference is None else signed(self.main, change.difference),
+                ratio_text(change),
+                "" if pair.how in (ADDED, REMOVED) else verdict_text(change),
+            ]
+        return [*main, *(_difference(pair, quantity) for quantity in self.others)]
+
+
+def view_of(diff: Diff, depth: int | None, sort_by: str | None, top: int) -> View:
+    """Choose and order what is shown; the arguments are those of ``table``."""
+    check_number("depth", depth, "levels")
+    check_number("top", top, "layers")
+    main = main_of(diff, sort_by)
+    by = [main]
+    if sort_by is None and main.is_time:
+        by = [one for one in diff.quantities if one.is_time and not one.is_self and one.what == main.what]
+    models = [pair for pair in diff.pairs if len(pair.path) == 1 and pair.is_layer]
+    layers = [
+        pair
+        for pair in diff.walk()
+        if (depth is None or len(pair.path) <= depth + 1) and not (len(pair.path) == 1 and pair.is_layer)
+    ]
+    order = _order(diff, by, depth, takes_self=sort_by is None)
+    changed = sorted((pair for pair in layers if _changed(pair)), key=order)
+    shown = [*models, *changed[:top]]
+    others = tuple(one for one in _others(diff, main) if any(_matters(pair.changes.get(one.key)) for pair in shown))
+    unknown = sum(not _changed(pair) and _is_unknown(pair) for pair in layers)
+    same = len(layers) - len(changed) - unknown
+    notes = tuple(_notes(same, unknown, len(changed) - top, [main, *others], shown))
+    return View(main, others, tuple(shown), notes)
+
+
+def _others(diff: Diff, main: Quantity) -> Iterator[Quantity]:
+    """The quantities that stand beside the main one, if they changed."""
+    have_peaks = {one.phase for one in diff.quantities if one.what == "peak"}
+    for one in diff.quantities:
+        is_count = one.unit is Unit.COUNT and (one.phase != FORWARD or one.key == "macs")
+        is_net = one.unit is Unit.BYTES and one.what != "peak" and one.phase in have_peaks
+        if one == diff.self_of(main) != main or not (one == main or one.is_self or is_count or is_net):
+            yield one
+
+
+def main_of(diff: Diff, sort_by: str | None = None) -> Quantity:
+    """The quantity that tells what changed: the one that is asked for, else the device's time, the CPU's, or the FLOPs.
+
+    Raises TorchprofError for a quantity that is not compared.
+    """
+    if sort_by is not None:
+        return _called(diff, sort_by)
+    totals = [one for one in diff.quantities if one.phase == FORWARD and not one.is_self]
+    times = [one for one in totals if one.is_time]
+    counts = [one for one in totals if one.key == "flops"]
+    return [*times[::-1], *counts, *totals][0]
+
+
+def _called(diff: Diff, name: str) -> Quantity:
+    for quantity in diff.quantities:
+        if name in (quantity.key, quantity.heading):
+            return quantity
+    keys = [quantity.key for quantity in diff.quantities]
+    raise TorchprofError(f"Both runs measured no {name!r}. {suggest(str(name), keys)}")
+
+
+def _order(
+    diff: Diff, by: Sequence[Quantity], depth: int | None, *, takes_self: bool
+) -> Callable[[Pair], tuple[bool, float]]:
+    own = [diff.self_of(quantity) for quantity in by]
+
+    def order(pair: Pair) -> tuple[bool, float]:
+        is_cut = depth is not None and len(pair.path) == depth + 1
+        changes = [
+            pair.changes[one.key] for one in (own if takes_self and not is_cut else by) if one.key in pair.changes
+        ]
+        totals = [pair.changes[one.key] for one in by if one.key in pair.changes]
+        quiet = all(change.verdict in (SAME, WITHIN_NOISE) for change in totals)
+        return quiet, -sum(abs(diff.weight(change)) for change in changes)
+
+    return order
+
+
+def _changed(pair: Pair) -> bool:
+    return any(
+        change.difference or (change.before is None) != (change.after is None) for change in pair.changes.values()
+    )
+
+
+def _is_unknown(pair: Pair) -> bool:
+    return any(change.verdict == UNKNOWN for change in pair.changes.values())
+
+
+def _matters(change: Change | None) -> bool:
+    return change is not None and change.difference not in (0, None)
+
+
+def _notes(
+    same: int, unknown: int, hidden: int, quantities: Sequence[Quantity], shown: Sequence[Pair]
+) -> Iterator[str]:
+    if same:
+        yield f"The same in all of this: {same} row{'s' if same > 1 else ''}, not shown."
+    if unknown:
+        yield f"Not known in all of this: {unknown} row{'s' if unknown > 1 else ''}, not shown."
+    if hidden > 0:
+        yield f"{hidden} more row{'s are' if hidden > 1 else ' is'} hidden: shown are those that changed most."
+    verdicts = {
+        pair.changes[one.key].verdict
+        for pair in shown
+        for one in quantities
+        if one.is_time
+        and one.key in pair.changes
+        and pair.changes[one.key].difference is not None
+        and pair.how not in (ADDED, REMOVED)
+    }
+    if WITHIN_NOISE in verdicts:
+        yield "~ and within noise: no more than times differ from call to call in the runs by themselves."
+    if UNKNOWN in verdicts:
+        yield "? and noise unknown: the runs hold too few calls, or no steps, to tell. See docs/compare.md."
+
+
+def value_text(quantity: Quantity, change: Change, side: int) -> str:
+    """What a quantity was before (0) or is after (1)."""
+    return change.figure(side).text(quantity.text)
+
+
+def signed(quantity: Quantity, difference: float) -> str:
+    return ("+" if difference > 0 else "") + quantity.text(difference)
+
+
+def ratio_text(change: Change) -> str:
+    return "" if change.ratio is None else f"{change.ratio:.2f}×"
+
+
+def verdict_text(change: Change) -> str:
+    """The verdict; for times with what the typical call says, which may differ from what the sum of all does."""
+    noise = change.noise
+    if change.verdict in (SLOWER, FASTER, WITHIN_NOISE) and noise is not None and noise.medians[0] > 0:
+        return f"{change.verdict}, median {percent(noise.medians[1] / noise.medians[0])}"
+    return "noise unknown" if change.verdict == UNKNOWN and change.difference is not None else change.verdict
+
+
+def percent(ratio: float) -> str:
+    return f"{ratio - 1:+.1%}" if ratio < 10 else f"×{ratio:.0f}"
+
+
+def _difference(pair: Pair, quantity: Quantity) -> str:
+    """A difference in one cell, with its share."""
+    change = pair.changes.get(quantity.key)
+    if change is None:
+        return ""
+    if change.difference is None:
+        return DASH
+    if change.difference == 0:
+        return "0"
+    doubtful = quantity.is_time and pair.how not in (ADDED, REMOVED)
+    mark = _NOISE_MARK.get(change.verdict, "") if doubtful else ""
+    return f"{mark}{signed(quantity, change.difference)}{_share(change)}"
+
+
+def named(pair: Pair) -> str:
+    """The path of a layer, printable, and what happened to it."""
+    name = printable(".".join(pair.path))
+    if pair.how in (MOVED, RENAMED) and pair.before is not None:
+        return f"{name} ({pair.how}, was {printable(pair.before.name)})"
+    return f"{name} ({pair.how})" if pair.how in (ADDED, REMOVED) else name
+
+
+def told_of(diff: Diff) -> Iterator[tuple[str, list[str]]]:
+    """What happened to the layers themselves, printable: ("Added", a line for each layer), and so on; behind them,
+    where there are too many, ("", [a sentence on how many more]).
+
+    Of what was added or removed with all that is below it, the topmost layer is told; of settings what differs.
+    """
+    found: dict[str, list[str]] = {what: [] for what in (*_HOW.values(), "Changed")}
+    waiting = [(pair, "") for pair in reversed(diff.pairs)]
+    while waiting:
+        pair, around = waiting.pop()
+        old, new = pair.before, pair.after
+        if pair.how in (ADDED, REMOVED) and pair.how != around:
+            layer = new or old
+            below = sum(one.how == pair.how for one in pair.walk()) - 1
+            about = [layer.kind] if layer and layer.kind else []
+            about += [f"with {below} layer{'s' if below > 1 else ''} below"] if below else []
+            found[_HOW[pair.how]].append(".".join(pair.path) + (f" ({', '.join(about)})" if about else ""))
+        elif pair.how in (MOVED, RENAMED) and old and new:
+            found[_HOW[pair.how]].append(f"{old.name} → {new.name}")
+        words = [
+            f"{what} {_settings(was, now) if what == 'settings' else f'{was} → {now}'}"
+            for what, was, now in pair.differs
+            if what in ("kind", "settings")
+        ]
+        if words:
+            found["Changed"].append(f"{'.'.join(pair.path)}: {'; '.join(words)}")
+        waiting.extend((child, pair.how) for child in reversed(pair.children))
+    for name, lines in found.items():
+        hidden = len(lines) - _TOLD
+        if lines:
+            yield name, [*map(printable, lines[:_TOLD])]
+        if hidden > 0:
+            yield "", [f"{name}: {hidden} more layer{'s' if hidden > 1 else ''}, not told here."]
+
+
+def _settings(before: str, after: str) -> str:
+    """What differs of settings, as in "3, 24, kernel_size=(3, 3)": one by one where they have the same names in the
+    same order, else all of both."""
+    old, new = _one_by_one(before), _one_by_one(after)
+    changed = [f"{name}{was} → {now}" for (name, was), (_, now) in zip(old, new) if was != now]
+    alike = [name for name, _ in old] == [name for name, _ in new]
+    return ", ".join(changed) if alike and changed else f"{before} → {after}"
+
+
+def _one_by_one(settings: str) -> list[tuple[str, str]]:
+    """Settings, each as its name with an equals sign, or "", and its value: between commas that are in no brackets."""
+    parts, depth = [""], 0
+    for char in settings:
+        depth += (char in "([{") - (char in ")]}")
+        if char == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return [("".join(named), value) for *named, value in (_NAME.split(part.strip(), 1) for part in parts)]
+
+
+def whole_of(diff: Diff) -> list[str]:
+    """What changed of the run and of no layer, a sentence for each: how long a step lasted, and the peaks of memory."""
+    sentences = []
+    for key, change in diff.whole.items():
+        what, show = "A step", FORMATS[Unit.TIME]
+        if key != "step":
+            kind = key.removesuffix("_peak")
+            device = {"cpu": "the CPU", "device": "the device"}.get(kind, kind.upper())
+            what, show = f"Peak on {device}", FORMATS[Unit.BYTES]
+        was, now = (DASH if value is None else show(value) for value in (change.before, change.after))
+        if change.difference == 0:
+            sentences.append(f"{what}: the same, {now}.")
+        else:
+            verdict = "noise unknown" if change.verdict == UNKNOWN else change.verdict
+            sentences.append(f"{what}: {was} → {now}{_share(change)}{f', {verdict}' if key == 'step' else ''}.")
+    return [printable(sentence) for sentence in sentences]
+
+
+@report("headline", of="diff")
+def headline(diff: Diff, *, sort_by: str | None = None) -> str:
+    """What changed, in a sentence or two: the models, and the layers whose own parts changed most in the same sense; of
+    runs that know no layers, the work outside of them.
+
+    It speaks of what "table" shows before and after, with ``sort_by`` as there. Raises TorchprofError for a quantity
+    that is not compared.
+    """
+    main = main_of(diff, sort_by)
+    per = {"call": ", per forward call", "step": ", per step"}.get(diff.unit or "", "")
+    sentences = []
+    for pair in [pair for pair in diff.pairs if pair.is_layer] or diff.pairs:
+        if main.key in pair.changes:
+            sentences.append(f"{'.'.join(pair.path)}: {_in_words(pair, main)}{per}.")
+            parts = diff.largest_parts(pair, main)
+            if parts.layers and pair.changes[main.key].verdict not in (SAME, WITHIN_NOISE):
+                names = (
+                    f"{'.'.join(one.path)} ({signed(main, change.difference or 0)})" for one, change in parts.layers
+                )
+                lead = "Most of it in" if parts.hold_most else f"The largest part{parts.ending}{parts.beyond_noise}:"
+                sentences.append(f"{lead} {', '.join(names)}.")
+    return printable(" ".join(sentences)) or "There is nothing to compare in these runs."
+
+
+def _in_words(pair: Pair, quantity: Quantity) -> str:
+    change = pair.changes[quantity.key]
+    if pair.how in (ADDED, REMOVED):
+        return f"{pair.how}, {quantity.heading} {value_text(quantity, change, int(pair.how == ADDED))}"
+    was, now = (value_text(quantity, change, side) for side in (0, 1))
+    if change.difference is None:
+        known = f": {was} before, {now} after" if (was, now) != (DASH, DASH) else ""
+        return f"the change of {quantity.heading} is not known{known}"
+    if change.difference == 0:
+        return f"{quantity.heading} is the same, {now}"
+    verdict = f", {verdict_text(change)}" if quantity.is_time else ""
+    return f"{quantity.heading} {was} → {now}{_share(change)}{verdict}"
+
+
+def _share(change: Change) -> str:
+    return f" ({percent(change.ratio)})" if change.ratio is not None else ""

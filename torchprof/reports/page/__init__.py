@@ -1,0 +1,1 @@
+"""The HTML page: its data, and what it is made of."""

@@ -1,0 +1,105 @@
+"""What the script of the page cannot sum itself: how far each figure of its tables is known, and the rows of ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+from torchprof.analyze.figures import Figures, measured_by_all
+from torchprof.reports.columns import Column, CostColumn, RateColumn
+from torchprof.reports.tree import Entry, entries_of
+from torchprof.run.cost import Bound, Cost
+from torchprof.run.run import Run
+from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED_NAME, OUTSIDE_NAME, PHASES
+
+_OF_NO_LAYER = (OUTSIDE_NAME, NOT_SELECTED_NAME, LAUNCHED_BEFORE)
+"""The rows of work of no layer, in the order of their nodes."""
+_NO_ROW = len(Bound)
+_NUMBER = {bound: number for number, bound in enumerate(Bound)}
+_EXACT = _NUMBER[Bound.EXACT]
+
+Source = tuple[Run, Mapping[tuple[str, ...], int]]
+"""What the page shows at once, and the nodes of its layers by their paths."""
+
+
+def cells(sources: Sequence[Source], layers: int, columns: Sequence[Column]) -> dict[str, Any]:
+    """``ranges`` and ``bounds`` for the page, from the rows of the terminal's table of each source.
+
+    Nodes are the ``layers``, then the rows of work of no layer, then everything, then the ranges: labels, compiled
+    regions and kernels of these, each after the node above it. ``values`` are the figures of ranges, by source and
+    column.
+    ``bounds`` says by source and column how far the figure of each node is known: ``of`` has the number of a vector in
+    ``vectors``, and that has pairs, one after the other: a number (0 to 3 as in ``Bound``, 4 where there is no such
+    row), and for how many nodes.
+    """
+    everything = layers + len(_OF_NO_LAYER)
+    phases = [phase for phase in PHASES if any(phase in run.phases() for run, _ in sources)]
+    ranges: dict[tuple[int, str], int] = {}  # (the node above, its name) → its node
+    rows: list[dict[int, Figures]] = []
+    for run, nodes in reversed(sources):  # the last is of all ranks: its order of ranges is that of the terminal
+        of_run = dict(_rows(entries_of(run, phases=phases), nodes, layers, ranges))
+        rows.insert(0, {**of_run, everything: _everything(run, phases)})
+    vectors: dict[tuple[tuple[int, int], ...], int] = {}
+    bounds: list[list[int]] = []
+    values: list[list[list[float]]] = []
+    for (run, _), of_source in zip(sources, rows):
+        bounds.append([])
+        values.append([])
+        exact = {phase: [node for node, row in of_source.items() if row.is_exact(phase)] for phase in phases}
+        for column in columns:
+            own_column = _as_measured(column, run)
+            numbers = [_NUMBER[Bound.UNKNOWN]] * layers + [_NO_ROW] * (len(_OF_NO_LAYER) + 1 + len(ranges))
+            if isinstance(own_column, CostColumn) and own_column.measured:
+                for node in exact[own_column.phase]:
+                    numbers[node] = _EXACT
+            of_ranges = [0.0] * len(ranges)
+            for node, row in of_source.items():
+                if numbers[node] != _EXACT:
+                    numbers[node] = _NUMBER[own_column.figure(row).bound]
+                if node > everything:
+                    of_ranges[node - everything - 1] = own_column.of(row)
+            vector = tuple((number, len(list(nodes))) for number, nodes in groupby(numbers))
+            bounds[-1].append(vectors.setdefault(vector, len(vectors)))
+            values[-1].append(of_ranges)
+    return {
+        "ranges": {"parent": [above for above, _ in ranges], "name": [name for _, name in ranges], "values": values},
+        "bounds": {"of": bounds, "vectors": list(vectors)},
+    }
+
+
+def _rows(
+    entries: Sequence[Entry], nodes: Mapping[tuple[str, ...], int], layers: int, ranges: dict[tuple[int, str], int]
+) -> Iterator[tuple[int, Figures]]:
+    """The figures of all nodes that a run has. ``ranges`` grows by those that are new."""
+    waiting = [*entries]
+    while waiting:
+        entry = waiting.pop()
+        node = nodes[entry.path] if entry.is_layer else layers + _OF_NO_LAYER.index(entry.name)
+        yield node, entry.figures
+        waiting += entry.children
+        inside = [(node, one) for one in reversed(entry.ops)]
+        while inside:
+            above, one = inside.pop()
+            number = ranges.setdefault((above, one.name), layers + len(_OF_NO_LAYER) + 1 + len(ranges))
+            yield number, one.figures
+            inside += [(number, inner) for inner in reversed(one.ops)]
+
+
+def _everything(run: Run, phases: Sequence[str]) -> Figures:
+    """All layers and all work of none, which is whole: what is not known whose it is counts somewhere."""
+    totals = dict.fromkeys(phases, Cost())
+    for (_, number), (cost, _) in run.rows.by_layer.items():
+        totals[PHASES[number]] += cost
+    return Figures(dict.fromkeys(phases, Cost()), totals)
+
+
+def _as_measured(column: Column, run: Run) -> Column:
+    """A column of several runs as it is of one: that may not have measured it."""
+    measured = measured_by_all(run)
+    if isinstance(column, CostColumn):
+        return replace(column, measured={name for name, _ in column.measure.fields} <= measured)
+    if isinstance(column, RateColumn):
+        return replace(column, measured={"flops", "device_ns" if column.on_device else "cpu_ns"} <= measured)
+    return column

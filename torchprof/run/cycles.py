@@ -1,0 +1,183 @@
+"""Several recordings of one process, added up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torchprof.run.layers import Layer
+from torchprof.run.lockstep import NOT_RECORDED, STEP, Lockstep, LockstepKey
+from torchprof.run.memory import Memory
+from torchprof.run.meta import CompiledRegion, Meta
+from torchprof.run.rows import Around, Chains, Rows, table
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.timeline import DeviceTime, StreamTime
+from torchprof.run.words import FORWARD, OUTSIDE
+
+
+def add_cycle(before: Run | None, cycle: Run) -> Run:
+    """One run of all cycles up to now, of one process, from the run up to then and the run of a new cycle.
+
+    Rows of equal keys sum, and the times of devices; samples join; of the memory what was alive at the higher peak
+    stays, and of the timeline the new one. The layers are those that the new cycle saw, with the shapes of their first
+    call in any; it may know more. The sum has no warnings yet: those of a part need not hold for all.
+    """
+    if before is None:
+        return cycle
+    known = len(before.layers)
+    layers = (*map(_first_seen, before.layers, cycle.layers), *cycle.layers[known:])
+    samples = _with_zeros(before.samples, cycle.samples)
+    for of, spread in _with_zeros(cycle.samples, before.samples).items():
+        samples[of] = samples[of] + spread if of in samples else spread
+    return Run(
+        (_sum_of_metas(before.meta, cycle.meta),),
+        layers,
+        _sum_of_rows(layers, before.rows, cycle.rows),
+        samples,
+        _higher_peaks(before.memory, cycle.memory),
+        cycle.timeline,
+        _sum_of_devices(before.device_times, cycle.device_times),
+        _one_after_the_other(before.lockstep, cycle.lockstep),
+        cycle.unfinished,
+    )
+
+
+def _sum_of_rows(layers: tuple[Layer, ...], *several: Rows) -> Rows:
+    """The rows of all on the same layers; those of equal keys are one."""
+    lines: dict[tuple[int, ...], Sequence[int]] = {}
+    chains = Chains()
+    within: dict[tuple[Around, ...], int] = {}
+    shared: dict[tuple[int, ...], int] = {}
+    devices: dict[str, int] = {}
+    for rows in several:
+        frames_here = [*map(chains.number_of, rows.frames)]
+        within_here = [
+            within.setdefault(tuple(map(chains.around, surroundings)), len(within)) for surroundings in rows.within
+        ]
+        shared_here = [shared.setdefault(by, len(shared)) for by in rows.shared]
+        devices_here = [devices.setdefault(device, len(devices)) for device in rows.devices]
+        for layer, phase, by, around, chain, device, rank, *values in zip(
+            *(rows.columns[name] for name in Rows.COLUMNS)
+        ):
+            key = (layer, phase, shared_here[by], within_here[around], frames_here[chain], devices_here[device], rank)
+            line = lines.get(key)
+            lines[key] = values if line is None else [*map(sum, zip(line, values))]
+    return table(layers, lines, chains.all, devices, within, shared)
+
+
+def _with_zeros(samples: Mapping[SampleKey, Spread], other: Mapping[SampleKey, Spread]) -> dict[SampleKey, Spread]:
+    """The samples of some cycles, with 0 for each of their steps where only the ``other`` cycles saw anything."""
+    complete = dict(samples)
+    for key in other:
+        steps = samples.get(SampleKey(OUTSIDE, FORWARD, key.rank, "cpu", "step_ns"))
+        if steps is not None and key.measure.startswith("step_") and key not in samples:
+            complete[key] = Spread(steps.count, 0, 0, 0, 0, (0,) * len(steps.sample), tuple(sorted(steps.hashes)))
+    return complete
+
+
+def _one_after_the_other(
+    before: Mapping[LockstepKey, Lockstep], now: Mapping[LockstepKey, Lockstep]
+) -> dict[LockstepKey, Lockstep]:
+    """What one rank did in some cycles, and then in those after: 0 in each step of those cycles that did not see it."""
+    joined = {}
+    for key in dict.fromkeys((*before, *now)):
+        earlier = before.get(key) or _nothing_in_each_step(key, before)
+        later = now.get(key) or _nothing_in_each_step(key, now)
+        joined[key] = earlier + later if earlier and later else earlier or later
+    return {key: lockstep for key, lockstep in joined.items() if lockstep is not None}
+
+
+def _nothing_in_each_step(key: LockstepKey, cycles: Mapping[LockstepKey, Lockstep]) -> Lockstep | None:
+    """0 for each step of some cycles. None for collectives, which count in calls, and where what is missing may be
+    unknown: the steps, or the groups."""
+    steps = cycles.get(LockstepKey(OUTSIDE, FORWARD, "cpu", STEP))  # the same steps as those of the device
+    if steps is None or key.is_collective or key.group == NOT_RECORDED:
+        return None
+    return replace(steps, ns=(0,), beside_ns=(0,), last_ns=(0,) * len(steps.last_ns), medians=())
+
+
+def _first_seen(before: Layer, now: Layer) -> Layer:
+    now = replace(now, recursive=before.recursive or now.recursive)
+    if not before.input_shapes and not before.output_shapes:
+        return now
+    return replace(
+        now,
+        input_shapes=before.input_shapes,
+        output_shapes=before.output_shapes,
+        same_shapes=same_shapes(before, now) if now.input_shapes or now.output_shapes else before.same_shapes,
+        output_bytes=before.output_bytes,
+        training=before.training,
+    )
+
+
+def same_shapes(one: Layer, other: Layer) -> bool | None:
+    """``Layer.same_shapes`` of the calls of both; None where it is not known of either."""
+    if one.same_shapes is None or other.same_shapes is None:
+        return None
+    return one.same_shapes and other.same_shapes and one.input_shapes == other.input_shapes
+
+
+def _sum_of_metas(before: Meta, now: Meta) -> Meta:
+    busy = dict(before.busy_ns)
+    for device, ns in now.busy_ns:
+        busy[device] = busy.get(device, 0) + ns
+    return replace(
+        now,
+        wall_ns=before.wall_ns + now.wall_ns,
+        process_cpu_ns=_sum_of_known(before.process_cpu_ns, now.process_cpu_ns),
+        run_delay_ns=_sum_of_known(before.run_delay_ns, now.run_delay_ns),
+        cycles=before.cycles + now.cycles,
+        steps=before.steps + now.steps,
+        warnings=(),
+        busy_ns=tuple(sorted(busy.items())),
+        regions=_all_of_one_name(before.regions + now.regions),
+    )
+
+
+def _sum_of_known(before: int | None, now: int | None) -> int | None:
+    return None if before is None or now is None else before + now
+
+
+def _all_of_one_name(regions: Sequence[CompiledRegion]) -> tuple[CompiledRegion, ...]:
+    """Each once; torch.compile may have begun anew and called another by a name: of that one nothing is known."""
+    found: dict[str, set[CompiledRegion]] = {}
+    for region in regions:
+        found.setdefault(region.name, set()).add(region)
+    return tuple(one for ones in found.values() if len(ones) == 1 for one in ones)
+
+
+def _higher_peaks(before: Sequence[Memory], now: Sequence[Memory]) -> tuple[Memory, ...]:
+    highest = {(memory.rank, memory.device): memory for memory in before}
+    for memory in now:
+        known = highest.get((memory.rank, memory.device))
+        if known is None or memory.peak_bytes > known.peak_bytes:
+            highest[memory.rank, memory.device] = memory
+    return tuple(highest[key] for key in sorted(highest))
+
+
+def _sum_of_devices(before: Sequence[DeviceTime], now: Sequence[DeviceTime]) -> tuple[DeviceTime, ...]:
+    sums = {(time.rank, time.device): time for time in before}
+    for time in now:
+        known = sums.get((time.rank, time.device))
+        sums[time.rank, time.device] = time if known is None else _sum_of_times(known, time)
+    return tuple(sums[key] for key in sorted(sums))
+
+
+def _sum_of_times(before: DeviceTime, now: DeviceTime) -> DeviceTime:
+    streams = {stream.stream: stream for stream in before.streams}
+    for stream in now.streams:
+        known = streams.get(stream.stream)
+        if known is not None:
+            stream = StreamTime(stream.stream, *map(sum, zip(known[1:], stream[1:])))
+        streams[stream.stream] = stream
+    return replace(
+        now,
+        span_ns=before.span_ns + now.span_ns,
+        busy_ns=before.busy_ns + now.busy_ns,
+        compute_ns=before.compute_ns + now.compute_ns,
+        communication_ns=before.communication_ns + now.communication_ns,
+        copy_ns=before.copy_ns + now.copy_ns,
+        overlap_ns=before.overlap_ns + now.overlap_ns,
+        streams=tuple(streams[number] for number in sorted(streams)),
+    )

@@ -1,0 +1,374 @@
+"""The file of a run: JSON, written and read. Its schema is in docs/run-file.md."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
+from functools import cache
+from operator import le
+from os import PathLike
+from pathlib import Path
+from sys import intern
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from torchprof.errors import TorchprofError
+from torchprof.run.collectives import name_of_collective
+from torchprof.run.file_write import FORMAT, SAMPLE_NAMES, SAMPLE_NUMBERS, SAMPLE_PARTS, SCHEMA
+from torchprof.run.layers import Layer
+from torchprof.run.lockstep import NOBODY, Lockstep, LockstepKey
+from torchprof.run.memory import KINDS, Held, Memory
+from torchprof.run.meta import Meta
+from torchprof.run.rows import Around, Rows
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.timeline import DeviceTime, Lane, Spans, Timeline
+from torchprof.run.unfinished import Entered, Unfinished
+from torchprof.run.words import NOT_SELECTED, PHASES, Frame, Signature, is_collective
+
+_START = 256  # bytes, within which a file says its format
+_LABELS_ALONE = "Written before torchprof 2.2: the totals of labels leave out the layers that were called inside them."
+
+
+def is_run_file(path: str | PathLike[str]) -> bool:
+    """Whether a file begins as a saved run does. Raises OSError as ``open`` does."""
+    with Path(path).open("rb") as file:
+        is_zipped = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        try:
+            start = (gzip.GzipFile(fileobj=file) if is_zipped else file).read(_START)
+        except (OSError, EOFError, zlib.error):  # a damaged one: who reads it will say so
+            return False
+    return re.match(rb'\s*{\s*"format"\s*:\s*"torchprof-run"', start) is not None
+
+
+def load(path: str | PathLike[str]) -> Run:
+    """Read a run that ``Run.save`` wrote. Needs no torch.
+
+    Raises OSError where the file cannot be read, TorchprofError where it is no run file, is damaged, or was written by
+    a newer torchprof.
+    """
+    return run_of(Path(path).read_bytes(), str(path))
+
+
+def run_of(data: bytes, path: str) -> Run:
+    """The run that is in the bytes of a file, which errors call ``path``. Raises TorchprofError as ``load`` does."""
+    try:
+        document = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+    except (ValueError, EOFError, OSError, zlib.error, RecursionError) as error:
+        raise TorchprofError(f"{path} is not a saved run: it does not read as JSON ({error}).") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        if isinstance(document, dict) and "traceEvents" in document:
+            raise TorchprofError(
+                f"{path} is a trace, and no saved run: torchprof.from_trace(path) reads it, and "
+                "`python -m torchprof trace FILE -o run.json` makes a saved run of it."
+            )
+        raise TorchprofError(f"{path} is JSON, but no saved run: write one with `prof.run.save(path)`.")
+    schema = document.get("schema")
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise TorchprofError(
+            f"{path} has schema {schema}; this torchprof reads up to {SCHEMA}. Read it with a newer torchprof."
+        )
+    try:
+        return _run(document)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as error:
+        raise TorchprofError(f"{path} is a damaged run file: {type(error).__name__} {error}.") from error
+
+
+def _run(document: dict[str, Any]) -> Run:
+    """The run of a file. Raises KeyError, TypeError, ValueError or OverflowError where the file contradicts itself."""
+    if document["schema"] < 3:
+        _upgrade(document)
+    if document["schema"] == 3 and document["timeline"] is not None:
+        document["timeline"]["spans"] = None  # it had memory alone
+    if document["schema"] < 5:
+        document["device_times"] = []
+    if document["schema"] < 6:
+        document.update(shared=[[]], lockstep=[])
+        document["rows"]["shared"] = [0] * len(document["rows"]["layer"])
+        for frame in (frame for chain in document["frames"] for frame in chain):
+            if frame[0] in ("label", "op") and is_collective(frame[1]):
+                frame[0] = "collective"
+        if document["timeline"] is not None:
+            document["timeline"]["rank"] = document["metas"][0]["rank"]
+    if document["schema"] < 8:
+        document["rows"]["collective_ns"] = [0] * len(document["rows"]["layer"])
+        _rename_collectives(document["lockstep"])
+    metas = _read(tuple[Meta, ...], document["metas"])
+    layers = _read(tuple[Layer, ...], document["layers"])
+    signatures = [None, *_read(tuple[Signature, ...], document["signatures"])]
+
+    def chain(frames: list[Any]) -> tuple[Frame, ...]:
+        _demand(isinstance(frames, list), f"{frames!r} where frames belong")
+        return tuple(_frame(frame, signatures) for frame in frames)
+
+    frames = tuple(map(chain, document["frames"]))
+    within = tuple(
+        tuple(Around(_read(int, layer), _read(str, phase), chain(frames)) for layer, phase, frames in step)
+        for step in document["within"]
+    )
+    shared = _read(tuple[tuple[int, ...], ...], document["shared"])
+    devices = _read(tuple[str, ...], document["devices"])
+    columns = {name: array("q", document["rows"][name]) for name in Rows.COLUMNS}
+    samples = dict(_sample(entry, len(layers)) for entry in document["samples"])
+    _demand(bool(metas), "no metas")
+    known: set[tuple[str, ...]] = set()
+    for layer in layers:
+        _demand(bool(layer.path) and layer.path not in known, f"the path {layer.path}")
+        _demand(len(layer.path) == 1 or layer.path[:-1] in known, f"the layer above {layer.name}")
+        known.add(layer.path)
+    _demand(len({len(column) for column in columns.values()}) == 1, "columns that differ in length")
+    memory = _read(tuple[Memory, ...], document["memory"])
+    device_times = _read(tuple[DeviceTime, ...], document["device_times"])
+    for time in device_times:
+        _demand(_adds_up(time), f"the times of {time.device}")
+    lockstep = {}
+    for one in document["lockstep"]:
+        of = _read(LockstepKey, [one.pop(name) for name in LockstepKey._fields])
+        lockstep[of] = _read(Lockstep, one)
+        _demand(_leads_somewhere(of, len(layers)), f"lockstep {tuple(of)}")
+        _demand(_is_in_lockstep(lockstep[of]), f"the ranks of lockstep {tuple(of)}")
+    unfinished = _read(tuple[Unfinished, ...], document.get("unfinished", []))
+    for one in (each for step in unfinished for each in (step, *step.entered)):
+        _demand(_leads_somewhere(one, len(layers)), f"{one} in 'unfinished'")
+    ranks = {meta.rank for meta in metas}
+    seen = {*columns["rank"], *(one.rank for one in (*samples, *memory, *device_times, *unfinished))}
+    seen.update(*(one.ranks for one in (*layers, *lockstep.values())))
+    if document["timeline"] is not None:
+        seen.add(document["timeline"]["rank"])
+    _demand(seen <= ranks, "a rank without meta")
+    for name, low, high in (
+        ("layer", NOT_SELECTED, len(layers)),
+        ("phase", 0, len(PHASES)),
+        ("shared", 0, len(shared)),
+        ("within", 0, len(within)),
+        ("frames", 0, len(frames)),
+        ("device", 0, len(devices)),
+        ("calls", 0, 2**63),
+    ):
+        column = columns[name]
+        _demand(not column or low <= min(column) <= max(column) < high, f"a number in column {name!r} leads nowhere")
+    _demand(all(0 <= layer < len(layers) for by in shared for layer in by), "a layer in 'shared'")
+    for around in (around for step in within for around in step):
+        _demand(_leads_somewhere(around, len(layers)), f"{tuple(around)} in 'within'")
+    for held in (held for one in memory for held in one.held):
+        _demand(_leads_somewhere(held, len(layers)), f"{tuple(held)} at the peak")
+        _demand(held.kind in (*KINDS, "unknown"), f"{held.kind!r} where a kind of memory belongs")
+    timeline = None if document["timeline"] is None else _timeline(document["timeline"], len(layers))
+    rows = Rows(layers, frames, devices, columns, within, shared)
+    return Run(metas, layers, rows, samples, memory, timeline, device_times, lockstep, unfinished)
+
+
+def _sample(entry: dict[str, Any], layers: int) -> tuple[SampleKey, Spread]:
+    """A sample of the file. There are many, and it takes a third of the time that ``_read`` takes."""
+    phase, device, measure = map(intern, SAMPLE_NAMES(entry))
+    layer, rank, count, total, least, most, first = array("q", SAMPLE_NUMBERS(entry))
+    key = SampleKey(layer, phase, rank, device, measure)
+    sample, hashes = tuple(array("q", entry["sample"])), tuple(array("q", entry["hashes"]))
+    spread = Spread(count, total, least, most, first, sample, hashes)
+    if len(entry) != SAMPLE_PARTS or not _leads_somewhere(key, layers):
+        raise ValueError(f"sample {tuple(key)}")
+    if not spread.count >= len(spread.sample) == len(spread.hashes) > 0:
+        raise ValueError(f"the values of sample {tuple(key)}")
+    return key, spread
+
+
+def _is_in_lockstep(lockstep: Lockstep) -> bool:
+    """Whether its parts are as many as they have to be."""
+    ranks, counts, kept = lockstep.ranks, lockstep.counts, len(lockstep.last_ns)
+    return (
+        len(ranks) == len(counts) == len(lockstep.ns) == len(lockstep.beside_ns) > 0
+        and list(ranks) == sorted(set(ranks))
+        and (lockstep.is_paired or not (lockstep.last_ns or lockstep.times or lockstep.kept_ns or lockstep.values))
+        and kept == len(lockstep.last_rank)
+        and set(lockstep.last_rank) <= {*ranks, NOBODY}
+        and list(lockstep.times) == sorted(set(lockstep.times))
+        and all(0 <= at < min(counts) for at in lockstep.times)
+        and all(len(each) in (0, len(ranks)) for each in (lockstep.kept_ns, lockstep.medians, lockstep.values))
+        and all(len(values) == kept for values in lockstep.values)
+    )
+
+
+def _adds_up(time: DeviceTime) -> bool:
+    """Whether no part is longer than the whole, and none less than nothing."""
+    parts = (time.idle_ns, time.compute_ns - time.overlap_ns, time.overlap_ns, time.exposed_ns, time.copy_alone_ns)
+    return min(*parts, time.copy_ns - time.copy_alone_ns, *(min(stream[1:]) for stream in time.streams)) >= 0
+
+
+def _rename_collectives(entries: list[dict[str, Any]]) -> None:
+    """Until schema 7 a collective of ``lockstep`` was called as torch called it there. Where two of one layer, phase
+    and group would have one name, they keep theirs: nobody knows how their calls were mixed."""
+
+    def renamed(entry: dict[str, Any]) -> tuple[Any, ...]:
+        about = (entry["layer"], entry["phase"], entry["device"], str(entry["group"]))
+        return (*about, name_of_collective(entry["what"]))
+
+    times = Counter(map(renamed, entries))
+    for entry in entries:
+        key = renamed(entry)
+        if times[key] == 1:
+            entry["what"] = key[-1]
+
+
+def _upgrade(document: dict[str, Any]) -> None:
+    """Schema 1 had no MACs and FLOPs. Both, 1 and 2, had a signature for each row and not for each frame, did not say
+    what a row is within, and knew of memory over time the peak alone."""
+    rows = document["rows"]
+    _demand(min(rows["frames"], default=0) >= 0, "a number in column 'frames' leads nowhere")
+    none = [0] * len(rows["layer"])
+    for name in ("macs", "flops", "uncounted", "signature"):
+        rows.setdefault(name, none)
+    chains: dict[tuple[int, int], int] = {}
+    numbers = [chains.setdefault(key, len(chains)) for key in zip(rows["frames"], rows.pop("signature"))]
+    frames = [[[*frame, 0] for frame in chain] for chain in document["frames"]]
+    document["frames"] = [
+        [*frames[chain][:-1], [*frames[chain][-1][:2], signature]] if signature else frames[chain]
+        for chain, signature in chains
+    ]
+    rows.update(frames=numbers, within=none)
+    document.setdefault("signatures", [])
+    document.update(within=[[]], memory=[], timeline=None)
+    has_labels = any(kind == "label" for chain in document["frames"] for kind, *_ in chain)
+    for meta in document["metas"]:
+        for device, size in meta.pop("peak_bytes", ()):
+            document["memory"].append({"device": device, "rank": meta["rank"], "peak_bytes": size})
+        if has_labels:
+            meta["warnings"].append(_LABELS_ALONE)
+    for sample in document["samples"]:
+        sample["hashes"] = [0] * len(sample["sample"])
+
+
+def _timeline(document: dict[str, Any], layers: int) -> Timeline:
+    columns = {name: array("q", document[name]) for name in Timeline.COLUMNS}
+    spans = None if document["spans"] is None else _spans(document["spans"], layers)
+    timeline = Timeline(
+        _read(tuple[str, ...], document["devices"]),
+        columns,
+        _read(int, document["dropped"]),
+        spans,
+        _read(int, document["rank"]),
+    )
+    _demand(len({len(column) for column in columns.values()}) == 1, "columns of the timeline that differ in length")
+    for name, low, high in (
+        ("device", 0, len(timeline.devices)),
+        ("layer", NOT_SELECTED, layers),
+        ("phase", 0, len(PHASES)),
+        ("kind", -1, len(KINDS)),
+    ):
+        _demand(all(low <= number < high for number in columns[name]), f"a number in {name!r} of the timeline")
+    return timeline
+
+
+def _spans(document: dict[str, Any], layers: int) -> Spans:
+    columns = {name: array("q", document[name]) for name in Spans.COLUMNS}
+    spans = Spans(
+        _read(tuple[Lane, ...], document["lanes"]),
+        _read(tuple[str, ...], document["names"]),
+        columns,
+        _read(tuple[int, ...], document["steps"]),
+        _read(int, document["dropped"]),
+    )
+    _demand(len({len(column) for column in columns.values()}) == 1, "columns of the spans that differ in length")
+    for name, low, high in (
+        ("lane", 0, len(spans.lanes)),
+        ("layer", NOT_SELECTED, layers),
+        ("phase", 0, len(PHASES)),
+        ("name", -1, len(spans.names)),
+    ):
+        _demand(all(low <= number < high for number in columns[name]), f"a number in {name!r} of the spans")
+    _demand(all(map(le, columns["start_ns"], columns["end_ns"])), "a span that ends before it begins")
+    _demand(all(map(le, spans.steps, spans.steps[1:])), "a step that ends before it begins")
+    return spans
+
+
+def _demand(holds: bool, what: str) -> None:
+    if not holds:
+        raise ValueError(what)
+
+
+def _frame(value: Any, signatures: Sequence[Signature | None]) -> Frame:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} where a frame belongs")
+    kind, name, signature = value
+    _demand(0 <= _read(int, signature) < len(signatures), f"the signature of {name!r}")
+    return Frame(_read(str, kind), _read(str, name), signatures[signature])
+
+
+def _leads_somewhere(value: Around | Held | SampleKey | LockstepKey | Unfinished | Entered, layers: int) -> bool:
+    return NOT_SELECTED <= value.layer < layers and value.phase in PHASES
+
+
+def _read(kind: Any, value: Any) -> Any:
+    """A value of JSON as what an annotation says it was: JSON knows only lists and dicts.
+
+    Raises TypeError, ValueError, KeyError or OverflowError where it is nothing of that kind.
+    """
+    return _reader(kind)(value)
+
+
+@cache
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """What reads values of one kind. An annotation is looked into once: a file has as many values as it has bytes."""
+    parts = get_args(kind)
+    if NoneType in parts:
+        known = _reader(parts[0])
+        return lambda value: None if value is None else known(value)
+    if kind is Any:
+        return _plain
+    if isinstance(kind, type) and is_dataclass(kind):
+        readers = {name: _reader(hint) for name, hint in get_type_hints(kind).items()}
+        return lambda value: kind(**{name: readers[name](each) for name, each in value.items()})
+    if parts == (int, ...):
+        return lambda value: tuple(array("q", _list(value)))
+    if parts and parts[-1] is ...:
+        each_of_them = _reader(parts[0])
+        return lambda value: tuple(map(each_of_them, _list(value)))
+    if get_origin(kind) is tuple or hasattr(kind, "_fields"):
+        return _record_reader(kind, [*map(_reader, parts or get_type_hints(kind).values())])
+    if kind is str:
+        return _text
+
+    def as_it_is(value: Any) -> Any:
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise ValueError(f"{value!r:.80} where {kind.__name__} belongs")
+        return value
+
+    return as_it_is
+
+
+def _record_reader(kind: Any, readers: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    """What reads a tuple of several kinds, with names or without; those with defaults may be missing."""
+    has_names = hasattr(kind, "_fields")
+    least = len(kind._fields) - len(kind._field_defaults) if has_names else len(readers)
+
+    def read(value: Any) -> Any:
+        if not least <= len(_list(value)) <= len(readers):
+            raise ValueError(f"{value!r:.80}, which is not of {len(readers)} parts")
+        each = [reader(part) for reader, part in zip(readers, value)]
+        return kind(*each) if has_names else tuple(each)
+
+    return read
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{value!r:.80} where a list belongs")
+    return value
+
+
+def _text(value: Any) -> str:
+    """A string, each there but once: a thousand runs say the same names again and again."""
+    if type(value) is not str:
+        raise ValueError(f"{value!r:.80} where str belongs")
+    return intern(value)
+
+
+def _plain(value: Any) -> Any:
+    _demand(not isinstance(value, dict), f"{value!r:.80} where a plain value belongs")
+    return tuple(_plain(each) for each in value) if isinstance(value, list) else value

@@ -1,0 +1,155 @@
+"""The file format of a run: writing."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, fields, replace
+from operator import itemgetter
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchprof.run.lockstep import Lockstep
+from torchprof.run.meta import Meta
+from torchprof.run.samples import Spread
+from torchprof.run.timeline import Timeline
+from torchprof.run.words import Frame, Signature
+
+if TYPE_CHECKING:
+    from torchprof.run.run import Run
+
+SCHEMA = 8
+"""It grows by one whenever a reader of the old file would misread the new one."""
+SAMPLE_NAMES = itemgetter("phase", "device", "measure")
+SAMPLE_NUMBERS = itemgetter("layer", "rank", "count", "sum", "min", "max", "first")
+SAMPLE_PARTS = 12
+
+_IF_ANY = ("times", "kept_ns", "medians", "values")
+
+FORMAT = "torchprof-run"
+
+
+def text_of(run: Run, *, strip: bool = False) -> str:
+    """A run as the text of its file; ``strip`` leaves the names of files, machines and jobs out."""
+    return "".join(_pieces(run, strip))
+
+
+def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
+    """What ``Run.save`` does. What was in the file before stays there until the new one is complete."""
+    path = Path(os.path.realpath(path))  # where a link leads is what is written
+    is_plain = path.is_file() or not path.exists()  # and no pipe or terminal
+    written = path.with_name(f".{path.name}.{os.getpid()}.part") if is_plain else path
+    try:
+        with written.open("wb") as plain, ExitStack() as stack:
+            file: Any = plain
+            if path.suffix == ".gz":
+                file = stack.enter_context(gzip.GzipFile("", "wb", fileobj=plain, mtime=0))
+            for piece in _pieces(run, strip):
+                file.write(piece.encode())
+        if is_plain:
+            written.replace(path)
+    except BaseException:
+        if is_plain:
+            written.unlink(missing_ok=True)
+        raise
+
+
+def _pieces(run: Run, strip: bool) -> Iterator[str]:
+    """The text of a run's file, of which that of a thousand ranks is never there as a whole."""
+    before = "{"
+    for name, value in _parts(run, strip):
+        yield f"{before}{_json(name)}:"
+        before = ","
+        if isinstance(value, Iterator):
+            yield "["
+            for number, one in enumerate(value):
+                yield f"{',' if number else ''}{_json(one)}"
+            yield "]"
+        elif isinstance(value, Mapping):
+            for number, (key, one) in enumerate(value.items()):
+                yield f"{',' if number else '{'}{_json(key)}:{_json(one.tolist() if isinstance(one, array) else one)}"
+            yield "}"
+        else:
+            yield _json(value)
+    yield "}"
+
+
+def _parts(run: Run, strip: bool) -> Iterator[tuple[str, Any]]:
+    """What stands in the file, by name; what there may be very many of, one after the other."""
+    metas = [_stripped(meta) for meta in run.metas] if strip else run.metas
+    frames = _Frames()
+    named = "" if strip else "; the names of the machine, the script and the job"
+    yield "format", FORMAT
+    yield "schema", SCHEMA
+    yield "holds", f"layer paths, operator and kernel names, shapes, costs; no tensor data{named}"
+    yield "metas", map(asdict, metas)
+    yield "layers", map(asdict, run.layers)
+    yield "frames", map(frames.chain, run.rows.frames)
+    yield "within", ([[*around[:2], frames.chain(around.frames)] for around in step] for step in run.rows.within)
+    yield "shared", run.rows.shared
+    yield "signatures", list(frames.signatures)
+    yield "devices", run.rows.devices
+    yield "rows", run.rows.columns
+    yield "samples", ({**key._asdict(), **_of_spread(spread)} for key, spread in run.samples.items())
+    yield "memory", ({**asdict(memory), "held": memory.held} for memory in run.memory)
+    yield "timeline", None if run.timeline is None else _of_timeline(run.timeline)
+    yield "device_times", map(asdict, run.device_times)
+    yield "lockstep", ({**key._asdict(), **_of_lockstep(lockstep)} for key, lockstep in run.lockstep.items())
+    yield "unfinished", ({**asdict(one), "entered": one.entered} for one in run.unfinished)
+
+
+def _stripped(meta: Meta) -> Meta:
+    regions = tuple(region._replace(file="") for region in meta.regions)
+    return replace(meta, machine="", script="", job="", regions=regions)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+class _Frames:
+    """Frames as the file holds them: kind, name, and the number of the signature, from 1 on; 0 is none."""
+
+    def __init__(self) -> None:
+        self.signatures: dict[Signature, int] = {}
+
+    def chain(self, frames: Sequence[Frame]) -> list[tuple[str, str, int]]:
+        numbers = self.signatures
+        return [
+            (kind, name, 0 if signature is None else numbers.setdefault(signature, len(numbers) + 1))
+            for kind, name, signature in frames
+        ]
+
+
+def _of_lockstep(lockstep: Lockstep) -> dict[str, Any]:
+    """What ``asdict`` gives, without copies, and without what is optional and empty."""
+    values = {field.name: getattr(lockstep, field.name) for field in fields(Lockstep)}
+    return {name: value for name, value in values.items() if value or name not in _IF_ANY}
+
+
+def _of_spread(spread: Spread) -> dict[str, Any]:
+    """What ``asdict`` gives, which copies each value, and there are a million of a thousand ranks."""
+    return {field.name: getattr(spread, field.name) for field in fields(Spread)}
+
+
+def _of_timeline(timeline: Timeline) -> dict[str, Any]:
+    spans = None
+    if timeline.spans is not None:
+        fields = {name: getattr(timeline.spans, name) for name in ("lanes", "names", "steps", "dropped")}
+        spans = {**fields, **_of_columns(timeline.spans.columns)}
+    return {
+        "devices": timeline.devices,
+        "dropped": timeline.dropped,
+        "rank": timeline.rank,
+        **_of_columns(timeline.columns),
+        "spans": spans,
+    }
+
+
+def _of_columns(columns: Mapping[str, array[int]]) -> dict[str, list[int]]:
+    return {name: column.tolist() for name, column in columns.items()}

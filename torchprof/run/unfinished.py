@@ -1,0 +1,35 @@
+"""Where a rank was when its recording ended in the middle of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Entered(NamedTuple):
+    """How often a collective was asked for, by a layer (by its index, negative for none) in a phase."""
+
+    layer: int
+    phase: str
+    name: str
+    times: int
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """Where a rank was when its recording ended in the middle of a step.
+
+    The step had lasted ``ns`` by then, and for the last ``since_ns`` the rank was in ``layer`` (by its index, negative
+    for none), in ``phase``: in the operator ``name``, or between operators (""). ``waits``: in a collective of that
+    name, that the layer had asked for. ``entered``: the collectives that the rank asked for in this step,
+    in the order in which it first did.
+    """
+
+    rank: int
+    ns: int
+    since_ns: int
+    layer: int
+    phase: str
+    name: str = ""
+    waits: bool = False
+    entered: tuple[Entered, ...] = ()

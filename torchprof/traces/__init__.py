@@ -1,0 +1,1 @@
+"""A trace file, read as a recording."""

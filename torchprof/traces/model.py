@@ -1,0 +1,38 @@
+"""The modules of a model at hand, as the modules in a trace are looked for among them."""
+
+from __future__ import annotations
+
+from torch.nn.parameter import is_lazy
+
+from torchprof.record.modules import class_of
+from torchprof.record.plan import Plan
+from torchprof.traces.call_order import call_order
+from torchprof.traces.matching import ModelModule
+
+
+def model_modules(plan: Plan) -> list[ModelModule]:
+    """All places of modules, in their order; those that are gone have no parameters."""
+    first: dict[int, int] = {}  # module → where it stood first
+    orders: dict[type, dict[str, bool]] = {}  # class → in which order it calls what it holds
+    classes: dict[type, int] = {}  # class → its number
+    found = []
+    for at, (spot, layer) in enumerate(plan.spots):
+        module = spot.module()
+        before = at if module is None else first.setdefault(id(module), at)
+        if module is not None and type(module) not in orders:
+            classes[type(module)] = len(classes)
+            orders[type(module)] = call_order(class_of(module))
+        params = () if module is None else tuple(module._parameters.values())
+        found.append(
+            ModelModule(
+                path=spot.path,
+                kind="" if module is None else type(module).__name__,
+                layer=layer,
+                callable=spot.callable,
+                param_shapes=tuple(tuple(one.shape) for one in params if one is not None and not is_lazy(one)),
+                same_as=None if before == at else before,
+                calls={} if module is None else orders[type(module)],
+                cls=-1 if module is None else classes[type(module)],
+            )
+        )
+    return found
