@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from torchrun import torchrun
+from build.torchrun import torchrun
 
 import torchprof
 from torchprof import reports

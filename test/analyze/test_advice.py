@@ -1,0 +1,1279 @@
+"""Advice: what is told of what rules find, and each rule against a planted fault, its absence, and near misses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from build.architectures import ARCHITECTURES
+from build.hand_made import kernel, label, op, row
+from build.hand_made import run_of as made_run_of
+from build.models import Mlp
+from build.places import ROOT
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+import torchprof
+import torchprof.analyze.advice.fusion
+import torchprof.analyze.advice.optimizer
+import torchprof.analyze.advice.python
+from torchprof import Run
+from torchprof.analyze.advice import PER_RULE, Advice, advise, rules
+from torchprof.analyze.advice.evidence import Evidence, inside
+from torchprof.errors import TorchprofError
+from torchprof.run.cost import format_time
+from torchprof.run.memory import Memory
+from torchprof.run.words import BACKWARD, OUTSIDE
+
+CUDA: dict[str, Any] = {
+    "device": "cuda",
+    "requested": ("cpu_ns", "device_ns"),
+    "measured": ("cpu_ns", "device_ns"),
+}
+SHAPES: dict[str, Any] = {"flags": (("record_shapes", True),)}
+AMPERE = (("float32_matmul_precision", "highest"), ("cudnn_tf32", "True"), ("compute_capability", "8.0"))
+
+
+def run_of(rows: Sequence[tuple[Any, ...]], **meta: Any) -> Run:
+    """A run of rows that was recorded for as long as the CPU worked in them, or the device, whichever is longer."""
+    costs = [one[6] for one in rows]
+    longest = max(sum(cost.cpu_ns for cost in costs), sum(cost.device_ns for cost in costs))
+    return made_run_of(rows, **{"wall_ns": longest, **meta})
+
+
+def of(run: Run, rule: str) -> list[Advice]:
+    """All that one rule finds, worth it or not."""
+    return list(rules()[rule](Evidence(run)))
+
+
+def told(run: Run, rule: str) -> list[Advice]:
+    """What is told of what one rule finds."""
+    return [one for one in advise(run) if one.rule == rule]
+
+
+def profiled(model: nn.Module, work: Callable[[], object], **options: Any) -> Run:
+    work()  # what the first call pays is no layer's fault
+    with torchprof.Profile(model, **options) as prof:
+        work()
+    return prof.run
+
+
+def on_device(*rows: tuple[Any, ...], **meta: Any) -> Run:
+    return run_of(rows, **{**CUDA, **meta})
+
+
+# What is told
+
+
+def finds(monkeypatch: pytest.MonkeyPatch, **by_rule: list[Advice]) -> None:
+    monkeypatch.setattr(
+        torchprof.analyze.advice,
+        "rules",
+        lambda: {name: lambda evidence, one=one: iter(one) for name, one in by_rule.items()},
+    )
+
+
+def gain(ns: int | None, layer: str = "Net.a", nbytes: int | None = None, rule: str = "mine") -> Advice:
+    return Advice(layer, "Is slow.", "Make it fast.", ns, nbytes, rule)
+
+
+def microseconds(number: int) -> Run:
+    return run_of([row(0, cpu_ns=number * 1000)])
+
+
+def test_the_largest_gain_comes_first_and_what_nobody_knows_last(monkeypatch) -> None:
+    finds(monkeypatch, one=[gain(None, "c"), gain(20_000, "b")], two=[gain(30_000, "a")])
+    assert [one.layer for one in advise(microseconds(100))] == ["a", "b", "c"]
+
+
+def test_shares_of_time_and_of_memory_are_weighed_alike(monkeypatch) -> None:
+    run = replace(microseconds(100), memory=(Memory("cpu", peak_bytes=800, before=(("parameters", 200),)),))
+    finds(monkeypatch, one=[gain(20_000, "time")], two=[gain(None, "memory", 210)], three=[gain(0, "less", 190)])
+    assert [one.layer for one in advise(run)] == ["memory", "time", "less"]
+
+
+@pytest.mark.parametrize("ns, told", [(999, 0), (1000, 1)])
+def test_what_could_save_less_than_one_percent_is_not_told(monkeypatch, ns, told) -> None:
+    finds(monkeypatch, one=[gain(ns)])
+    assert len(advise(microseconds(100))) == told
+
+
+def test_many_small_findings_of_a_rule_are_worth_it_together(monkeypatch) -> None:
+    finds(monkeypatch, one=[gain(500, "a"), gain(500, "b")], two=[gain(500, "c")])
+    assert [one.layer for one in advise(microseconds(100))] == ["a", "b"]
+
+
+def test_memory_is_worth_nothing_where_no_peak_is_known(monkeypatch) -> None:
+    finds(monkeypatch, one=[gain(None, nbytes=10**9)])
+    assert advise(microseconds(100)) == []
+
+
+def test_of_each_rule_the_largest_are_told_and_how_many_more_there_are(monkeypatch) -> None:
+    finds(monkeypatch, one=[gain(ns, f"l{ns}") for ns in (4000, 9000, 5000, 8000, 7000)], two=[gain(50_000, "other")])
+    advice = advise(microseconds(100))
+    assert PER_RULE == 3
+    assert [one.layer for one in advice] == ["other", "l9000", "l8000", "l7000"]
+    assert advice[-1].finding == "Is slow. The same was seen 2 more times (9.000us more at most)."
+    assert [one.finding for one in advice[:-1]] == ["Is slow."] * 3
+
+
+def test_findings_of_unknown_gain_do_not_push_known_ones_out(monkeypatch) -> None:
+    finds(monkeypatch, one=[*[gain(None, "x")] * 3, gain(50_000, "y")])
+    advice = advise(microseconds(100))
+    assert [one.layer for one in advice] == ["y", "x", "x"]
+    assert advice[-1].finding.endswith("The same was seen 1 more time.")
+
+
+def test_a_rule_that_fails_is_no_advice_and_stops_no_other(monkeypatch) -> None:
+    def broken(evidence: Evidence) -> Iterator[Advice]:
+        yield gain(1)
+        raise ValueError("odd")
+
+    monkeypatch.setattr(
+        torchprof.analyze.advice, "rules", lambda: {"broken": broken, "two": lambda _: iter([gain(50_000)])}
+    )
+    run = microseconds(100)
+    assert advise(run) == [gain(50_000)]
+    assert "\n\nFailed, and found nothing: broken (ValueError: odd). Please report this.\n\n" in run.report("advice")
+    monkeypatch.setattr(torchprof.analyze.advice, "rules", lambda: {"broken": broken})
+    assert advise(run) == []
+
+
+@pytest.mark.parametrize("wall, cpu, device", [(100, 30, 40), (100, 130, 40), (100, 30, 140), (0, 0, 0)])
+def test_a_gain_is_a_share_of_the_time_that_was_recorded(monkeypatch, wall, cpu, device) -> None:
+    """Whatever several threads and streams did in that time, side by side; and it is no more than that."""
+    run = on_device(row(0, cpu_ns=cpu), row(0, kernel("k"), device="cuda:0", device_ns=device), wall_ns=wall)
+    assert Evidence(run).recorded_ns == wall
+    finds(monkeypatch, one=[gain(max(cpu, device))])
+    assert [one.gain_ns for one in advise(run)] == [min(wall, max(cpu, device))] * (wall > 0)
+
+
+def test_nothing_was_recorded_at_all() -> None:
+    assert advise(run_of([])) == []
+    assert run_of([]).report("advice").startswith("Nothing was found")
+
+
+def test_what_rows_took_that_hold_something() -> None:
+    relu, clamp = op("aten::relu"), op("aten::clamp")
+    run = run_of(
+        [
+            row(1, relu, calls=2, cpu_ns=10, cpu_allocated=64),
+            row(1, relu, clamp, calls=2, cpu_ns=5),
+            row(1, relu, clamp, relu, calls=7, cpu_ns=1),
+            row(1, relu, phase=BACKWARD, calls=1, cpu_ns=3),
+            row(2, op("aten::add"), cpu_ns=100),
+            row(OUTSIDE, clamp, relu, calls=3, cpu_ns=2),
+        ]
+    )
+    evidence = Evidence(run)
+    assert evidence.took(inside("aten::relu")) == {1: (3, 19, 0, 64), OUTSIDE: (3, 2, 0, 0)}
+    assert evidence.took(inside("aten::relu"), phases=(BACKWARD,)) == {1: (1, 3, 0, 0)}
+    assert sorted(evidence.rows(inside("aten::clamp"))) == [1, 2, 5]
+    assert [evidence.name_of(number) for number in (3, OUTSIDE, -2)] == ["Net.b.0", "(outside)", "(not selected)"]
+    assert (evidence.parents, evidence.children) == ([-1, 0, 0, 2], [[1, 2], [], [3], []])
+
+
+# The report
+
+
+def test_the_report_is_numbered_and_says_what_could_be_gained(monkeypatch) -> None:
+    run = replace(microseconds(100), memory=(Memory("cpu", peak_bytes=4096, before=(("parameters", 4096),)),))
+    finds(monkeypatch, one=[gain(25_000, nbytes=2048)], two=[gain(None, "Net")])
+    assert run.report("advice").splitlines()[:9] == [
+        "1. Net.a: Is slow.",
+        "   Could save at most 25.000us (25.0% of the recorded time) and 2.00 KB (25.0% of the peak).",
+        "   Make it fast.",
+        "",
+        "2. Net: Is slow.",
+        "   How much this could save is not known.",
+        "   Make it fast.",
+        "",
+        "More can be found in a run recorded with record_shapes=True (shapes and types), profile_memory=True",
+    ]
+
+
+def test_the_limit_says_how_many_are_not_shown(monkeypatch) -> None:
+    finds(monkeypatch, **{f"rule{at}": [gain(10_000 - at)] for at in range(30)})
+    run = microseconds(100)
+    assert "20. Net.a" in run.report("advice")
+    assert "\n\n10 more findings are not shown: limit=None shows all.\n\n" in run.report("advice")
+    assert "\n\n1 more finding is not shown: limit=None shows all.\n\n" in run.report("advice", limit=29)
+    assert "not shown" not in run.report("advice", limit=30)
+    assert "30. Net.a" in run.report("advice", limit=None) and "not shown" not in run.report("advice", limit=None)
+    assert "1. Net.a" not in run.report("advice", limit=0)
+    with pytest.raises(TorchprofError, match="limit is a number of findings"):
+        run.report("advice", limit=-1)
+
+
+def test_lines_fit_a_terminal_and_names_stay_text(monkeypatch) -> None:
+    hostile = "Net.\x1b[31m<script>\n2. Net.b"
+    finds(monkeypatch, one=[gain(50_000, hostile)._replace(finding="Is " + "very " * 60 + "slow.")])
+    text = microseconds(100).report("advice")
+    assert max(map(len, text.splitlines())) <= 100
+    assert "\x1b" not in text and "Net.\\x1b[31m<script>\\n2. Net.b: Is very" in text
+    assert len(re.findall(r"^\d+\. ", text, re.MULTILINE)) == 1
+
+
+def test_what_was_recorded_is_not_asked_for() -> None:
+    everything = run_of([], flags=(("record_shapes", True), ("profile_memory", True)), **CUDA)
+    assert everything.report("advice") == "Nothing was found in this run that is worth a change."
+    assert "use_cuda" in run_of([]).report("advice")
+
+
+@pytest.mark.parametrize(
+    "environment, asks",
+    [
+        ([("torch", "2.13.0+cpu on Python 3.11.7"), ("threads", "2")], False),
+        ([("torch", "2.13.0 on Python 3.11.7"), ("CUDA", "12.6, but no device was found")], True),
+        ([], True),
+    ],
+    ids=["built without", "built with", "unknown"],
+)
+def test_cuda_is_asked_for_where_torch_can_have_it(environment, asks) -> None:
+    assert ("use_cuda=True" in run_of([], environment=tuple(environment)).report("advice")) == asks
+
+
+def test_the_docs_list_every_rule() -> None:
+    page = (ROOT / "docs" / "advice.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == set(rules())
+
+
+def test_every_rule_says_what_it_looks_for() -> None:
+    assert all(find.__doc__ for find in rules().values())
+
+
+# Double precision
+
+
+def test_float64_parameters_and_inputs() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).double()
+    x = torch.rand(256, 64, dtype=torch.float64)
+    run = profiled(model, lambda: model(x).sum().backward(), record_shapes=True, profile_memory=True)
+    found = {one.layer: one for one in of(run, "double_precision")}
+    assert {"Sequential.0", "Sequential.2"} <= set(found)
+    assert "32.50 KB of float64" in found["Sequential.0"].finding
+    assert found["Sequential.0"].gain_bytes == 64 * 65 * 8 // 2
+    assert {one.layer for one in of(run, "double_precision")} >= {"Sequential.1"}  # it holds none, but computes in it
+
+
+def test_float64_parameters_without_shapes() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64).double())
+
+    def work() -> None:
+        model[1](model[0](torch.rand(64, 64)).double())
+
+    run = profiled(model, work)
+    (found,) = of(run, "double_precision")
+    assert found.layer == "Sequential.1"
+    own = sum(one.cost.cpu_ns for one in run.rows if one.layer is not None and one.layer.name == "Sequential.1")
+    assert found.gain_ns == own  # oneDNN has no float64: a convolution takes 4.5 times as long
+
+
+def test_float32_with_pythons_scalars_is_no_float64() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x / 3.5 + 0.25) * 2.0
+
+    model = nn.Sequential(nn.Linear(8, 8), Scaled())
+    for options in ({}, {"record_shapes": True}):
+        run = profiled(model, lambda: model(torch.rand(4, 8)).sum().backward(), **options)
+        assert of(run, "double_precision") == []
+
+
+def test_on_a_device_float64_may_cost_all() -> None:
+    mm = op("aten::mm", (8, 8), (8, 8), dtypes=["double", "double"])
+    (found,) = of(on_device(row(1, mm, kernel("dgemm"), device="cuda:0", device_ns=640), **SHAPES), "double_precision")
+    assert found.gain_ns == 640
+
+
+IN_DOUBLE = [
+    row(1, op("aten::mm", (8, 8), (8, 8), dtypes=["double", "double"]), cpu_ns=1),
+    row(1, op("aten::linear", (8, 8), (8, 8), dtypes=["double", "double"]), op("aten::t"), cpu_ns=1),
+    row(1, op("aten::add", (8, 8), (8,), dtypes=["float", "double"]), cpu_ns=1),  # the float is promoted
+    row(1, op("X"), op("aten::mm", (8, 8), (8, 8), dtypes=["double", "double"]), phase=BACKWARD, cpu_ns=1),
+]
+NOT_IN_DOUBLE = [
+    row(1, op("CompiledFunction", (8,), (8, 8), dtypes=["double", "float"]), op("cpp_fused_add_0"), cpu_ns=1),
+    row(1, op("CompiledFunction", (8,), dtypes=["double"]), cpu_ns=1),
+    row(1, op("CompiledFunction", (8,), dtypes=["double"]), op("aten::empty"), cpu_ns=1),
+    row(1, op("torch::autograd::AccumulateGrad", (8,), dtypes=["double"]), cpu_ns=1),
+    row(1, op("mine::op", (8,), dtypes=["double"]), op("aten::empty"), cpu_ns=1),
+    row(1, op("aten::copy_", (8,), (8,), dtypes=["float", "double"]), cpu_ns=1),  # a conversion
+    row(1, op("aten::linear", (8,), dtypes=["double"]), op("aten::mm", (8, 8), dtypes=["float"]), cpu_ns=1),
+    row(1, op("aten::mul", (8,), (), dtypes=["float", "double"]), cpu_ns=1),  # Python's number
+]
+
+
+@pytest.mark.parametrize("one", IN_DOUBLE, ids=lambda one: one[3][0].name)
+def test_operators_that_compute_in_float64(one) -> None:
+    assert [found.gain_ns for found in of(run_of([one], **SHAPES), "double_precision")] == [1]
+
+
+@pytest.mark.parametrize("one", NOT_IN_DOUBLE, ids=lambda one: one[3][0].name)
+def test_what_holds_a_float64_and_computes_in_none(one) -> None:
+    assert of(run_of([one], **SHAPES), "double_precision") == []
+
+
+def test_a_layer_with_some_float64_parameters_may_compute_in_float32() -> None:
+    """Without shapes nobody knows which of its parameters an operator took."""
+    run = run_of([row(1, op("aten::mm"), cpu_ns=1)])
+    for bytes_of, count in (((("float64", 8), ("float32", 400)), 0), ((("float64", 8), ("int64", 400)), 1)):
+        layers = (run.layers[0], replace(run.layers[1], dtype_bytes=bytes_of), *run.layers[2:])
+        assert len(of(replace(run, layers=layers), "double_precision")) == count
+
+
+# Layout
+
+TO_NHWC = "void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true, (cudnnKernelDataType_t)2>(…)"
+TO_NCHW = "void cudnn::ops::nhwcToNchwKernel<float, float, float, true, false, (cudnnKernelDataType_t)0>(…)"
+CONVOLUTION = (op("aten::conv2d"), op("aten::convolution"), op("aten::_convolution"), op("aten::cudnn_convolution"))
+
+
+def test_kernels_that_only_turn_the_layout_around() -> None:
+    run = on_device(
+        row(1, *CONVOLUTION, kernel(TO_NHWC), device="cuda:0", calls=4, device_ns=300),
+        row(1, *CONVOLUTION, kernel(TO_NCHW), device="cuda:0", calls=2, device_ns=100),
+        row(1, *CONVOLUTION, kernel("sm80_xmma_fprop_implicit_gemm_tf32f32_nhwckrsc_nhwc"), device_ns=600),
+    )
+    (found,) = told(run, "channels_last_missed")
+    assert (found.layer, found.gain_ns) == ("Net.a", 400)
+    assert found.finding.startswith("6 kernels, 0.400us in all,")
+
+
+def test_kernels_that_run_in_a_layout_do_not_turn_it() -> None:
+    names = ("void nhwcToFoldedNhwcKernel<half>", "max_pool_forward_nchw<float>", "implicit_gemm_nhwckrsc_nhwc")
+    rows = [row(1, *CONVOLUTION, kernel(name), device="cuda:0", device_ns=100) for name in names]
+    assert of(on_device(*rows), "channels_last_missed") == []
+
+
+# Half precision
+
+HALF = ["c10::Half"] * 3
+
+
+def product(name: str, *shapes: Any, dtypes: list[str] = HALF, phase: str = "forward", ns: int = 800, layer: int = 1):
+    chain = (op(name, *shapes, dtypes=dtypes), kernel("gemm"))
+    return row(layer, *chain, phase=phase, device="cuda:0", device_ns=ns)
+
+
+def test_sizes_that_tensor_cores_cannot_take() -> None:
+    run = on_device(
+        product("aten::addmm", (1001,), (64, 512), (512, 1001)),
+        product("aten::mm", (1001, 64), (64, 512), phase=BACKWARD, ns=160),
+        product("aten::mm", (64, 512), (512, 1000), layer=2),
+        **SHAPES,
+    )
+    (found,) = told(run, "misaligned_half_precision")
+    assert (found.layer, found.gain_ns) == ("Net.a", 960 * 7 // 8)
+    assert "0.960us" in found.finding and "of size 1001," in found.finding
+
+
+@pytest.mark.parametrize(
+    "name, shapes, sizes",
+    [
+        ("aten::mm", [(8, 12), (12, 8)], "12"),
+        ("aten::bmm", [(2, 8, 64), (2, 64, 77)], "77"),
+        ("aten::baddbmm", [(2, 8, 20), (2, 8, 64), (2, 64, 20)], "20"),
+        ("aten::cudnn_convolution", [(1, 64, 9, 9), (30, 64, 3, 3)], "30"),
+        ("aten::cudnn_convolution", [(1, 30, 9, 9), (64, 30, 3, 3)], "30"),
+    ],
+)
+def test_each_product_and_its_odd_size(name, shapes, sizes) -> None:
+    (found,) = of(on_device(product(name, *shapes), **SHAPES), "misaligned_half_precision")
+    assert f"of size {sizes}," in found.finding
+
+
+@pytest.mark.parametrize(
+    "name, shapes, dtypes",
+    [
+        ("aten::mm", [(7, 64), (64, 64)], HALF),  # the number of rows does not matter
+        ("aten::addmm", [(1001,), (64, 512), (512, 1001)], ["float"] * 3),
+        ("aten::cudnn_convolution", [(1, 3, 9, 9), (64, 3, 3, 3)], HALF),  # the colours of an image
+        ("aten::cudnn_convolution", [(1, 30, 9, 9), (30, 1, 3, 3)], HALF),  # depthwise
+        ("aten::add", [(7, 7), (7, 7)], HALF),
+        ("aten::mm", [(8, -1), (-1, 8)], HALF),
+    ],
+)
+def test_sizes_that_do_not_matter(name, shapes, dtypes) -> None:
+    assert of(on_device(product(name, *shapes, dtypes=dtypes), **SHAPES), "misaligned_half_precision") == []
+
+
+def test_half_precision_on_the_cpu_has_no_such_sizes() -> None:
+    model = nn.Linear(13, 11).bfloat16()
+    run = profiled(model, lambda: model(torch.rand(5, 13, dtype=torch.bfloat16)), record_shapes=True)
+    assert of(run, "misaligned_half_precision") == []
+
+
+# TF32 and autocast
+
+MM, CONV = op("aten::mm"), op("aten::cudnn_convolution")
+SGEMM, TF32 = kernel("ampere_sgemm_128x64_tn"), kernel("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_nn>")
+
+
+def gpu_work(*frames: Any, ns: int = 900, layer: int = 1) -> tuple[Any, ...]:
+    return row(layer, *frames, device="cuda:0", device_ns=ns)
+
+
+def set_to(**changed: str) -> tuple[tuple[str, str], ...]:
+    return tuple({**dict(AMPERE), **changed}.items())
+
+
+def test_products_that_tf32_would_speed_up() -> None:
+    run = on_device(
+        gpu_work(MM, SGEMM), gpu_work(MM, SGEMM, ns=50, layer=3), gpu_work(op("x"), kernel("k"), ns=50), switches=AMPERE
+    )
+    (found,) = told(run, "tf32_not_used")
+    assert (found.layer, found.gain_ns) == ("Net", 950 * 7 // 8)
+    assert "most of it in Net.a (0.900us)" in found.finding
+    assert 'set_float32_matmul_precision("high")' in found.remedy and "cudnn" not in found.remedy
+    assert told(run, "autocast_not_used") == []  # one advice, not two
+
+
+def test_convolutions_have_a_switch_of_their_own() -> None:
+    rows = [gpu_work(CONV, kernel("cudnn_infer_ampere_scudnn_128x64_relu_xregs_large_nn_v1"))]
+    assert of(on_device(*rows, switches=AMPERE), "tf32_not_used") == []
+    (found,) = told(on_device(*rows, switches=set_to(cudnn_tf32="False")), "tf32_not_used")
+    assert "cudnn.allow_tf32 = True" in found.remedy
+
+
+@pytest.mark.parametrize(
+    "rows, switches",
+    [
+        ([gpu_work(MM, SGEMM)], set_to(float32_matmul_precision="high")),
+        ([gpu_work(MM, SGEMM)], set_to(compute_capability="7.5")),
+        ([gpu_work(MM, SGEMM)], ()),
+        ([gpu_work(MM, SGEMM)], set_to(compute_capability="new")),
+        ([gpu_work(MM, TF32)], AMPERE),
+        ([gpu_work(op("aten::mm", (8, 8), (8, 8), dtypes=["c10::Half"] * 2), kernel("gemm"))], AMPERE),
+        ([gpu_work(op("aten::mm", (8, 8), (8, 8), dtypes=["double"] * 2), kernel("dgemm"))], AMPERE),
+        ([gpu_work(MM, kernel("volta_fp16_sgemm_fp16_128x32_nn"))], AMPERE),
+        ([gpu_work(MM, op("aten::copy_"), kernel("elementwise"))], AMPERE),
+        ([gpu_work(op("aten::add"), SGEMM)], AMPERE),
+    ],
+)
+def test_where_tf32_gains_nothing(rows, switches) -> None:
+    assert of(on_device(*rows, switches=switches), "tf32_not_used") == []
+
+
+def test_types_say_what_is_float32_where_shapes_were_recorded() -> None:
+    mm = op("aten::mm", (8, 8), (8, 8), dtypes=["float", "float"])
+    (found,) = told(on_device(gpu_work(mm, kernel("_ZN19cutlass")), switches=AMPERE, **SHAPES), "tf32_not_used")
+    assert found.gain_ns == 900 * 7 // 8
+
+
+def test_autocast_where_tf32_is_on() -> None:
+    run = on_device(
+        gpu_work(MM, TF32, ns=500),
+        gpu_work(op("x"), kernel("k"), ns=500),
+        switches=set_to(float32_matmul_precision="high"),
+    )
+    (found,) = told(run, "autocast_not_used")
+    assert (found.layer, found.gain_ns) == ("Net", 250)
+    assert "50% of the CUDA time" in found.finding and "bfloat16" in found.remedy
+
+
+def test_autocast_where_there_is_no_tf32() -> None:
+    (found,) = told(
+        on_device(gpu_work(MM, SGEMM, ns=800), switches=set_to(compute_capability="7.0")), "autocast_not_used"
+    )
+    assert found.gain_ns == 700 and "float16" in found.remedy and "GradScaler" in found.remedy
+
+
+@pytest.mark.parametrize(
+    "rows, capability",
+    [
+        ([gpu_work(MM, TF32, ns=499), gpu_work(op("x"), kernel("k"), ns=501)], "8.0"),
+        ([gpu_work(MM, TF32), gpu_work(MM, kernel("ampere_fp16_s16816gemm_fp16_64x64"), ns=1)], "8.0"),
+        ([gpu_work(MM, TF32), gpu_work(op("aten::add", (8,), dtypes=["c10::BFloat16"]), ns=1)], "8.0"),
+        ([gpu_work(MM, SGEMM)], "6.1"),
+        ([gpu_work(MM, SGEMM)], ""),
+    ],
+)
+def test_where_autocast_is_no_advice(rows, capability) -> None:
+    switches = set_to(compute_capability=capability, float32_matmul_precision="high")
+    assert of(on_device(*rows, switches=switches), "autocast_not_used") == []
+
+
+def test_the_cpu_has_no_tf32() -> None:
+    run = profiled(model := nn.Linear(64, 64), lambda: model(torch.rand(64, 64)))
+    assert of(run, "tf32_not_used") == of(run, "autocast_not_used") == []
+
+
+# Bias before batch norm
+
+
+def conv_and_norm(bias: bool = True, norm: nn.Module | None = None) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 16, 3, bias=bias), norm or nn.BatchNorm2d(16), nn.ReLU())
+
+
+def test_a_bias_that_batch_norm_subtracts_again(monkeypatch) -> None:
+    monkeypatch.setattr(torchprof.analyze.advice.fusion, "_SUBSTANTIAL", 0)  # however long Python took around it
+    model = nn.Sequential(nn.ReLU(), nn.BatchNorm2d(3), *conv_and_norm())
+    run = profiled(model, lambda: model(torch.rand(4, 3, 32, 32)).sum().backward())
+    (found,) = told(run, "bias_before_batch_norm")
+    assert found.finding.startswith("Has a bias that Sequential.3 subtracts again with the mean. The convolution took ")
+    assert found.remedy == "Write torch.nn.Conv2d(…, bias=False)."
+    assert (found.layer, found.gain_ns) == ("Sequential.2", None)  # part of the convolution's kernel: nobody knows
+
+
+class ReluBetween(nn.Module):
+    """The bias counts: relu stands between, or the convolution's output is used twice. No layer says so."""
+
+    def __init__(self, twice: bool = False) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 16, 3)
+        self.bn1 = nn.BatchNorm2d(16)
+        self.twice = twice
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv1(x)
+        return self.bn1(y) + y if self.twice else self.bn1(F.relu(y))
+
+
+class PreActivation(nn.Module):
+    """bn1 stands beside conv1, and bn2 takes what it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(16, 16, 3, padding=1)
+        self.bn1 = nn.BatchNorm2d(16)
+        self.conv2 = nn.Conv2d(16, 16, 3, padding=1)
+        self.bn2 = nn.BatchNorm2d(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv2(F.relu(self.bn2(self.conv1(F.relu(self.bn1(x))))))
+
+
+class AsList(nn.Module):
+    """A Sequential that is no more than a list of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        conv, norm = self.items
+        return norm(F.relu(conv(x)))
+
+
+class Shared(nn.Module):
+    """A convolution whose output goes into the batch norm in one place, and elsewhere in another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16))
+        self.again = self.block[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x)
+
+
+@pytest.mark.parametrize(
+    "model, layer, norm, others",
+    [
+        (ReluBetween(), "ReluBetween.conv1", "ReluBetween.bn1", False),
+        (ReluBetween(twice=True), "ReluBetween.conv1", "ReluBetween.bn1", False),
+        (nn.Sequential(nn.Conv2d(3, 16, 1), PreActivation()), "Sequential.1.conv1", "Sequential.1.bn1", True),
+        (AsList(), "AsList.items.0", "AsList.items.1", False),
+        (Shared(), "Shared.block.0", "Shared.block.1", False),
+    ],
+    ids=["relu between", "used twice", "pre-activation", "a Sequential as a list", "shared"],
+)
+def test_a_bias_beside_batch_norm_is_told_as_a_condition(monkeypatch, model, layer, norm, others) -> None:
+    monkeypatch.setattr(torchprof.analyze.advice.fusion, "_SUBSTANTIAL", 0)
+    run = profiled(model, lambda: model(torch.rand(4, 3, 32, 32)).sum().backward())
+    (found,) = told(run, "bias_before_batch_norm")
+    assert found.layer == layer
+    assert found.finding.startswith(
+        f"Has a bias, and beside it stands {norm} in train mode: if its output goes there directly, and nowhere else, "
+        "that subtracts the bias again. "
+    )
+    assert ("The same was seen of 1 more convolution; together they took " in found.finding) == others
+    assert found.remedy == "If so, write torch.nn.Conv2d(…, bias=False)."
+
+
+def test_what_is_certain_and_what_is_not_are_told_apart(monkeypatch) -> None:
+    monkeypatch.setattr(torchprof.analyze.advice.fusion, "_SUBSTANTIAL", 0)
+    model = nn.Sequential(ReluBetween(), nn.Conv2d(16, 16, 1), nn.BatchNorm2d(16))
+    run = profiled(model, lambda: model(torch.rand(4, 3, 32, 32)).sum().backward())
+    found = {one.layer: one.finding for one in of(run, "bias_before_batch_norm")}
+    assert "subtracts again with the mean" in found["Sequential.1"]
+    assert "in train mode: if" in found["Sequential.0.conv1"] and len(found) == 2
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        conv_and_norm(bias=False),
+        conv_and_norm(norm=nn.GroupNorm(4, 16)),
+        conv_and_norm().eval(),
+        nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.BatchNorm2d(16)),
+        nn.Sequential(nn.Conv2d(3, 16, 3), nn.MaxPool2d(2), nn.BatchNorm2d(16)),
+    ],
+    ids=["no bias", "group norm", "eval", "relu between", "pool between"],
+)
+def test_a_bias_that_counts(model) -> None:
+    run = profiled(model, lambda: model(torch.rand(4, 3, 32, 32)).sum().backward())
+    assert of(run, "bias_before_batch_norm") == []
+
+
+def test_a_norm_that_is_called_on_something_else() -> None:
+    class Apart(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 16, 3)
+            self.norm = nn.BatchNorm2d(16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(F.max_pool2d(self.conv(x), 2))
+
+    model = Apart()
+    run = profiled(model, lambda: model(torch.rand(4, 3, 32, 32)).sum().backward())
+    assert of(run, "bias_before_batch_norm") == []
+
+
+def test_without_backward_the_bias_may_be_meant_for_eval() -> None:
+    model = conv_and_norm()
+    assert of(profiled(model, lambda: model(torch.rand(4, 3, 32, 32))), "bias_before_batch_norm") == []
+
+
+@pytest.mark.parametrize("ns, count", [(100, 1), (99, 0)])
+def test_a_bias_of_unknown_cost_is_only_told_where_convolutions_take_a_tenth(ns, count) -> None:
+    plain = conv_and_norm()
+    layers = profiled(plain, lambda: plain(torch.rand(4, 3, 32, 32))).layers
+    rows = [row(0, cpu_ns=1000 - ns), row(1), row(2), row(2, op("NormBackward0"), phase=BACKWARD)]
+    run = run_of([*rows, row(1, op("aten::conv2d"), op("aten::convolution"), cpu_ns=ns)])
+    assert len(told(replace(run, layers=layers), "bias_before_batch_norm")) == count
+
+
+def test_a_bias_with_ops_of_its_own_is_measured() -> None:
+    plain = conv_and_norm()
+    run = profiled(plain, lambda: plain(torch.rand(4, 3, 32, 32)))
+    columns = run_of(
+        [
+            row(0),
+            row(1),
+            row(2),
+            row(1, *CONVOLUTION[:3], op("aten::add_"), kernel("add"), device="cuda:0", device_ns=70),
+            row(1, op("aten::convolution_backward"), op("aten::sum"), kernel("sum"), phase=BACKWARD, device_ns=30),
+            row(1, *CONVOLUTION, kernel("gemm"), device="cuda:0", device_ns=900),
+        ],
+        **CUDA,
+    )
+    (found,) = told(replace(columns, layers=run.layers), "bias_before_batch_norm")
+    assert (found.layer, found.gain_ns) == ("Sequential.0", 100)
+    assert found.finding == "Spends 0.100us on a bias that Sequential.1 subtracts again with the mean."
+    other = (replace(run.layers[0], kind="Block"), *run.layers[1:])
+    (found,) = told(replace(columns, layers=other), "bias_before_batch_norm")
+    assert found.finding == (
+        "Spends 0.100us on a bias, and beside it stands Sequential.1 in train mode: if its output goes there directly, "
+        "and nowhere else, that subtracts the bias again."
+    )
+    assert found.gain_ns == 100 and found.remedy.startswith("If so, ")
+
+
+# The optimizer
+
+
+def training(optimizer: type[torch.optim.Optimizer], depth: int = 12, set_to_none: bool = True, **options: Any) -> Run:
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(depth)))
+    stepping = optimizer(model.parameters(), lr=0.01, **options)
+
+    def work() -> None:
+        stepping.zero_grad(set_to_none=set_to_none)
+        model(torch.rand(4, 16)).sum().backward()
+        stepping.step()
+
+    work()
+    return profiled(model, work, profile_memory=True)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad])
+def test_a_step_that_goes_tensor_by_tensor(optimizer) -> None:
+    run = training(optimizer)
+    (found,) = of(run, "optimizer_step_per_tensor")
+    assert found.layer == "(outside)" and f"torch.optim.{optimizer.__name__}(…, fused=True)" in found.remedy
+    took = run.rows.columns["cpu_ns"]
+    inside_step = [at for at, one in enumerate(run.rows) if one.frames and "Optimizer.step#" in one.frames[0].name]
+    assert found.gain_ns == int(sum(took[at] for at in inside_step) * 0.9)
+    assert found.finding.startswith(f"A step of {optimizer.__name__} calls ")
+
+
+def test_foreach_is_no_remedy_on_the_cpu() -> None:
+    (found,) = of(training(torch.optim.Adam, foreach=True), "optimizer_step_per_tensor")
+    assert "fused=True" in found.remedy
+
+
+@pytest.mark.parametrize(
+    "optimizer, options",
+    [
+        (torch.optim.Adam, {"fused": True}),
+        (torch.optim.SGD, {"fused": True}),
+        (torch.optim.RMSprop, {}),  # has no fused step, and foreach=True gains nothing on the CPU
+        (torch.optim.Adam, {"depth": 2}),
+    ],
+)
+def test_a_step_that_nothing_would_speed_up(optimizer, options) -> None:
+    assert of(training(optimizer, **options), "optimizer_step_per_tensor") == []
+
+
+@pytest.mark.parametrize("optimizer, momentum", [("SGD", 0.0), ("SGD", 0.9), ("Adagrad", None)])
+def test_sparse_gradients_have_no_fused_step(monkeypatch, optimizer, momentum) -> None:
+    def stepped(sparse: bool) -> Run:
+        model = nn.Sequential(nn.Embedding(50, 8, sparse=sparse), *(nn.Linear(8, 8) for _ in range(8)))
+        options = {} if momentum is None else {"momentum": momentum}
+        stepping = getattr(torch.optim, optimizer)(model.parameters(), lr=0.1, **options)
+
+        def work() -> None:
+            stepping.zero_grad()
+            model(torch.arange(4)).sum().backward()
+            stepping.step()
+
+        return profiled(model, work)
+
+    monkeypatch.setattr(torchprof.analyze.advice.optimizer, "_SMALL_NS", 10**9)  # however slow this machine is
+    assert of(stepped(True), "optimizer_step_per_tensor") == []
+    assert len(of(stepped(False), "optimizer_step_per_tensor")) == 1
+
+
+def test_steps_on_complex_numbers_cannot_be_fused() -> None:
+    step = label("Optimizer.step#Adam.step")
+    rows = [row(OUTSIDE, step, cpu_ns=10), row(OUTSIDE, step, op("aten::add_"), calls=40, cpu_ns=400)]
+    assert len(of(run_of(rows), "optimizer_step_per_tensor")) == 1
+    for inside_op in ((op("aten::view_as_real"),), (op("aten::add_"), op("aten::_nnz"))):
+        assert of(run_of([*rows, row(OUTSIDE, step, *inside_op)]), "optimizer_step_per_tensor") == []
+    before = row(OUTSIDE, op("aten::view_as_real"), step, op("aten::add_"))
+    assert len(of(run_of([*rows, before]), "optimizer_step_per_tensor")) == 1  # it is not in the step
+
+
+def test_sgd_on_few_large_tensors_gains_nothing_on_the_cpu() -> None:
+    step = label("Optimizer.step#SGD.step")
+    slow, fast = (
+        run_of([row(OUTSIDE, step, cpu_ns=10), row(OUTSIDE, step, op("aten::add_"), calls=40, cpu_ns=40 * ns)])
+        for ns in (30_001, 30_000)
+    )
+    assert of(slow, "optimizer_step_per_tensor") == []
+    assert len(of(fast, "optimizer_step_per_tensor")) == 1
+
+
+def gpu_step(name: str, *ops: str, calls: int = 40) -> Run:
+    step = label(f"Optimizer.step#{name}.step")
+    rows = [row(OUTSIDE, step, calls=2, cpu_ns=1000)]
+    for one in ops:
+        rows.append(row(OUTSIDE, step, op(one), calls=calls, cpu_ns=4000))
+        rows.append(row(OUTSIDE, step, op(one), kernel("k"), device="cuda:0", calls=calls, device_ns=500))
+    return on_device(*rows)
+
+
+def test_a_step_on_a_gpu_that_goes_tensor_by_tensor() -> None:
+    (found,) = told(gpu_step("Adam", "aten::lerp_", "aten::addcdiv_"), "optimizer_step_per_tensor")
+    assert "fused=True" in found.remedy and found.gain_ns == 9000 * 9 // 10  # launching takes longer than running
+    assert found.finding == "A step of Adam calls 40 ops, tensor by tensor, and takes 4.500us on average."
+    (found,) = told(gpu_step("RMSprop", "aten::addcmul_"), "optimizer_step_per_tensor")
+    assert "RMSprop(…, foreach=True)" in found.remedy
+
+
+def test_a_step_on_a_gpu_that_is_batched_or_small() -> None:
+    for run in (
+        gpu_step("Adam", "aten::_foreach_lerp_", "aten::add_"),
+        gpu_step("Adam", "aten::_fused_adam_", "aten::add_"),
+        gpu_step("Mine", "aten::add_"),
+        gpu_step("Adam", "aten::add_", calls=19),
+    ):
+        assert of(run, "optimizer_step_per_tensor") == []
+
+
+def test_gradients_that_are_zeroed() -> None:
+    run = training(torch.optim.SGD, set_to_none=False)
+    (found,) = of(run, "gradients_zeroed")
+    assert "(24 writes)" in found.finding and "zero_grad of SGD" in found.finding
+    assert found.gain_bytes == 12 * (16 * 16 + 16) * 4
+    spent = 0
+    for one in run.rows:
+        names = [frame.name for frame in one.frames]
+        zeroed = "Optimizer.zero_grad#SGD.zero_grad" in names and "aten::zero_" in names
+        added = "torch::autograd::AccumulateGrad" in names and "aten::add_" in names
+        spent += one.cost.cpu_ns * (zeroed or added)
+    assert found.gain_ns == spent
+
+
+@pytest.mark.parametrize("calls, said", [(1, "(1 write)"), (1406, "(1,406 writes)")])
+def test_what_is_counted_of_zeroed_gradients_are_writes(calls, said) -> None:
+    zero = label("Optimizer.zero_grad#SGD.zero_grad")
+    (found,) = of(run_of([row(OUTSIDE, zero, op("aten::zero_"), calls=calls, cpu_ns=50)]), "gradients_zeroed")
+    assert said in found.finding
+
+
+def test_gradients_that_are_summed_on_purpose() -> None:
+    zero, add = label("Optimizer.zero_grad#SGD.zero_grad"), op("torch::autograd::AccumulateGrad")
+    accumulating = [row(1, add, op("aten::add_"), phase=BACKWARD, calls=40, cpu_ns=4000)]
+    assert of(run_of(accumulating), "gradients_zeroed") == []
+    (found,) = of(
+        run_of([row(OUTSIDE, zero, op("aten::zero_"), calls=10, cpu_ns=50), *accumulating]), "gradients_zeroed"
+    )
+    assert found.gain_ns == 50 + 1000  # a quarter of the additions are to zeros
+
+
+def test_gradients_that_are_let_go() -> None:
+    assert of(training(torch.optim.SGD), "gradients_zeroed") == []
+
+
+# Elementwise ops
+
+
+class Gelu(nn.Module):
+    """The approximation of GELU in 8 elementwise ops."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * x * (1.0 + torch.tanh(0.79788456 * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+class Residual(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + x * 0.5).neg()  # 4
+
+
+def test_a_gelu_in_python(monkeypatch) -> None:
+    monkeypatch.setattr(torchprof.analyze.advice.python, "_GAP_NS", 10**9)  # however slow this machine's Python is
+    model = nn.Sequential(nn.Linear(64, 64), Gelu())
+    run = profiled(model, lambda: [model(torch.rand(32, 64)) for _ in range(3)])
+    (found,) = of(run, "many_elementwise_ops")
+    assert found.layer == "Sequential.1" and re.match(
+        r"Calls 8 (small )?elementwise ops in a forward call", found.finding
+    )
+    rows = [one for one in run.rows if one.layer is not None and one.layer.name == "Sequential.1"]
+    assert found.gain_ns == sum(one.cost.cpu_ns for one in rows)  # the ops, and what is between them
+
+
+def test_the_backward_of_a_gelu_goes_with_it(monkeypatch) -> None:
+    monkeypatch.setattr(torchprof.analyze.advice.python, "_GAP_NS", 10**9)
+    model = nn.Sequential(nn.Linear(64, 64), Gelu())
+    run = profiled(model, lambda: model(torch.rand(32, 64)).sum().backward())
+    (found,) = of(run, "many_elementwise_ops")
+    rows = [one for one in run.rows if one.layer is not None and one.layer.name == "Sequential.1"]
+    assert {one.phase for one in rows} == {"forward", BACKWARD}  # all nodes in it are elementwise
+    assert found.gain_ns == sum(one.cost.cpu_ns for one in rows)
+    back = sum(one.cost.cpu_ns for one in rows if one.phase == BACKWARD)
+    assert f" Their backward takes {format_time(back)}. The layer itself takes " in found.finding
+
+
+def test_the_nodes_of_tiny_ops_are_those_that_are_not_elementwise() -> None:
+    def node(name: str, ns: int) -> tuple[Any, ...]:
+        frames = op(f"autograd::engine::evaluate_function: {name}"), op(name), op("aten::x")
+        return row(1, *frames, phase=BACKWARD, cpu_ns=ns)
+
+    nodes = [node("SumBackward1", 100), node("LeakyReluBackward0", 20), node("torch::autograd::AccumulateGrad", 3)]
+    run = run_of([row(1), ELEMENTWISE, OTHER, *nodes])
+    (tiny,), (many,) = of(run, "many_tiny_ops"), of(run, "many_elementwise_ops")
+    assert (tiny.gain_ns, many.gain_ns) == (50_100, 40_020)
+    assert " Their backward takes 0.100us." in tiny.finding and " Their backward takes 0.020us." in many.finding
+
+
+def test_few_elementwise_ops_and_none_at_all() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), Residual(), nn.GELU(), nn.LayerNorm(64))
+    assert of(profiled(model, lambda: model(torch.rand(32, 64))), "many_elementwise_ops") == []
+
+
+@pytest.mark.parametrize("ns, kind", [(9_999, "small elementwise ops"), (10_000, "elementwise ops")])
+def test_small_ops_are_called_small(ns, kind) -> None:
+    names = ("add", "mul_", "sub", "neg", "exp")
+    run = run_of([row(1, calls=2), *(row(1, op(f"aten::{name}"), calls=2, cpu_ns=2 * ns) for name in names)])
+    (found,) = told(run, "many_elementwise_ops")
+    assert found.finding.startswith(f"Calls 5 {kind} in a forward call, ")
+    assert found.gain_ns == 10 * ns
+    assert found.finding.endswith(" in all.")
+
+
+def test_what_an_op_calls_inside_is_no_op_of_the_layer() -> None:
+    mean = [
+        row(1),
+        *(
+            row(1, op("aten::mean"), op(f"aten::{name}"), cpu_ns=9)
+            for name in ("div_", "add", "mul", "sub", "neg", "exp")
+        ),
+    ]
+    assert of(run_of(mean), "many_elementwise_ops") == []
+    own = [
+        row(1),
+        *(row(1, label("mine"), op(f"aten::{name}"), cpu_ns=9) for name in ("add", "mul", "sub", "neg", "exp")),
+    ]
+    assert len(of(run_of(own), "many_elementwise_ops")) == 1
+
+
+# Tiny ops
+
+
+class Loop(nn.Module):
+    """1,001 ops: for each of 500 rows a select and a sum, and the stack."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([x[row].sum() for row in range(500)])
+
+
+def test_a_loop_over_rows(monkeypatch) -> None:
+    monkeypatch.setattr(torchprof.analyze.advice.python, "_GAP_NS", 10**9)
+    monkeypatch.setattr(torchprof.analyze.advice.fusion, "_FEW_NS", 10**9)  # however slow this machine is
+    model = nn.Sequential(Loop(), nn.Linear(500, 4))
+    run = profiled(model, lambda: [model(torch.rand(500, 8)) for _ in range(3)])
+    (found,) = of(run, "many_tiny_ops")
+    ns = sum(one.cost.cpu_ns for one in run.rows if one.layer is not None and one.layer.kind == "Loop")
+    assert found.layer == "Sequential.0" and found.gain_ns == ns
+    assert found.finding.startswith("Calls 1,001 ops in a forward call, ")
+    assert "torch.compile" in found.remedy
+
+
+def loop(calls: int, ns: int, *more: Any, layer_calls: int = 1) -> Run:
+    """A layer that calls so many ops, of which one calls another inside; together they take so long."""
+    sums, inside = op("aten::sum"), op("aten::fill_")
+    rows = [
+        row(1, calls=layer_calls),
+        row(1, sums, calls=calls, cpu_ns=ns - 7),
+        row(1, sums, inside, calls=5, cpu_ns=7),
+    ]
+    return run_of([*rows, *more])
+
+
+@pytest.mark.parametrize(
+    "calls, ns, layer_calls, count",
+    [(100, 999_999, 1, 1), (99, 9_900, 1, 0), (199, 19_900, 2, 0), (200, 19_900, 2, 1), (100, 1_000_000, 1, 0)],
+)
+def test_a_hundred_ops_of_less_than_ten_microseconds(calls, ns, layer_calls, count) -> None:
+    assert len(of(loop(calls, ns, layer_calls=layer_calls), "many_tiny_ops")) == count
+
+
+def test_the_figures_of_tiny_ops() -> None:
+    (found,) = told(loop(2000, 100_000, layer_calls=2), "many_tiny_ops")
+    assert found.finding == "Calls 1,000 ops in a forward call, 0.050us each, 100.000us in all."
+    assert found.gain_ns == 100_000
+
+
+def test_no_nanosecond_is_told_twice() -> None:
+    elementwise = row(1, op("aten::add"), calls=500, cpu_ns=50_000)
+    run = loop(500, 100_000, elementwise)
+    (tiny,), (many,) = of(run, "many_tiny_ops"), of(run, "many_elementwise_ops")
+    assert tiny.finding.startswith("Calls 500 ops that are not elementwise in a forward call, 0.200us each, 100.000us")
+    assert many.finding.startswith("Calls 500 small elementwise ops in a forward call, 0.100us each, 50.000us")
+    assert of(run_of([row(1), elementwise]), "many_tiny_ops") == []
+
+
+def between(own: int, *rows: tuple[Any, ...], **meta: Any) -> Run:
+    """A layer that takes so long between its ops, 9 ns of it in a label of the user's."""
+    mine = [row(1, calls=2, cpu_ns=own - 9), row(1, label("mine"), calls=2, cpu_ns=9)]
+    return run_of([*mine, *rows, row(0, op("aten::mm"), cpu_ns=10**9)], **meta)
+
+
+ELEMENTWISE = row(1, op("aten::add"), calls=1000, cpu_ns=40_000)
+OTHER = row(1, op("aten::sum"), calls=1000, cpu_ns=50_000)
+AGAIN = row(1, calls=1, cpu_ns=700, phase="recompute")
+
+
+def test_the_time_between_ops_goes_with_them() -> None:
+    (found,) = of(between(30_000, ELEMENTWISE), "many_elementwise_ops")
+    assert found.finding.endswith("40.000us in all. The layer itself takes 30.000us between its ops.")
+    assert found.gain_ns == 40_000 + 30_000
+    (found,) = of(between(30_000, OTHER), "many_tiny_ops")
+    assert found.finding.endswith("50.000us in all. The layer itself takes 30.000us between its ops.")
+    assert found.gain_ns == 50_000 + 30_000
+    for rule, ops in (("many_elementwise_ops", ELEMENTWISE), ("many_tiny_ops", OTHER)):
+        assert of(between(30_000, ops, AGAIN), rule)[0].gain_ns == of(between(30_700, ops), rule)[0].gain_ns
+        backward = row(1, phase=BACKWARD, cpu_ns=999)
+        assert of(between(30_000, ops, backward), rule)[0].gain_ns == of(between(30_000, ops), rule)[0].gain_ns
+
+
+def test_the_time_between_ops_is_counted_once() -> None:
+    run = between(30_000, ELEMENTWISE, OTHER)
+    (tiny,), (many,) = of(run, "many_tiny_ops"), of(run, "many_elementwise_ops")
+    assert (tiny.gain_ns, many.gain_ns) == (80_000, 40_000)
+    assert many.finding.endswith(" in all. What the layer takes between them is counted in another finding.")
+    slow = between(300_000_000, ELEMENTWISE, OTHER)  # 30 ms of 300 would be 1,000 calls
+    (tiny,), (many,) = of(slow, "many_tiny_ops"), of(slow, "many_elementwise_ops")
+    assert [one.gain_ns for one in of(slow, "python_in_layers")] == [300_000_000]
+    assert (tiny.gain_ns, many.gain_ns) == (50_000, 40_000)
+    for one in (tiny, many):
+        assert one.finding.endswith(" in all. What the layer takes between them is counted in another finding.")
+
+
+def test_on_a_device_the_time_between_launches_is_none_of_it() -> None:
+    adds = [row(1, op("aten::add"), kernel("k"), device="cuda:0", calls=1000, device_ns=7000)]
+    (found,) = of(between(30_000, ELEMENTWISE, *adds, **CUDA), "many_elementwise_ops")
+    assert found.gain_ns == 7000 and found.finding.endswith(" in all.")
+    (found,) = of(between(300_000_000, ELEMENTWISE, *adds, **CUDA), "many_elementwise_ops")
+    assert found.gain_ns == 7000 and found.finding.endswith(" in all.")
+
+
+def test_a_loop_elsewhere_is_no_layers() -> None:
+    tiny = {"calls": 500, "cpu_ns": 5000}
+    nested = [row(1), row(1, op("aten::sum"), cpu_ns=9), row(1, op("aten::sum"), op("aten::fill_"), **tiny)]
+    for rows in (
+        [row(OUTSIDE), row(OUTSIDE, op("aten::sum"), **tiny)],
+        [row(1), row(1, op("aten::sum"), phase=BACKWARD, **tiny)],
+        nested,
+        [row(1), row(1, label("mine"), **tiny)],
+    ):
+        assert of(run_of(rows), "many_tiny_ops") == []
+    assert len(of(run_of([row(1), row(1, label("mine"), op("aten::sum"), **tiny)]), "many_tiny_ops")) == 1
+
+
+def test_a_compiled_layer_has_no_loop() -> None:
+    run = loop(500, 5000)
+    compiled = tuple(replace(one, compiled=True) for one in run.layers)
+    assert of(replace(run, layers=compiled), "many_tiny_ops") == []
+
+
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+def test_layers_without_a_loop_call_no_hundred_ops(monkeypatch, name) -> None:
+    monkeypatch.setattr(torchprof.analyze.advice.fusion, "_FEW_NS", 10**12)  # whatever their ops take
+    model = ARCHITECTURES[name].make()
+    with torchprof.Profile(model) as prof:
+        model(*ARCHITECTURES[name].inputs())
+    assert of(prof.run, "many_tiny_ops") == []
+
+
+# Attention
+
+
+class Attention(nn.Module):
+    """Self-attention of 4 heads, by hand or by torch's function."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(32, 96)
+        self.attend = nn.Softmax(dim=-1)
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (one.unflatten(-1, (4, 8)).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+        if self.how == "by hand":
+            return torch.softmax(q @ k.transpose(-1, -2) * 8**-0.5, -1) @ v
+        if self.how == "with a layer":
+            return self.attend(torch.einsum("bhqd,bhkd->bhqk", q, k)) @ v
+        if self.how == "one product":
+            return torch.softmax(q @ k.transpose(-1, -2), -1)
+        dropout = 0.1 if self.how == "math" else 0.0
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+
+
+def attention(how: str, length: int = 256, train: bool = True, **options: Any) -> Run:
+    model = Attention(how)
+    x = torch.rand(2, length, 32)
+
+    def work() -> None:
+        with torch.set_grad_enabled(train):
+            y = model(x)
+        if train:
+            y.sum().backward()
+
+    return profiled(model, work, profile_memory=True, **options)
+
+
+@pytest.mark.parametrize("how", ["by hand", "with a layer", "math"])
+def test_attention_that_writes_out_its_scores(how) -> None:
+    run = attention(how, record_shapes=True)
+    (found,) = of(run, "attention_not_fused")
+    assert found.layer == "Attention"
+    assert ("took no fused kernel" in found.finding) == (how == "math")
+    scores = 2 * 4 * 256 * 256 * 4  # batch, heads, rows, columns, bytes
+    assert found.gain_bytes == scores
+    spent = sum(
+        one.cost.cpu_ns
+        for one in run.rows
+        if {"bmm", "softmax", "math"}
+        & set(re.findall(r"(bmm|softmax|math)", " ".join(frame.name for frame in one.frames if frame.kind == "op")))
+    )
+    assert found.gain_ns is not None and found.gain_ns <= int(spent * 7 / 8) + 1
+    assert found.gain_ns > spent / 2
+
+
+class Experts(nn.Module):
+    """A dense mixture of experts: the softmax of a router, and two batched products of the experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(32, 4)
+        self.up = nn.Parameter(torch.rand(4, 32, 64))
+        self.down = nn.Parameter(torch.rand(4, 64, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        gates = self.router(x).softmax(-1)
+        y = torch.bmm(torch.bmm(x.expand(4, -1, -1), self.up).relu(), self.down)
+        return (y * gates.t()[..., None]).sum(0)
+
+
+class Slots(nn.Module):
+    """Rows are assigned to slots, and back: a product sums over the softmax's last size, but none made its scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.assign = nn.Linear(32, 300)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.assign(x).softmax(1)
+        return torch.bmm(weights, torch.bmm(weights.transpose(1, 2), x))
+
+
+class Scored(nn.Module):
+    """A product makes as many numbers as the softmax takes, and none takes what the softmax made."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = torch.bmm(x, x.transpose(1, 2)).softmax(-1)
+        return torch.bmm(x.transpose(1, 2), x).sum() + weights.sum()
+
+
+OTHERS = {"experts": (Experts(), (512, 32)), "slots": (Slots(), (2, 300, 32)), "scored": (Scored(), (2, 300, 32))}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_products_and_a_softmax_that_are_no_attention(name) -> None:
+    model, shape = OTHERS[name]
+    x = torch.rand(shape)
+    assert of(profiled(model, lambda: model(x).sum(), record_shapes=True), "attention_not_fused") == []
+    (found,) = of(profiled(model, lambda: model(x).sum()), "attention_not_fused")
+    assert found.finding.startswith("Calls batched products and softmax as separate ops, for ")
+    assert found.finding.endswith(". If this is attention, it writes out its scores.")
+    assert found.remedy.startswith("If this is attention, write torch.nn.functional.scaled_dot_product_attention(")
+
+
+def test_attention_by_its_shapes_is_told_without_a_condition() -> None:
+    (found,) = of(attention("by hand", record_shapes=True), "attention_not_fused")
+    assert found.finding.startswith("Writes out its attention: ") and found.remedy.startswith("Write torch.nn.")
+    (found,) = of(attention("by hand"), "attention_not_fused")
+    assert "If this is attention" in found.finding
+
+
+def test_scores_with_a_mask_in_the_same_op() -> None:
+    """baddbmm, as in torch's MultiheadAttention: the matrices are its second and third tensors."""
+
+    class Masked(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            mask = torch.zeros(2, 256, 256)
+            return torch.baddbmm(mask, x, x.transpose(1, 2)).softmax(-1) @ x
+
+    model, x = Masked(), torch.rand(2, 256, 32)
+    (found,) = of(profiled(model, lambda: model(x), record_shapes=True), "attention_not_fused")
+    assert found.finding.startswith("Writes out its attention: ")
+
+
+@pytest.mark.parametrize("how", ["fused", "one product"])
+def test_attention_that_is_fused_or_none(how) -> None:
+    assert of(attention(how), "attention_not_fused") == []
+
+
+def test_short_rows_gain_nothing_on_the_cpu() -> None:
+    assert of(attention("by hand", 255, record_shapes=True), "attention_not_fused") == []
+    assert of(attention("with a layer", 255, record_shapes=True), "attention_not_fused") == []
+    assert len(of(attention("by hand", 255), "attention_not_fused")) == 1  # how long they are, it does not know
+
+
+def test_without_backward_no_scores_are_kept() -> None:
+    (found,) = of(attention("by hand", train=False), "attention_not_fused")
+    assert found.gain_bytes is None
+
+
+def test_the_weights_that_multihead_attention_returns() -> None:
+    model = nn.MultiheadAttention(32, 4, batch_first=True)
+    x = torch.rand(2, 256, 32)
+    (found,) = of(profiled(model, lambda: model(x, x, x)), "attention_not_fused")
+    assert found.finding.startswith("Writes out its attention: ")  # it is known to be one
+    assert "need_weights=False" in found.remedy
+    assert of(profiled(model, lambda: model(x, x, x, need_weights=False)), "attention_not_fused") == []
+
+
+# Modes
+
+
+def with_dropout(p: float = 0.5) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(p))
+
+
+def test_eval_that_was_forgotten() -> None:
+    model = with_dropout()
+    with torch.no_grad():
+        run = profiled(model, lambda: model(torch.rand(4, 8)))
+    (found,) = told(run, "eval_forgotten")
+    assert (found.layer, found.gain_ns) == ("Sequential", None)
+    assert "Sequential.1 (BatchNorm1d) and 1 more layers were called in train mode" in found.finding
+
+
+def test_train_mode_that_matters_not_or_is_wanted() -> None:
+    x = torch.rand(4, 8)
+    harmless = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Dropout(0.0), nn.ReLU())
+    for model, work in (
+        (model := with_dropout().eval(), lambda model=model: model(x)),
+        (model := with_dropout(), lambda model=model: model(x).sum().backward()),
+        (model := with_dropout(), lambda model=model: model[0](x)),
+        (harmless, lambda: harmless(x)),
+    ):
+        assert of(profiled(model, work), "eval_forgotten") == []
+
+
+def test_a_backward_that_nobody_saw_was_still_one() -> None:
+    step = label("Optimizer.step#SGD.step")
+    model = with_dropout()
+    run = profiled(model, lambda: model(torch.rand(4, 8)))
+    assert len(of(run, "eval_forgotten")) == 1
+    stepped = run_of([row(number) for number in range(4)] + [row(OUTSIDE, step, cpu_ns=9)])
+    assert of(replace(stepped, layers=run.layers), "eval_forgotten") == []
+
+
+def test_activations_that_no_backward_ever_used() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval()
+    run = profiled(model, lambda: [model(torch.rand(32, 64)) for _ in range(2)], profile_memory=True)
+    (found,) = told(run, "gradients_never_used")
+    assert found.layer == "Sequential" and found.gain_ns is None
+    assert found.gain_bytes == 32 * 64 * 4 + 32 * 8 * 4  # what ReLU kept (the first product goes), and the result
+    assert "most of it in Sequential.1" in found.finding and "inference_mode" in found.remedy
+
+
+def test_activations_that_are_used_or_not_kept() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU())
+    x = torch.rand(32, 64)
+    assert of(profiled(model, lambda: model(x).sum().backward(), profile_memory=True), "gradients_never_used") == []
+    with torch.no_grad():
+        assert of(profiled(model, lambda: model(x), profile_memory=True), "gradients_never_used") == []
+    assert of(profiled(model, lambda: model(x)), "gradients_never_used") == []  # nobody knows
+
+
+def test_switches_for_finding_errors() -> None:
+    model = Mlp()
+    x = torch.rand(1, 4)
+    assert of(plain := profiled(model, lambda: model(x)), "anomaly_detection_on") == []
+    assert of(plain, "deterministic_algorithms_on") == []
+    with torch.autograd.set_detect_anomaly(True):
+        (found,) = told(profiled(model, lambda: model(x)), "anomaly_detection_on")
+    assert found.layer == "Mlp"
+    torch.use_deterministic_algorithms(True)
+    try:
+        run = profiled(model, lambda: model(x))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert len(told(run, "deterministic_algorithms_on")) == 1
+    assert told(run, "anomaly_detection_on") == []
+
+
+# All of them
+
+
+@pytest.mark.parametrize("options", [{}, {"record_shapes": True, "profile_memory": True, "with_flops": True}])
+def test_no_rule_fails_on_real_models(options) -> None:
+    for model in (Attention("by hand"), nn.TransformerEncoderLayer(32, 4), nn.LSTM(32, 8), nn.Linear(32, 2)):
+
+        def work(model: nn.Module = model) -> None:
+            y = model(torch.rand(2, 6, 32))
+            (y[0] if isinstance(y, tuple) else y).sum().backward()
+
+        run = profiled(model, work, **options)
+        assert not [one.finding for one in advise(run) if "cannot judge" in one.finding]
+        assert run.report("advice")
+
+
+def test_a_saved_run_gives_the_same_advice(tmp_path) -> None:
+    run = training(torch.optim.Adam, set_to_none=False)
+    run.save(tmp_path / "run.json")
+    loaded = torchprof.load(tmp_path / "run.json")
+    assert advise(loaded) == advise(run)
+    for name in ("optimizer_step_per_tensor", "gradients_zeroed"):
+        assert of(loaded, name) == of(run, name) != []

@@ -1,0 +1,158 @@
+"""Advice about loading data: real loaders, and rows and samples made by hand."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from build.hand_made import FORWARD, label, op, row, run_of
+from test_advice_gradients import evenly
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from torchprof import Profile
+from torchprof.analyze.advice import Advice, advise
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.words import OUTSIDE
+
+MS = 1_000_000
+ALONE = label("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
+WORKERS = label(f"enumerate(DataLoader)#{_MultiProcessingDataLoaderIter.__name__}.__next__")
+
+
+def of(run: Run) -> list[Advice]:
+    return [one for one in advise(run) if one.rule == "waiting_for_data"]
+
+
+class Samples(Dataset[Tensor]):
+    """Each sample takes so long to make."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, at: int) -> Tensor:
+        time.sleep(self.seconds)
+        return torch.full((256,), float(at))
+
+
+def looped(seconds: float, times: int) -> Run:
+    """Three batches through a model that works so many times as long as one product."""
+    model = nn.Sequential(nn.Linear(256, 256))
+    with Profile(model) as prof:
+        for batch in DataLoader(Samples(seconds), batch_size=2):
+            for _ in range(times):
+                model(batch)
+            prof.step()
+    return prof.run
+
+
+def test_a_real_loop_that_makes_its_batches_itself() -> None:
+    run = looped(0.01, 1)
+    [advice] = of(run)
+    took = sum(row.cost.cpu_ns for row in run.rows if row.frames and "DataLoader" in row.frames[0].name)
+    assert advice.layer == "(outside)" and advice.gain_ns == took >= 60 * MS
+    assert "It has no workers" in advice.finding and "num_workers=4" in advice.remedy
+
+
+def test_no_word_of_a_real_loop_whose_batches_are_quick() -> None:
+    run = evenly(looped(0, 100))
+    assert any(row.frames and "DataLoader" in row.frames[0].name for row in run.rows)
+    assert of(run) == []
+
+
+def batches(loader: Any = ALONE, times: int = 4) -> list[Any]:
+    """60 ms of the loader, of which 45 in no op; 40 ms of other things."""
+    return [
+        row(OUTSIDE, loader, calls=times, cpu_ns=45 * MS),
+        row(OUTSIDE, loader, op("aten::stack"), calls=times, cpu_ns=10 * MS),
+        row(OUTSIDE, loader, op("aten::stack"), op("aten::cat"), calls=times, cpu_ns=5 * MS),
+        row(1, op("aten::mm"), cpu_ns=40 * MS),
+    ]
+
+
+def with_steps(run: Run, *waited_ms: int) -> Run:
+    values = [(start, ms * MS) for start, ms in enumerate(waited_ms)]
+    return replace(run, samples={SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_data_ns"): Spread.of(values)})
+
+
+def test_the_figures_of_a_loader_without_workers() -> None:
+    [advice] = of(run_of(batches(), wall_ns=100 * MS))
+    assert advice.finding == (
+        "The loop waits for its DataLoader 60.000ms (60% of the recorded time). It has no workers: the loop makes each "
+        "batch itself, 75% of that in no operator."
+    )
+    assert advice.gain_ns == 60 * MS
+
+
+def test_workers_that_are_too_slow_but_for_their_start() -> None:
+    """The first step waited 30 ms, the median one 10: 20 ms are the start of the workers."""
+    [advice] = of(with_steps(run_of(batches(WORKERS), wall_ns=100 * MS), 30, 10, 10, 10))
+    assert advice.finding.endswith("15.000ms a step on average. It has workers, and they are too slow for it.")
+    assert advice.gain_ns == 40 * MS and advice.remedy.startswith("Give it more workers")
+
+
+def test_workers_that_only_had_to_start() -> None:
+    assert of(with_steps(run_of(batches(WORKERS), wall_ns=100 * MS), 58, 1, 1, 0)) == []
+
+
+def test_workers_without_steps() -> None:
+    assert of(run_of(batches(WORKERS, times=9), wall_ns=100 * MS)) == []
+    assert of(run_of(batches(WORKERS, times=10), wall_ns=100 * MS))[0].gain_ns == 60 * MS
+
+
+def test_another_loader() -> None:
+    [advice] = of(run_of(batches(label("enumerate(DataPipe)#Mapper")), wall_ns=100 * MS))
+    assert advice.finding == "The loop waits for its DataLoader 60.000ms (60% of the recorded time)."
+
+
+def test_the_label_stands_inside_other_ranges() -> None:
+    """As in the steps of torch.profiler, and in the user's own ranges around a loop, of which a step is two."""
+    outer = (label("ProfilerStep*"), label("my loop"))
+    inside = [(one[0], one[1], one[2], (*outer, *one[3]), *one[4:]) for one in batches()]
+    run = with_steps(run_of([*inside, row(OUTSIDE, *outer, cpu_ns=20 * MS)], wall_ns=120 * MS), 30, 30)
+    [advice] = of(run)
+    assert advice.finding == (
+        "The loop waits for its DataLoader 60.000ms (50% of the recorded time), 30.000ms a step on average. It has no "
+        "workers: the loop makes each batch itself, 75% of that in no operator."
+    )
+
+
+def test_the_call_that_ends_an_epoch_is_no_batch() -> None:
+    """torch's label is around it, too: 3 batches are 4 calls, and what a batch took is not told of these."""
+    loader = DataLoader(Samples(0.01), batch_size=2)
+    with Profile(nn.Linear(256, 256)) as prof:
+        for _ in loader:
+            pass
+    [calls] = [row.calls for row in prof.run.rows if row.frames and row.frames[-1].name == ALONE.name]
+    [advice] = of(prof.run)
+    assert len(loader) == 3 and calls == 4
+    assert "each time" not in advice.finding and "a step" not in advice.finding
+
+
+def test_where_the_device_works_on_nobody_waits() -> None:
+    measures = ("cpu_ns", "device_ns")
+    cuda: dict[str, Any] = {"device": "cuda", "requested": measures, "measured": measures, "wall_ns": 100 * MS}
+    assert of(run_of(batches(), busy_ns=(("cuda:0", 97 * MS),), **cuda)) == []
+    assert of(run_of(batches(), busy_ns=(("cuda:0", 80 * MS),), **cuda))[0].gain_ns == 20 * MS
+
+
+@pytest.mark.parametrize(
+    "rows, wall_ns",
+    [
+        (batches(), 1200 * MS),  # 5 % of the time
+        (batches(label("mine")), 100 * MS),
+        ([row(0, ALONE, calls=4, cpu_ns=60 * MS)], 100 * MS),  # no loop: a layer does this
+        ([row(OUTSIDE, ALONE, calls=4)], 100 * MS),
+        ([row(OUTSIDE, ALONE, calls=4)], 0),
+    ],
+)
+def test_no_word_of_anything_else(rows: list[Any], wall_ns: int) -> None:
+    assert of(run_of(rows, wall_ns=wall_ns)) == []

@@ -1,0 +1,669 @@
+"""The command line, as a user types it: exit codes, what is printed where, and wrong input."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from array import array
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from build.hand_made import row, run_of
+from build.hand_made_ranks import run_of_ranks
+from build.places import ROOT
+
+import torchprof
+from torchprof.cli import main
+from torchprof.reports import known
+from torchprof.run.lockstep import NOT_RECORDED
+from torchprof.run.run import Run
+from torchprof.run.words import BACKWARD, FORWARD
+
+NET = """
+from pathlib import Path
+
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, width=8, fail=False):
+        super().__init__()
+        self.embed = nn.Embedding(10, width)
+        self.body = nn.Linear(width, width)
+        self.fail = fail
+
+    def forward(self, x, ids=None):
+        if self.fail:
+            self.body(x)
+            raise ValueError("not today")
+        y = self.body(x)
+        return {"y": y if ids is None else y + self.embed(ids).sum(1), "training": self.training}
+
+
+class Frozen(Net):
+    def forward(self, x):
+        return super().forward(x)["y"].detach()
+
+
+class Config:
+    def __init__(self, width=8):
+        self.width = width
+
+
+class FromConfig(Net):
+    config_class = Config
+
+    def __init__(self, config):
+        super().__init__(config.width)
+
+
+made = Net()
+number = 7
+
+
+class Taking(Net):
+    def forward(self, x):
+        Path("taken.json").mkdir(exist_ok=True)
+        return super().forward(x)
+
+
+def stopped(width=8):
+    raise KeyboardInterrupt
+
+
+class Stopped(Net):
+    last = 4  # of the first, which is the warm-up
+
+    def forward(self, x):
+        self.last -= 1
+        if not self.last:
+            raise KeyboardInterrupt
+        return super().forward(x)
+
+
+class StoppedAtOnce(Stopped):
+    last = 1
+
+
+def broken():
+    raise KeyError("no weights")
+
+
+def not_a_module():
+    return 7
+"""
+
+
+@pytest.fixture
+def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "net.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "net", raising=False)
+    return tmp_path
+
+
+def test_profile_prints_the_table_and_saves_the_run(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--input", "3,8", "--backward", "--train", "--memory", "--warmup", "2", "--steps", "4", "-o", "run.json"]
+    assert main(["profile", "net.py:Net", *options]) == 0
+    out = capsys.readouterr().out
+    run = torchprof.load(net / "run.json")
+    node = run.tree("forward")
+    assert (node.calls, node.children[1].calls) == (4, 4)
+    assert node.layer.training and node.children[1].layer.input_shapes == ((3, 8),)
+    assert node.children[1].self.cpu_allocated - node.children[1].self.cpu_freed == 4 * 3 * 8 * 4
+    assert run.tree("backward").total.cpu_ns > 0
+    assert out.startswith(run.report("tree") + "\n")
+    assert run.report("calls") in out, "several steps give median and spread of single calls"
+
+
+def test_each_step_is_marked(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in (1, 4):
+        assert (
+            main(["profile", "net.py:Net", "--input", "3,8", "--backward", "--steps", f"{number}", "-o", "r.json"]) == 0
+        )
+        run = torchprof.load("r.json")
+        assert run.meta.steps == number
+        capsys.readouterr()
+        assert main(["show", "r.json", "--report", "steps"]) == 0
+        assert capsys.readouterr().out.splitlines()[2].startswith(f"{number} ")
+
+
+def test_the_noise_of_backward_is_known_between_runs_of_steps(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("before", "after"):
+        options = ["--input", "3,8", "--backward", "--steps", "8", "-o", f"{name}.json"]
+        assert main(["profile", "net.py:Net", *options]) == 0
+    capsys.readouterr()
+    assert main(["compare", "before.json", "after.json"]) == 0
+    rows = {line.split(" ")[0]: line for line in capsys.readouterr().out.splitlines() if "|" in line}
+    for name in ("Net", "Net.body", "(outside)"):
+        assert "?" not in rows[name] and "noise unknown" not in rows[name]
+
+
+def test_shapes_are_recorded_where_asked_for(net: Path) -> None:
+    assert main(["profile", "net.py:Net", "--input", "3,8", "-o", "without.json"]) == 0
+    assert main(["profile", "net.py:Net", "--input", "3,8", "--shapes", "-o", "with.json"]) == 0
+    shapes = {
+        name: {
+            frame.signature.shapes[0]
+            for chain in torchprof.load(name).rows.frames
+            for frame in chain
+            if frame.signature
+        }
+        for name in ("without.json", "with.json")
+    }
+    assert shapes["without.json"] == set() and (3, 8) in shapes["with.json"]
+
+
+def test_every_command_says_what_it_wrote(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (
+        ["profile", "net.py:Net", "--input", "3,8", "-o", "run.json"],
+        ["flops", "net.py:Net", "--input", "3,8", "-o", "run.json"],
+        ["show", "run.json", "-o", "run.json"],
+        ["compare", "run.json", "run.json", "-o", "run.json"],
+    ):
+        assert main([*command, "-o", "table.md"]) == 0
+        assert capsys.readouterr().err == "Written: run.json.\nWritten: table.md.\n"
+    assert main(["show", "run.json"]) == 2, "the last is a comparison"
+    capsys.readouterr()
+    assert main(["profile", "net.py:Net", "--input", "3,8"]) == 0 and capsys.readouterr().err == ""
+
+
+def test_a_file_that_cannot_be_written_is_said_and_the_others_are(
+    net: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder takes the second name while the model runs, when names were checked already."""
+    files = ["-o", "run.json", "-o", "taken.json", "-o", "table.md"]
+    assert main(["profile", "net.py:Taking", "--input", "3,8", *files]) == 2
+    said = capsys.readouterr()
+    assert said.err == (
+        "Written: run.json.\nNot written: taken.json: Is a directory. Another place: -o FILE.\nWritten: table.md.\n"
+    )
+    assert said.out.startswith("Module")
+    assert torchprof.load("run.json").report("markdown") == (net / "table.md").read_text(encoding="utf-8")
+
+
+def test_all_names_of_files_are_checked_before_anything_runs(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (net / "taken.json").mkdir()
+    names = ["run.json", "run.out", "no/run.json", "taken.json", "a.md", f"{net}/./a.md", "a.md"]
+    options = [word for name in names for word in ("-o", name)]
+    for command in (["profile", "net.py:broken"], ["show", "nowhere.json"], ["merge", "nowhere.json"]):
+        assert main([*command, *options]) == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[0].startswith("torchprof: -o 'run.out' does not say by its ending")
+        assert lines[1:] == [
+            "-o no/run.json: there is no such folder to write to.",
+            "-o taken.json: that is a folder.",
+            f"-o {net}/./a.md: it is the same file as -o a.md.",
+            f"-o a.md: it is the same file as -o {net}/./a.md.",
+        ]
+    assert {path.name for path in net.iterdir()} == {"net.py", "taken.json"}
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_file_that_may_not_be_written_is_found_before(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (net / "run.json").touch(mode=0o400)
+    assert main(["profile", "net.py:broken", "-o", "run.json"]) == 2
+    assert "-o run.json: there is no permission to write it." in capsys.readouterr().err
+
+
+# Ctrl-C
+
+
+@pytest.mark.parametrize(
+    ("spec", "shown", "said"),
+    [
+        ("net.py:Stopped", True, "interrupted (Ctrl-C): shown is what ran until then."),
+        ("net.py:StoppedAtOnce", False, "interrupted (Ctrl-C): nothing was recorded yet."),
+        ("net.py:stopped", False, "interrupted (Ctrl-C)."),
+    ],
+)
+def test_ctrl_c_has_the_report_of_what_ran_and_no_traceback(
+    net: Path, capsys: pytest.CaptureFixture[str], spec: str, shown: bool, said: str
+) -> None:
+    assert main(["profile", spec, "--input", "3,8", "--steps", "9", "-o", "run.json"]) == 130
+    out, err = capsys.readouterr()
+    assert err.splitlines()[-1] == f"torchprof: {said}" and "Traceback" not in err
+    assert out.startswith("Module") == shown == (net / "run.json").exists()
+    if shown:
+        assert torchprof.load("run.json").tree("forward").calls == 3  # two whole ones, and the one that was broken off
+
+
+def test_ctrl_c_in_commands_that_record_nothing(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["flops", "net.py:stopped"], ["trace", str(TRACE), "--model", "net.py:stopped"]):
+        assert main(command) == 130
+        assert capsys.readouterr() == ("", "torchprof: interrupted (Ctrl-C).\n")
+
+
+# Streams that cannot hold all characters
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_output_fits_into_the_encoding_of_the_stream(net: Path, encoding: str) -> None:
+    commands = (
+        ["profile", "net.py:Net", "--input", "3,8", "--depth", "1", "-o", "run.json", "-o", "table.txt"],
+        ["show", "run.json"],
+        ["--help"],
+    )
+    for command in commands:
+        done = subprocess.run(
+            [sys.executable, "-m", "torchprof", *command],
+            env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        text = done.stdout.decode(encoding)
+        assert command == ["--help"] or ("\n|-- embed" in text and "\n`-- body" in text)
+    assert "\n├── embed" in (net / "table.txt").read_text(encoding="utf-8")
+
+
+def test_show_has_all_advice(net: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    import torchprof.analyze.advice
+
+    def one_more(evidence: object) -> object:
+        return iter([torchprof.analyze.advice.Advice("Net", "Is slow.", "Make it fast.", None, None, "mine")])
+
+    assert main(["profile", "net.py:Net", "--input", "3,8", "-o", "run.json"]) == 0
+    monkeypatch.setattr(torchprof.analyze.advice, "rules", lambda: {f"rule{number}": one_more for number in range(30)})
+    capsys.readouterr()
+    assert main(["show", "run.json", "--report", "advice"]) == 0
+    out = capsys.readouterr().out
+    assert "30. Net: Is slow." in out and "not shown" not in out
+
+
+def test_the_depth_holds_for_both_tables(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "net.py:Net", "--input", "3,8", "--steps", "2", "--depth", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "Median" in out and "body" not in out.replace("Never called", "")
+
+
+def test_one_step_has_no_table_of_single_calls(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "net.py:Net", "--input", "3,8"]) == 0
+    out = capsys.readouterr().out
+    assert "Median" not in out and "Backward" not in out
+    assert "embed | –" in out, "it was not called, so nobody knows"
+
+
+def test_inputs_have_names_types_and_ranges(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inputs = ["--input", "3,16", "--input", "ids=int64:3,2:8..10"]
+    assert main(["profile", "net.py:Net", "--kwargs", '{"width": 16}', *inputs, "-o", "run.json.gz"]) == 0
+    embed, body = torchprof.load("run.json.gz").tree("forward").children
+    assert embed.layer.input_shapes == ((3, 2),) and embed.calls == 1
+    assert body.layer.input_shapes == ((3, 16),) and not body.layer.training
+
+
+def test_a_config_becomes_the_class_that_the_model_names(net: Path) -> None:
+    options = ["--kwargs", '{"config": {"width": 4}}', "--input", "1,4", "-o", "run.json"]
+    assert main(["profile", "net.py:FromConfig", *options]) == 0
+    assert torchprof.load("run.json").layers[2].params == 4 * 4 + 4
+
+
+def test_a_module_of_a_package_and_one_already_made(net: Path) -> None:
+    assert (
+        main(["profile", "torch.nn:Linear", "--kwargs", '{"in_features": 4, "out_features": 2}', "--input", "1,4"]) == 0
+    )
+    assert main(["profile", "net.py:made", "--input", "1,8", "--paths", "body", "--show-events", "--depth", "1"]) == 0
+
+
+def test_a_model_that_fails_still_shows_what_was_recorded(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--kwargs", '{"fail": true}', "--input", "1,8", "--warmup", "0", "-o", "run.json"]
+    assert main(["profile", "net.py:Net", *options]) == 1
+    out, err = capsys.readouterr()
+    assert "ValueError: not today" in err and "1,8" in err
+    assert "└── body" in out and torchprof.load("run.json").tree("forward").children[1].calls == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["net.py:Net", "--input", "eight"], ["'eight'", "1,3,224,224"]),
+        (["net.py:Net", "--input", "ids=int64:1,8:5..5"], ["5..5", "empty"]),
+        (["net.py:Net", "--input", "int99:1,8"], ["int99", "float32"]),
+        (["net.py:Net", "--input", "int64:1,8:5.2..5.4"], ["int64:1,8:5.2..5.4", "cannot be made"]),
+        (["net.py:Net", "--kwargs", "{width: 4}"], ["--kwargs", "JSON"]),
+        (["net.py:Net", "--kwargs", "[4]"], ["--kwargs", "object"]),
+        (["net.py:Net", "--kwargs", '{"depth": 4}'], ["net.py:Net", "depth"]),
+        (["net.py:FromConfig", "--kwargs", '{"config": {"depth": 4}}'], ["net.py:FromConfig", "depth"]),
+        (["net.py:made", "--kwargs", '{"width": 4}'], ["--kwargs", "already"]),
+        (["net.py:Nett"], ["'Nett'", "'Net'"]),
+        (["net.py"], ["net.py", "file.py:callable"]),
+        (["nett.py:Net"], ["nett.py"]),
+        (["no_such_package:Net"], ["no_such_package", "ModuleNotFoundError"]),
+        (["net.py:number"], ["7"]),
+        (["net.py:not_a_module"], ["7", "torch.nn.Module"]),
+        (["net.py:broken"], ["KeyError", "no weights"]),
+        (["net.py:Net", "--input", "1,8", "--paths", "boddy"], ["'boddy'", "Net.body"]),
+        (["net.py:Net", "--input", "1,8", "--sort-by", "size"], ["'size'", "cpu_total"]),
+        (["net.py:Net", "--input", "1,8", "--tablefmt", "markdownn"], ["markdownn"]),
+        (["net.py:Net", "--input", "1,8", "--steps", "0"], ["--steps"]),
+        (["net.py:Frozen", "--input", "1,8", "--backward"], ["--backward", "gradient"]),
+        (["net.py:Net", "--input", "1,8", "-o", "no/such/folder/run.json"], ["no/such/folder"]),
+    ],
+    ids=lambda value: " ".join(value)[:40],
+)
+def test_bad_input_says_what_was_wrong(
+    net: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
+) -> None:
+    assert main(["profile", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("torchprof: ") and "Traceback" not in err
+    for word in words:
+        assert word in err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["profile"], ["profile", "n.py:N", "--steps", "-1"], ["profile", "n.py:N", "--depth", "x"], ["p"], []]
+)
+def test_argparse_refuses_the_rest(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage: torchprof" in capsys.readouterr().err
+
+
+def test_cuda_where_there_is_none(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    assert main(["profile", "net.py:Net", "--input", "1,8", "--cuda"]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
+
+
+def test_show_of_what_is_no_run(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "missing.json"]) == 2
+    assert "missing.json" in capsys.readouterr().err
+    assert main(["show", "net.py"]) == 2
+    assert "net.py is not a saved run" in capsys.readouterr().err
+
+
+def test_show_has_every_report_of_a_run(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "net.py:Net", "--input", "3,8", "--memory", "-o", "run.json"]) == 0
+    run = torchprof.load("run.json")
+    capsys.readouterr()
+    for report in ("ops", "top", "memory", "between", "calls"):
+        assert main(["show", "run.json", "--report", report]) == 0
+        assert capsys.readouterr().out == run.report(report) + "\n"
+    assert main(["show", "run.json", "--report", "memory", "--depth", "0", "--tablefmt", "github"]) == 0
+    assert capsys.readouterr().out == run.report("memory", depth=0, tablefmt="github") + "\n"
+    of_op = run.report("layers", op="aten::linear", row_limit=1, phase="forward")
+    for options, expected in (
+        (["--report", "ops", "--top", "3"], run.report("ops", row_limit=3)),
+        (["--report", "ops", "--layer", "body", "--by-shape"], None),
+        (
+            ["--report", "layers", "--op", "aten::linear", "--top", "1", "--phase", "forward"],
+            of_op,
+        ),
+        (["--report", "top", "--top", "2"], run.report("top", limit=2)),
+        (["--report", "advice", "--top", "1"], run.report("advice", limit=1)),
+    ):
+        assert main(["show", "run.json", *options]) == (0 if expected else 2)
+        out, err = capsys.readouterr()
+        assert out == (f"{expected}\n" if expected else "") and bool(err) == (expected is None)
+    for options, says in (
+        (["--report", "opps"], "There is no report 'opps' of a run. Did you mean 'ops'"),
+        (["--report", "xyz"], ", ".join(map(repr, sorted(known())))),
+        (
+            ["--report", "ops", "--depth", "0", "--op", "x"],
+            "--report ops has no --depth, --op. It has --sort-by, --top, ",
+        ),
+        (["--report", "layers"], "--report layers: of which operator? --op aten::linear, say"),
+        (["--report", "headline", "--top", "3"], "--report headline has no --top. It has no options."),
+        (["--op", "x", "--phase", "forward"], "--op, --phase: only for one of the reports: say which with --report."),
+        (["--report", "top", "--summary"], "take one of them"),
+        (["--report", "kernels"], "recorded no device"),
+    ):
+        assert main(["show", "run.json", *options]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_show_without_options_has_all_sections_and_with_them_the_table(
+    net: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["profile", "net.py:Net", "--input", "3,8", "--memory", "--steps", "2", "-o", "run.json"]) == 0
+    run = torchprof.load("run.json")
+    capsys.readouterr()
+    assert main(["show", "run.json"]) == 0
+    out = capsys.readouterr().out
+    for text in (
+        run.report("headline"),
+        run.report("top"),
+        run.report("ops", row_limit=12),
+        run.report("between", limit=5),
+        run.report("memory", depth=1),
+        run.report("calls", depth=1),
+    ):
+        assert "\n".join(text.splitlines()[:4]) in out
+    assert main(["show", "run.json", "--depth", "0"]) == 0
+    assert capsys.readouterr().out.startswith(run.report("tree", depth=0) + "\n")
+    assert main(["flops", "net.py:Net", "--input", "3,8", "-o", "run.json"]) == 0
+    capsys.readouterr()
+    assert main(["show", "run.json"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("torchprof: run.json.\n\n") and "\nWhere the FLOPs are\n" in out
+
+
+def test_as_a_module_of_python_in_a_pipe_that_closes(net: Path) -> None:
+    command = f"{sys.executable} -m torchprof profile net.py:Net --input 1,8 --show-events -o run.json"
+    code = subprocess.run(
+        f"{command} | head -n 1; echo ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    heading, status = code.stdout.splitlines()
+    assert (net / "run.json").exists(), "what was recorded is kept, whoever stops reading"
+    assert heading.startswith("Module") and status == "0" and "Traceback" not in code.stderr
+
+
+def test_the_summary_refuses_what_is_for_the_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "run.json")
+    assert main(["flops", "examples/models.py:LeNet5", "--input", "1,1,32,32", "-o", path]) == 0
+    assert main(["show", path, "--summary", "--sort-by", "flops", "--top", "2"]) == 2
+    assert "The summary has no --sort-by, --top" in capsys.readouterr().err
+
+
+def test_files_of_any_format_are_written_at_once(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A trace and a page have what happened when, which is kept for them alone."""
+    files = ["run.json", "page.html", "net.trace.json", "table.csv.gz"]
+    options = [word for file in files for word in ("-o", file)]
+    assert main(["profile", "net.py:Net", "--input", "2,8", *options]) == 0
+    run = torchprof.load(net / "run.json")
+    assert run.timeline is not None and run.timeline.spans is not None
+    assert (net / "page.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert json.loads((net / "net.trace.json").read_text())["traceEvents"]
+    table = gzip.decompress((net / "table.csv.gz").read_bytes()).decode()
+    assert table == run.report("csv")
+    assert main(["profile", "net.py:Net", "--input", "2,8", "-o", "run.json"]) == 0
+    assert torchprof.load(net / "run.json").timeline is None
+
+
+def test_a_name_without_a_format_is_refused_before_anything_runs(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["profile", "net.py:broken"], ["show", "nowhere.json"], ["run", "net.py"]):
+        file = "run.out"
+        where = command.index(command[-1]) if command[0] == "run" else len(command)
+        assert main([*command[:where], "-o", file, *command[where:]]) == 2
+        error = capsys.readouterr().err
+        assert "'" + file + "' does not say by its ending" in error and ".html (html)" in error
+        assert "no weights" not in error and not Path(file).exists()
+
+
+TRACE = ROOT / "examples" / "trace.json.gz"
+
+
+def test_trace_of_two_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each rank has its own sentence on the device, and the tables are of both."""
+    trace = json.loads(gzip.decompress(TRACE.read_bytes()))
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "dur": 50.0, "args": {"stream": 7}}
+    start = min(event["ts"] for event in trace["traceEvents"] if event.get("cat") == "cpu_op")
+    for rank in range(2):
+        there = {**trace, "distributedInfo": {"rank": rank, "world_size": 2}}
+        there["traceEvents"] = [*trace["traceEvents"], *({**kernel, "ts": start + 100 * at} for at in range(rank + 1))]
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(there))
+    files = [str(tmp_path / f"rank{rank}.json") for rank in range(2)]
+    assert main(["trace", *files]) == 0
+    printed = capsys.readouterr().out
+    assert "cuda:0 of rank 0 was idle for" in printed
+    assert "cuda:0 of rank 1 was idle for" in printed
+    assert "| 150.000us |" in printed, "of both: one kernel of 50 us, and two"
+    assert main(["trace", *files, "--report", "kernels"]) == 0
+    assert "cuda:0 of rank 1 was busy for 100.000us" in capsys.readouterr().out
+
+
+# merge
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+    """The runs of ranks 0, 1 and 3 of a job of four, in rank0.json and so on; rank 1 takes twice as long, 3 thrice."""
+    monkeypatch.chdir(tmp_path)
+    runs = []
+    for rank, times in ((0, 1), (1, 2), (3, 3)):
+        run = run_of([row(0, cpu_ns=100 * times), row(1, cpu_ns=1000 * times)])
+        run.rows.columns["rank"][:] = array("q", [rank] * len(run.rows))
+        runs.append(replace(run, metas=(replace(run.meta, rank=rank, world_size=4),)))
+        runs[-1].save(f"rank{rank}.json")
+    return runs
+
+
+def test_merge_compares_the_ranks_and_writes_one_run(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["merge", "rank3.json", "rank0.json", "rank1.json", "-o", "all.json.gz", "-o", "table.md"]) == 0
+    merged = torchprof.load("all.json.gz")
+    assert merged == torchprof.merge(ranks)
+    assert merged.tree().total.cpu_ns == 1100 * (1 + 2 + 3)
+    printed = capsys.readouterr().out
+    assert printed == merged.report("ranks") + "\n"
+    assert "Rank 2 of 4 is missing" in printed
+    assert "sums over ranks 0, 1 and 3" in Path("table.md").read_text()
+    assert main(["merge", "rank0.json", "rank1.json", "--report", "tree", "--depth", "0"]) == 0
+    assert "3.300us" in capsys.readouterr().out
+    assert main(["merge", "all.json.gz", "--summary"]) == 0
+    assert capsys.readouterr().out == merged.report("summary") + "\n"
+
+
+def test_show_judges_ranks_by_all_that_the_job_has(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two of four ranks are here: who is missing may have come even later."""
+    times = {("Net.a", FORWARD): {rank: [10_000_000] * 8 for rank in range(2)}}
+    exchanges = {("Net", BACKWARD, "all_reduce", NOT_RECORDED): {0: [5_000_000] * 8, 1: [1_000_000] * 8}}
+    of_four = {rank: {"world_size": 4} for rank in range(2)}
+    run = run_of_ranks(times, exchanges, world_size=4, metas=of_four)
+    run.save("two.json")
+    assert main(["show", "two.json"]) == 0
+    shown = capsys.readouterr().out
+    assert "inferred" not in shown
+    assert all(line in shown for line in run.report("ranks").splitlines() if line.startswith(("0 ", "1 ")))
+
+
+def test_show_of_a_run_without_times_has_no_section_about_them(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["flops", "net.py:Net", "--input", "2,8", "-o", "flops.json"]) == 0
+    capsys.readouterr()
+    assert main(["show", "flops.json"]) == 0
+    shown = capsys.readouterr().out
+    assert "The operators, by themselves" in shown and "Between the operators" not in shown
+
+
+def test_show_shows_one_rank_of_several(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+    torchprof.merge(ranks).save("all.json")
+    assert main(["show", "all.json"]) == 0
+    shown = capsys.readouterr().out
+    table = next(line for line in torchprof.load("all.json").report("ranks").splitlines() if line.startswith("Rank"))
+    assert table in shown.splitlines()
+    assert main(["show", "all.json", "--rank", "3", "--depth", "0", "-o", "alone.json"]) == 0
+    assert "3.300us" in capsys.readouterr().out
+    assert torchprof.load("alone.json").rows == ranks[2].of_rank(3).rows
+    assert main(["show", "all.json", "--rank", "2"]) == 2
+    assert "no rank 2. It has ranks 0, 1 and 3." in capsys.readouterr().err
+
+
+def test_merge_reads_traces_and_saved_runs_in_any_mix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two traces at once; the saved run is of the third rank."""
+    trace = json.loads(gzip.decompress(TRACE.read_bytes()))
+    files = [str(tmp_path / f"rank{rank}.json") for rank in range(3)]
+    for rank, file in enumerate(files):
+        Path(file).write_text(json.dumps({**trace, "distributedInfo": {"rank": rank, "world_size": 3}}))
+    expected = torchprof.from_trace(files)
+    torchprof.from_trace(files[1]).save(files[1])
+    merged = str(tmp_path / "merged.json")
+    assert main(["merge", *files, "--jobs", "2", "-o", merged, "--report", "tree"]) == 0
+    assert torchprof.load(merged) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["rank0.json", "again.json"], ["rank0.json and again.json are both of rank 0", "--add-cycles"]),
+        (["rank0.json", "nowhere.json"], ["nowhere.json"]),
+        (["rank0.json", "broken.json"], ["broken.json"]),
+        (["rank0.json", "broken.json.gz"], ["broken.json.gz"]),
+        (["rank0.json", "other.json"], ["of 4 ranks (rank 0) and of 8 ranks (rank 5)"]),
+        (["rank0.json", "--jobs", "0"], ["--jobs is at least 1"]),
+        (["rank0.json", "--model", "net.py:Net"], ["There is no file net.py"]),
+        (["rank0.json", "--model", "torch.nn:ReLU"], ["--model is for traces"]),
+        (["rank0.json", "--kwargs", '{"a": 1}'], ["say which with --model"]),
+        (["rank0.json", "-o", "merged.pdf"], ["merged.pdf"]),
+        (["rank0.json", "--report", "rnaks"], ["'ranks'"]),
+    ],
+    ids=lambda given: " ".join(given) if given and given[0] == "rank0.json" else "",
+)
+def test_merge_refuses(
+    arguments: list[str], says: list[str], ranks: list[Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks[0].save("again.json")
+    replace(ranks[0], metas=(replace(ranks[0].meta, rank=5, world_size=8),), rows=run_of([]).rows).save("other.json")
+    Path("broken.json").write_text(Path("rank1.json").read_text()[:500])
+    Path("broken.json.gz").write_bytes(gzip.compress(b"no run")[:-9])
+    assert main(["merge", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert [word for word in says if word not in printed.err] == []
+    assert printed.out == ""
+
+
+def test_merge_says_how_traces_tell_their_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two processes that recorded at the same time, and do not say who they are; then one later than the other."""
+    trace = json.loads(gzip.decompress(TRACE.read_bytes()))
+    (tmp_path / "b.json").write_text(json.dumps(trace))
+    assert main(["merge", str(TRACE), str(tmp_path / "b.json"), "--jobs", "1"]) == 2
+    assert '"distributedInfo": {"rank": 1, "world_size": 2}' in capsys.readouterr().err
+
+
+def test_merge_adds_cycles_where_it_is_asked_to(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+    ranks[0].save("again.json")
+    assert main(["merge", "rank0.json", "rank1.json", "again.json", "--add-cycles", "-o", "all.json"]) == 0
+    merged = torchprof.load("all.json")
+    assert [meta.cycles for meta in merged.metas] == [2, 1]
+    assert merged.tree().total.cpu_ns == 1100 * (1 + 2 + 1)
+
+
+def test_merge_of_saved_runs_imports_no_torch(ranks: list[Run]) -> None:
+    code = (
+        "import sys\nfrom torchprof.cli import main\n"
+        "main(['merge', 'rank0.json', 'rank1.json'])\nprint('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_trace_says_what_is_wrong_before_it_prints_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", str(TRACE), "--sort-by", "nothing"]) == 2
+    printed = capsys.readouterr()
+    assert "nothing" in printed.err
+    assert printed.out == ""
+
+
+def test_trace_draws_memory_over_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", str(TRACE), "--report", "memory"]) == 0
+    assert "with_timeline" not in capsys.readouterr().out
+
+
+def test_a_trace_is_no_saved_run_and_the_error_says_what_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(TRACE)]) == 2
+    assert "is a trace, and no saved run: torchprof.from_trace(path) reads it" in capsys.readouterr().err

@@ -1,0 +1,522 @@
+"""``torchprof run``, as a user types it: what it prints, saves and leaves; and its first lines name the culprit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from build.places import ROOT
+from build.torchrun import torchrun
+
+import torchprof
+
+SCRIPTS = ROOT / "examples" / "scripts"
+
+MODEL = """
+import os, sys, time
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.fc(x)
+
+model = Net()
+x = torch.rand(2, 4)
+"""
+
+
+def run(folder: Path, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "KINETO_LOG_LEVEL": "99"}
+    command = [sys.executable, "-m", "torchprof", "run", *arguments]
+    options = {
+        "capture_output": True,
+        "text": True,
+        "check": False,
+        "cwd": folder,
+        "env": environment,
+        "timeout": 300,
+        **more,
+    }
+    return subprocess.run(command, **options)
+
+
+def script(folder: Path, code: str, name: str = "script.py") -> str:
+    (folder / name).write_text(MODEL + code)
+    return name
+
+
+def sections(out: str) -> dict[str, list[str]]:
+    """The lines under each heading that is underlined with =."""
+    found: dict[str, list[str]] = {}
+    lines = out.splitlines()
+    heading = ""
+    for line, below in zip(lines, [*lines[1:], ""]):
+        if line and below == "=" * len(line):
+            heading = line
+        elif heading:
+            found.setdefault(heading, []).append(line)
+    return found
+
+
+def first_row(out: str) -> list[str]:
+    """The cells of the first row of where the time goes."""
+    return [cell.strip() for cell in sections(out)["Where the time goes"][3].split("|")]
+
+
+def saved(folder: Path, name: str = "script.torchprof.json") -> torchprof.Run:
+    return torchprof.load(folder / name)
+
+
+def calls(found: torchprof.Run) -> int:
+    return found.tree("forward").calls if found.roots else 0
+
+
+# The truth: who is to blame is known, and stands first
+
+
+def test_the_slow_convolution_in_double_precision_is_named_first(tmp_path: Path) -> None:
+    done = run(tmp_path, str(SCRIPTS / "double_precision.py"), "8", "3")
+    assert done.returncode == 0 and done.stdout.startswith("step 0: [")
+    share, _, layer, kind, phase, work = first_row(done.stdout)
+    assert (layer, kind, phase) == ("ConvNet.block.2.conv", "Conv2d, float64", "forward")
+    assert "conv" in work and float(share.rstrip("%")) > 20
+    # By torch's own table of the very same script, the operator is the one that no float32 convolution uses.
+    assert work in "\n".join(sections(done.stdout)["The operators, by themselves"])
+
+
+def test_the_mask_made_with_numpy_is_named_first(tmp_path: Path) -> None:
+    pytest.importorskip("numpy")
+    file = SCRIPTS / "numpy_mask.py"
+    done = run(tmp_path, str(file))
+    assert done.returncode == 0, done.stderr
+    share, _, layer, _, phase, work = first_row(done.stdout)
+    [line] = [number for number, text in enumerate(file.read_text().splitlines(), 1) if "np.argwhere(" in text]
+    assert (layer, phase) == ("MyModule, MASK INDICES (label)", "forward")
+    assert work.startswith(f"(between ops), at scripts/numpy_mask.py:{line} forward (")
+    assert float(share.rstrip("%")) > 50
+    found = saved(tmp_path, "numpy_mask.torchprof.json")
+    label = next(op for op in found.ops()[0] if op.name == "MASK INDICES")
+    assert label.kind == "label" and label.calls == 2
+
+
+# The report
+
+
+def test_a_training_script_from_first_line_to_last(tmp_path: Path) -> None:
+    done = run(tmp_path, str(SCRIPTS / "train.py"), "1")
+    assert done.returncode == 0 and done.stderr == ""
+    before, _, report = done.stdout.partition("\ntorchprof: ")
+    assert before.splitlines()[-1].endswith("% right")
+    assert f"{SCRIPTS / 'train.py'} ended. Recorded: " in report.splitlines()[0]
+    headings = ["Where the time goes", "The layers", "The operators, by themselves", "Between the operators"]
+    assert [heading for heading in sections(report) if heading != "What to change"] == headings
+    assert report.splitlines()[2].endswith(".") and "% of the CPU time is" in report.splitlines()[2]
+    for name in ("torch", "built", "threads", "CPU", "system"):
+        assert f"\n  {name:<8} " in report
+    layers = "\n".join(sections(report)["The layers"])
+    assert "│├── 3 " in layers and "Optimizer.step#AdamW.step (label)" in layers and "Backward CPU total" in layers
+    assert report.splitlines()[-1] == (
+        "Written: train.torchprof.json. To see more of it: torchprof show train.torchprof.json"
+    )
+    found = saved(tmp_path, "train.torchprof.json")
+    assert calls(found) == 256 // 32 + 256 // 64
+    assert found.report("top") in report and found.meta.script == str(SCRIPTS / "train.py")
+
+
+def test_options_choose_what_is_recorded_and_shown(tmp_path: Path) -> None:
+    code = "for _ in range(9):\n    model(x).sum().backward()\nprint(sys.argv)"
+    options = ["--warmup-calls", "2", "--max-calls", "3", "--memory", "--flops", "--depth", "0", "-o", "there.json.gz"]
+    done = run(tmp_path, *options, script(tmp_path, code), "--memory", "-m", "--", "--max-calls=1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("['script.py', '--memory', '-m', '--', '--max-calls=1']\n")
+    found = saved(tmp_path, "there.json.gz")
+    assert calls(found) == 3
+    assert found.tree("forward").total.macs == 3 * 2 * 4 * 4 and found.tree("forward").total.cpu_allocated > 0
+    shown = sections(done.stdout)
+    assert not any("fc" in line for line in shown["The layers"])
+    assert "Deeper layers are hidden: --depth 1 shows all." in shown["The layers"]
+    assert "Memory" in shown and "MACs" in shown["The layers"][1]
+    assert "3 calls of models recorded, as asked; the program went on." in shown["Where the time goes"]
+
+
+ADVICE = """
+import torchprof.analyze.advice
+
+def found(evidence):
+    yield torchprof.analyze.advice.Advice("Net", "Is slow.", "Make it fast.", None, None, "mine")
+
+torchprof.analyze.advice.rules = lambda: dict.fromkeys("abcdefgh"[:{count}], found)
+model(x)
+"""
+MORE = "torchprof show {} --report advice shows all."
+
+
+@pytest.mark.parametrize(
+    "count, options, said",
+    [
+        (3, [], []),
+        (4, [], ["1 more finding is not shown: " + MORE.format("script.torchprof.json")]),
+        (5, ["-o", "table.csv", "-o", "run.json.gz"], ["2 more findings are not shown: " + MORE.format("run.json.gz")]),
+        (4, ["-o", "table.csv"], ["1 more finding is not shown: saved with -o run.json, " + MORE.format("run.json")]),
+    ],
+)
+def test_how_to_see_the_rest_of_the_advice(tmp_path: Path, count: int, options: list[str], said: list[str]) -> None:
+    done = run(tmp_path, *options, "--shapes", "--memory", script(tmp_path, ADVICE.replace("{count}", f"{count}")))
+    lines = sections(done.stdout)["What to change"]
+    assert "3. Net: Is slow." in lines and "4. Net: Is slow." not in lines
+    assert [line for line in lines if "not shown" in line] == said
+    if said:
+        command = said[0].removesuffix(" shows all.").split("torchprof show ")[1].split()
+        if (tmp_path / command[0]).exists():
+            [*_, last] = torchprof.load(tmp_path / command[0]).report("advice").splitlines()
+            assert "More can be found" not in last, "all was recorded that can be asked for here"
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ([], ["More can be found in a run with --shapes (shapes and types) and --memory (memory)."]),
+        (["--memory"], ["More can be found in a run with --shapes (shapes and types)."]),
+        (["--shapes"], ["More can be found in a run with --memory (memory)."]),
+        (["--shapes", "--memory"], []),
+    ],
+)
+def test_what_else_can_be_recorded_is_said_in_the_commands_words(
+    tmp_path: Path, options: list[str], said: list[str]
+) -> None:
+    done = run(tmp_path, *options, script(tmp_path, ADVICE.replace("{count}", "1")))
+    assert [line for line in sections(done.stdout)["What to change"] if "More" in line] == said
+    signatures = [frame.signature for chain in saved(tmp_path).rows.frames for frame in chain if frame.signature]
+    assert any((2, 4) in one.shapes for one in signatures) == ("--shapes" in options)
+    assert "record_shapes" not in done.stdout and "use_cuda" not in done.stdout
+
+
+def test_long_trees_are_cut_where_nobody_asks(tmp_path: Path) -> None:
+    code = "model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(30)))\nmodel(x)"
+    name = script(tmp_path, code)
+    layers = sections(run(tmp_path, name).stdout)["The layers"]
+    assert sum("├── " in line or "└── " in line for line in layers) == 30
+    assert "Deeper layers are hidden: --depth 2 shows all." in layers
+    layers = sections(run(tmp_path, "--depth", "2", name).stdout)["The layers"]
+    assert sum("├── " in line or "└── " in line for line in layers) == 90 and "hidden" not in "\n".join(layers)
+
+
+def test_pythons_functions_of_a_second_run(tmp_path: Path) -> None:
+    code = """
+def slow():
+    return sum(number * number for number in range(300_000))
+
+print("squares", slow())
+model(x)
+"""
+    done = run(tmp_path, "--python", script(tmp_path, code))
+    assert done.returncode == 0 and done.stdout.count("squares ") == 1
+    table = sections(done.stdout)["Python's functions outside torch, of a second run under cProfile"]
+    [line] = [number for number, text in enumerate(MODEL.splitlines() + code.splitlines(), 1) if "for number" in text]
+    assert any(row.endswith(f"| script.py:{line} <genexpr>") and "| 300001 |" in row for row in table)
+    assert not any("torch/nn/modules" in line or "torch._C" in line for line in table)
+
+
+def test_the_second_run_of_a_script_that_fails(tmp_path: Path) -> None:
+    done = run(tmp_path, "--python", script(tmp_path, "model(x)\nraise ValueError('no')"))
+    assert done.returncode == 1
+    last = "\n".join(sections(done.stdout)["Python's functions outside torch, of a second run under cProfile"])
+    assert "This run left with exit code 1." in last and "ValueError: no" in last
+
+
+def test_a_module_its_name_and_its_arguments(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    script(tmp_path / "package", "model(x)\nprint(__name__, __package__, sys.argv[1:])", "work.py")
+    done = run(tmp_path, "-m", "package.work", "-o", "theirs", "--depth")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("__main__ package ['-o', 'theirs', '--depth']\n")
+    assert "torchprof: package.work ended." in done.stdout
+    assert calls(saved(tmp_path, "work.torchprof.json")) == 1
+
+
+def test_a_script_without_a_model_and_one_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("import time\ntime.sleep(0.1)\n")
+    done = run(tmp_path, "plain.py")
+    assert done.returncode == 0
+    shown = sections(done.stdout)
+    assert list(shown) == ["Where the time goes", "Between the operators"]
+    assert first_row(done.stdout)[0] == "100.0%" and "at plain.py:2 <module>" in first_row(done.stdout)[-1]
+    assert "No model was called: all that was recorded is outside of models." in shown["Where the time goes"]
+
+
+def test_a_doubt_is_told_once(tmp_path: Path) -> None:
+    code = "model.unused = nn.Linear(1, 1)\nmodel(x)"
+    done = run(tmp_path, "--flops", script(tmp_path, code))
+    assert done.stdout.count("Never called: Net.unused") == 1
+
+
+# How scripts end
+
+
+def test_a_script_that_fails_has_its_traceback_its_report_and_its_exit_code(tmp_path: Path) -> None:
+    done = run(tmp_path, script(tmp_path, "model(x)\nmodel(torch.rand(3, 5))"))
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback") and "torchprof" not in done.stderr.replace(str(ROOT), "")
+    assert "torchprof: script.py failed: RuntimeError: " in done.stdout
+    assert calls(saved(tmp_path)) == 2 and "Net.fc" in "\n".join(sections(done.stdout)["Where the time goes"])
+
+
+@pytest.mark.parametrize("code, status", [("sys.exit(7)", 7), ("sys.exit('bad')", 1), ("raise SystemExit", 0)])
+def test_exit_codes(tmp_path: Path, code: str, status: int) -> None:
+    done = run(tmp_path, script(tmp_path, f"model(x)\n{code}"))
+    assert done.returncode == status and calls(saved(tmp_path)) == 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such signals")
+@pytest.mark.parametrize("number, said", [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+def test_interrupted_scripts_have_a_report_and_end_by_the_signal(tmp_path: Path, number: int, said: str) -> None:
+    code = "model(x)\nopen('ready', 'w').close()\nwhile True:\n    model(x)\n    time.sleep(0.01)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "KINETO_LOG_LEVEL": "99"}
+    command = [sys.executable, "-m", "torchprof", "run", "--python", script(tmp_path, code)]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        until = time.monotonic() + 120
+        while not (tmp_path / "ready").exists() and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.02)
+        process.send_signal(number)
+        try:
+            out, _ = process.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    assert process.returncode == -number
+    assert said in out and calls(saved(tmp_path)) >= 1
+    assert "Not run: the first run was interrupted." in out
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "sys.stdout.close()",
+        "sys.stdout = None",
+        "os.close(1)",
+        "sys.stdout = open(os.devnull, 'w')",
+        "os.chdir('/')",
+        "sys.stdout.write('no line end'); sys.exit()",
+    ],
+)
+def test_the_report_and_the_file_are_where_they_were_meant(tmp_path: Path, code: str) -> None:
+    done = run(tmp_path, "-o", "run.json", script(tmp_path, f"model(x)\n{code}"))
+    assert "Where the time goes" in done.stdout and calls(saved(tmp_path, "run.json")) == 1
+    plain = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert (done.returncode, done.stderr) == (plain.returncode, plain.stderr)
+    assert done.stdout.startswith(plain.stdout)
+
+
+def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = run(
+            tmp_path,
+            script(tmp_path, "model(x)\nsys.exit(3)"),
+            capture_output=False,
+            stdout=write,
+            stderr=subprocess.PIPE,
+        )
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (3, "") and calls(saved(tmp_path)) == 1
+
+
+def test_a_script_that_leaves_at_once_has_no_report(tmp_path: Path) -> None:
+    done = run(tmp_path, script(tmp_path, "model(x)\nos._exit(4)"))
+    assert (done.returncode, done.stdout, done.stderr) == (4, "", "")
+
+
+def test_workers_and_processes_report_nothing(tmp_path: Path) -> None:
+    code = """
+import multiprocessing
+from torch.utils.data import DataLoader, Dataset
+
+class Data(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return model(torch.rand(4)).detach()
+
+def work():
+    model(x)
+
+if __name__ == "__main__":
+    for batch in DataLoader(Data(), batch_size=2, num_workers=2):
+        model(batch)
+    for method in ("fork", "spawn"):
+        process = multiprocessing.get_context(method).Process(target=work)
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+"""
+    done = run(tmp_path, script(tmp_path, code))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Where the time goes") == 1 and calls(saved(tmp_path)) == 4
+
+
+def test_a_script_with_a_profiler_of_its_own(tmp_path: Path) -> None:
+    code = """
+model(x)
+with torch.profiler.profile() as profiler:
+    model(x)
+print(profiler.key_averages().table(row_limit=1).count("aten::"))
+model(x)
+"""
+    done = run(tmp_path, script(tmp_path, code))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1\n") and calls(saved(tmp_path)) == 1
+    assert "The program started a profiler of its own, and this one gave way: recorded up to there." in done.stdout
+
+
+def test_a_script_that_ends_while_its_profiler_is_on(tmp_path: Path) -> None:
+    """torch itself may not survive that: it ends as it would without us, and the report is there before."""
+    code = """
+model(x)
+profiler = torch.profiler.profile()
+profiler.start()
+model(x)
+sys.exit(5)
+"""
+    done = run(tmp_path, script(tmp_path, code))
+    plain = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == plain.returncode, done.stderr
+    assert calls(saved(tmp_path)) == 1 and "gave way" in done.stdout
+
+
+# What is wrong before anything runs
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--max-calls", "0", "script.py"], "max_calls is a number of calls, 1 or more, not 0."),
+        (["--warmup-calls", "-1", "script.py"], "'-1' is no whole number from 0 on"),
+        (["-o", "nowhere/run.json", "script.py"], "there is no such folder to write to"),
+        (["--memry", "script.py"], "--memry"),
+        ([], "script.py"),
+        (["missing.py"], "can't open file"),
+        (["-m", "missing_module"], "No module named missing_module"),
+    ],
+)
+def test_wrong_input_runs_nothing(tmp_path: Path, arguments: list[str], said: str) -> None:
+    script(tmp_path, "open('ran', 'w').close()")
+    done = run(tmp_path, *arguments)
+    assert done.returncode == (1 if "missing_module" in arguments else 2)
+    assert said in done.stderr and done.stdout == "" and not (tmp_path / "ran").exists()
+    assert not list(tmp_path.glob("*.json"))
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="everything can be written to")
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    name = script(tmp_path, "model(x)")
+    tmp_path.chmod(0o500)
+    done = run(tmp_path, name)
+    tmp_path.chmod(0o700)
+    assert done.returncode == 0 and "Where the time goes" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("Not written: script.torchprof.json: Permission denied.")
+
+
+def test_a_run_that_cannot_be_saved_is_shown(tmp_path: Path) -> None:
+    done = run(tmp_path, "-o", "taken.json", script(tmp_path, "model(x)\nos.mkdir('taken.json')\nsys.exit(6)"))
+    assert done.returncode == 6 and "Where the time goes" in done.stdout
+    assert done.stdout.splitlines()[-1] == ("Not written: taken.json: Is a directory. Another place: -o FILE.")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_a_stream_that_cannot_hold_all_characters(tmp_path: Path, encoding: str) -> None:
+    """The report is whole, the exit code the script's; the script itself finds the stream as it is without us."""
+    code = """
+model(x)
+print(sys.stdout.encoding, sys.stdout.errors)
+try:
+    print("\\u2265")
+except UnicodeEncodeError:
+    sys.exit(3)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "KINETO_LOG_LEVEL": "99", "PYTHONIOENCODING": encoding}
+    done = run(tmp_path, script(tmp_path, code), env=environment, encoding=encoding)
+    assert done.returncode == 3 and done.stderr == ""
+    assert done.stdout.startswith(f"{encoding} strict\n")
+    assert "\n`-- fc " in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("Written: script.torchprof.json.")
+
+
+# Under torchrun
+
+IN_A_JOB = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+for step in range(3):
+    out = model(torch.rand(2, 4))
+    if step == 1 and "dies" in sys.argv and dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(out.detach())
+print("rank", dist.get_rank())
+dist.destroy_process_group()
+"""
+
+
+def test_the_ranks_of_a_job_write_a_file_each_and_the_first_prints(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(IN_A_JOB)
+    job = torchrun(
+        tmp_path, 2, "torchprof", "run", "-o", "rank{rank}.json", "-o", "{rank}.csv", "train.py", module=True
+    )
+    assert job.code == 0, job
+    assert job.out[1] == "rank 1\n" and job.out[0].startswith("rank 0\n\ntorchprof: train.py ended.")
+    assert job.out[0].splitlines()[-2:] == [
+        "Written: rank0.json; each other rank writes its own. To compare them: torchprof merge FILE …",
+        "Written: 0.csv.",
+    ]
+    runs = [saved(tmp_path, f"rank{rank}.json") for rank in range(2)]
+    assert [(run.meta.rank, run.meta.world_size, calls(run)) for run in runs] == [(0, 2, 3), (1, 2, 3)]
+    assert {*runs[1].rows.columns["rank"]} == {1} and (tmp_path / "1.csv").is_file()
+    assert torchprof.merge(runs).missing_ranks == ()
+
+
+def test_the_rank_that_is_left_of_a_job_writes_what_ran_until_then(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(IN_A_JOB)
+    job = torchrun(tmp_path, 2, "torchprof", "run", "train.py", "dies", module=True)
+    assert job.code == 1 and "torchprof: train.py" in job.out[0], job
+    [file] = tmp_path.glob("*.torchprof.json")
+    run = saved(tmp_path, file.name)
+    assert file.name == "train.rank0.torchprof.json" and calls(run) == 2 and run.missing_ranks == (1,)
+
+
+def test_what_ranks_would_write_to_one_file_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    name = script(tmp_path, "print('ran')")
+    job = {**os.environ, "PYTHONPATH": str(ROOT), "RANK": "1", "WORLD_SIZE": "2"}
+    done = run(tmp_path, "-o", "{rank}.json", "-o", "run.json", name, env=job)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "torchprof: -o run.json: all 2 ranks of the job would write this file. Put {rank} into its name.\n"
+    )
+    done = run(tmp_path, "--python", name, env=job)
+    assert (done.returncode, done.stdout) == (2, "") and "a rank of a job cannot run alone" in done.stderr
+    done = run(tmp_path, "-o", "run{rank}.json", name)
+    assert done.returncode == 0 and calls(saved(tmp_path, "run0.json")) == 0

@@ -1,0 +1,1223 @@
+"""The drop-in for flops-profiler: its calls, its figures by hand, its page line by line, and none of its faults."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from build.models import Checkpointed, Functional, Mlp, Raises, Recursive, Tied
+from build.snapshots import snapshot
+from torch import Tensor, nn
+
+import torchprof
+from torchprof.integrations import flops_profiler
+from torchprof.integrations.flops_profiler import FlopsProfiler, get_model_profile
+
+UNKNOWN = "–"
+
+
+def lenet5() -> nn.Module:
+    """LeNet-5 for images of 32 x 32."""
+    return nn.Sequential(
+        nn.Sequential(
+            nn.Conv2d(1, 6, 5),
+            nn.Tanh(),
+            nn.AvgPool2d(2),
+            nn.Conv2d(6, 16, 5),
+            nn.Tanh(),
+            nn.AvgPool2d(2),
+            nn.Conv2d(16, 120, 5),
+            nn.Tanh(),
+        ),
+        nn.Flatten(),
+        nn.Sequential(nn.Linear(120, 84), nn.Tanh(), nn.Linear(84, 10)),
+    )
+
+
+class Calls(nn.Module):
+    """Calls a function, in its own forward."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Tensor) -> Tensor:
+        return self.function(*args)
+
+
+class Generates(nn.Module):
+    """A method that calls the model three times, and one that takes a named argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: Tensor, times: int = 1) -> Tensor:
+        for _ in range(times):
+            x = self.fc(x)
+        return x
+
+    def generate(self, x: Tensor) -> Tensor:
+        return self(self(self(x)))
+
+
+def totals(model: nn.Module, *args: Any, **options: Any) -> tuple[Any, Any, Any]:
+    """(flops, MACs, parameters) of one call."""
+    return get_model_profile(model, args=args, print_profile=False, warm_up=0, **options)
+
+
+@pytest.fixture
+def page_of(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Profile one call of a model and return what was printed."""
+
+    def page(model: nn.Module, *args: Any, **options: Any) -> str:
+        capsys.readouterr()
+        get_model_profile(model, args=args, warm_up=0, **options)
+        return capsys.readouterr().out
+
+    return page
+
+
+def parts(page: str) -> tuple[list[str], list[str], list[str]]:
+    """The lines of a page's summary, its aggregated profile, and the repr of the model."""
+    lines = page.splitlines()
+    aggregated = next(at for at, line in enumerate(lines) if "Aggregated Profile per Device" in line)
+    detailed = next(at for at, line in enumerate(lines) if "Detailed Profile per Device" in line)
+    note = next(at for at, line in enumerate(lines) if line.startswith("3. "))
+    return lines[:aggregated], lines[aggregated + 1 : detailed - 1], lines[note + 2 : -1]
+
+
+def figures(line: str) -> tuple[dict[str, str], dict[str, dict[str, str]], str]:
+    """What a line of the detailed profile says of its module."""
+    found = re.search(
+        r"module = (\{.*?\}), functionals = (\{.*\}), functionals_duration = ([\d.]+(?: us| ms| s)?|–),", line
+    )
+    assert found, line
+    return ast.literal_eval(found[1]), ast.literal_eval(found[2]), found[3]
+
+
+def functionals(page: str) -> dict[str, tuple[str, str]]:
+    """By functional of the whole model: flops and MACs, as printed."""
+    line = next(line for line in parts(page)[2] if "module = " in line)
+    return {name: (counted["flops"], counted["macs"]) for name, counted in figures(line)[1].items()}
+
+
+# The calls
+
+
+def test_the_signatures_are_theirs() -> None:
+    def shape(function: Any) -> list[tuple[str, Any]]:
+        return [(name, one.default) for name, one in inspect.signature(function).parameters.items()][:13]
+
+    required = inspect.Parameter.empty
+    assert shape(get_model_profile) == [
+        ("model", required),
+        ("input_shape", None),
+        ("args", []),
+        ("kwargs", {}),
+        ("print_profile", True),
+        ("detailed", True),
+        ("module_depth", -1),
+        ("top_modules", 10),
+        ("warm_up", 3),
+        ("as_string", False),
+        ("output_file", None),
+        ("ignore_modules", None),
+        ("func_name", "forward"),
+    ]
+    assert shape(FlopsProfiler) == [("model", required), ("ds_engine", None), ("recompute_fwd_factor", 0.0)]
+    assert shape(FlopsProfiler.start_profile)[1:] == [("ignore_list", None)]
+    assert shape(FlopsProfiler.print_model_profile)[1:] == [
+        ("profile_step", 1),
+        ("module_depth", -1),
+        ("top_modules", 1),
+        ("detailed", True),
+        ("output_file", None),
+    ]
+    assert shape(FlopsProfiler.print_model_aggregated_profile)[1:] == [("module_depth", -1), ("top_modules", 1)]
+    for name in ("flops", "macs", "params", "duration", "functional_duration"):
+        assert shape(getattr(FlopsProfiler, f"get_total_{name}"))[1:] == [("as_string", False)]
+    for name in ("stop_profile", "reset_profile", "end_profile"):
+        assert shape(getattr(FlopsProfiler, name))[1:] == []
+
+
+def test_lenet_5_by_hand(page_of: Callable[..., str]) -> None:
+    # MACs: outputs · window; flops: twice that, the bias of convolutions, an operation for each input of pooling.
+    convolutions = [(6 * 28 * 28, 25), (16 * 10 * 10, 6 * 25), (120, 16 * 25)]
+    macs = sum(outputs * window for outputs, window in convolutions) + 120 * 84 + 84 * 10
+    flops = 2 * macs + sum(outputs for outputs, _ in convolutions) + 6 * 28 * 28 + 16 * 10 * 10
+    assert (flops, macs) == (845768, 416520)
+    model = lenet5()
+    assert get_model_profile(model, (1, 1, 32, 32), print_profile=False) == (flops, macs, 61706)
+    assert get_model_profile(model, (1, 1, 32, 32), print_profile=False, as_string=True) == (
+        "845.77 K",
+        "416.52 KMACs",
+        "61.71 k",
+    )
+    page = page_of(model, torch.rand(1, 1, 32, 32))
+    assert functionals(page) == {
+        "conv2d": ("817.62 K", "405.6 KMACs"),
+        "avg_pool2d": ("6.3 K", "0 MACs"),
+        "linear": ("21.84 K", "10.92 KMACs"),
+    }
+    module, ran, _ = figures(next(line for line in page.splitlines() if "(3): Conv2d" in line))
+    assert (module["param"], module["params%"]) == ("2.42 k", "3.92%")  # 6·16·25 + 16 of 61,706
+    assert (module["flops"], module["flops%"]) == ("481.6 K", "56.94%")  # 2·16·100·150 + 1,600 of 845,768
+    assert (module["macs"], module["macs%"]) == ("240.0 KMACs", "57.62%")
+    assert ran["conv2d"]["flops"] == "481.6 K"
+    assert figures(next(line for line in page.splitlines() if "(1): Tanh" in line))[1:] == ({}, "0.0")
+
+
+X = torch.rand(2, 4, 6)
+BY_FUNCTIONAL: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], int, int]] = {
+    # name: what calls it, on what, flops, MACs
+    "linear": (lambda x, w: F.linear(x, w), (X, torch.rand(3, 6)), 288, 144),
+    "matmul": (lambda x: x @ x.mT, (X,), 384, 192),
+    "mm": (lambda x: torch.mm(x[0], x[0].T), (X,), 192, 96),
+    "bmm": (lambda x: torch.bmm(x, x.mT), (X,), 384, 192),
+    "mv": (lambda x: torch.mv(x[0], x[0, 0]), (X,), 48, 24),
+    "addmm": (lambda b, x: torch.addmm(b, x[0], x[0].T), (torch.rand(4), X), 192 + 4, 96),
+    "baddbmm": (lambda b, x: torch.baddbmm(b, x, x.mT), (torch.rand(4), X), 384 + 4, 192),
+    "einsum": (lambda x: torch.einsum("bij,bkj->bik", x, x), (X,), 384, 192),
+    "bilinear": (lambda x, w: F.bilinear(x[0], x[1], w), (X, torch.rand(3, 6, 6)), 2 * 504, 4 * 3 * (36 + 6)),
+    "scaled_dot_product_attention": (lambda x: F.scaled_dot_product_attention(x, x, x), (X,), 768, 384),
+    "conv1d": (lambda x, w, b: F.conv1d(x, w, b), (X, torch.rand(3, 4, 2), torch.rand(3)), 480 + 30, 240),
+    "conv2d": (lambda x, w: F.conv2d(x[:, None], w, padding="same"), (X, torch.rand(3, 1, 3, 3)), 2592, 1296),
+    "conv_transpose1d": (
+        lambda x, w, b: F.conv_transpose1d(x, w, b, stride=2),
+        (X, torch.rand(4, 3, 2), torch.rand(3)),
+        2 * 2 * 6 * 4 * 3 * 2 + 2 * 3 * 12,
+        2 * 6 * 4 * 3 * 2,
+    ),
+    "relu": (F.relu_, (X,), 48, 0),
+    "leaky_relu": (F.leaky_relu, (X,), 48, 0),
+    "relu6": (F.relu6, (X,), 48, 0),
+    "elu": (F.elu, (X,), 48, 0),
+    "prelu": (lambda x, w: F.prelu(x, w), (X, torch.rand(1)), 48, 0),
+    "silu": (F.silu, (X,), 48, 0),
+    "gelu": (F.gelu, (X,), 48, 0),
+    "softmax": (lambda x: F.softmax(x, -1), (X,), 48, 0),
+    "avg_pool1d": (lambda x: F.avg_pool1d(x, 2), (X,), 48, 0),
+    "max_pool2d": (lambda x: F.max_pool2d(x, 2, return_indices=True)[0], (X,), 48, 0),
+    "adaptive_avg_pool2d": (lambda x: F.adaptive_avg_pool2d(x, 1), (X,), 48, 0),
+    "adaptive_max_pool1d": (lambda x: F.adaptive_max_pool1d(x, 2), (X,), 48, 0),
+    "layer_norm": (lambda x, w: F.layer_norm(x, (6,), w), (X, torch.rand(6)), 5 * 48, 0),
+    "group_norm": (lambda x: F.group_norm(x, 2), (X,), 4 * 48, 0),
+    "instance_norm": (lambda x, w: F.instance_norm(x, weight=w), (X, torch.rand(4)), 5 * 48, 0),
+    "batch_norm": (lambda x, m: F.batch_norm(x, m, m), (X, torch.ones(4)), 48, 0),
+    "interpolate": (lambda x: F.interpolate(x, scale_factor=2.0, mode="linear"), (X,), 96, 0),
+    "embedding": (lambda i, w: F.embedding(i, w), (torch.ones(3, dtype=torch.long), torch.rand(4, 4)), 0, 0),
+}
+
+
+@pytest.mark.parametrize("name", BY_FUNCTIONAL)
+def test_a_functional_by_hand(name: str, page_of: Callable[..., str]) -> None:
+    function, args, flops, macs = BY_FUNCTIONAL[name]
+    model = Calls(function)
+    args = tuple(arg.clone() for arg in args)
+    assert totals(model, *args) == (flops, macs, 0)
+    assert list(functionals(page_of(model, *args))) == [name]
+
+
+@pytest.mark.parametrize(
+    ("training", "affine", "each"), [(True, True, 5), (True, False, 4), (False, True, 2), (False, False, 1)]
+)
+def test_a_batch_norm_counts_more_in_training(training: bool, affine: bool, each: int) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4, affine=affine), nn.InstanceNorm1d(4)).train(training)
+    prof = FlopsProfiler(model)
+    prof.start_profile()
+    model(X)
+    prof.stop_profile()
+    assert prof.get_total_flops() == each * X.numel() + 4 * X.numel()
+    prof.end_profile()
+
+
+@pytest.mark.parametrize(
+    "module",
+    [nn.Tanh(), nn.Sigmoid(), nn.SELU(), nn.CELU(), nn.RReLU(), nn.Hardtanh(), nn.LogSoftmax(-1), nn.Dropout()],
+    ids=lambda module: type(module).__name__,
+)
+def test_what_that_tool_leaves_out_is_left_out(module: nn.Module, page_of: Callable[..., str]) -> None:
+    page = page_of(nn.Sequential(module), X)
+    assert functionals(page) == {}
+    assert totals(module, X) == (0, 0, 0)
+
+
+def test_interpolation_by_size_counts_its_result_and_copies_count_nothing() -> None:
+    image = torch.rand(1, 2, 4, 4)
+    assert totals(Calls(lambda x: F.interpolate(x, size=(6, 8), mode="bilinear")), image) == (2 * 6 * 8, 0, 0)
+    assert totals(Calls(lambda x: F.interpolate(x, scale_factor=2, mode="nearest")), image) == (0, 0, 0)
+
+
+def test_a_single_number_is_one_element() -> None:
+    assert totals(Calls(F.relu), torch.tensor(1.0)) == (1, 0, 0)
+
+
+def test_sums_and_products_are_left_out_by_operator_and_by_name() -> None:
+    assert totals(Calls(lambda x: torch.add(x * 2 + x, x)), X) == (0, 0, 0)
+
+
+def test_an_op_that_the_tool_does_not_know_counts_its_multiply_accumulates(page_of: Callable[..., str]) -> None:
+    page = page_of(Calls(lambda x: torch.dot(x[0, 0], x[0, 1])), X)
+    assert functionals(page) == {"dot": ("12", "6 MACs")}
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (Mlp, (2, 4)),
+    "functions": (Functional, (2, 4)),
+    "recursive": (Recursive, (2, 4)),
+    "shared": (Tied, (2, 4)),
+    "lenet": (lenet5, (2, 1, 32, 32)),
+    "lstm": (lambda: nn.LSTM(8, 16, 2, bidirectional=True), (5, 3, 8)),
+    "gru": (lambda: nn.GRU(8, 16, batch_first=True), (5, 3, 8)),
+    "rnn": (lambda: nn.RNN(8, 16, nonlinearity="relu"), (5, 3, 8)),
+    "lstm cell": (lambda: nn.LSTMCell(8, 16), (3, 8)),
+    "gru cell": (lambda: nn.GRUCell(8, 16), (3, 8)),
+    "rnn cell": (lambda: nn.RNNCell(8, 16), (3, 8)),
+    "transposed": (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2), (1, 4, 8, 8)),
+    "same": (lambda: nn.Conv2d(3, 4, 3, padding="same", dilation=2), (1, 3, 8, 8)),
+    "unbatched": (lambda: nn.Conv2d(3, 4, 3), (3, 8, 8)),
+    "upsampled": (lambda: nn.Upsample(scale_factor=2, mode="bilinear"), (1, 2, 4, 4)),
+    "encoder": (lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), (2, 5, 16)),
+    "no parameters": (nn.ReLU, (2, 3)),
+    "nothing": (nn.Sequential, (2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_macs_are_torchprofs_own_and_nothing_crashes(name: str, page_of: Callable[..., str]) -> None:
+    make, shape = MODELS[name]
+    model, x = make().eval(), torch.rand(shape)
+    with torchprof.Profile(model, with_flops=True) as prof:
+        model(x)
+    total = prof.run.tree("forward").total
+    before = snapshot(model, values=True)
+    first = get_model_profile(model, shape, print_profile=False)
+    assert first[1] == total.macs
+    assert 2 * total.macs <= first[0] <= total.flops
+    assert first[2] == sum(param.numel() for param in model.parameters())
+    page = page_of(model, x)
+    assert stripped(parts(page)[2]) == repr(model).splitlines()
+    assert totals(model, x) == first  # nothing doubles
+    assert snapshot(model, values=True) == before
+
+
+def test_recurrent_layers_count_two_for_each_multiply_accumulate(page_of: Callable[..., str]) -> None:
+    # 12 tokens of weights 4·16·(8 + 16) and biases 2·4·16, and the gates, 13 for each of 16 units.
+    macs = 12 * 64 * 24
+    page = page_of(nn.LSTM(8, 16), torch.rand(4, 3, 8))
+    assert totals(nn.LSTM(8, 16), torch.rand(4, 3, 8))[:2] == (2 * macs + 12 * (128 + 13 * 16), macs)
+    assert list(functionals(page)) == ["lstm"]
+
+
+def test_the_fused_encoder_layer_counts_the_same_macs() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    with torch.no_grad():
+        fused = totals(layer, torch.rand(2, 5, 16))
+    # Four projections, two of the attention, two of the MLP.
+    assert fused[1] == 2 * 5 * (4 * 16 * 16 + 2 * 16 * 32) + 2 * 2 * 5 * 5 * 16
+    assert fused[1] == totals(layer, torch.rand(2, 5, 16))[1]
+
+
+# The page
+
+
+def test_the_page_has_three_parts_with_their_labels(page_of: Callable[..., str]) -> None:
+    model = Mlp()
+    lines = page_of(model, torch.rand(3, 4), top_modules=2).splitlines()
+    labels = [
+        "",
+        "-------------------------- Flops Profiler --------------------------",
+        "Profile on Device: cpu",
+        "Profile Summary at step 0:",
+        "Notations:",
+        "params per device:                                            58",
+        "params of model = params per device * mp_size:                58",
+        "fwd MACs per device:                                          144 MACs",
+        "fwd flops per device:                                         312",
+        "fwd flops of model = fwd flops per device * mp_size:          312",
+        "fwd latency:                                                  ",
+        "fwd FLOPS per device = fwd flops per device / fwd latency:    ",
+        "Flops are counted as flops-profiler counts them",
+        "----------------------------- Aggregated Profile per Device -----------------------------",
+        "Top 2 modules in terms of params, flops, MACs or duration at different model depths:",
+        "depth 0:",
+        "    params      - {'Mlp': '58'}",
+        "    flops       - {'Mlp': '312'}",
+        "    MACs        - {'Mlp': '144 MACs'}",
+        "    fwd latency - {'Mlp': '",
+        "depth 1:",
+        "    params      - {'Linear': '58', 'ReLU': '0'}",
+        "    flops       - {'Linear': '288', 'ReLU': '24'}",
+        "    MACs        - {'Linear': '144 MACs', 'ReLU': '0 MACs'}",
+        "    fwd latency - {'",
+        "------------------------------ Detailed Profile per Device ------------------------------",
+        "Each module profile is listed after its name in the following order:",
+        "Note: 1. ",
+        "Mlp(",
+        "  module = {",
+        "  (fc1): Linear(module = {",
+        "  (act): ReLU(module = {",
+        "  (fc2): Linear(module = {",
+        ")",
+        "------------------------------------------------------------------------------",
+    ]
+    found = iter(lines)
+    for label in labels:
+        assert any(line.startswith(label) for line in found), label
+    assert next(found, None) is None  # the last label is the last line
+    assert lines[0] == ""
+
+
+def test_one_line_says_how_torchprofs_own_convention_differs(page_of: Callable[..., str]) -> None:
+    model, x = Mlp(), torch.rand(3, 4)
+    with torchprof.Profile(model, with_flops=True) as prof:
+        model(x)
+    own = prof.run.tree("forward").total.flops
+    assert own == 312 + 3 * (8 + 2)  # the biases
+    line = next(line for line in page_of(model, x).splitlines() if "torchprof's own convention" in line)
+    assert line.endswith(f"fwd: {own}.")
+
+
+def test_a_module_has_their_keys_in_their_order(page_of: Callable[..., str]) -> None:
+    line = next(line for line in page_of(Mlp(), torch.rand(3, 4)).splitlines() if "(fc1)" in line)
+    module, ran, lasted = figures(line)
+    assert list(module) == [
+        "param",
+        "flops",
+        "macs",
+        "duration",
+        "FLOPS",
+        "params%",
+        "flops%",
+        "macs%",
+        "duration%",
+    ]
+    assert list(ran) == ["linear"]
+    assert list(ran["linear"]) == [
+        "flops",
+        "macs",
+        "duration",
+        "FLOPS",
+        "flops%",
+        "macs%",
+        "duration%/allfuncs",
+        "duration%/e2e",
+    ]
+    assert (module["flops%"], module["macs%"], module["params%"]) == ("61.54%", "66.67%", "68.97%")
+    assert ran["linear"]["duration"] == lasted
+    assert line.endswith(f"functionals_duration = {lasted}, in_features=4, out_features=8, bias=True)")
+
+
+def stripped(lines: list[str]) -> list[str]:
+    """The lines of a detailed profile without the figures: the model's own repr."""
+    left = []
+    for line in lines:
+        start, end = line.find("module = {"), line.rfind("functionals_duration = ")
+        if start >= 0:
+            after = line[end:].split(",", 1)[1].removeprefix(" ")
+            line = line[:start] + after
+        left.append(line)
+    return [line for line in left if line.strip()]
+
+
+class SaysTwoLines(nn.Module):
+    """Holds nothing, and its extra_repr has two lines."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+    def extra_repr(self) -> str:
+        return "first line,\nsecond line"
+
+
+class SaysMuch(nn.Module):
+    """Its extra_repr has two lines, and it holds a place that is empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.register_module("empty", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x)
+
+    def extra_repr(self) -> str:
+        return "first line,\nsecond line"
+
+
+def test_the_detailed_profile_is_the_models_own_repr(page_of: Callable[..., str]) -> None:
+    for model in (
+        SaysMuch(),
+        SaysTwoLines(),
+        nn.Sequential(SaysMuch(), nn.Sequential(nn.Sequential(), nn.ReLU())),
+        nn.Tanh(),
+    ):
+        assert stripped(parts(page_of(model, torch.rand(2, 4)))[2]) == repr(model).splitlines()
+
+
+def test_equal_blocks_in_a_list_are_all_shown(page_of: Callable[..., str]) -> None:
+    """torch's repr of a ModuleList writes equal ones once; here each has figures of its own."""
+
+    class Blocks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    detailed = parts(page_of(Blocks(), torch.rand(2, 4)))[2]
+    assert [line.split("(module")[0] for line in detailed if "Linear" in line] == [
+        "    (0): Linear",
+        "    (1): Linear",
+        "    (2): Linear",
+    ]
+    module, _, _ = figures(detailed[detailed.index("  (blocks): ModuleList(") + 1])
+    assert (module["flops"], module["param"]) == ("192", "60")
+
+
+@pytest.mark.parametrize(
+    ("number", "flops", "macs", "params"),
+    [
+        (0, "0", "0 MACs", "0"),
+        (999, "999", "999 MACs", "999"),
+        (1000, "1.0 K", "1.0 KMACs", "1.0 k"),
+        (61706, "61.71 K", "61.71 KMACs", "61.71 k"),
+        (999_999, "1000.0 K", "1000.0 KMACs", "1000.0 k"),
+        (109_482_240, "109.48 M", "109.48 MMACs", "109.48 M"),
+        (11_174_215_680, "11.17 G", "11.17 GMACs", "11174.22 M"),
+        (3 * 10**15, "3000000.0 G", "3000000.0 GMACs", "3000000000.0 M"),
+    ],
+)
+def test_numbers_are_written_as_theirs(number: int, flops: str, macs: str, params: str) -> None:
+    assert flops_profiler._number(number) == flops
+    assert flops_profiler._macs(number) == macs
+    assert flops_profiler._params(number) == params
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [
+        (0, "0.0"),
+        (500, "0.5 us"),
+        (24_083, "24.08 us"),
+        (1_000_000, "1000.0 us"),
+        (12_221_000, "12.22 ms"),
+        (2_500_000_000, "2.5 s"),
+    ],
+)
+def test_durations_are_written_as_theirs(ns: int, text: str) -> None:
+    assert flops_profiler._duration(ns) == text
+
+
+@pytest.mark.parametrize(
+    ("flops", "ns", "text"),
+    [
+        (0, 1000, "0.0 FLOPS"),
+        (0, 0, "0.0 FLOPS"),
+        (5, 0, UNKNOWN),
+        (5, 10**9, "5.0 FLOPS"),
+        (1, 3 * 10**9, "0.33 FLOPS"),
+        (2_500, 10**9, "2.5 KFLOPS"),
+        (3_000_000, 10**9, "3.0 MFLOPS"),
+        (22_363_000, 12_000, "1.86 TFLOPS"),
+        (491_520, 18_360, "26.77 GFLOPS"),
+        (5 * 10**18, 10**9, "5000000.0 TFLOPS"),
+    ],
+)
+def test_rates_are_written_as_theirs(flops: int, ns: int, text: str) -> None:
+    assert flops_profiler._rate(flops, ns) == text
+
+
+def test_every_depth_is_printed_and_a_larger_one_is_capped(page_of: Callable[..., str]) -> None:
+    model, x = lenet5(), torch.rand(1, 1, 32, 32)
+
+    def depths(depth: int) -> list[str]:
+        return [line for line in page_of(model, x, module_depth=depth).splitlines() if line.startswith("depth ")]
+
+    assert depths(-1) == depths(2) == depths(99) == ["depth 0:", "depth 1:", "depth 2:"]
+    assert depths(1) == ["depth 0:", "depth 1:"]
+    assert depths(0) == ["depth 0:"]
+
+
+def test_the_largest_come_first_and_no_more_than_asked(page_of: Callable[..., str]) -> None:
+    aggregated = parts(page_of(lenet5(), torch.rand(1, 1, 32, 32), top_modules=2))[1]
+    at = aggregated.index("depth 2:")
+    assert aggregated[at + 1 : at + 4] == [
+        "    params      - {'Conv2d': '50.69 k', 'Linear': '11.01 k'}",
+        "    flops       - {'Conv2d': '817.62 K', 'Linear': '21.84 K'}",
+        "    MACs        - {'Conv2d': '405.6 KMACs', 'Linear': '10.92 KMACs'}",
+    ]
+
+
+def test_without_detailed_the_page_ends_after_the_aggregated_profile(page_of: Callable[..., str]) -> None:
+    page = page_of(Mlp(), torch.rand(3, 4), detailed=False)
+    assert "Detailed" not in page
+    assert "module = " not in page
+    assert page.splitlines()[-1] == "-" * 78
+
+
+def test_the_file_holds_the_page_and_stdout_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, x, target = SaysMuch(), torch.rand(2, 4), tmp_path / "page.txt"
+    target.write_text("what was there before, and is longer than a page\n" * 200)
+    get_model_profile(model, args=[x], output_file=str(target))
+    assert capsys.readouterr() == ("", "")
+    text = target.read_text(encoding="utf-8")
+    assert text.endswith("-\n")
+    lines = text.splitlines()
+    assert "Profile Summary at step 3:" in lines
+    assert lines[-1] == "-" * 78
+    assert not any("what was there" in line for line in lines)
+
+
+def test_a_file_that_cannot_be_written_is_told_before_the_model_runs(tmp_path: Path) -> None:
+    model = Raises()
+    with pytest.raises(torchprof.TorchprofError, match=r"no folder .*missing"):
+        get_model_profile(model, args=[torch.rand(2, 4)], output_file=tmp_path / "missing" / "page.txt")
+    assert model.calls == 0
+    with pytest.raises(torchprof.TorchprofError, match="cannot be written"):
+        get_model_profile(Mlp(), args=[torch.rand(2, 4)], output_file=tmp_path)
+    assert not (tmp_path / "missing").exists()
+
+
+# Start, stop, end
+
+
+@pytest.fixture
+def stopped() -> Iterator[FlopsProfiler]:
+    """A profiler of one call of Mlp with three rows, stopped."""
+    model = Mlp()
+    prof = FlopsProfiler(model)
+    prof.start_profile()
+    model(torch.rand(3, 4))
+    prof.stop_profile()
+    yield prof
+    prof.end_profile()
+
+
+def test_the_totals_as_numbers_and_as_strings(stopped: FlopsProfiler) -> None:
+    assert (stopped.get_total_flops(), stopped.get_total_flops(as_string=True)) == (312, "312")
+    assert (stopped.get_total_macs(), stopped.get_total_macs(as_string=True)) == (144, "144 MACs")
+    assert (stopped.get_total_params(), stopped.get_total_params(as_string=True)) == (58, "58")
+    seconds = stopped.get_total_duration()
+    within = stopped.get_total_functional_duration()
+    assert 0 < within < seconds
+    assert stopped.get_total_duration(as_string=True) == flops_profiler._duration(round(seconds * 1e9))
+    assert stopped.get_total_functional_duration(as_string=True) == flops_profiler._duration(round(within * 1e9))
+
+
+READERS = [
+    FlopsProfiler.get_total_flops,
+    FlopsProfiler.get_total_macs,
+    FlopsProfiler.get_total_params,
+    FlopsProfiler.get_total_duration,
+    FlopsProfiler.get_total_functional_duration,
+    FlopsProfiler.print_model_profile,
+    FlopsProfiler.print_model_aggregated_profile,
+]
+
+
+@pytest.mark.parametrize("read", READERS, ids=lambda read: read.__name__)
+def test_figures_are_there_from_stop_to_end_and_else_it_says_so(
+    read: Callable[[FlopsProfiler], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Mlp()
+    prof = FlopsProfiler(model)
+
+    def refuses(what: str) -> None:
+        with pytest.raises(torchprof.TorchprofError, match=what):
+            read(prof)
+
+    refuses("no figures")
+    prof.start_profile()
+    try:
+        assert prof.started
+        refuses("still going on")
+        model(torch.rand(3, 4))
+        prof.stop_profile()
+        assert read(prof) == read(prof)
+        prof.stop_profile()  # nothing goes on
+        read(prof)
+        prof.reset_profile()
+        refuses("no figures")
+    finally:
+        prof.end_profile()
+    assert not prof.started
+    refuses("no figures")
+    prof.end_profile()
+
+
+def test_reset_and_start_begin_anew() -> None:
+    model, x = Mlp(), torch.rand(3, 4)
+    prof = FlopsProfiler(model)
+    prof.start_profile([nn.ReLU])
+    model(x)
+    prof.reset_profile()
+    model(x)
+    prof.stop_profile()
+    assert prof.get_total_flops() == 288  # one call, still without the ReLU
+    prof.start_profile()
+    model(x)
+    prof.start_profile()
+    model(x)
+    model(x)
+    prof.stop_profile()
+    assert prof.get_total_flops() == 2 * 312
+    prof.end_profile()
+
+
+def test_the_aggregated_profile_alone(stopped: FlopsProfiler, capsys: pytest.CaptureFixture[str]) -> None:
+    stopped.print_model_profile(profile_step=7, top_modules=3)
+    page = capsys.readouterr().out
+    assert "Profile Summary at step 7:" in page.splitlines()
+    stopped.print_model_aggregated_profile(module_depth=1, top_modules=3)
+    assert capsys.readouterr().out.splitlines() == parts(page)[1]
+
+
+def test_ending_without_a_stop_leaves_the_model_as_it_was() -> None:
+    model = Mlp()
+    before = snapshot(model)
+    prof = FlopsProfiler(model)
+    prof.start_profile()
+    prof.end_profile()
+    assert snapshot(model) == before
+    with torchprof.Profile(model):  # no other one is open
+        model(torch.rand(3, 4))
+
+
+def test_nothing_of_torch_is_replaced_while_it_profiles() -> None:
+    places: list[tuple[Any, str]] = [(F, name) for name in vars(F)] + [(torch, "matmul"), (torch.Tensor, "matmul")]
+    before = {(id(place), name): getattr(place, name) for place, name in places}
+    model = Mlp()
+    prof = FlopsProfiler(model)
+    prof.start_profile()
+    try:
+        assert {(id(place), name): getattr(place, name) for place, name in places} == before
+    finally:
+        prof.end_profile()
+
+
+# What is called, and how
+
+
+def test_the_model_runs_in_eval_mode_and_every_module_returns_to_its_own() -> None:
+    seen = []
+
+    class Looks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append((self.training, torch.is_grad_enabled()))
+            return x
+
+    model = nn.Sequential(Looks(), nn.Sequential(nn.Dropout(), nn.ReLU()), nn.Tanh())
+    model.train()
+    model[1].eval()
+    model[1][0].train()
+    modes = [module.training for module in model.modules()]
+    get_model_profile(model, (2, 3), print_profile=False, warm_up=2)
+    assert seen == [(False, True)] * 3
+    assert [module.training for module in model.modules()] == modes
+    with torch.no_grad():
+        totals(model, torch.rand(2, 3))
+    assert seen[-1] == (False, False)
+
+
+@pytest.mark.parametrize("warm_up", [0, 1], ids=["in the profiled call", "in the warm-up"])
+def test_what_the_model_raises_leaves_it_as_it_was(warm_up: int) -> None:
+    model = nn.Sequential(nn.Dropout(), Raises()).train()
+    model[0].eval()
+    model[1].calls = 1 if warm_up == 0 else 0  # its second call raises
+    before = {
+        key: value for key, value in snapshot(model).items() if key != ("1", "dict")
+    }  # the model counts its own calls
+    with pytest.raises(ValueError, match="second call"):
+        get_model_profile(model, args=[torch.rand(2, 4)], warm_up=warm_up)
+    assert {key: value for key, value in snapshot(model).items() if key != ("1", "dict")} == before
+    assert set(vars(model[1])) == set(vars(Raises()))
+    with torchprof.Profile(model):
+        pass
+
+
+def test_any_method_can_be_called_by_either_name() -> None:
+    model, x = Generates(), torch.rand(2, 4)
+    one = totals(model, x)
+    assert one == (64, 32, 16)
+    assert totals(model, x, func_name="generate") == (192, 96, 16)
+    assert totals(model, x, mode="generate") == (192, 96, 16)
+    assert totals(model, x, mode="generate", func_name="generate") == (192, 96, 16)
+    assert totals(model, x, mode="forward") == one
+    with pytest.raises(torchprof.TorchprofError, match="two names of one thing"):
+        totals(model, x, mode="generate", func_name="sample")
+    with pytest.raises(torchprof.TorchprofError, match="has no method 'sample'"):
+        totals(model, x, func_name="sample")
+
+
+def test_arguments_by_place_and_by_name() -> None:
+    model, x = Generates(), torch.rand(2, 4)
+    assert totals(model, x, kwargs={"times": 2})[1] == 64
+    assert totals(model, x, kwargs=None)[1] == 32
+    assert get_model_profile(model, args=None, kwargs={"x": x}, print_profile=False)[1] == 32
+    assert get_model_profile(model, (2, 4), None, None, False)[1] == 32
+    assert get_model_profile(model, torch.Size((2, 4)), kwargs={"times": 3}, print_profile=False)[1] == 96
+
+
+def test_the_input_is_of_the_type_and_device_of_the_model() -> None:
+    seen = []
+    model = nn.Sequential(Calls(lambda x: seen.append((x.dtype, x.device.type)) or x), nn.Linear(4, 4))
+    get_model_profile(model.to(torch.bfloat16), (2, 4), print_profile=False, warm_up=0)
+    get_model_profile(model.to("meta"), (2, 4), print_profile=False, warm_up=0)
+    get_model_profile(model[0], (2, 4), print_profile=False, warm_up=0)
+    assert seen == [(torch.bfloat16, "cpu"), (torch.bfloat16, "meta"), (torch.float32, "cpu")]
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({}, "give input_shape, args or kwargs"),
+        ({"args": torch.rand(2, 4)}, "args is a list"),
+        ({"args": [1], "kwargs": [1]}, "kwargs is a dict"),
+        ({"input_shape": ()}, "input_shape is a tuple of sizes"),
+        ({"input_shape": 4}, "input_shape is a tuple of sizes"),
+        ({"input_shape": (2, "4")}, "input_shape is a tuple of sizes"),
+        ({"input_shape": (2, 4), "warm_up": -1}, "warm_up is a number"),
+        ({"input_shape": (2, 4), "module_depth": -2}, "module_depth is 0 or more"),
+        ({"input_shape": (2, 4), "module_depth": None}, "module_depth is 0 or more"),
+        ({"input_shape": (2, 4), "top_modules": 0}, "top_modules is how many"),
+        ({"input_shape": (2, 4), "output_file": 7}, "output_file is the name of a file"),
+        ({"input_shape": (2, 4), "ignore_modules": nn.ReLU}, "list of classes"),
+        ({"input_shape": (2, 4), "ignore_modules": ["ReLU"]}, "neither a class"),
+        ({"input_shape": (2, 4), "ignore_modules": [nn.ReLU()]}, "is no module of the model"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_told(options: dict[str, Any], what: str) -> None:
+    with pytest.raises(torchprof.TorchprofError, match=what):
+        get_model_profile(Mlp(), **options)
+
+
+def test_what_is_no_model_is_told() -> None:
+    with pytest.raises(torchprof.TorchprofError, match="needs a torch"):
+        get_model_profile(nn.Linear, (2, 4))  # type: ignore[arg-type]
+    with pytest.raises(torchprof.TorchprofError, match="recompute_fwd_factor"):
+        FlopsProfiler(Mlp(), recompute_fwd_factor=-1)
+
+
+def test_what_is_ignored_is_not_counted(page_of: Callable[..., str]) -> None:
+    model, x = nn.Sequential(Mlp(), nn.Linear(2, 3, bias=False)), torch.rand(3, 4)
+    assert totals(model, x)[:2] == (312 + 36, 144 + 18)
+    assert totals(model, x, ignore_modules=[nn.ReLU])[:2] == (288 + 36, 144 + 18)
+    assert totals(model, x, ignore_modules=[Mlp])[:2] == (36, 18)
+    assert totals(model, x, ignore_modules=(model[0].fc2,))[:2] == (312 - 96 + 36, 144 - 48 + 18)
+    page = page_of(model, x, ignore_modules=[Mlp])
+    module, ran, _ = figures(next(line for line in page.splitlines() if "(fc1)" in line))
+    assert (module["flops"], ran, module["param"]) == ("0", {}, "40")
+    assert totals(model, x)[:2] == (312 + 36, 144 + 18)
+
+
+# Modules at several places, wrappers, modules that come and go
+
+
+def test_a_module_at_two_places_counts_its_calls_where_they_were(page_of: Callable[..., str]) -> None:
+    model, x = Tied(), torch.rand(3, 4)
+    page = page_of(model, x)
+    detailed = parts(page)[2]
+    flops = [figures(line)[0]["flops"] for line in detailed if "(inner)" in line]
+    assert flops == ["96", "192"]  # once through the left holder, twice through the right one
+    assert [figures(line)[0]["param"] for line in detailed if "(inner)" in line] == ["20", "20"]
+    assert "    params      - {'Linear': '20'}" in parts(page)[1]  # and the parameters are there once
+    assert totals(model, x)[2] == 20
+
+
+def test_tied_weights_are_part_of_each_that_holds_them() -> None:
+    class Tying(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(10, 4)
+            self.head = nn.Linear(4, 10, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(self.embed(tokens))
+
+    model = Tying()
+    prof = FlopsProfiler(model)
+    prof.start_profile()
+    model(torch.zeros(1, 2, dtype=torch.long))
+    prof.stop_profile()
+    assert prof.get_total_params() == 40
+    lines = "\n".join(prof._measured().by_module())
+    assert lines.count("'param': '40'") == 3
+    prof.end_profile()
+
+
+def test_a_compiled_model_is_shown_inside_its_wrapper(page_of: Callable[..., str]) -> None:
+    model = torch.compile(nn.Sequential(nn.Linear(4, 3), nn.Tanh()), backend="eager")
+    model(torch.rand(2, 4))  # compiles
+    page = page_of(model, torch.rand(2, 4))
+    assert stripped(parts(page)[2]) == repr(model).splitlines()
+    assert totals(model, torch.rand(2, 4))[:2] == (48, 24)
+    inlined, ran, lasted = figures(next(line for line in page.splitlines() if "(0): Linear" in line))
+    assert (inlined["param"], inlined["flops"], inlined["duration%"]) == ("15", UNKNOWN, UNKNOWN)
+    assert (ran, lasted) == ({}, UNKNOWN)
+    assert f"    flops       - {{'Linear': '{UNKNOWN}', 'Tanh': '{UNKNOWN}'}}" in parts(page)[1]
+
+
+def test_a_scripted_model(page_of: Callable[..., str]) -> None:
+    model = torch.jit.script(nn.Sequential(nn.Linear(4, 3)))
+    page = page_of(model, torch.rand(2, 4))
+    assert stripped(parts(page)[2]) == repr(model).splitlines()
+    assert functionals(page) == {"linear": ("48", "24 MACs")}
+    inner, _, _ = figures(next(line for line in page.splitlines() if "(0)" in line))
+    assert (inner["param"], inner["flops"], inner["macs"], inner["FLOPS"]) == ("15", UNKNOWN, UNKNOWN, UNKNOWN)
+
+
+def test_what_a_lazy_layer_has_not_made_is_unknown(page_of: Callable[..., str]) -> None:
+    class Lazy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used = nn.LazyLinear(3)
+            self.unused = nn.LazyLinear(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    model = Lazy()
+    page = page_of(model, torch.rand(2, 5))
+    assert f"params per device:                                            {UNKNOWN}" in page
+    assert f"    params      - {{'Lazy': '{UNKNOWN}'}}" in page
+    module, _, _ = figures(next(line for line in page.splitlines() if "(used)" in line))
+    assert (module["param"], module["params%"]) == ("18", UNKNOWN)
+    assert totals(model, torch.rand(2, 5)) == (60, 30, None)
+    assert totals(model, torch.rand(2, 5), as_string=True) == ("60", "30 MACs", UNKNOWN)
+
+
+def test_a_module_that_was_added_inside_has_no_figures(page_of: Callable[..., str]) -> None:
+    class Grows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.late = nn.Sequential(nn.Linear(4, 4))
+            return self.late(self.fc(x))
+
+    page = page_of(Grows(), torch.rand(2, 4))
+    assert "  (late): Sequential()" in page.splitlines()
+    assert functionals(page) == {"linear": ("128", "64 MACs")}  # the root's own, what ran in the new one
+    assert "Added or replaced inside the block" in page
+
+
+def test_doubts_are_under_the_summary(page_of: Callable[..., str]) -> None:
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left = nn.Linear(4, 4)
+            self.right = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.special.bessel_j0(self.left(x))
+
+    summary = parts(page_of(Unused(), torch.rand(2, 4)))[0]
+    assert any(line.startswith("Never called: Unused.right") for line in summary)
+    assert any(line.startswith("Not counted: aten::special_bessel_j0 (1 call") for line in summary)
+    own = next(line for line in summary if "torchprof's own convention" in line)
+    assert own.endswith("fwd: ≥ 72.")  # 2·32 and the bias
+
+
+def test_what_has_no_known_shape_is_named(page_of: Callable[..., str]) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    nested = torch.nested.nested_tensor([torch.rand(2, 4), torch.rand(3, 4)])
+    page = page_of(model, nested)
+    assert functionals(page) == {"linear": ("160", "80 MACs"), "relu": ("0", "0 MACs")}
+    assert "Not counted: relu (1 call on tensors whose shapes are not known)." in parts(page)[0]
+    assert "not known" not in page_of(model, torch.rand(2, 4))
+
+
+# Backward, the step, other processes
+
+
+def lines_of(page: str) -> dict[str, str]:
+    """The figures of the summary, by label."""
+    return {
+        found[1]: found[2]
+        for found in (re.match(r"(.{58,}|[^:]+):  +(\S.*)$", line) for line in page.splitlines())
+        if found
+    }
+
+
+def test_a_training_step_inside_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 2, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    prof = FlopsProfiler(model, recompute_fwd_factor=1.0)
+    prof.start_profile()
+    model(torch.rand(3, 4)).sum().backward()
+    optimizer.step()
+    prof.stop_profile()
+    prof.print_model_profile()
+    found = lines_of(capsys.readouterr().out)
+    prof.end_profile()
+    # Gradients of both weights and of the second layer's input, and one for each element of the ReLU.
+    assert found["bwd flops per device"] == str(2 * 3 * (4 * 8 + 8 * 2 + 8 * 2) + 24)
+    labels = list(found)
+    assert labels[labels.index("fwd latency") :] == [
+        "fwd latency",
+        "fwd FLOPS per device = fwd flops per device / fwd latency",
+        "bwd flops per device",
+        "bwd latency",
+        "bwd FLOPS per device = bwd flops per device / bwd latency",
+        "fwd+bwd FLOPS per device = fwd+bwd flops per device / (fwd+bwd latency)",
+        "step latency",
+        "iter latency",
+        "FLOPS per device = fwd+bwd flops per device / iter latency",
+    ]
+
+
+def test_what_is_ignored_is_not_counted_in_backward_either(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 2, bias=False))
+    prof = FlopsProfiler(model)
+    prof.start_profile([model[2]])
+    model(torch.rand(3, 4)).sum().backward()
+    prof.stop_profile()
+    prof.print_model_profile(detailed=False)
+    prof.end_profile()
+    assert lines_of(capsys.readouterr().out)["bwd flops per device"] == str(2 * 3 * 4 * 8 + 24)
+
+
+def test_what_is_recomputed_is_part_of_backward(capsys: pytest.CaptureFixture[str]) -> None:
+    model, x = Checkpointed(use_reentrant=False), torch.rand(3, 4)
+    prof = FlopsProfiler(model)
+    prof.start_profile()
+    model(x).sum().backward()
+    prof.stop_profile()
+    assert prof.get_total_macs() == 3 * 3 * 16  # not the fourth, which was in backward
+    prof.print_model_profile(detailed=False)
+    prof.end_profile()
+    model.zero_grad()  # else they are added to
+    with torchprof.Profile(model, with_flops=True) as block:
+        model(x).sum().backward()
+    expected = sum(block.run.tree(phase).total.flops for phase in ("backward", "recompute"))
+    assert block.run.tree("recompute").total.macs == 3 * 16
+    assert lines_of(capsys.readouterr().out)["bwd flops per device"] == flops_profiler._number(expected)
+
+
+def engine(**changes: Any) -> SimpleNamespace:
+    """What is asked of a DeepSpeed engine: 10 ms forward, 20 backward, 5 step."""
+
+    class Timers:
+        def __call__(self, name: str) -> SimpleNamespace:
+            return SimpleNamespace(elapsed=lambda reset: {"fwd": 10.0, "bwd": 20.0, "step": 5.0}[name])
+
+        def has_timer(self, name: str) -> bool:
+            return name in ("fwd", "bwd", "step")
+
+    attributes: dict[str, Any] = {
+        "world_size": 8,
+        "dp_world_size": 4,
+        "mp_world_size": 2,
+        "train_micro_batch_size_per_gpu": lambda: 16,
+        "wall_clock_breakdown": lambda: True,
+        "timers": Timers(),
+    }
+    return SimpleNamespace(**{**attributes, **changes})
+
+
+def summary_with(ds_engine: Any, capsys: pytest.CaptureFixture[str], **options: Any) -> dict[str, str]:
+    model = Mlp()
+    prof = FlopsProfiler(model, ds_engine, **options)
+    prof.start_profile()
+    model(torch.rand(3, 4))
+    prof.stop_profile()
+    prof.print_model_profile(detailed=False)
+    prof.end_profile()
+    return lines_of(capsys.readouterr().out)
+
+
+def test_an_engine_adds_sizes_and_times(capsys: pytest.CaptureFixture[str]) -> None:
+    found = summary_with(engine(), capsys, recompute_fwd_factor=0.5)
+    assert {
+        "world size": "8",
+        "data parallel size": "4",
+        "model parallel size": "2",
+        "batch size per device": "16",
+        "params per device": "58",
+        "params of model = params per device * mp_size": "116",
+        "fwd flops per device": "312",
+        "fwd flops of model = fwd flops per device * mp_size": "624",
+        "fwd latency": "10.0 ms",
+        "fwd FLOPS per device = fwd flops per device / fwd latency": "31.2 KFLOPS",
+        "bwd latency": "20.0 ms",
+        "bwd FLOPS per device = 2.5 * fwd flops per device / bwd latency": "39.0 KFLOPS",
+        "fwd+bwd FLOPS per device = 3.5 * fwd flops per device / (fwd+bwd latency)": "36.4 KFLOPS",
+        "step latency": "5.0 ms",
+        "iter latency": "35.0 ms",
+        "FLOPS per device = 3.5 * fwd flops per device / iter latency": "31.2 KFLOPS",
+        "samples/second": "3657.14",
+    }.items() <= found.items()
+    assert "bwd flops per device" not in found  # nobody measured them
+
+
+def test_an_engine_that_keeps_no_time_or_knows_little(capsys: pytest.CaptureFixture[str]) -> None:
+    found = summary_with(engine(wall_clock_breakdown=lambda: False), capsys)
+    assert "bwd latency" not in found
+    assert found["world size"] == "8"
+    units = SimpleNamespace(get_model_parallel_world_size=lambda: 2, get_data_parallel_world_size=lambda: 3)
+    found = summary_with(SimpleNamespace(mpu=units), capsys)
+    assert (found["model parallel size"], found["data parallel size"]) == ("2", "3")
+    assert found["params of model = params per device * mp_size"] == "116"
+    assert "world size" not in found
+    assert "batch size per device" not in found
+    assert "world size" not in summary_with(object(), capsys)
+
+
+def test_torch_distributed_tells_how_many_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    distributed = torch.distributed
+    if not distributed.is_available():
+        pytest.skip("this torch has no torch.distributed")
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(Mlp())
+        get_model_profile(model, (3, 4), warm_up=0)
+        page = capsys.readouterr().out
+        found = lines_of(page)
+        assert (found["world size"], found["data parallel size"]) == ("1", "1")
+        assert "model parallel size" not in found
+        assert stripped(parts(page)[2]) == repr(model).splitlines()
+        assert totals(model, torch.rand(3, 4)) == (312, 144, 58)
+    finally:
+        distributed.destroy_process_group()
+
+
+class OnDevice(torchprof.Profile):
+    """Tells how it was made, and gives a run in which each row took a microsecond on a device."""
+
+    made: dict[str, Any] = {}  # noqa: RUF012
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        OnDevice.made = dict(options)
+        super().__init__(model, **{**options, "use_cuda": False})
+
+    @property
+    def run(self) -> torchprof.Run:
+        run = super().run
+        rows = run.rows
+        columns = {**rows.columns, "device_ns": array("q", [1000] * len(rows))}
+        meta = dataclasses.replace(run.meta, measured=(*run.meta.measured, "device_ns"))
+        return dataclasses.replace(run, metas=(meta,), rows=dataclasses.replace(rows, columns=columns))
+
+
+def test_where_the_devices_time_was_measured_it_is_the_latency(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Elsewhere(nn.Parameter):
+        """A parameter that says it is on a CUDA device."""
+
+        is_cuda = True
+
+    monkeypatch.setattr(torchprof, "Profile", OnDevice)
+    model = Mlp()
+    x = torch.rand(3, 4)
+    with torchprof.Profile(model, with_flops=True) as block:
+        model(x)
+    model.fc1.weight = Elsewhere(model.fc1.weight.detach())
+    rows = [row for row in block.run.rows if row.phase == "forward" and row.layer is not None]
+    inside = [row for row in rows if any(frame.name in ("aten::linear", "aten::relu") for frame in row.frames)]
+    prof = FlopsProfiler(model)
+    prof.start_profile()
+    model(x)
+    prof.stop_profile()
+    assert OnDevice.made == {"with_flops": True, "use_cuda": True}
+    assert prof.get_total_duration() == pytest.approx(len(rows) * 1e-6)
+    assert prof.get_total_functional_duration() == pytest.approx(len(inside) * 1e-6)
+    assert 0 < len(inside) < len(rows)
+    prof.end_profile()
+    FlopsProfiler(Mlp()).start_profile()
+    assert OnDevice.made["use_cuda"] is False
+    OnDevice._open.__exit__(None, None, None)
+
+
+# Last: what transformers brings with it makes the start of every later profile slower.
+
+BERT_AGGREGATED = """
+depth 1:
+    params      - {'BertEncoder': '85.05 M', 'BertEmbeddings': '23.84 M', 'BertPooler': '590.59 k'}
+    flops       - {'BertEncoder': '22.37 G', 'BertPooler': '1.18 M', 'BertEmbeddings': '491.52 K'}
+    MACs        - {'BertEncoder': '11.17 GMACs', 'BertPooler': '589.82 KMACs', 'BertEmbeddings': '0 MACs'}
+depth 2:
+    params      - {'ModuleList': '85.05 M', 'Embedding': '23.84 M', 'Linear': '590.59 k', 'LayerNorm': '1.54 k', \
+'Dropout': '0', 'Tanh': '0'}
+    flops       - {'ModuleList': '22.37 G', 'Linear': '1.18 M', 'LayerNorm': '491.52 K', 'Embedding': '0', \
+'Dropout': '0', 'Tanh': '0'}
+    MACs        - {'ModuleList': '11.17 GMACs', 'Linear': '589.82 KMACs', 'Embedding': '0 MACs', 'LayerNorm': \
+'0 MACs', 'Dropout': '0 MACs', 'Tanh': '0 MACs'}
+depth 4:
+    params      - {'BertAttention': '28.37 M', 'BertIntermediate': '28.35 M', 'BertOutput': '28.34 M'}
+    flops       - {'BertAttention': '7.86 G', 'BertOutput': '7.25 G', 'BertIntermediate': '7.25 G'}
+    MACs        - {'BertAttention': '3.93 GMACs', 'BertIntermediate': '3.62 GMACs', 'BertOutput': '3.62 GMACs'}
+"""
+
+
+def test_bert_base_prints_the_figures_of_their_page(capsys: pytest.CaptureFixture[str]) -> None:
+    """On the meta device, which computes nothing. Their page has 22.36 G: it misses the GELU, 12 · 128 · 3072."""
+    transformers = pytest.importorskip("transformers")
+    with torch.device("meta"):
+        model = transformers.BertModel._from_config(transformers.BertConfig(), attn_implementation="eager")
+    tokens = torch.zeros(1, 128, dtype=torch.long, device="meta")
+    macs = 11_174_215_680
+    of_norms, of_softmax, of_gelu = 5 * 25 * 128 * 768, 12 * 12 * 128 * 128, 12 * 128 * 3072
+    flops = 2 * macs + of_norms + of_softmax + of_gelu
+    assert get_model_profile(model, kwargs={"input_ids": tokens}) == (flops, macs, 109_482_240)
+    page = capsys.readouterr().out
+    summary, aggregated, _ = parts(page)
+    assert "params per device:                                            109.48 M" in summary
+    assert "fwd MACs per device:                                          11.17 GMACs" in summary
+    assert "fwd flops per device:                                         22.37 G" in summary
+    assert functionals(page) == {
+        "embedding": ("0", "0 MACs"),
+        "layer_norm": ("12.29 M", "0 MACs"),
+        "linear": ("21.74 G", "10.87 GMACs"),
+        "matmul": ("603.98 M", "301.99 MMACs"),
+        "softmax": ("2.36 M", "0 MACs"),
+        "gelu": ("4.72 M", "0 MACs"),
+    }
+    assert [line for line in BERT_AGGREGATED.splitlines() if line and line not in aggregated] == []
+    assert "depth 6:" in aggregated  # the deepest: Linear in BertSelfAttention
+    query = next(line for line in page.splitlines() if "(query): Linear" in line)
+    assert figures(query)[0]["flops"] == "150.99 M"
+    assert query.endswith(", in_features=768, out_features=768, bias=True)")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_nobody_can_count_is_unknown_and_never_0(capsys: pytest.CaptureFixture[str]) -> None:
+    packed = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8)), {nn.Linear})
+    assert get_model_profile(packed, (2, 8), print_profile=False)[:2] == (None, None)
+    assert get_model_profile(packed, (2, 8), as_string=True)[:2] == ("–", "–")
+    page = capsys.readouterr().out
+    assert "fwd flops per device:                                         –" in page
+    assert "'flops': '–', 'macs': '–'" in page
+    assert "quantized::linear_dynamic" in page
+    partly = nn.Sequential(nn.Linear(8, 8), packed)
+    assert get_model_profile(partly, (2, 8), print_profile=False, as_string=True)[:2] == ("≥ 256", "≥ 128 MACs")
+
+
+def test_work_outside_of_forwards_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    class Encodes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4, bias=False)
+
+        def encode(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(x) @ self.fc(x).T
+
+    get_model_profile(Encodes(), (2, 4), func_name="encode")
+    assert "not among these figures: 16 MACs, 32 flops." in capsys.readouterr().out

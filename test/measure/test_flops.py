@@ -1,0 +1,1205 @@
+"""MACs and FLOPs of whole models, forward and backward, against torch's own counter where it is right and by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from build.architectures import ARCHITECTURES, Experts, attention_macs, encoder
+from build.models import Checkpointed, Several, Tied
+from build.snapshots import snapshot
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jacrev, vmap
+from torch.nn import functional as F  # noqa: N812
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.conv import _ConvNd
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
+
+import torchprof
+from examples.models import AlexNet, LeNet5
+
+RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+
+
+def profiled(step: Callable[[], Any], model: nn.Module | list[nn.Module] | None = None) -> torchprof.Run:
+    with torchprof.Profile(model or nn.Identity(), with_flops=True) as prof:
+        step()
+    return prof.run
+
+
+def total(run: torchprof.Run, field: str = "macs", phase: str = "forward") -> int:
+    """A sum over the trees and what is outside of them, and over the rows, which is the same."""
+    inside = sum(getattr(run.tree(phase, root).total, field) for root in range(len(run.roots)))
+    result: int = inside + getattr(run.no_layer(phase), field)
+    assert result == sum(getattr(row.cost, field) for row in run.rows if row.phase == phase)
+    return result
+
+
+def macs(step: Callable[[], Any]) -> int:
+    """Of all phases together, with nothing left out."""
+    run = profiled(step)
+    assert not uncounted(run)
+    return sum(total(run, "macs", phase) for phase in run.phases())
+
+
+def uncounted(run: torchprof.Run) -> list[str]:
+    """The ops that are listed as not counted, as the table names them and as the rows do."""
+    listed = [warning for warning in run.meta.warnings if warning.startswith("Not counted")]
+    assert bool(listed) == any(total(run, "uncounted", phase) for phase in run.phases())
+    return listed
+
+
+def torchs(step: Callable[[], Any]) -> FlopCounterMode:
+    """torch's counter around a step. It knows attention where that is separate products: two FLOPs a MAC."""
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        step()
+    return counter
+
+
+def back(output: Any) -> None:
+    """Backward from a result, whatever it is."""
+    while not isinstance(output, Tensor):
+        output = output[0]
+    output.sum().backward()
+
+
+class Rule:
+    """A run of a model whose modules tell their multiply-accumulates, by the rule: ``forward`` and ``backward``.
+
+    Backward is forward's once for the weight, if it needs a gradient, and once for the input, if it needs one.
+    """
+
+    def __init__(self, model: nn.Module, *inputs: Any) -> None:
+        self.forward = 0
+        self.backward = 0
+        kinds = (_ConvNd, nn.Linear, nn.LSTM)
+        handles = [m.register_forward_hook(self._called) for m in model.modules() if isinstance(m, kinds)]
+        model(*inputs)
+        for handle in handles:
+            handle.remove()
+
+    def _called(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        given = inputs[0]
+        if isinstance(module, nn.LSTM):
+            # Each token meets every weight; the library always computes all gradients.
+            found = given.numel() // module.input_size * sum(p.numel() for p in module.parameters() if p.dim() == 2)
+            times = 2
+        else:
+            assert isinstance(module, (_ConvNd, nn.Linear))
+            # An element of the result (transposed: of the input) meets one row of the weights.
+            elements = given if isinstance(module, _ConvNd) and module.transposed else output
+            found = elements.numel() * module.weight[0].numel()
+            times = module.weight.requires_grad + given.requires_grad
+        self.forward += found
+        self.backward += times * found
+
+
+@contextlib.contextmanager
+def formula(target: Any, function: Callable[..., int]) -> Iterator[None]:
+    """A user's formula, in place of the one there may be, for as long as the block lasts."""
+    before = dict(flop_registry)
+    for key in (target, *(getattr(target, name) for name in target.overloads())):
+        flop_registry.pop(key, None)
+    try:
+        register_flop_formula(target)(function)
+        yield
+    finally:
+        flop_registry.clear()
+        flop_registry.update(before)
+
+
+# Architectures
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_an_architecture_counts_as_torchs_counter_and_the_rule_say(name: str) -> None:
+    architecture = ARCHITECTURES[name]
+    model, inputs = architecture.make(), architecture.inputs()
+
+    def step() -> None:
+        back(model(*inputs))
+
+    run = profiled(step, model)
+    assert not uncounted(run)
+    forward, backward = total(run), total(run, "macs", "backward")
+    assert forward > 0 and backward > 0
+    if architecture.layers_only:
+        rule = Rule(model, *inputs)
+        assert (forward, backward) == (rule.forward, rule.backward)
+    if not any(isinstance(module, nn.LSTM) for module in model.modules()):
+        theirs = torchs(lambda: model(*inputs)).get_total_flops()
+        assert 2 * forward == theirs
+        if not architecture.grouped:
+            # A fused kernel of attention makes QKᵀ again: half as much more as the forward's two products.
+            expected = torchs(step).get_total_flops() - theirs + architecture.attention
+            assert 2 * backward == expected
+    for row in run.rows:
+        assert row.cost.flops >= 2 * row.cost.macs
+    assert total(run, "flops") > 2 * forward
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_each_layer_of_an_architecture_counts_as_torchs_counter_says(name: str) -> None:
+    """In eval, without gradients: there some models take another path, of the same products."""
+    architecture = ARCHITECTURES[name]
+    model, inputs = architecture.make().eval(), architecture.inputs()
+    with torch.no_grad():
+        run = profiled(lambda: model(*inputs), model)
+    assert not uncounted(run)
+    kinds = {type(module) for module in model.modules()}
+    if nn.LSTM in kinds:
+        assert total(run) == Rule(model, *inputs).forward
+        return
+    theirs = torchs(lambda: model(*inputs)).get_flop_counts()  # with gradients: it does not know the fused paths
+    if nn.MultiheadAttention in kinds:
+        assert 2 * total(run) == sum(theirs["Global"].values())
+        return
+    nodes = {node.layer.name: node for node in run.tree("forward").walk()}
+    assert theirs.keys() - {"Global"} <= nodes.keys()
+    for path in theirs.keys() - {"Global"}:
+        assert 2 * nodes[path].total.macs == sum(theirs[path].values())
+    assert 2 * nodes[type(model).__name__].total.macs == sum(theirs["Global"].values())
+
+
+@pytest.mark.parametrize("name", [name for name, each in ARCHITECTURES.items() if each.attention])
+def test_attention_in_separate_products_has_a_backward_of_twice_the_forward(name: str) -> None:
+    architecture = ARCHITECTURES[name]
+    model, inputs = architecture.make(), architecture.inputs()
+
+    def step() -> None:
+        with sdpa_kernel(SDPBackend.MATH):
+            back(model(*inputs))
+
+    run = profiled(step, model)
+    theirs = torchs(step).get_total_flops()
+    assert 2 * (total(run) + total(run, "macs", "backward")) == theirs
+
+
+@pytest.mark.parametrize("name", [name for name, each in ARCHITECTURES.items() if each.grouped])
+def test_grouped_convolutions_are_where_torchs_counter_is_not_to_be_believed(name: str) -> None:
+    """It says as much or more for backward: the weight gradient is not divided by the groups."""
+    architecture = ARCHITECTURES[name]
+    model, inputs = architecture.make(), architecture.inputs()
+    rule = Rule(model, *inputs)
+    theirs = torchs(lambda: back(model(*inputs))).get_total_flops() // 2
+    assert theirs - rule.forward >= rule.backward
+
+
+# Figures that are known
+
+
+def test_lenet_5() -> None:
+    model, images = LeNet5().eval(), torch.rand(1, 1, 32, 32)
+    run = profiled(lambda: model(images), model)
+    assert total(run) == 416_520
+    # Biases and tanh of 6·28², 16·10², 120 and 84, biases of 10, average pools of 4 elements a window.
+    others = 2 * (4704 + 1600 + 120 + 84) + 10 + 4704 + 1600
+    assert total(run, "flops") == 2 * 416_520 + others
+
+
+def test_alexnet() -> None:
+    with torch.device("meta"):
+        model, images = AlexNet().eval(), torch.rand(1, 3, 224, 224)
+    assert total(profiled(lambda: model(images), model)) == 714_188_480
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_bert_base(attention: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(attn_implementation=attention)
+    with torch.device("meta"):
+        model, tokens = transformers.BertModel(config).eval(), torch.zeros(1, 128, dtype=torch.long)
+        mask = torch.ones(1, 12, 128, 128)  # given whole: to make one looks at values, which are not there
+    with torch.no_grad():
+        run = profiled(lambda: model(tokens, attention_mask=mask), model)
+    assert total(run) == 11_174_215_680
+    assert not uncounted(run)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_lstm_and_attention_of_known_size(train: bool) -> None:
+    def once(model: nn.Module, *inputs: Tensor) -> torchprof.Run:
+        model.train(train)
+        with torch.set_grad_enabled(train):
+            run = profiled(lambda: model(*inputs), model)
+        assert not uncounted(run)
+        return run
+
+    assert total(once(nn.LSTM(128, 256, 2), torch.rand(32, 4, 128))) == 117_440_512
+    x = torch.rand(2, 64, 256)
+    assert total(once(nn.MultiheadAttention(256, 8, batch_first=True), x, x, x)) == 37_748_736
+    assert total(once(nn.TransformerEncoderLayer(256, 8, 1024, batch_first=True), x)) == 104_857_600
+
+
+# Models of transformers
+
+_SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 40}
+_WORDS = {"vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_GPT2 = {"n_embd": 32, "n_layer": 1, "n_head": 4, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+_T5 = {"d_model": 32, "d_kv": 8, "d_ff": 40, "num_layers": 1, "num_heads": 4, "decoder_start_token_id": 0}
+_BERT = {"attention_probs_dropout_prob": 0.0}
+_LENGTH = 9
+_ONCE = attention_macs(2, 4, _LENGTH, _LENGTH, 8)  # one layer's, of batch 2, 4 heads of 8
+
+
+class Pretrained:
+    """A class of transformers with its configuration, ``fused``: the calls of attention that a fused kernel takes."""
+
+    def __init__(self, name: str, config: dict[str, Any], fused: int, grouped_mm: int = 0) -> None:
+        self.name = name
+        self.config = config
+        self.fused = fused
+        self.grouped_mm = grouped_mm
+
+    def make(self, attention: str) -> nn.Module:
+        transformers = pytest.importorskip("transformers")
+        kind = getattr(transformers, self.name)
+        config = kind.config_class(**self.config, attn_implementation=attention)
+        model: nn.Module = kind(config)
+        return model
+
+
+_EXPERTS = 4
+PRETRAINED = {
+    "BERT": Pretrained("BertForMaskedLM", {**_SMALL, **_WORDS, **_BERT}, fused=1),
+    "GPT-2": Pretrained("GPT2LMHeadModel", {**_GPT2, **_WORDS}, fused=1),
+    # Where there is a bias of positions it needs a gradient, which no fused kernel gives: only what looks across is.
+    "T5": Pretrained("T5ForConditionalGeneration", {**_T5, **_WORDS, "dropout_rate": 0.0}, fused=1),
+    "Llama": Pretrained("LlamaForCausalLM", {**_SMALL, **_WORDS, "num_key_value_heads": 2}, fused=1),
+    "Mixtral": Pretrained(
+        "MixtralForCausalLM",
+        {**_SMALL, **_WORDS, "num_key_value_heads": 2, "num_local_experts": _EXPERTS, "num_experts_per_tok": 2},
+        fused=1,
+        # Of each token two experts: gate and up are one matrix, then down.
+        grouped_mm=(2 * _LENGTH) * 2 * (32 * 80 + 40 * 32),
+    ),
+}
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", PRETRAINED)
+def test_a_model_of_transformers_counts_as_torchs_counter_says(name: str, attention: str) -> None:
+    pretrained = PRETRAINED[name]
+    model = pretrained.make(attention).train()
+    tokens = torch.randint(3, 60, (2, _LENGTH))
+
+    def forward() -> Tensor:
+        return model(input_ids=tokens, labels=tokens).loss
+
+    run = profiled(lambda: forward().backward(), model)
+    assert not uncounted(run)
+    theirs = torchs(forward).get_total_flops() // 2
+    both = torchs(lambda: forward().backward()).get_total_flops() // 2
+    # torch's counter does not know the products of grouped experts.
+    ran_grouped = pretrained.grouped_mm if "aten::_grouped_mm" in names(run) else 0
+    assert total(run) == theirs + ran_grouped
+    fused = pretrained.fused * _ONCE // 2 if attention == "sdpa" else 0
+    if "aten::_scaled_dot_product_flash_attention_for_cpu_backward" not in names(run):
+        assert attention == "eager" or pretrained.fused == 0 or RELEASE < (2, 5)
+        fused = 0
+    assert total(run, "macs", "backward") == both - theirs + fused + 2 * ran_grouped
+
+
+def names(run: torchprof.Run) -> set[str]:
+    return {frame.name for row in run.rows for frame in row.frames}
+
+
+# What needs a gradient
+
+
+def two_layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4))
+
+
+FIRST, LAST, ROWS = 3 * 5, 5 * 4, 7
+
+
+@pytest.mark.parametrize("input_needs", [True, False])
+@pytest.mark.parametrize("frozen", [(), ("0",), ("2",), ("0", "2")])
+def test_backward_is_once_for_each_weight_and_each_input_that_needs_a_gradient(
+    input_needs: bool, frozen: tuple[str, ...]
+) -> None:
+    model = two_layers()
+    for number in frozen:
+        model.get_submodule(number).requires_grad_(False)
+    if not input_needs and len(frozen) == 2:
+        return  # nothing needs a gradient
+    x = torch.rand(ROWS, 3, requires_grad=input_needs)
+    run = profiled(lambda: back(model(x)), model)
+    first, _, last = run.tree("backward").children
+    reached = input_needs or "0" not in frozen  # whether a gradient goes back past the last layer
+    assert first.total.macs == ROWS * FIRST * (("0" not in frozen) + input_needs)
+    assert last.total.macs == ROWS * LAST * (("2" not in frozen) + reached)
+    assert total(run) == ROWS * (FIRST + LAST)
+
+
+def test_a_frozen_prefix_has_no_backward() -> None:
+    features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    model = nn.Sequential(features, nn.Flatten(), nn.Linear(4 * 36, 5))
+    features.requires_grad_(False)
+    run = profiled(lambda: back(model(torch.rand(2, 3, 8, 8))), model)
+    prefix, _, last = run.tree("backward").children
+    assert (prefix.total.macs, prefix.total.flops) == (0, 0)
+    assert last.total.macs == 2 * 4 * 36 * 5
+
+
+def test_only_biases_need_no_products() -> None:
+    model = two_layers()
+    model[0].weight.requires_grad_(False)
+    model[2].weight.requires_grad_(False)
+    run = profiled(lambda: back(model(torch.rand(ROWS, 3))), model)
+    assert total(run, "macs", "backward") == ROWS * LAST  # for what goes on to the first bias
+
+
+def test_detached_and_under_no_grad() -> None:
+    model = two_layers()
+
+    def step() -> None:
+        with torch.no_grad():
+            hidden = model[0](torch.rand(ROWS, 3))
+        back(model[2](hidden))
+
+    run = profiled(step, model)
+    assert total(run) == ROWS * (FIRST + LAST)
+    assert total(run, "macs", "backward") == ROWS * LAST
+    assert macs(lambda: model[0](torch.rand(ROWS, 3)).detach()) == ROWS * FIRST
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpointing_computes_the_segment_again(use_reentrant: bool) -> None:
+    model, x = Checkpointed(use_reentrant), torch.rand(2, 4, requires_grad=True)
+    run = profiled(lambda: back(model(x)), model)
+    layer = 2 * 4 * 4
+    assert total(run) == 3 * layer
+    assert total(run, "macs", "backward") == 6 * layer
+    # The segment's forward again, bias and tanh too.
+    block = run.tree("forward").children[1].total
+    assert (block.macs, block.flops) == (layer, 2 * layer + 8 + 8)
+    again = run.tree("recompute")
+    assert (again.total.macs, again.total.flops) == (block.macs, block.flops)
+    assert again.children[1].total.macs == layer
+
+
+@pytest.mark.parametrize(
+    ("use_reentrant", "early_stop"),
+    [
+        (True, True),
+        (True, False),
+        (False, False),
+        (False, True),
+    ],
+)
+def test_what_is_computed_again_is_what_torchs_counter_sees(use_reentrant: bool, early_stop: bool) -> None:
+    """Without reentrance torch stops as soon as it has all that backward needs: before the segment's last product."""
+    segment, x = two_layers(), torch.rand(ROWS, 3, requires_grad=True)
+
+    def step() -> None:
+        with set_checkpoint_early_stop(early_stop):
+            back(checkpoint(segment, x, use_reentrant=use_reentrant))
+
+    run = profiled(step, segment)
+    assert (total(run), total(run, "macs", "backward")) == (ROWS * (FIRST + LAST), 2 * ROWS * (FIRST + LAST))
+    again = torchs(step).get_total_flops() // 2 - 3 * ROWS * (FIRST + LAST)
+    assert total(run, "macs", "recompute") == again == run.tree("recompute").total.macs
+
+
+@pytest.mark.xfail(
+    RELEASE < (2, 5), strict=True, reason="BUG: _NoopSaveInputs of torch 2.4's checkpoint is listed as not counted"
+)
+def test_checkpointing_is_no_doubt() -> None:
+    model = Checkpointed(use_reentrant=False)
+    assert not uncounted(profiled(lambda: back(model(torch.rand(2, 4))), model))
+
+
+def test_gradients_that_are_there_are_added_to() -> None:
+    model, x = two_layers(), torch.rand(ROWS, 3)
+
+    def step() -> None:
+        back(model(x))
+
+    first, second = profiled(step, model), profiled(step, model)
+    twice = profiled(lambda: (step(), step()), model)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert total(first, "macs", "backward") == total(second, "macs", "backward")
+    assert total(second, "flops", "backward") == total(first, "flops", "backward") + parameters
+    assert total(twice, "macs", "backward") == 2 * total(first, "macs", "backward")
+    assert total(twice, "flops", "backward") == 2 * total(second, "flops", "backward")
+
+
+def test_double_backward() -> None:
+    """y = xW, g = 1Wᵀ; of the sum of squares of both: all products by hand, as torch's counter has them."""
+    weight = torch.rand(3, 5, requires_grad=True)
+
+    def step() -> None:
+        x = torch.rand(ROWS, 3, requires_grad=True)
+        (gradient,) = torch.autograd.grad((x @ weight).square().sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+
+    run = profiled(step)
+    # Forward, its gradient; then for gradient = 2yWᵀ those of both factors, and for y again those of both.
+    assert total(run) + total(run, "macs", "backward") == 6 * ROWS * 15
+    assert torchs(step).get_total_flops() == 2 * 6 * ROWS * 15
+
+
+# More than one model, and more than one call
+
+
+def test_a_layer_that_is_called_again_counts_again() -> None:
+    model = Several()
+    run = profiled(lambda: back(model(torch.rand(2, 4))), model)
+    shared, once = run.tree("forward").children
+    assert (shared.total.macs, once.total.macs) == (3 * 32, 32)
+    assert total(run, "macs", "backward") == 2 * 4 * 32 - 32  # the first of them has an input without a gradient
+
+
+def test_a_module_at_two_paths_counts_where_it_is_called() -> None:
+    model = Tied()
+    run = profiled(lambda: model(torch.rand(2, 4)), model)
+    left, right = run.tree("forward").children
+    assert (left.total.macs, right.total.macs) == (32, 2 * 32)
+
+
+def test_several_models() -> None:
+    """A GAN's step: the generator's gradient goes through the discriminator."""
+    generator, discriminator = nn.Linear(3, 4), nn.Linear(4, 1)
+    run = profiled(lambda: back(discriminator(generator(torch.rand(2, 3)))), [generator, discriminator])
+    assert [run.tree("forward", root).total.macs for root in (0, 1)] == [24, 8]
+    assert [run.tree("backward", root).total.macs for root in (0, 1)] == [24, 16]
+    assert total(run) == 32
+
+
+def test_steps_add_up() -> None:
+    model, x = two_layers(), torch.rand(ROWS, 3)
+    run = profiled(lambda: [model(x) for _ in range(3)], model)
+    assert total(run) == 3 * ROWS * (FIRST + LAST)
+    assert run.tree("forward").calls == 3
+
+
+def test_a_gated_mixture_counts_what_its_router_chose() -> None:
+    torch.manual_seed(0)
+    model, x = Experts().eval(), torch.rand(9, 6)
+    chosen = model.router(x).softmax(-1).topk(2).indices
+    run = profiled(lambda: model(x), model)
+    experts = {
+        node.layer.path[-1]: node for node in run.tree("forward").walk() if node.layer.path[-2:-1] == ("experts",)
+    }
+    for number in range(4):
+        assert experts[str(number)].total.macs == int((chosen == number).sum()) * 2 * 48
+
+
+def test_work_of_layers_not_selected_is_told_apart() -> None:
+    model, x = two_layers(), torch.rand(ROWS, 3)
+    with torchprof.Profile(model, with_flops=True, paths=["0"]) as prof:
+        model(x)
+    run = prof.run
+    assert run.tree("forward").children[0].total.macs == ROWS * FIRST
+    assert run.no_layer("forward", selected=False).macs == ROWS * LAST
+
+
+# Optimizers
+
+LISTS = pytest.mark.skipif(RELEASE < (2, 5), reason="torch 2.4 records no shapes of lists of tensors")
+_EACH = pytest.mark.parametrize(
+    "how", [pytest.param("plain", id="plain"), *(pytest.param(how, marks=LISTS) for how in ("foreach", "fused"))]
+)
+
+
+def optimizer_step(kind: type[torch.optim.Optimizer], how: str, **options: Any) -> tuple[int, torchprof.Run]:
+    """The FLOPs of one step on parameters of 6 and 4 elements, without the counting of steps: one a parameter."""
+    model = nn.Linear(3, 2, bias=False)
+    model.more = nn.Parameter(torch.rand(4))
+    implementation = {"foreach": how == "foreach", "fused": how == "fused"}
+    optimizer = kind(model.parameters(), **options, **implementation)
+    for parameter in model.parameters():
+        parameter.grad = torch.rand_like(parameter)
+    optimizer.step()  # its first step makes the states
+    run = profiled(optimizer.step, model)
+    assert not uncounted(run)
+    assert (run.tree("forward").total.flops, total(run)) == (0, 0)
+    counts = 2 if any("step" in state for state in optimizer.state.values()) else 0
+    return run.no_layer("forward").flops - counts, run
+
+
+@_EACH
+def test_a_step_of_adam_is_outside_of_the_layers(how: str) -> None:
+    # lerp and addcmul 3, mul 1, root, division and epsilon 3, addcdiv 3.
+    assert optimizer_step(torch.optim.Adam, how)[0] == 13 * 10
+    assert optimizer_step(torch.optim.AdamW, how)[0] == 14 * 10
+
+
+@_EACH
+def test_a_step_of_sgd_is_outside_of_the_layers(how: str) -> None:
+    flops, run = optimizer_step(torch.optim.SGD, how, lr=0.1)
+    assert flops in (10, 2 * 10)
+    assert run.phases() == ("forward",)
+
+
+@LISTS
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.optim.SGD, {"lr": 0.1}),
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}),
+        (torch.optim.Adam, {"weight_decay": 0.1}),
+    ],
+)
+def test_a_step_costs_the_same_however_it_is_implemented(kind: Any, options: dict[str, Any]) -> None:
+    each = [optimizer_step(kind, how, **options)[0] for how in ("plain", "foreach", "fused")]
+    assert len(set(each)) == 1
+
+
+def test_a_whole_training_step() -> None:
+    model, x, target = two_layers(), torch.rand(ROWS, 3), torch.rand(ROWS, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.mse_loss(model(x), target).backward()
+        optimizer.step()
+
+    run = profiled(step, model)
+    assert not uncounted(run)
+    assert total(run) == ROWS * (FIRST + LAST)
+    assert total(run, "macs", "backward") == ROWS * (FIRST + 2 * LAST)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert run.no_layer("forward").flops >= 3 * ROWS * 4 + parameters  # the loss, the optimizer
+
+
+# Kinds of numbers
+
+
+@pytest.mark.parametrize("name", ["ResNet", "GPT", "encoder", "GRU", "LSTM", "mixture of experts"])
+def test_autocast_changes_no_macs(name: str) -> None:
+    architecture = ARCHITECTURES[name]
+    model, inputs = architecture.make(), architecture.inputs()
+
+    def step(enabled: bool) -> Callable[[], None]:
+        def run() -> None:
+            torch.manual_seed(0)
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                output = model(*inputs)
+            back(output.float())
+
+        return run
+
+    try:
+        step(True)()
+    except RuntimeError as error:
+        if "could not create a primitive descriptor" in str(error):
+            pytest.skip("oneDNN cannot run this in bfloat16 on this processor")
+        raise
+    plain, cast = profiled(step(False), model), profiled(step(True), model)
+    assert not uncounted(cast)
+    if name != "mixture of experts":  # there rounding may choose other experts, which are as large
+        for node, other in zip(plain.tree("forward").walk(), cast.tree("forward").walk()):
+            assert node.total.macs == other.total.macs
+    assert [total(plain, "macs", phase) for phase in plain.phases()] == [
+        total(cast, "macs", phase) for phase in cast.phases()
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", ["U-Net", "ConvNeXt", "GPT", "translator"])
+def test_the_type_of_the_weights_changes_no_macs(name: str, dtype: torch.dtype) -> None:
+    architecture = ARCHITECTURES[name]
+    model, inputs = architecture.make(), architecture.inputs()
+    plain = profiled(lambda: back(model(*inputs)), model)
+    model = model.to(dtype)
+    inputs = tuple(each.to(dtype) if each.is_floating_point() else each for each in inputs)
+    other = profiled(lambda: back(model(*inputs)), model)
+    assert not uncounted(other)
+    for phase in plain.phases():
+        assert total(other, "macs", phase) == total(plain, "macs", phase)
+
+
+def test_a_complex_mac_is_four_real_ones() -> None:
+    model = nn.Linear(3, 4).to(torch.complex64)
+    run = profiled(lambda: model(torch.randn(2, 3, dtype=torch.complex64)).abs().sum().backward(), model)
+    assert total(run) == 4 * 24
+    assert total(run, "macs", "backward") == 4 * 24
+    assert total(profiled(lambda: torch.fft.fft(torch.randn(8, dtype=torch.complex64)))) == 0
+
+
+# Transformations of functions
+
+
+def single(step: Callable[..., Any], *examples: Tensor) -> tuple[int, int]:
+    run = profiled(lambda: step(*examples))
+    assert not uncounted(run)
+    return total(run), total(run, "macs", "backward")
+
+
+def parameters_of(model: nn.Module) -> dict[str, Tensor]:
+    return dict(model.named_parameters())
+
+
+_LINEAR, _CONV, _DEPTHWISE = nn.Linear(4, 6), nn.Conv2d(4, 6, 3), nn.Conv2d(4, 4, 3, groups=4)
+_MLP = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, 2))
+_ATTENTION = nn.MultiheadAttention(4, 2, batch_first=True).eval()
+VMAPPED: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "linear": (_LINEAR, ((3, 4),)),
+    "linear of a vector": (_LINEAR, ((4,),)),
+    "convolution": (_CONV, ((2, 4, 5, 5),)),
+    "convolution without a batch": (_CONV, ((4, 5, 5),)),
+    "depthwise convolution": (_DEPTHWISE, ((2, 4, 5, 5),)),
+    "transposed convolution": (nn.ConvTranspose2d(4, 3, 2), ((2, 4, 5, 5),)),
+    "weights of many models": (F.linear, ((3, 4), (6, 4), (6,))),
+    "kernels of many models": (F.conv2d, ((2, 4, 5, 5), (6, 4, 3, 3))),
+    "mm": (torch.mm, ((2, 3), (3, 4))),
+    "mv": (torch.mv, ((2, 3), (3,))),
+    "dot": (torch.dot, ((3,), (3,))),
+    "bmm": (torch.bmm, ((5, 2, 3), (5, 3, 4))),
+    "addmm": (torch.addmm, ((2, 4), (2, 3), (3, 4))),
+    "baddbmm": (torch.baddbmm, ((5, 2, 4), (5, 2, 3), (5, 3, 4))),
+    "addbmm": (torch.addbmm, ((2, 4), (5, 2, 3), (5, 3, 4))),
+    "addmv": (torch.addmv, ((2,), (2, 3), (3,))),
+    "matmul": (torch.matmul, ((5, 2, 3), (3, 4))),
+    "einsum": (lambda q, k: torch.einsum("hqd,hkd->hqk", q, k), ((2, 3, 4), (2, 5, 4))),
+    "bilinear": (nn.Bilinear(4, 3, 2), ((5, 4), (5, 3))),
+    "attention": (F.scaled_dot_product_attention, ((2, 7, 4),) * 3),
+    "attention of a batch": (F.scaled_dot_product_attention, ((2, 2, 7, 4),) * 3),
+    "multi-head attention": (lambda x: _ATTENTION(x, x, x)[0], ((2, 7, 4),)),
+    "multi-head attention, no weights": (lambda x: _ATTENTION(x, x, x, need_weights=False)[0], ((2, 7, 4),)),
+    "GRU cell": (nn.GRUCell(4, 3), ((2, 4), (2, 3))),
+    "two layers": (_MLP, ((3, 4),)),
+}
+
+
+@pytest.mark.parametrize(("function", "shapes"), VMAPPED.values(), ids=VMAPPED.keys())
+def test_under_vmap_macs_are_those_of_one_example_times_the_batch(
+    function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...]
+) -> None:
+    forward, _ = single(function, *(torch.rand(*shape) for shape in shapes))
+    assert forward > 0
+    batched = [torch.rand(5, *shape) for shape in shapes]
+    assert single(lambda *each: vmap(function, randomness="same")(*each), *batched)[0] == 5 * forward
+    nested = [torch.rand(2, 5, *shape) for shape in shapes]
+    assert single(lambda *each: vmap(vmap(function, randomness="same"), randomness="same")(*each), *nested) == (
+        10 * forward,
+        0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "each"),
+    [
+        (nn.LayerNorm(4), ((3, 4),), 12 * 7),
+        (nn.GroupNorm(2, 4), ((3, 4),), 12 * 7),
+        (torch.relu, ((3, 4),), 12),
+        (torch.add, ((3, 4), (3, 4)), 12),
+        (torch.mul, ((3, 4), (4,)), 12),
+        (torch.outer, ((3,), (4,)), 12),
+        (lambda x: x.softmax(-1), ((3, 4),), 12 * 5),
+        (lambda x: x.sum(-1), ((3, 4),), 12),
+        (nn.MaxPool2d(2), ((2, 3, 8, 8),), 6 * 16 * 4),
+        (nn.AvgPool2d(2), ((2, 3, 8, 8),), 6 * 16 * 4),
+        (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), ((2, 3, 4, 4),), 6 * 64 * 7),
+        (torch.cdist, ((2, 4), (3, 4)), 3 * 2 * 3 * 4),
+    ],
+)
+def test_under_vmap_other_flops_are_those_of_the_batch_too(
+    function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], each: int
+) -> None:
+    run = profiled(lambda: vmap(function)(*(torch.rand(5, *shape) for shape in shapes)))
+    assert not uncounted(run)
+    assert (total(run), total(run, "flops")) == (0, 5 * each)
+
+
+def test_gradients_of_each_example() -> None:
+    def loss(parameters: dict[str, Tensor], model: nn.Module, x: Tensor) -> Tensor:
+        return functional_call(model, parameters, (x,)).square().sum()
+
+    for model, shape, forward, extra in (
+        (_LINEAR, (4,), 24, 0),
+        (_MLP, (4,), 24 + 12, 12),  # backward: both weights, and once the input of the last layer
+        (_CONV, (1, 4, 5, 5), 6 * 9 * 36, 0),
+        (_DEPTHWISE, (1, 4, 5, 5), 4 * 9 * 9, 0),
+    ):
+        examples = torch.rand(5, *shape)
+        gradients = vmap(grad(loss), in_dims=(None, None, 0))
+        found = single(lambda: gradients(parameters_of(model), model, examples))  # noqa: B023
+        assert found == (5 * forward, 5 * (forward + extra))
+
+
+def test_grad_and_jacobian() -> None:
+    assert single(lambda: grad(lambda x: _LINEAR(x).sum())(torch.rand(4))) == (24, 24)
+    assert single(lambda: vmap(grad(lambda x: _LINEAR(x).relu().sum()))(torch.rand(5, 4))) == (120, 120)
+    assert single(lambda: jacrev(_LINEAR)(torch.rand(4))) == (24, 6 * 24)
+
+
+def test_backward_through_vmap() -> None:
+    run = profiled(lambda: vmap(_CONV)(torch.rand(5, 2, 4, 5, 5)).sum().backward())
+    assert (total(run), total(run, "macs", "backward")) == (2 * 5 * 6 * 9 * 36,) * 2
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda: torch.func.jvp(torch.relu, (torch.rand(3),), (torch.rand(3),)),  # _has_same_storage_numel
+        lambda: -torch.eye(3).to_sparse(),  # copy_sparse_to_sparse_
+        lambda: torch.linalg.inv(torch.eye(3)),  # _linalg_check_errors
+    ],
+    ids=["forward derivative", "sparse", "linear algebra"],
+)
+def test_what_does_no_arithmetic_is_no_doubt(step: Callable[[], Any]) -> None:
+    assert not uncounted(profiled(step))
+
+
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    """A process group of this process alone."""
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("this torch has no gloo")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_distributed_model_counts_as_the_one_it_wraps() -> None:
+    model = two_layers()
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    run = profiled(lambda: back(wrapped(torch.rand(ROWS, 3))), wrapped)
+    assert total(run) == ROWS * (FIRST + LAST)
+    assert total(run, "macs", "backward") == ROWS * (FIRST + 2 * LAST)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_what_moves_gradients_between_processes_is_no_doubt() -> None:
+    wrapped = nn.parallel.DistributedDataParallel(two_layers())
+    assert not uncounted(profiled(lambda: back(wrapped(torch.rand(ROWS, 3))), wrapped))
+
+
+# What cannot be counted is said, and nothing is counted for it
+
+
+def test_a_dynamically_quantised_layer_is_not_counted() -> None:
+    engines = [name for name in torch.backends.quantized.supported_engines if name != "none"]
+    if not engines:
+        pytest.skip("this torch has no quantised kernels")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = torch.ao.quantization.quantize_dynamic(two_layers(), {nn.Linear}, dtype=torch.qint8)
+        run = profiled(lambda: model(torch.rand(ROWS, 3)), model)
+    assert uncounted(run)
+    assert total(run) == 0
+    for layer in run.tree("forward").children[::2]:
+        assert layer.total.uncounted and not layer.total.macs
+
+
+def sparse_kinds(dense: Tensor) -> Iterator[Tensor]:
+    yield dense.to_sparse()
+    yield dense.to_sparse_csr()
+    yield dense.to_sparse_csc()
+    yield dense.to_sparse_bsr((2, 2))
+
+
+@pytest.mark.parametrize("kind", range(4), ids=["coo", "csr", "csc", "bsr"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_sparse_product_is_not_counted_and_never_as_dense(kind: int) -> None:
+    dense = torch.zeros(8, 6)
+    dense[2, 3] = 1
+    matrix = next(itertools.islice(sparse_kinds(dense), kind, None))
+    x, v = torch.rand(6, 4), torch.rand(6)
+    for step in (
+        lambda: matrix @ x,
+        lambda: torch.sparse.mm(matrix, x),
+        lambda: torch.addmm(torch.rand(8, 4), matrix, x),
+        lambda: torch.mv(matrix, v),
+        lambda: F.linear(x.t(), matrix),
+    ):
+        run = profiled(step)
+        assert uncounted(run)
+        assert (total(run), total(run, "flops")) == (0, 0)
+    for step in (lambda: matrix * 2, lambda: matrix.relu(), lambda: matrix.abs(), lambda: matrix.sin()):
+        flops = total(profiled(step), "flops")  # what runs on the values counts
+        assert 0 < flops <= 4
+
+
+def test_a_sparse_product_in_backward_is_not_counted() -> None:
+    matrix, x = torch.eye(6).to_sparse_csr(), torch.rand(6, 4, requires_grad=True)
+    run = profiled(lambda: torch.sparse.mm(matrix, x).sum().backward())
+    assert total(run, "uncounted", "backward") > 0
+    assert total(run, "macs", "backward") == 0
+
+
+def nested(layout: torch.layout, *lengths: int, shape: tuple[int, ...] = (4,)) -> Tensor:
+    return torch.nested.nested_tensor([torch.rand(length, *shape) for length in lengths], layout=layout)
+
+
+_LAYOUTS = pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=["strided", "jagged"])
+
+
+@_LAYOUTS
+@pytest.mark.filterwarnings("ignore")
+def test_of_nested_tensors_what_runs_on_dense_values_counts(layout: torch.layout) -> None:
+    tensor = nested(layout, 3, 5)
+    run = profiled(lambda: _LINEAR(tensor))
+    assert not uncounted(run)
+    assert (total(run), total(run, "flops")) == (8 * 24, 2 * 8 * 24 + 8 * 6)
+    assert total(profiled(lambda: torch.relu(tensor)), "flops") == 32
+    assert total(profiled(lambda: tensor + tensor), "flops") == 32
+
+
+@_LAYOUTS
+@pytest.mark.filterwarnings("ignore")
+def test_products_of_nested_tensors_are_exact_or_unknown(layout: torch.layout) -> None:
+    q = nested(torch.strided, 3, 5, shape=(2, 4)).transpose(1, 2).contiguous()
+    if layout == torch.jagged:
+        q = nested(layout, 3, 5, shape=(2, 4)).transpose(1, 2)
+    run = profiled(lambda: F.scaled_dot_product_attention(q, q, q))
+    assert uncounted(run) or total(run) == attention_macs(1, 2, 3, 3, 4) + attention_macs(1, 2, 5, 5, 4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_fused_encoder_on_padded_sequences_is_unknown() -> None:
+    """With a mask of padding it packs the sequences in a nested tensor, whose lengths no shape tells."""
+    model, mask = encoder().eval(), torch.tensor([[False] * 7, [False] * 4 + [True] * 3])
+    with torch.no_grad():
+        run = profiled(lambda: model(torch.rand(2, 7, 8), src_key_padding_mask=mask), model)
+    assert uncounted(run)
+    assert total(run) == 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_mask_of_padding_is_no_doubt_of_its_own() -> None:
+    model, mask = encoder().eval(), torch.tensor([[False] * 7, [False] * 4 + [True] * 3])
+    with torch.no_grad():
+        run = profiled(lambda: model(torch.rand(2, 7, 8), src_key_padding_mask=mask), model)
+    assert [line.split()[2] for line in uncounted(run)] == ["aten::_transformer_encoder_layer_fwd"]
+
+
+# Functions, ops and formulas of the user's
+
+
+class Product(torch.autograd.Function):
+    """x·w, with both gradients by hand."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx: Any, given: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        return given @ w.t(), x.t() @ given
+
+
+class Elsewhere(torch.autograd.Function):
+    """Its result comes from a kernel that torch knows nothing of: all that torch sees is new tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.empty(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, given: Tensor) -> Tensor:
+        return torch.empty(given.shape)
+
+
+class Reverse(torch.autograd.Function):
+    """The identity, whose gradient has the other sign."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, given: Tensor) -> Tensor:
+        return given.neg()
+
+
+class InNumpy(torch.autograd.Function):
+    """Twice its input, with numpy."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.from_numpy(x.numpy() * 2)
+
+    @staticmethod
+    def backward(ctx: Any, given: Tensor) -> Tensor:
+        return torch.from_numpy(given.numpy() * 2)
+
+
+def test_the_ops_of_a_function_of_the_users_count() -> None:
+    run = profiled(
+        lambda: Product.apply(torch.rand(2, 3, requires_grad=True), torch.rand(3, 4).requires_grad_()).sum().backward()
+    )
+    assert not uncounted(run)
+    assert (total(run), total(run, "macs", "backward")) == (24, 48)
+    run = profiled(lambda: Reverse.apply(torch.rand(6, requires_grad=True)).sum().backward())
+    assert not uncounted(run)
+    assert (total(run, "flops"), total(run, "flops", "backward")) == (6, 6)
+
+
+def test_a_function_of_the_users_without_ops_is_not_counted() -> None:
+    run = profiled(lambda: Elsewhere.apply(torch.rand(6, requires_grad=True)).sum().backward())
+    assert (total(run, "uncounted"), total(run, "uncounted", "backward")) == (1, 1)
+    assert {line.split()[2] for line in uncounted(run)} == {"Elsewhere", "ElsewhereBackward"}
+    with torch.no_grad():
+        assert uncounted(profiled(lambda: Elsewhere.apply(torch.rand(6))))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("numpy") is None, reason="numpy is missing")
+def test_a_function_that_works_in_numpy_is_not_counted() -> None:
+    run = profiled(lambda: InNumpy.apply(torch.rand(6, requires_grad=True)).sum().backward())
+    assert (total(run, "uncounted"), total(run, "uncounted", "backward")) == (1, 1)
+
+
+@torch.library.custom_op("torchprof_test::twice", mutates_args=(), schema="(Tensor x, int times) -> Tensor")
+def twice(x: Tensor, times: int) -> Tensor:
+    return torch.empty_like(x)
+
+
+@twice.register_fake
+def _(x: Tensor, times: int) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("torchprof_test::gram", mutates_args=(), schema="(Tensor x) -> Tensor")
+def gram(x: Tensor) -> Tensor:
+    return x @ x.t()
+
+
+@torch.library.custom_op("torchprof_test::unknown", mutates_args=(), schema="(Tensor x) -> Tensor")
+def unknown(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def test_an_op_of_the_users_is_counted_by_its_formula() -> None:
+    op, x = torch.ops.torchprof_test.twice, torch.rand(2, 3)
+    before = dict(flop_registry)
+    assert uncounted(profiled(lambda: op(x, 3)))
+    with formula(op, lambda shape, times, *rest, out_shape=None, **named: 2 * times * shape[0] * out_shape[1]):
+        run = profiled(lambda: [op(x, 3), op(x, 5)])
+        assert not uncounted(run)
+        assert (total(run), total(run, "flops")) == (8 * 6, 2 * 8 * 6)
+        if RELEASE >= (2, 5):  # before, torch's counter does not see ops of users
+            assert torchs(lambda: [op(x, 3), op(x, 5)]).get_total_flops() == 2 * 8 * 6
+    assert uncounted(profiled(lambda: op(x, 3)))
+    assert flop_registry == before
+
+
+def test_an_op_of_the_users_made_of_ops_counts_as_they_do() -> None:
+    run = profiled(lambda: torch.ops.torchprof_test.gram(torch.rand(2, 3)))
+    assert not uncounted(run)
+    assert total(run) == 12
+
+
+@pytest.mark.parametrize(
+    ("op", "step"),
+    [
+        (torch.ops.aten.mm, lambda: torch.rand(2, 3) @ torch.rand(3, 4)),
+        (torch.ops.aten.relu, lambda: torch.rand(6).relu()),
+        (torch.ops.aten.add, lambda: torch.rand(6) + 1.5),
+        (torch.ops.aten._softmax, lambda: torch.rand(6).softmax(0)),
+        (torch.ops.aten.linear, lambda: _LINEAR(torch.rand(3, 4))),
+        (torch.ops.aten.convolution, lambda: F.conv1d(torch.rand(1, 2, 9), torch.rand(3, 2, 3))),
+        (torch.ops.aten.gelu, lambda: F.gelu(torch.rand(6))),  # the text of an argument is not recorded
+        (torch.ops.aten.embedding, lambda: F.embedding(torch.tensor([1]), torch.rand(2, 3))),  # counts 0 else
+        (torch.ops.torchprof_test.unknown, lambda: torch.ops.torchprof_test.unknown(torch.rand(6))),  # not replayed
+    ],
+    ids=lambda value: None if inspect.isfunction(value) else str(value),
+)
+def test_a_formula_of_the_users_wins(op: Any, step: Callable[[], Any]) -> None:
+    before = profiled(step)
+    with formula(op, lambda *shapes, **named: 1000):
+        run = profiled(step)
+    assert (total(run), total(run, "flops")) == (500, 1000)
+    after = profiled(step)
+    assert total(after, "flops") == total(before, "flops") != 1000
+
+
+def test_a_formula_that_raises_gives_no_number() -> None:
+    def broken(*shapes: Any, **named: Any) -> int:
+        raise ValueError("no")
+
+    with formula(torch.ops.aten.tanh, broken):
+        run = profiled(lambda: torch.rand(6).tanh())
+    assert uncounted(run)
+    assert total(run, "flops") == 0
+
+
+# Models that are compiled, scripted, traced
+
+
+@pytest.mark.parametrize("how", ["script", "trace"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_script_module_counts(how: str) -> None:
+    model, x = two_layers(), torch.rand(ROWS, 3)
+    scripted = torch.jit.script(model) if how == "script" else torch.jit.trace(model, x)
+    for _ in range(3):  # from the second call on it runs what it has optimised
+        run = profiled(lambda: back(scripted(x)), scripted)
+        assert not uncounted(run)
+        assert total(run) == ROWS * (FIRST + LAST)
+        assert total(run, "macs", "backward") == ROWS * (FIRST + 2 * LAST)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_frozen_script_module_counts() -> None:
+    frozen = torch.jit.freeze(torch.jit.script(two_layers().eval()))
+    run = profiled(lambda: frozen(torch.rand(ROWS, 3)), frozen)
+    assert total(run) == ROWS * (FIRST + LAST)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+@pytest.mark.filterwarnings("ignore")
+def test_a_convolution_that_torchscript_hands_to_onednn_is_counted_or_a_doubt() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    fast = torch.jit.optimize_for_inference(torch.jit.script(model))
+    with torch.no_grad():
+        run = profiled(lambda: fast(torch.rand(1, 3, 8, 8)), fast)
+    assert uncounted(run) or total(run) == 4 * 36 * 27
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_model_whose_ops_run_counts(backend: str) -> None:
+    torch._dynamo.reset()
+    model, x = two_layers(), torch.rand(ROWS, 3)
+    compiled = torch.compile(model, backend=backend)
+    back(compiled(x))
+    run = profiled(lambda: back(compiled(x)), compiled)
+    torch._dynamo.reset()
+    assert not uncounted(run)
+    assert total(run) == ROWS * (FIRST + LAST)
+    assert total(run, "macs", "backward") == ROWS * (FIRST + 2 * LAST)
+
+
+class Generated(nn.Module):
+    """As a region that inductor compiled looks to a profiler: a range, in it that of a graph, and in that kernels and
+    calls of the library."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        graph = torch.profiler.record_function("## Call CompiledFxGraph fabcdef ##")
+        with torch.profiler.record_function("Torch-Compiled Region: 0/0"), graph:
+            return torch.mm(x, torch.rand(3, 4), out=torch.empty(ROWS, 4))
+
+
+def test_a_region_that_inductor_compiled_is_a_lower_bound() -> None:
+    model = nn.Sequential(Generated(), nn.ReLU())
+    with torchprof.Profile(model, with_flops=True) as prof:
+        model(torch.rand(ROWS, 3))
+    assert uncounted(prof.run) == [
+        "Not counted: 1 call of compiled graphs, whose kernels were not recorded (in Sequential.0)."
+    ]
+    assert uncounted(prof.run)[0] in str(prof).splitlines()
+    region, relu = prof.run.tree("forward").children
+    assert (region.total.macs, region.total.uncounted) == (ROWS * 12, 1)
+    assert (relu.total.flops, relu.total.uncounted) == (ROWS * 4, 0)
+    lines = str(prof).splitlines()
+    assert "≥ 84" in lines[3] and "≥ 84" in lines[4] and "≥" not in lines[5]
+    assert "(region 0/0)" in lines[4]
+
+
+# Shapes alone
+
+
+@pytest.mark.parametrize(
+    "name", ["ResNeXt", "U-Net", "WaveNet", "video", "padding as words", "NeRF", "graph", "einsum attention"]
+)
+def test_shapes_alone_count_the_same(name: str) -> None:
+    architecture = ARCHITECTURES[name]
+    model, inputs = architecture.make(), architecture.inputs()
+    real, alone = profiled(lambda: back(model(*inputs)), model), torchprof.flops(model, *inputs)
+    for phase in ("forward", "backward"):
+        assert alone.tree(phase).total.macs == real.tree(phase).total.macs
+
+
+# Nothing of the user's is changed
+
+
+def test_counting_changes_nothing() -> None:
+    model, x = ARCHITECTURES["MobileNetV2"].make(), torch.rand(2, 3, 16, 16)
+    registry, before = dict(flop_registry), snapshot(model)
+    random = torch.get_rng_state()
+    run = profiled(lambda: None, model)
+    assert total(run) == 0
+    assert torch.equal(torch.get_rng_state(), random)
+    profiled(lambda: model(x), model)
+    assert flop_registry == registry
+    assert snapshot(model) == before
+
+
+def test_a_step_that_raises_counts_what_ran() -> None:
+    model = two_layers()
+    prof = torchprof.Profile(model, with_flops=True)
+    with pytest.raises(ValueError, match="enough"), prof:
+        model[0](torch.rand(ROWS, 3))
+        raise ValueError("enough")
+    assert total(prof.run) == ROWS * FIRST
+
+
+def test_an_op_that_raises_counts_nothing() -> None:
+    model = two_layers()
+    prof = torchprof.Profile(model, with_flops=True)
+    with pytest.raises(RuntimeError, match="shapes"), prof:
+        model[2](model[0](torch.rand(ROWS, 3))[:, :2])
+    assert total(prof.run) == ROWS * FIRST
+
+
+class Launches(torch.autograd.Function):
+    """As one that launches a kernel of its own: memory for the result, and views around it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        flat = x.view(-1)
+        return torch.empty_like(flat).view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, given: Tensor) -> Tensor:
+        return torch.empty_like(given.view(-1)).view(given.shape)
+
+
+def test_a_function_that_launches_kernels_of_its_own_is_a_doubt() -> None:
+    x = torch.rand(2, 3, requires_grad=True)
+    run = profiled(lambda: Launches.apply(x).backward(torch.ones(2, 3)))
+    assert len(uncounted(run)) == 2
+
+
+def test_a_formula_of_the_users_that_fails_is_a_doubt() -> None:
+    def broken(*args: Any, **named: Any) -> int:
+        raise ValueError("not yet")
+
+    with formula(torch.ops.aten.relu, broken):
+        run = profiled(lambda: torch.rand(6).relu())
+    assert [line.split()[2] for line in uncounted(run)] == ["aten::relu"]
+    assert total(run, "flops") == 0
+
+
+@pytest.mark.parametrize("layouts", ["csc csr", "csr csr", "coo coo"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_product_of_two_sparse_tensors_is_not_counted(layouts: str) -> None:
+    kinds = {"coo": torch.Tensor.to_sparse, "csr": torch.Tensor.to_sparse_csr, "csc": torch.Tensor.to_sparse_csc}
+    first, second = (kinds[layout](torch.eye(6)) for layout in layouts.split())
+    run = profiled(lambda: torch.sparse.mm(first, second))
+    assert uncounted(run)
+    assert total(run) == 0
+
+
+def test_a_hook_on_a_tensor_takes_no_backward_away_from_its_layer() -> None:
+    """torch leaves the number of a node's range out where a hook runs an op before the node."""
+
+    class Hooked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x)
+            y.register_hook(lambda grad: grad * 1.0)
+            return self.second(y)
+
+    net = Hooked()
+    with torchprof.Profile(net, with_flops=True) as prof:
+        net(torch.rand(3, 8)).sum().backward()
+    macs = {node.layer.name: node.total.macs for node in prof.run.tree("backward").walk()}
+    assert macs == {"Hooked": 3 * 8 * 16 + 2 * 3 * 16 * 4, "Hooked.first": 3 * 8 * 16, "Hooked.second": 2 * 3 * 16 * 4}

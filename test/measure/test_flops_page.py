@@ -1,0 +1,64 @@
+"""docs/flops.md: it names every operator that has a formula, none that has not, and its example runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+from build.places import ROOT
+
+from torchprof.measure.flops import operation
+from torchprof.measure.flops.free_ops import NO_ARITHMETIC
+
+PAGE = (ROOT / "docs" / "flops.md").read_text(encoding="utf-8")
+FENCE = re.compile(r"```.*?```", re.DOTALL)
+TABLES = PAGE.partition("## Operator → formula → source")[2].partition("## What differs elsewhere")[0]
+NAMED = set(re.findall(r"`([^`]+)`", FENCE.sub("", TABLES)))
+# Made of other operators that count, and words of the text that are no operators.
+NO_FORMULA = {
+    "linear",
+    "matmul",
+    "einsum",
+    "bilinear",
+    "tensordot",
+    "multi_dot",
+    "aten::",
+    "add_",
+    "alpha",
+    "prims::",
+    "_foreach_",
+    "torch.utils.flop_counter",
+}
+
+
+def test_every_formula_is_on_the_page() -> None:
+    assert [
+        name for name in operation._formulas if name not in NAMED and name.removeprefix("_foreach_") not in NAMED
+    ] == []
+
+
+def test_every_name_on_the_page_has_a_formula() -> None:
+    assert NAMED - NO_FORMULA - set(operation._formulas) == set()
+
+
+def test_nothing_counts_both_something_and_nothing() -> None:
+    assert set(operation._formulas) & NO_ARITHMETIC == set()
+
+
+def test_the_example_reaches_a_run() -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    use = """
+import torchprof
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return scan(x)
+with torchprof.Profile(Net(), with_flops=True) as prof:
+    prof(torch.rand(3, 5))
+print(prof.run.tree().total.flops, prof.run.tree().total.macs, prof.run.tree().total.uncounted)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", example + use], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["30", "15", "0"]

@@ -1,0 +1,463 @@
+"""Events summed into rows, and cycles into one run, against figures worked out by hand."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from build.models import Mlp
+
+import torchprof
+from torchprof.attribute.events import Event, Kind, Site
+from torchprof.attribute.rule import Attribution
+from torchprof.measure.fold import fold
+from torchprof.run.collectives import collective_of
+from torchprof.run.cost import Cost
+from torchprof.run.cycles import add_cycle
+from torchprof.run.layers import Layer
+from torchprof.run.memory import Held, Memory
+from torchprof.run.meta import Meta
+from torchprof.run.rows import SIGNATURES as MOST
+from torchprof.run.rows import Around, Row
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.timeline import Timeline
+from torchprof.run.words import BACKWARD, FORWARD, LAUNCH_NOT_RECORDED, OUTSIDE, RECOMPUTE, Frame, Signature
+
+LAYERS = (Layer(("Net",), "Net"), Layer(("Net", "a"), "Linear"), Layer(("Net", "b"), "Linear"))
+SITES = {layer.name: Site((number,)) for number, layer in enumerate(LAYERS)}
+NOTHING = Cost()
+SIGNATURES = (Signature((), ()), Signature(((2, 3),), ("float",)), Signature(((4, 3),), ("float",)))
+
+
+def ran(name: str, start: int, end: int, **fields: Any) -> Event:
+    """An event of thread 1: a layer's range where a layer has that name, a node where it ends in "Backward", a label
+    where it begins with "#", else an op."""
+    kind = Kind.OP
+    if name in SITES:
+        kind = Kind.LABEL
+    elif name.endswith("Backward"):
+        kind = Kind.NODE
+    elif name.startswith("#"):
+        kind = Kind.USER_LABEL
+    return Event(kind, name, start, end, 1, **fields)
+
+
+def kernel(start: int, end: int, device: str = "cuda:0") -> Event:
+    return Event(Kind.KERNEL, "gemm", start, end, 0, device=device)
+
+
+def run_of(*events: Event, layers: tuple[Layer, ...] = LAYERS, meta: Meta | None = None, **options: Any) -> Run:
+    attribution = Attribution(SITES, [layer.path for layer in layers])
+    found = attribution.attribute(events)
+    rows, samples, busy = fold(found, attribution.places.all, layers, signatures=SIGNATURES, **options)
+    return Run((meta or Meta(("Net",), busy_ns=tuple(busy.items())),), layers, rows, samples)
+
+
+def own_ns(run: Run) -> dict[tuple[str, str, str], int]:
+    """Self time by the layer's name, what its range is within and the frames."""
+
+    def words(frames: Sequence[Frame]) -> str:
+        return " ".join(frame.name for frame in frames)
+
+    return {
+        (
+            row.layer.name if row.layer else "",
+            " / ".join(f"{layers_name(around)}: {words(around.frames)}" for around in row.within),
+            words(row.frames),
+        ): row.cost.cpu_ns
+        for row in run.rows
+    }
+
+
+def layers_name(around: Around) -> str:
+    return LAYERS[around.layer].name if around.layer >= 0 else ""
+
+
+# fold
+
+
+def test_what_a_layer_is_called_in_stays_with_its_rows() -> None:
+    """Net calls ``a`` inside its label, and ``a`` calls ``b`` inside an op: both are told, outer to inner."""
+    run = run_of(
+        ran("Net", 0, 100),
+        ran("#mine", 10, 90),
+        ran("Net.a", 20, 80),
+        ran("mul", 30, 70),
+        ran("Net.b", 40, 60),
+        ran("add", 45, 55),
+    )
+    assert own_ns(run) == {
+        ("Net", "", ""): 20,
+        ("Net", "", "#mine"): 20,
+        ("Net.a", "Net: #mine", ""): 20,
+        ("Net.a", "Net: #mine", "mul"): 20,
+        ("Net.b", "Net: #mine / Net.a: mul", ""): 10,
+        ("Net.b", "Net: #mine / Net.a: mul", "add"): 10,
+    }
+    inner = list(run.rows)[-1]
+    assert inner.within == (
+        Around(0, FORWARD, (Frame("label", "#mine"),)),
+        Around(1, FORWARD, (Frame("op", "mul"),)),
+    )
+
+
+def test_a_layer_called_by_a_layer_itself_is_within_what_that_is_within() -> None:
+    """No op or label of ``a`` is around ``b``: only that of Net, around both."""
+    run = run_of(ran("Net", 0, 100), ran("#mine", 10, 90), ran("Net.a", 20, 80), ran("Net.b", 30, 60))
+    assert own_ns(run)["Net.b", "Net: #mine", ""] == 30
+
+
+def test_calls_of_one_layer_within_different_things_are_different_rows() -> None:
+    """Once in the label and once beside it: two rows, and one layer with two calls."""
+    run = run_of(ran("Net", 0, 100), ran("#mine", 10, 50), ran("Net.a", 20, 40), ran("Net.a", 60, 90))
+    assert own_ns(run) == {
+        ("Net", "", ""): 30,
+        ("Net", "", "#mine"): 20,
+        ("Net.a", "Net: #mine", ""): 20,
+        ("Net.a", "", ""): 30,
+    }
+    (net, label, *_) = run.ops()[0][0], run.ops()[0][1]
+    assert (net.name, label.name, label.total.cpu_ns) == ("(between ops)", "#mine", 40)
+    a = run.tree().children[0]
+    assert (a.calls, a.self.cpu_ns) == (2, 50)
+    assert run.samples[SampleKey(1, FORWARD, 0, "cpu", "cpu_ns")].sample == (20, 30)
+
+
+def test_what_is_inside_a_backward_node_is_within_it() -> None:
+    """A layer recomputed inside a checkpoint's node, and a node inside the node."""
+    run = run_of(
+        ran("Net", 0, 50),
+        ran("#cp", 10, 20, sequence=7, forward_thread=1),
+        ran("OuterBackward", 60, 160, sequence=7, forward_thread=1),
+        ran("Net.a", 70, 110),
+        ran("MulBackward", 120, 150),
+    )
+    rows = {(row.layer.name if row.layer else "", row.phase): row for row in run.rows if row.phase != FORWARD}
+    node = (Around(OUTSIDE, BACKWARD, (Frame("op", "OuterBackward"),)),)
+    assert (rows["Net.a", RECOMPUTE].within, rows["Net.a", RECOMPUTE].cost.cpu_ns) == (node, 40)
+    inner = next(row for row in run.rows if row.frames == (Frame("op", "MulBackward"),))
+    assert (inner.within, inner.phase, inner.cost.cpu_ns) == (node, BACKWARD, 30)
+    (op, _) = run.ops(BACKWARD)[OUTSIDE]
+    assert (op.name, op.self.cpu_ns, op.total.cpu_ns) == ("OuterBackward", 30, 100)
+
+
+def test_one_op_on_two_shapes_has_two_rows() -> None:
+    """And one row for each with what is inside; where no signature was recorded, one for all."""
+    events = [
+        ran("Net", 0, 100),
+        ran("mul", 10, 20, signature=1),
+        ran("copy", 12, 15),
+        ran("mul", 30, 50, signature=2),
+        ran("copy", 32, 42),
+        ran("mul", 60, 61, signature=1),
+    ]
+    run = run_of(*events)
+    found = {row.frames: (row.calls, row.cost.cpu_ns, row.signature) for row in run.rows if row.frames}
+    first, second, copy = Frame("op", "mul", SIGNATURES[1]), Frame("op", "mul", SIGNATURES[2]), Frame("op", "copy")
+    assert found == {
+        (first,): (2, 7 + 1, SIGNATURES[1]),
+        (first, copy): (1, 3, None),
+        (second,): (1, 10, SIGNATURES[2]),
+        (second, copy): (1, 10, None),
+    }
+    assert [(op.name, op.calls, op.total.cpu_ns) for op in run.ops()[0]][1:] == [("mul", 3, 31), ("copy", 2, 13)]
+    plain = run_of(*(event._replace(signature=0) for event in events))
+    assert [row.calls for row in plain.rows if row.frames] == [3, 2]
+
+
+MANY = (Signature((), ()), *(Signature(((size, 3), ()), ("float", "Scalar"), (None, size)) for size in range(1, 301)))
+
+
+def on_lengths(lengths: Sequence[int]) -> Run:
+    """A product of so many rows in each call, with as many FLOPs, and a copy in it."""
+    events = [ran("Net", 0, 1_000_000)]
+    for at, length in enumerate(lengths):
+        start = 1_000 * at
+        events += [ran("mul", start, start + 100, signature=length), ran("copy", start + 10, start + 20)]
+    attribution = Attribution(SITES, [layer.path for layer in LAYERS])
+    places = attribution.places.all
+    found = [*attribution.attribute(events)]
+    counts = {
+        place.index: (0, lengths.count(place.signature) * place.signature, 0) for place in places if place.signature
+    }
+    rows, samples, busy = fold(found, places, LAYERS, signatures=MANY, counts=counts)
+    return Run((Meta(("Net",), busy_ns=tuple(busy.items())),), LAYERS, rows, samples)
+
+
+def products(run: Run) -> dict[Any, tuple[int, int, int]]:
+    """By the shapes they were called on: calls, FLOPs, and how often they copied."""
+    found: dict[Any, list[int]] = {}
+    for row in run.rows:
+        if row.frames:
+            sums = found.setdefault(row.frames[0].signature and row.frames[0].signature.shapes, [0, 0, 0])
+            if len(row.frames) == 1:
+                sums[0] += row.calls
+                sums[1] += row.cost.flops
+            else:
+                sums[2] += row.calls
+    return {shapes: (calls, flops, copies) for shapes, (calls, flops, copies) in found.items()}
+
+
+def test_beyond_so_many_different_inputs_shapes_are_one_row() -> None:
+    """The first 64 lengths have rows of their own, and all others one, whose FLOPs are the sum of what each has."""
+    run = on_lengths([*range(1, 301), 1, 300])
+    found = products(run)
+    assert len(found) == MOST + 1
+    assert found[(1, 3), ()] == (2, 2, 2)
+    assert found[(64, 3), ()] == (1, 64, 1)
+    assert found[None, ()] == (302 - 65, sum(range(65, 301)) + 300, 302 - 65)
+    assert sum(calls for calls, _, _ in found.values()) == 302
+    (other,) = {row.signature for row in run.rows if row.signature and row.signature.shapes[0] is None}
+    assert other == Signature((None, ()), ("float", "Scalar"), (None, None))
+    assert sum(row.cost.cpu_ns for row in run.rows) == 1_000_000
+    named = replace(run, metas=(replace(run.meta, flags=(("record_shapes", True),)),))
+    assert "| 237   | [?]" in named.report("ops", group_by_input_shape=True)
+
+
+def test_different_inputs_are_as_few_in_many_cycles() -> None:
+    run = None
+    for first in range(1, 301, 50):
+        run = add_cycle(run, on_lengths(range(first, first + 50)))
+    assert run is not None
+    found = products(run)
+    assert len(found) == MOST + 1
+    assert found[None, ()] == (300 - 64, sum(range(65, 301)), 300 - 64)
+    again = add_cycle(run, on_lengths([7, 299]))
+    assert products(again) == {
+        **found,
+        ((7, 3), ()): (2, 14, 2),
+        (None, ()): (300 - 63, sum(range(65, 301)) + 299, 237),
+    }
+
+
+def test_what_is_told_of_a_collective_stays_where_its_sizes_differ() -> None:
+    told = ("collective", "alltoall", "7", "mesh_ep", 4, "[0, 1, 2, 3]")
+    signatures = [Signature((), ()), *(Signature(((n,), (n,)), ("Float", "Float"), told) for n in range(1, 100))]
+    attribution = Attribution(SITES, [layer.path for layer in LAYERS])
+    events = [ran("record_param_comms", 10 * at, 10 * at + 5, signature=at) for at in range(1, 100)]
+    rows, _, _ = fold(attribution.attribute(events), attribution.places.all, LAYERS, signatures=signatures)
+    (row,) = [row for row in rows if row.signature and row.signature.shapes == (None, None)]
+    found = collective_of(row.frames)
+    assert found is not None
+    assert (found.name, found.description, found.size, found.bytes_in, row.calls) == (
+        "all_to_all",
+        "mesh_ep",
+        4,
+        None,
+        35,
+    )
+
+
+def test_lines_of_python_are_counted_and_cost_nothing() -> None:
+    """Twice in Net itself, once in its label, once outside; the one inside an op is explained by it."""
+    seen = [Event(Kind.SAMPLE, "net.py(3): forward", at, at, 1) for at in (5, 15, 25, 35, 45, 105)]
+    ranges = [ran("Net", 0, 100), ran("mul", 10, 20), ran("#mine", 40, 50)]
+    run = run_of(*sorted([*ranges, *seen], key=lambda event: event.start_ns))
+    line = Frame("python", "net.py(3): forward")
+    found = {(row.layer is None, row.frames): (row.calls, row.cost) for row in run.rows if line in row.frames}
+    assert found == {
+        (False, (line,)): (3, Cost()),
+        (False, (Frame("label", "#mine"), line)): (1, Cost()),
+        (True, (line,)): (1, Cost()),
+    }
+    assert run.tree().calls == 1
+    assert {op.name: (op.calls, op.self.cpu_ns) for op in run.ops()[0]} == {
+        "(between ops)": (0, 80),
+        "mul": (1, 10),
+        "#mine": (1, 10),
+    }
+
+
+def test_a_device_is_busy_while_anything_runs_on_it() -> None:
+    """[0, 10), [5, 15), [6, 8) and [20, 30) are 25 ns; of [0, 3) on another device 3; together they took 42."""
+    kernels = [kernel(0, 10), kernel(0, 3, "cuda:1"), kernel(5, 15), kernel(6, 8), kernel(20, 30)]
+    run = run_of(*kernels)
+    assert dict(run.meta.busy_ns) == {"cpu": 0, "cuda:0": 25, "cuda:1": 3}
+    assert sum(row.cost.device_ns for row in run.rows) == 10 + 3 + 10 + 2 + 10
+
+
+def test_the_cpu_is_busy_while_the_thread_that_began_is_in_any_op_or_range() -> None:
+    """100 ns in Net and 7 in an op beside it; what other threads do meanwhile is not its time."""
+    began = Event(Kind.STEP, "step", 0, 0, 1)
+    elsewhere = ran("mm", 15, 90)._replace(thread=2)
+    events = [began, ran("Net", 10, 110), elsewhere, ran("mul", 20, 30), ran("sum", 120, 127)]
+    assert dict(run_of(*events).meta.busy_ns) == {"cpu": 107}
+    assert dict(run_of(*events, timed=False).meta.busy_ns) == {}
+
+
+def test_without_times_there_are_calls_and_memory() -> None:
+    """Nothing was timed: no times, and no durations of calls."""
+    run = run_of(
+        ran("Net", 0, 100),
+        ran("mul", 10, 20),
+        Event(Kind.MEMORY, "[memory]", 12, 12, 1, nbytes=64),
+        timed=False,
+    )
+    assert run.samples == {}
+    assert {row.frames: (row.calls, row.cost) for row in run.rows} == {
+        (): (1, Cost()),
+        (Frame("op", "mul"),): (1, Cost(cpu_allocated=64)),
+    }
+
+
+# add_cycle
+
+
+def rows_of(run: Run) -> dict[Any, tuple[int, Cost]]:
+    """Calls and cost by all the rest of a row."""
+    found = {row._replace(calls=0, cost=NOTHING): (row.calls, row.cost) for row in run.rows}
+    assert len(found) == len(run.rows)
+    return found
+
+
+def test_the_first_cycle_is_the_run() -> None:
+    cycle = run_of(ran("Net", 0, 10))
+    assert add_cycle(None, cycle) is cycle
+
+
+def test_rows_of_equal_keys_sum_whatever_their_numbers_were() -> None:
+    """The second cycle met other ops first, on other devices: its numbers differ, what they stand for does not."""
+    first = run_of(
+        ran("Net", 0, 100), ran("mul", 10, 20, correlation=1), kernel(0, 7)._replace(correlation=1, name="k")
+    )
+    second = run_of(
+        ran("Net", 0, 50),
+        ran("add", 5, 10),
+        ran("#mine", 20, 40),
+        ran("mul", 25, 29, correlation=1),
+        ran("Net.a", 30, 35),
+        kernel(0, 1, "cuda:1"),
+        kernel(0, 5)._replace(correlation=1, name="k"),
+    )
+    net, mul, mine = LAYERS[0], Frame("op", "mul"), Frame("label", "#mine")
+    within = (Around(0, FORWARD, (mine,)),)
+
+    def key(layer: Layer | None, *frames: Frame, device: str = "cpu", around: Any = ()) -> Any:
+        return Row(layer, True, FORWARD, around, frames, device, 0, 0, NOTHING)
+
+    assert rows_of(add_cycle(first, second)) == {
+        key(net): (2, Cost(90 + 25)),
+        key(net, mul): (1, Cost(10)),
+        key(net, mul, Frame("kernel", "k"), device="cuda:0"): (1, Cost(device_ns=7)),
+        key(net, Frame("op", "add")): (1, Cost(5)),
+        key(net, mine): (1, Cost(20 - 4 - 5)),
+        key(net, mine, mul): (1, Cost(4)),
+        key(net, mine, mul, Frame("kernel", "k"), device="cuda:0"): (1, Cost(device_ns=5)),
+        key(LAYERS[1], around=within): (1, Cost(5)),
+        key(None, Frame("label", LAUNCH_NOT_RECORDED), Frame("kernel", "gemm"), device="cuda:1"): (
+            1,
+            Cost(device_ns=1),
+        ),
+    }
+    again = add_cycle(second, second)
+    assert rows_of(again) == {key: (2 * calls, cost + cost) for key, (calls, cost) in rows_of(second).items()}
+
+
+def test_rows_of_equal_signatures_sum_though_each_cycle_has_its_own() -> None:
+    """Frames are equal where their signatures are: objects of different sessions, told apart by what they say."""
+    one = run_of(ran("mul", 0, 10, signature=1), ran("mul", 20, 50, signature=2))
+    two = run_of(ran("mul", 0, 5, signature=2))
+    fresh = Frame("op", "mul", Signature(((4, 3),), ("float",)))
+    two = replace(two, rows=replace(two.rows, frames=((), (fresh,))))
+    found = {row.signature: (row.calls, row.cost.cpu_ns) for row in add_cycle(one, two).rows}
+    assert found == {SIGNATURES[1]: (1, 10), SIGNATURES[2]: (2, 35)}
+
+
+def test_samples_of_all_cycles_join() -> None:
+    """Those of both, and those that only one of them has."""
+    summed = add_cycle(
+        run_of(ran("Net", 0, 100), ran("Net.a", 10, 20)), run_of(ran("Net", 200, 230), ran("Net.b", 210, 215))
+    )
+    found = {(key.layer, spread.count, spread.sum, spread.first) for key, spread in summed.samples.items()}
+    assert found == {(0, 2, 130, 100), (1, 1, 10, 10), (2, 1, 5, 5)}
+    assert summed.samples[SampleKey(0, FORWARD, 0, "cpu", "cpu_ns")] == Spread.of([(0, 100), (200, 30)])
+
+
+def test_times_and_steps_of_cycles_sum() -> None:
+    """Wall time, cycles, steps and the time that each device was busy; what the run is stays as it was."""
+    meta = Meta(("Net",), rank=3, device="cuda", wall_ns=100, steps=2, busy_ns=(("cuda:0", 40),), machine="here")
+    later = replace(meta, wall_ns=10, cycles=2, steps=1, busy_ns=(("cuda:1", 3), ("cuda:0", 4)))
+    summed = add_cycle(run_of(meta=meta), run_of(meta=later)).meta
+    assert summed == replace(meta, wall_ns=110, cycles=3, steps=3, busy_ns=(("cuda:0", 44), ("cuda:1", 3)))
+
+
+def test_layers_keep_the_shapes_of_their_first_call() -> None:
+    """A layer that the first cycle called keeps what it saw; the others, and the parameters, are as they are now."""
+    seen = replace(LAYERS[1], input_shapes=((1, 2),), output_shapes=((1, 3),), output_bytes=12, training=False)
+    new = tuple(
+        replace(layer, input_shapes=((5, 2),), output_shapes=((5, 3),), output_bytes=60, params=7) for layer in LAYERS
+    )
+    summed = add_cycle(run_of(layers=(LAYERS[0], seen, LAYERS[2])), run_of(layers=new))
+    assert summed.layers == (new[0], replace(seen, params=7), new[2])
+    assert summed.rows.layers == summed.layers
+
+
+def test_what_was_alive_at_the_higher_peak_stays() -> None:
+    """For each device by itself; of two equal peaks, the first."""
+    held = [Held(at, FORWARD, "activations", 10 + at, 1) for at in range(3)]
+    first = (Memory("cpu", 0, 100, 5, (held[0],)), Memory("cuda:0", 0, 10, 6, (held[1],)))
+    second = (Memory("cpu", 0, 100, 7, (held[2],)), Memory("cuda:0", 0, 11, 8), Memory("cuda:1", 0, 1, 1))
+    summed = add_cycle(replace(run_of(), memory=first), replace(run_of(), memory=second))
+    assert summed.memory == (first[0], second[1], second[2])
+    assert add_cycle(summed, run_of()).memory == summed.memory
+
+
+def test_the_timeline_is_that_of_the_last_cycle() -> None:
+    one, two = (Timeline(("cpu",), {name: array("q", [size]) for name in Timeline.COLUMNS}) for size in (0, 1))
+    runs = [replace(run_of(), timeline=timeline) for timeline in (one, two, None)]
+    assert add_cycle(runs[0], runs[1]).timeline is two
+    assert add_cycle(runs[0], runs[2]).timeline is None
+
+
+def test_a_run_does_not_grow_with_its_cycles() -> None:
+    """A thousand cycles of the same work take as much room as one: rows, frames, what they are within, and samples
+    up to their limit."""
+    events = [ran("Net", 0, 100), ran("#mine", 10, 90), ran("Net.a", 20, 80), ran("mul", 30, 70, signature=1)]
+    cycles = [
+        run_of(*(event._replace(start_ns=event.start_ns + at, end_ns=event.end_ns + at) for event in events))
+        for at in range(0, 1_000_000, 1_000)
+    ]
+    run = None
+    for cycle in cycles:
+        run = add_cycle(run, cycle)
+    assert run is not None
+    first = cycles[0].rows
+    assert len(run.rows) == len(first) == 4
+    assert (len(run.rows.frames), len(run.rows.within)) == (len(first.frames), len(first.within))
+    assert [row.calls for row in run.rows] == [1_000] * 4
+    (spread, _) = run.samples.values()
+    assert (spread.count, spread.sum, len(spread.sample)) == (1_000, 100_000, Spread.SIZE)
+
+
+@pytest.mark.parametrize("active", [1, 2])
+def test_real_cycles_sum(active: int) -> None:
+    """What ``on_trace_ready`` saw of each cycle is what the run after the block is the sum of."""
+    seen: list[Run] = []
+    model = Mlp()
+    with torchprof.Profile(
+        model,
+        profile_memory=True,
+        with_flops=True,
+        schedule=torch.profiler.schedule(wait=1, warmup=1, active=active, repeat=3),
+        on_trace_ready=lambda prof: seen.append(prof.run),
+    ) as prof:
+        for _ in range(3 * (active + 2)):
+            with torch.profiler.record_function("pass"):
+                model(torch.rand(3, 4)).sum().backward()
+            prof.step()
+    run = prof.run
+    assert len(seen) == run.meta.cycles == 3
+    assert run.meta.steps == 3 * active
+    for part in ("cpu_ns", "cpu_allocated", "cpu_freed", "macs", "flops", "uncounted"):
+        assert sum(sum(cycle.rows.columns[part]) for cycle in seen) == sum(run.rows.columns[part])
+    assert run.tree().calls == 3 * active
+    assert sum(cycle.meta.wall_ns for cycle in seen) == run.meta.wall_ns
+    assert run.memory[0].peak_bytes == max(cycle.memory[0].peak_bytes for cycle in seen)
+    assert run.samples[SampleKey(0, FORWARD, 0, "cpu", "cpu_ns")].sample == tuple(
+        sorted(value for cycle in seen for value in cycle.samples[SampleKey(0, FORWARD, 0, "cpu", "cpu_ns")].sample)
+    )

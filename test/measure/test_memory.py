@@ -1,0 +1,1455 @@
+"""Memory over time: peaks, what was alive at them, what is kept for backward, and the report. Each against a truth."""
+
+from __future__ import annotations
+
+import gc
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from build.architectures import ARCHITECTURES
+from build.models import Checkpointed, Mlp, Raises
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+import torchprof
+from torchprof import Profile, Run, TorchprofError
+from torchprof.attribute.events import Event, Kind, Site
+from torchprof.attribute.rule import Attribution
+from torchprof.measure.assemble import attribution_of
+from torchprof.measure.live_memory import NOTHING, Freed, Holding, allocators_between, with_frees
+from torchprof.measure.memory import Allocations
+from torchprof.record.model_memory import held_now
+from torchprof.run.cost import format_memory
+from torchprof.run.layers import Layer
+from torchprof.run.memory import KINDS, Held, Memory
+from torchprof.run.meta import Meta
+from torchprof.run.rows import Rows
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.timeline import Timeline
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE
+
+ROWS, WIDTH = 2048, 16
+BLOCK = ROWS * WIDTH * 4  # bytes of the output of one layer of a chain
+WEIGHT = WIDTH * WIDTH * 4
+
+
+class Chain(nn.Module):
+    """Layers one after the other, each with outputs of ``BLOCK`` bytes. With ``segments`` they are checkpointed in so
+    many groups."""
+
+    def __init__(self, layers: int, segments: int = 0, use_reentrant: bool = False) -> None:
+        super().__init__()
+        size = layers // segments if segments else layers
+        self.groups = nn.ModuleList(
+            nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(size))) for _ in range(layers // size)
+        )
+        self.segments = segments
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        for group in self.groups:
+            x = checkpoint(group, x, use_reentrant=self.use_reentrant) if self.segments else group(x)
+        return x
+
+
+def rows() -> Tensor:
+    return torch.rand(ROWS, WIDTH)
+
+
+def profiled(model: Any, work: Callable[[], Any], **options: Any) -> Profile:
+    """A Profile of some work, with memory and all its steps."""
+    gc.collect()
+    with Profile(model, profile_memory=True, with_timeline=True, **options) as prof:
+        work()
+    return prof
+
+
+def cpu(run: Run) -> Memory:
+    (memory,) = [memory for memory in run.memory if memory.device == "cpu"]
+    return memory
+
+
+def peak(run: Run, layer: str, phase: str = FORWARD, measure: str = "peak_bytes") -> int:
+    """The largest of a layer's samples, by its name."""
+    index = [one.name for one in run.layers].index(layer)
+    return run.samples[SampleKey(index, phase, 0, "cpu", measure)].max
+
+
+def kept(run: Run) -> int:
+    """What all forward calls left for backward."""
+    return sum(spread.sum for key, spread in run.samples.items() if key.measure == "kept_bytes")
+
+
+def by_kind(memory: Memory) -> dict[str, int]:
+    sums: Counter[str] = Counter()
+    for held in memory.held:
+        sums[held.kind] += held.nbytes
+    return dict(sums)
+
+
+Step = tuple[int, int, str, str, str]
+
+
+def steps_of(run: Run) -> list[Step]:
+    """The timeline, line by line: time, bytes, device, layer ("" for none) and kind ("?": unknown)."""
+    timeline = run.timeline
+    assert timeline is not None
+    return [
+        (
+            time,
+            nbytes,
+            timeline.devices[device],
+            run.layers[layer].name if layer >= 0 else "",
+            KINDS[kind] if kind >= 0 else "?",
+        )
+        for time, nbytes, device, layer, _, kind in zip(*(timeline.columns[name] for name in Timeline.COLUMNS))
+    ]
+
+
+def made(run: Run, kind: str, layer: str | None = None) -> list[int]:
+    """The sizes of what was made of one kind, in the order of time."""
+    return [size for _, size, _, where, of in steps_of(run) if size > 0 and of == kind and layer in (None, where)]
+
+
+# Models whose peak is known by hand
+
+
+def test_a_chain_in_training_keeps_every_activation() -> None:
+    """n layers hold n outputs at the end of forward; each layer's own call adds its output."""
+    model, x = Chain(8), rows()
+    run = profiled(model, lambda: model(x)).run
+    assert peak(run, "Chain") == 8 * BLOCK
+    assert peak(run, "Chain.groups.0.3") == BLOCK
+    assert cpu(run).peak_bytes == 8 * BLOCK
+    assert by_kind(cpu(run)) == {"activations": 8 * BLOCK}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_chain_without_gradients_holds_two(mode: Callable[[], AbstractContextManager[None]]) -> None:
+    """The output of one layer and that of the next; nothing is kept for backward."""
+    model, x = Chain(8), rows()
+
+    def work() -> None:
+        with mode():
+            model(x)
+
+    run = profiled(model, work).run
+    assert peak(run, "Chain") == cpu(run).peak_bytes == 2 * BLOCK
+    assert kept(run) == 0
+
+
+def test_gradients_that_were_there_and_are_let_go_do_not_count() -> None:
+    """The usual loop: what zero_grad frees was there at the start, and torch says nothing of it. 1 MB of weights."""
+    model = nn.Linear(512, 512, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.rand(1, 512)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    step()
+    peaks: list[int] = []
+    with Profile(
+        model,
+        profile_memory=True,
+        schedule=torch.profiler.schedule(wait=0, warmup=0, active=1, repeat=4),
+        on_trace_ready=lambda prof: peaks.append(prof.run.memory[0].peak_bytes),
+    ) as prof:
+        for _ in range(4):
+            step()
+            prof.step()
+    assert len(peaks) == 4
+    assert all(0 <= peak < 2**16 for peak in peaks), "the new gradients take the room of the old ones"
+    assert dict(prof.run.memory[0].before or ())["gradients"] == 2**20
+    assert peak(prof.run, "Linear") == 512 * 4, "what was let go before the call is no room inside of it"
+    model.zero_grad()
+    with Profile(model, profile_memory=True) as prof:
+        step()
+    assert prof.run.memory[0].peak_bytes >= 2**20, "here they are new"
+
+
+@pytest.mark.parametrize("cycles", [False, True])
+def test_every_block_of_a_loop_has_the_same_memory(cycles: bool) -> None:
+    """One step makes one gradient, and frees the one of the step before, which an earlier block may have recorded."""
+    model, x = nn.Linear(256, 256, bias=False), torch.rand(8, 256)
+    gradient, output, loss = 256 * 256 * 4, 8 * 256 * 4, 4
+    runs: list[Run] = []
+
+    def step() -> None:
+        model.zero_grad()
+        model(x).sum().backward()
+
+    step()
+    gc.collect()
+    if cycles:
+        with Profile(
+            model,
+            profile_memory=True,
+            with_timeline=True,
+            schedule=torch.profiler.schedule(wait=1, warmup=0, active=1, repeat=3),
+            on_trace_ready=lambda prof: runs.append(prof.run),
+        ) as prof:
+            for _ in range(6):
+                step()
+                prof.step()
+    else:
+        runs = [profiled(model, step).run for _ in range(3)]
+    for run in runs:
+        sizes = [size for _, size, *_ in steps_of(run)]
+        assert sum(sizes) == 0
+        assert sizes.count(-gradient) == sizes.count(gradient) == 1
+        # The gradient of the output is freed, and that of the loss is not, when the new gradient is there.
+        assert cpu(run).peak_bytes == output + 2 * loss
+        costs = [(row.layer is None, row.phase, row.cost) for row in run.rows]
+        assert sum(cost.cpu_allocated for _, _, cost in costs) == sum(size for size in sizes if size > 0)
+        assert sum(cost.cpu_freed for _, _, cost in costs) == -sum(size for size in sizes if size < 0)
+        outside = sum(cost.cpu_freed for is_outside, phase, cost in costs if is_outside and phase == FORWARD)
+        assert outside >= gradient, "zero_grad is no layer's"
+
+
+def test_a_gradient_that_somebody_keeps_is_not_freed() -> None:
+    """Its tensor goes, and what shares its storage stays."""
+    model = nn.Linear(512, 512, bias=False)
+    model(torch.rand(1, 512)).sum().backward()
+    assert model.weight.grad is not None
+    keeps = model.weight.grad.detach()
+    prof = profiled(model, model.zero_grad)
+    assert model.weight.grad is None and keeps.shape == (512, 512)
+    assert steps_of(prof.run) == []
+
+
+def test_a_gradient_that_is_a_view_goes_and_its_storage_stays() -> None:
+    """As those in the buckets of DistributedDataParallel."""
+    model = nn.Linear(512, 512, bias=False)
+    bucket = torch.zeros(2**18 + 2**16)
+    model.weight.grad = bucket[: 2**18].view(512, 512)
+    with Profile(model, profile_memory=True) as prof:
+        model.zero_grad()
+        torch.empty(2**18)
+    assert bucket.numel() and model.weight.grad is None
+    assert prof.run.memory[0].peak_bytes == 2**20
+    assert dict(prof.run.memory[0].before or ())["gradients"] == bucket.numel() * 4
+
+
+def test_a_training_step_of_a_chain_holds_one_more() -> None:
+    """The first gradient of an activation is there beside all n activations; beyond it there are weight gradients."""
+    model, x = Chain(8), rows()
+    run = profiled(model, lambda: model(x).sum().backward()).run
+    assert 9 * BLOCK <= cpu(run).peak_bytes <= 9 * BLOCK + 8 * WEIGHT + 64
+    (key,) = [key for key in run.samples if key.measure == "device_peak_bytes"]
+    assert (run.layers[key.layer].name, key.phase) == ("Chain.groups.0.7", BACKWARD)
+    assert run.samples[key].max == cpu(run).peak_bytes
+    assert kept(run) == 7 * BLOCK  # a sum needs no value of its input, so nobody needs the last output
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize(("layers", "segments"), [(16, 4), (24, 4), (24, 8)])
+def test_checkpoints_hold_their_own_and_one_segment(layers: int, segments: int, use_reentrant: bool) -> None:
+    """k checkpoints over n layers: k outputs of segments, and n / k of the segment that is computed again."""
+    model, x = Chain(layers, segments, use_reentrant), rows().requires_grad_()
+    run = profiled(model, lambda: model(x).sum().backward()).run
+    blocks = cpu(run).peak_bytes / BLOCK
+    assert segments + layers / segments - 1 <= blocks <= segments + layers / segments + 2.5
+    size = layers // segments
+    # Each segment's forward is computed again, and all its outputs are there before its backward begins.
+    assert peak(run, "Chain.groups.1", RECOMPUTE) == pytest.approx(size * BLOCK, abs=BLOCK)
+    # Beside the outputs of segments (of the last, if it is held) each checkpoint keeps the state of a random generator.
+    assert segments - 1 <= kept(run) / BLOCK <= segments + 0.4
+
+
+# Peaks against an independent replay of the raw events
+
+
+class Replay:
+    """What the raw events of a session say of memory, computed slowly and simply."""
+
+    def __init__(self, prof: Profile) -> None:
+        memory = [(raw.start_ns(), raw.nbytes()) for raw in prof._session._raw() if raw.name() == "[memory]"]
+        self.times = [time for time, _ in memory]
+        self.running = list(accumulate((size for _, size in memory), initial=0))
+        self.paths = [layer.path for layer in prof.run.layers]
+        attributed = list(attribution_of(prof._plan).attribute(prof._session.events()))
+        self.nodes = [  # those inside no other: layer, start, end
+            (place.layer, event.start_ns, event.end_ns)
+            for event, place, around, _, _ in attributed
+            if place.is_node and (around is None or around.phase == FORWARD)
+        ]
+        self.ranges = [
+            (place.layer, event.start_ns, event.start_ns + ns)
+            for event, place, _, calls, ns in attributed
+            if event.kind is Kind.LABEL and calls
+        ]
+
+    def rise(self, start: int, end: int) -> int:
+        """By how much memory rose in a stretch of time above what it was at its start."""
+        first, last = bisect_left(self.times, start), bisect_left(self.times, end)
+        return max(self.running[first : last + 1]) - self.running[first]
+
+    def calls(self, layer: int, phase: str) -> list[int]:
+        """The rise in each call of a layer, of one phase: what is inside an autograd node is recompute."""
+        return [
+            self.rise(start, end)
+            for of, start, end in self.ranges
+            if of == layer
+            if any(first <= start <= last for _, first, last in self.nodes) == (phase == RECOMPUTE)
+        ]
+
+    def stretches(self, layer: int) -> list[int]:
+        """The rise in each row of nodes, of a layer and those below it, that no other node and no call interrupts."""
+        above = self.paths[layer]
+        spans = [(of >= 0 and self.paths[of][: len(above)] == above, start, end) for of, start, end in self.nodes]
+        spans += [(False, start, start) for _, start, _ in self.ranges]
+        rows = [list(row) for mine, row in groupby(sorted(spans, key=itemgetter(1)), key=itemgetter(0)) if mine]
+        return [self.rise(row[0][1], row[-1][2]) for row in rows]
+
+
+@pytest.mark.parametrize("name", ["AlexNet", "U-Net", "GPT", "LSTM", "tied words"])
+def test_peaks_of_layers_are_those_of_a_replay(name: str) -> None:
+    """Every call and every stretch of backward, of every layer: two training steps, an optimizer between them."""
+    torch.manual_seed(0)
+    model, inputs = ARCHITECTURES[name].make().train(), ARCHITECTURES[name].inputs()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def work() -> None:
+        for _ in range(2):
+            total(model(*inputs)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    prof = profiled(model, work)
+    replay = Replay(prof)
+    compared = 0
+    for index, layer in enumerate(prof.run.layers):
+        for phase, expected in ((FORWARD, replay.calls(index, FORWARD)), (BACKWARD, replay.stretches(index))):
+            spread = prof.run.samples.get(SampleKey(index, phase, 0, "cpu", "peak_bytes"))
+            assert sorted(expected) == ([] if spread is None else list(spread.sample)), (layer.name, phase)
+            compared += len(expected)
+    assert compared > 4 * len(prof.run.layers) / 3
+    assert cpu(prof.run).peak_bytes == max(replay.running)
+    assert cpu(prof.run).peak_ns == replay.times[replay.running.index(max(replay.running)) - 1] - start_of(prof)
+
+
+def start_of(prof: Profile) -> int:
+    return next(event.start_ns for event in prof._session.events() if event.kind is Kind.STEP)
+
+
+def total(result: Any) -> Tensor:
+    """The sum of all that a model returned and that needs a gradient."""
+    if isinstance(result, Tensor):
+        return result.sum()
+    parts = result.values() if isinstance(result, dict) else result
+    return sum((total(part) for part in parts if not isinstance(part, Tensor) or part.requires_grad), torch.zeros(()))
+
+
+def test_recomputed_calls_are_those_of_a_replay() -> None:
+    """Checkpointed layers are called again inside backward, and their peaks there have a phase of their own."""
+    for use_reentrant in (True, False):
+        model, x = Checkpointed(use_reentrant), torch.rand(3, 4, requires_grad=True)
+        prof = profiled(model, lambda: model(x).sum().backward())  # noqa: B023
+        replay = Replay(prof)
+        for index, layer in enumerate(prof.run.layers):
+            spread = prof.run.samples.get(SampleKey(index, RECOMPUTE, 0, "cpu", "peak_bytes"))
+            assert (list(spread.sample) if spread else []) == sorted(replay.calls(index, RECOMPUTE)), layer.name
+            assert (spread is not None) == ("block" in layer.path)
+
+
+# Sums
+
+
+@pytest.mark.parametrize("name", ["GPT", "LSTM", "ShuffleNet"])
+def test_sums_are_those_of_torchs_own_events(name: str) -> None:
+    """The rows, the timeline and torch's raw events hold the same bytes, whoever freed what another one made."""
+    model, inputs = ARCHITECTURES[name].make().train(), ARCHITECTURES[name].inputs()
+    prof = profiled(model, lambda: total(model(*inputs)).backward())
+    run, raws = prof.run, [raw.nbytes() for raw in prof._session._raw() if raw.name() == "[memory]"]
+    assert run.timeline is not None
+    assert list(run.timeline.columns["nbytes"]) == raws
+    assert sum(row.cost.cpu_allocated for row in run.rows) == sum(size for size in raws if size > 0)
+    assert sum(row.cost.cpu_freed for row in run.rows) == -sum(size for size in raws if size < 0)
+    assert max(accumulate(raws)) == cpu(run).peak_bytes == sum(held.nbytes for held in cpu(run).held)
+
+
+def test_the_timeline_tells_of_each_free_what_was_freed() -> None:
+    """A free has the layer and the kind of what it frees, wherever it happens: by layer and kind, all adds up to what
+    is still there."""
+    model, x = Mlp(), torch.rand(64, 4)
+    outputs = []
+    run = profiled(model, lambda: outputs.append(model(x))).run
+    left: Counter[tuple[str, str]] = Counter()
+    for _, size, _, layer, kind in steps_of(run):
+        left[layer, kind] += size
+    assert +left == {("Mlp.fc2", "activations"): 64 * 2 * 4, ("Mlp.act", "activations"): 64 * 8 * 4}
+    assert sum(left.values()) == sum(size for _, size, *_ in steps_of(run))
+
+
+# What is kept for backward
+
+
+def saved_bytes(model: nn.Module, inputs: tuple[Any, ...], **more: Any) -> int:
+    """The bytes that autograd saves in a forward: distinct storages, without parameters, buffers and inputs."""
+    given = [one for one in (*inputs, *more.values()) if isinstance(one, Tensor)]
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers(), *given)}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = model(*inputs, **more)
+        assert result is not None
+    return sum(saved.values())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "AlexNet",
+        "ResNet",
+        "EfficientNet",
+        "DenseNet",
+        "U-Net",
+        "GPT",
+        "ViT",
+        "LSTM",
+        "mixture of experts",
+        "tied words",
+    ],
+)
+def test_what_is_kept_is_what_autograd_saves(name: str) -> None:
+    """Within 2 % (and a few scalars) of the storages that saved_tensors_hooks sees, in a training step."""
+    torch.manual_seed(0)
+    model, inputs = ARCHITECTURES[name].make().train(), ARCHITECTURES[name].inputs()
+    model(*inputs)
+    torch.manual_seed(1)
+    saved = saved_bytes(model, inputs)
+    torch.manual_seed(1)
+    run = profiled(model, lambda: total(model(*inputs)).backward()).run
+    assert saved > 0
+    assert kept(run) == pytest.approx(saved, rel=0.02, abs=16)
+
+
+def test_what_a_transformers_model_keeps_is_what_autograd_saves() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+    )
+    torch.manual_seed(0)
+    model = transformers.BertForSequenceClassification(config).train()
+    tokens, labels = torch.randint(100, (4, 16)), torch.randint(2, (4,))
+    torch.manual_seed(1)
+    saved = saved_bytes(model, (tokens,), labels=labels)
+    torch.manual_seed(1)
+    run = profiled(model, lambda: model(tokens, labels=labels).loss.backward()).run
+    assert kept(run) == pytest.approx(saved, rel=0.02)
+
+
+def test_casts_that_autocast_caches_are_kept() -> None:
+    """Under autocast each weight is cast once; backward needs the casts, not the outputs that the next layer casts."""
+    model, x = Chain(4), rows()
+
+    def work() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(x).sum()
+        loss.backward()
+
+    with torch.autocast("cpu", torch.bfloat16):
+        saved = saved_bytes(model, (x,))
+    run = profiled(model, work).run
+    # What each layer works on, in two bytes, and but for the first, whose input needs no gradient, its weight.
+    assert saved == 4 * BLOCK // 2 + 3 * WEIGHT // 2
+    assert kept(run) == pytest.approx(saved, rel=0.02)
+
+
+def test_a_graph_that_is_dropped_was_kept_all_the_same() -> None:
+    """A forward with gradients on, by oversight: everything is kept, the output too, and freed with it."""
+    model, x = Chain(4), rows()
+
+    def work() -> None:
+        model(x)
+        with torch.no_grad():
+            model(x)
+
+    run = profiled(model, work).run
+    assert kept(run) == 4 * BLOCK
+    assert peak(run, "Chain.groups.0.0", measure="kept_bytes") == BLOCK
+    assert run.samples[SampleKey(3, FORWARD, 0, "cpu", "kept_bytes")].sample == (0, BLOCK)  # the second call, the first
+
+
+def test_what_is_freed_before_backward_begins_was_not_kept() -> None:
+    """The loss needs no value of the last layer's output: who does not hold it frees it before backward."""
+    model, x = Chain(4), rows()
+    run = profiled(model, lambda: (model(x) * 2).sum().backward()).run
+    assert kept(run) == 3 * BLOCK
+    held = []
+
+    def holding() -> None:
+        held.append(model(x))
+        (held[0] * 2).sum().backward()
+
+    assert kept(profiled(model, holding).run) == 4 * BLOCK
+
+
+def test_frozen_layers_keep_nothing() -> None:
+    """No gradient goes through the first group: what it made is freed at once, but for what the second works on."""
+    model, x = Chain(8, 2), rows()
+    model.segments = 0
+    model.groups[0].requires_grad_(False)
+    run = profiled(model, lambda: model(x).sum().backward()).run
+    kept_by = {
+        run.layers[key.layer].name: spread.sum for key, spread in run.samples.items() if key.measure == "kept_bytes"
+    }
+    assert [kept_by[f"Chain.groups.0.{at}"] for at in range(4)] == [0, 0, 0, BLOCK]
+    assert [kept_by[f"Chain.groups.1.{at}"] for at in range(4)] == [BLOCK, BLOCK, BLOCK, 0]
+    assert set(made(run, "gradients")) == {WEIGHT}
+    assert len(made(run, "gradients")) == 4
+
+
+# What memory is held for
+
+
+def test_a_training_step_by_kind() -> None:
+    """Inputs, activations, the loss, a gradient for each parameter, Adam's state in its first step and not after."""
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    params = [param.nbytes for param in model.parameters()]
+
+    def step() -> None:
+        images, targets = torch.rand(128, 32), torch.randint(8, (128,))
+        nn.functional.cross_entropy(model(images), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    first = profiled(model, step).run
+    assert made(first, "inputs") == [128 * 32 * 4, 128 * 8]
+    # The two outputs that are freed before the model's call ends, or the loss has them, are not kept.
+    assert made(first, "activations", "Sequential.1") == [128 * 64 * 4]
+    assert sorted(made(first, "gradients")) == sorted(params)
+    state = [size for size in made(first, "optimizer state") if size > 8]  # beside it a step's number for each
+    assert sorted(state) == sorted(2 * params)
+    assert made(first, "parameters") == []
+    assert 128 * 8 * 4 in made(first, "activations", "")  # the loss keeps the logarithms of the shares
+    second = profiled(model, step).run
+    assert [size for size in made(second, "optimizer state") if size > 8] == []
+    assert sorted(made(second, "gradients")) == sorted(params)
+    assert cpu(second).before == (("parameters", sum(params)),)
+
+
+def test_a_chain_at_its_peak_by_kind() -> None:
+    """In a step of a chain, at the peak: n - 1 activations, and the gradients of the last layer's output and input."""
+    model = Chain(8)
+
+    def step() -> None:
+        model(rows()).sum().backward()
+
+    run = profiled(model, step).run
+    kinds = by_kind(cpu(run))
+    assert kinds["inputs"] == BLOCK
+    assert kinds["activations"] == pytest.approx(7 * BLOCK, abs=64)
+    assert kinds["temporaries"] == pytest.approx(2 * BLOCK, abs=64)
+    assert sum(kinds.values()) == cpu(run).peak_bytes
+
+
+def gradients_made(step: Callable[[nn.Module, Tensor], Any], before: Callable[[nn.Module], Any] | None = None) -> int:
+    """How many gradients of weights a step of a chain of four makes and keeps."""
+    model, x = Chain(4), rows()
+    if before is not None:
+        before(model)
+    run = profiled(model, lambda: step(model, x)).run
+    return made(run, "gradients").count(WEIGHT)
+
+
+def test_gradients() -> None:
+    """Made where there were none; where there are, what is added to them is temporary, zeroed or not."""
+
+    def backward(model: nn.Module, x: Tensor) -> None:
+        model(x).sum().backward()
+
+    def then_zero(model: nn.Module, x: Tensor) -> None:
+        backward(model, x)
+        model.zero_grad()  # no op runs between the pass and this
+
+    def twice(model: nn.Module, x: Tensor) -> None:
+        backward(model, x)
+        backward(model, x)
+
+    def zero_between(model: nn.Module, x: Tensor) -> None:
+        backward(model, x)
+        model.zero_grad(set_to_none=False)
+        backward(model, x)
+
+    def none_between(model: nn.Module, x: Tensor) -> None:
+        backward(model, x)
+        model.zero_grad()
+        backward(model, x)
+
+    def has_gradients(model: nn.Module) -> None:
+        backward(model, rows())
+
+    assert gradients_made(backward) == 4
+    assert gradients_made(then_zero) == 4
+    assert gradients_made(twice) == 4
+    assert gradients_made(zero_between) == 4
+    assert gradients_made(none_between) == 8
+    assert gradients_made(backward, has_gradients) == 0
+    assert gradients_made(lambda model, x: torch.autograd.grad(model(x).sum(), list(model.parameters()))) == 4
+
+
+def test_gradients_that_were_there_before() -> None:
+    """What the model holds at the start, by kind, each storage once."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8, bias=False))
+    model[2].weight = model[0].weight
+    model[0].weight.grad = torch.zeros(8, 8)
+    run = profiled(model, lambda: model(torch.rand(4, 8))).run
+    assert dict(cpu(run).before) == {"parameters": 8 * 8 * 4 + 3 * 8 * 4, "buffers": 2 * 8 * 4 + 8, "gradients": 256}
+
+
+def test_parameters_that_lazy_modules_make_in_the_block() -> None:
+    model = nn.Sequential(nn.LazyLinear(16), nn.ReLU(), nn.LazyLinear(4))
+    run = profiled(model, lambda: model(torch.rand(8, 32))).run
+    assert sorted(made(run, "parameters")) == sorted([16 * 32 * 4, 16 * 4, 4 * 16 * 4, 4 * 4])
+    assert cpu(run).before == ()
+
+
+def test_outputs_that_are_kept_in_a_list_without_gradients() -> None:
+    """They outlive the model's call, so they are no temporaries; nothing of them is kept for backward."""
+    model, x, outputs = Chain(4), rows(), []
+
+    def work() -> None:
+        with torch.no_grad():
+            for _ in range(3):
+                outputs.append(model(x))
+
+    run = profiled(model, work).run
+    assert made(run, "activations") == [BLOCK] * 3
+    assert made(run, "temporaries") == [BLOCK] * 9
+    assert kept(run) == 0
+    assert cpu(run).peak_bytes == 4 * BLOCK  # two outputs in the list, and two layers of the third call
+
+
+def test_a_loss_outside_the_model_is_an_activation() -> None:
+    """What a loss leaves for backward is one, and what it makes in between is not."""
+    model, x, target = Chain(2), rows(), rows()
+    run = profiled(model, lambda: (model(x) - target).square().mean().backward()).run
+    assert made(run, "activations", "") == [BLOCK, 4, 4]  # the difference, which its square needs, the mean, a one
+    assert BLOCK in made(run, "temporaries", "")  # the square, which nobody needs
+
+
+def test_a_model_called_twice_before_backward() -> None:
+    """As in a GAN: the loss of the first call is there when the second begins, and is no input of it."""
+    model = Chain(2)
+
+    def work() -> None:
+        first = (model(rows()) - 1).square().mean()
+        noise = rows()
+        second = (model(noise) - 1).square().mean()
+        (first + second).backward()
+
+    run = profiled(model, work).run
+    assert made(run, "inputs") == [BLOCK, 4, BLOCK]  # both inputs, and the first loss itself, which the code holds
+    assert made(run, "activations", "").count(BLOCK) == 2  # the differences
+
+
+def test_inputs_that_only_the_graph_holds() -> None:
+    """A batch that nobody holds is freed by the pass, and an input all the same, in each step of a loop."""
+    model = Chain(2)
+
+    def work() -> None:
+        for _ in range(3):
+            model(rows()).sum().backward()
+
+    assert made(profiled(model, work).run, "inputs") == [BLOCK] * 3
+
+
+def test_retained_graphs() -> None:
+    """What a first pass leaves for a second is an activation still, and the weights get their gradients once."""
+    model, x = Chain(4), rows()
+
+    def work() -> None:
+        loss = model(x).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    run = profiled(model, work).run
+    assert kept(run) == 4 * BLOCK
+    assert made(run, "gradients").count(WEIGHT) == 4
+    assert set(made(run, "gradients")) == {WEIGHT}
+
+
+def test_a_derivative_of_derivatives() -> None:
+    """What a first pass makes for a second is no gradient: the second pass frees it."""
+    model, x = Chain(2), rows().requires_grad_()
+
+    def work() -> None:
+        (gradient,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+
+    run = profiled(model, work).run
+    of_layers = [size for size in made(run, "gradients") if size == WEIGHT]
+    assert len(of_layers) == 2
+    assert (
+        made(run, "activations", "").count(BLOCK)
+        + sum(made(run, "activations", f"Chain.groups.0.{at}").count(BLOCK) for at in (0, 1))
+        >= 3
+    )  # the outputs, which the squares need, and what the first pass left
+
+
+def test_a_forward_that_raises() -> None:
+    """What was made before the error is freed and accounted for; what comes later is as ever."""
+    model, x = Raises(), torch.rand(64, 4)
+
+    def work() -> None:
+        model(x)
+        with pytest.raises(ValueError, match="second call"):
+            model(x)
+        model(x).sum().backward()
+
+    prof = profiled(model, work)
+    replay = Replay(prof)
+    for index in range(2):
+        spread = prof.run.samples[SampleKey(index, FORWARD, 0, "cpu", "peak_bytes")]
+        assert list(spread.sample) == sorted(replay.calls(index, FORWARD))
+        assert spread.count == 3
+    assert sorted(made(prof.run, "gradients")) == [16, 64]
+
+
+def test_an_optimizer_that_works_inside_backward() -> None:
+    """Weights that are updated as soon as they have their gradient: state is state, and one pass stays one pass."""
+    model, x = Chain(4), rows()
+    optimizers = {param: torch.optim.SGD([param], lr=0.1, momentum=0.9) for param in model.parameters()}
+
+    def update(param: Tensor) -> None:
+        optimizers[param].step()
+        optimizers[param].zero_grad()
+
+    for param in model.parameters():
+        param.register_post_accumulate_grad_hook(update)
+    run = profiled(model, lambda: model(x).sum().backward()).run
+    assert made(run, "optimizer state") == [WEIGHT] * 4
+    assert made(run, "gradients") == []  # each is gone before the next is made
+    assert peak(run, "Chain", BACKWARD) >= 2 * BLOCK
+    assert run.samples[SampleKey(0, BACKWARD, 0, "cpu", "peak_bytes")].count == 1
+
+
+def test_an_optimizer_that_calls_the_model() -> None:
+    """LBFGS evaluates the model inside its step: calls and passes there are what they are anywhere."""
+    model, x = Chain(2), rows()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = (model(x) - 1).square().mean()
+        loss.backward()
+        return loss
+
+    run = profiled(model, lambda: optimizer.step(closure)).run
+    calls = len(run.samples[SampleKey(0, FORWARD, 0, "cpu", "kept_bytes")].sample)
+    assert calls >= 2
+    assert made(run, "activations").count(BLOCK) == 3 * calls  # two layers, and the differences of the loss
+    assert made(run, "activations", "").count(BLOCK) == calls
+    assert len([size for size in made(run, "gradients") if size == WEIGHT]) == 2 * calls
+    assert 2 * WEIGHT in made(run, "optimizer state")  # the last gradient, flat
+
+
+def test_a_scaled_loss() -> None:
+    """A GradScaler's scaling and its checks make nothing that lasts but the scaled loss."""
+    model, x = Chain(2), rows()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.zeros(()))  # makes its state
+
+    def work() -> None:
+        scaler.scale(model(x).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    run = profiled(model, work).run
+    assert [size for size in made(run, "gradients") if size >= WEIGHT] == [WEIGHT] * 2
+    assert [size for size in made(run, "optimizer state") if size >= WEIGHT] == []
+    assert [size for size in made(run, "inputs") if size >= WEIGHT] == []
+    assert kept(run) == 2 * BLOCK
+
+
+def test_generate_grows_by_the_cache() -> None:
+    """Each new token's keys and values outlive its call; nothing is kept for backward."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=32, n_head=2, vocab_size=50, bos_token_id=0, eos_token_id=None, pad_token_id=0
+    )
+    model = transformers.GPT2LMHeadModel(config).eval()
+    tokens = torch.randint(1, 50, (1, 8))
+    run = profiled(model, lambda: model.generate(tokens, max_new_tokens=4, do_sample=False)).run
+    assert kept(run) == 0
+    assert made(run, "gradients") == made(run, "optimizer state") == []
+    longest = 4 * 2 * 32 * 4 * (8 + 3)  # keys and values of two layers, all positions but the last
+    assert longest / 2 <= cpu(run).peak_bytes
+    (root,) = [key for key in run.samples if key.measure == "kept_bytes" and key.layer == 0]
+    assert run.samples[root].count == 4
+
+
+# By hand-made events: what no CPU shows
+
+
+NET, CONV, FC = 0, 1, 2
+LAYERS = (Layer(("Net",), "Net"), Layer(("Net", "conv"), "Conv2d"), Layer(("Net", "fc"), "Linear"))
+SITES = {"net": Site((NET,)), "conv": Site((CONV,)), "fc": Site((FC,))}
+MAIN, ENGINE = 1, 2
+CLOCK_NS = 1_000_000
+NODE_PREFIX = "autograd::engine::evaluate_function: "
+
+
+def alloc(time: int, nbytes: int, address: int, device: str = "cpu", thread: int = MAIN) -> Event:
+    """An allocation, or with a minus a free."""
+    return Event(Kind.MEMORY, "[memory]", time, time, thread, correlation=address, device=device, nbytes=nbytes)
+
+
+def call(name: str, start: int, end: int, thread: int = MAIN) -> Event:
+    return Event(Kind.LABEL, name, start, end, thread)
+
+
+def op(start: int, end: int, sequence: int = -1, thread: int = MAIN) -> Event:
+    return Event(Kind.OP, "aten::op", start, end, thread, sequence)
+
+
+def node(start: int, end: int, sequence: int, thread: int = MAIN) -> Event:
+    return Event(Kind.NODE, NODE_PREFIX + "Backward0", start, end, thread, sequence, MAIN)
+
+
+def walked(
+    *events: Event, parameters: frozenset[tuple[str, int]] = frozenset(), start: Holding = NOTHING
+) -> tuple[dict[str, Memory], dict[SampleKey, Spread], Timeline]:
+    """What allocations make of hand-made events, in the order of their start. The clock of ``start`` reads 1,000,000 ns
+    when that of the events reads 0."""
+    attribution = Attribution(SITES, [layer.path for layer in LAYERS])
+    allocations = Allocations(LAYERS, 0, parameters)
+    begin = Event(Kind.STEP, "step", 0, 0, MAIN)
+    in_order = sorted((begin, *events), key=lambda event: event.start_ns)
+    attributed = list(allocations.watch(attribution.attribute(with_frees(in_order, start, CLOCK_NS))))
+    assert start is not NOTHING or len(attributed) == len(in_order)
+    memory, samples, timeline = allocations.result({}, timeline=True)
+    assert timeline is not None
+    return {one.device: one for one in memory}, samples, timeline
+
+
+Block = tuple[str, int]
+
+
+@dataclass
+class History:
+    """What happened to memory, for hand-made recordings: ``events`` as torch records them, ``start`` as we look at the
+    model; and the truth, a plain sum: ``levels`` of each device after each change, and the bytes ``freed`` of each."""
+
+    events: list[Event]
+    start: Holding
+    levels: dict[str, list[int]]
+    freed: Counter[str]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> History:
+    """Blocks of a model that are freed with an event of torch's, of the right size or another, and with a note of ours
+    a little before or after it, or with one of the two; and addresses that are used again. Two devices."""
+    alive = {(device, at): draw(st.integers(1, 9)) * 100 for device in ("cpu", "cuda:0") for at in (1, 2, 3)}
+    at_start = dict(alive)
+    addresses: list[Block] = [*alive, ("cpu", 4), ("cuda:0", 4)]
+    events, notes = [], []
+    levels: dict[str, list[int]] = {"cpu": [0], "cuda:0": [0]}
+    freed: Counter[str] = Counter()
+    models = set(alive)  # the blocks of the model that are there still
+    for number, block in enumerate(draw(st.lists(st.sampled_from(addresses), max_size=20)), 1):
+        time, (device, address) = 100 * number, block
+        if block not in alive:
+            alive[block] = draw(st.integers(1, 9)) * 100
+            events.append(alloc(time, alive[block], address, device))
+            levels[device].append(levels[device][-1] + alive[block])
+            continue
+        size = alive.pop(block)
+        levels[device].append(levels[device][-1] - size)
+        freed[device] += size
+        recorded = noted = False
+        if block in models:
+            models.discard(block)
+            recorded, noted = draw(st.sampled_from([(True, False), (False, True), (True, True)]))
+        if recorded or not noted:
+            stale = draw(st.integers(1, 9)) * 100 if recorded and device == "cpu" else size
+            events.append(alloc(time, -stale, address, device))
+        if noted:
+            at_ns = CLOCK_NS + time + draw(st.integers(-40, 40))
+            notes.append(Freed(at_ns, draw(st.booleans()), block))
+    start = Holding({}, frozenset(), {}, at_start, sorted(notes))
+    return History(events, start, levels, freed)
+
+
+@settings(deadline=None, max_examples=200)
+@given(histories())
+def test_each_block_is_freed_once_whoever_says_so(history: History) -> None:
+    """The peak, the timeline and the rows, against the plain sum of what is allocated."""
+    memory, _, timeline = walked(*history.events, start=history.start)
+    for device, levels in history.levels.items():
+        sizes = [
+            nbytes
+            for nbytes, of in zip(timeline.columns["nbytes"], timeline.columns["device"])
+            if timeline.devices[of] == device
+        ]
+        assert list(accumulate(sizes, initial=0)) == levels
+        assert -sum(size for size in sizes if size < 0) == history.freed[device]
+        if device in memory:
+            assert memory[device].peak_bytes == max(levels)
+
+
+def test_a_free_that_nobody_recorded_shows_when_the_address_is_used_again() -> None:
+    start = Holding({}, frozenset(), {}, {("cpu", 7): 1000})
+    memory, _, timeline = walked(alloc(20, 300, 7), alloc(30, -300, 7), alloc(40, 500, 8), start=start)
+    assert list(timeline.columns["nbytes"]) == [-1000, 300, -300, 500]
+    assert memory["cpu"].peak_bytes == 0
+
+
+def test_what_was_freed_before_the_recording_is_no_free_in_it() -> None:
+    """Between our look at the model and the first mark."""
+    start = Holding({}, frozenset(), {}, {("cpu", 7): 1000}, [Freed(CLOCK_NS - 1, True, ("cpu", 7))])
+    memory, _, timeline = walked(alloc(20, 300, 7), alloc(30, 500, 8), start=start)
+    assert list(timeline.columns["nbytes"]) == [300, 500]
+    assert memory["cpu"].peak_bytes == 800
+
+
+def test_each_device_has_a_peak_of_its_own() -> None:
+    """Blocks of one address on two devices are two blocks; what one device holds raises no peak of another."""
+    memory, samples, timeline = walked(
+        call("net", 10, 100),
+        op(15, 80, 1),
+        alloc(20, 100, 7),
+        alloc(30, 1000, 7, "cuda:0"),
+        alloc(40, -100, 7),
+        alloc(50, 50, 8),
+        alloc(60, 10, 8, "cuda:1"),
+        alloc(70, -1000, 7, "cuda:0"),
+    )
+    assert {device: (one.peak_bytes, one.peak_ns) for device, one in memory.items()} == {
+        "cpu": (100, 20),
+        "cuda:0": (1000, 30),
+        "cuda:1": (10, 60),
+    }
+    assert memory["cuda:0"].held == (Held(NET, FORWARD, "temporaries", 1000, 1),)
+    peaks = {key.device: spread.max for key, spread in samples.items() if key.measure == "peak_bytes"}
+    assert peaks == {"cpu": 100, "cuda:0": 1000, "cuda:1": 10}
+    assert [timeline.devices[at] for at in timeline.columns["device"]] == [
+        "cpu", "cuda:0", "cpu", "cpu", "cuda:1", "cuda:0",
+    ]  # fmt: skip
+
+
+def test_backward_on_a_thread_of_its_own() -> None:
+    """As on a GPU: the engine's thread works and frees, the layers' stretches are its nodes, kinds are as ever."""
+    memory, samples, timeline = walked(
+        call("net", 10, 100),
+        call("conv", 20, 40),
+        op(21, 39, 1),
+        alloc(25, 100, 1, "cuda:0"),
+        call("fc", 50, 70),
+        op(51, 69, 2),
+        alloc(55, 200, 2, "cuda:0"),
+        node(110, 130, 2, ENGINE),
+        alloc(115, 40, 3, "cuda:0", ENGINE),
+        alloc(120, 60, 4, "cuda:0", ENGINE),
+        alloc(125, -200, 2, "cuda:0", ENGINE),
+        node(140, 160, 1, ENGINE),
+        alloc(145, 30, 5, "cuda:0", ENGINE),
+        alloc(150, -40, 3, "cuda:0", ENGINE),
+        alloc(155, -100, 1, "cuda:0", ENGINE),
+    )
+    assert memory["cuda:0"].peak_bytes == 400
+    assert memory["cuda:0"].held == (
+        Held(FC, FORWARD, "activations", 200, 1),
+        Held(CONV, FORWARD, "activations", 100, 1),
+        Held(FC, BACKWARD, "gradients", 60, 1),
+        Held(FC, BACKWARD, "temporaries", 40, 1),
+    )
+    of = {(key.layer, key.phase): spread.max for key, spread in samples.items() if key.measure == "peak_bytes"}
+    assert of == {
+        (NET, FORWARD): 300, (CONV, FORWARD): 100, (FC, FORWARD): 200,
+        (NET, BACKWARD): 100, (FC, BACKWARD): 100, (CONV, BACKWARD): 30,
+    }  # fmt: skip
+    left: Counter[str] = Counter()
+    for size, kind in zip(timeline.columns["nbytes"], timeline.columns["kind"]):
+        left[KINDS[kind]] += size
+    assert +left == {"gradients": 90}
+
+
+def test_a_call_that_is_over_sees_nothing_that_another_thread_makes_later() -> None:
+    _, samples, _ = walked(
+        call("conv", 10, 30, thread=7), alloc(20, 5, 1, thread=7), call("fc", 40, 60), alloc(50, 500, 2)
+    )
+    assert samples[SampleKey(CONV, FORWARD, 0, "cpu", "peak_bytes")].max == 5
+    assert samples[SampleKey(FC, FORWARD, 0, "cpu", "peak_bytes")].max == 500
+
+
+def test_a_call_sees_what_another_thread_makes_meanwhile() -> None:
+    """Memory belongs to the device, not to a thread: a peak is a peak of the device."""
+    _, samples, _ = walked(call("conv", 10, 100), alloc(20, 5, 1), alloc(50, 500, 2, thread=7))
+    assert samples[SampleKey(CONV, FORWARD, 0, "cpu", "peak_bytes")].max == 505
+
+
+def test_a_block_freed_elsewhere_is_neither_lost_nor_counted_twice() -> None:
+    """Made in one layer on one thread, freed in another on another: it is its maker's until then."""
+    memory, _, timeline = walked(
+        call("conv", 10, 30),
+        alloc(20, 100, 1),
+        call("fc", 40, 90, thread=7),
+        alloc(50, -100, 1, thread=7),
+        alloc(60, 30, 1, thread=7),
+        alloc(70, 80, 2, thread=7),
+    )
+    assert list(timeline.columns["layer"]) == [CONV, CONV, FC, FC]
+    assert memory["cpu"].peak_bytes == 110
+    assert memory["cpu"].held == (Held(FC, FORWARD, "activations", 110, 2),)
+
+
+def test_a_free_that_nobody_saw_shows_when_its_address_is_used_again() -> None:
+    """A thread that no profiler observes freed a block: it is not held any more, and the peak does not hold it."""
+    memory, _, timeline = walked(alloc(10, 100, 1), alloc(30, 70, 1), alloc(40, 80, 2))
+    assert memory["cpu"].peak_bytes == 150
+    assert memory["cpu"].held == (Held(OUTSIDE, FORWARD, "temporaries", 150, 2),)
+    assert list(timeline.columns["nbytes"]) == [100, -100, 70, 80]
+    assert list(timeline.columns["time_ns"]) == [10, 30, 30, 40]
+
+
+def test_what_was_there_before_and_is_freed_lowers_the_peak() -> None:
+    """Its free has no kind; of what was made since, more is alive than the memory rose by, and the rest says so."""
+    memory, _, timeline = walked(alloc(10, -100, 9), alloc(20, 150, 1), alloc(30, -30, 8, "cuda:0"))
+    assert memory["cpu"].peak_bytes == 50
+    assert {(held.kind, held.nbytes) for held in memory["cpu"].held} == {("temporaries", 150), ("unknown", -100)}
+    assert memory["cuda:0"].peak_bytes == 0
+    assert list(timeline.columns["kind"]) == [-1, KINDS.index("temporaries"), -1]
+    assert [timeline.devices[at] for at in timeline.columns["device"]] == ["cpu", "cpu", "cuda:0"]
+
+
+def test_blocks_without_an_address_are_of_an_unknown_kind() -> None:
+    memory, _, timeline = walked(alloc(10, 100, 0), alloc(20, 50, 1), alloc(30, -100, 0))
+    assert {(held.kind, held.nbytes) for held in memory["cpu"].held} == {("unknown", 100), ("temporaries", 50)}
+    assert list(timeline.columns["kind"]) == [-1, KINDS.index("temporaries"), -1]
+
+
+def test_parameters_are_what_is_at_their_address_at_the_end() -> None:
+    """Not what was there before: that is what it was."""
+    _, _, timeline = walked(alloc(10, 100, 1), alloc(20, -100, 1), alloc(30, 60, 1), parameters=frozenset({("cpu", 1)}))
+    assert [KINDS[kind] for kind in timeline.columns["kind"]] == ["temporaries", "temporaries", "parameters"]
+
+
+def peaks_of(samples: dict[SampleKey, Spread]) -> dict[tuple[int, str], tuple[int, ...]]:
+    """All peaks by layer and phase."""
+    return {(key.layer, key.phase): spread.sample for key, spread in samples.items() if key.measure == "peak_bytes"}
+
+
+def test_a_pass_inside_a_node_has_stretches_of_its_own() -> None:
+    """Reentrant checkpointing runs a pass inside the node of what is around: its layers rise there, and the layer
+    around goes on."""
+    _, samples, _ = walked(
+        call("net", 10, 100),
+        call("fc", 12, 98),
+        op(15, 95, 1),
+        node(200, 300, 1),
+        alloc(205, 1000, 1),
+        call("conv", 210, 220),
+        op(211, 219, 2),
+        alloc(215, 10, 2),
+        node(230, 240, 2),
+        alloc(235, 7, 3),
+        alloc(237, -1000, 1),
+        node(250, 260, 2),
+        alloc(255, 500, 4),
+        node(310, 330, 1),
+        alloc(320, 600, 5),
+    )
+    assert peaks_of(samples) == {
+        (NET, BACKWARD): (1117,), (FC, BACKWARD): (1117,), (CONV, RECOMPUTE): (10,), (CONV, BACKWARD): (7,),
+    }  # fmt: skip
+
+
+def test_a_pass_inside_a_call() -> None:
+    """As where a model returns a derivative: the layer's backward is a stretch of its own, inside its call."""
+    _, samples, timeline = walked(
+        call("net", 10, 300),
+        op(15, 20, 1),
+        alloc(16, 1, 9),
+        node(100, 150, 1),
+        alloc(110, 8, 1),
+        alloc(120, 4, 2),
+        alloc(130, -4, 2),
+        op(200, 250),
+        alloc(210, 5, 3),
+        alloc(310, -8, 1),
+    )
+    assert peaks_of(samples) == {(NET, FORWARD): (14,), (NET, BACKWARD): (12,)}
+    assert [KINDS[kind] for kind in timeline.columns["kind"]] == [
+        "activations", "gradients", "temporaries", "temporaries", "activations", "gradients",
+    ]  # fmt: skip
+
+
+# The report
+
+
+def step_of_a_run(**options: Any) -> Run:
+    """A run by hand: a model of two layers on a GPU, its inputs on the CPU, and what one training step used."""
+    gpu = "cuda:0"
+    cells = {  # layer, phase, device: allocated, freed
+        (CONV, FORWARD, gpu): (4096, 1024),
+        (FC, FORWARD, gpu): (1024, 0),
+        (FC, BACKWARD, gpu): (2048, 1024),
+        (CONV, BACKWARD, gpu): (1024, 4096),
+        (OUTSIDE, FORWARD, gpu): (512, 0),
+        (OUTSIDE, FORWARD, "cpu"): (2048, 2048),
+    }
+    devices = ("cpu", gpu)
+    columns: dict[str, array[int]] = {name: array("q") for name in Rows.COLUMNS}
+    for (layer, phase, device), (allocated, freed) in cells.items():
+        prefix = "cpu" if device == "cpu" else "device"
+        line = {
+            "layer": layer,
+            "phase": PHASES.index(phase),
+            "device": devices.index(device),
+            "calls": 1,
+            f"{prefix}_allocated": allocated,
+            f"{prefix}_freed": freed,
+        }
+        for name, column in columns.items():
+            column.append(line.get(name, 0))
+    samples = {
+        SampleKey(layer, phase, 0, gpu, measure): Spread.of([(1, value)])
+        for layer, phase, measure, value in (
+            (NET, FORWARD, "peak_bytes", 5120),
+            (CONV, FORWARD, "peak_bytes", 4096),
+            (FC, FORWARD, "peak_bytes", 1024),
+            (NET, BACKWARD, "peak_bytes", 2048),
+            (FC, BACKWARD, "peak_bytes", 2048),
+            (CONV, BACKWARD, "peak_bytes", 1024),
+            (NET, FORWARD, "kept_bytes", 0),
+            (CONV, FORWARD, "kept_bytes", 3072),
+            (FC, FORWARD, "kept_bytes", 1000),
+            (FC, BACKWARD, "device_peak_bytes", 6656),
+        )
+    }
+    memory = (
+        Memory("cpu", peak_bytes=2048, peak_ns=1000, held=(Held(OUTSIDE, FORWARD, "inputs", 2048, 2),)),
+        Memory(
+            gpu,
+            peak_bytes=6656,
+            peak_ns=2_500_000,
+            held=(
+                Held(CONV, FORWARD, "activations", 3072, 2),
+                Held(FC, BACKWARD, "temporaries", 2048, 1),
+                Held(FC, FORWARD, "activations", 1024, 1),
+                Held(OUTSIDE, FORWARD, "inputs", 512, 1),
+            ),
+            before=(("parameters", 8192), ("buffers", 64)),
+            allocator=(("allocated", 8704, 9216), ("reserved", 2097152, 2097152)),
+        ),
+    )
+    layers = (
+        LAYERS[0],
+        Layer(("Net", "conv"), "Conv2d", output_bytes=3072),
+        Layer(("Net", "fc"), "Linear", output_bytes=1024),
+    )
+    meta = Meta(
+        model=("Net",),
+        device="cuda",
+        requested=("cpu_ns", "cpu_allocated", "cpu_freed", "device_allocated", "device_freed"),
+        warnings=("A doubt.",),
+        **options,
+    )
+    rows = Rows(layers, ((),), devices, columns)
+    return Run((meta,), layers, rows, samples, memory)
+
+
+WHOLE = """\
+cpu: memory rose by 2.00 KB at most, 1.000us after the start. Alive then:
+
+Kind   | At the peak | Share  | Blocks | There at the start
+-------|-------------|--------|--------|-------------------
+inputs | 2.00 KB     | 100.0% | 2      | –
+all    | 2.00 KB     | 100.0% |        |
+
+Made in   | Phase   | Kind   | At the peak | Share  | Blocks
+----------|---------|--------|-------------|--------|-------
+(outside) | forward | inputs | 2.00 KB     | 100.0% | 2
+
+cuda:0: memory rose by 6.50 KB at most, 2.500ms after the start, in Net.fc (backward). Alive then:
+
+Kind        | At the peak | Share  | Blocks | There at the start
+------------|-------------|--------|--------|-------------------
+activations | 4.00 KB     | 61.5%  | 3      | –
+temporaries | 2.00 KB     | 30.8%  | 1      | –
+inputs      | 512 B       | 7.7%   | 1      | –
+buffers     | 0 B         | 0.0%   |        | 64 B
+parameters  | 0 B         | 0.0%   |        | 8.00 KB
+all         | 6.50 KB     | 100.0% |        |
+
+Made in   | Phase    | Kind        | At the peak | Share | Blocks
+----------|----------|-------------|-------------|-------|-------
+Net.conv  | forward  | activations | 3.00 KB     | 46.2% | 2
+Net.fc    | backward | temporaries | 2.00 KB     | 30.8% | 1
+Net.fc    | forward  | activations | 1.00 KB     | 15.4% | 1
+(outside) | forward  | inputs      | 512 B       | 7.7%  | 1
+
+torch's allocator of cuda:0 | At the start | At the end
+----------------------------|--------------|-----------
+allocated                   | 8.50 KB      | 9.00 KB
+reserved                    | 2.00 MB      | 2.00 MB
+
+Module, on cuda:0 | Allocated | Freed   | Net     | Peak    | Activations | Kept for backward | Backward allocated | Backward freed | Backward net | Backward peak
+------------------|-----------|---------|---------|---------|-------------|-------------------|--------------------|----------------|--------------|--------------
+Net               | 5.00 KB   | 1.00 KB | 4.00 KB | 5.00 KB | –           | 3.98 KB           | 3.00 KB            | 5.00 KB        | -2.00 KB     | 2.00 KB
+├── conv          | 4.00 KB   | 1.00 KB | 3.00 KB | 4.00 KB | 3.00 KB     | 3.00 KB           | 1.00 KB            | 4.00 KB        | -3.00 KB     | 1.00 KB
+└── fc            | 1.00 KB   | 0 B     | 1.00 KB | 1.00 KB | 1.00 KB     | 1000 B            | 2.00 KB            | 1.00 KB        | 1.00 KB      | 2.00 KB
+(outside)         | 512 B     | 0 B     | 512 B   |         |             |                   | 0 B                | 0 B            | 0 B          |
+
+Of a run with_timeline=True (Profile, from_trace), memory over time is drawn here.
+What was there before the recording is unknown, and its frees: peaks may be lower than shown.
+A doubt."""  # noqa: E501
+
+
+def test_the_report_as_a_whole() -> None:
+    """Two devices; what nobody knows is a dash, what no layer used has no table, the doubts come last."""
+    assert step_of_a_run().report("memory") == WHOLE
+
+
+def tables_of(text: str) -> list[list[list[str]]]:
+    """The cells of each table of a report, its headings first."""
+    blocks = [block.splitlines() for block in text.split("\n\n")]
+    return [
+        [[cell.strip() for cell in line.split("|")] for line in block if "---" not in line]
+        for block in blocks
+        if len(block) > 1 and "-|-" in block[1]
+    ]
+
+
+def test_the_figures_of_layers_are_those_of_the_run() -> None:
+    """The table of a real step, against the rows and samples that it is made of."""
+    model = Mlp()
+    run = profiled(model, lambda: model(torch.rand(64, 4)).sum().backward()).run
+    *_, table = tables_of(run.report("memory"))
+    columns = {heading: [row[at] for row in table[1:]] for at, heading in enumerate(table[0])}
+    assert columns["Module"] == ["Mlp", "├── fc1", "├── act", "└── fc2", "(outside)"]
+    for at, path in enumerate([("Mlp",), ("Mlp", "fc1"), ("Mlp", "act"), ("Mlp", "fc2")]):
+        for phase, lead in ((FORWARD, ""), (BACKWARD, "Backward ")):
+            below = [row.cost for row in run.rows if row.layer and row.layer.path[: len(path)] == path]
+            below = [
+                row.cost for row in run.rows if row.layer and row.layer.path[: len(path)] == path and row.phase == phase
+            ]
+            allocated, freed = (sum(getattr(cost, name) for cost in below) for name in ("cpu_allocated", "cpu_freed"))
+            for heading, value in (
+                ("Allocated", allocated),
+                ("Freed", freed),
+                ("Net", allocated - freed),
+                ("Peak", peak(run, ".".join(path), phase)),
+            ):
+                assert columns[(lead + heading).capitalize()][at] == format_memory(value)
+    assert columns["Activations"] == ["512 B", "2.00 KB", "2.00 KB", "512 B", ""]
+    assert columns["Kept for backward"] == ["2.00 KB", "0 B", "2.00 KB", "0 B", ""]
+    outside = [row.cost.cpu_allocated for row in run.rows if row.layer is None and row.phase == FORWARD]
+    assert columns["Allocated"][-1] == format_memory(sum(outside))
+
+
+def test_kept_is_the_mean_of_the_calls_and_adds_up() -> None:
+    """Two calls with gradients and two without: half of what one with them keeps; the sum of the layers below."""
+    model, x = Chain(4), rows()
+
+    def work() -> None:
+        for _ in range(2):
+            model(x).square().sum().backward()
+            with torch.no_grad():
+                model(x)
+
+    *_, table = tables_of(profiled(model, work).run.report("memory"))
+    at = table[0].index("Kept for backward")
+    half = format_memory(BLOCK // 2)
+    assert [row[at] for row in table[1:]] == [format_memory(2 * BLOCK)] * 3 + [half] * 4 + [""]
+    assert table[2][0] == "└── groups"  # a list, which nobody calls
+    assert table[2][table[0].index("Peak")] == "–"
+
+
+def test_options_of_the_report() -> None:
+    run = step_of_a_run()
+    *_, table = tables_of(run.report("memory", phase=BACKWARD, sort_by="backward_freed"))
+    assert table[0] == ["Module, on cuda:0", "Backward allocated", "Backward freed", "Backward net", "Backward peak"]
+    assert [row[0] for row in table[1:]] == ["Net", "├── conv", "└── fc"]
+    *_, table = tables_of(run.report("memory", sort_by="Backward peak"))
+    assert [row[0] for row in table[1:]] == ["Net", "├── fc", "└── conv", "(outside)"]
+    *_, held, _, table = tables_of(run.report("memory", depth=0))
+    assert [row[0] for row in table[1:]] == ["Net", "(outside)"]
+    assert held[1:] == [
+        ["Net", "forward", "activations", "4.00 KB", "61.5%", "3"],
+        ["Net", "backward", "temporaries", "2.00 KB", "30.8%", "1"],
+        ["(outside)", "forward", "inputs", "512 B", "7.7%", "1"],
+    ]
+    text = run.report("memory", top=1, sort_by="kept_for_backward")
+    *_, held, _, table = tables_of(text)
+    assert held[2:] == [["(3 more)", "", "", "3.50 KB", "53.8%", "3"]]
+    assert [row[0] for row in table[1:]] == ["Net", "└── conv", "(outside)"]
+    assert "1 row is hidden: shown is the largest by self of Kept for backward, with the layers above." in text
+    assert "| Net" in run.report("memory", tablefmt="github")
+    *_, table = tables_of(step_of_a_run(paths=(("Net", "fc"),)).report("memory"))
+    assert [row[1] for row in table[1:]] == ["", "", "1.00 KB", "512 B"]
+    assert "after the start of its cycle, in Net.fc (backward)" in step_of_a_run(cycles=2).report("memory")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"phase": "backwards"}, "no phase 'backwards'.*'backward'"),
+        ({"sort_by": "size"}, "no column 'size'"),
+        ({"depth": -1}, "depth is a number"),
+        ({"top": "all"}, "top is a number"),
+        ({"tablefmt": "neat"}, "no format 'neat'"),
+        ({"lines": 3}, "no option 'lines'"),
+    ],
+)
+def test_bad_options_say_what_there_is(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TorchprofError, match=message):
+        step_of_a_run().report("memory", **options)
+
+
+def test_a_run_without_memory_says_what_to_do() -> None:
+    model = Mlp()
+    with Profile(model) as prof:
+        model(torch.rand(1, 4))
+    with pytest.raises(TorchprofError, match=r"without memory.*profile_memory=True"):
+        prof.run.report("memory")
+
+
+def test_a_layer_that_is_never_called_is_unknown() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    run = profiled(model, lambda: model[0](torch.rand(2, 4))).run
+    *_, table = tables_of(run.report("memory"))
+    assert set(table[3][1:]) == {"–"}
+    assert "Never called: Sequential.1." in run.report("memory")
+
+
+def test_the_picture_is_the_timeline() -> None:
+    """A chain's memory rises in equal steps to its peak: the highest column is the peak, its fills are the kinds."""
+    model = Chain(8)
+    run = profiled(model, lambda: model(rows()).sum().backward()).run
+    picture = next(block for block in run.report("memory").split("\n\n") if block.startswith("Memory on"))
+    title, legend, *rows_, axis, _ = picture.splitlines()
+    assert title.endswith(f"a row {format_memory(round(cpu(run).peak_bytes / 10))}.")
+    assert legend == "G gradients   █ activations   ▒ inputs   ░ temporaries"
+    assert rows_[0].split(" ┤")[0].strip() == format_memory(cpu(run).peak_bytes)
+    columns = list(zip(*(row.partition("┤")[2].ljust(80) for row in rows_)))
+    heights = [10 - column.count(" ") for column in columns]
+    assert max(heights) == 10
+    full = ["".join(column) for column, height in zip(columns, heights) if height == 10]
+    # From the top: two gradients of activations, seven activations and the input: of ten.
+    assert Counter(full[0])["█"] == 7
+    assert "with_timeline=True" not in run.report("memory")
+    assert axis.endswith("─" * 80)
+
+
+def test_a_run_without_a_timeline_says_how_to_get_one() -> None:
+    model = Mlp()
+    with Profile(model, profile_memory=True) as prof:
+        model(torch.rand(64, 4))
+    assert "with_timeline=True" in prof.run.report("memory")
+    assert prof.run.timeline is None
+
+
+def test_a_saved_run_gives_the_same_report(tmp_path: Path) -> None:
+    model = Mlp()
+    run = profiled(model, lambda: model(torch.rand(64, 4)).sum().backward()).run
+    run.save(tmp_path / "run.json.gz")
+    assert torchprof.load(tmp_path / "run.json.gz").report("memory") == run.report("memory")
+
+
+def test_cycles_keep_the_highest_peak() -> None:
+    """Of each cycle the peak is above its own start; the run has the highest, and samples of all of them."""
+    model, sizes = Chain(4), [64, 2048, 64, 64]
+    prof = Profile(
+        model,
+        profile_memory=True,
+        with_timeline=True,
+        schedule=torch.profiler.schedule(wait=0, warmup=0, active=1, repeat=4),
+    )
+    with prof, torch.no_grad():
+        for size in sizes:
+            model(torch.rand(size, WIDTH))
+            prof.step()
+    run = prof.run
+    assert cpu(run).peak_bytes == 3 * BLOCK  # the input, and two layers
+    assert sorted(
+        value for key, spread in run.samples.items() if key.measure == "device_peak_bytes" for value in spread.sample
+    ) == [3 * BLOCK * size // 2048 for size in sorted(sizes)]
+    text = run.report("memory")
+    assert "after the start of its cycle" in text
+    assert "above the start of the last cycle, over time" in text
+
+
+def test_two_models_in_one_run() -> None:
+    first, second = Mlp(), Mlp()
+
+    def work() -> None:
+        first(torch.rand(64, 4)).sum().backward()
+        second(torch.rand(32, 4)).sum().backward()
+
+    run = profiled([first, second], work).run
+    *_, table = tables_of(run.report("memory"))
+    at = table[0].index("Kept for backward")
+    assert {row[0]: row[at] for row in table[1:] if row[0].startswith("Mlp")} == {
+        "Mlp": "2.00 KB",
+        "Mlp#2": "1.00 KB",
+    }
+
+
+# What the model holds
+
+
+def test_a_storage_counts_once_whatever_shares_it() -> None:
+    flat = torch.zeros(100)
+    model = nn.Linear(8, 8, bias=False)
+    model.weight = nn.Parameter(flat[:64].view(8, 8))
+    other = nn.Linear(4, 4, bias=False)
+    other.weight = nn.Parameter(flat[64:80].view(4, 4))
+    held = held_now([model, other])
+    assert held.sizes == {"cpu": (("parameters", 400),)}
+    assert held.addresses == {("cpu", flat.untyped_storage().data_ptr())}
+    assert held.allocator == {}
+
+
+def test_tensors_without_memory_hold_none() -> None:
+    assert held_now([nn.Linear(8, 8, device="meta"), nn.LazyLinear(3)]).sizes == {}
+
+
+def test_figures_of_torchs_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each device of CUDA, what its statistics say at both ends; where CUDA was not used, there are none."""
+    now = {"allocated_bytes.all.current": 10, "allocated_bytes.all.peak": 30, "reserved_bytes.all.current": 2000}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(
+        torch.cuda, "memory_stats", lambda index: {key: size * (index + 1) for key, size in now.items()}
+    )
+    start = held_now([])
+    assert start.allocator == {}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert allocators_between(start, held_now([])) == {
+        f"cuda:{index}": (
+            ("allocated", 0, 10 * (index + 1)),
+            ("allocated at most", 0, 30 * (index + 1)),
+            ("reserved", 0, 2000 * (index + 1)),
+            ("reserved at most", 0, 0),
+        )
+        for index in (0, 1)
+    }

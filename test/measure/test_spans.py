@@ -1,0 +1,1127 @@
+"""What ran when: the rule of the spans on hand-made and random events, real runs against torch's events, the trace."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import math
+import re
+import tempfile
+import threading
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from build.architectures import ARCHITECTURES
+from build.browser import Tab, chromium, open_tab, speedscope  # noqa: F401
+from build.hand_made import row, run_of
+from build.models import Checkpointed, Holder, Mlp, Raises, Recursive, Several, Tied
+from build.places import DATA, ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_laws import Paths, sessions
+from torch import nn
+
+import torchprof
+from torchprof import Profile, Run, TorchprofError
+from torchprof.attribute.events import PREFIX, Event, Kind, Site
+from torchprof.attribute.places import Attributed
+from torchprof.attribute.rule import Attribution
+from torchprof.measure import assemble
+from torchprof.measure.timeline import OpenSpans
+from torchprof.run.cost import format_time
+from torchprof.run.layers import Layer
+from torchprof.run.samples import SampleKey
+from torchprof.run.timeline import Lane, Spans, Timeline
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE
+
+MAIN, ENGINE = 1, 2  # threads
+NODE_PREFIX = "autograd::engine::evaluate_function: "
+PATHS: Paths = (("Net",), ("Net", "a"), ("Net", "a", "x"), ("Net", "a", "y"), ("Net", "b"), ("Other",))
+NET, A, X, Y, B, OTHER = range(6)
+OF = {layer: 10 * (layer + 1) for layer in range(6)}  # the sequence number of the op of each layer
+
+
+class Span(NamedTuple):
+    """One line of the columns, with what its numbers stand for."""
+
+    start: int
+    end: int
+    lane: Lane
+    layer: int
+    phase: str
+    name: str | None  # None: the layer's own
+
+
+def lines(spans: Spans) -> list[Span]:
+    return [
+        Span(start, end, spans.lanes[lane], layer, PHASES[phase], spans.names[name] if name >= 0 else None)
+        for start, end, lane, layer, phase, name in zip(*(spans.columns[name] for name in Spans.COLUMNS))
+    ]
+
+
+def spans_of(run: Run) -> Spans:
+    assert run.timeline is not None and run.timeline.spans is not None
+    return run.timeline.spans
+
+
+def assert_nested(ranges: Sequence[tuple[int, int]]) -> None:
+    """In this order the ranges open and close like brackets; what only touches does not overlap."""
+    stack: list[tuple[int, int]] = []
+    last = -math.inf
+    for start, end in ranges:
+        assert last <= start <= end
+        last = start
+        while stack and stack[-1][1] <= start:
+            stack.pop()
+        assert not stack or end <= stack[-1][1], f"{(start, end)} sticks out of {stack[-1]}"
+        stack.append((start, end))
+
+
+def assert_all_nested(spans: Spans) -> None:
+    lanes: defaultdict[Lane, list[tuple[int, int]]] = defaultdict(list)
+    for one in lines(spans):
+        lanes[one.lane].append((one.start, one.end))
+    for ranges in lanes.values():
+        assert_nested(ranges)
+
+
+# Hand-made events
+
+
+def mark(at: int) -> Event:
+    return Event(Kind.STEP, "step", at, at, MAIN)
+
+
+def call(layer: int, start: int, end: int, thread: int = MAIN) -> Event:
+    return Event(Kind.LABEL, f"label {layer}", start, end, thread)
+
+
+def label(name: str, start: int, end: int, thread: int = MAIN) -> Event:
+    return Event(Kind.USER_LABEL, name, start, end, thread)
+
+
+def op(start: int, end: int, sequence: int = -1, thread: int = MAIN, number: int = 0) -> Event:
+    return Event(Kind.OP, "aten::op", start, end, thread, sequence, correlation=number)
+
+
+def node(layer: int, start: int, end: int, thread: int = MAIN) -> Event:
+    """A node that an op of this layer made; OUTSIDE: that nobody made."""
+    return Event(Kind.NODE, NODE_PREFIX + "Back", start, end, thread, OF.get(layer, 1), MAIN)
+
+
+def kernel(name: str, start: int, end: int, launcher: int, device: str = "cuda:0") -> Event:
+    return Event(Kind.KERNEL, name, start, end, 0, correlation=launcher, device=device)
+
+
+FORWARDS = [  # each layer works once, the loss at 60
+    call(NET, 10, 50),
+    op(11, 12, OF[NET]),
+    call(A, 15, 30),
+    op(16, 17, OF[A]),
+    call(X, 18, 22),
+    op(19, 20, OF[X], number=7),
+    call(Y, 24, 28),
+    op(25, 26, OF[Y]),
+    call(B, 35, 45),
+    op(36, 37, OF[B]),
+    call(OTHER, 52, 58),
+    op(53, 54, OF[OTHER]),
+    op(60, 61, 90),
+]
+
+
+def attributed_of(
+    events: Sequence[Event], paths: Paths = PATHS, selected: set[int] | None = None
+) -> tuple[list[Attributed], Spans]:
+    """Everything attributed, and its spans."""
+    sites = {f"label {number}": Site((number,)) for number in range(len(paths))}
+    attribution = Attribution(sites, paths, selected)
+    watcher = OpenSpans([Layer(path, "Module") for path in paths], selected, start_ns=0)
+    attributed = list(attribution.attribute(events))
+    assert list(watcher.watch(attributed)) == attributed
+    return attributed, watcher.result()
+
+
+def walked(*events: Event, selected: set[int] | None = None) -> Spans:
+    at_work = [event for event in events if event.kind is not Kind.KERNEL]
+    kernels = [event for event in events if event.kind is Kind.KERNEL]
+    spans = attributed_of([mark(0), *sorted(at_work, key=lambda one: one.start_ns), *kernels], selected=selected)[1]
+    assert_all_nested(spans)
+    return spans
+
+
+def of_phase(spans: Spans, phase: str) -> list[tuple[int, int, int]]:
+    return [(one.start, one.end, one.layer) for one in lines(spans) if one.phase == phase and one.name is None]
+
+
+def test_each_call_is_a_span() -> None:
+    spans = walked(*FORWARDS)
+    thread = Lane("cpu", 1)
+    assert lines(spans) == [
+        Span(10, 50, thread, NET, FORWARD, None),
+        Span(15, 30, thread, A, FORWARD, None),
+        Span(18, 22, thread, X, FORWARD, None),
+        Span(24, 28, thread, Y, FORWARD, None),
+        Span(35, 45, thread, B, FORWARD, None),
+        Span(52, 58, thread, OTHER, FORWARD, None),
+    ]
+    assert (spans.steps, spans.dropped) == ((), 0)
+
+
+def test_a_wrapper_and_what_it_wraps_are_one_call() -> None:
+    sites = {"wrapper": Site((NET,)), "wrapped": Site((NET,), "wrapper"), "a": Site((A,))}
+    watcher = OpenSpans([Layer(path, "Module") for path in PATHS], start_ns=0)
+    calls = [("wrapper", 10, 50), ("wrapped", 12, 48), ("a", 20, 30), ("wrapped", 60, 70)]
+    events = [Event(Kind.LABEL, name, start, end, MAIN) for name, start, end in calls]
+    list(watcher.watch(Attribution(sites, PATHS).attribute(events)))
+    assert of_phase(watcher.result(), FORWARD) == [(10, 50, NET), (20, 30, A), (60, 70, NET)]
+
+
+def test_times_are_after_the_first_mark() -> None:
+    events = [mark(1000), call(NET, 1010, 1050)]
+    assert of_phase(attributed_of(events)[1], FORWARD) == [(10, 50, NET)]
+    watcher = OpenSpans([Layer(path, "Module") for path in PATHS], start_ns=900)
+    attribution = Attribution({"label 0": Site((0,))}, PATHS)
+    list(watcher.watch(attribution.attribute(events[1:])))
+    assert of_phase(watcher.result(), FORWARD) == [(110, 150, NET)]
+
+
+@pytest.mark.parametrize("thread", [MAIN, ENGINE])
+def test_backward_is_stretches_of_a_layer_and_those_below_it(thread: int) -> None:
+    """The loss's node is nobody's. Net's stretch lasts from b's node to its own; the time between x and y is a's."""
+    spans = walked(
+        *FORWARDS,
+        node(OUTSIDE, 70, 75, thread),
+        node(B, 80, 85, thread),
+        node(Y, 90, 95, thread),
+        node(X, 100, 105, thread),
+        node(A, 110, 115, thread),
+        node(NET, 120, 125, thread),
+    )
+    assert of_phase(spans, BACKWARD) == [
+        (80, 125, NET),
+        (80, 85, B),
+        (90, 115, A),
+        (90, 95, Y),
+        (100, 105, X),
+    ]
+    assert {one.lane.number for one in lines(spans) if one.phase == BACKWARD} == {thread}
+
+
+@pytest.mark.parametrize(
+    ("between", "is_break"),
+    [
+        (node(OUTSIDE, 90, 91), True),
+        (node(OTHER, 90, 91), True),
+        (op(90, 91), True),
+        (op(85, 91), True),  # as soon as the node has ended
+        (op(90, 91, thread=3), True),  # a pass on the engine's thread has ended, the next forward runs elsewhere
+        (label("mine", 90, 91), True),
+        (label("mine", 90, 91, thread=3), True),
+        (call(B, 90, 91), True),
+        (call(B, 90, 91, thread=3), True),
+        (mark(90), True),
+        (Event(Kind.MEMORY, "[memory]", 90, 90, MAIN, nbytes=-8), False),  # what the engine frees between two nodes
+        (op(82, 83), False),  # the node's own
+    ],
+)
+def test_what_breaks_a_stretch(between: Event, is_break: bool) -> None:
+    spans = walked(*FORWARDS, node(X, 80, 85), between, node(X, 100, 105))
+    ours = [one for one in of_phase(spans, BACKWARD) if one[2] != OTHER]
+    if is_break:
+        assert ours == [(start, start + 5, layer) for start in (80, 100) for layer in (NET, A, X)]
+    else:
+        assert ours == [(80, 105, layer) for layer in (NET, A, X)]
+
+
+def test_forward_on_another_thread_breaks_no_node() -> None:
+    """What begins in the middle of a node is not between two of them, what begins after it is."""
+    spans = walked(*FORWARDS, node(X, 80, 90, ENGINE), op(85, 86), node(X, 95, 99, ENGINE))
+    assert of_phase(spans, BACKWARD) == [(80, 99, NET), (80, 99, A), (80, 99, X)]
+    spans = walked(*FORWARDS, node(X, 70, 75, ENGINE), node(X, 80, 90, ENGINE), op(85, 86), node(X, 95, 99, ENGINE))
+    assert of_phase(spans, BACKWARD) == [(70, 99, NET), (70, 99, A), (70, 99, X)]
+    spans = walked(*FORWARDS, node(X, 80, 90, ENGINE), op(85, 86), op(92, 93), node(X, 95, 99, ENGINE))
+    assert of_phase(spans, BACKWARD)[:3] == [(80, 90, NET), (80, 90, A), (80, 90, X)]
+
+
+def test_threads_have_stretches_of_their_own() -> None:
+    spans = walked(*FORWARDS, node(X, 80, 90, 5), node(X, 85, 95, 6), node(X, 91, 99, 5))
+    assert [(one.start, one.end, one.lane.number) for one in lines(spans) if one.layer == X][1:] == [
+        (80, 99, 2),
+        (85, 95, 3),
+    ]
+
+
+def test_a_checkpoint_inside_a_node() -> None:
+    """The node is Net's. In it a runs again, and then come the nodes of that: x below a, both in Net's stretch."""
+    spans = walked(
+        *FORWARDS,
+        node(NET, 80, 140),
+        call(A, 85, 95),
+        op(86, 87, 200),
+        call(X, 88, 92),
+        op(89, 90, 201),
+        Event(Kind.NODE, NODE_PREFIX + "Back", 100, 110, MAIN, 201, MAIN),
+        Event(Kind.NODE, NODE_PREFIX + "Back", 115, 120, MAIN, 200, MAIN),
+        node(B, 150, 155),
+    )
+    assert of_phase(spans, RECOMPUTE) == [(85, 95, A), (88, 92, X)]
+    assert of_phase(spans, BACKWARD) == [(80, 155, NET), (100, 120, A), (100, 110, X), (150, 155, B)]
+
+
+def test_a_gradient_inside_a_call() -> None:
+    """A layer that asks for a gradient in its forward: the stretch ends with the call at the latest."""
+    spans = walked(*FORWARDS, call(B, 100, 150), node(X, 110, 120), node(X, 160, 170), call(B, 200, 210), op(201, 202))
+    assert of_phase(spans, BACKWARD) == [
+        (start, end, layer) for start, end in ((110, 120), (160, 170)) for layer in (NET, A, X)
+    ]
+
+
+def test_labels_lie_among_the_calls() -> None:
+    spans = walked(label("all", 5, 59), *FORWARDS, label("in x", 21, 22), node(X, 80, 99), label("hook", 85, 90))
+    assert [(one.start, one.end, one.layer, one.phase, one.name) for one in lines(spans) if one.name] == [
+        (5, 59, OUTSIDE, FORWARD, "all"),
+        (21, 22, X, FORWARD, "in x"),
+        (85, 90, X, BACKWARD, "hook"),
+    ]
+    assert spans.names == ("all", "in x", "hook")
+
+
+def test_what_sticks_out_is_cut() -> None:
+    """Clocks of different sources differ by some ns."""
+    spans = walked(call(NET, 10, 50), label("mine", 40, 53), call(A, 45, 54))
+    assert [(one.start, one.end) for one in lines(spans)] == [(10, 50), (40, 50), (45, 50)]
+
+
+def test_layers_that_were_not_selected_have_no_spans() -> None:
+    spans = walked(*FORWARDS, node(B, 80, 85), node(Y, 90, 95), node(A, 100, 105), selected={A, X})
+    assert of_phase(spans, FORWARD) == [(15, 30, A), (18, 22, X)]
+    assert of_phase(spans, BACKWARD) == [(90, 105, A)]
+
+
+def test_kernels_that_run_at_once_have_lanes_of_their_own() -> None:
+    spans = walked(
+        *FORWARDS,
+        kernel("one", 100, 110, 7),
+        kernel("two", 105, 115, 7),
+        kernel("three", 110, 120, 99),
+        kernel("one", 100, 101, 7, "cuda:1"),
+    )
+    assert lines(spans)[6:] == [
+        Span(100, 110, Lane("cuda:0", 1), X, FORWARD, "one"),
+        Span(105, 115, Lane("cuda:0", 2), X, FORWARD, "two"),
+        Span(110, 120, Lane("cuda:0", 1), OUTSIDE, FORWARD, "three"),
+        Span(100, 101, Lane("cuda:1", 1), X, FORWARD, "one"),
+    ]
+
+
+def test_kernels_of_several_streams_lie_by_stream() -> None:
+    """Within a stream, those that run at once have lanes of their own; a device with one stream names none."""
+    spans = walked(
+        call(X, 10, 20),
+        op(11, 12, OF[X], number=7),
+        kernel("one", 100, 110, 7)._replace(thread=20),
+        kernel("two", 105, 115, 7)._replace(thread=7),
+        kernel("three", 107, 109, 7)._replace(thread=7),
+        kernel("four", 112, 120, 7)._replace(thread=20),
+        kernel("five", 116, 118, 7)._replace(thread=7),
+        kernel("one", 100, 101, 7, "cuda:1")._replace(thread=20),
+    )
+    assert [(one.name, one.lane) for one in lines(spans)[1:]] == [
+        ("one", Lane("cuda:0", 1, 20)),
+        ("two", Lane("cuda:0", 1, 7)),
+        ("three", Lane("cuda:0", 2, 7)),
+        ("four", Lane("cuda:0", 1, 20)),
+        ("five", Lane("cuda:0", 1, 7)),
+        ("one", Lane("cuda:1", 1)),
+    ]
+    timeline = Timeline((), {name: array("q") for name in Timeline.COLUMNS}, 0, spans)
+    tracks, _ = tracks_of(replace(run_of([row(0)]), timeline=timeline).report("chrome-trace"))
+    assert {name: [event["name"] for event in events] for name, events in tracks.items() if "cuda" in name} == {
+        "cuda:0, stream 7": ["two", "five"],
+        "cuda:0, stream 7, at the same time (2)": ["three"],
+        "cuda:0, stream 20": ["one", "four"],
+        "cuda:1": ["one"],
+    }
+
+
+def test_steps_are_from_mark_to_mark() -> None:
+    events = [mark(100), call(NET, 110, 120), mark(130), mark(150)]
+    assert attributed_of(events)[1].steps == (0, 30, 50)
+    watcher = OpenSpans([Layer(path, "Module") for path in PATHS], from_first_mark=False)
+    list(watcher.watch(Attribution({"label 0": Site((0,))}, PATHS).attribute(events)))
+    assert watcher.result().steps == (30, 50)
+
+
+def test_what_is_too_much_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first ones stay, and a stretch that stays goes on to its end."""
+    events = [*FORWARDS, node(Y, 80, 85), node(X, 90, 95), node(B, 100, 110)]
+    whole = walked(*events)
+    for limit in range(len(whole) + 1):
+        monkeypatch.setattr(Spans, "LIMIT", limit)
+        spans = walked(*events)
+        assert lines(spans) == lines(whole)[:limit]
+        assert len(spans) + spans.dropped == len(whole)
+
+
+# Random events
+
+
+class Node(NamedTuple):
+    """A node as it was walked: where in the list, when, of which layer, and what is directly around it."""
+
+    at: int
+    start: int
+    end: int
+    layer: int
+    thread: int
+    around: tuple[tuple[int, str], ...]  # places in the list of the nodes and spans around it, outer to inner
+
+
+def stretches_by_hand(
+    attributed: Sequence[Attributed], paths: Paths, selected: Iterable[int]
+) -> Counter[tuple[int, int, int, int]]:
+    """The backward spans (thread, layer, start, end) as the rule has them, found layer by layer and not in one walk."""
+    nodes: list[Node] = []
+    breaks: list[tuple[int, int, int | None, tuple[tuple[int, str], ...]]] = []  # where, when, its thread (None: any)
+    open_ones: defaultdict[int, list[tuple[int, tuple[int, str]]]] = defaultdict(list)
+    for at, (event, place, _, calls, ns) in enumerate(attributed):
+        kind = event.kind
+        if kind is Kind.KERNEL:
+            continue
+        opened = open_ones[event.thread]
+        while opened and opened[-1][0] <= event.start_ns:
+            opened.pop()
+        around = tuple(one for _, one in opened)
+        is_node = kind in (Kind.NODE, Kind.BACKWARD_FUNCTION) and place.is_node
+        is_span = calls > 0 and (
+            kind is Kind.USER_LABEL or (kind is Kind.LABEL and (place.layer >= 0 or place.frame is not None))
+        )
+        if is_node:
+            nodes.append(Node(at, event.start_ns, event.start_ns + ns, place.layer, event.thread, around))
+        elif is_span:
+            breaks.append((at, event.start_ns, event.thread, around))
+        if place.phase == FORWARD and kind in (Kind.OP, Kind.LABEL, Kind.USER_LABEL, Kind.STEP):
+            breaks.append((at, event.start_ns, None, ()))
+        if is_node or is_span:
+            opened.append((event.start_ns + ns, (at, "node" if is_node else "span")))
+    of_node = {one.at: one for one in nodes}
+    found: Counter[tuple[int, int, int, int]] = Counter()
+    for layer in selected:
+        below = {at for at, path in enumerate(paths) if path[: len(paths[layer])] == paths[layer]}
+
+        def is_ours(one: Node, below: set[int] = below) -> bool:
+            return one.layer in below
+
+        levels: defaultdict[tuple[int, tuple[tuple[int, str], ...]], list[Node]] = defaultdict(list)
+        for one in nodes:
+            if not any(kind == "node" and is_ours(of_node[at]) for at, kind in one.around):
+                levels[one.thread, one.around].append(one)
+        for (thread, around), siblings in levels.items():
+            stretch: list[Node] = []
+            following: list[Node | None] = [*siblings, None]
+            for after in following:
+                goes_on = (
+                    bool(stretch)
+                    and after is not None
+                    and is_ours(after)
+                    and not any(
+                        stretch[-1].at < at < after.at
+                        and (of is None or (of, where) == (thread, around))
+                        and stretch[-1].end <= when
+                        for at, when, of, where in breaks
+                    )
+                )
+                if stretch and not goes_on:
+                    found[thread, layer, stretch[0].start, stretch[-1].end] += 1
+                    stretch = []
+                if after is not None and is_ours(after):
+                    stretch.append(after)
+    return found
+
+
+@settings(deadline=None, max_examples=100)
+@given(sessions(), st.data())
+def test_the_rule_on_random_events(session: tuple[Paths, Any], data: st.DataObject) -> None:
+    """Calls, labels and kernels are spans as they are; backward is as the rule says; all of it nests."""
+    paths, forest = session
+    selected = data.draw(st.none() | st.sets(st.integers(0, len(paths) - 1)))
+    attributed, spans = attributed_of(forest.events(), paths, selected)
+    assert_all_nested(spans)
+    ranges: Counter[tuple[Any, ...]] = Counter()
+    threads: dict[int, None] = {}  # in the order of their first spans
+    for event, place, _, calls, ns in attributed:
+        is_call = event.kind is Kind.LABEL and calls and place.layer >= 0
+        if is_call or event.kind in (Kind.USER_LABEL, Kind.KERNEL):
+            name = None if is_call else event.name
+            ranges[event.start_ns, event.start_ns + ns, place.layer, place.phase, name] += 1
+        if is_call or event.kind is Kind.USER_LABEL or (place.is_node and place.layer >= 0):
+            threads[event.thread] = None
+    ours = lines(spans)
+    assert ranges == Counter(
+        (one.start, one.end, one.layer, one.phase, one.name) for one in ours if one.name or one.phase != BACKWARD
+    )
+    of_thread = [*threads]
+    stretches = Counter(
+        (of_thread[one.lane.number - 1], one.layer, one.start, one.end)
+        for one in ours
+        if one.phase == BACKWARD and not one.name
+    )
+    assert stretches == stretches_by_hand(attributed, paths, range(len(paths)) if selected is None else selected)
+
+
+@settings(deadline=None, max_examples=50)
+@given(sessions())
+def test_every_node_is_in_a_span_of_its_layer_and_of_those_above(session: tuple[Paths, Any]) -> None:
+    paths, forest = session
+    attributed, spans = attributed_of(forest.events(), paths)
+    stretches: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for one in lines(spans):
+        if one.phase == BACKWARD and one.name is None:
+            stretches[one.layer].append((one.start, one.end))
+    for event, place, _, _, ns in attributed:
+        if place.is_node and event.kind in (Kind.NODE, Kind.BACKWARD_FUNCTION) and place.layer >= 0:
+            for steps in range(1, len(paths[place.layer]) + 1):
+                layer = paths.index(paths[place.layer][:steps])
+                assert any(start <= event.start_ns and event.start_ns + ns <= end for start, end in stretches[layer]), (
+                    event,
+                    layer,
+                )
+
+
+# Real runs
+
+
+def profiled(model: nn.Module | list[nn.Module], scene: Callable[[], Any], **options: Any) -> Profile:
+    with Profile(model, with_timeline=True, **options) as prof:
+        scene()
+    return prof
+
+
+def raws_of(prof: Profile) -> list[tuple[str, int, int, int, int]]:
+    """torch's own events on the CPU: name, scope, start and end after the session's first mark, thread."""
+    assert prof._session is not None
+    raws = [
+        (raw.name(), raw.scope(), raw.start_ns(), raw.start_ns() + raw.duration_ns(), raw.start_thread_id())
+        for raw in prof._session._profiler.kineto_results.events()
+        if raw.device_type().name == "CPU"
+    ]
+    (zero, *_) = (start for name, _, start, _, _ in raws if name == PREFIX + "!step")
+    return [(name, scope, start - zero, end - zero, thread) for name, scope, start, end, thread in raws]
+
+
+def check(prof: Profile, *, called_inside_parents: bool = True) -> Spans:
+    """Spans are what torch recorded, to the ns, and what the run's other figures say."""
+    run, spans = prof.run, spans_of(prof.run)
+    ours = lines(spans)
+    assert_all_nested(spans)
+    raws = raws_of(prof)
+    calls = Counter((start, end) for name, _, start, end, _ in raws if name.startswith(PREFIX) and "!" not in name)
+    assert calls
+    assert calls == Counter((one.start, one.end) for one in ours if one.phase != BACKWARD and one.name is None)
+    labels = Counter(
+        (name, start, end) for name, scope, start, end, _ in raws if scope == 7 and not name.startswith(PREFIX)
+    )
+    assert labels == Counter((one.name, one.start, one.end) for one in ours if one.name is not None)
+
+    of_layer: defaultdict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
+    for one in ours:
+        if one.name is None:
+            of_layer[one.layer, one.phase].append((one.start, one.end))
+    totals = {
+        (layer.path, phase): node
+        for phase in (FORWARD, RECOMPUTE)
+        for root in range(len(run.roots))
+        for node in run.tree(phase, root).walk()
+        for layer in [node.layer]
+    }
+    for (number, phase), ranges in of_layer.items():
+        if phase == BACKWARD:
+            continue
+        node = totals[run.layers[number].path, phase]
+        assert len(ranges) == node.calls
+        spread = run.samples[SampleKey(number, phase, 0, "cpu", "cpu_ns")]
+        assert (spread.count, spread.sum) == (len(ranges), sum(end - start for start, end in ranges))
+        if called_inside_parents:
+            outermost = [
+                (start, end)
+                for start, end in ranges
+                if not any(other != (start, end) and other[0] <= start and end <= other[1] for other in ranges)
+            ]
+            assert sum(end - start for start, end in outermost) == node.total.cpu_ns
+    check_backward(prof, of_layer)
+    return spans
+
+
+def check_backward(prof: Profile, of_layer: dict[tuple[int, str], list[tuple[int, int]]]) -> None:
+    """A layer's stretches hold all nodes of it and of those below, and begin and end with one of them. Of two nodes
+    next to each other, both of it, with nothing else between them, both are in one stretch."""
+    run = prof.run
+    attribution = assemble.attribution_of(prof._plan)
+    assert prof._session is not None
+    attributed = [*attribution.attribute(prof._session.events())]
+    zero = next(one.event.start_ns for one in attributed if one.event.kind is Kind.STEP)
+    nodes = [
+        (event.start_ns - zero, event.start_ns + ns - zero, place.layer)
+        for event, place, _, _, ns in attributed
+        if place.is_node and event.kind in (Kind.NODE, Kind.BACKWARD_FUNCTION)
+    ]
+    others = [
+        event.start_ns - zero for event, place, *_ in attributed if place.phase == FORWARD and event.kind is Kind.OP
+    ]
+    for number, layer in enumerate(run.layers):
+        stretches = of_layer.get((number, BACKWARD), [])
+        below = {at for at, one in enumerate(run.layers) if one.path[: len(layer.path)] == layer.path}
+        ours = [one for one in nodes if one[2] in below]
+        assert bool(ours) == bool(stretches)
+        assert {start for start, _ in stretches} <= {start for start, _, _ in ours}
+        assert {end for _, end in stretches} <= {end for _, end, _ in ours}
+        holders = [[one for one in stretches if one[0] <= start and end <= one[1]] for start, end, _ in ours]
+        assert all(holders)
+        for one, after in pairwise(nodes):
+            if {one[2], after[2]} <= below and not any(one[0] < at < after[0] for at in others):
+                assert holders[ours.index(one)] == holders[ours.index(after)]
+
+
+SCENES: dict[str, Callable[[], tuple[Any, Callable[[], Any], dict[str, Any]]]] = {}
+
+
+def scene(function: Callable[[], Any]) -> Callable[[], Any]:
+    SCENES[function.__name__] = function
+    return function
+
+
+@scene
+def mlp() -> Any:
+    model = Mlp()
+    return model, lambda: model(torch.rand(3, 4)).sum().backward(), {}
+
+
+@scene
+def alexnet() -> Any:
+    of = ARCHITECTURES["AlexNet"]
+    model = of.make()
+    return model, lambda: [model(*of.inputs()).sum().backward() for _ in range(2)], {}
+
+
+@scene
+def encoder_and_decoder() -> Any:
+    of = ARCHITECTURES["encoder and decoder"]
+    model = of.make()
+    return model, lambda: model(*of.inputs()).sum().backward(), {}
+
+
+@scene
+def one_layer_called_three_times() -> Any:
+    model = Several()
+    return model, lambda: model(torch.rand(3, 4)).sum().backward(), {}
+
+
+@scene
+def a_module_at_two_paths() -> Any:
+    model = Tied()
+    return model, lambda: model(torch.rand(3, 4)).sum().backward(), {}
+
+
+@scene
+def recursion() -> Any:
+    model = Recursive()
+    return model, lambda: model(torch.rand(3, 4)).sum().backward(), {}
+
+
+@scene
+def two_models() -> Any:
+    models = [Mlp(), Holder(nn.Linear(2, 2))]
+    return models, lambda: models[1](models[0](torch.rand(3, 4))).sum().backward(), {}
+
+
+@scene
+def without_gradients() -> Any:
+    model = Mlp()
+
+    def run() -> None:
+        with torch.no_grad():
+            model(torch.rand(3, 4))
+
+    return model, run, {}
+
+
+@scene
+def a_call_on_a_thread_that_nobody_observes() -> Any:
+    model = Mlp()
+
+    def run() -> None:
+        thread = threading.Thread(target=lambda: model(torch.rand(3, 4)))
+        thread.start()
+        thread.join(60)
+        model(torch.rand(3, 4)).sum().backward()
+
+    return model, run, {}
+
+
+@scene
+def labels() -> Any:
+    model = Mlp()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def run() -> None:
+        for _ in range(2):
+            with torch.profiler.record_function("pass"):
+                with torch.profiler.record_function('data "<b>"'):
+                    x = torch.rand(3, 4)
+                model(x).sum().backward()
+            optimizer.step()
+
+    return model, run, {}
+
+
+@scene
+def a_label_in_a_hook() -> Any:
+    model = Mlp()
+
+    def hook(grad: torch.Tensor) -> torch.Tensor:
+        with torch.profiler.record_function("hook"):
+            return grad * 2
+
+    def run() -> None:
+        y = model.fc1(torch.rand(3, 4))
+        y.register_hook(hook)
+        model.fc2(y).sum().backward()
+
+    return model, run, {}
+
+
+@scene
+def memory_as_well() -> Any:
+    model = Mlp()
+    return model, lambda: model(torch.rand(3, 4)).sum().backward(), {"profile_memory": True, "with_flops": True}
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_spans_are_what_torch_recorded(name: str) -> None:
+    model, run, options = SCENES[name]()
+    check(profiled(model, run, **options))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_checkpoint_runs_again_inside_backward(use_reentrant: bool) -> None:
+    model = Checkpointed(use_reentrant)
+    prof = profiled(model, lambda: model(torch.rand(3, 4, requires_grad=True)).sum().backward())
+    ours = lines(check(prof, called_inside_parents=False))
+    names = [layer.name for layer in prof.run.layers]
+    again = [one for one in ours if one.phase == RECOMPUTE]
+    assert Counter(names[one.layer] for one in again) == Counter(
+        [f"Checkpointed.block{below}" for below in ("", ".0", ".1")]
+    )
+    (root,) = [one for one in ours if one.phase == BACKWARD and one.layer == 0]
+    assert all(root.start < one.start and one.end < root.end and one.lane == root.lane for one in again)
+
+
+def test_an_exception_ends_the_spans_where_it_came() -> None:
+    model = Raises()
+    with pytest.raises(ValueError, match="second call"), Profile(model, with_timeline=True) as prof:
+        for _ in range(2):
+            model(torch.rand(3, 4))
+    assert Counter(one.layer for one in lines(check(prof))) == {0: 2, 1: 2}
+
+
+def test_what_was_not_selected_is_not_there() -> None:
+    model = Holder(Mlp())
+    run = profiled(model, lambda: model(torch.rand(3, 4)).sum().backward(), paths=["inner.fc1"]).run
+    names = [run.layers[one.layer].name for one in lines(spans_of(run))]
+    assert names == ["Holder.inner.fc1", "Holder.inner.fc1"]
+    assert_all_nested(spans_of(run))
+
+
+def test_the_last_cycle_and_its_steps() -> None:
+    """Two cycles of two steps: the spans are those of the last, and lie in its steps."""
+    model = Mlp()
+    with Profile(
+        model, with_timeline=True, schedule=torch.profiler.schedule(wait=0, warmup=1, active=2, repeat=2)
+    ) as prof:
+        for _ in range(6):
+            model(torch.rand(3, 4)).sum().backward()
+            prof.step()
+    run, spans = prof.run, spans_of(prof.run)
+    assert (run.meta.cycles, run.meta.steps, len(spans.steps)) == (2, 4, 3)
+    calls = [(one.start, one.end) for one in lines(spans) if one.layer == 0 and one.phase == FORWARD]
+    assert len(calls) == 2
+    for (start, end), begun, over in zip(calls, spans.steps[:-1], spans.steps[1:], strict=True):
+        assert begun <= start < end <= over
+    lasted = run.samples[SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_ns")].sample
+    assert {over - begun for begun, over in zip(spans.steps, spans.steps[1:])} <= {*lasted}
+    marks = [start for name, _, start, *_ in raws_of(prof) if name == PREFIX + "!step"]
+    assert len(marks) == 3
+    assert all(mark <= step for mark, step in zip(marks, spans.steps, strict=True))
+
+
+def test_a_step_in_whose_middle_the_recording_began_is_none() -> None:
+    model = Mlp()
+    with Profile(model, with_timeline=True, warmup=1) as prof:
+        for _ in range(4):
+            model(torch.rand(3, 4))
+            prof.step()
+    steps = spans_of(prof.run).steps
+    assert (prof.run.meta.steps, len(steps)) == (2, 3)
+    assert steps[0] > next(one.end for one in lines(spans_of(prof.run)))
+
+
+def test_memory_only_where_it_was_asked_for() -> None:
+    model = Mlp()
+    timeline = profiled(model, lambda: model(torch.rand(3, 4))).run.timeline
+    assert timeline is not None and timeline.spans is not None
+    assert (len(timeline), timeline.devices, len(timeline.spans)) == (0, (), 4)
+    timeline = profiled(model, lambda: model(torch.rand(3, 4)), profile_memory=True).run.timeline
+    assert timeline is not None and timeline.spans is not None
+    assert (timeline.devices, len(timeline.spans)) == (("cpu",), 4)
+    assert len(timeline) > 0
+
+
+def test_nobody_watches_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def watch(*_: Any) -> None:
+        raise AssertionError("nobody asked for spans")
+
+    monkeypatch.setattr(OpenSpans, "watch", watch)
+    model = Mlp()
+    with Profile(model, profile_memory=True) as prof:
+        model(torch.rand(3, 4))
+    assert prof.run.timeline is None
+    with pytest.raises(AssertionError, match="nobody asked"):
+        profiled(model, lambda: model(torch.rand(3, 4))).run  # noqa: B018
+
+
+# The file
+
+
+@st.composite
+def timelines(draw: st.DrawFn, layers: int) -> Timeline:
+    """A timeline with random spans, in no order: a file holds whatever there is."""
+    lanes = draw(st.lists(st.builds(Lane, st.sampled_from(["cpu", "cuda:0"]), st.integers(1, 9)), max_size=3))
+    names = draw(st.lists(st.text(max_size=5), max_size=3))
+    one = st.tuples(
+        st.integers(0, 2**50),
+        st.integers(0, 2**50),
+        st.integers(0, max(len(lanes) - 1, 0)),
+        st.integers(-2, layers - 1),
+        st.integers(0, 2),
+        st.integers(-1, len(names) - 1),
+    )
+    rows = [(start, start + lasts, *rest) for start, lasts, *rest in draw(st.lists(one, max_size=4 * bool(lanes)))]
+    columns = {name: array("q", (row[at] for row in rows)) for at, name in enumerate(Spans.COLUMNS)}
+    steps = tuple(sorted(draw(st.lists(st.integers(0, 2**50), max_size=3))))
+    spans = Spans(tuple(lanes), tuple(names), columns, steps, draw(st.integers(0, 3)))
+    return Timeline((), {name: array("q") for name in Timeline.COLUMNS}, 0, draw(st.none() | st.just(spans)))
+
+
+@settings(deadline=None, max_examples=50)
+@given(timelines(4))
+def test_a_saved_timeline_loads_as_it_was(timeline: Timeline) -> None:
+    run = replace(run_of([row(0)]), timeline=timeline)
+    with tempfile.TemporaryDirectory() as folder:
+        run.save(Path(folder) / "run.json")
+        loaded = torchprof.load(Path(folder) / "run.json")
+    assert loaded == run
+    if timeline.spans is not None and len(timeline.spans):
+        run.report("chrome-trace")
+
+
+def test_a_real_run_loads_as_it_was(tmp_path: Path) -> None:
+    model, scene, _ = SCENES["labels"]()
+    run = profiled(model, scene, profile_memory=True).run
+    run.save(tmp_path / "run.json.gz")
+    loaded = torchprof.load(tmp_path / "run.json.gz")
+    assert loaded == run
+    assert isinstance(spans_of(loaded).lanes[0], Lane)
+    assert loaded.report("chrome-trace") == run.report("chrome-trace")
+
+
+def test_a_file_of_2_2_has_memory_alone() -> None:
+    run = torchprof.load(DATA / "run-schema-3.json")
+    assert run.timeline is not None
+    assert len(run.timeline) > 0
+    assert run.timeline.spans is None
+    with pytest.raises(TorchprofError, match="with_timeline=True"):
+        run.report("chrome-trace")
+
+
+GONE = object()
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        ("spans", GONE),
+        ("spans", []),
+        *[(f"spans.{name}", GONE) for name in ("lanes", "names", "steps", "dropped", *Spans.COLUMNS)],
+        *[(f"spans.{name}.0", value) for name in Spans.COLUMNS for value in (None, 1.5, "1", 2**70)],
+        *[(f"spans.{name}.0", value) for name in ("lane", "layer", "phase", "name") for value in (-3, 99)],
+        ("spans.lane.0", -1),
+        ("spans.phase.0", -1),
+        ("spans.name.0", -2),
+        ("spans.start_ns", [1]),
+        ("spans.start_ns.0", 2**62),
+        ("spans.end_ns.0", -1),
+        ("spans.steps", [3, 2]),
+        ("spans.steps", ["1"]),
+        ("spans.dropped", "1"),
+        ("spans.lanes", [["cpu"]]),
+        ("spans.lanes.0.1", "1"),
+        ("spans.names", [3]),
+    ],
+    ids=lambda value: "gone" if value is GONE else repr(value)[:30],
+)
+def test_damaged_files(where: str, value: Any, tmp_path: Path) -> None:
+    model, scene, _ = SCENES["labels"]()
+    profiled(model, scene).run.save(tmp_path / "run.json")
+    document = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
+    here = document["timeline"]
+    *steps, last = [int(step) if step.isdigit() else step for step in where.split(".")]
+    for step in steps:
+        here = here[step]
+    if value is GONE:
+        del here[last]
+    else:
+        here[last] = value
+    (tmp_path / "run.json").write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(TorchprofError, match="damaged"):
+        torchprof.load(tmp_path / "run.json")
+
+
+# The trace
+
+
+Tracks = dict[str, list[dict[str, Any]]]
+
+
+def ns(us: float) -> int:
+    """As Perfetto reads it: rounded to the ns."""
+    return round(us * 1000)
+
+
+def tracks_of(text: str) -> tuple[Tracks, dict[str, Any]]:
+    """The ranges of each track by its name, in the order of the file, and the whole document."""
+    document = json.loads(text)
+    events = document["traceEvents"]
+    assert {event["pid"] for event in events} == {1}
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    order = {event["tid"]: event["args"]["sort_index"] for event in events if event["name"] == "thread_sort_index"}
+    assert len({*names.values()}) == len(names)
+    tracks: Tracks = {names[tid]: [] for tid in sorted(names, key=order.__getitem__)}
+    for event in events:
+        if event["ph"] == "X":
+            tracks[names[event["tid"]]].append(event)
+        else:
+            assert event["ph"] in "MC"
+    for track in tracks.values():
+        assert_nested([(ns(event["ts"]), ns(event["ts"]) + ns(event["dur"])) for event in track])
+    return tracks, document
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_the_trace_has_every_span_once(name: str) -> None:
+    model, run, options = SCENES[name]()
+    run_ = profiled(model, run, **options).run
+    tracks, _ = tracks_of(run_.report("chrome-trace"))
+    written = Counter(
+        (ns(event["ts"]), ns(event["ts"]) + ns(event["dur"]), track, event["name"])
+        for track, events in tracks.items()
+        for event in events
+    )
+    expected: Counter[tuple[Any, ...]] = Counter()
+    for one in lines(spans_of(run_)):
+        shown = one.name or run_.layers[one.layer].path[-1]
+        if shown.isdecimal():
+            shown = next(event for event in written if event[0] == one.start and event[3].endswith("." + shown))[3]
+        expected[one.start, one.end, f"{one.phase}, thread {one.lane.number}", shown] += 1
+    assert written == expected
+
+
+def trace_of_training() -> Run:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 2)))
+    with Profile(model, with_timeline=True, profile_memory=True) as prof:
+        for _ in range(3):
+            with torch.profiler.record_function("pass"):
+                model(torch.rand(3, 4)).sum().backward()
+            prof.step()
+    return prof.run
+
+
+def test_a_track_for_steps_and_for_each_phase() -> None:
+    run = trace_of_training()
+    tracks, document = tracks_of(run.report("chrome-trace"))
+    assert [*tracks] == ["steps", "forward, thread 1", "backward, thread 1"]
+    assert [event["name"] for event in tracks["steps"]] == ["step 1", "step 2", "step 3"]
+    edges = [ns(event["ts"]) for event in tracks["steps"]]
+    assert (*edges, edges[-1] + ns(tracks["steps"][-1]["dur"])) == spans_of(run).steps
+    assert {event["name"] for event in tracks["backward, thread 1"]} == {
+        "Sequential",
+        "Sequential.0",
+        "Sequential.1",
+        "Sequential.1.0",
+        "Sequential.1.1",
+    }
+    (process,) = [event for event in document["traceEvents"] if event["name"] == "process_name"]
+    assert process["args"] == {"name": "rank 0: Sequential"}
+    assert [*document] == ["traceEvents", "otherData"]
+
+
+def test_what_stands_beside_a_range() -> None:
+    run = trace_of_training()
+    tracks, _ = tracks_of(run.report("chrome-trace"))
+    first = next(event for event in tracks["forward, thread 1"] if event["name"] == "Sequential.0")
+    about = dict(first["args"])
+    (node,) = [node for node in run.tree(FORWARD).walk() if node.layer.name == "Sequential.0"]
+    assert about.pop("self CPU in the run") == format_time(node.self.cpu_ns)
+    assert about == {
+        "path": "Sequential.0",
+        "class": "Linear",
+        "settings": "in_features=4, out_features=8, bias=True",
+        "input shapes, first call": "3×4",
+        "output shapes, first call": "3×8",
+        "calls in the run": 3,
+    }
+    assert first["cat"] == FORWARD
+    mine = next(event for event in tracks["forward, thread 1"] if event["name"] == "pass")
+    assert (mine["cat"], mine["args"]) == ("label", {"layer": "(outside)", "phase": FORWARD})
+    behind = next(event for event in tracks["backward, thread 1"] if event["name"] == "Sequential.0")
+    assert "calls in the run" not in behind["args"]
+
+
+def test_memory_is_a_counter() -> None:
+    """Its highest value is the peak that the run knows of from elsewhere."""
+    run = trace_of_training()
+    _, document = tracks_of(run.report("chrome-trace"))
+    counts = [event for event in document["traceEvents"] if event["ph"] == "C"]
+    assert {event["name"] for event in counts} == {"memory on cpu above the start"}
+    assert run.timeline is not None
+    assert len(counts) == len(run.timeline)
+    highest = max(counts, key=lambda event: event["args"]["bytes"])
+    assert (highest["args"]["bytes"], ns(highest["ts"])) == (run.memory[0].peak_bytes, run.memory[0].peak_ns)
+
+
+def hostile(names: tuple[str, ...], lanes: Sequence[Lane] = (Lane("cpu", 1),)) -> Run:
+    """A run with a span of a millisecond for each name, on each lane."""
+    values = [(at * 10**6, (at + 1) * 10**6, lane, 0, 0, at) for lane in range(len(lanes)) for at in range(len(names))]
+    columns = {name: array("q", (one[at] for one in values)) for at, name in enumerate(Spans.COLUMNS)}
+    spans = Spans(tuple(lanes), names, columns, (), 3)
+    steps = {name: array("q") for name in Timeline.COLUMNS}
+    return replace(run_of([row(0)], warnings=("Careful.",)), timeline=Timeline((), steps, 5, spans))
+
+
+HOSTILE = ("<script>alert(1)</script>", 'a "b"\n', "line\nbreak", "\x1b[31mred", "\ud800", "a;b|c", "模", "\u2028")
+
+
+def test_hostile_names_stay_text(tmp_path: Path) -> None:
+    run = hostile(HOSTILE)
+    tracks, _ = tracks_of(run.report("chrome-trace"))
+    assert tuple(event["name"] for event in tracks["forward, thread 1"]) == HOSTILE
+    run.export(tmp_path / "a.trace.json.gz")
+    assert gzip.decompress((tmp_path / "a.trace.json.gz").read_bytes()).decode() == run.report("chrome-trace")
+
+
+def test_tracks_of_devices_come_last_and_what_was_dropped_is_said() -> None:
+    run = hostile(("k",), [Lane("cuda:0", 2), Lane("cuda:0", 1), Lane("cpu", 2), Lane("cpu", 1)])
+    tracks, document = tracks_of(run.report("chrome-trace"))
+    assert [*tracks] == ["forward, thread 1", "forward, thread 2", "cuda:0", "cuda:0, at the same time (2)"]
+    assert [event["cat"] for (event,) in tracks.values()] == ["label", "label", "kernel", "kernel"]
+    assert document["otherData"]["notes"] == (
+        "The last 3 ranges were not kept. The last 5 allocations and frees were not kept. Careful."
+    )
+
+
+def test_kernels_of_all_phases_share_the_tracks_of_their_device() -> None:
+    kernels = [kernel("ahead", 100, 110, 7), kernel("back", 120, 130, 8)]
+    spans = walked(call(X, 10, 20), op(11, 12, OF[X], number=7), node(X, 80, 90), op(82, 83, number=8), *kernels)
+    timeline = Timeline((), {name: array("q") for name in Timeline.COLUMNS}, 0, spans)
+    tracks, _ = tracks_of(replace(run_of([row(0)]), timeline=timeline).report("chrome-trace"))
+    assert [*tracks] == ["forward, thread 1", "backward, thread 1", "cuda:0"]
+    assert [(event["name"], event["args"]) for event in tracks["cuda:0"]] == [
+        ("ahead", {"layer": "Net.b", "phase": FORWARD}),
+        ("back", {"layer": "Net.b", "phase": BACKWARD}),
+    ]
+
+
+def test_the_ns_are_in_the_decimals() -> None:
+    run = hostile(("one",))
+    columns = {**spans_of(run).columns, "start_ns": array("q", [1_234_567]), "end_ns": array("q", [1_235_573])}
+    assert run.timeline is not None
+    run = replace(run, timeline=replace(run.timeline, spans=replace(spans_of(run), columns=columns)))
+    assert '"ts": 1234.567, "dur": 1.006}' in run.report("chrome-trace")
+
+
+@given(st.integers(-(10**6), 10**15))
+def test_no_ns_is_lost(time: int) -> None:
+    """What is written is the ns to the last digit: for who rounds, and for who reads the decimals as text."""
+    run = hostile(("one",))
+    columns = {**spans_of(run).columns, "start_ns": array("q", [time]), "end_ns": array("q", [time + 10])}
+    assert run.timeline is not None
+    run = replace(run, timeline=replace(run.timeline, spans=replace(spans_of(run), columns=columns)))
+    (written,) = re.findall(r'"ts": (-?\d+\.\d{3}), "dur": 0\.010}', run.report("chrome-trace"))
+    assert Decimal(written) * 1000 == time
+    assert ns(float(written)) == time
+
+
+def test_each_rank_is_a_process() -> None:
+    run = hostile(("one",))
+    assert run.timeline is not None
+    run = replace(run, metas=(replace(run.meta, rank=3),), timeline=replace(run.timeline, rank=3))
+    events = json.loads(run.report("chrome-trace"))["traceEvents"]
+    assert {event["pid"] for event in events} == {4}
+    assert events[0]["args"] == {"name": "rank 3: Net"}
+
+
+def test_a_run_without_spans_says_how_to_get_them() -> None:
+    with pytest.raises(TorchprofError, match="with_timeline=True"):
+        run_of([row(0)]).report("chrome-trace")
+
+
+def test_the_page_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every block of docs/timeline.md; and the tracks that it speaks of are in the file."""
+    root = ROOT
+    monkeypatch.syspath_prepend(str(root))
+    monkeypatch.chdir(tmp_path)
+    page = (root / "docs" / "timeline.md").read_text(encoding="utf-8")
+    space: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        exec(compile(block, "timeline.md", "exec"), space)
+    tracks, document = tracks_of(gzip.decompress((tmp_path / "alexnet.trace.json.gz").read_bytes()).decode())
+    shown = {*tracks, *(event["name"] for event in document["traceEvents"] if event["ph"] == "C")}
+    assert len(shown) == 4
+    assert all(f"| {name} |" in page for name in shown)
+
+
+def test_speedscope_reads_the_trace(
+    tmp_path: Path,
+    open_tab: Callable[..., Tab],  # noqa: F811
+    speedscope: Path,  # noqa: F811
+) -> None:
+    """Its table of the first track says of each layer what our spans add up to."""
+    model = Mlp()
+    run = profiled(model, lambda: [model(torch.rand(64, 4)) for _ in range(3)]).run
+    text = base64.b64encode(run.report("chrome-trace").encode()).decode()
+    (tmp_path / "load.js").write_text(f"speedscope.loadFileFromBase64('a.trace.json', '{text}')", encoding="utf-8")
+    index = speedscope / "dist" / "release" / "index.html"
+    tab = open_tab(index, fragment=f"localProfilePath={tmp_path / 'load.js'}")
+    tab.page.wait_for_function("document.body.innerText.includes('forward, thread 1')")
+    tab.page.keyboard.press("3")  # the view with the table
+    tab.page.wait_for_function("document.body.innerText.includes('Symbol Name')")
+    shown = tab.page.evaluate("document.body.innerText")
+    assert not tab.errors
+    unit = {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}
+    time = r"([\d.]+)(ns|µs|ms|s) \([<>]?[\d.]+%\)"
+    found = re.findall(rf"{time}\s+{time}\s+(\w+) \{{", shown)
+    rows = {name: (float(total) * unit[one], float(own) * unit[other]) for total, one, own, other, name in found}
+    totals = Counter[str]()
+    for one in lines(spans_of(run)):
+        totals[run.layers[one.layer].path[-1]] += one.end - one.start
+    own = {**totals, "Mlp": 2 * totals["Mlp"] - totals.total()}
+    assert rows == {name: pytest.approx((totals[name], own[name]), rel=0.01) for name in ("Mlp", "fc1", "act", "fc2")}

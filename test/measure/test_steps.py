@@ -1,0 +1,764 @@
+"""What single steps of a loop took: against times made by hand, a second count ns by ns, and the rows of real loops."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from build.hand_made import row, run_of
+from build.models import Checkpointed, Mlp
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import torchprof
+from torchprof import Profile, TorchprofError
+from torchprof.attribute.events import PREFIX, Event, Kind, Site
+from torchprof.attribute.rule import Attribution
+from torchprof.measure.fold import fold
+from torchprof.measure.steps import Steps
+from torchprof.record.labels import label_of
+from torchprof.run.cycles import add_cycle
+from torchprof.run.layers import Layer
+from torchprof.run.meta import Meta
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.words import BACKWARD, BEFORE, FORWARD, NOT_SELECTED, OUTSIDE, PHASES, RECOMPUTE
+
+PATHS = (("Net",), ("Net", "a"), ("Net", "b"))
+LAYERS = tuple(Layer(path, "Module") for path in PATHS)
+SITES = {label_of(path): Site((number,)) for number, path in enumerate(PATHS)}
+NET, A, B = SITES
+DATA = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+SGD = "Optimizer.step#SGD.step"
+MAIN, ENGINE = 1, 2  # threads
+PARTS = ("data", "optimizer", "copy", "wait", "other", "gap", "overlap")
+
+
+def mark(at: int) -> Event:
+    return Event(Kind.STEP, PREFIX + "!step", at, at, MAIN)
+
+
+def layer(label: str, start: int, end: int) -> Event:
+    return Event(Kind.LABEL, label, start, end, MAIN)
+
+
+def op(name: str, start: int, end: int, thread: int = MAIN, sequence: int = -1, number: int = 0) -> Event:
+    return Event(Kind.OP, name, start, end, thread, sequence, correlation=number)
+
+
+def node(start: int, end: int, sequence: int, thread: int = MAIN) -> Event:
+    return Event(Kind.NODE, "autograd::engine::evaluate_function: X", start, end, thread, sequence, forward_thread=MAIN)
+
+
+def label(name: str, start: int, end: int) -> Event:
+    return Event(Kind.USER_LABEL, name, start, end, MAIN)
+
+
+def kernel(name: str, start: int, end: int, launcher: int, device: str = "cuda:0") -> Event:
+    return Event(Kind.KERNEL, name, start, end, 7, correlation=launcher, device=device)
+
+
+class Counted(NamedTuple):
+    """What came of some events: the samples of their steps, the hashes of these steps in order, and the run."""
+
+    samples: dict[SampleKey, Spread]
+    order: list[int]
+    run: Run
+
+    def of(self, measure: str, layer: int = OUTSIDE, phase: str = FORWARD, device: str = "cpu") -> list[int]:
+        """The values of a measure, step by step; [] where it has none."""
+        spread = self.samples.get(SampleKey(layer, phase, 0, device, measure))
+        if spread is None:
+            return []
+        assert sorted(spread.hashes) == sorted(self.order)  # a value for each step
+        by_step = dict(zip(spread.hashes, spread.sample))
+        return [by_step[number] for number in self.order]
+
+
+def count(
+    events: Sequence[Event],
+    selected: set[int] | None = None,
+    kernels: Sequence[Event] = (),
+    layers: tuple[Layer, ...] = LAYERS,
+) -> Counted:
+    """Events in any order; those of the device come after them."""
+    marks = [event.start_ns for event in events if event.kind is Kind.STEP]
+    attribution = Attribution(SITES, PATHS, selected)
+    watched = Steps(layers)
+    attributed = watched.watch(
+        attribution.attribute([*sorted(events, key=lambda e: (e.start_ns, -e.end_ns)), *kernels])
+    )
+    rows, _, _ = fold(attributed, attribution.places.all, layers)
+    samples = watched.samples()
+    order = [Spread.of([(start, 0)]).hashes[0] for start in sorted(marks)[:-1]]
+    meta = Meta(("Net",), steps=watched.count, wall_ns=sum(marks[-1:]) - sum(marks[:1]))
+    return Counted(samples, order, Run((meta,), layers, rows, samples))
+
+
+def test_a_step_of_which_each_time_is_known() -> None:
+    """Data, forward with two children, loss, backward (that of the loss first), optimizer; gaps between all."""
+    found = count(
+        [
+            mark(0),
+            label(DATA, 3, 10),
+            op("aten::stack", 4, 9),
+            layer(NET, 12, 40),
+            layer(A, 13, 23),
+            op("aten::mm", 14, 20, sequence=1),
+            op("aten::relu", 24, 26, sequence=2),
+            layer(B, 27, 39),
+            op("aten::mm", 28, 38, sequence=3),
+            op("aten::loss", 41, 45, sequence=4),
+            node(46, 49, 4),
+            node(50, 57, 3),
+            node(57, 59, 2),
+            node(59, 70, 1),
+            label(SGD, 72, 90),
+            op("aten::add_", 75, 85),
+            mark(100),
+        ]
+    )
+    assert found.of("step_ns") == [100]
+    assert found.of("step_cpu_ns", 0) == [28]
+    assert found.of("step_cpu_ns", 1) == [10]
+    assert found.of("step_cpu_ns", 2) == [12]
+    assert found.of("step_cpu_ns", 0, BACKWARD) == [20]
+    assert found.of("step_cpu_ns", 1, BACKWARD) == [11]
+    assert found.of("step_cpu_ns", 2, BACKWARD) == [7]
+    assert found.of("step_cpu_ns", OUTSIDE) == [7 + 4 + 18]
+    assert found.of("step_cpu_ns", OUTSIDE, BACKWARD) == [3]
+    assert found.of("step_data_ns") == [7]
+    assert found.of("step_optimizer_ns") == [18]
+    assert found.of("step_other_ns") == [4 + 3]
+    assert found.of("step_gap_ns") == [3 + 2 + 1 + 1 + 1 + 2 + 10]
+    assert found.of("step_copy_ns") == found.of("step_wait_ns") == found.of("step_overlap_ns") == []
+
+
+def test_what_an_optimizer_calls_back_is_not_its_own() -> None:
+    """Lightning hands the loss to the optimizer's step as a closure; LBFGS calls one several times."""
+    once = [
+        label("Optimizer.zero_grad#SGD.zero_grad", 12, 15),
+        op("aten::zero_", 13, 14),
+        layer(NET, 20, 40),
+        op("aten::mm", 21, 30, sequence=1),
+        op("aten::loss", 41, 45, sequence=4),
+        op("aten::loss", 42, 43),  # directly inside one of its name: the same call
+        node(46, 49, 4),
+        node(50, 60, 1),
+        op("aten::add_", 70, 80),
+        op("aten::mul_", 71, 73),
+    ]
+    again = [event._replace(start_ns=event.start_ns + 100, end_ns=event.end_ns + 100) for event in once]
+    found = count([mark(0), label(SGD, 10, 190), *once, *again, mark(200)])
+    assert found.of("step_cpu_ns", 0) == [2 * 20]
+    assert found.of("step_cpu_ns", 0, BACKWARD) == [2 * 10]
+    assert found.of("step_optimizer_ns") == [2 * (3 + 10)]
+    assert found.of("step_other_ns") == [2 * (4 + 3)]
+    assert found.of("step_gap_ns") == [200 - 2 * (20 + 10 + 3 + 10 + 4 + 3)]
+    assert found.of("step_overlap_ns") == []
+
+
+def test_labels_of_the_users_explain_nothing_and_hide_nothing() -> None:
+    """A label around two epochs of steps, and one around the optimizer: all else is as it would be without them."""
+    bare = [
+        event
+        for start in (0, 100, 200)
+        for event in (
+            label(DATA, start + 2, start + 12),
+            layer(NET, start + 15, start + 45),
+            op("aten::loss", start + 50, start + 54),
+            label(SGD, start + 60, start + 80),
+        )
+    ]
+    marks = [mark(at) for at in (0, 100, 200, 300)]
+    plain = count([*marks, *bare])
+    labelled = count(
+        [
+            *marks,
+            *bare,
+            label("epoch 1", 1, 148),  # ends inside the step after its last mark
+            label("epoch 2", 148, 299),
+            label("update", 55, 90),
+        ]
+    )
+    for part in PARTS:
+        assert labelled.of(f"step_{part}_ns") == plain.of(f"step_{part}_ns")
+    assert plain.of("step_data_ns") == [10] * 3
+    assert plain.of("step_optimizer_ns") == [20] * 3
+    assert plain.of("step_other_ns") == [4] * 3
+    assert plain.of("step_gap_ns") == [36] * 3
+    # The label's own time is work of no layer in the tree, and each step has the part of it that lies in the step.
+    assert plain.of("step_cpu_ns") == [34] * 3
+    assert labelled.of("step_cpu_ns") == [99 - 30, 100 - 30, 99 - 30]
+
+
+def test_a_layer_that_is_open_at_a_mark_is_cut_there() -> None:
+    """A model whose forward holds the loop, with a child and an op across a mark each."""
+    found = count(
+        [mark(0), layer(NET, 10, 290), layer(A, 90, 120), op("aten::mm", 95, 110), mark(100), mark(200), mark(300)]
+    )
+    assert found.of("step_cpu_ns", 0) == [90, 100, 90]
+    assert found.of("step_cpu_ns", 1) == [10, 20, 0]
+    assert found.of("step_gap_ns") == [10, 0, 10]
+
+
+def test_what_is_in_no_finished_step_is_in_no_sample() -> None:
+    found = count([layer(NET, 0, 8), mark(10), layer(NET, 12, 17), mark(20), layer(NET, 21, 29)])
+    assert found.of("step_cpu_ns", 0) == [5]
+    assert found.of("step_ns") == [10]
+    assert count([mark(0), layer(NET, 1, 5)]).samples == {}
+    assert count([layer(NET, 1, 5)]).samples == {}
+
+
+def test_a_layer_that_rests_in_a_step_has_a_zero_for_it() -> None:
+    found = count([mark(0), layer(NET, 1, 5), mark(10), mark(20), layer(NET, 21, 27), layer(B, 22, 24), mark(30)])
+    assert found.of("step_cpu_ns", 0) == [4, 0, 6]
+    assert found.of("step_cpu_ns", 2) == [0, 0, 2]
+    assert found.of("step_cpu_ns", 1) == []
+
+
+@pytest.mark.parametrize("around", [None, "backward"])
+def test_backward_on_another_thread_is_no_gap(around: str | None) -> None:
+    """On a GPU the engine has a thread of its own, and the loop's thread waits: in nothing, or in the user's label."""
+    events = [mark(0), layer(NET, 5, 25), op("aten::mm", 6, 16, sequence=1), node(40, 70, 1, ENGINE), mark(100)]
+    found = count([*events, *([label(around, 30, 80)] if around else [])])
+    assert found.of("step_cpu_ns", 0, BACKWARD) == [30]
+    assert found.of("step_gap_ns") == [50]
+    assert found.of("step_overlap_ns") == []
+
+
+def test_what_two_threads_did_at_once_is_taken_off_once() -> None:
+    found = count([mark(0), op("aten::mm", 10, 60), op("aten::mm", 40, 90, ENGINE), mark(100)])
+    assert found.of("step_other_ns") == [100]
+    assert found.of("step_overlap_ns") == [20]
+    assert found.of("step_gap_ns") == [20]
+
+
+def test_waiting_and_copies_are_told_from_what_is_around_them() -> None:
+    """A copy to the device, one within it, and ``loss.item()``; the optimizer waits too."""
+    found = count(
+        [
+            mark(0),
+            op("aten::copy_", 1, 20, number=11),
+            op("cudaMemcpyAsync", 5, 15),
+            op("aten::copy_", 20, 30, number=12),
+            op("cudaMemcpyAsync", 22, 26),
+            op("aten::item", 30, 60, number=13),
+            op("cudaMemcpyAsync", 31, 34, number=0),
+            op("cudaStreamSynchronize", 34, 54),
+            label(SGD, 60, 90),
+            op("aten::_foreach_add_", 62, 70, number=14),
+            op("cudaLaunchKernel", 63, 66),
+            op("cudaDeviceSynchronize", 80, 86),
+            mark(100),
+        ],
+        kernels=[
+            kernel("Memcpy HtoD (Pageable -> Device)", 15, 40, 11),
+            kernel("Memcpy DtoD (Device -> Device)", 40, 42, 12),
+            kernel("Memcpy DtoH (Device -> Pinned)", 42, 43, 13),
+            kernel("multi_tensor_apply", 70, 77, 14),
+        ],
+    )
+    assert found.of("step_copy_ns") == [10 + 3]
+    assert found.of("step_wait_ns") == [20 + 6]
+    assert found.of("step_optimizer_ns") == [30 - 6]
+    assert found.of("step_other_ns") == [19 - 10 + 10 + 30 - 3 - 20]
+    assert found.of("step_gap_ns") == [1 + 10]
+    assert found.of("step_copy_ns", device="cuda:0") == [25 + 1]
+    assert found.of("step_other_ns", device="cuda:0") == [2]
+    assert found.of("step_optimizer_ns", device="cuda:0") == [7]
+    assert found.of("step_device_ns", device="cuda:0") == [35]
+
+
+def test_waiting_and_copies_in_ranges_that_are_layers_count_as_such_too() -> None:
+    """A range may be around anything; a layer of a model keeps what happens in its forward. The sum stays the step."""
+    events = [
+        mark(0),
+        layer(NET, 5, 80),
+        op("aten::copy_", 10, 30, number=11),
+        op("cudaMemcpyAsync", 12, 22),
+        op("aten::copy_", 30, 36, number=12),
+        op("cudaMemcpyAsync", 31, 35),
+        op("cudaStreamSynchronize", 40, 70),
+        op("cudaDeviceSynchronize", 90, 95),
+        mark(100),
+    ]
+    kernels = [
+        kernel("Memcpy HtoD (Pageable -> Device)", 15, 40, 11),
+        kernel("Memcpy DtoD (Device -> Device)", 40, 43, 12),
+    ]
+    ranges = tuple(replace(one, kind="") for one in LAYERS)
+    of_model, of_ranges = count(events, kernels=kernels), count(events, kernels=kernels, layers=ranges)
+    assert of_model.of("step_wait_ns") == [5]
+    assert of_model.of("step_copy_ns") == of_model.of("step_overlap_ns") == []
+    assert of_ranges.of("step_wait_ns") == [30 + 5]
+    assert of_ranges.of("step_copy_ns") == [10]  # what copies within the device is none
+    assert of_ranges.of("step_overlap_ns") == [30 + 10]
+    assert of_ranges.of("step_copy_ns", device="cuda:0") == of_ranges.of("step_overlap_ns", device="cuda:0") == [25]
+    for found in (of_model, of_ranges):
+        assert found.of("step_cpu_ns", 0) == [75]
+        assert found.of("step_device_ns", 0, device="cuda:0") == [28]
+        parts = {part: sum(found.of(f"step_{part}_ns")) for part in PARTS}
+        assert 75 + sum(parts.values()) - 2 * parts["overlap"] == 100
+    run = replace(
+        of_ranges.run, metas=(replace(of_ranges.run.meta, model=(), device="cuda", measured=("cpu_ns", "device_ns")),)
+    )
+    lines = {
+        line.split("|")[0].strip(): line.split("|")[-1].strip()
+        for line in run.report("steps").splitlines()
+        if "|" in line
+    }
+    assert lines["counted twice (several threads, or in ranges)"] == "-0.025us"
+    assert lines["host-device copies"] == "0.025us"
+    assert lines["Step"] == "0.028us"
+
+
+def test_a_kernel_counts_in_the_step_that_launched_it() -> None:
+    found = count(
+        [
+            mark(0),
+            layer(NET, 0, 50),
+            layer(A, 10, 40),
+            op("aten::mm", 11, 30, number=5),
+            mark(100),
+            op("aten::loss", 110, 120, number=6),
+            mark(200),
+            op("aten::loss", 210, 220, number=7),
+        ],
+        kernels=[
+            kernel("gemm", 150, 170, 5),
+            kernel("gemm", 170, 171, 5, "cuda:1"),
+            kernel("loss", 190, 193, 6),
+            kernel("loss", 195, 199, 7),  # launched after the last step, by the clock of the device before
+            kernel("graph", 130, 131, 99),  # nobody knows who launched it
+            kernel("of before", 3, 60, BEFORE),  # launched before the recording
+        ],
+    )
+    assert found.of("step_device_ns", 1, device="cuda:0") == [20, 0]
+    assert found.of("step_device_ns", 0, device="cuda:0") == [20, 0]
+    assert found.of("step_device_ns", 0, device="cuda:1") == [1, 0]
+    assert found.of("step_device_ns", OUTSIDE, device="cuda:0") == [0, 3 + 1]
+    assert found.of("step_other_ns", OUTSIDE, device="cuda:0") == [0, 4]
+
+
+def test_layers_that_were_not_selected() -> None:
+    found = count([mark(0), layer(NET, 10, 50), layer(A, 20, 30), mark(60)], selected={1})
+    assert found.of("step_cpu_ns", 1) == [10]
+    assert found.of("step_cpu_ns", NOT_SELECTED) == [30]
+    assert found.of("step_cpu_ns", 0) == [10]
+    assert found.of("step_gap_ns") == [20]
+
+
+# A second count: who owns each single nanosecond
+
+
+class Span(NamedTuple):
+    """A range with what is inside of it."""
+
+    kind: str
+    name: str
+    start: int
+    end: int
+    inside: tuple[Span, ...]
+
+
+NAMES = {
+    "layer": (A, B),
+    "label": ("mine", "yours", DATA, SGD),
+    "op": ("aten::mm", "aten::add", "cudaStreamSynchronize", "cudaMemcpyAsync"),
+}
+
+
+@st.composite
+def spans(draw: st.DrawFn, start: int, end: int, level: int = 0) -> tuple[Span, ...]:
+    found = []
+    while start < end and draw(st.integers(0, 3)):
+        begin = draw(st.integers(start, end - 1))
+        stop = draw(st.integers(begin + 1, end))
+        kind = draw(st.sampled_from(sorted(NAMES)))
+        inside = draw(spans(begin, stop, level + 1)) if level < 3 else ()
+        found.append(Span(kind, draw(st.sampled_from(NAMES[kind])), begin, stop, inside))
+        start = stop
+    return tuple(found)
+
+
+def events_of(spans: Sequence[Span], thread: int) -> Iterator[Event]:
+    kinds = {"layer": Kind.LABEL, "label": Kind.USER_LABEL, "op": Kind.OP}
+    for span in spans:
+        yield Event(kinds[span.kind], span.name, span.start, span.end, thread)
+        yield from events_of(span.inside, thread)
+
+
+def owner(spans: Sequence[Span], at: int) -> str | None:
+    """Whose a nanosecond of a thread is: a layer's label, a part, or None for nobody's."""
+    chain: list[Span] = []
+    while True:
+        around = [span for span in spans if span.start <= at < span.end]
+        if not around:
+            break
+        chain += around
+        spans = around[0].inside
+    inner = [span.name for span in chain if span.kind == "layer"]
+    if inner:
+        return inner[-1]
+    if not chain:
+        return None
+    if chain[-1].name == "cudaStreamSynchronize":
+        return "wait"
+    if chain[-1].name == "cudaMemcpyAsync":
+        return "copy"
+    for span in chain:
+        if span.name in (DATA, SGD):
+            return "data" if span.name == DATA else "optimizer"
+    return "other" if any(span.kind == "op" for span in chain) else None
+
+
+def calls_back(spans: Sequence[Span], in_optimizer: bool = False) -> bool:
+    """Whether a layer is called inside an optimizer's step: what that means for its time has a test of its own."""
+    return any(
+        (in_optimizer and span.kind == "layer") or calls_back(span.inside, in_optimizer or span.name == SGD)
+        for span in spans
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(spans(0, 40), spans(0, 40), st.sets(st.integers(0, 40), min_size=2, max_size=6))
+def test_every_nanosecond_of_every_step_has_its_owner(
+    main: tuple[Span, ...], engine: tuple[Span, ...], marks: set[int]
+) -> None:
+    assume(not calls_back(main) and not calls_back(engine))
+    found = count([*map(mark, marks), *events_of(main, MAIN), *events_of(engine, ENGINE)])
+    bounds = sorted(marks)
+    for number, (start, end) in enumerate(itertools.pairwise(bounds)):
+        owned: Counter[str] = Counter()
+        explained = 0
+        for at in range(start, end):
+            owners = [one for one in (owner(main, at), owner(engine, at)) if one is not None]
+            owned.update(owners)
+            explained += bool(owners)
+
+        def value(measure: str, layer: int = OUTSIDE, number: int = number) -> int:
+            values = found.of(measure, layer)
+            return values[number] if values else 0
+
+        assert value("step_ns") == end - start
+        assert value("step_cpu_ns", 1) == owned[A]
+        assert value("step_cpu_ns", 2) == owned[B]
+        assert value("step_cpu_ns", 0) == owned[A] + owned[B]
+        for part in ("data", "optimizer", "copy", "wait", "other"):
+            assert value(f"step_{part}_ns") == owned[part], part
+        assert value("step_gap_ns") == end - start - explained
+        assert value("step_overlap_ns") == owned.total() - explained
+
+
+# Several cycles
+
+
+def test_cycles_join_into_what_one_would_have_given() -> None:
+    """The same steps, recorded in one session or in two, give the same samples."""
+    first = [
+        mark(0),
+        layer(NET, 5, 25),
+        layer(A, 6, 9),
+        label(DATA, 30, 32),
+        mark(100),
+        layer(NET, 110, 114),
+        mark(200),
+    ]
+    second = [mark(200), layer(NET, 205, 215), layer(A, 206, 214), label(DATA, 220, 229), mark(300)]
+    both = add_cycle(count(first).run, count(second).run)
+    assert both.samples == count([*first, *second[1:]]).samples
+
+
+def test_a_layer_that_rests_for_a_whole_cycle_has_zeros_for_it() -> None:
+    first = [mark(0), layer(NET, 5, 25), layer(A, 6, 9), mark(100), layer(NET, 110, 114), mark(200)]
+    second = [mark(200), layer(NET, 205, 215), layer(B, 206, 214), label(DATA, 220, 229), mark(300)]
+    both = add_cycle(count(first).run, count(second).run)
+    assert both.samples == count([*first, *second[1:]]).samples
+
+
+# Real loops
+
+
+class Slow(Dataset[Tensor]):
+    """Eight samples, each of which takes so many seconds to load."""
+
+    def __init__(self, seconds: float = 0) -> None:
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        time.sleep(self.seconds)
+        return torch.full((4,), float(index))
+
+
+class SlowSgd(torch.optim.SGD):
+    """Sleeps in each step."""
+
+    seconds = 0.0
+
+    def step(self, closure: Any = None) -> Any:
+        time.sleep(self.seconds)
+        return super().step(closure)
+
+
+def train(model: nn.Module, *, loading: float = 0, updating: float = 0, between: float = 0, **options: Any) -> Run:
+    """Two epochs of four steps of two samples; nothing comes after the last step."""
+    optimizer = SlowSgd(model.parameters(), lr=0.1)
+    optimizer.seconds = updating
+    with Profile(model, **options) as prof:
+        for _ in range(2):
+            batches = iter(DataLoader(Slow(loading), batch_size=2))
+            for _ in range(4):
+                model(next(batches)).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                time.sleep(between)
+                prof.step()
+    return prof.run
+
+
+def of_steps(run: Run, measure: str, layer: int = OUTSIDE, phase: str = FORWARD) -> int:
+    """The sum of a measure over all steps."""
+    spread = run.samples.get(SampleKey(layer, phase, 0, "cpu", measure))
+    return spread.sum if spread is not None else 0
+
+
+def schedule(**of: int) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of a schedule without warm-up
+        return torch.profiler.schedule(**of)
+
+
+LOOPS = [  # the schedule and how many steps it records
+    pytest.param(None, 8, id="one cycle"),
+    pytest.param(schedule(wait=0, warmup=0, active=1), 8, id="many"),
+    pytest.param(schedule(wait=1, warmup=1, active=2), 4, id="with rests"),
+]
+
+
+@pytest.mark.parametrize("paths", [None, ["fc1"]], ids=["all layers", "one layer"])
+@pytest.mark.parametrize("schedule, expected", LOOPS)
+def test_steps_and_rows_of_a_real_loop_agree(schedule: Any, expected: int, paths: list[str] | None) -> None:
+    """All that was recorded lies inside steps, so that their sums are those of the rows, to the nanosecond."""
+    run = train(Mlp(), paths=paths, schedule=schedule)
+    assert run.meta.steps == expected
+    for phase in PHASES:
+        assert of_steps(run, "step_cpu_ns", 0, phase) == run.tree(phase).total.cpu_ns
+        assert of_steps(run, "step_cpu_ns", OUTSIDE, phase) == run.no_layer(phase).cpu_ns
+        assert of_steps(run, "step_cpu_ns", NOT_SELECTED, phase) == run.no_layer(phase, selected=False).cpu_ns
+        for node in run.tree(phase).walk():
+            at = run.layers.index(node.layer)
+            assert of_steps(run, "step_cpu_ns", at, phase) == node.total.cpu_ns
+    assert sum(
+        of_steps(run, "step_cpu_ns", layer, phase) for layer in (0, OUTSIDE, NOT_SELECTED) for phase in PHASES
+    ) == sum(run.rows.columns["cpu_ns"])
+
+
+@pytest.mark.parametrize("schedule, expected", LOOPS)
+@pytest.mark.parametrize("model", [Mlp, lambda: Checkpointed(True)], ids=["plain", "checkpoint"])
+def test_the_parts_add_up_to_the_steps_and_these_to_the_time(model: Any, schedule: Any, expected: int) -> None:
+    run = train(model(), schedule=schedule)
+    layers = sum(of_steps(run, "step_cpu_ns", layer, phase) for layer in (0, NOT_SELECTED) for phase in PHASES)
+    parts = {part: of_steps(run, f"step_{part}_ns") for part in PARTS}
+    assert layers + sum(parts.values()) - 2 * parts["overlap"] == of_steps(run, "step_ns")
+    assert min(parts["data"], parts["optimizer"], parts["other"], parts["gap"]) > 0
+    assert parts["overlap"] == parts["copy"] == parts["wait"] == 0
+    assert of_steps(run, "step_ns") < run.meta.wall_ns + 1e6 * run.meta.cycles  # which another clock has measured
+    assert run.samples[SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_ns")].count == run.meta.steps == expected
+    if RECOMPUTE in run.phases():
+        assert of_steps(run, "step_cpu_ns", 0, RECOMPUTE) > 0
+
+
+def test_steps_last_from_mark_to_mark() -> None:
+    with Profile(Mlp()) as prof:
+        for _ in range(5):
+            time.sleep(0.001)
+            prof.step()
+        time.sleep(0.01)
+    marks = [event.end_ns for event in prof._session.events() if event.kind is Kind.STEP]
+    spread = prof.run.samples[SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_ns")]
+    assert sorted(end - start for start, end in itertools.pairwise(marks)) == list(spread.sample)
+    assert spread.sum <= prof.run.meta.wall_ns - 9e6  # the second sleep is in no step
+
+
+@pytest.mark.parametrize(
+    "where, part, times", [("loading", "data", 2), ("updating", "optimizer", 1), ("between", "gap", 1)]
+)
+def test_a_planted_sleep_shows_where_it_was(where: str, part: str, times: int) -> None:
+    """In every one of the steps; and as the parts add up to the step, nowhere else."""
+    seconds = 0.01
+    run = train(Mlp(), **{where: seconds})
+    spread = run.samples[SampleKey(OUTSIDE, FORWARD, 0, "cpu", f"step_{part}_ns")]
+    assert spread.count == 8
+    assert spread.min >= times * seconds * 1e9 * 0.99  # clocks differ by a little
+
+
+# The report
+
+
+def table_of(text: str, number: int) -> list[list[str]]:
+    """The cells of one of the report's tables, headings first."""
+    lines = text.split("\n\n")[number].split("\n")
+    return [[cell.strip() for cell in line.split("|")] for line in lines if not set(line) <= set("-|")]
+
+
+def as_ns(text: str) -> float:
+    for unit, factor in (("us", 1e3), ("ms", 1e6), ("s", 1e9)):
+        if text.endswith(unit):
+            return float(text.removesuffix(unit)) * factor
+    raise AssertionError(text)
+
+
+def made_by_hand() -> Run:
+    """Two steps of 100 and 200 µs, on a device and off it."""
+    events = [mark(0)]
+    for start, factor in ((0, 1), (100, 2)):
+        for name, kind, begin, end in (
+            (DATA, Kind.USER_LABEL, 0, 10),
+            (NET, Kind.LABEL, 10, 40),
+            (A, Kind.LABEL, 15, 35),
+            ("aten::loss", Kind.OP, 40, 45),
+            (SGD, Kind.USER_LABEL, 50, 90),
+        ):
+            events.append(
+                Event(kind, name, start + factor * begin, start + factor * end, MAIN, correlation=len(events))
+            )
+        events.append(mark(start + factor * 100))
+    kernels = [kernel("gemm", 20, 28, 3), kernel("gemm", 130, 142, 9), kernel("adam", 300, 330, 5)]
+    in_us = [
+        event._replace(start_ns=event.start_ns * 1000, end_ns=event.end_ns * 1000) for event in [*events, *kernels]
+    ]
+    found = count([event for event in in_us if event.kind is not Kind.KERNEL], kernels=in_us[len(events) :]).run
+    measured = ("cpu_ns", "device_ns")
+    meta = replace(found.meta, device="cuda", requested=measured, measured=measured, warnings=("A doubt.",))
+    return replace(found, metas=(meta,))
+
+
+def test_the_report_of_steps_made_by_hand() -> None:
+    expected = """\
+Steps | Cycles | Mean      | Median    | P95       | IQR      | Min       | Max
+------|--------|-----------|-----------|-----------|----------|-----------|----------
+2     | 1      | 150.000us | 150.000us | 195.000us | 50.000us | 100.000us | 200.000us
+
+Part                   | Mean      | Share  | Median    | P95       | IQR      | CUDA mean
+-----------------------|-----------|--------|-----------|-----------|----------|----------
+Net, forward           | 45.000us  | 30.0%  | 45.000us  | 58.500us  | 15.000us | 10.000us
+data loading           | 15.000us  | 10.0%  | 15.000us  | 19.500us  | 5.000us  | 0.000us
+optimizer              | 60.000us  | 40.0%  | 60.000us  | 78.000us  | 20.000us | 15.000us
+host-device copies     | 0.000us   | 0.0%   | 0.000us   | 0.000us   | 0.000us  | 0.000us
+waiting for the device | 0.000us   | 0.0%   | 0.000us   | 0.000us   | 0.000us  |
+loss and other ops     | 7.500us   | 5.0%   | 7.500us   | 9.750us   | 2.500us  | 0.000us
+in no op (Python)      | 22.500us  | 15.0%  | 22.500us  | 29.250us  | 7.500us  |
+Step                   | 150.000us | 100.0% | 150.000us | 195.000us | 50.000us | 25.000us
+
+Module    | CPU median | CPU P95  | CPU IQR  | CUDA median | CUDA P95 | CUDA IQR
+----------|------------|----------|----------|-------------|----------|---------
+Net       | 45.000us   | 58.500us | 15.000us | 10.000us    | 11.800us | 2.000us
+├── a     | 30.000us   | 39.000us | 10.000us | 10.000us    | 11.800us | 2.000us
+└── b     | –          | –        | –        | –           | –        | –
+(outside) | 82.500us   | 107.250us | 27.500us | 15.000us    | 28.500us | 15.000us
+
+A doubt."""
+
+    def squeezed(text: str) -> list[str]:
+        return ["|".join(cell.strip() for cell in line.split("|")) for line in text.split("\n") if "--" not in line]
+
+    assert squeezed(made_by_hand().report("steps")) == squeezed(expected)
+
+
+def test_the_means_that_are_printed_add_up() -> None:
+    run = train(Mlp(), paths=["fc1"])
+    table = table_of(run.report("steps"), 1)
+    means = {name: as_ns(mean) for name, mean, *_ in table[1:]}
+    total = means.pop("Step")
+    assert sum(means.values()) == pytest.approx(total, abs=len(means) * 1e3)  # each is printed to a µs at least
+    assert "(not selected), forward" in means
+
+
+def test_what_would_count_twice_is_a_line_of_its_own() -> None:
+    found = count([mark(0), op("aten::mm", 10_000, 60_000), op("aten::mm", 40_000, 90_000, ENGINE), mark(100_000)])
+    parts = {name: (mean, share) for name, mean, share, *_ in table_of(found.run.report("steps"), 1)}
+    assert parts["loss and other ops"] == ("100.000us", "100.0%")
+    assert parts["in no op (Python)"] == ("20.000us", "20.0%")
+    assert parts["counted twice (several threads)"] == ("-20.000us", "-20.0%")
+    assert parts["Step"] == ("100.000us", "100.0%")
+
+
+def test_what_was_asked_for_and_not_measured_is_unknown() -> None:
+    run = made_by_hand()
+    run = replace(run, metas=(replace(run.meta, measured=("cpu_ns",)),))
+    text = run.report("steps")
+    table = table_of(text, 1)
+    assert table[0][-1] == "CUDA mean"
+    assert {row[-1] for row in table[1:]} <= {"–", ""}
+    assert table[-1][-1] == "–"
+
+
+def test_the_deepest_layers_shown_count_with_all_below_them() -> None:
+    """b took 10 itself and 60 with what is below it, a took 30."""
+    run = run_of([row(index, cpu_ns=1) for index in range(4)])
+    took = {0: 100, 1: 30, 2: 60, 3: 50}
+    samples = {SampleKey(index, FORWARD, 0, "cpu", "step_cpu_ns"): Spread.of([(0, ns)]) for index, ns in took.items()}
+    samples[SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_ns")] = Spread.of([(0, 100)])
+    run = replace(run, samples=samples, metas=(replace(run.meta, wall_ns=100, steps=1),))
+    for depth, shown in ((1, ["Net", "└── b"]), (2, ["Net", "└── b", "└── 0"])):
+        assert [one[0] for one in table_of(run.report("steps", top=1, depth=depth), 2)][1:] == shown
+
+
+def test_depth_and_top_hide_layers_and_nothing_else() -> None:
+    run = made_by_hand()
+    whole = run.report("steps")
+    assert [row[0] for row in table_of(run.report("steps", depth=0), 2)] == ["Module", "Net", "(outside)"]
+    assert [row[0] for row in table_of(run.report("steps", top=1), 2)] == ["Module", "Net", "└── a", "(outside)"]
+    assert [row[0] for row in table_of(run.report("steps", top=1, depth=0), 2)] == ["Module", "Net", "(outside)"]
+    assert [row[0] for row in table_of(run.report("steps", top=0), 2)] == ["Module", "(outside)"]
+    for options in ({"depth": 0}, {"top": 1}):
+        assert run.report("steps", **options).split("\n\n")[:2] == whole.split("\n\n")[:2]
+
+
+def test_a_run_without_steps_says_how_to_mark_them() -> None:
+    with Profile(Mlp()) as prof:
+        pass
+    with pytest.raises(TorchprofError, match=r"call prof\.step\(\) at the end of each pass"):
+        prof.run.report("steps")
+
+
+@pytest.mark.parametrize("wrong", [{"depth": -1}, {"top": "all"}, {"tablefmt": "gird"}])
+def test_wrong_options(wrong: dict[str, Any]) -> None:
+    with pytest.raises(TorchprofError):
+        made_by_hand().report("steps", **wrong)
+
+
+def test_each_rank_has_its_tables() -> None:
+    run = made_by_hand()
+    second = {key._replace(rank=1): spread for key, spread in run.samples.items()}
+    metas = (run.meta, replace(run.meta, rank=1))
+    text = replace(run, metas=metas, samples={**run.samples, **second}).report("steps")
+    alone = run.report("steps").removesuffix("\n\nA doubt.")
+    assert text == f"Rank 0\n\n{alone}\n\nRank 1\n\n{alone}\n\nA doubt."
+
+
+def test_recorded_time_in_no_step_is_told() -> None:
+    run = made_by_hand()
+    note = "100.000us (25.0%) of the recorded time is in no step"
+    assert note not in run.report("steps")
+    assert note in replace(run, metas=(replace(run.meta, wall_ns=400_000),)).report("steps")
+
+
+def test_a_saved_run_gives_the_same_report(tmp_path: Path) -> None:
+    run = train(Mlp(), schedule=schedule(wait=1, warmup=0, active=2))
+    run.save(tmp_path / "run.json.gz")
+    assert torchprof.load(tmp_path / "run.json.gz").report("steps") == run.report("steps")

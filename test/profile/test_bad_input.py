@@ -1,0 +1,651 @@
+"""Bad input of every public call: a clear error that says what was wrong, and a model that is as it was."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import io
+import json
+import tempfile
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from build.snapshots import snapshot
+from torch import nn
+
+import torchprof
+from torchprof import Profile, TorchprofError, load
+from torchprof.reports import known
+from torchprof.run.layers import Layer
+from torchprof.run.memory import Held, Memory
+from torchprof.run.meta import Meta, Peak
+from torchprof.run.rows import Around, Rows
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.timeline import Lane, Spans, Timeline
+from torchprof.run.words import OUTSIDE, Frame, Signature
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU())
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x))
+
+
+@pytest.fixture
+def model() -> Iterator[nn.Module]:
+    """A model that must be as it was when the test ends, and can be profiled then."""
+    made = Net().eval()
+    before = snapshot(made, values=True)
+    yield made
+    assert snapshot(made, values=True) == before
+    with Profile(made) as prof:
+        made(torch.rand(2, 3))
+    assert {node.calls for node in prof.run.tree().walk()} == {1}
+
+
+@pytest.fixture
+def prof() -> Profile:
+    model = Net().eval()
+    x = torch.rand(2, 3)
+    with Profile(model) as prof:
+        model(x)
+    return prof
+
+
+def refused(call: Callable[[], Any], *words: str, error: type[BaseException] = TorchprofError) -> None:
+    """The call raises that error, with these words in its text, and with no other error hidden behind it."""
+    with pytest.raises(error) as caught:
+        call()
+    text = str(caught.value)
+    for word in words:
+        assert word in text, f"{word!r} is not in: {text}"
+    assert len(text) < 2000
+
+
+def enter(*args: Any, **options: Any) -> None:
+    with Profile(*args, **options):
+        pytest.fail("the block must not run")
+
+
+# Profile
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (None, ["torch.nn.Module", "None"]),
+        (5, ["torch.nn.Module", "5"]),
+        ("resnet18", ["torch.nn.Module", "'resnet18'"]),
+        (torch.sin, ["torch.nn.Module", "sin"]),
+        (lambda x: x, ["torch.nn.Module", "lambda"]),
+        (Net, ["Net(...)"]),
+        (nn.Linear, ["Linear(...)"]),
+        (torch.rand(2), ["torch.nn.Module"]),
+        ({"net": 1}, ["torch.nn.Module"]),
+        ([], ["empty"]),
+        ((), ["empty"]),
+        ([nn.ReLU(), 5], ["torch.nn.Module", "5"]),
+        ([[nn.ReLU()]], ["torch.nn.Module"]),
+    ],
+    ids=lambda value: value if type(value) is int else type(value).__name__,
+)
+def test_what_is_no_model(given, words) -> None:
+    refused(lambda: enter(given), *words)
+
+
+def test_a_model_that_is_missing_is_pythons_own_error() -> None:
+    refused(lambda: Profile(), "model", error=TypeError)  # type: ignore[call-arg]
+
+
+def test_a_compiled_function_has_no_layers() -> None:
+    compiled = torch.compile(lambda x: x + 1, backend="eager")
+    refused(lambda: enter(compiled), "compiled function", "module")
+
+
+def test_unknown_and_superfluous_arguments_are_pythons_own_errors(model) -> None:
+    refused(lambda: enter(model, use_gpu=True), "use_gpu", error=TypeError)
+    refused(lambda: enter(model, True, False, False, None, "cuda"), "positional", error=TypeError)
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("cuad", ["'cuad'", "'cuda'"]),
+        ("gpu", ["'gpu'", "'cuda'", "'xpu'", "'mps'"]),
+        ("cuda:0", ["'cuda:0'", "'cuda'"]),
+        ("cpu", ["'cpu'", "'cuda'"]),
+        ("", ["''", "'cuda'"]),
+        (1, ["1", "'cuda'"]),
+        (True, ["True", "'cuda'"]),
+        (torch.device("cuda"), ["'cuda'"]),
+        ([], ["[]", "'cuda'"]),
+    ],
+    ids=repr,
+)
+def test_devices_that_there_are_not(model, device, words) -> None:
+    refused(lambda: enter(model, use_device=device), "use_device", *words)
+
+
+@pytest.mark.parametrize("device", ["xpu", "mps"])
+def test_two_devices_at_once(model, device) -> None:
+    refused(lambda: enter(model, use_cuda=True, use_device=device), "use_cuda", repr(device), "leave one out")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_the_same_device_said_twice_is_no_contradiction(model) -> None:
+    with Profile(model, use_cuda=True, use_device="cuda") as prof:
+        model(torch.rand(2, 3))
+    assert prof.run.meta.device == "cuda"
+
+
+@pytest.mark.parametrize("warmup", [-1, 1.5, "2", None, [1]], ids=repr)
+def test_warmups_that_are_no_number_of_calls(model, warmup) -> None:
+    refused(lambda: enter(model, warmup=warmup), "warmup", repr(warmup), "0 or more")
+
+
+@pytest.mark.parametrize(
+    ("paths", "words"),
+    [
+        (5, ["paths", "5"]),
+        (3.5, ["paths", "3.5"]),
+        ([5], ["5", "tuple", "dotted"]),
+        ([None], ["None", "tuple", "dotted"]),
+        ([()], ["()", "tuple", "dotted"]),
+        ([("Net", 0)], ["('Net', 0)", "tuple", "dotted"]),
+        ([("Net", ("features",))], ["tuple", "dotted"]),
+        ([nn.ReLU()], ["ReLU", "dotted"]),
+        (nn.ReLU(), ["paths", "ReLU"]),
+        ([b"features"], ["b'features'", "dotted"]),
+        ("", ["''"]),
+        ([""], ["''"]),
+        (["features..0"], ["'features..0'"]),
+        (["."], ["'.'"]),
+        (["features.**"], ["'features.**'"]),
+        (["heads"], ["'heads'", "Net.head"]),
+        ([("Net", "features", "7")], ["7", "Net.features"]),
+        (["features", "fetures.0"], ["'fetures.0'", "Net.features.0"]),
+        (["net.features"], ["'net.features'", "Net.features"]),
+        (("Net", "features", "0"), ["[('Net', 'features', '0')]"]),
+    ],
+    ids=repr,
+)
+def test_paths_that_name_nothing(model, paths, words) -> None:
+    refused(lambda: enter(model, paths=paths), *words)
+
+
+def test_an_error_on_entry_leaves_a_profile_that_was_never_entered(model) -> None:
+    prof = Profile(model, paths=["nonsense"])
+    refused(prof.__enter__, "nonsense")
+    assert (prof.entered, prof.exited, prof.traces, prof.raw()) == (False, False, (), None)
+    assert str(prof) == "<unfinished torchprof.profile>"
+
+
+def test_leaving_what_was_never_entered_is_harmless(model) -> None:
+    prof = Profile(model)
+    assert not prof.__exit__(None, None, None)
+    assert prof.raw() is None
+    with prof:
+        model(torch.rand(2, 3))
+    first = str(prof)
+    assert not prof.__exit__(None, None, None)
+    assert str(prof) == first
+
+
+def test_nothing_is_checked_and_nothing_happens_when_disabled() -> None:
+    with Profile(5, enabled=False, paths=7, use_device="nonsense") as prof:  # type: ignore[arg-type]
+        pass
+    assert prof.raw() is None
+
+
+def test_asking_too_early_or_what_was_switched_off(model) -> None:
+    prof = Profile(model)
+    refused(lambda: prof.run, "not ended")
+    refused(lambda: prof.key_averages(), "not ended")
+    off = Profile(model, enabled=False)
+    refused(lambda: off.run, "enabled=False")
+
+
+def test_names_that_the_package_does_not_have() -> None:
+    refused(lambda: torchprof.Profiler, "torchprof", "Profiler", error=AttributeError)
+
+
+# display
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"depth": -1}, ["depth", "-1"]),
+        ({"depth": 1.5}, ["depth", "1.5"]),
+        ({"depth": "2"}, ["depth", "'2'"]),
+        ({"top": -3}, ["top", "-3"]),
+        ({"top": 2.0}, ["top", "2.0"]),
+        ({"top": "all"}, ["top", "'all'"]),
+        ({"sort_by": "cpu_totl"}, ["'cpu_totl'", "'cpu_total'"]),
+        ({"sort_by": "cuda_total"}, ["'cuda_total'", "'cpu_total'"]),
+        ({"sort_by": "backward_cpu_total"}, ["'backward_cpu_total'"]),
+        ({"sort_by": "Module"}, ["'Module'", "calls"]),
+        ({"sort_by": ""}, ["''", "cpu_total"]),
+        ({"sort_by": 3}, ["3", "cpu_total"]),
+        ({"sort_by": ["cpu_total"]}, ["cpu_total"]),
+        ({"tablefmt": "githb"}, ["'githb'", "'github'"]),
+        ({"tablefmt": 5}, ["5"]),
+        ({"tablefmt": ["github"]}, ["github"]),
+        ({"file": "table.txt"}, ["'table.txt'", "open"]),
+        ({"file": Path("table.txt")}, ["table.txt", "open"]),
+        ({"file": 3}, ["3", "open"]),
+    ],
+    ids=repr,
+)
+def test_options_of_display(prof, options, words) -> None:
+    before = str(prof)
+    refused(lambda: prof.display(**options), *words)
+    assert str(prof) == before
+
+
+def test_a_file_of_bytes_or_a_closed_one(prof) -> None:
+    refused(lambda: prof.display(file=io.BytesIO()), error=(TorchprofError, TypeError))  # type: ignore[arg-type]
+    closed = io.StringIO()
+    closed.close()
+    refused(lambda: prof.display(file=closed), "closed", error=ValueError)
+
+
+def test_options_that_display_does_not_have_are_pythons_own_errors(prof) -> None:
+    refused(lambda: prof.display(colour=True), "colour", error=TypeError)
+    refused(lambda: prof.display(False, 2), "positional", error=TypeError)
+
+
+# Run
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"phase": "forwards"}, ["'forwards'", "'forward'"]),
+        ({"phase": "Backward"}, ["'Backward'", "'backward'"]),
+        ({"phase": ""}, ["''", "'forward'", "'backward'", "'recompute'"]),
+        ({"phase": 0}, ["0", "'forward'"]),
+        ({"phase": ["forward"]}, ["forward"]),
+        ({"root": 1}, ["1", "root"]),
+        ({"root": -1}, ["-1", "root"]),
+        ({"root": "Net"}, ["'Net'", "root"]),
+        ({"root": None}, ["None", "root"]),
+        ({"root": 0.5}, ["0.5", "root"]),
+    ],
+    ids=repr,
+)
+def test_options_of_tree(prof, options, words) -> None:
+    refused(lambda: prof.run.tree(**options), *words)
+
+
+def test_unknown_phases_elsewhere(prof) -> None:
+    refused(lambda: prof.run.ops("forwards"), "'forwards'", "'forward'")
+    refused(lambda: prof.run.no_layer("forwards"), "'forwards'", "'forward'")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("trees", {}, ["'trees'", "'tree'"]),
+        ("", {}, ["''", "'tree'"]),
+        (5, {}, ["5", "'tree'"]),
+        ("tree", {"dept": 2}, ["'dept'", "'depth'"]),
+        ("tree", {"run": 2}, ["'run'"]),
+        ("tree", {"depth": -2}, ["depth", "-2"]),
+    ],
+    ids=repr,
+)
+def test_reports_that_there_are_not(prof, name, options, words) -> None:
+    refused(lambda: prof.run.report(name, **options), *words)
+
+
+def test_rows_that_there_are_not(prof) -> None:
+    rows = prof.run.rows
+    refused(lambda: rows[len(rows)], error=IndexError)
+    refused(lambda: rows["x"], error=TypeError)  # type: ignore[index]
+    assert rows[-1] == list(rows)[-1]
+
+
+def test_places_where_nothing_can_be_saved(prof, tmp_path) -> None:
+    refused(lambda: prof.run.save(tmp_path / "no" / "such" / "folder.json"), "folder.json", error=FileNotFoundError)
+    refused(lambda: prof.run.save(tmp_path), error=IsADirectoryError)
+    refused(lambda: prof.run.save(None), error=TypeError)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+# load
+
+
+@pytest.fixture(scope="module")
+def saved() -> dict[str, Any]:
+    """The document of a run put together by hand, with some of everything: two layers, three rows, one sample, the
+    memory of one device, and two steps of a timeline."""
+    shapes = {"input_shapes": ((1, 2),), "output_shapes": ((1, 3),), "output_bytes": 12}
+    linear = Layer(("Net", "a"), "Linear", 6, 6, 24, (("float32", 24),), shared_with=(("Net", "b"),), **shapes)
+    layers = (Layer(("Net",), "Net"), linear)
+    columns = {name: array("q", [0, 0, 0]) for name in Rows.COLUMNS}
+    columns["layer"] = array("q", [0, 1, OUTSIDE])
+    columns["phase"] = array("q", [0, 1, 0])
+    columns["within"] = array("q", [0, 1, 0])
+    columns["frames"] = array("q", [0, 1, 1])
+    columns["calls"] = array("q", [1, 1, 1])
+    columns["cpu_ns"] = array("q", [10, 20, 30])
+    signature = Signature(((4, 3), (), None), ("float", "Scalar", "TensorList"), (None, 1.5, (1, 2)), ("a.py(3): f",))
+    within = ((), (Around(0, "forward", (Frame("label", "mine"),)),))
+    rows = Rows(layers, ((), (Frame("op", "aten::mm", signature),)), ("cpu",), columns, within)
+    samples = {SampleKey(0, "forward", 0, "cpu", "cpu_ns"): Spread.of([(0, 10)])}
+    held = (Held(1, "forward", "activations", 64, 1), Held(OUTSIDE, "forward", "unknown", 8, 0))
+    memory = Memory("cpu", 0, 72, 5, held, (("parameters", 24),), (("reserved", 0, 2048),))
+    lanes = (Lane("cpu", 1), Lane("cuda:0", 1))
+    spans = Spans(lanes, ("mine",), {name: array("q", [0, 0]) for name in Spans.COLUMNS}, (0, 5))
+    timeline = Timeline(("cpu",), {name: array("q", [0, 0]) for name in Timeline.COLUMNS}, 0, spans)
+    meta = Meta(
+        ("Net",),
+        paths=(("Net", "a"),),
+        busy_ns=(("cuda:0", 3),),
+        peaks=(Peak("cpu", "float32", 2, 1e9, 1e9),),
+        warnings=("Doubt.",),
+        versions=(("torch", "2.13.0"),),
+        flags=(("use_cuda", True),),
+    )
+    return json.loads(_text(Run((meta,), layers, rows, samples, (memory,), timeline)))
+
+
+def _text(run: Run) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        run.save(Path(folder) / "run.json")
+        return (Path(folder) / "run.json").read_text(encoding="utf-8")
+
+
+def test_a_sound_file_loads(saved, tmp_path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(saved), encoding="utf-8")
+    run = load(file)
+    assert [node.self.cpu_ns for node in run.tree().walk()] == [10, 20]
+    assert run.memory[0].held[0].kind == "activations"
+    assert len(run.timeline) == 2
+    assert load(str(file)) == run
+    run.save(tmp_path / "again.json.gz")
+    assert load(tmp_path / "again.json.gz") == run
+
+
+def test_files_that_are_not_there_are_pythons_own_errors(tmp_path) -> None:
+    refused(lambda: load(tmp_path / "nowhere.json"), "nowhere.json", error=FileNotFoundError)
+    refused(lambda: load(tmp_path), error=IsADirectoryError)
+    refused(lambda: load(None), error=TypeError)  # type: ignore[arg-type]
+    refused(lambda: load(5), error=TypeError)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", ["JSON"]),
+        (b"   \n", ["JSON"]),
+        (b"not json at all", ["JSON"]),
+        (b'{"format": "torchprof-run", "schema": 1', ["JSON"]),
+        (b"\xff\xfe\x00\x01", ["JSON"]),
+        (b"\x1f\x8b", ["JSON"]),
+        (b"\x1f\x8b not gzip", ["JSON"]),
+        (gzip.compress(b"{}", mtime=0)[:-9], ["JSON"]),
+        (gzip.compress(b'{"format": "torchprof-run"}' * 9, mtime=0)[:12] + b"\x00" * 30, ["JSON"]),
+        (gzip.compress(b"not json", mtime=0), ["JSON"]),
+        (gzip.compress(b"{}", mtime=0)[:10] + b"\xff" * 20, ["JSON"]),
+        (b"[" * 100_000, ["JSON"]),
+        (b"null", ["no saved run", "save"]),
+        (b"[]", ["no saved run", "save"]),
+        (b"3", ["no saved run", "save"]),
+        (b'"torchprof-run"', ["no saved run", "save"]),
+        (b"{}", ["no saved run", "save"]),
+        (b'{"traceEvents": []}', ["no saved run", "save"]),
+        (b'{"format": "something else", "schema": 1}', ["no saved run", "save"]),
+        (b'{"format": "torchprof-run"}', ["schema", "None"]),
+        (b'{"format": "torchprof-run", "schema": "1"}', ["schema"]),
+        (b'{"format": "torchprof-run", "schema": 999}', ["schema", "999", "newer torchprof"]),
+        (b'{"format": "torchprof-run", "schema": 1}', ["damaged"]),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_files_that_are_no_saved_runs(content, words, tmp_path) -> None:
+    file = tmp_path / "given.json"
+    file.write_bytes(content)
+    refused(lambda: load(file), "given.json", *words)
+
+
+GONE = object()
+
+
+def _set(document: dict[str, Any], where: str, value: Any) -> None:
+    """Set (or delete) one place of the document: ``rows.layer.0``."""
+    *steps, last = [int(step) if step.isdigit() else step for step in where.split(".")]
+    here: Any = document
+    for step in steps:
+        here = here[step]
+    if value is GONE:
+        del here[last]
+    else:
+        here[last] = value
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        *[(f"rows.layer.{at}", value) for at, value in ((0, 2), (1, -3), (2, 99))],
+        *[("rows.phase.0", value) for value in (3, -1, 99)],
+        *[("rows.frames.1", value) for value in (2, -1, 99)],
+        *[("rows.device.0", value) for value in (1, -1, 99)],
+        *[("rows.within.1", value) for value in (2, -1, 99)],
+        ("rows.rank.0", 3),
+        ("rows.rank.0", -1),
+        ("rows.calls.0", -1),
+    ],
+)
+def test_a_number_of_a_row_that_points_nowhere(saved, where, value, tmp_path) -> None:
+    document = copy.deepcopy(saved)
+    _set(document, where, value)
+    file = tmp_path / "given.json"
+    file.write_text(json.dumps(document), encoding="utf-8")
+    refused(lambda: load(file), "given.json", "damaged", where.split(".")[1])
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        ("rows", GONE),
+        ("rows", []),
+        ("rows.layer", GONE),
+        ("rows.cpu_ns", GONE),
+        ("rows.cpu_ns", [1, 2]),
+        ("rows.cpu_ns.0", 1.5),
+        ("rows.cpu_ns.0", "1"),
+        ("rows.cpu_ns.0", None),
+        ("rows.cpu_ns.0", 2**80),
+        ("rows.cpu_ns", "abc"),
+        ("layers", GONE),
+        ("layers", 3),
+        ("layers", []),
+        ("layers.0", GONE),  # the child has lost its parent
+        ("layers.1", ["Net", "a"]),
+        ("layers.1.path", GONE),
+        ("layers.1.path", []),
+        ("layers.1.path", "Net.a"),
+        ("layers.1.path", ["Net", 3]),
+        ("layers.1.path", ["Other", "a"]),
+        ("layers.1.path", ["Net"]),
+        ("layers.1.colour", "red"),
+        ("frames", GONE),
+        ("frames.1", [["op"]]),
+        ("frames.1", ["op"]),
+        ("frames.1", 3),
+        ("frames.1.0", ["op", "aten::mm"]),
+        ("frames.1.0.0", 3),
+        ("frames.1.0.1", None),
+        ("frames.1.0.2", -1),
+        ("frames.1.0.2", 2),
+        ("frames.1.0.2", True),
+        ("signatures", GONE),
+        ("signatures", []),
+        ("signatures.0", [[[4, 3]]]),
+        ("signatures.0.1", None),
+        ("signatures.0.1.0", 3),
+        ("signatures.0.2.1", {}),
+        ("signatures.0.3", "a.py(3): f"),
+        ("within", GONE),
+        ("within", []),
+        ("within", [[]]),
+        ("within.1", 3),
+        ("within.1.0", []),
+        ("within.1.0.0", 2),
+        ("within.1.0.0", -3),
+        ("within.1.0.0", 0.5),
+        ("within.1.0.0", "0"),
+        ("within.1.0.1", "sideways"),
+        ("within.1.0.1", 0),
+        ("within.1.0.2", [["label"]]),
+        ("within.1.0.2.0.2", 2),
+        ("within.1.0.2", "mine"),
+        ("devices", GONE),
+        ("devices", []),
+        ("devices", 3),
+        ("metas", GONE),
+        ("metas", []),
+        ("metas", 3),
+        ("metas.0", GONE),
+        ("metas.0.model", GONE),
+        ("metas.0.colour", "red"),
+        ("samples", GONE),
+        ("samples", 3),
+        ("samples.0.layer", 99),
+        ("samples.0.layer", GONE),
+        ("samples.0.phase", "sideways"),
+        ("samples.0.rank", 1),
+        ("samples.0.count", GONE),
+        ("samples.0.count", 0),
+        ("samples.0.first", "10"),
+        ("samples.0.sample", []),
+        ("samples.0.sample.0", 1.5),
+        ("samples.0.hashes", GONE),
+        ("samples.0.hashes", []),
+        ("samples.0.hashes", [1, 2]),
+        ("samples.0.hashes.0", "1"),
+        ("samples.0.hashes.0", 2**63),
+        ("samples.0.colour", "red"),
+        ("memory", GONE),
+        ("memory", 3),
+        ("memory.0", []),
+        ("memory.0.device", GONE),
+        ("memory.0.device", 3),
+        ("memory.0.rank", 1),
+        ("memory.0.peak_bytes", "72"),
+        ("memory.0.peak_ns", None),
+        ("memory.0.held", None),
+        ("memory.0.held.0", [1, "forward", "activations", 64]),
+        ("memory.0.held.0.0", 2),
+        ("memory.0.held.0.0", -3),
+        ("memory.0.held.0.0", 0.5),
+        ("memory.0.held.0.1", "sideways"),
+        ("memory.0.held.0.2", "furniture"),
+        ("memory.0.held.0.3", "64"),
+        ("memory.0.held.0.4", None),
+        ("memory.0.before", [["parameters"]]),
+        ("memory.0.allocator", [["reserved", 0]]),
+        ("memory.0.allocator.0.1", "0"),
+        ("memory.0.colour", "red"),
+        ("timeline", GONE),
+        ("timeline", []),
+        ("timeline.devices", GONE),
+        ("timeline.devices", []),
+        ("timeline.devices.0", 3),
+        ("timeline.dropped", GONE),
+        ("timeline.dropped", 1.5),
+        ("timeline.time_ns", GONE),
+        ("timeline.nbytes", [1]),
+        ("timeline.nbytes.0", 0.5),
+        ("timeline.device.0", 1),
+        ("timeline.device.0", -1),
+        ("timeline.layer.0", 2),
+        ("timeline.layer.0", -3),
+        ("timeline.phase.0", 3),
+        ("timeline.phase.0", -1),
+        ("timeline.kind.0", 6),
+        ("timeline.kind.0", -2),
+    ],
+    ids=lambda value: "gone" if value is GONE else repr(value)[:30],
+)
+def test_damaged_files(saved, where, value, tmp_path) -> None:
+    document = copy.deepcopy(saved)
+    _set(document, where, value)
+    file = tmp_path / "given.json"
+    file.write_text(json.dumps(document), encoding="utf-8")
+    refused(lambda: load(file), "given.json", "damaged")
+
+
+def _places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to each part of a document, and to each part of that."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for step, part in inner:
+        yield (*way, step)
+        yield from _places(part, (*way, step))
+
+
+def test_whatever_part_is_something_else_the_file_is_refused_or_reports_work(saved, tmp_path) -> None:
+    """Each part of a file in turn is left out, and replaced by values of every kind."""
+    file = tmp_path / "given.json"
+    file.write_text(json.dumps(saved), encoding="utf-8")
+    sound = load(file)
+    assert sound.report("tree")
+    refusals = 0
+    for way in _places(saved):
+        for value in (GONE, None, "x", 1.5, [3]):
+            document = copy.deepcopy(saved)
+            here = document
+            for step in way[:-1]:
+                here = here[step]
+            if value is GONE:
+                del here[way[-1]]
+            else:
+                here[way[-1]] = value
+            file.write_text(json.dumps(document), encoding="utf-8")
+            try:
+                run = load(file)
+            except TorchprofError:
+                refusals += 1
+                continue
+            for report in known():
+                try:
+                    run.report(report)
+                except TorchprofError as error:
+                    assert "damaged" not in str(error)
+            run.save(tmp_path / "again.json")
+    assert refusals > 1_000
+
+
+def test_lists_inside_lists_without_end(saved, tmp_path) -> None:
+    deep: list[Any] = []
+    for _ in range(600):
+        deep = [deep]
+    document = copy.deepcopy(saved)
+    document["signatures"][0][0] = deep
+    file = tmp_path / "given.json"
+    file.write_text(json.dumps(document), encoding="utf-8")
+    refused(lambda: load(file), "given.json", "damaged")
+
+
+def test_a_file_cut_off_anywhere_is_refused(saved, tmp_path) -> None:
+    text = json.dumps(saved)
+    file = tmp_path / "given.json"
+    for length in range(0, len(text) - 1, 97):
+        file.write_text(text[:length], encoding="utf-8")
+        refused(lambda: load(file), "given.json")
+    packed = gzip.compress(text.encode())
+    for length in range(0, len(packed) - 1, 37):
+        file.write_bytes(packed[:length])
+        refused(lambda: load(file), "given.json")

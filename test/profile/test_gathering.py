@@ -1,0 +1,553 @@
+"""``prof.gather``: every rank's run in one, whoever is late, has died or recorded nothing; in jobs and without them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from build.hand_made import op, row, run_of
+from build.places import ROOT
+from build.torchrun import Job, torchrun
+from torch import distributed as dist
+from torch import nn
+
+import torchprof
+from torchprof import Profile, Run, TorchprofError
+from torchprof.profile import gather as gathering
+from torchprof.profile.sigterm import HeldSigterm
+from torchprof.record import job
+
+
+def of_rank(rank: int, world_size: int = 4) -> Run:
+    """A run of one rank that differs from those of the others."""
+    run = run_of([row(1, op("aten::mm"), calls=rank + 1, cpu_ns=100 + rank)], rank=rank, world_size=world_size)
+    ranks = array("q", [rank] * len(run.rows))
+    return replace(run, rows=replace(run.rows, columns={**run.rows.columns, "rank": ranks}))
+
+
+def exchange(*given: Any) -> Run | None:
+    with HeldSigterm() as sigterm:
+        return gathering.exchange(*given, sigterm)
+
+
+def rows_of(run: Run, rank: int) -> list[str]:
+    """The rows of one rank, as text, in an order of their own."""
+    return sorted(
+        repr((one.layer and one.layer.path, one.phase, one.within, one.frames, one.device, one.calls, one.cost))
+        for one in run.rows
+        if one.rank == rank
+    )
+
+
+def together(store: Any, runs: dict[int, Run | None], dst: int = 0, seconds: float = 10, world_size: int = 4) -> Any:
+    """What each rank gets, a thread for each that takes part."""
+    with ThreadPoolExecutor(len(runs)) as threads:
+        futures = {
+            rank: threads.submit(exchange, run, store, rank, dst, range(world_size), seconds)
+            for rank, run in runs.items()
+        }
+        return {rank: future.result(30) for rank, future in futures.items()}
+
+
+@pytest.fixture(params=["HashStore", "FileStore", "TCPStore"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    made = {
+        "HashStore": lambda: dist.HashStore(),
+        "FileStore": lambda: dist.FileStore(str(tmp_path / "store"), 1),
+        "TCPStore": lambda: dist.TCPStore("localhost", 0, 1, True),
+    }[request.param]()
+    yield made
+
+
+# Without a job: the exchange over a store
+
+
+@pytest.mark.parametrize("dst", [0, 3])
+def test_one_rank_gets_the_merged_run_and_the_others_get_none(store: Any, dst: int) -> None:
+    runs = {rank: of_rank(rank) for rank in range(4)}
+    got = together(store, dict(runs), dst)
+    assert got.pop(dst) == torchprof.merge(runs.values())
+    assert set(got.values()) == {None}
+
+
+def test_a_run_of_many_pieces_comes_whole(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchprof.profile.gather._PIECE_BYTES", 7)
+    assert together(store, {0: of_rank(0), 1: of_rank(1)}, world_size=2)[0] == torchprof.merge(map(of_rank, range(2)))
+
+
+def test_nothing_is_left_in_the_store_but_the_word_that_it_is_closed() -> None:
+    store = dist.HashStore()
+    together(store, {rank: of_rank(rank) for rank in range(4)})
+    assert store.num_keys() == 1 and store.check(["closed"])
+
+
+def test_who_does_not_come_in_time_is_left_out_and_told(store: Any) -> None:
+    got = together(store, {0: of_rank(0), 2: of_rank(2)}, seconds=0.3)
+    assert got[0] == torchprof.merge([of_rank(0), of_rank(2)]) and got[0].missing_ranks == (1, 3)
+    with pytest.warns(UserWarning, match="The run of rank 1 came too late to be gathered. Save the run of each rank"):
+        assert exchange(of_rank(1), store, 1, 0, range(4), 0) is None
+
+
+def test_who_waits_for_long_says_for_whom(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchprof.profile.gather._SILENT_S", 0.1)
+    with pytest.warns(UserWarning, match=r"^Still waiting for the runs of ranks: 1, 3\. Each has to call") as warned:
+        store = dist.HashStore()
+        exchange(of_rank(2), store, 2, 0, range(4), 0)
+        assert exchange(of_rank(0), store, 0, 0, range(4), 0.5) is not None
+    assert [str(one.message) for one in warned[1:]] == ["Ranks 1 and 3 gave no run to gather in time."]
+
+
+def test_all_that_is_there_counts_even_without_time() -> None:
+    store = dist.HashStore()
+    for rank in (1, 3):
+        exchange(of_rank(rank), store, rank, 0, range(4), 10)
+    assert exchange(of_rank(0), store, 0, 0, range(4), 0).missing_ranks == (2,)
+
+
+def test_half_a_run_is_none() -> None:
+    class DiesWhileWriting:
+        def __init__(self, store: Any) -> None:
+            self.store = store
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.store, name)
+
+        def set(self, key: str, value: Any) -> None:
+            if key.endswith("/pieces"):
+                raise SystemExit
+            self.store.set(key, value)
+
+    store = dist.HashStore()
+    with pytest.raises(SystemExit):
+        exchange(of_rank(1), DiesWhileWriting(store), 1, 0, range(2), 10)
+    assert store.check(["1/0"])
+    assert exchange(of_rank(0), store, 0, 0, range(2), 0.1) == of_rank(0)
+
+
+def test_a_rank_that_recorded_nothing_is_waited_for_no_longer() -> None:
+    store = dist.HashStore()
+    runs = {0: of_rank(0), 1: None, 2: of_rank(2), 3: None}
+    assert together(store, runs, seconds=1000)[0].missing_ranks == (1, 3)
+    assert together(dist.HashStore(), {0: None, 1: of_rank(1)}, world_size=2, seconds=1000)[0] == of_rank(1)
+    assert together(dist.HashStore(), {0: None, 1: None}, world_size=2, seconds=1000) == {0: None, 1: None}
+
+
+def test_who_writes_waits_for_nobody_but_rank_0_which_may_hold_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchprof.profile.gather._GRACE_S", 0.5)
+    store = dist.HashStore()
+    assert exchange(of_rank(1), store, 1, 2, range(4), 1000) is None  # or the test would never end
+    began = time.monotonic()
+    assert exchange(of_rank(0), store, 0, 2, range(4), 0.5) is None
+    assert time.monotonic() - began >= 1  # the timeout, and the grace
+    with ThreadPoolExecutor() as threads:
+        writer = threads.submit(exchange, of_rank(0), dist.PrefixStore("again", store), 0, 2, range(4), 1000)
+        time.sleep(0.2)
+        assert not writer.done()
+        reader = threads.submit(exchange, of_rank(2), dist.PrefixStore("again", store), 2, 2, (0, 2), 1000)
+        assert reader.result(30).missing_ranks == (1, 3) and writer.result(30) is None
+
+
+def test_a_store_that_is_gone_takes_no_run_with_it() -> None:
+    server = dist.TCPStore("localhost", 0, 1, True)
+    stores = [dist.TCPStore("localhost", server.port, 1, False) for _ in range(2)]
+    del server
+    assert exchange(of_rank(0), stores[0], 0, 0, range(2), 1000) == of_rank(0)
+    with pytest.warns(UserWarning, match=r"The run of rank 1 was not gathered: the job's store is gone \(.+\)\.$"):
+        assert exchange(of_rank(1), stores[1], 1, 0, range(2), 1000) is None
+
+
+def test_an_error_of_merging_keeps_nobody_waiting() -> None:
+    store = dist.HashStore()
+    exchange(of_rank(0), store, 1, 2, range(3), 10)  # rank 1 says that it is rank 0 …
+    with ThreadPoolExecutor() as threads:
+        host = threads.submit(exchange, of_rank(0), store, 0, 2, range(3), 1000)  # … as rank 0 does
+        with pytest.raises(TorchprofError, match="rank 0"):
+            exchange(of_rank(2), store, 2, 2, range(3), 10)
+        assert host.result(30) is None
+
+
+# SIGTERM
+
+
+@pytest.fixture
+def handler() -> Iterator[list[int]]:
+    came: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    yield came
+    signal.signal(signal.SIGTERM, before)
+
+
+def comes(handler: list[int]) -> bool:
+    """Whether SIGTERM comes, once, sooner or later."""
+    for _ in range(1000):
+        if not handler:
+            time.sleep(0.01)
+    return handler == [signal.SIGTERM]
+
+
+def test_sigterm_waits_until_the_end_and_then_comes(handler: list[int]) -> None:
+    ours = signal.getsignal(signal.SIGTERM)
+    with HeldSigterm(0) as held:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
+        assert held.came and not handler
+    assert handler == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) is ours
+
+
+def test_sigterm_comes_later_where_there_is_something_to_write(handler: list[int]) -> None:
+    with HeldSigterm(0.3):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert not handler and comes(handler)
+
+
+def test_no_sigterm_is_made_up_and_an_error_puts_the_handler_back(handler: list[int]) -> None:
+    ours = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ZeroDivisionError), HeldSigterm(0):
+        assert signal.getsignal(signal.SIGTERM) is not ours
+        _ = 1 / 0
+    assert signal.getsignal(signal.SIGTERM) is ours and not handler
+
+
+def test_outside_of_the_main_thread_signals_are_left_alone(handler: list[int]) -> None:
+    ours = signal.getsignal(signal.SIGTERM)
+
+    def elsewhere() -> bool:
+        with HeldSigterm(0):
+            return signal.getsignal(signal.SIGTERM) is ours
+
+    with ThreadPoolExecutor() as threads:
+        assert threads.submit(elsewhere).result(30)
+
+
+def test_sigterm_shortens_the_waiting(handler: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchprof.profile.gather._GRACE_S", 0.2)
+    store = dist.HashStore()
+    exchange(of_rank(1), store, 1, 0, range(3), 1000)
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    run = exchange(of_rank(0), store, 0, 0, range(3), 1000)  # or the test would never end
+    assert run is not None and run.missing_ranks == (2, 3)
+    timer.join(60)
+    assert comes(handler)
+
+
+def killing(function: Any) -> Any:
+    """The function, with a SIGTERM that comes when it is called: as another rank has died, and torchrun ends all."""
+
+    def killed(*args: Any, **kwargs: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return function(*args, **kwargs)
+
+    return killed
+
+
+def test_sigterm_while_the_block_is_left_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    prof = Profile(nn.Linear(2, 2))
+    found = None
+    try:
+        with pytest.raises(SystemExit):
+            try:
+                with prof:
+                    monkeypatch.setattr(
+                        "torchprof.profile.profile.label_ns", killing(torchprof.profile.profile.label_ns)
+                    )
+                    raise ConnectionError
+            finally:
+                found = prof.gather()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert found is prof.run
+
+
+def test_sigterm_while_the_run_is_made_comes_after_the_run(handler: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchprof.profile.gather._GRACE_S", 0.2)
+    prof = profiled()
+    monkeypatch.setattr("torchprof.profile.profile.assemble", killing(torchprof.profile.profile.assemble))
+    assert prof.gather() is prof.run and not handler
+    assert comes(handler)
+
+
+# Without a job: what ``gather`` refuses, and gives
+
+
+def profiled(**options: Any) -> Profile:
+    model = nn.Linear(2, 2)
+    with Profile(model, **options) as prof:
+        model(torch.rand(1, 2))
+    return prof
+
+
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_without_a_process_group_the_run_is_that_of_this_process() -> None:
+    prof = profiled()
+    assert prof.gather() is prof.run
+    assert profiled(enabled=False).gather() is None
+    with pytest.raises(TorchprofError, match=r"There is no process group: leave out group=None and dst=1\.$"):
+        prof.gather(dst=1)
+
+
+def test_a_job_that_has_no_process_group_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    prof = profiled()
+    assert (prof.run.meta.rank, prof.run.meta.world_size, {*prof.run.rows.columns["rank"]}) == (1, 2, {1})
+    with pytest.raises(TorchprofError, match=r"one of 2 ranks, but .* between init_process_group and destroy_proc"):
+        prof.gather()
+
+
+def test_a_group_of_one_gives_the_run_itself(world_of_one: None) -> None:
+    prof = profiled()
+    assert prof.gather() == prof.run == prof.gather()
+    assert prof.gather(dist.new_group([0]), timeout=timedelta(seconds=1)) == prof.run
+    assert profiled(enabled=False).gather() is None
+    with pytest.raises(TorchprofError, match=r"dst=1 is no rank of the group, whose ranks in the job are 0\."):
+        prof.gather(dst=1)
+    with pytest.raises(TorchprofError, match=r"group='world' is no process group: .*get_group\(\"dp\"\)"):
+        prof.gather("world")  # type: ignore[arg-type]
+    assert prof.gather(dist.GroupMember.NON_GROUP_MEMBER) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), "5", True, timedelta(seconds=-1)])
+def test_a_timeout_that_is_no_time(timeout: Any) -> None:
+    with pytest.raises(TorchprofError, match=r"is no time to wait: give seconds, 0 or more, or a timedelta\."):
+        profiled().gather(timeout=timeout)
+
+
+def test_gather_before_the_end_of_the_block() -> None:
+    model = nn.Linear(2, 2)
+    with Profile(model) as prof, pytest.raises(TorchprofError, match="has not ended"):
+        prof.gather()
+
+
+def test_inside_on_trace_ready_it_is_the_run_of_the_cycle(world_of_one: None) -> None:
+    model = nn.Linear(2, 2)
+    gathered = []
+    schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=2)
+    with Profile(model, schedule=schedule, on_trace_ready=lambda prof: gathered.append(prof.gather())) as prof:
+        for _ in range(4):
+            model(torch.rand(1, 2))
+            prof.step()
+    assert [run.tree("forward").calls for run in gathered] == [1, 1] and prof.run.tree("forward").calls == 2
+
+
+def test_a_backend_without_a_store(world_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: None)
+    with pytest.raises(TorchprofError, match=r"with the backend gloo has no key-value store .* Save the run of each"):
+        profiled().gather()
+
+
+def test_a_run_from_before_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    prof = profiled()
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        monkeypatch.setattr(dist, "get_rank", lambda: 1)
+        monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: [0, 1])
+        with pytest.raises(TorchprofError, match="says that it is of rank 0, and this is rank 1: it was recorded bef"):
+            prof.gather()
+    finally:
+        monkeypatch.undo()
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("how", "seconds"), [("block", 10), ("stop", 10), ("later", 10), ("fine", 300)])
+def test_after_an_error_it_waits_ten_seconds_for_the_others(
+    how: str, seconds: float, world_of_one: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("torchprof.profile.gather.exchange", lambda *args: waits.append(args[-2]))
+    prof = Profile(nn.Linear(2, 2))
+    try:
+        if how == "stop":
+            prof.start()
+            try:
+                raise ValueError
+            finally:
+                prof.stop()
+        with prof:
+            if how == "block":
+                raise ValueError
+        if how == "later":
+            raise ValueError
+    except ValueError:
+        if how == "later":
+            prof.gather()
+    if how != "later":
+        prof.gather()
+    prof.gather(timeout=7)
+    assert waits == [seconds, 7]
+
+
+# In jobs of torchrun
+
+MANY = """
+import time
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchprof import Profile
+
+dist.init_process_group("gloo")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+parallel = nn.parallel.DistributedDataParallel(model)
+
+def profiled(calls, **options):
+    with Profile(parallel, with_flops=True, profile_memory=True, **options) as prof:
+        for _ in range(calls):
+            parallel(torch.rand(2 + rank, 4)).sum().backward()
+            prof.step()
+    return prof
+
+def keep(name, prof, **options):
+    if prof.enabled:
+        prof.run.save(f"{name}-{rank}.json")
+    began = time.monotonic()
+    run = prof.gather(**options)
+    print(name, "gave", run if run is None else [meta.rank for meta in run.metas], time.monotonic() - began < 60)
+    if run is not None:
+        run.save(f"{name}.json")
+
+first = profiled(3)
+keep("all", first)
+keep("again", profiled(2))
+keep("last", first, dst=ranks - 1)
+keep("some", profiled(1, enabled=rank != 1))
+keep("none", profiled(1, enabled=False))
+group = dist.new_group([rank for rank in range(ranks) if rank % 2])
+keep("group", profiled(1), group=group, dst=1)
+if rank == 1:
+    print("silent")
+else:
+    keep("silent", profiled(0), timeout=1)
+keep("other", profiled(1), timeout=1)
+dist.destroy_process_group()
+"""
+
+
+def loaded(folder: Path, name: str, ranks: list[int]) -> Run:
+    """What was gathered under a name; the same as the merged runs of these ranks."""
+    run = torchprof.load(folder / f"{name}.json")
+    assert run == torchprof.merge(torchprof.load(folder / f"{name}-{rank}.json") for rank in ranks)
+    assert [meta.rank for meta in run.metas] == ranks
+    return run
+
+
+def gave(job: Job, rank: int) -> dict[str, str]:
+    return dict(line.split(" gave ") for line in job.out[rank].splitlines() if " gave " in line)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_in_a_job_what_is_gathered_is_what_the_ranks_have_saved(ranks: int, tmp_path: Path) -> None:
+    job = torchrun(tmp_path, ranks, MANY)
+    assert job.code == 0, job
+    everyone = list(range(ranks))
+    run = loaded(tmp_path, "all", everyone)
+    for rank in everyone:
+        assert rows_of(run, rank) == rows_of(torchprof.load(tmp_path / f"all-{rank}.json"), rank) != []
+    assert run.missing_ranks == () and {meta.world_size for meta in run.metas} == {ranks}
+    # By hand: 3 calls of 2 + rank rows through Linear(4, 4) and Linear(4, 1), on each rank.
+    macs = 3 * sum(2 + rank for rank in everyone) * (16 + 4)
+    assert run.tree("forward").calls == 3 * ranks and run.tree("forward").total.macs == macs
+    assert loaded(tmp_path, "again", everyone).tree("forward").calls == 2 * ranks
+    assert loaded(tmp_path, "last", everyone) == run
+    others = [rank for rank in everyone if rank != 1]
+    assert loaded(tmp_path, "some", others).missing_ranks == (1,)
+    assert not (tmp_path / "none.json").exists()
+    assert loaded(tmp_path, "group", everyone[1::2]).missing_ranks == tuple(everyone[::2])
+    assert loaded(tmp_path, "silent", others).missing_ranks == (1,)
+    # A rank that left a gather out is one behind, as with any collective: its next run comes too late, for that one.
+    assert loaded(tmp_path, "other", others).missing_ranks == (1,)
+    on_0 = {"all": everyone, "again": everyone, "some": others, "silent": others, "other": others}
+    for rank in everyone:
+        got = {"last": everyone} if rank == ranks - 1 else {}
+        got |= on_0 if rank == 0 else {"group": everyone[1::2]} if rank == 1 else {}
+        names = ["all", "again", "last", "some", "none", "group", "silent", "other"]
+        assert gave(job, rank) == {
+            name: f"{got.get(name)} True" for name in names if not (rank == 1 and name == "silent")
+        }
+
+
+# The script of the documentation, in which a rank dies in the middle of the block
+
+
+def documented(*, dies: str, dst: int = 0) -> str:
+    page = ROOT.joinpath("docs", "ranks-in-a-job.md").read_text(encoding="utf-8")
+    [script] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    dying = f"            prof.step()\n            if step == 3:\n                {dies}\n"
+    assert script.count("            prof.step()\n") == script.count("prof.gather()") == 1
+    script = script.replace("            prof.step()\n", f"            rank = dist.get_rank()\n{dying}")
+    return f"import os\n{script.replace('prof.gather()', f'prof.gather(dst={dst})')}"
+
+
+def test_the_documented_script_gathers_all(tmp_path: Path) -> None:
+    job = torchrun(tmp_path, 2, documented(dies="pass"))
+    assert job.code == 0, job
+    run = torchprof.load(tmp_path / "job.json.gz")
+    assert run.missing_ranks == () and [meta.steps for meta in run.metas] == [20, 20]
+    assert job.out[0].rstrip() == run.report("ranks") and not job.out[1]
+
+
+@pytest.mark.parametrize(
+    ("dies", "ranks", "dst", "missing", "counted"),
+    [
+        # Rank 1 raises, and comes to gather all the same; rank 3 is killed; ranks 0 and 2 are told by torchrun.
+        ("if rank == 1: 1 / 0\n                if rank == 3: os.kill(os.getpid(), 9)", 4, 0, (3,), {0, 1, 2}),
+        ("if rank == 0: os._exit(3)", 3, 1, (0,), {1, 2}),
+    ],
+)
+def test_when_a_rank_dies_in_the_block_the_others_report_and_say_who_is_missing(
+    dies: str, ranks: int, dst: int, missing: tuple[int, ...], counted: set[int], tmp_path: Path
+) -> None:
+    job = torchrun(tmp_path, ranks, documented(dies=dies, dst=dst))
+    assert job.code == 1, job
+    run = torchprof.load(tmp_path / "job.json.gz")
+    assert run.missing_ranks == missing and {meta.rank for meta in run.metas} == counted
+    assert all(meta.steps >= 3 for meta in run.metas) and {*run.rows.columns["rank"]} == counted
+    assert f"Rank {missing[0]} of {ranks} is missing: it is not in this run." in job.out[dst]
+
+
+def test_sigterm_that_is_expected_waits_though_it_comes_after_the_end() -> None:
+    """torchrun notices late that a rank has died: what was gathered is written by then, or in ten seconds more."""
+    came: list[float] = []
+    before = signal.signal(signal.SIGTERM, lambda *_: came.append(time.monotonic()))
+    try:
+        held = HeldSigterm(later_s=0.3)
+        with held:
+            held.expected = True
+        sent = time.monotonic()
+        signal.raise_signal(signal.SIGTERM)
+        assert came == []
+        while not came and time.monotonic() < sent + 10:
+            time.sleep(0.01)
+        assert came[0] - sent >= 0.3
+        signal.raise_signal(signal.SIGTERM)  # the handler is the one from before
+        assert len(came) == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_job_is_what_was_known_of_it_when_its_group_is_gone() -> None:
+    known = job.Job(3, 4, in_traces="{}")
+    assert job.this_job((), known) == known
+    assert job.this_job((), job.Job(3, 4)) == job.this_job(()) == job.Job()

@@ -1,0 +1,951 @@
+"""``benchmark``: its figures against ``statistics`` on a clock of ours, and what it leaves behind against what was."""
+
+import gc
+import io
+import random
+import re
+import runpy
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from build.places import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.benchmark import Compare
+
+import torchprof
+from torchprof import TorchprofError
+from torchprof.profile import benchmark as benchmark_module
+from torchprof.profile import model_state
+from torchprof.profile.benchmark import BenchmarkResult, Latency, Machine, benchmark
+from torchprof.run.meta import Peak
+
+MACHINE = Machine("Abacus", 4, 2, ("Loom", "Loom", "Mill"), "2.13.0", "3.11.0", "Linux")
+
+
+class Net(nn.Module):
+    """4 → 3 → 2 with batch normalisation, dropout and a buffer that counts calls in whatever mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.drop = nn.Dropout(0.5)
+        self.last = nn.Linear(3, 2)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return self.last(self.drop(self.norm(self.first(x)).relu_()))
+
+
+class Spy(nn.Module):
+    """Hands ``seen`` what it is called with and does as ``then`` says; one parameter, so that it can be trained."""
+
+    def __init__(self, then: Callable[..., Any] = lambda *args, **kwargs: None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.then = then
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        self.then(*args, **kwargs)
+        first = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        return self.weight * first.float().sum()
+
+
+class Clock:
+    """Each call of the clock ends or starts an interval: the intervals last what they were told to."""
+
+    def __init__(self, *durations: float) -> None:
+        self.durations = iter(durations)
+        self.now = 100.0
+        self.running = False
+
+    def __call__(self) -> float:
+        self.now += next(self.durations) if self.running else 7
+        self.running = not self.running
+        return self.now
+
+
+# The figures
+
+
+@given(st.lists(st.floats(1e-7, 1e3), min_size=2, max_size=400))
+def test_the_figures_are_those_of_statistics(seconds: list[float]) -> None:
+    row = Latency(3, tuple(seconds))
+    assert row.mean == pytest.approx(statistics.fmean(seconds))
+    assert row.std == pytest.approx(statistics.stdev(seconds), rel=1e-6, abs=1e-12)
+    assert row.median == pytest.approx(statistics.median(seconds))
+    assert row.p95 == pytest.approx(statistics.quantiles(seconds, n=20, method="inclusive")[-1])
+    assert (row.min, row.max) == (min(seconds), max(seconds))
+    assert row.samples_per_s == pytest.approx(3 * len(seconds) / sum(seconds))
+
+
+def test_calls_are_timed_one_by_one_and_those_of_the_warm_up_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    durations = [900, 800, 0.5, 0.25, 1.0, 0.75]
+    monkeypatch.setattr(benchmark_module, "timer", Clock(*durations, *(2 * one for one in durations)))
+    result = benchmark(Spy(), torch.ones(2), (2, 6), warmup=2, repeat=4)
+    assert [row.batch_size for row in result.rows] == [2, 6]
+    assert [row.seconds for row in result.rows] == [(0.5, 0.25, 1.0, 0.75), (1.0, 0.5, 2.0, 1.5)]
+    assert [row.samples_per_s for row in result.rows] == [2 / 0.625, 6 / 1.25]
+    assert (result.model, result.step, result.device) == ("Spy", "inference", "cpu")
+
+
+def test_a_row_without_calls_knows_nothing() -> None:
+    row = Latency(8, error="out of memory")
+    assert [row.mean, row.std, row.median, row.p95, row.min, row.max, row.samples_per_s] == [None] * 7
+
+
+def test_the_clock_waits_for_every_device_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own waits for the current one alone."""
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append("mps"))
+    monkeypatch.setattr(benchmark_module, "timer", lambda: waited.append("timer") or 5.0)
+    bench = benchmark_module._Bench(nn.Identity(), False, None, None, 0, 2, lambda text: None)
+    on = [SimpleNamespace(device=torch.device(name)) for name in ("cpu", "cuda:1", "cuda:1", "meta")]
+    bench.kept.tensors = on
+    clock = bench._clock(SimpleNamespace(tensors=[SimpleNamespace(device=torch.device("mps"))]))
+    assert waited == []
+    assert clock() == 5.0
+    assert waited == [torch.device("cuda:1"), "mps", "timer"]
+    assert bench.devices == (torch.device("cuda:1"), torch.device("mps"))
+
+
+def test_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1, 2 and 3 ms the sample's standard deviation is 1 ms (of the whole it would be 0.816), and 95 % is 2.9."""
+    rows = (Latency(1, (0.002, 0.001, 0.003)), Latency(16, error="CUDA out of memory. Tried to allocate 2.00 GiB"))
+    result = BenchmarkResult("Net", "inference", "cuda:0", 3, 20, rows, MACHINE, ("A doubt.",))
+    assert str(result).splitlines() == [
+        "Batch size | Mean ± std        | Median  | P95     | Min     | Max     | Samples/s",
+        "-----------|-------------------|---------|---------|---------|---------|----------",
+        "1          | 2.000ms ± 1.000ms | 2.000ms | 2.900ms | 1.000ms | 3.000ms | 500",
+        "16         | out of memory     | –       | –       | –       | –       | –",
+        "",
+        "Net, inference on cuda:0: 20 calls at each batch size, after 3 that were not timed.",
+        "Abacus (4 CPUs, 2 threads), 2 × Loom, 1 × Mill, torch 2.13.0, Python 3.11.0, Linux",
+        "Batch size 16 did not fit in memory: CUDA out of memory. Tried to allocate 2.00 GiB",
+        "A doubt.",
+    ]
+
+
+def test_the_machine_is_this_one() -> None:
+    machine = benchmark(Spy(), torch.ones(1), (1,), warmup=0, repeat=2).machine
+    assert machine.threads == torch.get_num_threads()
+    assert machine.torch == torch.__version__
+    assert machine.python == ".".join(map(str, sys.version_info[:3]))
+    assert len(machine.gpus) == torch.cuda.device_count()
+    assert machine.cpu
+    assert "\n" not in str(machine)
+
+
+def test_the_processors_name_is_linuxs_or_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark_module.Path, "exists", lambda self: True)
+    monkeypatch.setattr(
+        benchmark_module.Path, "read_text", lambda self, **_: "processor : 0\nmodel\t: 1\nmodel name\t: Abacus: 9\n"
+    )
+    assert benchmark_module._cpu_name() == "Abacus: 9"
+    monkeypatch.setattr(benchmark_module.Path, "read_text", lambda self, **_: "CPU part : 0xd0c\n")
+    monkeypatch.setattr(benchmark_module.platform, "processor", lambda: "")
+    monkeypatch.setattr(benchmark_module.platform, "machine", lambda: "aarch64")
+    assert benchmark_module._cpu_name() == "aarch64"
+
+
+def test_torchs_compare_takes_the_measurements() -> None:
+    rows = (Latency(1, (1.0, 2.0, 9.0)), Latency(8, error="out of memory"), Latency(64, (3.0, 5.0)))
+    others = (Latency(1, (6.0, 6.5, 7.0)),)
+    results = [
+        BenchmarkResult("Net", "inference", "cpu", 1, 3, rows, MACHINE),
+        BenchmarkResult("Other", "inference", "cpu", 1, 3, others, MACHINE),
+    ]
+    measurements = [measurement for result in results for measurement in result.measurements]
+    assert [measurement.median for measurement in measurements] == [2.0, 4.0, 6.5]
+    assert {measurement.num_threads for measurement in measurements} == {MACHINE.threads}
+    text = str(Compare(measurements))
+    assert "inference" in text
+    assert "Net on cpu" in text
+    assert "Other on cpu" in text
+    cells = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if "batch size" in line]
+    assert cells == [["batch size 1", "2.0", "6.5"], ["batch size 64", "4.0", ""]]
+
+
+# The calls
+
+
+@pytest.mark.parametrize("train", [False, True, 1])
+def test_so_many_calls_in_the_right_mode(train: bool) -> None:
+    seen = []
+
+    def look(x: Tensor) -> None:
+        seen.append((len(x), model.training, torch.is_inference_mode_enabled(), torch.is_grad_enabled()))
+
+    model = Spy(look)
+    model.train(not train)
+    benchmark(model, torch.ones(3), (1, 5), warmup=2, repeat=4, train=train)
+    assert seen == [(size, bool(train), not train, bool(train)) for size in (1, 5) for _ in range(2 + 4)]
+    assert model.training is (not train)
+
+
+def test_defaults() -> None:
+    calls = []
+    benchmark(Spy(lambda x: calls.append(len(x))), torch.ones(1))
+    assert calls == [1] * (3 + 20) + [8] * (3 + 20)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_model_in_the_wanted_mode_keeps_what_its_user_arranged(train: bool) -> None:
+    seen = set()
+    model = nn.Sequential(Spy(lambda x: seen.add((model.training, model[0].training, model[1].training))), Spy())
+    model.train(train)
+    model[1].train(not train)
+    benchmark(model, torch.ones(1), (1,), warmup=0, repeat=2, train=train)
+    assert seen == {(train, train, not train)}
+    assert [module.training for module in model.modules()] == [train, train, not train]
+
+
+def test_a_training_step_runs_backward_and_the_optimizer() -> None:
+    """Of the sum of all outputs, the gradient of a Linear's bias is the batch size, if none is added to another."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    gradients, biases, before = [], [], []
+    start = model.bias.detach().clone()
+    model.register_forward_pre_hook(lambda module, args: before.append(module.bias.grad))
+    optimizer.register_step_pre_hook(lambda *_: gradients.append(model.bias.grad.tolist()))
+    optimizer.register_step_post_hook(lambda *_: biases.append(model.bias.detach().clone()))
+    result = benchmark(model, torch.rand(3, 4), (2, 3), warmup=1, repeat=2, train=True, optimizer=optimizer)
+    assert gradients == [[2.0, 2.0]] * 3 + [[3.0, 3.0]] * 3
+    assert before == [None] * 6
+    # Each batch size starts from the parameters as they were.
+    expected = [start - 0.5 * size * step for size in (2, 3) for step in (1, 2, 3)]
+    torch.testing.assert_close(torch.stack(biases), torch.stack(expected))
+    assert torch.equal(model.bias, start)
+    assert result.step == "training step with SGD"
+    assert "training step with SGD on cpu: 2 calls" in str(result)
+
+
+def test_a_training_step_without_an_optimizer() -> None:
+    backward = []
+    model = nn.Linear(4, 2)
+    model.weight.register_hook(lambda gradient: backward.append(gradient.shape))
+    assert benchmark(model, torch.rand(1, 4), (1,), warmup=1, repeat=2, train=True).step == "training step"
+    assert len(backward) == 3
+
+
+def test_the_loss_is_of_the_output() -> None:
+    """Of the mean of the squares of w·x, the gradient is 2·w·x²: 2·5·9."""
+    gradients = []
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 5)
+    model.weight.register_hook(lambda gradient: gradients.append(gradient.item()))
+    x = torch.full((1, 1), 3.0)
+    benchmark(model, x, (1, 4), warmup=0, repeat=2, train=True, loss=lambda output: output.square().mean())
+    assert gradients == [90.0] * 4
+
+
+def test_without_a_loss_all_outputs_with_a_gradient_are_summed() -> None:
+    class Several(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor) -> dict[str, Any]:
+            return {"a": 2 * self.weight, "b": [x, (3 * self.weight).expand(4)], "c": "text"}
+
+    gradients = []
+    model = Several()
+    model.weight.register_hook(lambda gradient: gradients.append(gradient.item()))
+    benchmark(model, torch.ones(1), (1,), warmup=0, repeat=2, train=True)
+    assert gradients == [2.0 + 4 * 3.0] * 2
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+def test_training_needs_no_help_from_the_mode_around_it(around: Callable[[], Any]) -> None:
+    backward = []
+    model = nn.Linear(4, 2)
+    model.weight.register_hook(lambda gradient: backward.append(1))
+    with around():
+        benchmark(model, torch.rand(1, 4), (1, 2), warmup=0, repeat=2, train=True)
+    assert len(backward) == 4
+
+
+def test_a_model_that_uses_autograd_itself_runs_without_inference_mode() -> None:
+    class Force(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.energy = nn.Linear(3, 1)
+            self.unit: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                x = x.detach().requires_grad_()
+                modes.append((torch.is_inference_mode_enabled(), len(x)))
+                if self.unit is None:  # what the failed attempt left here would make the next one fail as well
+                    self.unit = torch.ones(3)
+                return torch.autograd.grad((self.energy(x) * x * self.unit).sum(), x)[0]
+
+    modes: list[tuple[bool, int]] = []
+    model = Force()
+    result = benchmark(model, torch.rand(2, 3), (1, 2), warmup=1, repeat=2)
+    assert modes == [(True, 1)] + [(False, 1)] * 3 + [(False, 2)] * 3
+    assert [len(row.seconds) for row in result.rows] == [2, 2]
+    assert (model.unit, model.energy.weight.grad) == (None, None)
+    (warning,) = result.warnings
+    assert warning.startswith("Ran under torch.no_grad(): under torch.inference_mode() the model failed: element 0")
+    assert warning in str(result)
+
+
+def test_between_the_calls_the_garbage_collector_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = at_a_terminal(monkeypatch)
+    seen = []
+    terminal.write = lambda text: seen.append((gc.isenabled(), text))
+    benchmark(Spy(), torch.ones(1), (1,), warmup=1, repeat=2)
+    assert [enabled for enabled, _ in seen] == [True] * 4
+
+
+@pytest.mark.parametrize("was", [True, False])
+def test_the_garbage_collector_rests_while_a_call_is_timed(was: bool) -> None:
+    seen = set()
+    around = gc.isenabled()
+    try:
+        (gc.enable if was else gc.disable)()
+        benchmark(Spy(lambda x: seen.add(gc.isenabled())), torch.ones(1), (1,), warmup=1, repeat=2)
+        assert gc.isenabled() is was
+        with pytest.raises(ZeroDivisionError):
+            benchmark(Spy(lambda x: 1 / 0), torch.ones(1), (1,))
+        assert gc.isenabled() is was
+    finally:
+        (gc.enable if around else gc.disable)()
+    assert seen == {False}
+
+
+def test_torch_keeps_its_threads() -> None:
+    seen = set()
+    benchmark(Spy(lambda x: seen.add(torch.get_num_threads())), torch.ones(1), (1,), warmup=0, repeat=2)
+    assert seen == {torch.get_num_threads()}
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_under_autocast_every_call_casts_the_weights(train: bool) -> None:
+    """As each call would in a block of its own: within one block, torch keeps what it has cast."""
+
+    class Casts(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.count += func in (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
+            return func(*args, **(kwargs or {}))
+
+    model = nn.Linear(4, 4)
+    x = torch.rand(2, 4)
+    with torch.autocast("cpu", torch.bfloat16), Casts() as alone:
+        with torch.set_grad_enabled(train):
+            total = model(x).sum()
+        if train:
+            total.backward()
+    with torch.autocast("cpu", torch.bfloat16), Casts() as all_calls:
+        benchmark(model, x, (2,), warmup=1, repeat=4, train=train, loss=torch.sum if train else None)
+    assert alone.count > 0
+    assert all_calls.count == 5 * alone.count
+
+
+class OneMode(nn.Linear):
+    """As what torch.export makes: it cannot be switched."""
+
+    def train(self, mode: bool = True) -> "OneMode":
+        raise NotImplementedError("Calling train() is not supported yet.")
+
+
+@pytest.mark.parametrize(
+    ("make", "warnings"),
+    [
+        (lambda: torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())), ()),
+        (lambda: torch.jit.freeze(torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Dropout()).eval())), ()),
+        (lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.Dropout())), ()),
+        (lambda: torch.compile(nn.Linear(4, 4), backend="eager"), ()),
+        (lambda: OneMode(4, 4), ("The model cannot be switched to eval mode, and ran as it is.",)),
+    ],
+    ids=["script", "frozen", "fx", "compile", "one mode"],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_models_of_other_makes(make: Callable[[], nn.Module], warnings: tuple[str, ...]) -> None:
+    model = make()
+    modes = [getattr(module, "training", None) for module in model.modules()]
+    result = benchmark(model, torch.rand(2, 4), (2, 3), warmup=1, repeat=2)
+    assert [len(row.seconds) for row in result.rows] == [2, 2]
+    assert result.warnings == warnings
+    assert [getattr(module, "training", None) for module in model.modules()] == modes
+
+
+# The inputs
+
+
+def calls_of(inputs: Any, sizes: tuple[int, ...], **options: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """What the model was called with, once for each size."""
+    seen = []
+    benchmark(Spy(lambda *args, **kwargs: seen.append((args, kwargs))), inputs, sizes, warmup=0, repeat=2, **options)
+    assert len(seen) == 2 * len(sizes)
+    return seen[::2]
+
+
+def test_a_tensor_is_cut_or_repeated() -> None:
+    x = torch.arange(3.0).repeat_interleave(2).view(3, 2)
+    columns = [args[0].tolist() for args, _ in calls_of(x, (1, 2, 3, 4, 6, 8))]
+    rows = [[float(at % 3)] * 2 for at in range(8)]
+    assert columns == [rows[:size] for size in (1, 2, 3, 4, 6, 8)]
+
+
+def test_a_tuple_and_what_in_it_is_no_batch() -> None:
+    weights = torch.rand(4, 2)
+    scalar = torch.tensor(7)
+    shapes = []
+    for args, kwargs in calls_of(
+        (torch.rand(2, 3), weights, [torch.ones(2, dtype=torch.bool), "text"], scalar, None), (1, 5)
+    ):
+        x, w, (mask, text), number, nothing = args
+        assert not kwargs
+        assert torch.equal(w, weights)
+        assert (text, number.item(), nothing) == ("text", 7, None)
+        shapes.append((tuple(x.shape), tuple(mask.shape), mask.dtype))
+    assert shapes == [((1, 3), (1,), torch.bool), ((5, 3), (5,), torch.bool)]
+
+
+def test_a_dict_gives_keyword_arguments() -> None:
+    ids = torch.tensor([[1, 2], [3, 4]])
+    for (args, kwargs), size in zip(calls_of({"ids": ids, "scale": 2.0, "mask": ids > 1}, (1, 3)), (1, 3)):
+        assert not args
+        assert list(kwargs) == ["ids", "scale", "mask"]
+        assert kwargs["ids"].tolist() == [[1, 2], [3, 4], [1, 2]][:size]
+        assert torch.equal(kwargs["mask"], kwargs["ids"] > 1)
+        assert kwargs["scale"] == 2.0
+
+
+@pytest.mark.parametrize("kind", ["tensor", "tuple", "dict"])
+def test_a_function_makes_the_inputs(kind: str) -> None:
+    asked = []
+
+    def make(size: int) -> Any:
+        asked.append(size)
+        x = torch.full((size, 1), float(size))
+        return {"tensor": x, "tuple": (x, 1), "dict": {"x": x}}[kind]
+
+    got = [next(iter((*args, *kwargs.values()))) for args, kwargs in calls_of(make, (2, 5))]
+    assert asked == [2, 5]
+    assert [x.tolist() for x in got] == [[[2.0]] * 2, [[5.0]] * 5]
+
+
+def test_arguments_of_other_kinds_stay_what_they_are() -> None:
+    seen = []
+    model = nn.LSTM(4, 4)
+    model.register_forward_pre_hook(lambda module, args: seen.append(args))
+    benchmark(model, lambda size: (PACKED,), (2,), warmup=0, repeat=2)
+    for (packed,) in seen:
+        assert isinstance(packed, nn.utils.rnn.PackedSequence)
+        assert torch.equal(packed.data, PACKED.data)
+
+
+def test_the_memory_format_and_the_wish_for_a_gradient_are_kept() -> None:
+    x = torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last).requires_grad_()
+    gradients = []
+    spy = Spy(lambda x: gradients.append(x.grad))
+    benchmark(spy, x, (1, 3), warmup=0, repeat=2, train=True)
+    assert gradients == [None] * 4
+    for (args, _), size in zip(calls_of(x, (1, 2, 3, 4), train=True), (1, 2, 3, 4)):
+        assert args[0].shape[0] == size
+        assert args[0].is_contiguous(memory_format=torch.channels_last)
+        assert not args[0].is_contiguous()
+        assert args[0].requires_grad
+        assert args[0].is_leaf
+    assert x.grad is None
+
+
+@pytest.mark.parametrize("as_function", [False, True])
+def test_the_users_tensors_are_not_written_to(as_function: bool) -> None:
+    x, other = torch.ones(2, 3), torch.ones(5)
+    model = Spy(lambda *tensors: [tensor.zero_() for tensor in tensors])
+    benchmark(model, (lambda size: (x, other)) if as_function else (x, other), (1, 2, 3), warmup=0, repeat=2)
+    assert (x.sum().item(), other.sum().item()) == (6, 5)
+
+
+# What is left behind
+
+
+def numbers(tensor: Tensor | None) -> Any:
+    return None if tensor is None else (id(tensor), tensor.data_ptr(), tensor.detach().clone().numpy().tobytes())
+
+
+def everything(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[Any]:
+    """All there is to know of a model, an optimizer and the random numbers, so that two such lists can be compared."""
+    found: list[Any] = [torch.get_rng_state().tolist(), random.getstate()]
+    for name, module in model.named_modules():
+        found.append((name, sorted((key, id(value)) for key, value in vars(module).items()), list(module._modules)))
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        found.append((name, numbers(tensor), tensor.requires_grad, numbers(tensor.grad)))
+    if optimizer is not None:
+        found.append(sorted((key, id(value)) for key, value in vars(optimizer).items()))
+        found += [list(map(str, group.items())) for group in optimizer.param_groups]
+        for state in optimizer.state.values():
+            found.append([(key, numbers(v) if isinstance(v, Tensor) else v) for key, v in state.items()])
+    return found
+
+
+def used(optimizer_class: Any = None) -> tuple[Net, torch.optim.Optimizer | None]:
+    """A model in the middle of its training: with gradients, statistics, a frozen part and modes of its own."""
+    model = Net()
+    model.first.bias.requires_grad_(False)
+    model.norm.eval()
+    optimizer = optimizer_class and optimizer_class(model.parameters(), lr=0.1)
+    model(torch.rand(4, 4)).sum().backward()
+    if optimizer is not None:
+        optimizer.step()
+    model.last.bias.grad = None
+    return model, optimizer
+
+
+def momentum(parameters: Any, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr, momentum=0.9)
+
+
+@pytest.mark.parametrize("end", ["well", ValueError, KeyboardInterrupt, "in the loss", "out of memory"])
+@pytest.mark.parametrize(
+    ("train", "optimizer_class"),
+    [(False, None), (True, None), (True, momentum), (True, torch.optim.Adam)],
+    ids=["inference", "training", "SGD", "Adam"],
+)
+def test_all_is_as_it_was(train: bool, optimizer_class: Any, end: Any) -> None:
+    model, optimizer = used(optimizer_class)
+    model.train(not train)
+    model.norm.train(train)
+    x = torch.rand(4, 4)
+    changed = []
+    calls = 0
+
+    def watch(module: Net, args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        random.random()
+        changed.append(everything(model, optimizer) != before)
+        if calls == 4 and isinstance(end, type):
+            raise end("enough")
+        if calls == 4 and end == "out of memory":
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    def loss(output: Tensor) -> Tensor:
+        if calls == 4 and end == "in the loss":
+            raise ValueError("enough")
+        return output.square().sum()
+
+    handle = model.register_forward_pre_hook(watch)
+    before = everything(model, optimizer)
+    with_loss = {"loss": loss} if train else {}
+    raised = end if isinstance(end, type) else ValueError if end == "in the loss" and train else None
+    options = {"warmup": 1, "repeat": 4, "train": train, "optimizer": optimizer, **with_loss}
+    if raised is not None:
+        with pytest.raises(raised, match="enough"):
+            benchmark(model, x, (4, 8), **options)
+    else:
+        result = benchmark(model, x, (4, 8), **options)
+        assert [len(row.seconds) for row in result.rows] == [0 if end == "out of memory" else 4, 4]
+    assert any(changed)
+    assert everything(model, optimizer) == before
+    handle.remove()
+
+
+def test_an_optimizer_that_had_not_begun_has_no_state() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)  # has the optimizer note that it was used
+    seen = []
+    optimizer.register_step_post_hook(lambda *_: seen.append(len(optimizer.state)))
+    x = torch.rand(1, 4)
+    before = everything(model, optimizer)
+    benchmark(model, x, (1,), warmup=0, repeat=2, train=True, optimizer=optimizer)
+    assert seen == [2, 2]
+    assert not optimizer.state
+    assert everything(model, optimizer) == before
+    assert scheduler.last_epoch == 0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_a_script_module_holds_is_put_back() -> None:
+    model = torch.jit.script(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    held = [*model.parameters(), *model.buffers()]
+    before = [numbers(tensor) for tensor in held]
+    during = []
+    optimizer.register_step_post_hook(lambda *_: during.append([numbers(tensor) for tensor in held]))
+    options = {"train": True, "loss": lambda output: output.square().sum(), "optimizer": optimizer}
+    benchmark(model, torch.rand(4, 4), (4,), warmup=0, repeat=2, **options)
+    assert all(one != was for one, was in zip(during[0], before))
+    assert [numbers(tensor) for tensor in held] == before
+
+
+def test_what_a_tensor_of_tensors_holds_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a tensor need not be able to show its numbers as integers (torchao's cannot): its parts are looked at."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    kinds = set()
+    bits = model_state._bits
+    monkeypatch.setattr(model_state, "_bits", lambda data: kinds.add(type(data)) or bits(data))
+    model = nn.Linear(4, 4, bias=False)
+    model.weight = nn.Parameter(TwoTensor(torch.ones(4, 4), 2 * torch.ones(4, 4)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    during = []
+    optimizer.register_step_post_hook(lambda *_: during.append((model.weight.a.sum() < 16, model.weight.b.sum() < 32)))
+    benchmark(model, torch.rand(4, 4), (4,), warmup=0, repeat=2, train=True, optimizer=optimizer)
+    assert during == [(True, True)] * 2
+    assert torch.equal(model.weight.a, torch.ones(4, 4))
+    assert torch.equal(model.weight.b, 2 * torch.ones(4, 4))
+    assert kinds == {Tensor}
+
+
+def test_parts_that_have_no_numbers_or_no_count_of_writes_are_no_obstacle() -> None:
+    with torch.inference_mode():
+        model = nn.Linear(4, 4)
+        model.register_buffer("sparse", torch.eye(2).to_sparse())
+    model.register_buffer("away", torch.empty(2, device="meta"))
+    before = numbers(model.weight)
+    assert not benchmark(model, torch.rand(1, 4), (1,), warmup=0, repeat=2).warnings
+    assert numbers(model.weight) == before
+
+
+class Hoarder(nn.Module):
+    """Keeps what it computes, as models do that cache their positions; and counts, in every kind of place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.table: Tensor | None = None
+        self.by_length: dict[int, Tensor] = {}
+        self.history: list[Tensor] = []
+        self.plain = torch.tensor([float("nan"), 0.0])
+        self.register_buffer("replaced", torch.zeros(2))
+        self.register_buffer("spread", torch.zeros(1, 2).expand(3, 2))
+        self.register_buffer("single", torch.zeros(1).expand(3))
+        self.register_buffer("sparse", torch.eye(2).to_sparse())
+        self.register_buffer("moved", torch.zeros(2))
+        self.register_buffer("turned", torch.tensor([1 + 2j, 3j]).conj())
+        self.register_buffer("wide", torch.tensor([1 + 2j], dtype=torch.complex128).expand(3))
+        self.register_buffer("tall", torch.zeros(3, 2))
+        self.lists = [{"deep": [torch.zeros(2)]}]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.arange(4.0)
+        self.by_length.setdefault(len(x), self.table + 1)
+        self.history.append(x)
+        self.plain += 1
+        self.replaced = self.replaced + 1
+        self.spread.data[0].add_(1)
+        self.single.data[0].add_(1)
+        self.scale.requires_grad_(False).requires_grad_(self.training)
+        self.sparse.mul_(2)
+        self.moved.data = torch.ones(3)
+        self.turned.mul_(2)
+        self.wide.data[0] = 0
+        self.tall.t_()
+        self.lists[0]["deep"][0].add_(1)
+        self.extra = 1
+        return x * self.table * self.by_length[len(x)] * self.scale
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_whatever_modules_keep_is_as_it_was(train: bool) -> None:
+    model = Hoarder()
+    model.scale.requires_grad_(not train)
+    sums = []
+    model.register_forward_hook(lambda *_: sums.append(model.plain[1].item()))
+    ids = {name: id(buffer) for name, buffer in model.named_buffers()}
+    benchmark(model, torch.rand(2, 4), (2, 3, 4), warmup=1, repeat=2, train=train)
+    assert sums == [1, 2, 3] * 3
+    assert {name: id(buffer) for name, buffer in model.named_buffers()} == ids
+    assert (model.table, model.by_length, model.history) == (None, {}, [])
+    assert not hasattr(model, "extra")
+    assert model.plain.isnan().tolist() == [True, False]
+    assert model.plain[1].item() == 0
+    assert model.replaced.tolist() == [0, 0]
+    assert model.spread.tolist() == [[0, 0]] * 3
+    assert model.spread.stride()[0] == 0
+    assert model.single.tolist() == [0, 0, 0]
+    assert model.sparse.to_dense().tolist() == [[1, 0], [0, 1]]
+    assert model.moved.tolist() == [0, 0]
+    assert model.turned.tolist() == [1 - 2j, -3j]
+    assert model.wide.tolist() == [1 + 2j] * 3
+    assert (model.tall.shape, model.tall.stride()) == ((3, 2), (2, 1))
+    assert model.lists[0]["deep"][0].tolist() == [0, 0]
+    assert model.scale.requires_grad is not train
+    # A table that was made in inference mode could not be trained with.
+    model.train()
+    model(torch.rand(2, 4)).sum().backward()
+    assert model.scale.grad is not None
+
+
+def test_ctrl_c_waits_until_the_model_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = used(momentum)
+    called: list[int] = []
+    compared: list[int] = []
+    x = torch.rand(4, 4)
+    bits = model_state._bits
+
+    def interrupted(data: Tensor) -> Tensor:
+        if len(called) == 4:  # all calls are over, and the model is being put back
+            compared.append(1)
+            if len(compared) == 3:
+                raise KeyboardInterrupt
+        return bits(data)
+
+    hook = model.register_forward_pre_hook(lambda *_: called.append(1))
+    before = everything(model, optimizer)
+    monkeypatch.setattr(model_state, "_bits", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        benchmark(model, x, (4,), warmup=2, repeat=2, train=True, optimizer=optimizer)
+    assert len(compared) > 3
+    assert everything(model, optimizer) == before
+    hook.remove()
+
+
+def test_parameters_that_inference_writes_to_are_named() -> None:
+    class Drifting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(2, 2)
+            self.mean = nn.Parameter(torch.zeros(2), requires_grad=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.mean.add_(1)
+            return self.inner(x + self.mean)
+
+    model = Drifting()
+    assert benchmark(model, torch.ones(1, 2), (1,), warmup=0, repeat=2).warnings == (
+        "In eval mode, too, the model writes to its parameters, which are not put back: mean.",
+    )
+    model = Drifting()
+    assert not benchmark(model, torch.ones(1, 2), (1,), warmup=0, repeat=2, train=True).warnings
+    assert model.mean.tolist() == [0, 0]
+
+
+# Memory
+
+
+def allocate_too_much(x: Tensor) -> None:
+    if len(x) > 4:
+        torch.empty(2**50)  # 4 PiB, which no address space has
+
+
+def claim(error: BaseException) -> Callable[[Tensor], None]:
+    def fail(x: Tensor) -> None:
+        if len(x) > 4:
+            raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize(
+    ("fail", "said"),
+    [
+        (allocate_too_much, "DefaultCPUAllocator"),
+        (claim(torch.cuda.OutOfMemoryError("CUDA out of memory. Tried\nmore")), "CUDA out of memory. Tried"),
+        (claim(RuntimeError("MPS backend out of memory")), "MPS backend out of memory"),
+        (claim(MemoryError()), "MemoryError"),
+    ],
+    ids=["torch's own", "CUDA", "MPS", "Python's"],
+)
+def test_where_memory_runs_out_the_row_says_so_and_the_rest_goes_on(fail: Any, said: str, train: bool) -> None:
+    result = benchmark(Spy(fail), torch.ones(2), (2, 8, 4), warmup=0, repeat=2, train=train)
+    assert [len(row.seconds) for row in result.rows] == [2, 0, 2]
+    assert [row.error is None for row in result.rows] == [True, False, True]
+    assert said in str(result.rows[1].error)
+    assert "\n" not in str(result.rows[1].error)
+    cells = [[cell.strip() for cell in line.split(" | ")] for line in str(result).splitlines()[2:5]]
+    assert [row[0] for row in cells] == ["2", "8", "4"]
+    assert [row[1:] == ["out of memory", *"–––––"] for row in cells] == [False, True, False]
+    assert not result.warnings
+    assert [measurement.sub_label for measurement in result.measurements] == ["batch size 2", "batch size 4"]
+
+
+def test_a_batch_that_does_not_fit_is_a_row_too() -> None:
+    result = benchmark(Spy(), lambda size: torch.empty(2**50 if size > 1 else 1), (1, 2), warmup=0, repeat=2)
+    assert [row.error is None for row in result.rows] == [True, False]
+
+
+# Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """To be called in the test itself: pytest puts its own stderr in place after the fixtures."""
+    fake = Terminal()
+    monkeypatch.setattr(sys, "stderr", fake)
+    monkeypatch.setattr(benchmark_module, "_SHOWN_EVERY", 0)
+    return fake
+
+
+def test_a_terminal_shows_how_far_it_is_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = at_a_terminal(monkeypatch)
+    benchmark(Spy(), torch.ones(1), (1, 32), warmup=1, repeat=2)
+    shown = terminal.getvalue().split("\r\033[K")
+    calls = [f"batch size {size}, call {call} of 3 " for size in (1, 32) for call in (1, 2, 3)]
+    assert shown == ["", *calls, ""]  # the last is empty: the line is gone
+
+
+def test_the_line_is_gone_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = at_a_terminal(monkeypatch)
+    with pytest.raises(ZeroDivisionError):
+        benchmark(Spy(lambda x: 1 / 0), torch.ones(1), (1,))
+    assert terminal.getvalue() == "\r\033[Kbatch size 1, call 1 of 23 \r\033[K"
+
+
+def test_the_terminal_is_not_written_to_for_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = at_a_terminal(monkeypatch)
+    monkeypatch.setattr(benchmark_module, "_SHOWN_EVERY", 3600)
+    benchmark(Spy(), torch.ones(1), (1, 2), warmup=1, repeat=2)
+    assert terminal.getvalue() == "\r\033[Kbatch size 1, call 1 of 3 \r\033[K"
+
+
+def test_what_is_no_terminal_stays_clean(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    benchmark(Spy(), torch.ones(1), (1,))
+    assert capfd.readouterr() == ("", "")
+    monkeypatch.setattr(sys, "stderr", None)  # as in a program without a console
+    benchmark(Spy(), torch.ones(1), (1,), warmup=0, repeat=2)
+
+
+# Errors
+
+
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.LazyLinear(2)
+
+
+MODEL = nn.Linear(4, 2)
+X = torch.rand(2, 4)
+PACKED = nn.utils.rnn.pack_sequence([torch.ones(3, 4), torch.zeros(2, 4)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "said"),
+    [
+        ((len, X), {}, "benchmark needs a torch.nn.Module, not <built-in"),
+        ((nn.Linear, X), {}, r"Make one first: Linear\(...\)"),
+        ((Lazy(), X), {}, "inner.weight has no shape before the first call"),
+        ((MODEL, X, ()), {}, r"batch_sizes is a tuple of whole numbers from 1 on, as \(1, 8\), not \(\)"),
+        ((MODEL, X, 8), {}, "batch_sizes is .* not 8"),
+        ((MODEL, X, "18"), {}, "batch_sizes is .* not '18'"),
+        ((MODEL, X, (1, 0)), {}, "A batch size is a whole number from 1 on, not 0"),
+        ((MODEL, X, (1, 2.0)), {}, "not 2.0"),
+        ((MODEL, X, (True,)), {}, "not True"),
+        ((MODEL, X), {"warmup": -1}, "warmup is a number of calls, 0 or more, not -1"),
+        ((MODEL, X), {"repeat": 1}, r"repeat is a number of calls, 2 or more \(one has no spread\), not 1"),
+        ((MODEL, X), {"repeat": 2.5}, "not 2.5"),
+        ((MODEL, X), {"loss": torch.sum}, "add train=True"),
+        ((MODEL, X), {"optimizer": torch.optim.SGD(MODEL.parameters(), lr=0.1)}, "add train=True"),
+        ((MODEL, X), {"train": True, "loss": 3}, "loss is a function of the model's output, not 3"),
+        ((MODEL, X), {"train": True, "optimizer": "SGD"}, "optimizer is a torch.optim.Optimizer, not 'SGD'"),
+        ((MODEL, X), {"train": True, "optimizer": torch.optim.SGD}, r"Make one first: SGD\(model.parameters\(\)\)"),
+        ((MODEL, X), {"train": True, "loss": lambda output: 3.0}, "loss returned 3.0; backward needs a tensor"),
+        ((MODEL, X), {"train": True, "loss": torch.detach}, "loss returned tensor"),
+        ((nn.Identity(), X), {"train": True}, "No output of the model has a gradient"),
+        ((MODEL, None), {}, "inputs is a tensor, a tuple of arguments, .* no NoneType"),
+        ((MODEL, PACKED), {}, "returns one of these, no PackedSequence"),
+        ((MODEL, lambda size: "text"), {}, "inputs is a tensor, .* no str"),
+        ((MODEL, ()), {}, "inputs holds no tensor with a dimension, .* inputs=lambda size"),
+        ((MODEL, {"x": torch.tensor(1.0), "n": 3}), {}, "inputs holds no tensor with a dimension"),
+        ((MODEL, torch.rand(0, 4)), {}, "inputs holds an empty batch"),
+        ((MODEL, torch.rand(2, 4, device="meta")), {}, "inputs are on the meta device"),
+        (
+            (nn.Identity(), torch.eye(3).to_sparse(), (1,)),
+            {},
+            "this sparse_coo tensor, so that its batch of 3 cannot become one of 1. .* inputs=lambda size",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_said(arguments: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(TorchprofError, match=said):
+        benchmark(*arguments, **options)
+    assert all(parameter.grad is None for parameter in MODEL.parameters())
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("error", [RuntimeError("mine"), ValueError("mine"), TypeError("mine")], ids=repr)
+@pytest.mark.parametrize("where", ["model", "inputs"])
+def test_errors_of_others_pass_unchanged(where: str, error: Exception, train: bool) -> None:
+    def fail(*args: Any) -> Any:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        if where == "model":
+            benchmark(Spy(fail), torch.ones(1), train=train)
+        else:
+            benchmark(Spy(), fail, train=train)
+    assert caught.value is error
+    assert error.__cause__ is None
+    assert error.__context__ is None
+
+
+# The documents
+
+
+@pytest.fixture
+def in_root(monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = ROOT
+    monkeypatch.syspath_prepend(str(root))
+    monkeypatch.syspath_prepend(str(root / "examples"))
+    return root
+
+
+def fake_peak(device: str, dtype: torch.dtype = torch.float32) -> Peak:
+    return Peak(device, str(dtype).removeprefix("torch."), 2, 3e9, 4e9)
+
+
+def headings_and_sizes(text: str) -> list[list[str]]:
+    """What does not change from run to run: the headings, and the first column."""
+    lines = [line for line in text.splitlines() if " | " in line]
+    return [lines[0].split()] + [line.split()[:1] for line in lines[1:]]
+
+
+def test_the_page_of_the_documents_is_true(
+    in_root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torchprof, "benchmark", benchmark, raising=False)
+    monkeypatch.setattr(torchprof, "peak", fake_peak, raising=False)  # a second, for nothing new
+    page = (in_root / "docs" / "benchmark_module.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert [language for language, _ in blocks] == ["python", "text", "python", "python", "python", "python"]
+    space: dict[str, Any] = {}
+    printed = []
+    for language, block in blocks:
+        if language == "python":
+            exec(compile(block, "benchmark_module.md", "exec"), space)
+            printed.append(capsys.readouterr().out)
+    assert headings_and_sizes(printed[0]) == headings_and_sizes(blocks[1][1])
+    shown, written = printed[0].splitlines()[-2], blocks[1][1].splitlines()[-2]
+    assert shown == written
+    assert [row.batch_size for row in space["trained"].rows] == [1, 4, 16]
+    assert "training step with AdamW" in printed[3]
+    assert printed[4] == "3 GFLOP/s, 4 GB/s with 2 threads\n"
+
+
+def test_the_example_runs(in_root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchprof, "benchmark", benchmark, raising=False)
+    monkeypatch.setattr(torchprof, "peak", fake_peak, raising=False)
+    monkeypatch.syspath_prepend(str(in_root / "examples"))
+    monkeypatch.delitem(sys.modules, "models", raising=False)  # the tests have one of that name, too
+    runpy.run_path(str(in_root / "examples" / "benchmark_module.py"))
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines() if " | " in line] == ["Batch", "1", "4", "16"] * 2
+    assert "TinyTransformer, inference on" in out
+    assert "TinyTransformer, training step with AdamW on" in out
+    assert "in float32: 3.0 GFLOP/s in a product of matrices, 4.0 GB/s in a copy." in out

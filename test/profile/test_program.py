@@ -1,0 +1,771 @@
+"""Whole programs profiled: which modules count as models, what of them is recorded, and what is left behind."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import resource
+import signal
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from build.models import Mlp, Recursive, Several
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.optim.optimizer import _global_optimizer_post_hooks
+
+import torchprof
+from torchprof import Run, TorchprofError
+from torchprof.profile import program
+from torchprof.profile.program import Program
+from torchprof.run.cost import FIELDS
+
+
+def profiled(body: Callable[[], Any], **options: Any) -> Run:
+    with Program(**options) as block:
+        body()
+    return block.run
+
+
+def calls(run: Run) -> dict[str, int]:
+    """The forward calls of every layer that was called, by its path."""
+    return {
+        node.layer.name: node.calls
+        for root in range(len(run.roots))
+        for node in run.tree("forward", root).walk()
+        if node.calls
+    }
+
+
+def costs(run: Run, *fields: str) -> Counter[tuple[str, str, tuple[str, ...]]]:
+    """Calls, and some fields of the costs, by layer, phase and frames."""
+    sums: Counter[Any] = Counter()
+    for row in run.rows:
+        names = tuple(frame.name for frame in row.frames if frame.kind != "python")
+        if len(names) == len(row.frames):
+            key = (row.layer.name if row.layer else "(outside)", row.phase, names)
+            sums[(*key, "calls")] += row.calls
+            for field in fields:
+                sums[(*key, field)] += getattr(row.cost, field)
+    return +sums
+
+
+def train(model: nn.Module, steps: int = 3, accumulate: int = 1, width: int = 4) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        for _ in range(accumulate):
+            model(torch.rand(3, width)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.fixture
+def short_cycles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cycle ends at every call of a model where no backward is outstanding."""
+    monkeypatch.setattr(program, "_CYCLE_S", 1e-9)
+    monkeypatch.setattr(program, "_PATIENCE", float("inf"))
+    yield
+
+
+# Which modules are models
+
+
+def test_a_model_is_found_and_labelled_at_its_very_first_call() -> None:
+    model = Mlp()
+    run = profiled(lambda: train(model))
+    assert calls(run) == {"Mlp": 3, "Mlp.fc1": 3, "Mlp.act": 3, "Mlp.fc2": 3}
+    assert run.layers[1].input_shapes == ((3, 4),) and run.layers[1].params == 4 * 8 + 8
+    assert run.meta.model == ("Mlp",)
+    assert run.tree("backward").total.cpu_ns > 0
+    assert "Optimizer.step#SGD.step" in run.report("tree")
+
+
+def test_it_records_what_a_profile_of_the_model_does() -> None:
+    """Rows, calls, MACs and bytes, forward and backward, equal those of the block that is given the model."""
+    model, other = Mlp(), Mlp()
+    train(copy.deepcopy(model))  # what a first step alone does is in neither
+    run = profiled(lambda: train(model), with_flops=True, profile_memory=True)
+    with torchprof.Profile(other, with_flops=True, profile_memory=True) as prof:
+        train(other)
+    fields = [name for name in FIELDS if not name.endswith("_ns")]
+    assert costs(run, *fields) == costs(prof.run, *fields)
+    assert run.tree().total.flops > 0 and run.tree().total.cpu_allocated > 0
+
+
+def test_two_models_and_the_parts_of_one() -> None:
+    def gan() -> None:
+        generator = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 4))
+        critic = Mlp()
+        for _ in range(2):
+            fake = generator(torch.rand(5, 2))
+            (critic(fake.detach()).mean() - critic(torch.rand(5, 4)).mean()).backward()
+            critic(fake).mean().backward()
+
+    run = profiled(gan)
+    found = calls(run)
+    assert [root.name for root in run.roots] == ["Sequential", "Mlp"]
+    assert (found["Sequential"], found["Sequential.2"], found["Mlp"], found["Mlp.fc1"]) == (2, 2, 6, 6)
+
+
+def test_a_model_made_anew_each_time_is_another_one_each_time() -> None:
+    def folds() -> None:
+        for steps in (1, 2, 3):
+            train(Mlp(), steps)
+
+    run = profiled(folds)
+    assert [root.name for root in run.roots] == ["Mlp", "Mlp#2", "Mlp#3"]
+    assert [calls(run)[f"{name}.fc1"] for name in ("Mlp", "Mlp#2", "Mlp#3")] == [1, 2, 3]
+    assert all(run.tree("backward", root).total.cpu_ns > 0 for root in range(3))
+
+
+def test_a_part_called_before_the_whole_is_a_model_and_then_a_part() -> None:
+    model = Mlp()
+
+    def program() -> None:
+        model.fc1(torch.rand(1, 4))
+        model(torch.rand(1, 4))
+
+    run = profiled(program)
+    assert [root.name for root in run.roots] == ["Linear", "Mlp"]
+    assert calls(run) == {"Linear": 1, "Mlp": 1, "Mlp.fc1": 1, "Mlp.act": 1, "Mlp.fc2": 1}
+    assert sum(layer.params or 0 for layer in run.layers) == sum(param.numel() for param in model.parameters())
+
+
+def test_a_part_called_after_the_whole_is_that_part() -> None:
+    model = Mlp()
+
+    def program() -> None:
+        model(torch.rand(1, 4))
+        model.fc1(torch.rand(1, 4))
+
+    run = profiled(program)
+    assert [root.name for root in run.roots] == ["Mlp"] and calls(run)["Mlp.fc1"] == 2
+
+
+class PerceptualLoss(nn.Module):
+    """A loss that compares features: it has layers, so it is a model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Linear(2, 3)
+
+    def forward(self, one: Tensor, other: Tensor) -> Tensor:
+        return mse_loss(self.features(one), self.features(other))
+
+
+def test_losses_and_what_holds_nothing_are_no_models() -> None:
+    def program() -> None:
+        model = Mlp()
+        weighted = nn.CrossEntropyLoss(weight=torch.tensor([0.3, 0.7]))
+        weighted(nn.Softmax(1)(model(torch.rand(3, 4))), torch.tensor([0, 1, 1])).backward()
+        PerceptualLoss()(torch.rand(3, 2), torch.rand(3, 2))
+
+    run = profiled(program)
+    assert [root.name for root in run.roots] == ["Mlp", "PerceptualLoss"]
+    outside = {row.frames[0].name for row in run.rows if row.layer is None and row.frames}
+    assert {"aten::softmax", "aten::cross_entropy_loss"} <= outside
+
+
+def test_recursion_and_shared_layers() -> None:
+    run = profiled(lambda: (Recursive()(torch.rand(2, 4)), Several()(torch.rand(2, 4))))
+    assert calls(run) == {"Recursive": 4, "Recursive.fc": 4, "Several": 1, "Several.shared": 3, "Several.once": 1}
+
+
+def test_an_error_in_a_forward_leaves_the_next_call_outermost() -> None:
+    model, other = Mlp(), Several()
+
+    def program() -> None:
+        for wrong in (torch.rand(3, 5), torch.rand(3, 7)):
+            with pytest.raises(RuntimeError):
+                model(wrong)
+        other(torch.rand(2, 4))
+
+    run = profiled(program)
+    assert [root.name for root in run.roots] == ["Mlp", "Several"]
+    assert (calls(run)["Mlp"], calls(run)["Mlp.fc1"], calls(run)["Several"]) == (2, 2, 1)
+
+
+class CallsItself(nn.Module):
+    """Has a ``__call__`` of its own, past that of ``nn.Module``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.fc(x)
+
+
+class CallsMore(Mlp):
+    """Does something before the ``__call__`` of ``nn.Module``."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(x * 2)
+
+
+def test_a_module_with_a_call_of_its_own() -> None:
+    run = profiled(lambda: (CallsItself()(torch.rand(2, 4)), CallsMore()(torch.rand(2, 4))))
+    assert calls(run) == {"Linear": 1, "CallsMore": 1, "CallsMore.fc1": 1, "CallsMore.act": 1, "CallsMore.fc2": 1}
+
+
+def test_modules_that_take_shape_at_their_first_call() -> None:
+    def program() -> None:
+        lazy = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(2))
+        lstm = nn.LSTM(8, 16, num_layers=2)
+        for _ in range(2):
+            lazy(torch.rand(3, 4))
+            lstm(torch.rand(5, 3, 8))
+
+    run = profiled(program)
+    found = calls(run)
+    assert found == {"Sequential": 2, "Sequential.0": 2, "Sequential.1": 2, "Sequential.2": 2, "LSTM": 2}
+    assert [layer.params for layer in run.layers] == [0, 4 * 8 + 8, 0, 8 * 2 + 2, 4 * 16 * (8 + 16 + 16 + 16 + 4)]
+    assert run.layers[1].kind == "Linear"
+
+
+def test_scripted_traced_and_graph_modules() -> None:
+    plain = Mlp()
+    x = torch.rand(3, 4)
+    scripted, traced = torch.jit.script(Mlp()), torch.jit.trace(Mlp(), x)
+    graph = torch.fx.symbolic_trace(Mlp())
+
+    def program() -> None:
+        for model in (plain, scripted, traced, graph):
+            model(x)
+            model(x)
+
+    run = profiled(program)
+    assert [root.name for root in run.roots][:3] == ["Mlp", "RecursiveScriptModule", "TopLevelTracedModule"]
+    found = calls(run)
+    assert [found[root.name] for root in run.roots] == [2, 2, 2, 2]
+    assert found[f"{run.roots[3].name}.fc1"] == 2 and run.layers[4].kind == "Mlp"
+
+
+@pytest.mark.usefixtures("short_cycles")
+def test_scripting_tracing_and_graphs_made_inside() -> None:
+    x = torch.rand(3, 4)
+    made: list[nn.Module] = []
+
+    def program() -> None:
+        model = Mlp()
+        with torch.no_grad():
+            model(x)
+            made.append(torch.jit.trace(copy.deepcopy(model), x))  # of a model that was never called
+            made.extend([torch.jit.script(model), torch.fx.symbolic_trace(model)])
+        made.append(copy.deepcopy(model))
+
+    profiled(program)
+    expected = made[-1](x)
+    for module in made[:-1]:
+        torch.testing.assert_close(module(x), expected)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_compiled_model_is_not_compiled_again(in_place: bool) -> None:
+    counters = pytest.importorskip("torch._dynamo.utils").counters
+
+    def graphs(block: Any) -> tuple[int, int]:
+        torch._dynamo.reset()
+        counters.clear()
+        model = Mlp()
+        if in_place:
+            model.compile(backend="eager")
+        compiled = model if in_place else torch.compile(model, backend="eager")
+        compiled(torch.rand(3, 4))
+        with block:
+            for _ in range(3):
+                compiled(torch.rand(3, 4))
+        compiled(torch.rand(3, 4))
+        stats = counters["stats"]
+        return stats["unique_graphs"], stats["calls_captured"]
+
+    plain = graphs(nullcontext())
+    block = Program()
+    assert graphs(block) == plain and plain[0] == 1
+    assert calls(block.run)["Mlp"] == 3
+
+
+@pytest.mark.parametrize("of_function", [False, True])
+def test_a_model_compiled_inside_gives_one_graph(of_function: bool) -> None:
+    counters = pytest.importorskip("torch._dynamo.utils").counters
+
+    def graphs() -> int:
+        torch._dynamo.reset()
+        counters.clear()
+        model = Mlp()
+        compiled = torch.compile((lambda x: model(x)) if of_function else model, backend="eager", fullgraph=True)
+        for _ in range(3):
+            compiled(torch.rand(3, 4))
+        return int(counters["stats"]["unique_graphs"])
+
+    assert graphs() == 1
+    counted: list[int] = []
+    run = profiled(lambda: counted.append(graphs()))
+    assert counted == [1]
+    if of_function:  # its graph has swallowed the model; older versions of torch call the leaves from there
+        assert "Mlp" not in run.meta.model
+    else:
+        assert calls(run)["Mlp"] == 3
+
+
+def test_data_parallel_is_shown_as_what_it_wraps() -> None:
+    run = profiled(lambda: nn.DataParallel(Mlp())(torch.rand(3, 4)))
+    assert calls(run) == {"Mlp": 1, "Mlp.fc1": 1, "Mlp.act": 1, "Mlp.fc2": 1}
+
+
+def test_distributed_data_parallel(tmp_path: Any) -> None:
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_gloo_available()):
+        pytest.skip("this torch has no gloo")
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        run = profiled(lambda: train(nn.parallel.DistributedDataParallel(Mlp())))
+    finally:
+        distributed.destroy_process_group()
+    assert calls(run) == {"Mlp": 3, "Mlp.fc1": 3, "Mlp.act": 3, "Mlp.fc2": 3}
+    assert run.tree("backward").total.cpu_ns > 0
+
+
+def test_generate_of_a_language_model() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=50, n_positions=32, bos_token_id=0)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    ids = torch.ones(1, 4, dtype=torch.long)
+    generate = lambda: model.generate(ids, max_new_tokens=5, min_new_tokens=5, do_sample=False, pad_token_id=0)  # noqa: E731
+    expected = generate()
+    got: list[Tensor] = []
+    run = profiled(lambda: got.append(generate()))
+    assert torch.equal(got[0], expected)
+    assert [root.name for root in run.roots] == ["GPT2LMHeadModel"]
+    assert calls(run)["GPT2LMHeadModel"] == 5 and calls(run)["GPT2LMHeadModel.transformer.h.1.mlp.c_fc"] == 5
+
+
+def test_checkpoints_are_no_calls_of_models() -> None:
+    model = Mlp()
+
+    def program() -> None:
+        for _ in range(4):
+            hidden = torch.utils.checkpoint.checkpoint(model, torch.rand(3, 4, requires_grad=True), use_reentrant=False)
+            hidden.sum().backward()
+
+    run = profiled(program, warmup_calls=1, max_calls=2)
+    assert calls(run)["Mlp"] == 2
+    assert run.tree("recompute").calls == 2
+
+
+def test_calls_on_other_threads_are_told_and_run_as_ever() -> None:
+    model, other = Mlp(), Several()
+    x = torch.rand(2, 4)
+    results: list[Tensor] = []
+
+    def elsewhere() -> None:
+        results.extend([model(x), other(x), other(x)])
+
+    def program() -> None:
+        model(x)
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join(60)
+
+    run = profiled(program)
+    assert [root.name for root in run.roots] == ["Mlp"] and calls(run)["Mlp"] == 1
+    assert torch.equal(results[0], model(x))
+    assert any("threads that torch's profiler does not record: calls of Several (2)" in w for w in run.meta.warnings)
+    assert any("1 call of Mlp on a thread" in warning for warning in run.meta.warnings)
+
+
+def test_many_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "_MOST_MODELS", 3)
+    run = profiled(lambda: [Several()(torch.rand(2, 4)) for _ in range(5)])
+    assert [root.name for root in run.roots] == ["Several", "Several#2", "Several#3"]
+    assert "Only the first 3 models are told apart; later ones are (outside)." in run.meta.warnings
+    outside = sum(
+        row.calls for row in run.rows if row.layer is None and row.frames[-1:] and row.frames[-1].name == "aten::linear"
+    )
+    assert outside == 2 * 4
+
+
+def test_layers_put_in_after_the_first_call_are_told() -> None:
+    model = Mlp()
+
+    def program() -> None:
+        model(torch.rand(1, 4))
+        model.fc2 = nn.Linear(8, 3)
+        model(torch.rand(1, 4))
+
+    run = profiled(program)
+    assert calls(run)["Mlp"] == 2 and calls(run)["Mlp.fc2"] == 1
+    assert any("Mlp.fc2" in warning and "replaced" in warning for warning in run.meta.warnings)
+
+
+def test_no_model_and_no_operator() -> None:
+    run = profiled(lambda: time.sleep(0.05))
+    assert not run.layers and run.meta.wall_ns >= 50_000_000
+    assert run.meta.warnings == ("No model was called: all that was recorded is outside of models.",)
+    assert run.report("tree") and run.report("top").splitlines()[2].startswith("100.0%")
+
+
+# What is recorded of them
+
+
+def test_calls_before_and_no_more_calls_than_asked() -> None:
+    model = Mlp()
+    seen: list[bool] = []
+
+    def program() -> None:
+        for _ in range(9):
+            seen.append(torch.autograd._profiler_enabled())
+            model(torch.rand(1, 4))
+            torch.ones(7)
+
+    run = profiled(program, warmup_calls=2, max_calls=3)
+    assert calls(run)["Mlp"] == calls(run)["Mlp.fc1"] == 3
+    assert seen == [False] * 3 + [True] * 3 + [False] * 3
+    assert run.meta.warnings[0] == "3 calls of models recorded, as asked; the program went on."
+    assert sum(row.calls for row in run.rows if row.frames and row.frames[-1].name == "aten::ones") == 3
+
+
+def test_too_few_calls_for_the_warmup() -> None:
+    run = profiled(lambda: Mlp()(torch.rand(1, 4)), warmup_calls=2)
+    assert run.meta.warnings == ("Nothing was recorded: 2 calls of models were to come first, and there were 1.",)
+    assert run.roots and not calls(run)
+    assert all(run.report(name) for name in ("top", "between", "tree", "ops"))
+
+
+@pytest.mark.parametrize("options", [{"max_calls": 0}, {"max_calls": 1.5}, {"warmup_calls": -1}, {"warmup_calls": "2"}])
+def test_numbers_of_calls_that_are_none(options: dict[str, Any]) -> None:
+    with pytest.raises(TorchprofError, match=next(iter(options))):
+        Program(**options)
+
+
+def test_there_is_no_run_before_the_end() -> None:
+    block = Program()
+    with pytest.raises(TorchprofError, match="not ended"):
+        _ = block.run
+    with block, pytest.raises(TorchprofError, match="not ended"):
+        _ = block.run
+    assert block.run is block.run
+
+
+def test_a_long_start_is_told() -> None:
+    model = Mlp()
+
+    def program() -> None:
+        time.sleep(0.2)
+        model(torch.rand(1, 4))
+
+    warned = [warning for warning in profiled(program).meta.warnings if "before the first call of a model" in warning]
+    assert len(warned) == 1 and warned[0].startswith("2") and "ms of" in warned[0]
+    run = profiled(lambda: (program(), program()), warmup_calls=1)
+    assert not any("before the first call" in warning for warning in run.meta.warnings)
+
+
+def sleeps(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+class Sleeper(nn.Module):
+    """Sleeps between its two layers, and in a label."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        sleeps(0.2)
+        with torch.profiler.record_function("NAP"):
+            sleeps(0.1)
+        return self.last(x)
+
+
+def test_samples_stand_for_the_time_between_operators() -> None:
+    """Where Python was seen, how often, by layer and label: at the line that slept, in proportion to how long."""
+    line = sleeps.__code__.co_firstlineno + 1
+
+    def program() -> None:
+        model = Sleeper()
+        model(torch.rand(1, 4))
+        sleeps(0.3)
+
+    run = profiled(program)
+    seen: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    for row in run.rows:
+        if row.frames and row.frames[-1].kind == "python" and row.frames[-1].name.endswith(f":{line} sleeps"):
+            where = row.layer.name if row.layer else "(outside)"
+            seen[where, tuple(frame.name for frame in row.frames[:-1])] += row.calls
+    assert set(seen) == {("Sleeper", ()), ("Sleeper", ("NAP",)), ("(outside)", ())}
+    # 5 ms each; a busy machine makes sleeps longer, so only their order is certain.
+    assert seen["Sleeper", ("NAP",)] < seen["Sleeper", ()] < seen["(outside)", ()]
+    assert f":{line} sleeps (" in run.report("top").splitlines()[2]
+
+
+# Cycles
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_cycles_add_up_to_what_one_cycle_gives(accumulate: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(model: nn.Module) -> Callable[[], None]:
+        def run() -> None:
+            train(model, steps=4, accumulate=accumulate)
+            with torch.no_grad():
+                model(torch.rand(2, 4))
+                model(torch.rand(2, 4))
+
+        return run
+
+    profiled(body(Mlp()))
+    options = {"with_flops": True, "profile_memory": True}
+    once = profiled(body(Mlp()), **options)
+    monkeypatch.setattr(program, "_CYCLE_S", 1e-9)
+    monkeypatch.setattr(program, "_PATIENCE", float("inf"))
+    often = profiled(body(Mlp()), **options)
+    assert once.meta.cycles == 1 and often.meta.cycles == 1 + 4 + 2
+    fields = ["macs", "flops", "uncounted", "cpu_allocated"]
+    assert costs(often, *fields) == costs(once, *fields)
+    assert [layer.output_shapes for layer in often.layers] == [layer.output_shapes for layer in once.layers]
+    spreads = [
+        {key: spread.count for key, spread in run.samples.items() if key.measure == "cpu_ns"} for run in (once, often)
+    ]
+    assert spreads[0] == spreads[1]
+
+
+@pytest.mark.usefixtures("short_cycles")
+def test_backward_belongs_to_the_forward_of_its_cycle() -> None:
+    run = profiled(lambda: train(Mlp(), steps=5, accumulate=2))
+    nodes = [row for row in run.rows if row.phase == "backward"]
+    assert nodes and all(row.layer is not None for row in nodes if "Addmm" in row.frames[0].name)
+    assert run.meta.cycles == 1 + 5
+
+
+@pytest.mark.usefixtures("short_cycles")
+def test_a_model_that_comes_in_a_later_cycle() -> None:
+    def program() -> None:
+        train(Mlp(), 2)
+        train(Several(), 3)
+
+    run = profiled(program)
+    assert calls(run)["Mlp.fc1"] == 2 and calls(run)["Several.shared"] == 9
+    assert run.meta.cycles >= 5
+
+
+def test_a_cycle_ends_in_the_end_without_any_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "_CYCLE_S", 1e-9)
+    run = profiled(lambda: [Mlp()(torch.rand(1, 4)) for _ in range(3)])
+    assert run.meta.cycles == 1 + 3 and calls(run)["Mlp"] == 1
+
+
+def test_a_cycle_ends_after_many_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "_CYCLE_EVENTS", 300)
+    model = Mlp().eval()
+
+    def program_body() -> None:
+        with torch.no_grad():
+            for _ in range(50):
+                model(torch.rand(1, 4))
+
+    run = profiled(program_body)
+    events = sum(run.rows.columns["calls"])
+    assert calls(run)["Mlp"] == 50
+    assert events / 300 / 2 < run.meta.cycles <= events / 300 * 2 + 2
+
+
+def test_no_cycle_ends_inside_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "_CYCLE_S", 1e-9)
+    model = nn.Sequential(Mlp(), nn.Linear(2, 2))
+
+    def body() -> None:
+        x = torch.rand(3, 4, requires_grad=True)
+        for _ in range(3):
+            hidden = torch.utils.checkpoint.checkpoint(model[0], x, use_reentrant=False)
+            hidden = torch.utils.checkpoint.checkpoint(model[0], hidden @ torch.rand(2, 4), use_reentrant=False)
+            hidden.sum().backward()
+
+    run = profiled(body)
+    assert run.tree("recompute").calls == 6
+
+
+# Who else profiles
+
+
+def keys(profiler: Any) -> Counter[str]:
+    return Counter({event.key: event.count for event in profiler.key_averages() if "torchprof" not in event.key})
+
+
+def with_torchs_profiler(model: nn.Module) -> Any:
+    with torch.profiler.profile() as profiler:
+        train(model)
+    return keys(profiler)
+
+
+def with_a_schedule(model: nn.Module) -> Any:
+    schedule = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=2)
+    ready: list[Any] = []
+    with torch.profiler.profile(schedule=schedule, on_trace_ready=lambda one: ready.append(keys(one))) as profiler:
+        for _ in range(9):
+            train(model, 1)
+            profiler.step()
+    assert len(ready) == 2
+    return ready
+
+
+def with_the_autograd_profiler(model: nn.Module) -> Any:
+    found = []
+    for _ in range(2):
+        with torch.autograd.profiler.profile() as profiler:
+            train(model)
+        found.append(keys(profiler))
+    return found
+
+
+def with_a_profile(model: nn.Module) -> Any:
+    with torchprof.Profile(model) as profiler:
+        train(model)
+    return costs(profiler.run)
+
+
+def with_labels_for_tools(model: nn.Module) -> Any:
+    with torch.autograd.profiler.emit_itt():
+        train(model)
+    return True
+
+
+@pytest.mark.parametrize("warmup_calls", [0, 2])
+@pytest.mark.parametrize(
+    "others",
+    [
+        with_torchs_profiler,
+        with_a_schedule,
+        with_the_autograd_profiler,
+        with_a_profile,
+        with_labels_for_tools,
+    ],
+)
+def test_we_give_way_to_another_profiler(others: Callable[[nn.Module], Any], warmup_calls: int) -> None:
+    expected = others(Mlp())
+    model = Mlp()
+    got: list[Any] = []
+
+    def program() -> None:
+        train(model, 4)
+        got.append(others(model))
+        train(model)
+
+    run = profiled(program, warmup_calls=warmup_calls)
+    assert got == [expected]
+    assert run.meta.warnings[0].startswith("The program started a profiler of its own, and this one gave way")
+    waited = 1 if others is with_a_schedule else 0  # its first step is one to wait: it is still ours
+    assert calls(run)["Mlp"] == 4 - warmup_calls + waited
+    again = profiled(lambda: train(model))
+    assert calls(again)["Mlp"] == 3 and not any("gave way" in warning for warning in again.meta.warnings)
+
+
+def test_we_give_way_before_we_have_begun() -> None:
+    model = Mlp()
+    got: list[Any] = []
+
+    def program() -> None:
+        got.append(with_torchs_profiler(model))
+        train(model)
+
+    run = profiled(program, warmup_calls=2)
+    assert got == [with_torchs_profiler(model)]
+    gave_way, nothing, *_ = run.meta.warnings
+    assert "gave way" in gave_way and nothing.startswith("Nothing was recorded") and not calls(run)
+
+
+def test_we_do_not_start_inside_another_profiler() -> None:
+    call = nn.Module.__call__
+    with torch.autograd.profiler.profile(), pytest.raises(TorchprofError, match="Another profiler is active"):
+        Program().__enter__()
+    assert nn.Module.__call__ is call
+
+
+# What is left behind
+
+
+def test_all_is_as_it_was_afterwards() -> None:
+    model = Mlp()
+    before = (nn.Module.__call__, Mlp.forward, torch.autograd.profiler.profile._start_trace, dict(vars(model)))
+    with pytest.raises(ZeroDivisionError), Program():
+        train(model)
+        assert nn.Module.__call__ is not before[0] and Mlp.forward is not before[1]
+        raise ZeroDivisionError
+    after = (nn.Module.__call__, Mlp.forward, torch.autograd.profiler.profile._start_trace, dict(vars(model)))
+    assert after == before
+    assert not torch.autograd._profiler_enabled()
+    assert not _global_optimizer_post_hooks
+    assert not [thread for thread in threading.enumerate() if thread.name == "torchprof"]
+
+
+def test_who_kept_our_call_calls_through() -> None:
+    """torch.fx keeps whatever ``nn.Module.__call__`` is when it is imported."""
+    with Program():
+        kept = nn.Module.__call__
+    model = Mlp()
+    x = torch.rand(1, 4)
+    assert torch.equal(kept(model, x), model(x))
+
+
+def test_a_call_put_in_place_of_ours_stays() -> None:
+    before = nn.Module.__call__
+    try:
+        with Program():
+            ours = nn.Module.__call__
+            theirs = lambda module, *args: ours(module, *args)  # noqa: E731
+            nn.Module.__call__ = theirs  # type: ignore[method-assign, assignment]
+        assert nn.Module.__call__ is theirs
+        assert nn.Linear(4, 4)(torch.rand(1, 4)).shape == (1, 4)
+    finally:
+        nn.Module.__call__ = before  # type: ignore[method-assign]
+
+
+def test_models_that_the_program_lets_go_are_gone() -> None:
+    alive: list[int] = []
+    models: list[weakref.ref[nn.Module]] = []
+
+    def program() -> None:
+        for _ in range(4):
+            model = Mlp()
+            models.append(weakref.ref(model))
+            train(model)
+            del model
+            gc.collect()
+            alive.append(sum(ref() is not None for ref in models))
+
+    run = profiled(program)
+    assert [calls(run)[root.name] for root in run.roots] == [3, 3, 3, 3]
+    assert [layer.params for layer in run.layers if layer.path[-1] == "fc1"] == [40] * 4
+    assert alive == [0] * 4
+
+
+@pytest.mark.skipif(not hasattr(os, "fork") or not Path("/proc/self/statm").exists(), reason="no fork, or no figures")
+def test_a_forked_process_records_nothing() -> None:
+    """Workers of a DataLoader live long: what nobody will read must not pile up in them."""
+
+    def pages() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1])
+
+    read, write = os.pipe()
+    with Program():
+        torch.ones(2) + 1
+        child = os.fork()
+        if not child:
+            signal.alarm(60)
+            x, before = torch.ones(2), pages()
+            for _ in range(20_000):
+                x = x + 1
+            os.write(write, str((pages() - before) * resource.getpagesize()).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+    assert int(os.read(read, 20)) < 10_000 * 1000

@@ -1,0 +1,396 @@
+"""Signals at any moment, threads at the same moment, clocks that are set: nothing is lost, or it is said."""
+
+from __future__ import annotations
+
+import operator
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from build.models import Mlp
+from build.snapshots import snapshot
+from torch.autograd import profiler as torch_profiler
+
+import torchprof
+from torchprof import Profile, TorchprofError
+from torchprof.profile import profile as profile_module
+from torchprof.profile import program as program_module
+from torchprof.profile.program import Program
+from torchprof.profile.sigterm import HeldSignals, undisturbed
+from torchprof.record import model_memory, session
+from torchprof.record.python_lines import Sampler
+
+PACKAGE = str(Path(torchprof.__file__).parent)
+UNDEFENDED = (
+    undisturbed.__code__,
+    model_memory._note_freed.__code__,
+    Profile.__exit__.__code__,
+    Program.__exit__.__code__,
+    torchprof.annotate.__wrapped__.__code__,
+)  # type: ignore[attr-defined]
+"""Nobody can do anything about a signal that comes before the first line of these, or in a callback of Python's."""
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def interrupted(work: Callable[[], Any], at: int) -> tuple[int, bool]:
+    """Call something, and send SIGINT before so many lines of torchprof were run. Gives how many lines were run, and
+    whether KeyboardInterrupt came out of it."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal lines
+        if not frame.f_code.co_filename.startswith(PACKAGE) or frame.f_code in UNDEFENDED:
+            return None
+        if event == "line":
+            lines += 1
+            if lines == at:
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return lines, True
+    finally:
+        sys.settrace(before)
+    return lines, False
+
+
+def failing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """It does what it does, and raises an error that nobody expects."""
+
+    def fails(*args: Any, **options: Any) -> Any:
+        function(*args, **options)
+        raise LookupError
+
+    return fails
+
+
+# Held for a while
+
+
+def test_what_came_is_delivered_at_the_end_in_its_order() -> None:
+    came: list[str] = []
+    signal.signal(signal.SIGALRM, lambda *_: came.append("alarm"))
+    with pytest.raises(KeyboardInterrupt), HeldSignals():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGALRM)
+        signal.raise_signal(signal.SIGALRM)
+        assert came == []
+    assert came == ["alarm"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_does_not_wait() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), HeldSignals():
+        signal.raise_signal(signal.SIGINT)
+        done.append(1)
+        signal.raise_signal(signal.SIGINT)
+        done.append(2)
+    assert done == [1]
+
+
+def test_a_handler_that_is_set_meanwhile_stays() -> None:
+    def handler(*_: Any) -> None:
+        pass
+
+    with HeldSignals(), HeldSignals():
+        signal.signal(signal.SIGINT, handler)
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_signals_that_are_ignored_or_end_the_process_are_left_alone() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with HeldSignals():
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        signal.raise_signal(signal.SIGINT)
+
+
+# At any line
+
+
+def profile(model: Mlp) -> Any:
+    return Profile(model, profile_memory=True)
+
+
+def in_cycles(model: Mlp) -> Any:
+    return Profile(model, profile_memory=True, schedule=torch.profiler.schedule(wait=0, warmup=1, active=1))
+
+
+def in_warmup(model: Mlp) -> Any:
+    return Profile(model, warmup=1)
+
+
+def program(_: Mlp) -> Any:
+    return Program(profile_memory=True)
+
+
+@pytest.mark.filterwarnings("ignore:Profiler won't be using warmup")
+@pytest.mark.parametrize("block_of", [profile, in_cycles, in_warmup, program, torchprof.annotate])
+def test_ctrl_c_at_any_line_leaves_all_as_it_was(block_of: Callable[[Mlp], Any]) -> None:
+    """On the way in and on the way out, and in a call between: a block can be entered afterwards, and what the one that
+    was broken off has recorded can be read."""
+    model, x = Mlp(), torch.rand(2, 4)
+    model(x).sum().backward()
+    model.zero_grad()
+    block: Any = None
+
+    def work() -> None:
+        nonlocal block
+        block = block_of(model)
+        with block:
+            for _ in range(2):
+                model(x).sum().backward()
+                model.zero_grad()
+                if block_of is in_cycles:
+                    block.step()
+
+    work()
+    before = snapshot(model)
+    lines, _ = interrupted(work, at=-1)
+    assert lines > 300
+    for at in range(1, lines, lines // 40):
+        ran, came = interrupted(work, at)
+        model.zero_grad()
+        assert came or ran < at, at
+        assert snapshot(model) == before, at
+        assert Profile._open is None
+        assert not session.is_profiled()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if isinstance(block, Profile) and block.exited:
+            assert len(block.run.layers) == 4
+    work()
+
+
+def test_ctrl_c_while_a_run_is_read_and_asking_again() -> None:
+    model, x = Mlp(), torch.rand(2, 4)
+    wanted = {"Mlp": 0, "Mlp.fc1": 4 * 8 * 2, "Mlp.act": 0, "Mlp.fc2": 8 * 2 * 2}
+
+    def record() -> Profile:
+        with Profile(model, with_flops=True, record_shapes=True) as prof:
+            model(x)
+        return prof
+
+    lines, _ = interrupted(lambda: record().run, at=-1)
+    for at in range(1, lines, lines // 40):
+        prof = record()
+        _, came = interrupted(lambda: prof.run, at)  # noqa: B023
+        assert {node.layer.name: node.self.macs for node in prof.run.tree().walk()} == wanted, (at, came)
+        lists = prof.trace_profile_events
+        assert sorted(map(len, lists.values())) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_an_error_while_torch_stops_its_session(monkeypatch: pytest.MonkeyPatch, lost: bool) -> None:
+    """Before torch has ended it, it is ended again, and nothing is lost; after that, what torch gave is lost, and the
+    run says so."""
+    model, x = Mlp(), torch.rand(2, 4)
+    disable = torch_profiler._disable_profiler
+    errors = [KeyboardInterrupt]
+
+    def interrupted_once() -> Any:
+        if errors and not lost:
+            raise errors.pop()
+        results = disable()
+        if errors:
+            raise errors.pop()
+        return results
+
+    monkeypatch.setattr(torch_profiler, "_disable_profiler", interrupted_once)
+    prof = Profile(model)
+    with pytest.raises(KeyboardInterrupt), prof:
+        model(x)
+    assert not session.is_profiled()
+    assert prof.run.tree("forward").calls == (0 if lost else 1)
+    assert [("is lost" in warning) for warning in prof.run.meta.warnings] == ([True] if lost else [])
+    with Profile(model) as following:
+        model(x)
+    assert following.run.tree("forward").calls == 1
+
+
+@pytest.mark.parametrize("gives_way", [False, True])
+def test_ctrl_c_while_a_program_ends_early(monkeypatch: pytest.MonkeyPatch, gives_way: bool) -> None:
+    """After ``max_calls``, or where the program starts a profiler: the run is whole, and nothing stays on."""
+    model, x = Mlp(), torch.rand(2, 4)
+    real = program_module.assemble
+
+    def interrupted_at_first(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(program_module, "assemble", real)
+        signal.raise_signal(signal.SIGINT)
+        return real(*args, **options)
+
+    start = torch_profiler.profile._start_trace
+    monkeypatch.setattr(program_module, "assemble", interrupted_at_first)
+    block = Program(max_calls=None if gives_way else 1)
+    with pytest.raises(KeyboardInterrupt), block:
+        model(x)
+        if gives_way:
+            torch_profiler.profile().__enter__()
+        model(x)
+    assert torch_profiler.profile._start_trace is start
+    assert not session.is_profiled()
+    assert block.run.tree("forward").calls == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["Labels.detach", "this_job", "Plan.layers", "Plan.changes", "StackWarning.off", "label_ns"]
+)
+def test_an_error_on_the_way_out(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Whatever it comes from: torch's session is over, and the next block can be entered."""
+    model, x = Mlp(), torch.rand(2, 4)
+    before = snapshot(model)
+    prof = Profile(model, schedule=lambda _: torch.profiler.ProfilerAction.RECORD)
+    where = f"torchprof.profile.profile.{name}"
+    with pytest.raises(LookupError), prof:
+        model(x)
+        monkeypatch.setattr(where, failing(operator.attrgetter(name)(profile_module)))
+    monkeypatch.undo()
+    assert prof.exited and Profile._open is None
+    assert not session.is_profiled()
+    assert snapshot(model) == before
+    with Profile(model) as following:
+        model(x)
+    assert following.run.tree("forward").calls == 1
+
+
+def test_an_error_while_the_layers_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of what was recorded is lost."""
+    model = Mlp()
+    with pytest.raises(LookupError), Profile(model) as prof:
+        model(torch.rand(2, 4))
+        monkeypatch.setattr(profile_module.Plan, "layers", failing(profile_module.Plan.layers))
+    monkeypatch.undo()
+    assert [node.calls for node in prof.run.tree().walk()] == [1, 1, 1, 1]
+
+
+def test_an_entry_that_is_broken_off_leaves_no_warning_in_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    callbacks = pytest.importorskip("torch._dynamo.callback").callback_handler
+    before = list(callbacks.start_callbacks)
+    monkeypatch.setattr(profile_module.StackWarning, "on", failing(profile_module.StackWarning.on))
+    with pytest.raises(LookupError), Profile(Mlp(), with_stack=True):
+        pass
+    assert callbacks.start_callbacks == before
+
+
+def test_on_trace_ready_is_called_when_signals_are_no_longer_held() -> None:
+    """In a step, and at the end of the block: it may take long, and Ctrl-C ends it."""
+    model, x = Mlp(), torch.rand(2, 4)
+    came: list[bool] = []
+    calls: list[int] = []
+
+    def ready(prof: Profile) -> None:
+        signal.raise_signal(signal.SIGALRM)
+        came.append(True)
+        calls.append(prof.run.tree("forward").calls)
+
+    signal.signal(signal.SIGALRM, lambda *_: came.append(False))
+    record = torch.profiler.ProfilerAction.RECORD_AND_SAVE
+    with Profile(model, schedule=lambda _: record, on_trace_ready=ready) as prof:
+        model(x)
+        prof.step()
+        model(x)
+        model(x)
+    assert came == [False, True] * 2
+    assert calls == [1, 2]
+    assert prof.run.tree("forward").calls == 3
+
+
+def test_an_error_while_a_program_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = torch_profiler.profile._start_trace
+    monkeypatch.setattr(Sampler, "stop", failing(Sampler.stop))
+    with pytest.raises(LookupError), Program():
+        Mlp()(torch.rand(2, 4))
+    assert torch_profiler.profile._start_trace is start
+    assert not session.is_profiled()
+
+
+def test_ctrl_c_while_the_labels_are_read_as_torchs_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was broken off is not taken for the whole."""
+    model = Mlp()
+    with Profile(model) as prof:
+        model(torch.rand(2, 4))
+    assert prof._session is not None
+    monkeypatch.setattr(type(prof._session), "event_lists", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        prof.raw()
+    monkeypatch.undo()
+    assert len(prof.trace_profile_events) == 3
+
+
+# At the same time
+
+
+def test_threads_that_enter_at_once() -> None:
+    """One of them has its block, and the others are refused, each time; what is recorded is right."""
+    models = [Mlp() for _ in range(3)]
+    before = [snapshot(model) for model in models]
+    barrier = threading.Barrier(len(models))
+    found: list[Any] = []
+
+    def work(model: Mlp) -> None:
+        for _ in range(15):
+            barrier.wait(60)
+            try:
+                with Profile(model) as prof:
+                    model(torch.rand(2, 4))
+                found.append([node.calls for node in prof.run.tree().walk()])
+            except TorchprofError as error:
+                found.append("Another" in str(error))
+
+    threads = [threading.Thread(target=work, args=(model,)) for model in models]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+    finally:
+        sys.setswitchinterval(interval)
+    recorded, refused = found.count([1, 1, 1, 1]), found.count(True)
+    assert recorded + refused == len(found) == 45
+    assert recorded >= 15
+    assert [snapshot(model) for model in models] == before
+
+
+# Clocks
+
+
+@pytest.mark.parametrize(
+    ("jump_s", "said"), [(0, None), (3600, "forward by 3600.000s"), (-3600, "back by 3600.000s"), (0.0001, None)]
+)
+def test_a_clock_that_is_set_is_said_and_changes_nothing_of_ours(
+    monkeypatch: pytest.MonkeyPatch, jump_s: float, said: str | None
+) -> None:
+    model, jump_ns = torch.nn.Linear(256, 256, bias=False), 0
+    model(torch.rand(8, 256)).sum().backward()
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() + jump_ns)
+    with Profile(model, profile_memory=True) as prof:
+        jump_ns = round(jump_s * 1e9)
+        model.zero_grad()
+        model(torch.rand(8, 256)).sum().backward()
+        time.sleep(0.005)
+    run = prof.run
+    warnings = [warning for warning in run.meta.warnings if "clock" in warning]
+    assert len(warnings) == (said is not None) and all(said in warning for warning in warnings if said)
+    assert 5_000_000 < run.meta.wall_ns < 60_000_000_000
+    (memory,) = run.memory
+    assert memory.peak_bytes == 2 * 8 * 256 * 4 + 2 * 4 and 0 < memory.peak_ns < run.meta.wall_ns

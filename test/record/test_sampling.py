@@ -1,0 +1,285 @@
+"""Samples of where a thread is: the right line, all of the time, bounded memory, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from build.places import ROOT
+
+import torchprof
+from torchprof.errors import TorchprofError
+from torchprof.record import python_lines
+from torchprof.record.python_lines import Place, Sample, Sampler
+
+HERE = str(Path(__file__).relative_to(ROOT))
+OURS = str(Path(torchprof.__file__).parent / "any.py")
+STDLIB = str(Path(sysconfig.get_path("stdlib"), "any.py"))
+INSTALLED = str(Path(sysconfig.get_path("purelib"), "numpy", "any.py"))
+
+
+# Which line it is.
+
+
+@contextmanager
+def standing(*files: str) -> Iterator[int]:
+    """A thread that stands in functions of these files, outermost first, each at line 2 of its file."""
+    ready, leave = threading.Lock(), threading.Lock()
+    ready.acquire()
+    leave.acquire()
+    call: Callable[[], object] = lambda: None  # noqa: E731
+    for number, file in reversed(list(enumerate(files))):
+        # Locks have no Python frames: once the thread is ready, it stands at this line and nowhere else.
+        body = "ready.release(), leave.acquire(timeout=60)" if number == len(files) - 1 else "call()"
+        names = {"ready": ready, "leave": leave, "call": call}
+        exec(compile(f"def function{number}():\n    {body}", file, "exec"), names)
+        call = names[f"function{number}"]  # type: ignore[assignment]
+    thread = threading.Thread(target=call)
+    thread.start()
+    try:
+        assert ready.acquire(timeout=60)
+        assert thread.ident is not None
+        yield thread.ident
+    finally:
+        leave.release()
+        thread.join(60)
+
+
+def wait_for(sampler: Sampler, count: int) -> None:
+    until = time.monotonic() + 60
+    while sum(1 for _ in sampler.samples()) < count:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+def places(sampler: Sampler) -> set[Place]:
+    return {sample.place for sample in sampler.samples()}
+
+
+CWD = "{cwd}"
+FRAMES = {
+    "the user's innermost": (["{cwd}/a.py", "{cwd}/b.py"], ("b.py", "function1")),
+    "below a folder": (["{cwd}/deep/in/a.py"], ("deep/in/a.py", "function0")),
+    "elsewhere": (["/some/where/else/a.py"], ("else/a.py", "function0")),
+    "beside, with a name that begins alike": (["{cwd}2/a.py"], ("{name}2/a.py", "function0")),
+    "a relative name": (["a.py"], ("a.py", "function0")),
+    "the standard library": (["{cwd}/a.py", STDLIB], ("a.py", "function0")),
+    "an installed package": (["{cwd}/a.py", INSTALLED, STDLIB], ("a.py", "function0")),
+    "installed for the user": (["{cwd}/a.py", "/home/me/.local/lib/site-packages/a.py"], ("a.py", "function0")),
+    "of the system": (["{cwd}/a.py", "/usr/lib/python3/dist-packages/a.py"], ("a.py", "function0")),
+    "no file": (["{cwd}/a.py", "<string>"], ("a.py", "function0")),
+    "a checkout of torch": (["{cwd}/a.py", "/src/torch/nn/module.py"], ("a.py", "function0")),
+    "beside torch": (["{cwd}/a.py", "/src/torchvision/a.py"], ("torchvision/a.py", "function1")),
+    "ours": (["{cwd}/a.py", OURS], ("a.py", "function0")),
+    "ours between": (["{cwd}/a.py", OURS, STDLIB], ("a.py", "function0")),
+    "ours under the user's": (["{cwd}/a.py", OURS, "{cwd}/b.py"], ("b.py", "function2")),
+    "none is the user's": ([STDLIB, INSTALLED], ("numpy/any.py", "function1")),
+    "none is the user's, ours is innermost": ([INSTALLED, "<string>", OURS], ("<string>", "function1")),
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_the_innermost_line_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__file__="/src/torch/__init__.py"))  # type: ignore[misc]
+    files, (file, function) = FRAMES[name]
+    with standing(*(one.format(cwd=tmp_path) for one in files)) as thread, Sampler(thread, 0.001) as sampler:
+        monkeypatch.chdir("/")  # names stay as they were at the start
+        wait_for(sampler, 2)
+    assert places(sampler) == {Place(file.format(name=tmp_path.name), 2, function)}
+
+
+# All of the time.
+
+
+def test_a_line_whose_c_code_holds_the_gil_gets_all_its_time() -> None:
+    began = time.perf_counter_ns()
+    with Sampler(threading.get_ident(), 0.001) as sampler:
+        wait_for(sampler, 1)
+        sum(range(30_000_000))
+        line = sys._getframe().f_lineno - 1
+        wait_for(sampler, 10)
+    found = [sample for sample in sampler.samples() if sample.place.line == line]
+    intervals = sum(sample.intervals for sample in found)
+    assert len(found) < 10 < intervals, "one sample when it let go, for all that were missed"
+    assert all(began <= sample.at_ns <= time.perf_counter_ns() for sample in found)
+    assert found[-1].place == Place(HERE, line, sys._getframe().f_code.co_name)
+
+
+class Clock:
+    """A clock that only moves when the sampler sleeps: by what it asked for, and by how much too long it slept."""
+
+    def __init__(self, oversleeps: list[int]) -> None:
+        self.now = 0
+        self.oversleeps = iter(oversleeps)
+        self.asked: list[float] = []
+
+    def monotonic_ns(self) -> int:
+        return self.now
+
+    def perf_counter_ns(self) -> int:
+        return 10**18 + self.now
+
+    def acquire(self, timeout: float) -> bool:
+        oversleep = next(self.oversleeps, None)
+        if oversleep is None:
+            return True
+        self.asked.append(timeout)
+        self.now += round(timeout * 1e9) + oversleep
+        return False
+
+
+def sampled(monkeypatch: pytest.MonkeyPatch, oversleeps: list[int]) -> tuple[list[Sample], Clock]:
+    clock = Clock(oversleeps)
+    with standing("/x/a.py") as thread:
+        sampler = Sampler(thread, 0.005)
+        monkeypatch.setattr(python_lines, "time", clock)
+        sampler._watch(clock)  # type: ignore[arg-type]
+    return list(sampler.samples()), clock
+
+
+def test_a_late_sample_stands_for_those_that_were_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ms = 1_000_000
+    samples, clock = sampled(monkeypatch, [0, 1 * ms, 5 * ms, 0, 52 * ms, 0])
+    assert [sample.intervals for sample in samples] == [1, 1, 2, 1, 11, 1]
+    assert [sample.at_ns - 10**18 for sample in samples] == [one * ms for one in (5, 11, 20, 25, 82, 85)]
+    assert sum(sample.intervals for sample in samples) * 5 * ms == clock.now
+    assert clock.asked == pytest.approx([0.005, 0.005, 0.004, 0.005, 0.005, 0.003])  # back in step after each
+
+
+def test_when_memory_is_full_half_of_it_is_given_back_and_no_time_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_lines, "_MOST_SAMPLES", 8)
+    samples, clock = sampled(monkeypatch, [0] * 7 + [10_000_000] + [0] * 3)
+    # Eight samples, the last of them late by two, of which four are kept; from then on one in 10 ms.
+    assert [sample.intervals for sample in samples] == [2, 2, 2, 4, 2, 2, 2]
+    assert clock.asked == pytest.approx([0.005] * 8 + [0.01] * 3)
+    assert sum(sample.intervals for sample in samples) * 5_000_000 == clock.now
+    samples, clock = sampled(monkeypatch, [0] * 100)
+    assert len(samples) < 8
+    assert sum(sample.intervals for sample in samples) * 5_000_000 == clock.now
+    assert [sample.at_ns for sample in samples] == sorted(sample.at_ns for sample in samples)
+
+
+def test_a_million_samples_of_twenty_bytes_are_kept() -> None:
+    sampler = Sampler(0)
+    assert sum(column.itemsize for column in (sampler._times, sampler._at, sampler._intervals)) == 20
+    assert python_lines._MOST_SAMPLES == 1_000_000
+
+
+# Nothing left behind.
+
+
+def test_started_again_it_goes_on_and_stopped_twice_it_stays_stopped() -> None:
+    threads = threading.active_count()
+    sampler = Sampler(threading.get_ident(), 0.001)
+    sampler.stop()
+    assert list(sampler.samples()) == []
+    sampler.start()
+    sampler.start()
+    assert threading.active_count() == threads + 1
+    wait_for(sampler, 2)
+    sampler.stop()
+    sampler.stop()
+    assert threading.active_count() == threads
+    first = list(sampler.samples())
+    with sampler:
+        wait_for(sampler, len(first) + 2)
+    assert list(sampler.samples())[: len(first)] == first
+
+
+def test_a_thread_that_is_not_there_gives_no_samples() -> None:
+    with Sampler(0, 0.001) as sampler, Sampler(threading.get_ident(), 0.001) as other:
+        wait_for(other, 5)
+    assert list(sampler.samples()) == []
+
+
+def test_no_frame_is_held() -> None:
+    class Big:
+        pass
+
+    import weakref
+
+    def work() -> weakref.ref[Big]:
+        big = Big()
+        wait_for(sampler, 2)
+        return weakref.ref(big)
+
+    with Sampler(threading.get_ident(), 0.001) as sampler:
+        assert work()() is None
+
+
+@pytest.mark.parametrize("interval", [0, -1, float("nan"), 1e-12])
+def test_an_interval_that_is_none(interval: float) -> None:
+    with pytest.raises(TorchprofError, match=r"interval_s is the seconds between two samples, as 0\.005, not"):
+        Sampler(threading.get_ident(), interval)
+
+
+def run(code: str) -> str:
+    before = """
+        import os, sys, threading, time
+        while_forking = []
+        os.register_at_fork(before=lambda: while_forking.append(threading.active_count()))
+        from torchprof.record.python_lines import Sampler
+        def count(): return sum(1 for _ in sampler.samples())
+        def wait(more):
+            seen = count()
+            while count() < seen + more: time.sleep(0.001)
+        sampler = Sampler(threading.get_ident(), 0.001)
+        sampler.start()
+        wait(2)
+    """
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(before) + textwrap.dedent(code)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout
+
+
+def test_a_process_ends_although_a_sampler_goes_on() -> None:
+    last = "import atexit; sampler.stop(); atexit.register(lambda: print(threading.active_count())); sampler.start()"
+    assert run(last + "; print('end', threading.active_count())") == "end 2\n1\n"
+
+
+def test_a_sampler_that_was_stopped_is_not_kept() -> None:
+    assert run("import weakref; sampler.stop(); kept = weakref.ref(sampler); del sampler; print(kept())") == "None\n"
+
+
+def test_it_stands_still_while_forking_and_is_not_in_the_forked_process() -> None:
+    out = run(
+        """
+        pid = os.fork()
+        if not pid:
+            seen = count()
+            if not os.fork():
+                os._exit(0)
+            os.wait()
+            print("child", threading.active_count(), count() == seen, flush=True)
+            sampler.start()
+            wait(2)
+            sampler.stop()
+            print("again", threading.active_count(), flush=True)
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        wait(2)
+        print("parent", threading.active_count(), while_forking)
+        """
+    )
+    assert out == "child 1 True\nagain 1\nparent 2 [1]\n"
+
+
+def test_importing_it_imports_no_torch() -> None:
+    assert run("print('torch' in sys.modules)") == "False\n"

@@ -1,0 +1,429 @@
+"""The headline: each sentence worked out by hand on runs put together by hand, and on real runs against the tree."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from build.hand_made import label, op
+from torch import nn
+
+import torchprof
+from torchprof import Profile
+from torchprof.run.layers import Layer
+from torchprof.run.meta import Meta
+from torchprof.run.rows import Rows
+from torchprof.run.run import Run
+from torchprof.run.words import NOT_SELECTED, OUTSIDE, PHASES, Frame
+
+FORWARD, BACKWARD, RECOMPUTE = PHASES
+K3 = "3, 8, kernel_size=(3, 3), stride=(1, 1)"
+K1 = "3, 8, kernel_size=(1, 1), stride=(1, 1)"
+
+NET = {
+    "Net": "Net",
+    "Net.stem": "Stem",
+    "Net.body": "Sequential",
+    "Net.body.a": ("Conv2d", K3),
+    "Net.body.b": ("Conv2d", K3),
+    "Net.body.c": ("Conv2d", K1),
+    "Net.body.n": "LayerNorm",
+}
+
+
+def run_of(kinds: dict[str, Any], *work: tuple[Any, ...], ranks: int = 1, **meta: Any) -> Run:
+    """``work``: (path of a layer or OUTSIDE, phase, frames, {field: value}) each a row."""
+    layers = []
+    for path, kind in kinds.items():
+        name, settings = (kind, "") if isinstance(kind, str) else kind
+        layers.append(Layer(tuple(path.split(".")), name, settings=settings))
+    at = {layer.name: number for number, layer in enumerate(layers)}
+    chains = list(dict.fromkeys(one[2] for one in work))
+    columns = {name: array("q") for name in Rows.COLUMNS}
+    for where, phase, frames, costs in work:
+        row = {"layer": at.get(where, where), "phase": PHASES.index(phase), "frames": chains.index(frames), "calls": 1}
+        for name in Rows.COLUMNS:
+            columns[name].append({**row, **costs}.get(name, 0))
+    roots = tuple(path for path in kinds if "." not in path)
+    given: dict[str, Any] = {"requested": ("cpu_ns",), "measured": ("cpu_ns",), **meta}
+    metas = tuple(Meta(roots, rank=rank, **given) for rank in range(ranks))
+    return Run(metas, tuple(layers), Rows(tuple(layers), tuple(chains), ("cpu",), columns), {})
+
+
+def took(where: Any, ns: int, *frames: Frame, phase: str = FORWARD, **more: int) -> tuple[Any, ...]:
+    return where, phase, frames or (op("aten::x"),), {"cpu_ns": ns, **more}
+
+
+BODY = [
+    took("Net.stem", 380),
+    took("Net.body.a", 300),
+    took("Net.body.b", 140),
+    took("Net.body.c", 100),
+    took("Net.body.n", 80),
+]
+
+
+def head(*work: tuple[Any, ...], kinds: dict[str, Any] = NET, **meta: Any) -> str:
+    return run_of(kinds, *work, **meta).report("headline")
+
+
+def test_the_layer_that_holds_most_and_the_kind_in_it() -> None:
+    # body: 300 + 140 + 100 + 80 = 620 of 1000; its 3×3 convolutions 440 of 620 = 71 %.
+    assert head(*BODY) == "62% of the forward is in `body`, 71% of that in its 3×3 convolutions."
+
+
+def test_one_layer_of_a_kind_is_called_by_name() -> None:
+    work = [took("Net.stem", 380), took("Net.body.a", 100), took("Net.body.b", 100), took("Net.body.n", 420)]
+    assert head(*work[:3], took("Net.body.n", 220), took("Net.body.c", 200)) == (
+        "62% of the forward is in `body`, 35% of that in the layer norm `body.n`."
+    )
+    # 420 of 1000 is no half: it goes no deeper than body.
+    assert head(*work) == "62% of the forward is in `body`, 68% of that in the layer norm `body.n`."
+
+
+def test_down_to_the_operator_of_a_layer_with_none_below() -> None:
+    work = [*BODY, took("Net.body.b", 3_000, op("aten::conv2d"), op("aten::slow"))]
+    # b: 3140 of 4000; aten::slow 3000 of 3140 = 96 %.
+    assert head(*work) == "78% of the forward is in `body.b`, 96% of that in `aten::slow`."
+
+
+def test_half_is_not_more_than_half() -> None:
+    work = [took("Net.stem", 500), took("Net.body.a", 500)]
+    assert head(*work).startswith("50% of the forward is in the `Stem` layer `stem`.")
+    assert head(took("Net.stem", 499), took("Net.body.a", 501)) == (
+        "50% of the forward is in `body.a`, all of that in `aten::x`."
+    )
+
+
+def test_where_no_layer_holds_most_the_largest_is_told_after_the_kinds() -> None:
+    kinds = {
+        "Net": "Net",
+        **{f"Net.{name}": "Block" for name in "abc"},
+        **{f"Net.{name}.fc": "Linear" for name in "abc"},
+    }
+    work = [took("Net.a.fc", 330), took("Net.b.fc", 300), took("Net.c.fc", 270), took("Net.a", 50), took("Net.c", 50)]
+    # fc: 900 of 1000; a: 380.
+    assert head(*work, kinds=kinds) == (
+        "90% of the forward is in linear layers. The largest layer of the forward is `a`, with 38%."
+    )
+    assert head(*work[:1], took("Net.b.fc", 330, op("x")), took("Net.c", 340), kinds=kinds) == (
+        "66% of the forward is in linear layers. The largest layer of the forward is `c`, with 34%."
+    )
+
+
+def test_layers_with_layers_below_are_named_by_what_they_do_directly() -> None:
+    """The blocks hold all of it, and have 600 of 1000 by themselves."""
+    kinds = {"Net": "Net", **{f"Net.{name}": "Block" for name in "abc"}, "Net.a.fc": "Linear"}
+    work = [took("Net.a", 200), took("Net.b", 200), took("Net.c", 200), took("Net.a.fc", 200), took("Net", 200)]
+    assert head(*work, kinds=kinds) == (
+        "60% of the forward is directly in `Block` layers. The largest layer of the forward is `a`, with 40%."
+    )
+    idle = [(*work[3][:3], {"cpu_ns": 0}), *work[:3], took("Net", 400)]
+    assert head(*idle, kinds=kinds).startswith("60% of the forward is in `Block` layers.")
+    inside = {path.replace("Net.", "Net.body."): kind for path, kind in kinds.items()} | {"Net.body": "Body"}
+    moved = [(where.replace("Net.", "Net.body."), *rest) for where, *rest in work]
+    assert head(*moved, kinds=dict(sorted(inside.items()))) == (
+        "80% of the forward is in `body`, 75% of that directly in its `Block` layers."
+    )
+
+
+def test_one_layer_with_layers_below_has_more_than_it_does_directly() -> None:
+    kinds = {"Net": "Net", "Net.a": "Block", "Net.a.fc": "Linear", "Net.b": "Linear", "Net.c": "Other"}
+    work = [took("Net.a", 350), took("Net.a.fc", 140), took("Net.b", 200), took("Net.c", 310)]
+    # a: 350 by itself, 490 of 1000 with its linear layer.
+    assert head(*work, kinds=kinds) == (
+        "35% of the forward is directly in the `Block` layer `a`. The largest layer of the forward is `a`, with 49%."
+    )
+
+
+def test_the_largest_layer_is_one_of_the_phase_and_not_of_the_kind() -> None:
+    """The convolutions have 440 of 1000, and the stem, which is none of them, 400."""
+    work = [
+        took("Net.body.a", 300),
+        took("Net.body.b", 140),
+        took("Net.stem", 400),
+        took("Net.c", 160),
+    ]
+    kinds = {"Net": "Net", "Net.stem": "Stem", "Net.body": "Sequential", "Net.c": "Linear"}
+    kinds |= {path: NET[path] for path in ("Net.body.a", "Net.body.b")}
+    flat = {path.replace("body.", "body_"): kind for path, kind in kinds.items() if path != "Net.body"}
+    moved = [(where.replace("body.", "body_"), *rest) for where, *rest in work]
+    assert head(*moved, kinds=flat) == (
+        "44% of the forward is in 3×3 convolutions. The largest layer of the forward is `stem`, with 40%."
+    )
+    backward = [(where, BACKWARD, frames, costs) for where, _, frames, costs in moved]
+    assert head(*backward, kinds=flat).endswith("The largest layer of the backward is `stem`, with 40%.")
+
+
+def test_what_a_layer_does_itself() -> None:
+    work = [took("Net.body", 700, op("aten::bmm")), took("Net.body", 50, op("aten::add")), took("Net.body.n", 150)]
+    # body: 900 of 1000, 750 of that itself = 83 %.
+    assert head(*work, took("Net.stem", 100)) == (
+        "90% of the forward is in `body`, 83% of that directly in it, not in layers below, above all in `aten::bmm`."
+    )
+    assert head(took("Net", 700, label("MASK")), took("Net.stem", 150), took("Net.body.n", 150)) == (
+        "70% of the forward is directly in `Net`, not in layers below, above all in the label `MASK`. "
+        "The largest layer of the forward is `stem`, with 15%."
+    )
+
+
+def test_time_between_operators_and_the_line_that_was_seen_there() -> None:
+    own = ("Net.stem", FORWARD, (), {"cpu_ns": 900})
+    work = [own, took("Net.body.a", 100)]
+    assert head(*work) == "90% of the forward is in `stem`, all of that where no operator ran."
+    seen = [
+        ("Net.stem", FORWARD, (Frame("python", f"net.py:{line}"),), {"calls": times})
+        for line, times in [(7, 2), (9, 5)]
+    ]
+    elsewhere = ("Net.body", FORWARD, (Frame("python", "net.py:1"),), {"calls": 50})
+    assert head(*work, *seen, elsewhere) == (
+        "90% of the forward is in `stem`, all of that where no operator ran, most often at `net.py:9`."
+    )
+
+
+def test_one_layer_alone() -> None:
+    work = [took("Linear", 90, op("aten::addmm")), took("Linear", 10, op("aten::t"))]
+    assert head(*work, kinds={"Linear": "Linear"}) == "90% of the forward is in `aten::addmm`."
+
+
+# Which part of a step
+
+
+def test_the_backward_where_that_is_the_largest() -> None:
+    backward = [(where, BACKWARD, frames, {"cpu_ns": 2 * cost["cpu_ns"]}) for where, _, frames, cost in BODY]
+    # 2000 of 1000 + 2000 + 500 = 57 %.
+    assert head(*BODY, *backward, took(OUTSIDE, 500)) == (
+        "57% of the CPU time is in the backward, 62% of that in `body`, and 71% of that in its 3×3 convolutions."
+    )
+
+
+def test_other_parts_of_less_than_a_twentieth_are_not_worth_a_word() -> None:
+    # 1000 of 1052 = 95.06 %, of 1053 = 94.97 %.
+    assert head(*BODY, took(OUTSIDE, 52)).startswith("62% of the forward is")
+    assert head(*BODY, took(OUTSIDE, 53)).startswith("95% of the CPU time is in the forward, 62% of that")
+
+
+def test_recomputation() -> None:
+    work = [(where, RECOMPUTE, frames, cost) for where, _, frames, cost in BODY]
+    assert head(*work) == "62% of the recomputation is in `body`, 71% of that in its 3×3 convolutions."
+
+
+def test_outside_of_all_layers() -> None:
+    work = [*BODY, took(OUTSIDE, 1_500, label("Optimizer.step#AdamW.step"), op("aten::mul")), took(OUTSIDE, 500)]
+    # 2000 of 3000, 1500 of 2000.
+    assert head(*work) == (
+        "67% of the CPU time is outside of all layers, 75% of that in the label `Optimizer.step#AdamW.step`."
+    )
+    assert head(took(OUTSIDE, 10, phase=BACKWARD), took(OUTSIDE, 10)) == (
+        "All of the CPU time is outside of all layers, all of that in `aten::x`."
+    )
+
+
+def test_the_time_in_which_nothing_ran_is_outside_as_in_the_report_top() -> None:
+    run = run_of(NET, *BODY, wall_ns=4_000, busy_ns=(("cpu", 1_000),))
+    assert run.report("headline") == (
+        "75% of the CPU time is outside of all layers, all of that where no operator ran."
+    )
+    assert run.report("top").splitlines()[2].startswith("75.0%")
+
+
+def test_layers_that_were_not_selected() -> None:
+    paths = (("Net", "body", "a"),)
+    assert head(took("Net.body.a", 300), took(NOT_SELECTED, 700), paths=paths) == (
+        "70% of the CPU time is in layers that were not selected, all of that in `aten::x`."
+    )
+    assert head(took("Net.body.a", 700), took(NOT_SELECTED, 300), paths=paths) == (
+        "70% of the CPU time is in the forward of the selected layers, all of that in `body.a`, "
+        "and all of that in `aten::x`."
+    )
+
+
+# What is measured
+
+
+def on_device(cpu: Sequence[tuple[Any, ...]], busy: int, **meta: Any) -> str:
+    fields = ("cpu_ns", "device_ns")
+    busy_ns = (("cpu", 1_000), ("cuda:0", busy)) if busy else (("cpu", 1_000),)
+    given = {"requested": fields, "measured": fields, "device": "cuda", "wall_ns": 1_000, "busy_ns": busy_ns, **meta}
+    return head(*cpu, **given)
+
+
+def test_the_devices_time_where_it_was_measured() -> None:
+    work = [
+        took("Net.stem", 900, device_ns=100),
+        took("Net.body.a", 100, device_ns=300),
+        took("Net.body.b", 0, device_ns=200),
+    ]
+    # On the device a has 300 of 600, which is no more than half; body 500 of 600.
+    assert on_device(work, busy=500) == (
+        "83% of the CUDA time of the forward is in `body`, all of that in its 3×3 convolutions."
+    )
+
+
+def test_a_device_that_was_idle_most_of_the_time_waits_for_the_cpu() -> None:
+    work = [took("Net.stem", 900, device_ns=100), took("Net.body.a", 100, device_ns=300)]
+    assert on_device(work, busy=499) == (
+        "`cuda:0` was idle for 50% of the time. 90% of the CPU time of the forward is in `stem`, all of that in "
+        "`aten::x`."
+    )
+    two = (("cpu", 1_000), ("cuda:0", 304), ("cuda:1", 200))
+    assert on_device(work, busy=0, busy_ns=two).startswith("Every device was idle for at least 69% of the time. 90% of")
+
+
+def test_a_device_on_which_nothing_ran() -> None:
+    assert on_device([took("Net.stem", 900), took("Net.body.a", 100)], busy=0) == (
+        "Nothing ran on CUDA. 90% of the CPU time of the forward is in `stem`, all of that in `aten::x`."
+    )
+
+
+def test_a_device_that_was_asked_for_and_not_measured() -> None:
+    assert head(*BODY, requested=("cpu_ns", "device_ns"), device="cuda").startswith("62% of the forward is in `body`")
+
+
+def test_flops_where_nothing_was_timed() -> None:
+    counts = ("macs", "flops", "uncounted")
+    work = [(where, phase, frames, {"flops": cost["cpu_ns"]}) for where, phase, frames, cost in BODY]
+    given: dict[str, Any] = {"requested": counts, "measured": counts}
+    said = "62% of the FLOPs of the forward are in `body`, 71% of that in its 3×3 convolutions."
+    assert head(*work, **given) == said
+    uncounted = ("Net.body.n", FORWARD, (op("aten::y"),), {"uncounted": 1})
+    assert head(*work, uncounted, **given) == said.replace("FLOPs", "counted FLOPs")
+    assert head(uncounted, **given) == "No FLOPs were counted."
+
+
+def test_nothing_recorded() -> None:
+    assert head() == "No CPU time was recorded."
+    assert head(wall_ns=1_000, busy_ns=(("cpu", 0),)) == "No CPU time was recorded."
+
+
+# Several
+
+
+def test_several_models() -> None:
+    kinds = {"A": "A", "A.fc": "Linear", "A#2": "A", "A#2.fc": "Linear", "B": "B"}
+    work = [took("A.fc", 200), took("A#2.fc", 700), took("B", 100)]
+    assert head(*work, kinds=kinds) == "70% of the forward is in `A#2.fc`, all of that in `aten::x`."
+    even = [took("A.fc", 400), took("A#2.fc", 350), took("B", 250)]
+    assert head(*even, kinds=kinds) == ("75% of the forward is in linear layers. The largest model is `A`, with 40%.")
+
+
+def test_several_ranks_are_summed_and_said() -> None:
+    one = [(where, phase, frames, {**cost, "rank": rank}) for rank in (0, 1) for where, phase, frames, cost in BODY]
+    assert run_of(NET, *one, ranks=2).report("headline") == (
+        "Over all 2 ranks, 62% of the forward is in `body`, 71% of that in its 3×3 convolutions."
+    )
+
+
+def test_the_time_in_which_nothing_ran_is_of_all_ranks() -> None:
+    one = [(where, phase, frames, {**cost, "rank": rank}) for rank in (0, 1) for where, phase, frames, cost in BODY]
+    run = run_of(NET, *one, ranks=2, wall_ns=4_000, busy_ns=(("cpu", 1_000),))
+    # 3000 of 4000 on each of both.
+    assert run.report("headline").startswith("Over all 2 ranks, 75% of the CPU time is outside of all layers")
+
+
+# Words
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "words"),
+    [
+        ("Conv1d", "3, 8, kernel_size=(5,), stride=(1,)", "width-5 convolutions"),
+        ("Conv3d", "3, 8, kernel_size=(3, 5, 7), stride=(1, 1, 1)", "3×5×7 convolutions"),
+        ("ConvTranspose2d", "3, 8, kernel_size=(4, 4), stride=(2, 2)", "4×4 transposed convolutions"),
+        ("Conv2d", "", "2D convolutions"),
+        ("Linear", "", "linear layers"),
+        ("BatchNorm2d", "", "batch norms"),
+        ("Attention", "", "`Attention` layers"),
+        ("Ev\x1b[31mil", "", "`Ev\\x1b[31mil` layers"),
+    ],
+)
+def test_what_kinds_are_called(kind: str, settings: str, words: str) -> None:
+    kinds = {"Net": "Net", "Net.a": (kind, settings), "Net.b": (kind, settings), "Net.c": "Other"}
+    work = [took("Net.a", 45), took("Net.b", 45), took("Net.c", 10)]
+    assert head(*work, kinds=kinds).startswith(f"90% of the forward is in {words}.")
+
+
+@pytest.mark.parametrize(
+    ("body", "share"), [(999_999, "More than 99%"), (994, "99%"), (1_000_000, "All"), (996, "More than 99%")]
+)
+def test_no_share_says_all_that_is_not_all(body: int, share: str) -> None:
+    rest = 1_000 - body if body < 1_000 else 1_000_000 - body
+    assert head(took("Net.body.a", body), took("Net.stem", rest)).startswith(f"{share} of the forward is in `body.a`")
+
+
+def test_names_that_are_no_text() -> None:
+    kinds = {"Net": "Net", "Net.a\nb\udc80": "Linear", "Net.c": "Linear"}
+    work = [took("Net.a\nb\udc80", 90, op("evil\x1b[2J" + "x" * 100)), took("Net.c", 10)]
+    said = head(*work, kinds=kinds)
+    assert said.isprintable() and "`a\\nb\\udc80`" in said and len(said) < 150
+
+
+# Real models
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1)
+        self.norm = nn.BatchNorm2d(width)
+        self.down = nn.Conv2d(width, width, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.norm(self.conv(x)) + self.down(x))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 64, 1)
+        self.body = nn.Sequential(Block(64), Block(64))
+        self.fc = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.body(self.stem(x)).mean((2, 3)))
+
+
+def test_the_sentence_of_a_real_run_against_its_tree() -> None:
+    model, x = Net().eval(), torch.rand(2, 3, 48, 48)
+    with torch.no_grad():
+        model(x)
+        with Profile(model) as prof:
+            for _ in range(3):
+                model(x)
+    run = prof.run
+    nodes = {node.layer.name.removeprefix("Net."): node for node in run.tree("forward").walk()}
+    whole = nodes["Net"].total.cpu_ns
+    said = re.search(r"(\d+)% of (?:the forward|that) (?:is )?in `([\w.]+)`,", run.report("headline"))
+    assert said is not None, run.report("headline")
+    share, path = said.groups()
+    assert path.startswith("body") and share == f"{nodes[path].total.cpu_ns / whole:.0%}".rstrip("%")
+    below = [one for one in nodes[path].children if 2 * one.total.cpu_ns > whole]
+    assert 2 * nodes[path].total.cpu_ns > whole and not below
+
+
+def test_flops_of_a_real_model_by_hand() -> None:
+    model = nn.Sequential(nn.Linear(10, 100, bias=False), nn.Linear(100, 100, bias=False))
+    with torch.no_grad():
+        run = torchprof.flops(model, torch.rand(1, 10))
+    # 2 · 1000 and 2 · 10000 FLOPs: 20000 of 22000 = 91 %.
+    assert run.report("headline").startswith("91% of the FLOPs of the forward are in `1`, all of that in `aten::")
+
+
+def test_the_same_before_and_after_a_file(tmp_path: Any) -> None:
+    run = run_of(NET, *BODY)
+    run.save(tmp_path / "run.json")
+    assert torchprof.load(tmp_path / "run.json").report("headline") == run.report("headline")
+
+
+def test_damaged_figures_are_no_crash() -> None:
+    run = run_of(NET, took("Net.stem", -5))
+    assert run.report("headline") == "No CPU time was recorded."
+    negative = replace(
+        run.metas[0], wall_ns=-1, busy_ns=(("cuda:0", -5),), device="cuda", measured=("cpu_ns", "device_ns")
+    )
+    assert replace(run, metas=(negative,)).report("headline") == "Nothing ran on CUDA. No CPU time was recorded."

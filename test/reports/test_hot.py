@@ -1,0 +1,284 @@
+"""Heat colours and the hottest path: figures by hand, and what a real terminal and a pipe are given."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from build.hand_made import label, names, op, row, run_of
+from build.places import ROOT
+from tabulate import tabulate_formats
+
+import torchprof
+from torchprof import TorchprofError
+from torchprof.reports.text import heat
+from torchprof.run.run import Run
+from torchprof.run.words import BACKWARD, OUTSIDE
+
+ESCAPE = re.compile(r"\033\[([\d;]*)m")
+
+# Net 100 itself, a 300, b 100 itself, b.0 500: b has 600 in all.
+LINES = [row(0, cpu_ns=100), row(1, cpu_ns=300), row(2, cpu_ns=100), row(3, cpu_ns=500)]
+
+
+def colours(table: str, name: str) -> list[str | None]:
+    """The colour of each cell right of that name; None where a cell has none."""
+    [line] = [line for line in table.splitlines() if re.search(rf"(^|[├└]── ){re.escape(name)}( ◄)?\s", plain(line))]
+    found = [ESCAPE.match(cell.strip()) for cell in line.split(" | ")[1:]]
+    return [match and match[1] for match in found]
+
+
+def plain(text: str) -> str:
+    return ESCAPE.sub("", text)
+
+
+# The hottest path
+
+
+def test_siblings_by_their_total_and_the_path_to_the_letter() -> None:
+    assert run_of(LINES).report("tree", hot=True) == "\n".join(
+        [
+            "Module   | Self CPU total | CPU total | Number of Calls",
+            "---------|----------------|-----------|----------------",
+            "Net ◄    | 0.100us        | 1.000us   | 1",
+            "├── b ◄  | 0.100us        | 0.600us   | 1",
+            "│└── 0 ◄ | 0.500us        | 0.500us   | 1",
+            "└── a    | 0.300us        | 0.300us   | 1",
+            "",
+            "◄ marks the hottest path by CPU total: each time into the largest layer.",
+        ]
+    )
+
+
+def marked(run: Run, **options: Any) -> list[str]:
+    return [name for name in names(run.report("tree", hot=True, **options)) if name.endswith(" ◄")]
+
+
+def test_the_path_ends_where_a_layer_has_more_itself_than_any_below() -> None:
+    # b has 600 itself, more than the 500 of b.0.
+    assert marked(run_of([*LINES, row(2, cpu_ns=500)])) == ["Net ◄", "├── b ◄"]
+    assert marked(run_of([*LINES, row(2, cpu_ns=400)])) == ["Net ◄", "├── b ◄"], "as much is not more"
+    assert marked(run_of([*LINES, row(2, cpu_ns=399)])) == ["Net ◄", "├── b ◄", "│└── 0 ◄"]
+    assert marked(run_of([*LINES, row(0, cpu_ns=1_000)])) == ["Net ◄"]
+
+
+def test_work_of_no_layer_is_on_no_path() -> None:
+    table = run_of([*LINES, row(OUTSIDE, op("aten::sum"), cpu_ns=9_000)]).report("tree", hot=True)
+    assert names(table)[0] == "Net ◄" and names(table)[-1] == "(outside)"
+
+
+def test_the_path_follows_the_time_of_the_device_where_there_is_any() -> None:
+    lines = [*LINES, row(1, op("aten::mm"), device="cuda:0", device_ns=50)]
+    both = ("cpu_ns", "device_ns")
+    assert marked(run_of(lines, requested=both, measured=both, device="cuda")) == ["Net ◄", "├── a ◄"]
+    assert len(marked(run_of(LINES, requested=both, measured=both, device="cuda"))) == 3
+    assert len(marked(run_of(lines, requested=both, measured=("cpu_ns",), device="cuda"))) == 3
+
+
+def test_the_path_follows_flops_where_nothing_was_timed() -> None:
+    counts = ("macs", "flops", "uncounted")
+    lines = [row(1, flops=50, macs=10), row(2, flops=20, macs=20)]
+    assert marked(run_of(lines, requested=counts, measured=counts)) == ["Net ◄", "├── a ◄"]
+
+
+def test_the_path_follows_the_column_that_is_asked_for() -> None:
+    run = run_of([*LINES, row(1, phase=BACKWARD, cpu_ns=7), row(3, phase=BACKWARD, cpu_ns=3)])
+    assert marked(run, sort_by="backward_cpu_total") == ["Net ◄", "├── a ◄"]
+    assert "hottest path by Backward CPU total" in run.report("tree", hot=True, sort_by="backward_cpu_total")
+    assert marked(run, sort_by="self_cpu_total") == marked(run), "of self, it is the total that leads there"
+    with pytest.raises(TorchprofError, match=r"'Number of Calls' has no total .* cpu_total, backward_cpu_total"):
+        run.report("tree", hot=True, sort_by="calls")
+
+
+def test_hidden_layers_hide_the_rest_of_the_path() -> None:
+    assert marked(run_of(LINES), depth=1) == ["Net ◄", "├── b ◄"]
+    assert marked(run_of(LINES), top=1) == ["Net ◄", "└── b ◄", "└── 0 ◄"]
+
+
+def test_nothing_recorded_has_no_path_and_says_nothing_of_one() -> None:
+    run = run_of([row(0)])
+    assert run.report("tree", hot=True) == run.report("tree")
+
+
+def test_display_knows_the_hottest_path() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU())
+    with torchprof.Profile(model) as prof:
+        model(torch.rand(9, 64))
+    assert prof.display(hot=True) == prof.run.report("tree", hot=True) != prof.display()
+
+
+# Colours
+
+
+def test_a_table_in_colour_has_the_same_text_in_the_same_columns() -> None:
+    run = run_of([*LINES, row(1, label("mine"), cpu_ns=10), row(OUTSIDE, op("aten::sum"), cpu_ns=9)])
+    for options in ({}, {"percent": True}, {"show_events": True}, {"hot": True, "depth": 1}):
+        coloured = run.report("tree", color=True, **options)
+        assert coloured != run.report("tree", **options) and plain(coloured) == run.report("tree", **options)
+
+
+def test_the_colour_says_which_share_of_the_column_a_figure_is() -> None:
+    table = run_of(LINES).report("tree", color=True)
+    # 10 %, 100 %; 30 %, 30 %; 10 %, 60 %; 50 %, 50 %; calls have no colour.
+    assert colours(table, "Net") == [heat(0.1), heat(1), None]
+    assert colours(table, "a") == [heat(0.3), heat(0.3), None]
+    assert colours(table, "b") == [heat(0.1), heat(0.6), None]
+    assert colours(table, "0") == [heat(0.5), heat(0.5), None]
+    assert len({heat(0.1), heat(0.3), heat(0.6)}) == 3
+
+
+@pytest.mark.parametrize("least", [0.5, 0.25, 0.1, 0.05, 0.01])
+def test_warmer_from_this_share_on(least: float) -> None:
+    assert heat(least) == heat(least * 1.01) != heat(least * 0.99)
+
+
+def test_memory_and_counts_have_colours_and_what_is_unknown_has_none() -> None:
+    fields = ("cpu_ns", "device_ns", "cpu_allocated", "cpu_freed", "macs", "flops", "uncounted")
+    lines = [
+        row(0),
+        row(1, op("aten::x"), cpu_allocated=3_000, flops=80),
+        row(2, op("aten::x"), cpu_allocated=1_000, flops=20),
+        row(2, op("aten::y"), uncounted=1),
+    ]
+    run = run_of(lines, requested=fields, measured=tuple(set(fields) - {"device_ns"}), device="cuda")
+    table = run.report("tree", color=True)
+    # Params, Self CPU, CPU, Self CUDA, CUDA, Self CPU Mem, CPU Mem, MACs, FLOPs, FLOP/s, Calls.
+    assert colours(table, "a") == [None] * 5 + [heat(0.75), heat(0.75), None, heat(0.8), None, None]
+    assert colours(table, "b") == [None] * 5 + [heat(0.25), heat(0.25), None, heat(0.2), None, None]
+
+
+def test_parameters_have_colours() -> None:
+    run = run_of(LINES, requested=("flops", "macs"), measured=("flops", "macs"))
+    counts = [0, 30, 20, 50]
+    layers = tuple(replace(layer, params=count) for layer, count in zip(run.layers, counts))
+    run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))
+    table = run.report("tree", color=True)
+    assert [colours(table, name)[0] for name in ("Net", "a", "b", "0")] == [heat(1), heat(0.3), heat(0.7), heat(0.5)]
+
+
+@pytest.mark.parametrize("tablefmt", ["github", "html", "latex", "tsv", "grid"])
+def test_formats_for_other_programs_have_no_colours(tablefmt: str) -> None:
+    assert tablefmt in tabulate_formats
+    run = run_of(LINES)
+    assert run.report("tree", color=True, tablefmt=tablefmt) == run.report("tree", tablefmt=tablefmt)
+
+
+def luminance(colour: int) -> float:
+    """The relative luminance (WCAG 2.2) of one of xterm's 256 colours from 16 on."""
+    steps = [0, 95, 135, 175, 215, 255]
+    cube = colour - 16
+    rgb = [8 + 10 * (colour - 232)] * 3 if colour >= 232 else [steps[cube // 36], steps[cube // 6 % 6], steps[cube % 6]]
+    linear = [one / 255 / 12.92 if one <= 10 else ((one / 255 + 0.055) / 1.055) ** 2.4 for one in rgb]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("share", [0, 0.01, 0.05, 0.1, 0.25, 0.5])
+def test_every_colour_is_readable_on_light_and_on_dark(share: float) -> None:
+    own = luminance(int(heat(share).rpartition(";")[2])) + 0.05
+    white, black, dark = 1.05, 0.05, luminance(234) + 0.05
+    assert white / own >= 3.4 and own / black >= 3.4 and own / dark >= 3.4
+
+
+def test_names_with_escapes_stay_harmless() -> None:
+    run = run_of([*LINES, row(3, op("evil\x1b[2J"), cpu_ns=1)], warnings=("Never called: x\x1b[31m\ny.",))
+    layers = tuple(
+        replace(layer, path=tuple(step.replace("b", "b\x1b[31m\r") for step in layer.path)) for layer in run.layers
+    )
+    run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))
+    for color in (False, True):
+        table = plain(run.report("tree", color=color, show_events=True, hot=True))
+        assert "\x1b" not in table and "\r" not in table and "x\\x1b[31m\\ny." in table
+        assert "── b\\x1b[31m\\r ◄" in table and "evil\\x1b[2J" in table
+
+
+# The command line
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("hot") / "run.json"
+    run_of(LINES).save(file)
+    return file
+
+
+def environment(**more: str) -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM", "COLUMNS")}
+    return {**own, "PYTHONPATH": str(ROOT), "KINETO_LOG_LEVEL": "99", "TERM": "xterm-256color", **more}
+
+
+def in_terminal(command: Sequence[str], **more: str) -> str:
+    """What a command writes to a real (pseudo) terminal."""
+    pty = pytest.importorskip("pty", reason="no pseudo terminals here")
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(**more)) as process:
+        os.close(theirs)
+        written = b""
+        with suppress(OSError):  # Linux says so when the other end is closed
+            while read := os.read(ours, 65_536):
+                written += read
+        process.wait(60)
+    os.close(ours)
+    return written.decode().replace("\r\n", "\n")
+
+
+def show(file: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "torchprof", "show", str(file), *options]
+
+
+def test_a_terminal_has_colours_and_a_pipe_has_none(saved: Path) -> None:
+    coloured = in_terminal(show(saved, "--hot"))
+    expected = run_of(LINES).report("tree", hot=True, color=True)
+    assert coloured == expected + "\n"
+    piped = subprocess.run(
+        show(saved, "--hot"), capture_output=True, text=True, check=True, env=environment(), timeout=300
+    )
+    assert piped.stdout == plain(expected) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "has"),
+    [({"NO_COLOR": "1"}, False), ({"NO_COLOR": "0"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)],
+    ids=str,
+)
+def test_users_who_want_no_colours_have_none(saved: Path, more: dict[str, str], has: bool) -> None:
+    assert ("\x1b" in in_terminal(show(saved), **more)) == has
+
+
+def test_reports_by_name(saved: Path) -> None:
+    assert in_terminal(show(saved, "--report", "tree", "--hot")) == in_terminal(show(saved, "--hot"))
+    assert "\x1b" not in in_terminal(show(saved, "--report", "ops"))
+    assert "\x1b" not in in_terminal(show(saved, "--summary"))
+    assert "The summary has no --hot" in in_terminal(show(saved, "--summary", "--hot"))
+    assert "\x1b" not in in_terminal(show(saved, "--tablefmt", "github"))
+
+
+def test_a_whole_script_has_its_headline_first_and_its_tree_in_colours(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import torch\nnet = torch.nn.Sequential(torch.nn.Linear(9, 9), torch.nn.ReLU())\nnet(torch.rand(2, 9))\n"
+    )
+    file = tmp_path / "run.json"
+    command = [sys.executable, "-m", "torchprof", "run", "--hot", "-o", str(file), str(tmp_path / "script.py")]
+    written = in_terminal(command)
+    assert "\x1b[1mSequential ◄\x1b[0m" in written and "◄ marks the hottest path by CPU total" in written
+    piped = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=environment(), cwd=tmp_path, timeout=300
+    ).stdout
+    assert "Sequential ◄" in piped and "\x1b" not in piped
+    lines = [line for line in piped.splitlines() if line]
+    assert lines[0].startswith("torchprof: ") and lines[1] == torchprof.load(file).report("headline")
+
+
+@pytest.mark.parametrize("command", ["profile", "flops"])
+def test_commands_that_make_a_model(command: str) -> None:
+    model = [f"{ROOT / 'examples' / 'models.py'}:LeNet5", "--input", "1,1,32,32"]
+    written = in_terminal([sys.executable, "-m", "torchprof", command, *model, "--hot"])
+    assert "\x1b[1mLeNet5 ◄\x1b[0m" in written and "◄ marks the hottest path by" in written

@@ -1,0 +1,2332 @@
+"""The HTML report in a real browser: its numbers against the run's, what can be done on it, hostile names, its looks.
+
+Each test opens the page in Chromium without a network. After each one, nothing may stand in the console as an error,
+and nothing may have been wanted from the network.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import random
+import re
+import time
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from html import escape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from build.all_kinds import KINDS
+from build.browser import Tab, chromium, open_tab  # noqa: F401
+from build.hand_made import cells, headings, kernel, label, op, row, run_of
+from build.hand_made_ranks import everybody, run_of_ranks
+from build.models import Checkpointed, DoublesInside, Holder, Mlp, Recursive, Tied
+from torch import Tensor, nn
+
+import torchprof
+from benchmarks.page import CLICKS, big_run, click_ms
+from torchprof import Profile, Run, TorchprofError
+from torchprof.analyze.figures import Figures
+from torchprof.analyze.operators import kernels, operators
+from torchprof.reports.columns import CALLS, columns_of
+from torchprof.reports.page.data import Take, page_data, sum_of_ranks, traffic_bytes
+from torchprof.reports.tree import entries_of
+from torchprof.run.cost import AT_LEAST, UNKNOWN, Bound, Cost, Unit, format_count, format_memory, format_time
+from torchprof.run.layers import Layer
+from torchprof.run.lockstep import range_in_words
+from torchprof.run.memory import Held, Memory
+from torchprof.run.meta import Meta, Peak
+from torchprof.run.rows import Around, Rows
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.timeline import DeviceTime, StreamTime, Timeline
+from torchprof.run.words import (
+    BACKWARD,
+    FORWARD,
+    LAUNCHED_BEFORE,
+    NOT_SELECTED,
+    NOT_SELECTED_NAME,
+    OUTSIDE,
+    OUTSIDE_NAME,
+    PHASES,
+    RECOMPUTE,
+    Frame,
+)
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+FORMATS = {"ns": format_time, "bytes": format_memory, "count": format_count}
+LIGHT_AND_DARK = [pytest.param(False, id="light"), pytest.param(True, id="dark")]
+WIDE_AND_NARROW = (1280, 400)
+
+
+@pytest.fixture
+def look(tmp_path: Path, open_tab: Callable[..., Tab]) -> Iterator[Callable[..., Page]]:  # noqa: F811
+    """``look(run, width=…, height=…, dark=…, **options) -> Page``: the report of a run, or any text, in a tab."""
+    tabs: list[Tab] = []
+
+    def look_at(what: Run | str, *, width: int = 1280, height: int = 900, dark: bool = False, **options: Any) -> Page:
+        file = tmp_path / f"{len(tabs)}.html"
+        if isinstance(what, str):
+            file.write_text(what, encoding="utf-8")
+        else:
+            what.export(file, **options)
+        tabs.append(open_tab(file, width=width, height=height, dark=dark))
+        return tabs[-1].page
+
+    yield look_at
+    assert [tab.errors for tab in tabs] == [[] for _ in tabs]
+    assert [tab.requests for tab in tabs] == [[] for _ in tabs]
+
+
+# Runs
+
+
+class Net(nn.Module):
+    """Three levels, work of its own between its layers, and a layer that is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+        self.body = Holder(nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU()))
+        self.unused = nn.Linear(4, 4)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(self.stem(x)).mean((2, 3)))
+
+
+class Labelled(nn.Module):
+    """Labels of the user's inside a layer, around a layer, and one inside the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(4, 8)
+        self.fc2 = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.profiler.record_function("outer"):
+            x = torch.relu(self.fc1(x))
+            with torch.profiler.record_function("inner"):
+                x = x * 2
+        return self.fc2(x)
+
+
+class Uncounted(nn.Module):
+    """Ops that have no formula, beside some that have one, and alone."""
+
+    class Alone(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.linalg.inv(x)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.alone = self.Alone()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.inv(self.fc(x)) + self.alone(x)
+
+
+class Lazy(nn.Module):
+    """A lazy layer that is called, and one that never is: nobody knows how many parameters that will have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called = nn.LazyLinear(3)
+        self.never = nn.LazyLinear(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.called(x)
+
+
+def profiled(model: nn.Module | Sequence[nn.Module], work: Callable[[], Any], **options: Any) -> Run:
+    with Profile(model, **options) as prof:
+        work()
+    assert prof.run is not None
+    return prof.run
+
+
+def trained(model: nn.Module, *inputs: Tensor, steps: int = 2, label_steps: bool = False, **options: Any) -> Run:
+    """Some steps of training, all that the CPU can tell measured."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    options = {"profile_memory": True, "with_flops": True, "with_timeline": True, **options}
+    with Profile(model, **options) as prof:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            if label_steps:
+                with torch.profiler.record_function("a step"):
+                    model(*inputs).sum().backward()
+            else:
+                model(*inputs).sum().backward()
+            optimizer.step()
+            prof.step()
+    assert prof.run is not None
+    return prof.run
+
+
+def training() -> Run:
+    return trained(Net(), torch.rand(2, 3, 6, 6))
+
+
+def forward_only() -> Run:
+    model = Net()
+    return profiled(model, lambda: model(torch.rand(2, 3, 6, 6)))
+
+
+def labelled() -> Run:
+    return trained(Labelled(), torch.rand(3, 4), label_steps=True)
+
+
+def checkpointed() -> Run:
+    return trained(Checkpointed(use_reentrant=False), torch.rand(3, 4, requires_grad=True))
+
+
+def checkpointed_reentrant() -> Run:
+    return trained(Checkpointed(use_reentrant=True), torch.rand(3, 4, requires_grad=True))
+
+
+def shared() -> Run:
+    return trained(Tied(), torch.rand(3, 4))
+
+
+def recursive() -> Run:
+    return trained(Recursive(), torch.rand(3, 4))
+
+
+def custom_function() -> Run:
+    return trained(Holder(nn.Sequential(nn.Linear(4, 4), DoublesInside())), torch.rand(3, 4))
+
+
+def lazy() -> Run:
+    model = Lazy()
+    return profiled(model, lambda: model(torch.rand(2, 4)), with_flops=True)
+
+
+def some_paths() -> Run:
+    return trained(Net(), torch.rand(2, 3, 6, 6), paths=[("Net", "stem", "0"), ("Net", "body")])
+
+
+def uncounted() -> Run:
+    return trained(Uncounted(), torch.rand(4, 4) + torch.eye(4), profile_memory=False)
+
+
+def never_called() -> Run:
+    return profiled(Net(), lambda: None, profile_memory=True, with_flops=True)
+
+
+def counts_only() -> Run:
+    return torchprof.flops(Net(), torch.rand(2, 3, 6, 6))
+
+
+def two_models() -> Run:
+    first, second = Mlp(), Mlp()
+    return profiled(
+        [first, second], lambda: second(torch.rand(5, 2) @ torch.rand(2, 4) + first(torch.rand(5, 4)).sum())
+    )
+
+
+def scripted() -> Run:
+    model = Holder(torch.jit.script(Mlp()))
+    return profiled(model, lambda: model(torch.rand(3, 4)))
+
+
+def on_a_device() -> Run:
+    """Kernels of ops, of a label, and of no op; in both phases, in layers and outside; memory on the device."""
+    every = ("cpu_ns", "device_ns", "cpu_allocated", "cpu_freed", "device_allocated", "device_freed")
+    mm, add = op("aten::mm"), op("aten::add")
+    rows = [
+        row(0, cpu_ns=1500),
+        row(0, add, calls=2, cpu_ns=2500),
+        row(0, add, kernel("void add<float>"), device="cuda:0", calls=2, device_ns=900),
+        row(1, cpu_ns=700),
+        row(1, mm, calls=3, cpu_ns=70_500, cpu_allocated=1536, cpu_freed=512),
+        row(1, mm, op("aten::fill_"), calls=3, cpu_ns=1_000_500, device_allocated=1),
+        row(
+            1,
+            mm,
+            kernel("gemm"),
+            device="cuda:0",
+            calls=3,
+            device_ns=2_000_000_500,
+            device_allocated=2**30,
+            device_freed=2**20,
+        ),
+        row(1, mm, kernel("copy"), device="cuda:1", calls=1, device_ns=125),
+        row(2, cpu_ns=10),
+        row(2, label("mine"), kernel("gemm"), device="cuda:0", calls=1, device_ns=333),
+        row(3, cpu_ns=20),
+        row(3, kernel("loose"), device="cuda:0", calls=1, device_ns=50),
+        row(1, op("aten::mm_backward"), phase=BACKWARD, cpu_ns=4000),
+        row(1, op("aten::mm_backward"), kernel("gemm"), phase=BACKWARD, device="cuda:0", calls=2, device_ns=5000),
+        row(OUTSIDE, op("aten::sum"), cpu_ns=300),
+        row(OUTSIDE, op("aten::sum"), kernel("reduce"), device="cuda:0", device_ns=40),
+    ]
+    return run_of(rows, device="cuda", requested=every, measured=every, wall_ns=10**10, busy_ns=(("cuda:0", 10**9),))
+
+
+def called_back() -> Run:
+    """An op of one layer that calls another layer, as ``torch.utils.checkpoint`` and vmap do; a label around both."""
+    around = Around(0, FORWARD, (label("mine"), op("aten::outer")))
+    backward = Around(0, BACKWARD, (op("Engine"),))
+    rows = [
+        row(0, cpu_ns=100),
+        row(0, label("mine"), calls=1, cpu_ns=10),
+        row(0, label("mine"), op("aten::outer"), calls=2, cpu_ns=1000),
+        row(1, cpu_ns=5, within=(around,)),
+        row(1, op("aten::mm"), calls=4, within=(around,), cpu_ns=20_000),
+        row(3, op("aten::mm"), calls=1, within=(around, Around(1, FORWARD, (op("aten::mm"),))), cpu_ns=300_000),
+        row(0, op("Engine"), phase=BACKWARD, cpu_ns=7),
+        row(1, op("aten::mm"), phase=RECOMPUTE, within=(backward,), calls=4, cpu_ns=4_000_000),
+        row(2, op("aten::mm"), phase=BACKWARD, within=(Around(OUTSIDE, FORWARD, (label("mine"),)),), cpu_ns=50_000_000),
+    ]
+    return run_of(rows)
+
+
+def of_ranks() -> Run:
+    """The rows of a run, each once for rank 0 and again for rank 3, where all took three times as long, and Net.b.0 was
+    never called."""
+    run = called_back()
+    columns = {name: array("q", column) for name, column in run.rows.columns.items()}
+    for at in range(len(run.rows)):
+        if run.rows.columns["layer"][at] == 3:
+            continue
+        for name, column in run.rows.columns.items():
+            columns[name].append(3 if name == "rank" else column[at] * (3 if name == "cpu_ns" else 1))
+    metas = (run.meta, replace(run.meta, rank=3, warnings=("The second rank doubts.",)))
+    samples = {
+        SampleKey(1, FORWARD, rank, "cpu", "cpu_ns"): Spread.of([(at, 1000 * at * (rank + 1)) for at in range(1, 6)])
+        for rank in (0, 3)
+    }
+    return replace(run, metas=metas, rows=replace(run.rows, columns=columns), samples=samples)
+
+
+RUNS: dict[str, Callable[[], Run]] = {
+    make.__name__: cache(make)
+    for make in (
+        training,
+        forward_only,
+        labelled,
+        checkpointed,
+        checkpointed_reentrant,
+        shared,
+        recursive,
+        custom_function,
+        lazy,
+        uncounted,
+        never_called,
+        counts_only,
+        two_models,
+        scripted,
+        on_a_device,
+        called_back,
+        of_ranks,
+    )
+} | {name: KINDS[name] for name in ("compiled_fused", "replayed")}
+
+
+def of_rank(run: Run, rank: int) -> Run:
+    """What one rank alone recorded."""
+    kept = [at for at, of in enumerate(run.rows.columns["rank"]) if of == rank]
+    columns = {name: array("q", [column[at] for at in kept]) for name, column in run.rows.columns.items()}
+    metas = tuple(meta for meta in run.metas if meta.rank == rank)
+    return replace(run, metas=metas, rows=replace(run.rows, columns=columns))
+
+
+# Reading the page
+
+READ_TABLE = """async () => {
+  const box = document.querySelector(".treetable");
+  const found = new Map();
+  box.scrollTop = 0;
+  for (let round = 0; round < 5000; round++) {
+    await new Promise(requestAnimationFrame);
+    for (const line of box.querySelectorAll(".lines .line")) {
+      found.set(parseFloat(line.style.top), {
+        node: Number(line.dataset.node), path: line.querySelector(".name").title,
+        name: line.querySelector(".name > span:nth-child(2)").textContent,
+        level: Number(line.getAttribute("aria-level")), expanded: line.getAttribute("aria-expanded"),
+        cells: [...line.querySelectorAll(".number")].map((cell) => cell.textContent),
+      });
+    }
+    if (box.scrollTop + box.clientHeight >= box.scrollHeight - 1) break;
+    box.scrollTop += Math.max(box.clientHeight - 60, 30);
+  }
+  box.scrollTop = 0;
+  return [...found.entries()].sort(([one], [other]) => one - other).map(([, line]) => line);
+}"""
+
+# For each choice of a phase and of a measure, what the panel of each layer says: all of its rows are asked for.
+READ_SHEET = """(box) => {
+  for (let more = box.querySelector(".more"); more && !more.hidden; ) more.click();
+  return [...box.querySelectorAll("tbody tr")].map((row) => [...row.children].map((cell) => cell.textContent));
+}"""
+READ_PANELS = """(every) => {
+  const all = document.querySelector(".treetable");
+  all.style.height = all.style.maxHeight = "100000px"; // only rows in sight are in the document
+  all.dispatchEvent(new Event("scroll"));
+  const readSheet = READ_SHEET;
+  const buttons = (label) => [...document.querySelectorAll(`.choice[aria-label=${label}] button`)];
+  const choices = (label) => (every && buttons(label).length ? buttons(label).map((one) => one.textContent) : [null]);
+  const choose = (label, text) => text !== null && buttons(label).find((one) => one.textContent === text).click();
+  const found = [];
+  for (const width of choices("Width")) {
+    choose("Width", width);
+    for (const phase of choices("Phase")) {
+      choose("Phase", phase);
+      for (const node of [...document.querySelectorAll(".lines .line")].map((line) => line.dataset.node)) {
+        document.querySelector(`.lines .line[data-node="${node}"] .number`).click();
+        const panel = document.querySelector(".panel");
+        const all = (selector, told) => Object.fromEntries([...panel.querySelectorAll(selector)].map(told));
+        const sheets = {};
+        for (const heading of panel.querySelectorAll("h3")) {
+          let next = heading.nextElementSibling;
+          while (next && next.tagName !== "H3" && !next.querySelector(".sheet")) next = next.nextElementSibling;
+          if (next && next.tagName !== "H3") sheets[heading.textContent] = readSheet(next);
+        }
+        found.push({
+          width, phase, path: panel.querySelector("h2").textContent, text: panel.textContent, sheets,
+          figures: all("td[data-key]", (cell) => [cell.dataset.key, cell.textContent]),
+          facts: all("dt", (one) => [one.textContent, one.nextElementSibling.textContent]),
+        });
+      }
+      found.push({ width, phase, path: null, sheets: { Operators: readSheet(document.querySelector("#operators")) } });
+    }
+  }
+  return found;
+}""".replace("READ_SHEET", READ_SHEET)
+
+
+def button(page: Page, name: str) -> Any:
+    return page.get_by_role("button", name=name, exact=True)
+
+
+def choice(page: Page, name: str) -> Any:
+    """A button of the switches of measures and phases."""
+    return page.locator(".choice").get_by_role("button", name=name, exact=True)
+
+
+def table(page: Page, *, whole: bool = True) -> list[dict[str, Any]]:
+    """The lines of the tree table, from top to bottom; ``whole``: with every layer."""
+    if whole:
+        button(page, "Open all").click()
+    lines: list[dict[str, Any]] = page.evaluate(READ_TABLE)
+    return lines
+
+
+def told(page: Page) -> Any:
+    return page.evaluate("JSON.parse(document.getElementById('told').textContent)")
+
+
+def text_rows(run: Run) -> list[list[str]]:
+    """The lines of the terminal's table, names without the lines of the tree."""
+    return [[re.sub(r"^[│├└─ ]+", "", row[0]), *row[1:]] for row in cells(run.report("tree"))]
+
+
+def paths_of(run: Run) -> list[str]:
+    """The paths of the layers as the page writes them, depth first, and of what is no layer."""
+    found = [node.layer.name for root in range(len(run.roots)) for node in run.tree(root=root).walk()]
+    selected = {NOT_SELECTED: "(not selected)", OUTSIDE: "(outside)"}
+    return found + [
+        name for key, name in selected.items() if any(run.no_layer(phase, selected=key == OUTSIDE) for phase in PHASES)
+    ]
+
+
+# Numbers
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_cell_of_the_table_is_the_terminals(name: str, look: Callable[..., Page]) -> None:
+    run = RUNS[name]()
+    page = look(run)
+    assert page.eval_on_selector_all(".head .cell", "all => all.map((one) => one.textContent)") == headings(
+        run.report("tree")
+    )
+    lines = table(page)
+    expected = text_rows(run)
+    shown = [[line["name"], *line["cells"]] for line in lines]
+    # The terminal's last lines are of work of no layer, in another order.
+    of_layers = next((at for at, row in enumerate(expected) if row[0] in (OUTSIDE_NAME, NOT_SELECTED_NAME)), None)
+    assert shown[:of_layers] == expected[:of_layers]
+    assert sorted(shown) == sorted(expected)
+    assert {line["path"] for line in lines if line["node"] < len(run.layers) + 2} == set(paths_of(run))
+
+
+def test_what_was_launched_before_the_recording_has_a_line_and_no_part(look: Callable[..., Page]) -> None:
+    times = ("cpu_ns", "device_ns")
+    rows = [
+        row(0, cpu_ns=10),
+        row(1, op("aten::mm"), cpu_ns=70),
+        row(1, op("aten::mm"), kernel("gemm"), device="cuda:0", device_ns=900),
+        row(OUTSIDE, kernel("loose"), device="cuda:0", device_ns=30),
+        row(OUTSIDE, label(LAUNCHED_BEFORE), kernel("old"), device="cuda:0", calls=4, device_ns=5000),
+    ]
+    run = run_of(rows, device="cuda", requested=times, measured=times)
+    page = look(run)
+    lines = table(page)
+    assert sorted([line["name"], *line["cells"]] for line in lines) == sorted(text_rows(run))
+    assert lines[-1]["name"] == LAUNCHED_BEFORE
+    choice(page, "CUDA time").click()
+    check_icicle(page, run, "device_ns", [FORWARD])
+    sheets = {panel["path"]: panel["sheets"] for panel in panels(page, every=False)}
+    assert [row_[0] for row_ in sheets[LAUNCHED_BEFORE]["Kernels"]] == ["old"]
+    assert "old" not in {row_[0] for row_ in sheets["(outside)"]["Kernels"]}
+
+
+def test_cells_of_single_ranks_are_those_of_a_run_of_that_rank(look: Callable[..., Page]) -> None:
+    run = of_ranks()
+    page = look(run)
+    for source, alone in (("rank 0", of_rank(run, 0)), ("rank 3", of_rank(run, 3)), ("all ranks", run)):
+        page.get_by_label("Rank").select_option(source)
+        assert sorted([line["name"], *line["cells"]] for line in table(page)) == sorted(text_rows(alone))
+    assert of_rank(run, 3).tree(FORWARD).total.cpu_ns == 3 * (100 + 10 + 1000 + 5 + 20_000)  # the test itself
+
+
+def panels(page: Page, *, every: bool = True) -> list[dict[str, Any]]:
+    """What the panel says of each layer; ``every``: in each phase and by each measure."""
+    button(page, "Open all").click()
+    found: list[dict[str, Any]] = page.evaluate(READ_PANELS, every)
+    return found
+
+
+def facts(page: Page) -> dict[str, dict[str, str]]:
+    return {panel["path"]: panel["facts"] for panel in panels(page, every=False) if panel["path"] is not None}
+
+
+def phase_of(chosen: str | None, run: Run) -> str | None:
+    """What a button of the phases means to ``operators``."""
+    return chosen if chosen in PHASES else None if len(run.phases()) > 1 else run.phases()[0]
+
+
+def measured_field(run: Run, heading: str | None) -> str | None:
+    """Which field of ``Cost`` a button of the widths stands for."""
+    device = (run.meta.device or "device").upper()
+    fields = {"CPU time": "cpu_ns", f"{device} time": "device_ns", "MACs": "macs", "FLOPs": "flops"}
+    fields |= {"CPU memory allocated": "cpu_allocated", f"{device} memory allocated": "device_allocated"}
+    if heading is not None:
+        return fields[heading]
+    return next((field for field in fields.values() if field in run.meta.measured), None)
+
+
+def cost_text(cost: Cost, field: str) -> str:
+    """One field of a cost as every table has it."""
+    value = getattr(cost, field)
+    if field in ("macs", "flops") and cost.uncounted:
+        return f"{AT_LEAST} {format_count(value)}" if value else UNKNOWN
+    return (format_time if field.endswith("_ns") else format_count if field in ("macs", "flops") else format_memory)(
+        value
+    )
+
+
+def operator_rows(run: Run, fields: Sequence[str], **chosen: Any) -> list[list[str]]:
+    """The rows of a table of operators: name, calls, self of each field, and total where that is a time."""
+    rows = []
+    for one, sums in operators(run, **chosen).items():
+        figures = []
+        is_part = 0 < sums.calls == sums.parts  # its work is in the figure of the operator around it
+        for field in fields:
+            hidden = is_part and field in ("macs", "flops") and not getattr(sums.self, field)
+            figures.append("" if hidden else cost_text(sums.self, field))
+            if field.endswith("_ns"):
+                figures.append(cost_text(sums.total, field))
+        name = range_in_words(one.kind, one.name)
+        rows.append([name, str(sums.calls) if sums.calls else "", *figures])
+    return sorted(rows)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_panel_of_each_layer_tells_its_figures_and_operators(name: str, look: Callable[..., Page]) -> None:
+    run = RUNS[name]()
+    page = look(run)
+    columns = columns_of(run, show_events=True)
+    figures = figures_by_path(run)
+    fields = [field for field in (measured_field(run, one["heading"]) for one in told(page)["measures"]) if field]
+    seen = set()
+    for panel in panels(page):
+        field, phase = measured_field(run, panel["width"]), phase_of(panel["phase"], run)
+        if panel["path"] is None:
+            assert sorted(panel["sheets"]["Operators"]) == operator_rows(run, fields, phase=phase)
+            continue
+        seen.add(panel["path"])
+        texts = {
+            column.key: column.text(figures[panel["path"]], None) for column in columns if column.heading != "Params"
+        }
+        assert panel["figures"] == {key: text for key, text in texts.items() if text != ""}
+        if panel["path"] in {layer.name for layer in run.layers}:
+            expected = operator_rows(run, [field] if field else [], layer=panel["path"], phase=phase)
+            assert sorted(panel["sheets"].get("Operators", [])) == expected
+    assert seen == set(paths_of(run))
+
+
+def ordered_layers(run: Run) -> list[Layer]:
+    return [node.layer for root in range(len(run.roots)) for node in run.tree(root=root).walk()]
+
+
+def figures_by_path(run: Run) -> dict[str, Figures]:
+    """What the terminal's table has for each layer, and for work of none, by its path; without labels."""
+    return {name: figures for name, figures in all_figures(run).items() if ", " not in name}
+
+
+def all_figures(run: Run) -> dict[str, Figures]:
+    """The same with labels, and what torch.compile made; before their names stands the path of where they are."""
+    found = {}
+    waiting = [(one, ".".join(one.path) or one.name) for one in entries_of(run)]
+    while waiting:
+        entry, path = waiting.pop()
+        found[path] = entry.figures
+        waiting += [(one, ".".join(one.path)) for one in entry.children]
+        waiting += [(one, f"{path}, {one.name}") for one in entry.ops]
+    return found
+
+
+def test_kernels_of_a_layer_and_of_all_below_it(look: Callable[..., Page]) -> None:
+    run = on_a_device()
+    page = look(run)
+    for panel in panels(page):
+        if panel["path"] is None or panel["path"] not in {layer.name for layer in run.layers}:
+            continue
+        expected: dict[str, list[int]] = {}
+        for one, sums in kernels(run, layer=panel["path"], phase=phase_of(panel["phase"], run)).items():
+            found = expected.setdefault(one.name, [0, 0])
+            found[0] += sums.self.device_ns
+            found[1] += sums.calls
+        rows = [[name, format_time(ns), str(calls)] for name, (ns, calls) in expected.items()]
+        assert sorted(panel["sheets"].get("Kernels", [])) == sorted(rows)
+    assert kernels(run)  # the test itself
+
+
+def test_facts_of_a_layer(look: Callable[..., Page]) -> None:
+    found = facts(look(training()))
+    stem = found["Net.stem.0"]
+    assert stem["class"] == "Conv2d(3, 4, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))"
+    assert stem["parameters"] == "112 (float32)"
+    assert stem["input"] == "[2, 3, 6, 6]" and stem["output"] == "[2, 4, 6, 6]"
+    assert stem["mode"] == "training"
+    assert found["Net"]["parameters"].startswith("481, 0 its own")  # 112 + 8 + 296 + 20 + 45
+    assert "input" not in found["Net.unused"]
+    assert facts(look(shared()))["Tied.left.inner"]["also at"] == "Tied.right.inner"
+    assert facts(look(lazy()))["Lazy.never"]["parameters"].startswith(UNKNOWN)
+
+
+def test_format_functions_write_what_pythons_do(look: Callable[..., Page]) -> None:
+    page = look("<!DOCTYPE html><title>numbers</title>")
+    source = (Path(torchprof.__file__).parent / "reports" / "page" / "format.js").read_text(encoding="utf-8")
+    generator = random.Random(0)
+    numbers = [0, 1, 999, 1000, 1023, 1024, 999_994, 999_995, 999_999_499, 10**9 - 1, 10**9, 2**53 - 1]
+    numbers += [round(10 ** generator.uniform(0, 15.9)) for _ in range(3000)]
+    # An odd multiple of 2^-(digits + 1) is a tie of rounding, and can be written exactly: in each unit some.
+    numbers += [odd * 62_500 for odd in range(1, 400, 2)] + [odd * 62_500_000 for odd in range(1, 400, 2)]
+    numbers += [odd * 128 * 1024**power for odd in range(1, 100) for power in (0, 1, 2)]
+    numbers += [odd * 125 * 1000**power for odd in range(1, 100) for power in (0, 1, 2, 3, 4)]
+    numbers += [-number for number in numbers]
+    rates = [number / 1000 for number in numbers] + [generator.uniform(0, 2000) for _ in range(1000)]
+    rates += [odd / 8 for odd in range(1, 100)] + [999.994, 999.995, 999.996]
+    found = page.evaluate(
+        f"([numbers, rates]) => {{ {source}\n return [numbers.map(formatTime), numbers.map(formatBytes), "
+        "numbers.map(formatCount), rates.map(formatTime), rates.map(formatCount)]; }",
+        [numbers, rates],
+    )
+    expected = [
+        [format_time(number) for number in numbers],
+        [format_memory(number) for number in numbers],
+        [format_count(number) for number in numbers],
+        [format_time(rate) for rate in rates],
+        [format_count(rate) for rate in rates],
+    ]
+    for texts, right in zip(found, expected):
+        assert [pair for pair in zip(texts, right) if pair[0] != pair[1]] == []
+    assert "1.062ms" in expected[0] and "1.12 K" in expected[2]  # ties go to the even digit: the test itself
+
+
+# The icicle
+
+# A block ends a pixel before its part does.
+READ_BLOCKS = """() => {
+  const box = document.querySelector(".icicle");
+  const frame = box.getBoundingClientRect();
+  return { width: box.clientWidth, blocks: [...box.querySelectorAll(".block")].map((block) => {
+    const { left, width, top } = block.getBoundingClientRect();
+    return { node: Number(block.dataset.node), classes: [...block.classList], text: block.textContent,
+             left: left - frame.left, top: top - frame.top, width: width + 1 };
+  }) };
+}"""
+
+
+def totals_of(run: Run, field: str, phases: Sequence[str]) -> dict[str, int]:
+    """What each layer and all below it took, by path, and work of no layer."""
+    found: dict[str, int] = {}
+    for phase in phases:
+        for root in range(len(run.roots)):
+            for node in run.tree(phase, root).walk():
+                found[node.layer.name] = found.get(node.layer.name, 0) + getattr(node.total, field)
+        for name, selected in (("(outside)", True), ("(not selected)", False)):
+            found[name] = found.get(name, 0) + getattr(run.no_layer(phase, selected=selected), field)
+    return found
+
+
+def check_icicle(page: Page, run: Run, field: str, phases: Sequence[str]) -> None:
+    """Each block is as wide as its layer's part, and stands inside the block above it."""
+    totals = totals_of(run, field, phases)
+    totals["everything"] = (
+        sum(totals[layer.name] for layer in run.roots) + totals["(outside)"] + totals["(not selected)"]
+    )
+    names = [
+        *(layer.name for layer in ordered_layers(run)),
+        "(outside)",
+        "(not selected)",
+        LAUNCHED_BEFORE,
+        "everything",
+    ]
+    drawn = page.evaluate(READ_BLOCKS)
+    blocks = {names[block["node"]]: block for block in drawn["blocks"] if not {"rest", "own"} & {*block["classes"]}}
+    top = min(blocks, key=lambda name: blocks[name]["top"], default=None)
+    whole = totals["everything"] if top is None else totals[top]
+    if top is None:
+        assert whole == 0
+        return
+    assert top == "everything" or totals[top] == totals["everything"]
+    for name, total in totals.items():
+        share = drawn["width"] * total / whole
+        if name in blocks:
+            assert abs(blocks[name]["width"] - share) < 0.1
+        elif name != "everything":
+            above = name.rpartition(".")[0] or top
+            assert share < 2 or above not in blocks  # too small to be seen
+        above = name.rpartition(".")[0]
+        if name in blocks and above in blocks:
+            inner, outer = blocks[name], blocks[above]
+            assert outer["left"] - 0.1 < inner["left"]
+            assert inner["left"] + inner["width"] < outer["left"] + outer["width"] + 0.1
+            assert inner["top"] > outer["top"]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_blocks_are_as_wide_as_their_part(name: str, look: Callable[..., Page]) -> None:
+    run = RUNS[name]()
+    page = look(run)
+    data = told(page)
+    for measure in data["measures"]:
+        if len(data["measures"]) > 1:
+            choice(page, measure["heading"]).click()
+        field = measured_field(run, measure["heading"])
+        assert field == measure["field"]
+        if len(run.phases()) > 1:
+            choice(page, "both" if len(run.phases()) == 2 else "all phases").click()
+        check_icicle(page, run, field, run.phases())
+        for phase in run.phases() if len(run.phases()) > 1 else ():
+            choice(page, phase).click()
+            check_icicle(page, run, field, [phase])
+    if len(run.metas) > 1:
+        for meta in run.metas:
+            page.get_by_label("Rank").select_option(f"rank {meta.rank}")
+            check_icicle(page, of_rank(run, meta.rank), "cpu_ns", [run.phases()[-1]])
+
+
+def tree_of(own: Mapping[str, int], **meta: Any) -> Run:
+    """A run in which each layer took so many ns itself, called once."""
+    layers = tuple(Layer(tuple(path.split(".")), "Module") for path in own)
+    columns = {name: array("q", [0] * len(layers)) for name in Rows.COLUMNS}
+    columns["layer"] = array("q", range(len(layers)))
+    columns["calls"] = array("q", [1] * len(layers))
+    columns["cpu_ns"] = array("q", own.values())
+    models = tuple(dict.fromkeys(layer.path[0] for layer in layers)) or ("Net",)
+    return Run((Meta(models, **meta),), layers, Rows(layers, ((),), ("cpu",), columns), {})
+
+
+SMALL = {"Net": 100, "Net.a": 1000, "Net.a.x": 3000, "Net.a.y": 1000, "Net.b": 500, "Net.b.x": 4400}
+
+
+def blocks(page: Page) -> list[str]:
+    """What stands on the blocks, from left to right in each row, from the top down."""
+    found = page.evaluate(READ_BLOCKS)["blocks"]
+    return [block["text"] for block in sorted(found, key=lambda block: (block["top"], block["left"]))]
+
+
+def test_small_neighbours_are_one_block(look: Callable[..., Page]) -> None:
+    page = look(tree_of({"Net": 0, "Net.large": 10**6, **{f"Net.small{number}": 100 for number in range(40)}}))
+    drawn = page.evaluate(READ_BLOCKS)
+    (rest,) = [block for block in drawn["blocks"] if "rest" in block["classes"]]
+    assert abs(rest["width"] - drawn["width"] * 4000 / 1_004_000) < 0.1
+
+
+def test_own_work_as_blocks(look: Callable[..., Page]) -> None:
+    page = look(tree_of(SMALL))
+    assert blocks(page) == ["Net", "a", "b", "x", "y", "x"]
+    page.get_by_label("self as blocks").check()
+    drawn = page.evaluate(READ_BLOCKS)
+    own = {block["text"]: block["width"] / drawn["width"] for block in drawn["blocks"] if "own" in block["classes"]}
+    assert own == {
+        "a itself": pytest.approx(0.1, abs=1e-3),
+        "b itself": pytest.approx(0.05, abs=1e-3),
+        "": pytest.approx(0.01, abs=1e-3),
+    }
+    assert sum(own.values()) == pytest.approx((1000 + 500 + 100) / 10_000)
+
+
+# Devices
+
+STREAMS = (StreamTime(7, 4, 6_500, 6_000, 0, 1_000), StreamTime(20, 1, 6_000, 0, 6_000, 0))
+DEVICE = DeviceTime("cuda:0", 0, 10_000, 9_000, 6_000, 6_000, 1_500, 3_500, STREAMS)
+READ_BAR = """(bar) => [...bar.children].map(
+  (part) => [part.title, part.getBoundingClientRect().width / bar.clientWidth]
+)"""
+
+
+def test_time_of_a_device_by_hand(look: Callable[..., Page]) -> None:
+    """The parts of the bar add up to the span: 10 us, of which 9 busy, 6 computing and 6 communicating."""
+    page = look(replace(run_of([row(0, cpu_ns=10)]), device_times=(DEVICE,)))
+    assert page.locator("#devices h3").all_inner_texts() == ["cuda:0"]
+    assert page.locator("#devices .device p").all_inner_texts() == [
+        "10.000us from its first work to its last; busy for 9.000us (90.0%). Communication: 6.000us, 3.500us (58.3%) "
+        "of it at the same time as computing, 2.500us (41.7%) exposed."
+    ]
+    parts = {
+        "computing 2.500us (25.0%)": 0.25,
+        "computing and communicating 3.500us (35.0%)": 0.35,
+        "communicating alone 2.500us (25.0%)": 0.25,
+        "copying alone 0.500us (5.0%)": 0.05,
+        "idle 1.000us (10.0%)": 0.1,
+    }
+    drawn = dict(page.evaluate(f"({READ_BAR})(document.querySelector('#devices .bar'))"))
+    assert drawn == pytest.approx(parts, abs=1e-3)
+    assert list(drawn) == list(parts) == page.locator("#devices .legend").all_inner_texts()
+    assert page.evaluate(f"({READ_SHEET})(document.querySelector('#devices'))") == [
+        ["7", "4", "6.500us", "6.000us", "0.000us", "1.000us"],
+        ["20", "1", "6.000us", "0.000us", "6.000us", "0.000us"],
+    ]
+
+
+def test_what_a_device_did_not_do_is_not_drawn(look: Callable[..., Page]) -> None:
+    busy = DeviceTime("cuda:0", 0, 500, 500, 500, 0, 0, 0, (StreamTime(7, 1, 500, 500, 0, 0),))
+    nothing = DeviceTime("cuda:1", 0, 0, 0, 0, 0, 0, 0, (StreamTime(7, 1, 0, 0, 0, 0),))
+    page = look(replace(run_of([row(0, cpu_ns=10)]), device_times=(busy, nothing)))
+    assert page.locator("#devices .legend").all_inner_texts() == ["computing 0.500us (100.0%)"]
+    assert page.locator("#devices .device p").all_inner_texts() == [
+        "0.500us from its first work to its last; busy for 0.500us (100.0%).",
+        "0.000us from its first work to its last; busy for 0.000us.",
+    ]
+
+
+def test_devices_of_ranks_and_of_other_runs(look: Callable[..., Page]) -> None:
+    ranks = replace(of_ranks(), device_times=(DEVICE, replace(DEVICE, rank=3)))
+    assert look(ranks).locator("#devices h3").all_inner_texts() == ["cuda:0, rank 0", "cuda:0, rank 3"]
+    runs = [replace(run_of([row(0, cpu_ns=10)]), device_times=times) for times in ((DEVICE,), ())]
+    assert look(runs[0], beside={"other": runs[1]}).locator("#devices h3").all_inner_texts() == ["cuda:0, this run"]
+    assert look(runs[1], beside={"other": runs[0]}).locator("#devices h3").all_inner_texts() == ["cuda:0, other"]
+    assert look(runs[1]).locator("#devices").count() == 0
+
+
+# Memory
+
+READ_CHART = """() => {
+  const svg = document.querySelector("#memory svg.chart");
+  const place = (one, name) => Number(one.getAttribute(name));
+  const pairs = (one) => one.getAttribute("points").split(" ").map((point) => point.split(",").map(Number));
+  const [start, peak] = [svg.querySelector("line.start"), svg.querySelector("line.peak")];
+  return {
+    polygons: [...svg.querySelectorAll("polygon")].map(pairs),
+    start: place(start, "y1"), left: place(start, "x1"), right: place(start, "x2") - 4, peak: place(peak, "x1"),
+    highest: Math.min(...[...svg.querySelectorAll("line.grid")].map((line) => place(line, "y1"))),
+    texts: [...svg.querySelectorAll("text")].map((text) => text.textContent),
+    legend: [...document.querySelectorAll("#memory .legend")].map((one) => one.textContent),
+  };
+}"""
+
+
+def check_upper_edge(page: Page, run: Run) -> None:
+    """The chart is the running total, in steps: in each of the stretches that time is divided into it rises as high as
+    that, and leaves it at the level where that leaves it."""
+    timeline, memory = run.timeline, run.memory[0]
+    assert timeline is not None
+    times, sizes = timeline.columns["time_ns"], timeline.columns["nbytes"]
+    last = times[-1]
+    length = max(last // 600, 1)
+    highest: dict[int, int] = {}
+    left: dict[int, int] = {}
+    total = 0
+    for at, nbytes in zip(times, sizes):
+        highest[at // length] = max(highest.get(at // length, total), total + nbytes)
+        total += nbytes
+        left[at // length] = total
+    assert max(highest.values()) == memory.peak_bytes
+    course = page.evaluate("JSON.parse(document.getElementById('told').textContent).memory[0].course")
+    told = [(at, sum(kinds)) for at, kinds in zip(course["timesNs"], course["heights"])]
+    assert course["timesNs"] == sorted(course["timesNs"])
+    for stretch in highest:
+        before = [level for at, level in told[1:] if at // length < stretch][-1:] or [0]
+        here = [level for at, level in told[1:] if at // length == stretch]
+        assert max([*before, *here]) == highest[stretch]
+        assert [*before, *here][-1] == left[stretch]
+    chart = page.evaluate(READ_CHART)
+    per_byte = (chart["start"] - chart["highest"]) / memory.peak_bytes
+    edges = [points[: len(points) // 2] for points in chart["polygons"]]
+    tops = [max((chart["start"] - y) / per_byte for _, y in column) for column in zip(*edges)]
+    assert tops == [pytest.approx(level, abs=0.06 / per_byte) for _, level in told for _ in ("begin", "end")]
+    x = [chart["left"] + (chart["right"] - chart["left"]) * at / last for at, _ in told]
+    for edge in edges:
+        assert [at for at, _ in edge[::2]] == pytest.approx(x, abs=0.06)
+        ends = [max(begin + 1, end) for begin, end in zip(x, [*x[1:], chart["right"]])]
+        assert [at for at, _ in edge[1::2]] == pytest.approx(ends, abs=0.06)
+
+
+@pytest.mark.parametrize("name", ["training", "labelled", "checkpointed"])
+def test_upper_edge_of_memory_is_its_running_maximum(name: str, look: Callable[..., Page]) -> None:
+    run = RUNS[name]()
+    page = look(run)
+    check_upper_edge(page, run)
+    (memory,) = run.memory
+    rose = f"Memory rose by {format_memory(memory.peak_bytes)} at most above what there was at the start"
+    assert f"{rose}, {format_time(memory.peak_ns)} after it." in page.inner_text("#memory")
+    names = [layer.name for layer in run.layers]
+    expected = [
+        [
+            names[one.layer] if one.layer >= 0 else "(outside)",
+            one.phase,
+            one.kind,
+            format_memory(one.nbytes),
+            str(one.blocks),
+        ]
+        for one in memory.held
+    ]
+    assert sorted(page.evaluate(f"({READ_SHEET})(document.querySelector('#memory'))")) == sorted(expected)
+
+
+def with_memory(run: Run, steps: Sequence[tuple[int, int, int]], memory: Memory) -> Run:
+    """Steps of memory on the CPU: (time in ns, bytes, number of the kind)."""
+    columns = {name: array("q", [0] * len(steps)) for name in Timeline.COLUMNS}
+    for at, values in enumerate(steps):
+        for name, value in zip(("time_ns", "nbytes", "kind"), values):
+            columns[name][at] = value
+    return replace(run, memory=(memory,), timeline=Timeline(("cpu",), columns))
+
+
+def test_memory_over_time_by_hand(look: Callable[..., Page]) -> None:
+    """300 bytes of parameters, then 100 more of activations; 500 that nobody knows, and a free of what was before."""
+    steps = [(0, 300, 0), (25, 100, 2), (50, 500, -1), (75, -900, 2), (100, 100, 2)]
+    held = (
+        Held(1, FORWARD, "unknown", 500, 1),
+        Held(0, FORWARD, "parameters", 300, 2),
+        Held(-1, FORWARD, "activations", 100, 1),
+    )
+    run = with_memory(run_of([row(0, cpu_ns=10)]), steps, Memory("cpu", peak_bytes=900, peak_ns=50, held=held))
+    page = look(run)
+    chart = page.evaluate(READ_CHART)
+    assert chart["legend"] == ["parameters", "activations", "unknown"]
+    assert "peak 900 B" in chart["texts"] and "900 B" in chart["texts"] and "100" not in chart["texts"]
+    y = lambda nbytes: pytest.approx(chart["start"] - (chart["start"] - chart["highest"]) * nbytes / 900, abs=0.06)  # noqa: E731
+    x = lambda ns: pytest.approx(chart["left"] + (chart["right"] - chart["left"]) * ns / 100, abs=0.06)  # noqa: E731
+    assert chart["peak"] == x(50)
+    edges = [points[: len(points) // 2] for points in chart["polygons"]]
+    times = [x(25), x(25), x(50), x(50), x(75), x(75), x(100)]
+    # From 75 on 800 bytes are freed that were there at the start.
+    for edge, levels in zip(edges, [(300, 300, 300, -500), (300, 400, 400, -500), (300, 400, 900, 0)]):
+        assert [at for at, _ in edge[3:10]] == times
+        assert [height for _, height in edge[2:10]] == [y(level) for level in levels for _ in ("begin", "end")]
+    rows = page.evaluate(f"({READ_SHEET})(document.querySelector('#memory'))")
+    assert rows[0] == ["Net.a", "forward", "unknown", "500 B", "1"]
+    assert rows[2][0] == "(outside)"
+
+
+def test_memory_stays_at_its_level_until_the_next_step(look: Callable[..., Page]) -> None:
+    """A peak that is gone at once, then nothing for long: no slope, and its level does not stay."""
+    steps = [(0, 50, 2), (10_000, 342, 5), (10_001, -342, 5), (10_002, -50, 2), (100_000, 18, 2), (200_000, -18, 2)]
+    run = with_memory(run_of([row(0, cpu_ns=10)]), steps, Memory("cpu", peak_bytes=392, peak_ns=10_000))
+    page = look(run)
+    check_upper_edge(page, run)
+    course = page.evaluate("JSON.parse(document.getElementById('told').textContent).memory[0].course")
+    told = [(at, sum(kinds)) for at, kinds in zip(course["timesNs"], course["heights"])]
+    assert told == [(0, 0), (0, 50), (10_000, 392), (10_002, 0), (100_000, 18), (200_000, 0)]
+
+
+def test_what_was_freed_lifts_the_stack_off(look: Callable[..., Page]) -> None:
+    """What was there at the start and is freed goes below 0; the upper edge stays the running total."""
+    steps = [(0, 300, 1), (25, -600, 1), (50, 1000, 2), (100, -1000, 2)]
+    run = with_memory(run_of([row(0, cpu_ns=10)]), steps, Memory("cpu", peak_bytes=700, peak_ns=50))
+    page = look(run)
+    check_upper_edge(page, run)
+    assert "-300 B" in page.evaluate(READ_CHART)["texts"]
+
+
+def test_run_without_a_timeline_says_how_to_get_one(look: Callable[..., Page]) -> None:
+    model = Net()
+    page = look(profiled(model, lambda: model(torch.rand(2, 3, 6, 6)), profile_memory=True))
+    assert "with_timeline=True" in page.inner_text("#memory")
+    assert page.locator("#memory svg").count() == 0
+    assert look(tree_of(SMALL)).locator("#memory").count() == 0
+
+
+# Roofline
+
+
+def test_traffic_of_a_call_by_hand() -> None:
+    layer = Layer(
+        ("Net",), "Linear", param_bytes=96, input_shapes=((2, 4),), output_shapes=((2, 4), (3,)), output_bytes=44
+    )
+    assert traffic_bytes(layer) == 96 + 44 + 4 * 8  # 11 elements of 4 bytes came out, 8 went in
+    assert traffic_bytes(replace(layer, input_shapes=((2, 4), (5,)))) == 96 + 44 + 4 * 13
+    assert traffic_bytes(replace(layer, param_bytes=0)) == 44 + 4 * 8
+    assert traffic_bytes(replace(layer, input_shapes=((),))) == 96 + 44 + 4  # a scalar
+    unknown: list[dict[str, Any]] = [
+        {"param_bytes": None},
+        {"output_bytes": None},
+        {"output_bytes": 45},  # no whole number of bytes for each: outputs of several types
+        {"output_bytes": 0},
+        {"input_shapes": ()},
+        {"output_shapes": ()},
+        {"input_shapes": ((-1, 4),)},
+        {"output_shapes": ((2, -1),)},
+        {"output_shapes": ((0, 4),)},
+    ]
+    for change in unknown:
+        assert traffic_bytes(replace(layer, **change)) is None
+
+
+READ_ROOFLINE = """() => {
+  const svg = document.querySelector("#roofline svg");
+  const places = (one, names) => names.map((name) => Number(one.getAttribute(name)));
+  const circles = [...svg.querySelectorAll("circle")];
+  const pairs = (one) => one.getAttribute("points").split(" ").map((point) => point.split(",").map(Number));
+  return {
+    texts: [...svg.querySelectorAll("text")].map((text) => [text.textContent, ...places(text, ["x", "y"])]),
+    points: Object.fromEntries(circles.map((one) => [one.textContent, places(one, ["cx", "cy", "r"])])),
+    roofs: [...svg.querySelectorAll("polyline")].map(pairs),
+  };
+}"""
+
+
+def roofline_run() -> Run:
+    """Net.a: 1920 FLOPs a call over 192 bytes in 192 ns: 10 a byte, 10 G a second. Net.b.0: 1 a byte, 1 G a second."""
+    counted = ("cpu_ns", "macs", "flops", "uncounted")
+    run = run_of(
+        [
+            row(0, cpu_ns=100),
+            row(1, calls=2, cpu_ns=84),
+            row(1, op("aten::mm", (2, 4)), calls=2, cpu_ns=300, flops=3840, macs=1920),
+            row(3, calls=1),
+            row(3, op("aten::add"), calls=1, cpu_ns=96, flops=96),
+        ],
+        requested=counted,
+        measured=counted,
+        peaks=(
+            Peak("cpu", "float32", 1, 5e10, 1e9),
+            Peak("cpu", "float32", 2, 1e11, 5e10),
+            Peak("cuda:0", "float32", 0, 1e14, 1e12),
+        ),
+    )
+    size = {"input_shapes": ((4, 4),), "output_shapes": ((4, 4),), "output_bytes": 64}
+    layers = (run.layers[0], replace(run.layers[1], param_bytes=64, **size), run.layers[2])
+    layers += (replace(run.layers[3], input_shapes=((8,),), output_shapes=((16,),), output_bytes=64, param_bytes=0),)
+    return replace(run, layers=layers, rows=replace(run.rows, layers=layers))
+
+
+def test_roofline_by_hand(look: Callable[..., Page]) -> None:
+    page = look(roofline_run())
+    chart = page.evaluate(READ_ROOFLINE)
+    across = {float(text): x for text, x, _ in chart["texts"] if re.fullmatch(r"[\d.]+", text)}
+    up = {text: y - 4 for text, _, y in chart["texts"] if re.fullmatch(r"[\d.]+ [KMGTP]", text)}
+    decade = across[10] - across[1]
+    assert across[1] + decade == pytest.approx(across[10])
+    points = chart["points"]
+    assert set(points) == {
+        f"Net.a: 10.00 G FLOP/s, 10.00 FLOPs for each byte, {format_time(384)}",
+        f"Net.b.0: 1.00 G FLOP/s, 1.00 FLOPs for each byte, {format_time(96)}",
+    }
+    of = {title.split(":")[0]: place for title, place in points.items()}
+    assert of["Net.a"] == [pytest.approx(across[10], abs=0.06), pytest.approx(up["10.00 G"], abs=0.06), 12]
+    assert of["Net.b.0"] == [pytest.approx(across[1], abs=0.06), pytest.approx(up["1.00 G"], abs=0.06), 3 + 9 / 2]
+    # The last peak of the CPU: 50 G at 1 FLOP a byte, flat at 100 G from 2 on.
+    (roof,) = chart["roofs"]
+    per_decade = up["10.00 G"] - up["100.00 G"]
+    top = pytest.approx(up["100.00 G"], abs=0.06)
+    assert roof[0] == [
+        pytest.approx(across[1], abs=0.06),
+        pytest.approx(up["100.00 G"] + per_decade * math.log10(2), abs=0.06),
+    ]
+    assert roof[1] == [pytest.approx(across[1] + decade * math.log10(2), abs=0.06), top]
+    assert roof[2] == [pytest.approx(across[10], abs=0.06), top]
+    assert [text for text, _, _ in chart["texts"] if "float32" in text] == ["100.00 G FLOP/s, float32 on cpu"]
+    page.locator("#roofline circle").first.dispatch_event("click")
+    assert chosen(page) == "Net.a"
+
+
+def test_peak_that_is_no_number_is_no_roof(look: Callable[..., Page]) -> None:
+    """A file of a run may hold whatever somebody wrote into it."""
+    run = roofline_run()
+    wrong = [Peak("cpu", "float32", 1, *pair) for pair in ((math.inf, 1e9), (1e9, math.nan), (0.0, 1e9), (1e9, 0.0))]
+    for peak in wrong:
+        page = look(replace(run, metas=(replace(run.meta, peaks=(peak,)),)))
+        assert page.locator("#roofline circle").count() == 2
+        assert page.locator("#roofline polyline").count() == 0
+
+
+def chosen(page: Page) -> str:
+    """The layer that the panel tells of."""
+    return page.inner_text(".panel h2")
+
+
+# What can be done on the page
+
+
+def lines(page: Page) -> list[str]:
+    """The names in the tree table, from the top down, as it is open now."""
+    return [line["name"] for line in table(page, whole=False)]
+
+
+def crumbs(page: Page) -> list[str]:
+    names: list[str] = page.locator(".crumbs button").all_inner_texts()
+    return names
+
+
+def click_block(page: Page, text: str) -> None:
+    page.locator(".icicle .block", has_text=re.compile(rf"^{text}$")).first.click()
+
+
+def test_click_zooms_and_crumbs_lead_back(look: Callable[..., Page]) -> None:
+    page = look(tree_of(SMALL))
+    assert crumbs(page) == ["Net"] and chosen(page) == "Net"
+    click_block(page, "b")
+    assert crumbs(page) == ["Net", "b"] and chosen(page) == "Net.b"
+    assert blocks(page) == ["b", "x"]
+    drawn = page.evaluate(READ_BLOCKS)
+    assert [block["width"] / drawn["width"] for block in drawn["blocks"]] == [1, pytest.approx(4400 / 4900, abs=1e-4)]
+    page.mouse.move(0, 0)  # what is under it is told of
+    assert page.inner_text(".status") == f"Net.b: CPU time {format_time(4900)}, 49.0% of all, {format_time(500)} itself"
+    page.locator(".crumbs button").first.click()
+    assert crumbs(page) == ["Net"] and blocks(page) == ["Net", "a", "b", "x", "y", "x"]
+
+
+def test_hovering_tells_of_a_block(look: Callable[..., Page]) -> None:
+    page = look(tree_of(SMALL))
+    page.locator(".icicle .block", has_text=re.compile("^y$")).hover()
+    assert (
+        page.inner_text(".status") == f"Net.a.y: CPU time {format_time(1000)}, 10.0% of all, {format_time(1000)} itself"
+    )
+    page.locator("h1").hover()
+    assert page.inner_text(".status").startswith("Net: ")
+
+
+def test_keys(look: Callable[..., Page]) -> None:
+    page = look(tree_of(SMALL))
+    page.locator(".icicle").focus()
+    way = [
+        ("ArrowDown", "Net.a"),  # the largest below
+        ("ArrowRight", "Net.b"),
+        ("ArrowRight", "Net.b"),
+        ("ArrowDown", "Net.b.x"),
+        ("ArrowDown", "Net.b.x"),
+        ("ArrowUp", "Net.b"),
+        ("ArrowLeft", "Net.a"),
+        ("ArrowLeft", "Net.a"),
+        ("ArrowUp", "Net"),
+        ("ArrowUp", "Net"),
+        ("ArrowDown", "Net.a"),
+    ]
+    for key, layer in way:
+        page.keyboard.press(key)
+        assert chosen(page) == layer
+    assert crumbs(page) == ["Net"]
+    page.keyboard.press("Enter")
+    assert crumbs(page) == ["Net", "a"]
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    assert crumbs(page) == ["Net", "a", "x"]
+    page.keyboard.press("Backspace")
+    assert crumbs(page) == ["Net", "a"]
+    page.keyboard.press("Escape")
+    assert crumbs(page) == ["Net"]
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.type") == "search"
+    assert page.input_value("input[type=search]") == ""
+
+
+def test_search(look: Callable[..., Page]) -> None:
+    run = tree_of(SMALL)
+    layers = tuple(replace(layer, kind="Conv2d") if layer.name == "Net.a.y" else layer for layer in run.layers)
+    page = look(replace(run, layers=layers, rows=replace(run.rows, layers=layers)))
+    found, box = page.locator("main > .controls .found"), page.locator("input[type=search]")
+    box.fill("X")
+    assert found.inner_text() == "2 layers, 74.0% of CPU time"
+    assert lines(page) == ["Net", "a", "x", "b", "x"]  # with those above
+    assert page.locator(".block.match").count() == 2 and page.locator(".block.dimmed").count() == 4
+    box.press("Enter")
+    assert chosen(page) == "Net.a.x"
+    box.press("Enter")
+    assert chosen(page) == "Net.b.x"
+    box.press("Enter")
+    assert chosen(page) == "Net.a.x"
+    box.fill("net.a")  # what is inside one that matches counts with it, once
+    assert found.inner_text() == "3 layers, 50.0% of CPU time"
+    box.fill("conv")
+    assert found.inner_text() == "1 layer, 10.0% of CPU time"
+    assert lines(page) == ["Net", "a", "y"]
+    box.fill("nothing of this name")
+    assert found.inner_text() == "0 layers" and lines(page) == []
+    box.press("Enter")
+    box.press("Escape")
+    assert box.input_value() == "" and found.inner_text() == ""
+    assert page.locator(".block.match, .block.dimmed").count() == 0
+    assert sorted(lines(page)) == sorted(["Net", "a", "x", "y", "b", "x"])
+
+
+def heading(page: Page, name: str) -> Any:
+    return page.locator(".treetable .head").get_by_text(name, exact=True)
+
+
+def test_sorting_has_three_states_and_keeps_siblings_together(look: Callable[..., Page]) -> None:
+    page = look(tree_of(SMALL))
+    button(page, "Open all").click()
+    modelled = ["Net", "a", "x", "y", "b", "x"]
+    assert lines(page) == modelled
+    orders = [
+        (["Net", "a", "x", "y", "b", "x"], "descending"),  # a 5000, b 4900
+        (["Net", "b", "x", "a", "y", "x"], "ascending"),
+        (modelled, "none"),
+    ]
+    for names, order in orders:
+        heading(page, "CPU total").click()
+        assert lines(page) == names
+        assert page.locator(".head [aria-sort]", has_text=re.compile("^CPU total$")).get_attribute("aria-sort") == order
+    heading(page, "Self CPU total").click()
+    assert lines(page) == ["Net", "a", "x", "y", "b", "x"]  # a 1000, b 500
+    heading(page, "Self CPU total").click()
+    assert lines(page) == ["Net", "b", "x", "a", "y", "x"]
+
+
+def test_flat_list_sorts_across_all_layers(look: Callable[..., Page]) -> None:
+    page = look(tree_of(SMALL))
+    page.get_by_label("without the tree").check()
+    heading(page, "Self CPU total").click()
+    assert lines(page) == ["Net.b.x", "Net.a.x", "Net.a", "Net.a.y", "Net.b", "Net"]
+    assert {line["level"] for line in table(page, whole=False)} == {1}
+    page.get_by_label("without the tree").uncheck()
+    heading(page, "Self CPU total").click()
+    assert "Net.b.x" not in lines(page)
+
+
+def test_unknown_figures_sort_behind_all_others(look: Callable[..., Page]) -> None:
+    run = training()
+    page = look(run)
+    page.get_by_label("without the tree").check()
+    heading(page, "CPU total").click()
+    assert lines(page)[-1] == "Net.unused"
+
+
+def test_open_and_close(look: Callable[..., Page]) -> None:
+    page = look(tree_of(SMALL))
+    button(page, "Close all").click()
+    assert lines(page) == ["Net"]
+    page.locator(".lines .line .toggle").first.click()
+    assert lines(page) == ["Net", "a", "b"]
+    assert [line["expanded"] for line in table(page, whole=False)] == ["true", "false", "false"]
+    page.locator(".lines .line .toggle").nth(2).click()
+    assert lines(page) == ["Net", "a", "b", "x"]
+    button(page, "Open all").click()
+    assert lines(page) == ["Net", "a", "x", "y", "b", "x"]
+    page.locator(".lines .line .toggle").first.click()
+    assert lines(page) == ["Net"]
+
+
+def test_click_on_a_line_chooses_its_layer(look: Callable[..., Page]) -> None:
+    page = look(tree_of(SMALL))
+    button(page, "Open all").click()
+    page.locator(".lines .line", has_text="y").first.click()
+    assert chosen(page) == "Net.a.y"
+    assert page.locator(".lines .line.selected").count() == 1
+    assert page.locator(".icicle .block.selected").inner_text() == "y"
+
+
+def test_what_is_chosen_in_the_icicle_is_opened_and_shown_in_the_table(look: Callable[..., Page]) -> None:
+    own = (
+        {"Net": 0} | {f"Net.s{number}": 0 for number in range(100)} | {f"Net.s{number}.x": 100 for number in range(100)}
+    )
+    page = look(tree_of(own))
+    button(page, "Close all").click()
+    page.locator("input[type=search]").fill("s97.x")
+    page.locator("input[type=search]").press("Enter")
+    assert chosen(page) == "Net.s97.x"
+    page.locator("input[type=search]").press("Escape")
+    assert "x" in lines(page)
+    page.locator(".icicle").focus()
+    page.keyboard.press("Enter")
+    line = page.locator(".lines .line.selected")
+    line.wait_for()
+    inside = page.evaluate("""() => {
+        const line = document.querySelector(".lines .line.selected").getBoundingClientRect();
+        const box = document.querySelector(".treetable").getBoundingClientRect();
+        return line.top >= box.top && line.bottom <= box.bottom;
+    }""")
+    assert inside
+
+
+def expected_csv(run: Run) -> list[list[str]]:
+    """Path and plain figures of every layer: of what is unknown none."""
+    columns = columns_of(run)
+    rows = []
+    for path, figures in all_figures(run).items():
+        cells = [path]
+        for column in columns:
+            text = column.text(figures, None)
+            cells.append("" if text in ("", UNKNOWN) else repr(column.of(figures)))
+        bounds = [column.heading for column in columns if column.figure(figures).bound is Bound.AT_LEAST]
+        rows.append([*cells, ", ".join(bounds)])
+    return rows
+
+
+@pytest.mark.parametrize("name", ["training", "uncounted", "on_a_device", "lazy"])
+def test_copied_csv_has_the_runs_integers(name: str, look: Callable[..., Page]) -> None:
+    run = RUNS[name]()
+    page = look(run)
+    button(page, "Open all").click()
+    button(page, "Copy as CSV").click()
+    page.get_by_text(f"Copied: {len(all_figures(run))} rows.").wait_for()
+    first, *rows = csv.reader(io.StringIO(page.evaluate("navigator.clipboard.readText()")))
+    units = {Unit.TIME: " (ns)", Unit.BYTES: " (bytes)", Unit.COUNT: ""}
+    assert first == [
+        "Module",
+        *(
+            column.heading + units[getattr(getattr(column, "measure", None), "unit", Unit.COUNT)]
+            for column in columns_of(run)
+        ),
+        "Lower bounds",
+    ]
+    assert len(rows) == len(all_figures(run))
+    for row_, expected in zip(sorted(rows), sorted(expected_csv(run))):
+        assert (row_[0], row_[-1]) == (expected[0], expected[-1])
+        for cell, right in zip(row_[1:-1], expected[1:-1]):
+            assert cell == right or float(cell) == pytest.approx(float(right))
+            assert "." in right or cell == right  # integers to the digit
+
+
+def test_copied_csv_quotes_names(look: Callable[..., Page]) -> None:
+    names = ["comma,", 'quote"', "line\nbreak", "plain"]
+    run = tree_of({"Net": 0})
+    layers = (*run.layers, *(Layer(("Net", name), "Module") for name in names))
+    page = look(replace(run, layers=layers, rows=replace(run.rows, layers=layers)))
+    button(page, "Open all").click()
+    button(page, "Copy as CSV").click()
+    page.get_by_text("Copied: 5 rows.").wait_for()
+    rows = list(csv.reader(io.StringIO(page.evaluate("navigator.clipboard.readText()"))))
+    assert [row_[0] for row_ in rows[1:]] == ["Net", *(f"Net.{name}" for name in names)]
+
+
+def test_theme_switch(look: Callable[..., Page]) -> None:
+    for dark in (False, True):
+        page = look(tree_of(SMALL), dark=dark)
+        paper = "getComputedStyle(document.body).backgroundColor"
+        before = page.evaluate(paper)
+        button(page, "Light or dark").click()
+        after = page.evaluate(paper)
+        assert before != after
+        assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == ("light" if dark else "dark")
+        button(page, "Light or dark").click()
+        assert page.evaluate(paper) == before
+
+
+def test_sheet_sorts_and_shows_more(look: Callable[..., Page]) -> None:
+    run = run_of(
+        [
+            row(0),
+            *(
+                row(0, op(f"aten::op{number:02}"), calls=100 - number, cpu_ns=1000 * (number + 1))
+                for number in range(30)
+            ),
+        ]
+    )
+    page = look(run)
+    section = page.locator("#operators")
+    names = lambda: section.locator("tbody td:first-child").all_inner_texts()  # noqa: E731
+    assert names() == [f"aten::op{number:02}" for number in range(29, 14, -1)]
+    section.get_by_role("button", name="15 more").or_(section.get_by_role("button", name="16 more")).click()
+    assert len(names()) in (30, 31) and not section.locator(".more").is_visible()
+    section.get_by_role("button", name="Calls").click()
+    assert names()[0] == "aten::op00"
+    section.get_by_role("button", name="Calls").click()
+    assert names()[-1] == "aten::op00"
+    section.get_by_role("button", name="Operator").click()
+    assert names()[-1] == "aten::op29"
+
+
+# Several ranks, several runs
+
+
+def test_spread_over_the_ranks(look: Callable[..., Page]) -> None:
+    page = look(of_ranks())
+    assert "3: The second rank doubts." in page.inner_text("header") and "The second rank" in page.inner_text(".doubts")
+    choice(page, "forward").click()
+    sheets = {panel["path"]: panel["sheets"] for panel in panels(page, every=False) if panel["path"]}
+    totals = [of_rank(of_ranks(), rank).tree(FORWARD).children[0].total.cpu_ns for rank in (0, 3)]
+    assert sheets["Net.a"]["Over the ranks"] == [[f"rank {rank}", format_time(ns)] for rank, ns in zip((0, 3), totals)]
+    assert totals == [5 + 20_000, 3 * (5 + 20_000)]
+    assert sheets["Net.b.0"]["Over the ranks"] == [["rank 0", format_time(300_000)], ["rank 3", UNKNOWN]]
+
+
+def beside() -> tuple[Run, Run]:
+    """Two runs: the second has one layer more, one less, and a larger one of the same name."""
+    first = {"Net": 100, "Net.both": 1000, "Net.first": 3000, "Net.grown": 500}
+    second = {"Net": 200, "Net.both": 4000, "Net.second": 800, "Net.grown": 900}
+    runs = []
+    for own, size in ((first, 8), (second, 64)):
+        counted = ("cpu_ns", "macs", "flops", "uncounted")
+        run = tree_of(own, requested=counted, measured=counted)
+        layers = tuple(
+            replace(layer, params=size, input_shapes=((size,),), settings=f"{size}")
+            if layer.path[-1] == "grown"
+            else layer
+            for layer in run.layers
+        )
+        runs.append(replace(run, layers=layers, rows=replace(run.rows, layers=layers)))
+    return runs[0], runs[1]
+
+
+def test_runs_beside_each_other(look: Callable[..., Page]) -> None:
+    first, second = beside()
+    page = look(first, beside={"other": second})
+    for name, run in (("this run", first), ("other", second), ("this run", first)):
+        page.get_by_label("Run").select_option(name)
+        found = {line["path"]: dict(zip(headings(run.report("tree"))[1:], line["cells"])) for line in table(page)}
+        assert list(found) == ["Net", "Net.both", "Net.first", "Net.grown", "Net.second"]
+        for path, figures in figures_by_path(run).items():
+            assert found[path]["CPU total"] == format_time(figures.total[FORWARD].cpu_ns)
+            assert found[path][CALLS] == "1"
+        (missing,) = set(found) - set(figures_by_path(run))
+        assert {column: text for column, text in found[missing].items() if column not in (CALLS, "Params")} == {
+            column: UNKNOWN for column in found[missing] if column not in (CALLS, "Params")
+        }
+    sheets = {panel["path"]: panel["sheets"] for panel in panels(page, every=False) if panel["path"]}
+    assert sheets["Net.both"]["In each run"] == [["this run", format_time(1000)], ["other", format_time(4000)]]
+    assert sheets["Net.second"]["In each run"] == [["this run", UNKNOWN], ["other", format_time(800)]]
+
+
+def test_layer_is_what_it_is_in_the_run_that_is_shown(look: Callable[..., Page]) -> None:
+    first, second = beside()
+    page = look(first, beside={"other": second})
+    page.get_by_label("Run").select_option("other")
+    params = {line["path"]: line["cells"][headings(second.report("tree")).index("Params") - 1] for line in table(page)}
+    assert params["Net.grown"] == "64" and params["Net"] == "64"
+    assert facts(page)["Net.grown"]["input"] == "[64]"
+
+
+def test_layer_of_another_run_alone_is_unknown(look: Callable[..., Page]) -> None:
+    first, second = beside()
+    page = look(first, beside={"other": second})
+    page.get_by_label("Run").select_option("other")
+    assert {cell for line in table(page) if line["path"] == "Net.first" for cell in line["cells"]} == {UNKNOWN}
+
+
+def test_layers_that_were_not_selected_are_blank(look: Callable[..., Page]) -> None:
+    run = some_paths()
+    expected = text_rows(run)
+    assert sorted([line["name"], *line["cells"]] for line in table(look(run))) == sorted(expected)
+
+
+def test_selected_paths(look: Callable[..., Page]) -> None:
+    run = some_paths()
+    assert run.meta.paths is not None
+    found = {line["path"]: [line["name"], *line["cells"]] for line in table(look(run))}
+    figures = figures_by_path(run)
+    selected = {".".join(path) for path in run.meta.paths}
+    assert selected == {"Net.body", "Net.stem.0"}
+    for path in selected | {"(not selected)", "(outside)"}:
+        assert found[path][1:] == [column.text(figures[path], None) for column in columns_of(run)]
+    assert found["(not selected)"][1:] != [""] * len(found["(not selected)"][1:])
+
+
+def test_what_is_not_a_run_is_refused() -> None:
+    with pytest.raises(TorchprofError, match="which is no Run"):
+        tree_of(SMALL).report("html", beside={"other": "run.json"})
+
+
+# Sizes and shapes
+
+
+def test_deep_model(look: Callable[..., Page]) -> None:
+    path = ("Net", *(f"m{number}" for number in range(1, 2000)))
+    layers = tuple(Layer(path[: number + 1], "Module") for number in range(2000))
+    columns = {name: array("q", [0] * 2000) for name in Rows.COLUMNS}
+    columns["layer"], columns["calls"], columns["cpu_ns"] = (
+        array("q", range(2000)),
+        array("q", [1] * 2000),
+        array("q", [1000] * 2000),
+    )
+    page = look(Run((Meta(("Net",)),), layers, Rows(layers, ((),), ("cpu",), columns), {}))
+    button(page, "Open all").click()
+    assert page.locator(".treetable").get_attribute("aria-rowcount") in ("2000", "2001")  # with the headings or without
+    page.locator("input[type=search]").fill("m1999")
+    assert page.inner_text("main > .controls .found") == "1 layer, 0.1% of CPU time"
+    page.locator("input[type=search]").press("Enter")
+    assert chosen(page).endswith(".m1999")
+    page.locator("input[type=search]").press("Escape")
+    page.locator(".icicle").focus()
+    page.keyboard.press("Enter")
+    assert blocks(page) == ["m1999"]
+    page.keyboard.press("Escape")
+    assert len(blocks(page)) == 60 and "below" in blocks(page)[-1]
+
+
+def test_wide_model(look: Callable[..., Page]) -> None:
+    page = look(tree_of({"Net": 0, **{f"Net.m{number}": 1000 + number for number in range(10_000)}}))
+    button(page, "Open all").click()
+    page.evaluate("document.querySelector('.treetable').scrollTop = 1e9")
+    page.locator(".lines .line", has_text="m9999").wait_for()
+    assert page.locator(".lines .line").count() < 100
+    heading(page, "CPU total").click()
+    page.evaluate("document.querySelector('.treetable').scrollTop = 0")
+    page.locator(".lines .line", has_text="m9999").wait_for()
+    assert len(page.evaluate(READ_BLOCKS)["blocks"]) < 1000
+
+
+def test_no_layer_one_layer_and_nothing_recorded(look: Callable[..., Page]) -> None:
+    nothing = {"requested": (), "measured": ()}
+    for run in (
+        tree_of({}),
+        tree_of({"Net": 5}),
+        tree_of({"Net": 0}),
+        tree_of({"Net": 5}, **nothing),
+        tree_of({}, **nothing),
+    ):
+        page = look(run)
+        assert [line["name"] for line in table(page)] == [layer.path[-1] for layer in run.layers]
+        for key in ("ArrowDown", "ArrowRight", "ArrowUp", "ArrowLeft", "Enter", "Backspace", "Escape"):
+            page.keyboard.press(key)
+        page.locator("input[type=search]").fill("net")
+        page.locator("input[type=search]").press("Enter")
+
+
+class Bottleneck(nn.Module):
+    """The block of ResNet-50 (He et al., 2015, in the form of 1.5: the stride is in the 3×3 convolution)."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(channels, width, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = None
+        if stride != 1 or channels != 4 * width:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(channels, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        return self.relu(y + (x if self.downsample is None else self.downsample(x)))
+
+
+def resnet50() -> nn.Sequential:
+    stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    stages, channels = [], 64
+    for width, blocks_, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        stages.append(
+            nn.Sequential(
+                *(
+                    Bottleneck(channels if number == 0 else 4 * width, width, stride if number == 0 else 1)
+                    for number in range(blocks_)
+                )
+            )
+        )
+        channels = 4 * width
+    return nn.Sequential(*stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000))
+
+
+def test_page_of_resnet50_is_small(tmp_path: Path, look: Callable[..., Page]) -> None:
+    model = resnet50()
+    assert sum(parameter.numel() for parameter in model.parameters()) == 25_557_032  # torchvision's: it is the real one
+    run = trained(model, torch.rand(2, 3, 64, 64), steps=1)
+    run.export(tmp_path / "resnet50.html")
+    size = (tmp_path / "resnet50.html").stat().st_size
+    print(f"ResNet-50: {size / 1000:.0f} KB, {len(run.rows)} rows")
+    assert size < 400_000
+    assert len(table(look(run))) == len(all_figures(run)) == len(run.layers) + 1 + 2  # the optimizer's labels
+
+
+def test_clicks_on_a_page_of_10000_layers(look: Callable[..., Page], capsys: pytest.CaptureFixture[str]) -> None:
+    """How long a click takes is printed, not asserted: this machine is shared. ``benchmarks page`` measures it well."""
+    run = big_run()
+    assert len(run.layers) > 10_000 and len(run.rows) == 200_000
+    start = time.perf_counter()
+    text = run.report("html")
+    took = time.perf_counter() - start
+    page = look(text)
+    assert page.locator(".lines .line").count() < 100
+    found = click_ms(page)
+    assert list(found) == list(CLICKS)
+    with capsys.disabled():
+        print(
+            f"\n{len(run.layers):,} layers, {len(run.rows):,} rows: written in {took:.2f} s, {len(text) / 2**20:.1f} MB"
+        )
+        print("ms from a click to the next layout: " + ", ".join(f"{name} {ms:.0f}" for name, ms in found.items()))
+    assert page.inner_text("main > .controls .found").startswith(
+        "1100 layers, "
+    )  # layer7 and layer70 to 79 of 100 blocks
+
+
+# Safety
+
+HOSTILE = [
+    "</script><script>window.hacked = 1</script>",
+    "<img src=x onerror='window.hacked = 2'>",
+    "<!--<script>",
+    "]]>",
+    "line\u2028and\u2029paragraph",
+    "a lone \ud800 surrogate",
+    "quotes\"'`&amp;&lt;",
+    "{{script}}",
+    "\\u003cscript\\u003e",
+    "javascript:window.hacked=3",
+    "שלום \u202egnp.exe",
+    "\x1b[31mred\x00null\r\n",
+    "\u200b",
+    " ",
+    "",
+    "__proto__",
+    "constructor",
+    "toString",
+    "x" * 3000,
+    "(outside)",
+    "everything",
+]
+
+
+def hostile_run() -> Run:
+    """Every name that a run holds is one that nobody should trust."""
+    rows = []
+    for number, name in enumerate(HOSTILE):
+        rows += [
+            row(1, op(name), calls=1, cpu_ns=1000 + number),
+            row(2, label(name), calls=1, cpu_ns=1000),
+            row(3, op("aten::mm"), kernel(name), device="cuda:0", device_ns=500),
+            row(3, Frame("python", name), calls=1),
+            row(OUTSIDE, op(name), calls=1, cpu_ns=10),
+        ]
+    every = ("cpu_ns", "device_ns", "cpu_allocated", "cpu_freed", "macs", "flops", "uncounted")
+    pairs = tuple((name, name) for name in HOSTILE)
+    meta = {"device": "cuda", "requested": every, "measured": every, "warnings": tuple(HOSTILE), "environment": pairs}
+    run = run_of(rows, machine=HOSTILE[0], script=HOSTILE[1], versions=pairs, **meta)
+    layers = list(run.layers)
+    for name in HOSTILE:
+        layers.append(Layer(("Net", name), name, settings=name, shared_with=((name, name),), dtype_bytes=((name, 4),)))
+    held = tuple(Held(4 + number, FORWARD, "unknown", 10, 1) for number in range(len(HOSTILE)))
+    memory = (Memory("cpu", peak_bytes=10 * len(HOSTILE), held=held), Memory(HOSTILE[1], peak_bytes=5))
+    return replace(
+        run,
+        layers=tuple(layers),
+        rows=replace(run.rows, layers=tuple(layers)),
+        memory=memory,
+        device_times=(replace(DEVICE, device=HOSTILE[1]),),
+    )
+
+
+def check_nothing_ran(page: Page) -> None:
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("img, iframe, object, embed, link, base, form").count() == 0
+    assert page.locator("script").count() == 2
+
+
+def test_hostile_names_stay_text(look: Callable[..., Page]) -> None:
+    run = hostile_run()
+    page = look(run, beside={"<b>other</b>": run, "": tree_of(SMALL)})
+    lines_ = table(page)
+    assert set(HOSTILE) <= {line["name"] for line in lines_}
+    assert {f"Net.{name}" for name in HOSTILE} <= {line["path"] for line in lines_}
+    seen = panels(page, every=False)
+    by_path = {panel["path"]: panel for panel in seen if panel["path"] is not None}
+    operator_names = {row_[0] for row_ in by_path["Net.a"]["sheets"]["Operators"]}
+    assert set(HOSTILE) <= operator_names
+    assert {f"{name} (label)" for name in HOSTILE} <= {row_[0] for row_ in by_path["Net.b"]["sheets"]["Operators"]}
+    assert set(HOSTILE) <= {row_[0] for row_ in by_path["Net.b.0"]["sheets"]["Kernels"]}
+    for name in HOSTILE:
+        found = by_path[f"Net.{name}"]["facts"]
+        assert found["class"] == (f"{name}({name})" if name else UNKNOWN)
+        assert found["also at"] == f"{name}.{name}"
+    header = page.text_content("header")
+    assert header is not None and all(name in header for name in HOSTILE)
+    for name in HOSTILE:
+        page.locator("input[type=search]").fill(name[:40])
+    page.locator("input[type=search]").fill("script")
+    page.locator("input[type=search]").press("Enter")
+    for source in ("this run", "<b>other</b>"):
+        page.get_by_label("Run").select_option(source)
+    button(page, "Copy as CSV").click()
+    check_nothing_ran(page)
+
+
+def test_hostile_model_and_heading(look: Callable[..., Page]) -> None:
+    for name in HOSTILE:
+        if not name:
+            continue
+        layers = (Layer((name,), name), Layer((name, name), name))
+        columns = {column: array("q", [0, 0]) for column in Rows.COLUMNS}
+        columns["layer"], columns["calls"], columns["cpu_ns"] = (
+            array("q", [0, 1]),
+            array("q", [1, 1]),
+            array("q", [900, 100]),
+        )
+        page = look(Run((Meta((name,)),), layers, Rows(layers, ((),), ("cpu",), columns), {}))
+        assert page.text_content("h1") == name
+        assert page.locator(".lines .line").count() == 2
+        check_nothing_ran(page)
+
+
+def test_policy_forbids_all_but_the_pages_own_script(
+    open_tab: Callable[..., Tab],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    tree_of(SMALL).export(tmp_path / "page.html")
+    tab = open_tab(tmp_path / "page.html")
+    assert tab.errors == []
+    tab.page.evaluate("""() => {
+        const script = document.createElement("script");
+        script.textContent = "window.hacked = 1";
+        document.body.append(script);
+        const box = document.createElement("div");
+        document.body.append(box);
+        box.innerHTML = "<img src=x onerror='window.hacked = 2'>";
+        const frame = document.createElement("iframe");
+        frame.src = "https://example.com/";
+        document.body.append(frame);
+    }""")
+    refused = tab.page.evaluate("fetch('https://example.com/').then(() => false, () => true)")
+    tab.page.wait_for_timeout(200)
+    assert refused is True
+    assert tab.page.evaluate("window.hacked") is None
+    assert tab.requests == []
+    assert len(tab.errors) >= 3 and all("Content Security Policy" in error or "fetch" in error for error in tab.errors)
+
+
+class Loads(HTMLParser):
+    """What a page would load, and the attributes that run scripts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("src", "href", "srcset", "data", "action", "background", "poster") or name.startswith("on"):
+                self.found.append((tag, name, value))
+
+
+def test_page_is_self_contained() -> None:
+    text = training().report("html")
+    loads = Loads()
+    loads.feed(text)
+    assert loads.found == []
+    addresses = set(
+        re.findall(
+            r"https?://[^\s\"'`<>)]+", re.sub(r'<script type="application/json".*?</script>', "", text, flags=re.S)
+        )
+    )
+    assert addresses == {"http://www.w3.org/2000/svg"}  # a name, not a place
+    assert "@import" not in text and "url(" not in text
+    assert text.isascii() or text.encode("utf-8")
+
+
+def framed(run: Run, attributes: str) -> str:
+    text = escape(run.report("html"))
+    return f'<!DOCTYPE html><title>t</title><iframe {attributes} width="1000" height="800" srcdoc="{text}"></iframe>'
+
+
+def check_framed(page: Page) -> None:
+    frame = page.frame_locator("iframe")
+    frame.locator(".icicle .block", has_text=re.compile("^b$")).click()
+    assert frame.locator(".panel h2").inner_text() == "Net.b"
+    frame.get_by_role("button", name="Copy as CSV").click()
+    frame.locator("#layers .found", has_text=re.compile("Copied|copy")).wait_for()
+
+
+def test_page_works_in_a_frame(look: Callable[..., Page]) -> None:
+    check_framed(look(framed(tree_of(SMALL), "")))
+
+
+def test_page_works_in_a_frame_without_rights(
+    open_tab: Callable[..., Tab],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "frame.html").write_text(framed(tree_of(SMALL), 'sandbox="allow-scripts"'), encoding="utf-8")
+    tab = open_tab(tmp_path / "frame.html")
+    check_framed(tab.page)
+    assert tab.errors == []
+
+
+def test_without_scripts_the_page_says_so(chromium: Any, tmp_path: Path) -> None:  # noqa: F811
+    tree_of(SMALL).export(tmp_path / "page.html")
+    context = chromium.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+    assert "Allow it to run" in page.locator("body").inner_text()
+    context.close()
+
+
+# How it looks
+
+
+def everything() -> Run:
+    """A run with all that the page can show."""
+    run = roofline_run()
+    steps = [(0, 300, 0), (25, 100, 2), (50, 500, -1), (75, -900, 2), (100, 100, 2)]
+    held = (Held(1, FORWARD, "activations", 500, 1), Held(0, FORWARD, "parameters", 300, 2))
+    samples = {
+        SampleKey(layer, FORWARD, 0, "cpu", "cpu_ns"): Spread.of([(at, 100 * at) for at in range(1, 8)])
+        for layer in range(4)
+    }
+    metas = (replace(run.meta, warnings=("A doubt.",), environment=(("CPU", "a processor of a long name"),)),)
+    measured = replace(run, metas=metas, samples=samples, device_times=(DEVICE,))
+    return with_memory(measured, steps, Memory("cpu", peak_bytes=900, peak_ns=50, held=held))
+
+
+@pytest.mark.parametrize("dark", LIGHT_AND_DARK)
+@pytest.mark.parametrize("width", WIDE_AND_NARROW)
+@pytest.mark.parametrize("name", ["training", "of_ranks", "everything", "hostile_run"])
+def test_page_is_no_wider_than_the_window(name: str, width: int, dark: bool, look: Callable[..., Page]) -> None:
+    page = look({**RUNS, "everything": everything, "hostile_run": hostile_run}[name](), width=width, dark=dark)
+    # What sticks out of a section is cut off: nobody could scroll to it.
+    fits = """() => document.documentElement.scrollWidth <= window.innerWidth
+        && [...document.querySelectorAll("header, section, section > div, aside, footer")].every(
+            (one) => one.scrollWidth <= one.clientWidth)"""
+    assert page.evaluate(fits)
+    button(page, "Open all").click()
+    for line in page.locator(".lines .line").all()[:8]:
+        line.locator(".number").first.dispatch_event("click")
+        assert page.evaluate(fits)
+
+
+# Contrast by WCAG 2.1, of a text with what is behind it. A canvas knows what any colour of CSS is in sRGB.
+CONTRASTS = """(selectors) => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgba = (color) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = color;
+    canvas.fillRect(0, 0, 1, 1);
+    const [red, green, blue, alpha] = canvas.getImageData(0, 0, 1, 1).data;
+    return [red, green, blue, alpha / 255];
+  };
+  const over = ([r, g, b, a], [R, G, B]) => [r * a + R * (1 - a), g * a + G * (1 - a), b * a + B * (1 - a), 1];
+  const light = ([r, g, b]) => {
+    const linear = (one) => (one <= 0.04045 * 255 ? one / 255 / 12.92 : ((one / 255 + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+  };
+  const behind = (element) => {  // all that can be behind a text: a bar covers some of a cell
+    if (!element) return [[255, 255, 255, 1]];
+    const style = getComputedStyle(element);
+    const under = behind(element.parentElement);
+    const opacity = Number(style.opacity);
+    const colors = [style.backgroundColor, ...(style.backgroundImage.match(/(rgba?|oklab|color)\\([^()]*\\)/g) || [])];
+    const faded = (color) => rgba(color).map((one, at) => (at === 3 ? one * opacity : one));
+    return under.flatMap((below) => colors.map((color) => over(faded(color), below)));
+  };
+  const found = {};
+  for (const selector of selectors) {
+    for (const element of document.querySelectorAll(selector)) {
+      if (!element.textContent.trim()) continue;
+      const style = getComputedStyle(element);
+      const color = rgba(element instanceof SVGElement ? style.fill : style.color);
+      for (let at = element; at; at = at.parentElement) color[3] *= Number(getComputedStyle(at).opacity);
+      for (const back of behind(element)) {
+        const [low, high] = [light(over(color, back)), light(back)].sort((one, other) => one - other);
+        const contrast = (high + 0.05) / (low + 0.05);
+        if (!(selector in found) || contrast < found[selector]) found[selector] = contrast;
+      }
+    }
+  }
+  return found;
+}"""
+
+TEXTS = [
+    *("h1", "h2", "h3", ".headline", "summary", "li", "dt", "dd", ".doubts li", ".hint", "footer", ".status", ".calls"),
+    *(
+        "label",
+        "button",
+        ".choice button[aria-pressed=true]",
+        ".crumbs button",
+        ".more",
+        ".head button",
+        ".sheet th button",
+    ),
+    *(
+        ".block:not(.rest, .dimmed)",
+        ".figures td",
+        ".figures th",
+        ".sheet td",
+        ".sheet td.text",
+        ".cell.name",
+        ".line .kind",
+    ),
+    *(".legend", ".advice", ".chart text"),
+]
+ON_BARS = [".line .number", ".sheet td.number", ".line .unit", ".sheet .unit"]
+
+
+def read_contrasts(look: Callable[..., Page], selectors: Sequence[str], dark: bool) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for run in (training(), everything(), of_ranks(), tree_of(SMALL)):
+        page = look(run, dark=dark)
+        button(page, "Open all").click()
+        page.get_by_label("self as blocks").check()
+        page.mouse.move(0, 0)
+        for selector, contrast in page.evaluate(CONTRASTS, selectors).items():
+            found[selector] = min(found.get(selector, 21.0), contrast)
+    return found
+
+
+@pytest.mark.parametrize("dark", LIGHT_AND_DARK)
+def test_texts_stand_out(dark: bool, look: Callable[..., Page]) -> None:
+    found = read_contrasts(look, TEXTS, dark)
+    assert set(TEXTS) - set(found) <= {".advice"}
+    assert {selector: contrast for selector, contrast in found.items() if contrast < 4.5} == {}
+
+
+@pytest.mark.parametrize("dark", LIGHT_AND_DARK)
+def test_figures_stand_out_on_their_bars(dark: bool, look: Callable[..., Page]) -> None:
+    found = read_contrasts(look, ON_BARS, dark)
+    assert set(found) == set(ON_BARS)
+    assert {selector: contrast for selector, contrast in found.items() if contrast < 4.5} == {}
+
+
+def test_columns_stand_under_their_headings(look: Callable[..., Page]) -> None:
+    page = look(tree_of({"Net": 10, "Net." + "x" * 300: 20, "Net.short": 30}))
+    places = page.evaluate("""() => [...document.querySelectorAll(".treetable .line")].map((line) =>
+        [...line.querySelectorAll(".cell")].slice(1).map((cell) => Math.round(cell.getBoundingClientRect().right)))""")
+    assert len(places) == 4
+    assert all(line == places[0] for line in places)
+
+
+def test_units_stand_in_line(look: Callable[..., Page]) -> None:
+    page = look(training())
+    ends = page.evaluate("""() => [...document.querySelectorAll(".lines .line")].map((line) =>
+        [...line.querySelectorAll(".number .unit")].map((unit) => Math.round(unit.getBoundingClientRect().left)))""")
+    assert len(ends) > 5 and all(line == ends[0] for line in ends)
+
+
+def test_every_control_has_a_name_and_a_role(look: Callable[..., Page]) -> None:
+    page = look(everything(), beside={"other": training()})
+    session = page.context.new_cdp_session(page)
+    nodes = session.send("Accessibility.getFullAXTree")["nodes"]
+    controls = {
+        "button",
+        "searchbox",
+        "textbox",
+        "combobox",
+        "checkbox",
+        "link",
+        "treegrid",
+        "columnheader",
+        "rowheader",
+        "img",
+        "navigation",
+    }
+    found = [
+        (node["role"]["value"], node.get("name", {}).get("value", ""))
+        for node in nodes
+        if "role" in node and not node.get("ignored")
+    ]
+    assert {role for role, _ in found} >= {
+        "button",
+        "searchbox",
+        "combobox",
+        "checkbox",
+        "treegrid",
+        "columnheader",
+        "rowheader",
+    }
+    corner = ("columnheader", "")  # above the names of the figures of a layer
+    assert [one for one in found if one[0] in controls and not one[1].strip() and one != corner] == []
+
+
+def test_roles_of_the_table_agree(look: Callable[..., Page]) -> None:
+    page = look(training())
+    button(page, "Open all").click()
+    grid = page.evaluate("""() => {
+        const grid = document.querySelector("[role=treegrid]");
+        const rows = [...grid.querySelectorAll("[role=row]")].map((row) => ({
+          index: row.getAttribute("aria-rowindex"), level: row.getAttribute("aria-level"),
+          roles: [...row.querySelectorAll("[role]")].map((one) => one.getAttribute("role")),
+        }));
+        return { count: Number(grid.getAttribute("aria-rowcount")), rows };
+    }""")
+    first, *rows = grid["rows"]
+    assert set(first["roles"]) == {"columnheader"}
+    columns = len(first["roles"])
+    assert {tuple(row_["roles"]) for row_ in rows} == {("rowheader", *["gridcell"] * (columns - 1))}
+    levels = [row_["level"] for row_ in rows if row_["level"]]
+    assert levels[0] == "1" and "4" in levels
+    assert len({row_["index"] for row_ in rows}) == len(rows) <= grid["count"]
+
+
+def test_focus_is_seen(look: Callable[..., Page]) -> None:
+    page = look(everything())
+    seen = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        tag, width, style = page.evaluate("""() => {
+            const at = document.activeElement;
+            const { outlineWidth, outlineStyle } = getComputedStyle(at);
+            return [at === document.body ? "" : at.className || at.textContent, parseFloat(outlineWidth), outlineStyle];
+        }""")
+        if tag:
+            seen.add(tag)
+            assert width >= 2 and style == "solid", tag
+    assert {"icicle", "treetable", "theme"} <= seen
+
+
+# Two runs compared
+
+
+def compared() -> tuple[Run, Run]:
+    """Layers that became slower and faster, that came and went, and one that stayed as it was."""
+    both = {"Net": 100, "Net.same": 1000}
+    before = {
+        **both,
+        "Net.slower": 1000,
+        "Net.faster": 4000,
+        "Net.a_bit_more": 1000,
+        "Net.a_bit_less": 1000,
+        "Net.gone": 500,
+    }
+    after = {
+        **both,
+        "Net.slower": 3000,
+        "Net.faster": 1000,
+        "Net.a_bit_more": 1500,
+        "Net.a_bit_less": 650,
+        "Net.new": 800,
+    }
+    later = tree_of(after)
+    layers = tuple(replace(layer, kind="Linear") if layer.path[-1] == "new" else layer for layer in later.layers)
+    return tree_of(before), replace(later, layers=layers, rows=replace(later.rows, layers=layers))
+
+
+@pytest.mark.parametrize("dark", LIGHT_AND_DARK)
+def test_page_of_a_comparison(dark: bool, look: Callable[..., Page]) -> None:
+    before, after = compared()
+    text = torchprof.compare(before, after).report("html")
+    page = look(text, dark=dark)
+    names = [line["name"] for line in table(page)]
+    assert set(names) == {"Net", "same", "slower", "faster", "a_bit_more", "a_bit_less", "gone", "new"}
+    changes = page.eval_on_selector_all(
+        ".block[data-change]", "all => all.map((one) => [one.textContent, one.dataset.change])"
+    )
+    assert dict(changes)["slower"] == "more" and dict(changes)["faster"] == "less" and dict(changes)["same"] == "same"
+    for name in ("slower", "gone", "new"):
+        page.locator(".lines .line", has_text=name).first.locator(".number").first.click()
+        assert chosen(page).endswith(name)
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    narrow = look(text, width=400, dark=dark)
+    assert narrow.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+@pytest.mark.parametrize("dark", LIGHT_AND_DARK)
+def test_texts_of_a_comparison_stand_out(dark: bool, look: Callable[..., Page]) -> None:
+    before, after = compared()
+    page = look(torchprof.compare(before, after).report("html"), dark=dark)
+    found = page.evaluate(CONTRASTS, [".block[data-change]", ".legend", ".line .cell"])
+    assert {selector: contrast for selector, contrast in found.items() if contrast < 4.5} == {}
+
+
+class Grown(nn.Module):
+    """As ``Net``, with one layer under a new name, one more, and one that is wider."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+        self.trunk = Holder(nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU()))
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 50)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.trunk(self.stem(x)).mean((2, 3))))
+
+
+def change_of(how: str, change: Any, quantity: Any) -> list[str]:
+    """The cells of a quantity, as the page has them: blank where the layer was not there."""
+    known = [change.figure(side).text(quantity.text) for side in (0, 1)]
+    known.append(UNKNOWN if change.difference is None else quantity.text(change.difference))
+    if change.difference is not None and change.difference > 0:
+        known[2] = f"+{known[2]}"
+    if how == "added":
+        return ["", known[1], known[2], "", ""]
+    if how == "removed":
+        return [known[0], "", known[2], "", ""]
+    return [*known, UNKNOWN if change.ratio is None else f"{change.ratio:.2f}×", change.verdict]
+
+
+def test_figures_of_a_comparison_are_the_diffs(look: Callable[..., Page]) -> None:
+    """Two steps before and three after: all figures are for one call of the model."""
+    x = torch.rand(2, 3, 8, 8)
+    diff = torchprof.compare(trained(Net(), x, steps=2), trained(Grown(), x, steps=3))
+    assert diff.unit == "call" and {pair.how for pair in diff.walk()} >= {"same", "added", "removed", "renamed"}
+    page = look(diff.report("html"))
+    expected = {".".join(pair.path): pair for pair in diff.walk() if pair.is_layer}
+    measures = {"CPU time": "CPU total", "CPU memory allocated": "CPU Mem", "MACs": "MACs", "FLOPs": "FLOPs"}
+    compared = 0
+    for measure, name in measures.items():
+        page.get_by_role("group", name="Width").get_by_role("button", name=measure, exact=True).click()
+        for lead, phase in (("", "forward"), ("Backward ", "backward")):
+            page.get_by_role("group", name="Phase").get_by_role("button", name=phase, exact=True).click()
+            columns = headings_shown(page)
+            for line in table(page):
+                pair = expected.get(line["path"])
+                for quantity in diff.quantities if pair else ():
+                    if quantity.heading in (f"{lead}{name}", f"{lead}Self {name}"):
+                        at = columns.index(f"{quantity.heading}, before") - 1
+                        assert line["cells"][at : at + 5] == change_of(pair.how, pair.changes[quantity.key], quantity)
+                        compared += 1
+    assert compared > 100
+    for panel in panels(page, every=False):
+        if panel["path"] in expected and expected[panel["path"]].how == "renamed":
+            assert (
+                "was renamed: it was Grown.body." in panel["text"] or "was renamed: it was Net.body." in panel["text"]
+            )
+
+
+def headings_shown(page: Page) -> list[str]:
+    return page.eval_on_selector_all(".head .cell", "all => all.map((one) => one.textContent)")
+
+
+def test_peaks_of_a_layer_are_the_runs(look: Callable[..., Page]) -> None:
+    run = training()
+    page = look(run)
+    peaks = {(key.layer, key.phase): spread.max for key, spread in run.samples.items() if key.measure == "peak_bytes"}
+    assert peaks
+    for panel in panels(page, every=False):
+        for index, layer in enumerate(run.layers):
+            if layer.name == panel["path"] and (index, "forward") in peaks:
+                assert f"Peak on cpu{format_memory(peaks[index, 'forward'])}" in panel["text"]
+
+
+class Inside(nn.Module):
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        for name in names:
+            self.add_module(name, nn.Sequential(nn.Linear(64, 64), nn.Tanh()) if name == "big" else nn.Linear(64, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.children():
+            x = layer(x)
+        return x
+
+
+class Parts(nn.Module):
+    def __init__(self, first: Inside, second: Inside) -> None:
+        super().__init__()
+        self.enc, self.dec = first, second
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dec(self.enc(x))
+
+
+def test_a_layer_that_moved_stands_in_both_places(look: Callable[..., Page]) -> None:
+    """So that the layers that it left, and came to, have their own figures in each run."""
+    x = torch.rand(8, 64)
+    before = trained(Parts(Inside("a", "big"), Inside("b")), x)
+    after = trained(Parts(Inside("a"), Inside("b", "big")), x)
+    diff = torchprof.compare(before, after)
+    assert {pair.how for pair in diff.walk()} == {"same", "moved"}
+    page = look(diff.report("html"))
+    page.get_by_role("group", name="Width").get_by_role("button", name="FLOPs", exact=True).click()
+    page.get_by_role("group", name="Phase").get_by_role("button", name="forward", exact=True).click()
+    colours = dict(
+        page.eval_on_selector_all(".block[data-change]", "all => all.map((o) => [o.textContent, o.dataset.change])")
+    )
+    assert colours["enc"] == "less" and colours["dec"] == "more" and colours["a"] == "same"
+    for name, run in (("before", before), ("after", after)):
+        page.get_by_label("Run").select_option(name)
+        for node in run.tree("forward").walk():
+            path = ".".join(node.layer.path)
+            blocks = page.locator(".icicle .block", has_text=re.compile(f"^{node.layer.path[-1]}$"))
+            if blocks.count() == 1:
+                blocks.hover()
+                assert (
+                    page.locator(".status").inner_text().startswith(f"{path}: FLOPs {format_count(node.total.flops)},")
+                )
+    texts = {panel["path"]: panel["text"] for panel in panels(page, every=False) if panel["path"]}
+    assert "This layer was moved: it was Parts.enc.big." in texts["Parts.dec.big"]
+    assert "This layer was here before: it is Parts.dec.big now." in texts["Parts.enc.big"]
+
+
+def test_calls_that_differ_have_no_place_in_the_roofline() -> None:
+    """The bytes are those of the first call: where others had other shapes, no call had that intensity."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8))
+    same = profiled(model, lambda: [model(torch.rand(32, 64)) for _ in range(4)], with_flops=True)
+    other = profiled(model, lambda: [model(torch.rand(size, 64)) for size in (32, 32, 32, 16)], with_flops=True)
+    assert None not in page_data([Take("this run", same)])["takes"][0]["traffic"]
+    assert page_data([Take("this run", other)])["takes"][0]["traffic"] == [None] * 3
+
+
+def test_the_keyboard_stays_where_it_was(look: Callable[..., Page]) -> None:
+    page = look(training())
+    for role, name in (("group", "backward"), ("columnheader", "FLOPs"), ("columnheader", "Calls")):
+        found = page.get_by_role(role).get_by_role("button", name=name, exact=True)
+        target = (found if found.count() else page.get_by_role(role, name=name, exact=True)).first
+        target.focus()
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.textContent") == name
+
+
+def test_operators_stay_as_they_were_sorted(look: Callable[..., Page]) -> None:
+    page = look(training())
+    sorted_by = "#operators th[aria-sort=descending]"
+    page.locator("#operators").get_by_role("button", name="Calls", exact=True).click()
+    before = page.locator("#operators tbody").inner_text()
+    page.locator(".icicle .block").nth(2).click()
+    assert page.locator(sorted_by).inner_text().startswith("Calls")
+    assert page.locator("#operators tbody").inner_text() == before
+
+
+def test_a_removed_layer_has_not_the_advice_of_its_namesake(look: Callable[..., Page]) -> None:
+    """The items of a list that a layer was put in: behind it they have other numbers."""
+    torch.manual_seed(0)
+    x = torch.rand(8, 16)
+    before = trained(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)), x)
+    after = trained(nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 4)), x)
+    page = look(torchprof.compare(before, after).report("html"))
+    lines = table(page)
+    assert len({line["path"] for line in lines}) == len(lines)
+    assert sum(line["path"].endswith("(before)") for line in lines) == 1
+
+
+@pytest.mark.parametrize("beside", [3, [SMALL], {"other": 3}], ids=["number", "list", "no run"])
+def test_what_stands_beside_has_to_be_runs_by_name(beside: Any) -> None:
+    with pytest.raises(TorchprofError, match=r"beside="):
+        tree_of(SMALL).report("html", beside=beside)
+
+
+def test_tied_parameters_count_elsewhere_so_bytes_are_unknown() -> None:
+    """A head that shares the embedding's weight reads it, too; its own parameters are none."""
+    embed, head = nn.Embedding(50, 16), nn.Linear(16, 50, bias=False)
+    head.weight = embed.weight
+    model = nn.Sequential(embed, nn.Linear(16, 16), head)
+    run = profiled(model, lambda: model(torch.randint(50, (4, 7))), with_flops=True)
+    assert [layer.tied for layer in run.layers] == [False, False, False, True]
+    assert [traffic_bytes(layer) for layer in run.layers[2:]] == [4 * (16 * 16 + 16 + 2 * 4 * 7 * 16), None]
+
+
+# The ranks of a job
+
+
+def job(size: int, **options: Any) -> Run:
+    """Net.a takes 20 ms in forward and 10 in backward, on rank 1 twice that; only even ranks have Net.b.0: 1 ms."""
+    own = {
+        ("Net.a", FORWARD): {rank: [40_000_000 if rank == 1 else 20_000_000] * 5 for rank in range(size)},
+        ("Net.a", BACKWARD): {rank: [20_000_000 if rank == 1 else 10_000_000] * 5 for rank in range(size)},
+        ("Net.b.0", FORWARD): {rank: [1_000_000] * 5 for rank in range(0, size, 2)},
+    }
+    waits = {rank: [1_000 if rank == 1 else 9_000] * 5 for rank in range(size)}
+    return run_of_ranks(
+        own,
+        {("Net.a", BACKWARD, "all_reduce", everybody(size)): waits},
+        ranks_of={"Net.b.0": tuple(range(0, size, 2))},
+        flops={("Net.a", phase, rank): 1_000 + rank for rank in range(size) for phase in (FORWARD, BACKWARD)},
+        **options,
+    )
+
+
+def heat_of(page: Page) -> dict[str, list[str]]:
+    """What the cells of the map of ranks say, by layer, after the median: the texts, or their titles without one."""
+    read = """() => Object.fromEntries([...document.querySelectorAll(".heat tbody tr")].map((row) => [
+        row.querySelector("th").innerText,
+        [...row.querySelectorAll("td")].map((cell) => cell.innerText || cell.title)]))"""
+    found: dict[str, list[str]] = page.evaluate(read)
+    return found
+
+
+def test_ranks_are_compared(look: Callable[..., Page]) -> None:
+    """The median of 30 ms on three ranks and 60 on one is 30; Net has 31 on ranks 0 and 2, 60 on 1 and 30 on 3."""
+    page = look(job(4, world_size=5))
+    section = page.locator("#ranks")
+    said = section.locator("p").first.inner_text()
+    assert said.startswith(
+        "4 ranks. Rank 4 of 5 is missing: it is not in this run. Rank 1 is the slow one: its own work takes"
+    )
+    assert said == job(4, world_size=5).report("ranks").split("\n\n")[0]
+    assert [cells.split("\t") for cells in section.locator(".sheet tr").all_inner_texts()] == [
+        ["Rank", "Steps", "Own work a step", "Median", "Slowest", "Waiting a step", "Last to come"],
+        ["1", "5", "60.000ms", "60.000ms", "5 of 5", "0.000us", "5 of 5"],
+        ["0", "5", "31.000ms", "31.000ms", "0 of 5", "8.000us", "0 of 5"],
+        ["2", "5", "31.000ms", "31.000ms", "0 of 5", "8.000us", "0 of 5"],
+        ["3", "5", "30.000ms", "30.000ms", "0 of 5", "8.000us", "0 of 5"],
+    ]
+    assert heat_of(page) == {
+        "Net": ["31.000ms", "1.00", "1.94", "1.00", "0.97"],
+        "Net.a": ["30.000ms", "1.00", "2.00", "1.00", "1.00"],
+        "Net.b": ["500.000us", "2.00", "0.00", "2.00", "0.00"],
+        "Net.b.0": [
+            "1.000ms",
+            "1.00",
+            "Net.b.0 is not on rank 1",
+            "1.00",
+            "Net.b.0 is not on rank 3",
+        ],
+    }
+    assert "Figures are sums over 4 ranks, unless one is chosen" in page.inner_text("header")
+
+
+def test_the_map_of_ranks_follows_the_phase_and_leads_to_layers(look: Callable[..., Page]) -> None:
+    page = look(job(4))
+    button(page, "backward").click()
+    assert heat_of(page) == {
+        "Net": ["10.000ms", "1.00", "2.00", "1.00", "1.00"],
+        "Net.a": ["10.000ms", "1.00", "2.00", "1.00", "1.00"],
+    }
+    cell = page.locator(".heat tr", has_text="Net.a").locator("td").nth(2)
+    assert cell.get_attribute("title") == "Net.a, rank 1: 20.000ms, 2.00× the median 10.000ms"
+    page.locator(".heat").get_by_role("button", name="Net.a", exact=True).click()
+    assert page.inner_text(".panel h2") == "Net.a"
+
+
+def test_many_ranks_are_summed_and_share_columns(look: Callable[..., Page]) -> None:
+    """130 ranks: three in a column. The page holds one row where the run has one for each rank."""
+    run = job(130)
+    page = look(run)
+    assert page.locator("select.source").count() == 0
+    assert page.locator(".heat thead th").count() == 2 + 44
+    first = heat_of(page)["Net.a"][1]
+    assert first == "Net.a, rank 1: 60.000ms, 2.00× the median 30.000ms"
+    assert "A column is of up to 3 ranks" in page.inner_text("#ranks")
+    data = page_data([Take("this run", run)])
+    assert data["rows"]["flops"] == [sum(1_000 + rank for rank in range(130))] * 2  # forward and backward
+    assert "Figures are sums over 130 ranks; " in page.inner_text("header")
+
+
+def test_sums_of_ranks_keep_every_figure() -> None:
+    run = of_ranks()
+    summed = sum_of_ranks(run)
+    assert [meta.rank for meta in summed.metas] == [0]
+    assert {row.rank for row in summed.rows} == {0}
+    for phase in run.phases():
+        assert [node.total for node in summed.tree(phase).walk()] == [node.total for node in run.tree(phase).walk()]
+        assert summed.ops(phase) == run.ops(phase)
+    (spread,) = summed.samples.values()
+    assert (spread.count, spread.sum) == (10, sum(one.sum for one in run.samples.values()))
+    memory = (Memory("cuda:0", 0, 500), Memory("cuda:1", 3, 900), Memory("cpu", 0, 7))
+    kept = sum_of_ranks(replace(run, memory=memory)).memory
+    assert [(one.device, one.rank, one.peak_bytes) for one in kept] == [
+        ("cpu of rank 0", 0, 7),
+        ("cuda:1 of rank 3", 0, 900),
+    ]
+
+
+def test_one_rank_has_no_section_of_ranks(look: Callable[..., Page]) -> None:
+    page = look(training())
+    assert page.locator("#ranks").count() == 0
+    assert "sums over" not in page.inner_text("header")
+    assert look(of_ranks(), beside={"other": training()}).locator("#ranks").count() == 0
+
+
+@pytest.mark.parametrize("size", [2, 40])
+@pytest.mark.parametrize("dark", LIGHT_AND_DARK)
+@pytest.mark.parametrize("width", WIDE_AND_NARROW)
+def test_the_map_of_ranks_is_read(size: int, width: int, dark: bool, look: Callable[..., Page]) -> None:
+    page = look(job(size), width=width, dark=dark)
+    assert page.evaluate("() => document.documentElement.scrollWidth <= window.innerWidth")
+    found = page.evaluate(CONTRASTS, [".heat td", ".heat th", ".heat th button", "#ranks figcaption", "#ranks p"])
+    assert {".heat td", ".heat th", ".heat th button"} <= set(found)
+    assert {selector: contrast for selector, contrast in found.items() if contrast < 4.5} == {}

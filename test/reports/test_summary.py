@@ -1,0 +1,410 @@
+"""The summary: layers with shapes, and the model's figures, each against what it says it is."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from build.models import Mlp, Several, Tied
+from torch import nn
+
+import torchprof
+from examples.models import LeNet5
+from torchprof.run.cost import format_count
+from torchprof.run.layers import Layer
+from torchprof.run.meta import Meta, Peak
+from torchprof.run.rows import Rows
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.words import Frame, Signature
+
+
+def figures(run: Run, root: int = 0) -> dict[str, str]:
+    """The lines under one model's name."""
+    block = run.report("summary").split("\n\n")[1 + root].splitlines()
+    assert block[0] == run.roots[root].name
+    return dict(line.strip().split("  ", 1) for line in block[1:])
+
+
+def stripped(run: Run, root: int = 0) -> dict[str, str]:
+    return {name: value.strip() for name, value in figures(run, root).items()}
+
+
+def cells(run: Run, **options: Any) -> list[list[str]]:
+    table = run.report("summary", **options).split("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.split(" | ")] for line in table if not set(line) <= set("-| ")]
+
+
+def test_the_table_of_layers() -> None:
+    with torchprof.Profile(LeNet5(), with_flops=True) as prof:
+        prof(torch.rand(2, 1, 32, 32))
+    table = cells(prof.run)
+    assert table[0] == ["Module", "Type", "Depth", "Input shape", "Output shape", "Params", "MACs"]
+    assert table[1] == ["LeNet5", "LeNet5", "0", "[2, 1, 32, 32]", "[2, 10]", "61.71 K", "833.04 K"]
+    assert table[3] == ["│├── 0", "Conv2d", "2", "[2, 1, 32, 32]", "[2, 6, 28, 28]", "156", "235.20 K"]
+    assert [row[0] for row in cells(prof.run, depth=1)[1:]] == ["LeNet5", "├── features", "└── classifier"]
+    assert "<table>" in prof.run.report("summary", tablefmt="html")
+
+
+def test_the_figures_of_a_model() -> None:
+    model = LeNet5().eval()
+    x = torch.rand(2, 1, 32, 32)
+    with torch.no_grad():
+        model(x)
+        with torchprof.Profile(model, with_flops=True, profile_memory=True) as prof:
+            model(x)
+            model(x)
+    found = stripped(prof.run)
+    assert found["Params"] == found["Trainable params"] == "61.71 K"
+    assert found["Model size"] == f"{61_706 * 4 / 1024:.2f} KB (float32 {61_706 * 4 / 1024:.2f} KB)"
+    assert found["Buffers"] == "0 B"
+    assert found["MACs"] == "833.04 K"  # 2 · 416,520: of one call, not of the two
+    total = prof.run.tree("forward").total
+    assert found["FLOPs"] == f"{total.flops / 2 / 1e6:.2f} M"
+    (spread,) = [spread for key, spread in prof.run.samples.items() if key.layer == 0 and key.measure == "cpu_ns"]
+    assert found["Throughput"] == f"{2 / spread.median * 1e9:,.2f} samples/s (2, the first size of the first input)"
+    assert found["FLOP/s (mean)"] == format_count(total.flops / total.cpu_ns * 1e9)
+    # Outputs of the layers without children: 2 of 4,704, 1,176; of 1,600, 400; of 120; 120; 84; 84 and 10 numbers.
+    numbers = 2 * (2 * 4_704 + 1_176 + 2 * 1_600 + 400 + 2 * 120 + 2 * 84 + 10)
+    assert found["Activations"] == f"{numbers * 4 / 1024:.2f} KB"
+    (memory,) = prof.run.memory
+    assert memory.device == "cpu"
+    assert found["Peak memory above start"] == f"{memory.peak_bytes / 1024:.2f} KB on cpu"
+
+
+def peaks(run: Run) -> dict[str, int]:
+    """By how much the memory of each device rose at most."""
+    return {memory.device: memory.peak_bytes for memory in run.memory}
+
+
+def test_the_peak_of_a_chain_by_hand() -> None:
+    """Each layer's output is made while its input is alive, and both are 1 MB; the convolution is not: no workspace."""
+    model = nn.Sequential(*(nn.ReLU() for _ in range(5)))
+    x = torch.rand(2**18)
+    with torch.no_grad(), torchprof.Profile(model, profile_memory=True) as prof:
+        model(x)
+    assert peaks(prof.run) == {"cpu": 2 * 2**20}
+    with torchprof.Profile(model, profile_memory=True) as prof:
+        model(x.requires_grad_())
+    assert peaks(prof.run) == {"cpu": 5 * 2**20}
+
+
+def test_what_was_not_recorded_is_unknown() -> None:
+    with torchprof.Profile(Mlp()) as prof:
+        prof(torch.rand(3, 4))
+    found = stripped(prof.run)
+    assert found["MACs"] == found["FLOPs"] == found["FLOP/s (mean)"] == found["Share of peak"] == "–"
+    assert found["Peak memory above start"] == "–"
+    assert found["Throughput"] != "–"
+    found = stripped(torchprof.flops(Mlp(), torch.rand(3, 4)))
+    assert found["Latency (median)"] == found["Throughput"] == found["FLOP/s (mean)"] == "–"
+    assert found["MACs"] == "144"
+    assert found["Backward FLOPs"] != "–"
+
+
+def test_a_layer_that_was_never_called() -> None:
+    model = nn.ModuleDict({"used": nn.Linear(4, 4), "idle": nn.Linear(4, 4)})
+    with torchprof.Profile(model, with_flops=True) as prof:
+        model["used"](torch.rand(2, 4))
+    rows = {row[0]: row for row in cells(prof.run)}
+    assert rows["└── idle"][3:] == ["", "", "20", "–"]
+    assert stripped(prof.run)["MACs"] == "–"  # for one call of the model, of which there was none
+
+
+def test_shared_and_repeated_layers() -> None:
+    with torchprof.Profile(Tied(), with_flops=True) as prof:
+        prof(torch.rand(2, 4))
+    assert stripped(prof.run)["Params"] == "20"
+    with torchprof.Profile(Several(), with_flops=True) as prof:
+        prof(torch.rand(2, 4))
+    assert stripped(prof.run)["Activations"] == f"{(3 + 1) * 2 * 4 * 4} B"
+
+
+def test_types_of_parameters_and_buffers() -> None:
+    model = nn.Sequential(nn.Linear(4, 4).bfloat16(), nn.BatchNorm1d(4))
+    model[1].weight.requires_grad_(False)
+    run = torchprof.flops(nn.Sequential(nn.BatchNorm1d(4)), torch.rand(2, 4))
+    with torchprof.Profile(model, with_flops=True) as prof:
+        pass
+    found = stripped(prof.run)
+    assert found["Params"] == "28"
+    assert found["Trainable params"] == "24"
+    assert found["Model size"] == "72 B (bfloat16 40 B, float32 32 B)"
+    assert found["Buffers"] == f"{4 * 4 + 4 * 4 + 8} B"
+    assert stripped(run)["Buffers"] == f"{4 * 4 + 4 * 4 + 8} B"
+
+
+def test_direct_parameters_of_a_container_count() -> None:
+    class Container(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token = nn.Parameter(torch.rand(7))
+            self.fc = nn.Linear(4, 4)
+
+    run_params = torchprof.Profile(Container(), with_flops=True)
+    with run_params as prof:
+        pass
+    assert stripped(prof.run)["Params"] == "27"
+
+
+def test_lazy_parameters_are_unknown() -> None:
+    with torchprof.Profile(nn.Sequential(nn.LazyLinear(4)), with_flops=True) as prof:
+        pass
+    found = stripped(prof.run)
+    assert found["Params"] == found["Trainable params"] == found["Model size"] == "–"
+
+
+SIGNATURE = Signature(((5, 2), (2, 1)), ("float", "float"))
+
+
+def made(**meta: Any) -> Run:
+    """One layer with two calls of 2 ms and 4 ms: 8 MACs and 20 FLOPs in all, on whatever device."""
+    layer = Layer(("Net",), "Net", 3, 3, 12, (("float32", 12),), input_shapes=((5, 2),), output_shapes=((5, 1),))
+    calls = {**dict.fromkeys(Rows.COLUMNS, 0), "calls": 2}
+    work = {
+        **dict.fromkeys(Rows.COLUMNS, 0),
+        "frames": 1,
+        "calls": 2,
+        "cpu_ns": 6_000_000,
+        "device_ns": 1_000_000,
+        "macs": 8,
+        "flops": 20,
+        **meta.pop("work", {}),
+    }
+    columns = {name: array("q", [calls[name], work[name]]) for name in Rows.COLUMNS}
+    samples = {SampleKey(0, "forward", 0, "cpu", "cpu_ns"): Spread.of([(0, 2_000_000), (1, 4_000_000)])}
+    fields = {"requested": ("cpu_ns", "macs", "flops", "uncounted"), **meta}
+    fields.setdefault("measured", fields["requested"])
+    rows = Rows((layer,), ((), (Frame("op", "x", SIGNATURE),)), ("cpu",), columns)
+    return Run((Meta(("Net",), **fields),), (layer,), rows, samples)
+
+
+PEAKS = (
+    Peak("cpu", "float32", 1, 1.0, 1.0),
+    Peak("cpu", "bfloat16", 4, 2.0, 1.0),
+    Peak("cpu", "float32", 4, 10_000.0, 1.0),
+    Peak("cuda:0", "float32", 0, 50_000.0, 1.0),
+)
+
+
+def test_figures_by_hand() -> None:
+    found = stripped(made(peaks=PEAKS))
+    assert found["MACs"] == "4"
+    assert found["FLOPs"] == "10"
+    assert found["Latency (median)"] == "3.000ms"
+    assert found["Throughput"] == "1,666.67 samples/s (5, the first size of the first input)"
+    assert found["FLOP/s (mean)"] == "3.33 K"
+    assert found["Share of peak"] == "33.3% of 10.00 K FLOP/s (float32 product on cpu, 4 threads)"
+    assert stripped(made())["Share of peak"] == "–"
+
+
+def test_figures_of_a_device() -> None:
+    """Nothing waits for the device inside a profile: how long a call took is unknown, how busy it was is not."""
+    fields = ("cpu_ns", "device_ns", "macs", "flops", "uncounted")
+    found = stripped(made(device="cuda", requested=fields, peaks=PEAKS))
+    assert found["Latency (median)"] == found["Throughput"] == "–"
+    assert found["FLOP/s (mean)"] == "20.00 K"
+    assert found["Share of peak"] == "40.0% of 50.00 K FLOP/s (float32 product on cuda:0)"
+    missing = made(device="cuda", requested=fields, measured=("cpu_ns", "macs", "flops", "uncounted"), peaks=PEAKS)
+    assert stripped(missing)["Latency (median)"] == "–"
+
+
+# Calls on several shapes
+
+
+def of_batches(model: nn.Module, *sizes: int, **options: Any) -> Run:
+    """The run of some calls on batches of so many rows of 64 numbers."""
+    with torch.no_grad(), torchprof.Profile(model, **options) as prof:
+        for size in sizes:
+            model(torch.rand(size, 64))
+    return prof.run
+
+
+@pytest.mark.parametrize("options", [{"with_flops": True}, {"with_flops": True, "record_shapes": True}])
+def test_figures_of_mixed_shapes_do_not_stand_beside_one_shape(options: dict[str, bool]) -> None:
+    """128 rows once and one row 49 times: 4,096 MACs a row, (128 + 49) · 4,096 / 50 a call on average."""
+    run = of_batches(nn.Linear(64, 64), 128, *[1] * 49, **options)
+    (row,) = cells(run)[1:]
+    assert row[3:5] == ["first [128, 64]", "first [128, 64]"]
+    assert row[6] == f"mean {format_count(177 * 4096 / 50)}" == "mean 14.50 K"
+    found = stripped(run)
+    assert found["MACs"] == row[6]
+    assert found["Throughput"] == "–"
+    assert found["Latency (median)"].endswith(" (over calls of different shapes)")
+    assert 'Shapes vary over calls: "first"' in run.report("summary")
+    assert "that start-up" not in run.report("summary")
+
+
+def test_calls_on_one_shape_have_their_figures_beside_it() -> None:
+    run = of_batches(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), *[3] * 4, with_flops=True)
+    assert [row[3:5] for row in cells(run)[1:]] == [["[3, 64]", "[3, 64]"]] * 3
+    assert cells(run)[1][6] == format_count(3 * 4096)
+    assert "samples/s (3," in stripped(run)["Throughput"]
+    assert '"first"' not in run.report("summary") and '"mean"' not in run.report("summary")
+
+
+def test_a_layer_used_twice_on_two_shapes_varies_from_call_to_call_and_not_with_the_model() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act = nn.ReLU()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.act(self.act(x)[:1])
+
+    run = of_batches(Net(), 4, 4, record_shapes=True, with_flops=True)
+    model, act = cells(run)[1:]
+    assert (model[3], act[3]) == ("[4, 64]", "first [4, 64]")
+    assert (model[6], act[6]) == ("0", "0")
+    assert "samples/s (4," in stripped(run)["Throughput"]
+
+
+def test_a_batch_is_known_of_all_calls_without_recorded_shapes() -> None:
+    assert "samples/s (4," in stripped(of_batches(nn.Linear(64, 64), 4, 4))["Throughput"]
+    assert stripped(of_batches(nn.Linear(64, 64), 4, 4, 3))["Throughput"] == "–"
+    run = made()
+    assert stripped(run)["Throughput"] != "–"
+    rows = replace(run.rows, frames=((), (Frame("op", "x"),)))
+    assert stripped(replace(run, rows=rows))["Throughput"] == "–"  # of an old file nobody knows
+
+
+def test_what_could_be_recorded_besides_is_said() -> None:
+    model = nn.Linear(64, 64)
+    assert "Not recorded: MACs and FLOPs (with_flops=True, --flops) and memory (prof" in of_batches(model, 1).report(
+        "summary"
+    )
+    assert "Not recorded" not in of_batches(model, 1, with_flops=True, profile_memory=True).report("summary")
+    assert "Not recorded" not in torchprof.flops(model, torch.rand(1, 64)).report("summary")
+
+
+def test_lower_bounds_are_marked() -> None:
+    found = stripped(made(work={"uncounted": 1}, peaks=PEAKS))
+    assert found["MACs"] == "≥ 4"
+    assert found["FLOP/s (mean)"] == "≥ 3.33 K"
+    assert found["Share of peak"].startswith("≥ 33.3%")
+    found = stripped(made(work={"uncounted": 1, "macs": 0, "flops": 0}))
+    assert found["MACs"] == found["FLOPs"] == found["FLOP/s (mean)"] == "–"
+
+
+def test_two_models() -> None:
+    first, second = Mlp(), Mlp()
+    with torchprof.Profile([first, second], with_flops=True) as prof:
+        second(torch.rand(1, 4))
+    assert stripped(prof.run, 0)["MACs"] == "–"
+    assert stripped(prof.run, 1)["MACs"] == "48"
+
+
+def test_the_command_line_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from torchprof.cli import main
+
+    path = tmp_path / "run.json"
+    assert main(["flops", "examples/models.py:LeNet5", "--input", "1,1,32,32", "--summary", "-o", str(path)]) == 0
+    assert "\n  MACs                     416.52 K\n" in capsys.readouterr().out
+    assert json.loads(path.read_text())["schema"] == 8
+    assert main(["show", str(path), "--summary", "--depth", "0"]) == 0
+    assert "Backward" not in capsys.readouterr().out
+
+
+def test_bad_options() -> None:
+    with pytest.raises(torchprof.TorchprofError, match="depth is a number of levels"):
+        made().report("summary", depth=-1)
+    with pytest.raises(torchprof.TorchprofError, match="tabulate has no format"):
+        made().report("summary", tablefmt="nonsense")
+
+
+def summed(*sizes: int) -> str:
+    return f"{4 * sum(sizes)} B"
+
+
+def test_activations_are_of_the_innermost_layers_that_were_called() -> None:
+    attention = nn.MultiheadAttention(4, 2, batch_first=True)  # never calls the projection that it holds
+    x = torch.rand(2, 3, 4)
+    with torchprof.Profile(attention, with_flops=True) as prof:
+        attention(x, x, x)
+    assert stripped(prof.run)["Activations"] == summed(2 * 3 * 4, 2 * 3 * 3)
+    encoder = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), nn.Linear(4, 1)).eval()
+    with torch.no_grad(), torchprof.Profile(encoder, with_flops=True) as prof:
+        encoder(x)  # the fused path, which calls nothing
+    assert stripped(prof.run)["Activations"] == summed(2 * 3 * 4, 2 * 3)
+
+
+def test_activations_of_calls_on_several_shapes_are_unknown() -> None:
+    class Cuts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.fc(x)[:1])
+
+    with torchprof.Profile(Cuts(), with_flops=True) as prof:
+        prof(torch.rand(100, 4))
+    assert stripped(prof.run)["Activations"] == "–"
+    with torchprof.Profile(Several()) as prof:  # without shapes nobody knows whether they were the same
+        prof(torch.rand(2, 4))
+    assert stripped(prof.run)["Activations"] == "–"
+
+
+def test_selected_layers_tell_nothing_of_the_model_as_a_whole() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    with torchprof.Profile(model, with_flops=True, paths=["2"]) as prof:
+        prof(torch.rand(2, 4))
+    found = stripped(prof.run)
+    unknown = ["MACs", "FLOPs", "Latency (median)", "Throughput", "FLOP/s (mean)", "Share of peak", "Activations"]
+    assert {found[name] for name in unknown} == {"–"}
+
+
+def test_what_has_no_batch_has_no_throughput() -> None:
+    with torchprof.Profile(nn.Linear(64, 8)) as prof:
+        prof(torch.rand(64))
+    assert stripped(prof.run)["Throughput"] == "–"
+
+
+def test_the_peak_is_that_of_the_type_that_did_the_work() -> None:
+    model, x = nn.Linear(64, 64), torch.rand(8, 64)
+    with torch.autocast("cpu", torch.bfloat16), torchprof.Profile(model, with_flops=True) as prof:
+        model(x)
+    peaks = (Peak("cpu", "float32", 2, 1e12, 1.0), Peak("cpu", "bfloat16", 2, 2e12, 1.0))
+    run = replace(prof.run, metas=(replace(prof.run.meta, peaks=peaks),))
+    assert "(bfloat16 product on cpu, 2 threads)" in stripped(run)["Share of peak"]
+    assert stripped(replace(run, metas=(replace(run.meta, peaks=peaks[:1]),)))["Share of peak"] == "–"
+
+
+def test_layers_whose_operators_tell_no_shapes() -> None:
+    """An embedding records none: of several calls it is known only where nothing else varied."""
+
+    class Looks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(10, 4)
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, *tokens: torch.Tensor) -> torch.Tensor:
+            return self.fc(sum(self.table(each).mean(0, keepdim=True) for each in tokens))
+
+    model, three, five = Looks(), torch.zeros(3, dtype=torch.long), torch.zeros(5, dtype=torch.long)
+    with torchprof.Profile(model, with_flops=True) as prof:
+        prof(three)
+        prof(three)
+    assert stripped(prof.run)["Activations"] == summed(3 * 4, 2)
+    with torchprof.Profile(model, with_flops=True) as prof:
+        prof(three, five)
+    assert stripped(prof.run)["Activations"] == "–"
+    with torchprof.Profile(model, with_flops=True) as prof:
+        prof(three)
+        prof(five)
+    assert stripped(prof.run)["Activations"] == "–"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_packed_parameters_are_unknown() -> None:
+    packed = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8)), {nn.Linear})
+    with torchprof.Profile(packed, with_flops=True) as prof:
+        prof(torch.rand(2, 8))
+    found = stripped(prof.run)
+    assert found["Params"] == found["Trainable params"] == found["Model size"] == found["MACs"] == "–"

@@ -1,0 +1,250 @@
+"""Where the time goes, and what is between operators: on runs made by hand, where every figure is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from build.hand_made import op, row
+
+from build import hand_made
+from torchprof import Run, TorchprofError
+from torchprof.attribute.events import Event, Kind, Site
+from torchprof.attribute.rule import Attribution
+from torchprof.measure.fold import fold
+from torchprof.reports.top import Where, parts_of, source_lines
+from torchprof.run.layers import Layer
+from torchprof.run.meta import Meta
+from torchprof.run.words import BETWEEN_OPS, FORWARD, NOT_SELECTED, OUTSIDE
+
+MS = 1_000_000
+THREAD = 1
+LAYERS = (
+    Layer(("Net",), "Net"),
+    Layer(("Net", "conv"), "Conv2d", dtype_bytes=(("float64", 800),)),
+    Layer(("Net", "fc"), "Linear", dtype_bytes=(("bfloat16", 2), ("float32", 400))),
+)
+SITES = {"net": Site((0,)), "conv": Site((1,)), "fc": Site((2,))}
+
+
+def event(kind: Kind, name: str, start_ms: float, end_ms: float = 0, **more: Any) -> Event:
+    start = round(start_ms * MS)
+    return Event(kind, name, start, round(end_ms * MS) or start, more.pop("thread", THREAD), **more)
+
+
+EVENTS = [
+    event(Kind.STEP, "", 0),
+    event(Kind.SAMPLE, "train.py:3 main", 1),
+    event(Kind.SAMPLE, "train.py:3 main", 2),
+    event(Kind.LABEL, "net", 10, 60),
+    event(Kind.LABEL, "conv", 12, 42),
+    event(Kind.OP, "aten::conv2d", 12, 40, sequence=1),
+    event(Kind.OP, "aten::slow_conv2d", 13, 38),
+    event(Kind.SAMPLE, "train.py:9 forward", 20),  # inside an operator: explained
+    event(Kind.USER_LABEL, "MASK", 44, 56),
+    event(Kind.OP, "aten::item", 44, 45),
+    event(Kind.SAMPLE, "net.py:7 forward", 47),
+    event(Kind.SAMPLE, "net.py:7 forward", 48),
+    event(Kind.SAMPLE, "net.py:8 forward", 49),
+    event(Kind.LABEL, "fc", 50, 55),
+    event(Kind.OP, "aten::linear", 50, 54, sequence=2),
+    event(Kind.SAMPLE, "net.py:5 forward", 58),
+    event(Kind.NODE, "evaluate: Addmm", 70, 77, sequence=2, forward_thread=THREAD),
+    event(Kind.OP, "aten::mm", 71, 75),
+    event(Kind.NODE, "evaluate: Conv", 80, 90, sequence=1, forward_thread=THREAD),
+    event(Kind.SAMPLE, "train.py:5 main", 95),
+]
+WALL_MS = 100
+# By hand, in ms: what each kind of work took by itself.
+PARTS = {
+    ("Net", FORWARD, "", BETWEEN_OPS): 50 - 30 - 12,
+    ("Net", FORWARD, "MASK", "aten::item"): 1,
+    ("Net", FORWARD, "MASK", BETWEEN_OPS): 12 - 1 - 5,
+    ("Net.conv", FORWARD, "", BETWEEN_OPS): 2,
+    ("Net.conv", FORWARD, "", "aten::conv2d"): 28 - 25,
+    ("Net.conv", FORWARD, "", "aten::slow_conv2d"): 25,
+    ("Net.fc", FORWARD, "", BETWEEN_OPS): 1,
+    ("Net.fc", FORWARD, "", "aten::linear"): 4,
+    ("Net.fc", "backward", "", "evaluate: Addmm"): 7 - 4,
+    ("Net.fc", "backward", "", "aten::mm"): 4,
+    ("Net.conv", "backward", "", "evaluate: Conv"): 10,
+    ("(outside)", FORWARD, "", BETWEEN_OPS): 100 - 50 - 7 - 10,
+}
+
+
+def run_of(events: list[Event], **meta: Any) -> Run:
+    attribution = Attribution(SITES, [layer.path for layer in LAYERS])
+    rows, samples, busy = fold(attribution.attribute(events), attribution.places.all, LAYERS)
+    fields: dict[str, Any] = {"wall_ns": WALL_MS * MS, "busy_ns": tuple(sorted(busy.items())), **meta}
+    return Run((Meta(("Net",), **fields),), LAYERS, rows, samples)
+
+
+@pytest.fixture
+def run() -> Run:
+    return run_of(EVENTS)
+
+
+def parts(run: Run, field: str = "cpu_ns") -> dict[tuple[str, str, str, str], float]:
+    found = {}
+    for (where, work), ns in parts_of(run, field).items():
+        name = run.layers[where.layer].name if where.layer >= 0 else "(outside)"
+        found[name, ("forward", "backward")[where.phase], where.label, work] = ns / MS
+    return found
+
+
+def test_the_parts_are_those_by_hand_and_add_up_to_all_recorded_time(run: Run) -> None:
+    assert parts(run) == PARTS
+    assert sum(parts(run).values()) == WALL_MS
+
+
+def test_work_on_other_threads_adds_to_all_time() -> None:
+    """Another thread worked for 10 ms while the first was in operators."""
+    more = event(Kind.OP, "aten::add", 15, 25, thread=2)
+    found = parts(run_of(sorted([*EVENTS, more], key=lambda one: one.start_ns)))
+    assert found == {**PARTS, ("(outside)", FORWARD, "", "aten::add"): 10}
+
+
+def test_what_another_thread_explains_is_not_between_operators() -> None:
+    """While the first thread waits in ``backward()`` for the thread that runs it, there is no gap to be explained."""
+    backward = [
+        event(Kind.STEP, "", 0),
+        event(Kind.OP, "aten::rand", 0, 20),
+        event(Kind.NODE, "evaluate: Addmm", 30, 90, thread=2),
+        event(Kind.SAMPLE, "train.py:5 main", 50),
+        event(Kind.SAMPLE, "train.py:6 main", 95),
+    ]
+    run = run_of(backward)
+    assert parts(run)["(outside)", FORWARD, "", BETWEEN_OPS] == 100 - 20 - 60
+    assert source_lines(run) == {Where(OUTSIDE, 0, ""): {"train.py:6 main": 1}}
+
+
+def test_source_lines_are_counted_where_no_operator_ran(run: Run) -> None:
+    assert source_lines(run) == {
+        Where(OUTSIDE, 0, ""): {"train.py:3 main": 2, "train.py:5 main": 1},
+        Where(0, 0, "MASK"): {"net.py:7 forward": 2, "net.py:8 forward": 1},
+        Where(0, 0, ""): {"net.py:5 forward": 1},
+    }
+
+
+def cells(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split(" | ")] for line in text.splitlines() if " | " in line]
+
+
+def test_the_largest_parts_come_first_and_name_layer_type_and_line(run: Run) -> None:
+    text = run.report("top", limit=5)
+    seen = "(between ops), at"
+    assert cells(text)[1:] == [
+        ["33.0%", "33.000ms", "(outside)", "", "forward", f"{seen} train.py:3 main (2 of 3 samples)"],
+        ["25.0%", "25.000ms", "Net.conv", "Conv2d, float64", "forward", "aten::slow_conv2d"],
+        ["10.0%", "10.000ms", "Net.conv", "Conv2d, float64", "backward", "evaluate: Conv"],
+        ["8.0%", "8.000ms", "Net", "Net", "forward", f"{seen} net.py:5 forward (1 of 1 samples)"],
+        ["6.0%", "6.000ms", "Net, MASK (label)", "Net", "forward", f"{seen} net.py:7 forward (2 of 3 samples)"],
+    ]
+    assert text.splitlines()[-1] == "Smaller parts are hidden: 7, together 18.0%."
+    assert "(between ops): no operator ran" in text
+
+
+def test_all_parts_and_none(run: Run) -> None:
+    everything = run.report("top", limit=len(PARTS))
+    assert len(cells(everything)) == 1 + len(PARTS) and "hidden" not in everything
+    assert ["4.0%", "4.000ms", "Net.fc", "Linear, bfloat16", "forward", "aten::linear"] in cells(everything)
+    only_hidden = run.report("top", limit=0)
+    assert len(cells(only_hidden)) == 1 and "hidden: 12, together 100.0%" in only_hidden
+    assert "(between ops)" not in only_hidden
+
+
+def test_doubts_stand_below(run: Run) -> None:
+    doubtful = replace(run, metas=(replace(run.meta, warnings=("One thing.", "Another.")),))
+    assert doubtful.report("top").endswith("\n\nOne thing.\nAnother.")
+
+
+def test_a_device_has_a_table_of_its_own_and_idle_time() -> None:
+    kernels = [
+        event(Kind.OP, "aten::copy", 20, 21, correlation=7),
+        *EVENTS[-1:],
+        event(Kind.KERNEL, "gemm_kernel", 30, 60, correlation=7, device="cuda:0"),
+        event(Kind.KERNEL, "copy_kernel", 50, 70, correlation=7, device="cuda:0"),
+    ]
+    run = run_of([EVENTS[0], *kernels], device="cuda", measured=("cpu_ns", "device_ns"))
+    assert parts(run, "device_ns") == {("(outside)", FORWARD, "", "aten::copy"): 50}
+    lines = run.report("top").splitlines()
+    assert lines[0] == "cuda:0 was idle for 60.000ms of 100.000ms (60.0%)."
+    device, cpu = (number for number, line in enumerate(lines) if line.startswith("Share"))
+    assert "CUDA time" in lines[device] and lines[device + 2].startswith("100.0% | 50.000ms")
+    assert "CPU time" in lines[cpu] and device < cpu
+
+
+def test_a_device_on_which_nothing_ran(run: Run) -> None:
+    idle = run_of(EVENTS, device="cuda", measured=("cpu_ns", "device_ns"))
+    assert idle.report("top") == "Nothing ran on CUDA.\n\n" + run.report("top")
+
+
+def test_what_is_between_operators_with_its_lines(run: Run) -> None:
+    text = run.report("between")
+    assert cells(text)[1:] == [
+        ["(outside)", "forward", "33.000ms", "33.0%", "3"],
+        ["train.py:3 main", "", "~22.000ms", "22.0%", "2"],
+        ["train.py:5 main", "", "~11.000ms", "11.0%", "1"],
+        ["Net", "forward", "8.000ms", "8.0%", "1"],
+        ["net.py:5 forward", "", "~8.000ms", "8.0%", "1"],
+        ["Net, MASK (label)", "forward", "6.000ms", "6.0%", "3"],
+        ["net.py:7 forward", "", "~4.000ms", "4.0%", "2"],
+        ["net.py:8 forward", "", "~2.000ms", "2.0%", "1"],
+        ["Net.conv", "forward", "2.000ms", "2.0%", "0"],
+        ["Net.fc", "forward", "1.000ms", "1.0%", "0"],
+    ]
+    assert "hidden" not in text
+
+
+def test_limits_of_layers_and_lines(run: Run) -> None:
+    text = run.report("between", limit=2, lines=1)
+    assert [row[0] for row in cells(text)[1:]] == ["(outside)", "train.py:3 main", "Net", "net.py:5 forward"]
+    assert text.endswith("\nLayers with less are hidden: 3.")
+    assert run.report("between", lines=0).count("\n") == run.report("between").count("\n") - 5
+
+
+def test_without_samples_lines_are_unknown() -> None:
+    run = run_of([one for one in EVENTS if one.kind is not Kind.SAMPLE])
+    assert parts(run) == PARTS
+    assert {row[-1] for row in cells(run.report("between"))[1:]} == {"–"}
+    assert "samples" not in run.report("top")
+
+
+@pytest.mark.parametrize(("uncounted", "heading"), [(0, "FLOPs"), (2, "Counted FLOPs")])
+def test_a_run_that_only_counted_has_a_table_of_flops(uncounted: int, heading: str) -> None:
+    counted = ("macs", "flops", "uncounted")
+    rows = [
+        row(1, op("aten::mm"), flops=6_000, macs=3_000),
+        row(2, op("aten::add"), flops=2_000, phase="backward"),
+        row(2, op("aten::odd"), uncounted=uncounted),
+    ]
+    run = hand_made.run_of(rows, requested=counted, measured=counted)
+    assert [[line[0], line[1], line[2], line[-1]] for line in cells(run.report("top"))] == [
+        ["Share", heading, "Layer", "In"],
+        ["75.0%", "6.00 K", "Net.a", "aten::mm"],
+        ["25.0%", "2.00 K", "Net.b", "aten::add"],
+    ]
+    nothing = hand_made.run_of(rows, requested=("cpu_allocated",), measured=("cpu_allocated",))
+    assert nothing.report("top") == "Neither times nor FLOPs were measured."
+
+
+def test_a_run_of_nothing() -> None:
+    run = run_of([], wall_ns=0)
+    assert parts_of(run, "cpu_ns") == {}
+    assert len(cells(run.report("top"))) == len(cells(run.report("between"))) == 1
+
+
+@pytest.mark.parametrize(
+    "name, option", [("top", {"limit": -1}), ("between", {"limit": -1}), ("between", {"lines": 1.5})]
+)
+def test_bad_options(run: Run, name: str, option: dict[str, Any]) -> None:
+    with pytest.raises(TorchprofError, match=next(iter(option))):
+        run.report(name, **option)
+    with pytest.raises(TorchprofError, match="tabulate has no format"):
+        run.report(name, tablefmt="grid?")
+    assert "|:" in run.report(name, tablefmt="github") or "|--" in run.report(name, tablefmt="github")
+
+
+def test_the_names_of_what_is_no_layer(run: Run) -> None:
+    assert Where(OUTSIDE, 0, "").name(run) == "(outside)" and Where(NOT_SELECTED, 0, "").name(run) == "(not selected)"

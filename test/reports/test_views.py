@@ -1,0 +1,436 @@
+"""Every view of a run shows the same rows with the same figures, the same – and the same ≥, on every kind of run.
+
+The terminal's table is held against calculations by hand; every other view against the terminal's table, cell by cell.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import unescape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from build.all_kinds import KINDS
+from build.browser import Tab, chromium, open_tab  # noqa: F401
+from build.hand_made import headings
+from test_html import READ_TABLE, button, choice
+
+import torchprof
+from torchprof import Run, compare
+from torchprof.analyze.records import table as records
+from torchprof.run.cost import AT_LEAST, UNKNOWN, format_count, format_memory, format_time
+from torchprof.run.words import FORWARD, PHASES
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+Rows = list[tuple[tuple[str, ...], list[str]]]
+"""For each row its name behind those of the rows above it, and its cells."""
+
+WRITE = {"ns": format_time, "bytes": format_memory}
+
+
+def rows_of(lines: Sequence[Sequence[str]]) -> Rows:
+    """From lines of a table, the name with the lines of the tree before it."""
+    found: Rows = []
+    way: list[str] = []
+    for name, *figures in lines:
+        branch = re.match(r"[│├└─ \u00a0]*", name)
+        assert branch is not None
+        depth = len(branch[0].removesuffix("── ")) if branch[0] else 0
+        way[depth:] = [name[branch.end() :].strip()]
+        found.append((tuple(way), [cell.strip() for cell in figures]))
+    return found
+
+
+def terminal(run: Run, **options: Any) -> Rows:
+    lines = run.report("tree", **options).split("\n\n")[0].splitlines()[2:]
+    return rows_of([line.split("|") for line in lines])
+
+
+def by_name(rows: Rows) -> dict[str, list[str]]:
+    return {".".join(way): figures for way, figures in rows}
+
+
+def cells_of(run: Run, name: str) -> dict[str, str]:
+    return dict(zip(headings(run.report("tree"))[1:], by_name(terminal(run))[name]))
+
+
+every_kind = pytest.mark.parametrize("run", KINDS.values(), ids=KINDS, indirect=True)
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest) -> Run:
+    made: Run = request.param()
+    return made
+
+
+# The terminal's table, by hand
+
+
+def test_what_is_not_counted_by_hand() -> None:
+    run = KINDS["without_formulas"]()
+    assert cells_of(run, "Net")["FLOPs"] == "≥ 104"  # 48 and 56, and what Net.b does
+    assert cells_of(run, "Net")["FLOP/s"] == "≥ 16.97 M"  # in 6.13 us
+    assert [cells_of(run, "Net.b")[of] for of in ("MACs", "FLOPs", "FLOP/s")] == [UNKNOWN] * 3
+    assert [cells_of(run, "Net.b.0")[of] for of in ("MACs", "FLOPs")] == ["0", "0"]  # it is known to do nothing
+
+
+def test_a_replay_by_hand() -> None:
+    """One block of two is a CUDA graph: 2·3·4 multiply-accumulates of the other are in 250 ns of the device."""
+    run = KINDS["replayed"]()
+    counts = ("MACs", "FLOPs", "FLOP/s")
+    assert [cells_of(run, "Net")[of] for of in counts] == ["≥ 24", "≥ 48", "≥ 192.00 M"]
+    assert [cells_of(run, "Net.blocks.0")[of] for of in counts] == [UNKNOWN] * 3
+    assert [cells_of(run, "Net.blocks.0.(CUDA graph replay)")[of] for of in counts] == [UNKNOWN] * 3
+    assert cells_of(run, "Net.blocks.0")["CUDA total"] == "0.150us"
+    assert [cells_of(run, "Net.blocks.1")[of] for of in counts] == ["24", "48", "480.00 M"]
+    assert re.search(r"FLOP/s \(mean\) +≥ 192.00 M\n", run.report("summary"))
+
+
+def test_fused_kernels_by_hand() -> None:
+    run = KINDS["compiled_fused"]()
+    columns = ("Self CPU total", "CPU total", "MACs", "FLOP/s")
+    block = "Net.blocks.0"
+    assert [cells_of(run, f"{block}.(fused: fc1 + act)")[of] for of in columns] == ["0.040us", "0.040us", "–", "–"]
+    assert [cells_of(run, f"{block}.fc1")[of] for of in columns] == ["≥ 0.020us", "≥ 0.020us", "≥ 24", "–"]
+    assert [cells_of(run, f"{block}.act")[of] for of in columns] == ["–"] * 4
+    assert [cells_of(run, f"{block}.fc2")[of] for of in columns[:3]] == ["0.030us", "0.030us", "24"]
+    assert cells_of(run, block)["MACs"] == "≥ 48"
+
+
+def test_fused_kernels_are_not_the_models_own_in_top_either() -> None:
+    """And what was replayed is a work of its own there."""
+    for kind, work in (("compiled_fused", "(fused: fc1 + act)"), ("replayed", "(CUDA graph replay)")):
+        run = KINDS[kind]()
+        text = run.report("top", limit=99)
+        assert work in text
+        assert not {"cpp_fused_addmm_gelu_0", "norm"} & {line.split("|")[-1].strip() for line in text.splitlines()}
+
+
+def test_of_what_is_not_attributable_any_layer_may_have_had_a_part() -> None:
+    """The layers that were compiled into the block, and no others."""
+    run = KINDS["compiled_not_attributable"]()
+    assert (
+        cells_of(run, "Net.blocks.0.(region 0/0).(not attributable: compiled before)")["Backward CPU total"]
+        == "0.060us"
+    )
+    for name in ("fc1", "act", "fc2"):
+        assert cells_of(run, f"Net.blocks.0.{name}")["Backward CPU total"] == UNKNOWN
+    known = KINDS["compiled_fused"]()
+    assert cells_of(known, "Net.blocks.0.fc1")["Backward CPU total"] == "0.040us"
+    assert cells_of(known, "Net.blocks.0.fc2")["Backward CPU total"] == "0.000us"
+
+
+# Texts
+
+
+@every_kind
+def test_markdown_and_the_notebook_show_the_terminals_rows(run: Run) -> None:
+    expected = terminal(run)
+    lines = [line for line in run.report("markdown").splitlines() if line.startswith("| ") and "--:" not in line]
+    lines = [re.split(r"(?<!\\) \| ", line.removeprefix("| ").removesuffix(" |")) for line in lines]
+    assert rows_of([[name.strip("`").replace("`", ""), *figures] for name, *figures in lines[1:]]) == expected
+    notebook = re.findall(r"<tr>(.*?)</tr>", run.report("notebook").split("<tbody>")[1], re.DOTALL)
+    found = [
+        [unescape(re.sub("<.*?>", "", cell)) for cell in re.findall(r"<td.*?>(.*?)</td>", row)] for row in notebook
+    ]
+    assert rows_of(found) == expected
+
+
+@every_kind
+def test_the_json_is_the_run(run: Run, tmp_path: Path) -> None:
+    run.export(tmp_path / "run.json")
+    again = torchprof.load(tmp_path / "run.json")
+    assert terminal(again, show_events=True) == terminal(run, show_events=True)
+    assert again.report("tree") == run.report("tree") and again.report("summary") == run.report("summary")
+
+
+@every_kind
+def test_the_summary_has_the_macs_of_the_table(run: Run) -> None:
+    """Of the lowest rank, for one call of the model: all these runs have one."""
+    run = run.of_rank(run.meta.rank)
+    if not run.layers:
+        assert "no layers" in run.report("summary")
+        return
+    lines = [line.split("|") for line in run.report("summary").split("\n\n")[0].splitlines()[2:]]
+    found = {".".join(way): figures[-1] for way, figures in rows_of(lines)}
+    in_table = headings(run.report("tree"))[1:]
+    called = {root.name for root, at in zip(run.roots, range(len(run.roots))) if run.tree(FORWARD, at).calls}
+    for layer in run.layers:
+        if "MACs" not in in_table:
+            assert found[layer.name] in (UNKNOWN, "")
+        elif layer.path[0] in called:
+            assert found[layer.name] == cells_of(run, layer.name)["MACs"]
+    assert set(found) == {layer.name for layer in run.layers}
+
+
+# Records
+
+
+def text_of_record(record: Mapping[str, Any], column: str) -> str:
+    """What a table would show of a figure in a record; what is not known as ``–``."""
+    value = record[column]
+    if value is None:
+        return UNKNOWN
+    text = next((write for unit, write in WRITE.items() if column.endswith(f"_{unit}")), format_count)(int(value))
+    return f"{AT_LEAST} {text}" if column in (record["lower_bounds"] or "").split(", ") else text
+
+
+def name_in_records(heading: str) -> tuple[str, str] | None:
+    """The phase and the name of the column of records with the figures of a column of the table; None for rates."""
+    phase = next((phase for phase in PHASES if heading.startswith(phase.capitalize())), FORWARD)
+    heading = heading.removeprefix(f"{phase.capitalize()} ")
+    which = "self" if heading.startswith("Self ") else "total"
+    measure = heading.removeprefix("Self ")
+    names = {
+        "CPU total": "cpu_ns",
+        "CUDA total": "device_ns",
+        "CPU Mem": "cpu_net_bytes",
+        "CUDA Mem": "device_net_bytes",
+    }
+    names |= {"MACs": "macs", "FLOPs": "flops"}
+    if measure == "Number of Calls":
+        return FORWARD, "calls"
+    if measure == "Params":
+        return FORWARD, "total_params"
+    return (phase, f"{which}_{names[measure]}") if measure in names else None
+
+
+def check_records(run: Run, of: Mapping[tuple[str, ...], Mapping[str, Mapping[str, Any]]], is_shown: Any) -> int:
+    """Each cell of the table against the records of its row, by phase."""
+    compared = 0
+    columns = [name_in_records(heading) for heading in headings(run.report("tree"))[1:]]
+    for way, cells in terminal(run):
+        if not is_shown(way):
+            continue
+        for cell, column in zip(cells, columns):
+            if column is None or (column[1] == "total_params" and column[1] not in of[way][column[0]]):
+                continue
+            record = of[way].get(column[0])
+            text = UNKNOWN if record is None else text_of_record(record, column[1])
+            # Records know no difference between what is unknown and what there is not; and a layer that was not
+            # selected is a blank row of the table, whatever it holds.
+            blank = cell == "" and (text == UNKNOWN or column[1] in ("calls", "total_params"))
+            assert blank or cell == text, (way, column)
+            compared += 1
+    return compared
+
+
+RANGE = re.compile(
+    r".* \(label(, \w+)?\)|\((region .*|fused: .*|divided by .*|not attributable: .*|compiling|CUDA .*|garbage .*)\)"
+)
+
+
+@every_kind
+def test_csv_and_data_frames_have_the_cells_of_the_table(run: Run) -> None:
+    pandas = pytest.importorskip("pandas")
+    for alone in (run.of_rank(meta.rank) for meta in run.metas):
+        read = [
+            {name: cell or None for name, cell in line.items()}
+            for line in csv.DictReader(io.StringIO(alone.report("csv")))
+        ]
+        layers: dict[tuple[str, ...], dict[str, Mapping[str, Any]]] = {}
+        for line in read:
+            name = str(line["layer"])
+            way = (name,) if name.startswith("(") else tuple(name.split("."))
+            layers.setdefault(way, {})[str(line["phase"])] = line
+        compared = check_records(alone, layers, lambda way: not RANGE.fullmatch(way[-1]))
+        assert compared >= 2 * len(layers) or alone.meta.requested == ("macs", "flops", "uncounted")
+        frame = alone.to_dataframe()
+        assert [
+            {name: None if pandas.isna(cell) else str(cell) for name, cell in line.items()}
+            for line in frame.to_dict("records")
+        ] == read
+
+
+def name_of_range(shown: str) -> str:
+    """As records have it: what its row says besides is in a column of its own."""
+    label = re.fullmatch(r"(.*) \(label(, \w+)?\)", shown)
+    return label[1] if label else re.sub(r"^\((region )?(.*)\)$", r"\2", shown)
+
+
+@every_kind
+def test_operators_of_csv_have_the_rows_of_labels_and_regions(run: Run) -> None:
+    """Their totals; the self of a region in the table is with what leads to its graph, and records add up."""
+    for alone in (run.of_rank(meta.rank) for meta in run.metas):
+        found: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
+        columns, lines = records(alone, "operators")
+        for values in lines:
+            record = dict(zip(columns, values))
+            if record["operator_kind"] in ("label", "region", "kernels", "gc"):
+                way = (*filter(None, (record["labels"] or "").split(" > ")), record["operator"])
+                found.setdefault((record["layer"], *way), {})[record["phase"]] = record
+        shown = set()
+        names = headings(alone.report("tree"))[1:]
+        for way, cells in terminal(alone):
+            if not RANGE.fullmatch(way[-1]):
+                continue
+            inside = [name for name in way if RANGE.fullmatch(name)]
+            layer = ".".join(way[: len(way) - len(inside)])
+            plain = [name_of_range(one) for one in inside]
+            shown.add((layer, *plain))
+            for heading, cell in zip(names, cells):
+                column = name_in_records(heading)
+                if column is None or not column[1].startswith("total_") or column[1] == "total_params":
+                    continue
+                record = found[(layer, *plain)].get(column[0])
+                assert cell == ("" if record is None else text_of_record(record, column[1])), (way, heading)
+        # Work of no layer has a row where it took anything: a run that timed nothing may have seen garbage collections.
+        rows = {".".join(way) for way, _ in terminal(alone)}
+        assert shown == {way for way in found if way[0] in rows}
+
+
+# The page
+
+
+@pytest.fixture
+def look(tmp_path: Path, open_tab: Callable[..., Tab]) -> Iterator[Callable[[str], Page]]:  # noqa: F811
+    tabs: list[Tab] = []
+
+    def look_at(text: str) -> Page:
+        file = tmp_path / f"{len(tabs)}.html"
+        file.write_text(text, encoding="utf-8")
+        tabs.append(open_tab(file))
+        return tabs[-1].page
+
+    yield look_at
+    assert [tab.errors for tab in tabs] == [[] for _ in tabs]
+
+
+def shown_on(page: Page) -> Rows:
+    """The rows of the page's table, all opened."""
+    button(page, "Open all").click()
+    found: Rows = []
+    way: list[str] = []
+    for line in page.evaluate(READ_TABLE):
+        way[line["level"] - 1 :] = [line["name"]]
+        found.append((tuple(way), line["cells"]))
+    return found
+
+
+def in_one_order(rows: Rows) -> list[tuple[bool, Rows]]:
+    """Work of no layer stands last, in an order of the view's own."""
+    blocks: dict[str, Rows] = {}
+    for way, cells in rows:
+        blocks.setdefault(way[0], []).append((way, cells))
+    return sorted((name.startswith("("), block) for name, block in blocks.items())
+
+
+@every_kind
+def test_the_page_shows_the_terminals_rows_and_cells(run: Run, look: Callable[[str], Page]) -> None:
+    page = look(run.report("html"))
+    assert page.eval_on_selector_all(".head .cell", "all => all.map((one) => one.textContent)") == headings(
+        run.report("tree")
+    )
+    assert in_one_order(shown_on(page)) == in_one_order(terminal(run))
+    check_line_under_the_icicle(page, run)
+    if len(run.metas) > 1:
+        for meta in run.metas:
+            page.get_by_label("Rank").select_option(f"rank {meta.rank}")
+            alone = terminal(run.of_rank(meta.rank))
+            assert in_one_order(shown_on(page)) == in_one_order(alone)
+
+
+def check_line_under_the_icicle(page: Page, run: Run) -> None:
+    """What it says of the first model, in each measure and phase, begins with the cell of the table."""
+    if not run.layers:
+        return
+    page.locator('.lines .line[data-node="0"] .number').first.click()
+    cells = cells_of(run, run.roots[0].name)
+    names = {"CPU time": "CPU total", "CUDA time": "CUDA total", "MACs": "MACs", "FLOPs": "FLOPs"}
+    measures = page.get_by_role("group", name="Width").get_by_role("button").all_inner_texts()
+    for measure in [one for one in measures if one in names]:
+        choice(page, measure).click()
+        for phase in run.phases() if len(run.phases()) > 1 else ():
+            choice(page, phase).click()
+            lead = "" if phase == FORWARD else f"{phase.capitalize()} "
+            cell = cells[f"{lead}{names[measure]}"]
+            expected = f"{run.roots[0].name}: {'not selected' if cell == '' else f'{measure} {cell}'}"
+            assert page.locator(".status").inner_text().startswith(expected)
+
+
+def test_the_line_under_the_icicle_adds_phases_up(look: Callable[[str], Page]) -> None:
+    """Of fc1 forward lacks a part and backward does not: together they are a lower bound."""
+    run = KINDS["compiled_fused"]()
+    page = look(run.report("html"))
+    button(page, "Open all").click()
+    said = {}
+    for name in ("fc1", "act", "fc2"):
+        page.locator(f'.lines .line:has(.name[title="Net.blocks.0.{name}"]) .number').first.click()
+        said[name] = page.locator(".status").inner_text()
+    block = "Net.blocks.0"
+    assert said["fc1"].startswith(f"{block}.fc1: CPU time ≥ 0.060us")
+    assert said["act"] == f"{block}.act: CPU time –"
+    assert said["fc2"].startswith(f"{block}.fc2: CPU time 0.030us")
+
+
+# A diff
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name not in ("without_layers", "never_called")])
+def test_a_diff_shows_what_is_exact_in_both_and_nothing_else(name: str, look: Callable[[str], Page]) -> None:
+    """Of a run and itself: each figure is the terminal's, but for changes of what is not exact, which are unknown."""
+    run = KINDS[name]()
+    if len(run.metas) > 1:
+        run = run.of_rank(0)
+    diff = compare(run, run)
+    table_of_run = by_name(terminal(run))
+    names = headings(run.report("tree"))[1:]
+    compared = 0
+    for pair in diff.walk():
+        for quantity in diff.quantities:
+            if quantity.heading in names and quantity.key in pair.changes:
+                change = pair.changes[quantity.key]
+                cell = table_of_run[".".join(pair.path)][names.index(quantity.heading)]
+                is_exact = cell not in ("", UNKNOWN) and not cell.startswith(AT_LEAST)
+                if quantity.what != "params":  # which is of the model, not of what ran
+                    assert (change.before is not None) == (change.after is not None) == is_exact
+                if is_exact:
+                    assert quantity.text(change.before) == cell
+                if cell.startswith(AT_LEAST):
+                    assert change.figure(0).text(quantity.text) == change.figure(1).text(quantity.text) == cell
+                compared += 1
+    assert compared
+
+
+def test_a_diff_of_compiled_runs_is_the_same_in_every_view(look: Callable[[str], Page]) -> None:
+    before, after = KINDS["compiled_fused"](), KINDS["compiled_divided"]()
+    diff = compare(before, after)
+    changes = {".".join(pair.path): pair.changes["backward_cpu_total"] for pair in diff.walk()}
+    assert changes["Net.blocks.0.fc1"].before == 40
+    forward = {".".join(pair.path): pair.changes["cpu_total"] for pair in diff.walk()}
+    assert (forward["Net.blocks.0.fc1"].before, forward["Net.blocks.0.fc1"].after) == (None, 30)
+    assert (forward["Net.blocks.0.act"].before, forward["Net.blocks.0.act"].after) == (None, 30)
+    text = diff.report("table", sort_by="cpu_total")
+    lines = {line.split("|")[0].strip(): [cell.strip() for cell in line.split("|")[1:]] for line in text.splitlines()}
+    page = look(diff.report("html"))
+    choice(page, "forward").click()
+    shown = {".".join(way): cells for way, cells in shown_on(page)}
+    at = page.eval_on_selector_all(".head .cell", "all => all.map((one) => one.textContent)").index("CPU total, before")
+    for name, change in forward.items():
+        both = [change.figure(side).text(format_time) for side in (0, 1)]
+        assert shown[name][at - 1 : at + 1] == both
+        if name in lines:
+            assert lines[name][:2] == both
+
+
+def test_a_lower_bound_of_one_rank_is_one_of_all() -> None:
+    run = KINDS["ranks"]()
+    assert cells_of(run.of_rank(0), "Net")["FLOPs"] == "≥ 104"
+    assert cells_of(run.of_rank(1), "Net")["FLOPs"] == "104"
+    assert cells_of(run, "Net")["FLOPs"] == "≥ 208"
+    # One of them did not record its device: what all did there nobody knows.
+    assert cells_of(run, "Net")["CUDA total"] == UNKNOWN
+    assert cells_of(run.of_rank(0), "Net")["CUDA total"] == "0.000us"
+
+
+def test_a_lower_bound_has_no_share_of_the_whole() -> None:
+    """Shares are of what was recorded, and nobody knows what part of it this is."""
+    rows = by_name(terminal(KINDS["compiled_fused"](), percent=True))
+    assert rows["Net.blocks.0.fc1"][1] == "≥ 0.020us"
+    assert rows["Net.blocks.0.fc2"][1] == "0.030us (3.0%)"  # of 1 us

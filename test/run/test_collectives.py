@@ -1,0 +1,365 @@
+"""What a collective was called on, and the report of it: args as torch writes them, rows by hand, sums by hand."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from build.hand_made import cells, headings, label, op, row, run_of
+from build.places import TRACES
+
+from torchprof import Run, TorchprofError, load
+from torchprof.run.collectives import (
+    COLLECTIVE_ARGS,
+    Collective,
+    collective_of,
+    name_of_collective,
+    signature_of,
+    tells_collective,
+)
+from torchprof.run.rows import Rows
+from torchprof.run.words import BACKWARD, NOT_SELECTED, OUTSIDE, Frame, Signature
+
+A100 = TRACES / "a100_ddp_train_rank0_of_2.json.gz"
+CUDA: dict[str, Any] = {"device": "cuda", "requested": ("cpu_ns", "device_ns"), "measured": ("cpu_ns", "device_ns")}
+ALL_REDUCE: dict[str, Any] = {
+    "Collective name": "allreduce",
+    "In msg nelems": 2048,
+    "Out msg nelems": 2048,
+    "Group size": 2,
+    "dtype": "Float",
+    "In split size": "[]",
+    "Out split size": "[]",
+    "Process Group Name": "0",
+    "Process Group Description": "default_pg",
+    "Process Group Ranks": "[0, 1]",
+}
+ALL_GATHER = {
+    **ALL_REDUCE,
+    "Collective name": "_allgather_base",
+    "dtype": "BFloat16",
+    "In msg nelems": 1000,
+    "Out msg nelems": 8000,
+    "Process Group Name": "7",
+    "Process Group Description": "undefined",
+    "Group size": 8,
+    "Process Group Ranks": "[0, 1, ..., 7]",
+    "Seq": 12,
+    "Is asynchronized op": 1,
+}
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
+
+
+def kernel(args: Mapping[str, Any] | None = None, name: str = NCCL) -> Frame:
+    return Frame("kernel", name, signature_of(args or {}))
+
+
+def recorded(args: Mapping[str, Any]) -> Frame:
+    return Frame("op", "record_param_comms", signature_of(args))
+
+
+def ranged(name: str, *shapes: Any, dtypes: tuple[str, ...] = ("float",)) -> Frame:
+    return Frame("collective", name, Signature(shapes, dtypes) if shapes else None)
+
+
+def collective(args: Mapping[str, Any]) -> Collective:
+    found = collective_of((kernel(args),))
+    assert found is not None
+    return found
+
+
+def test_what_the_args_of_a_kernel_say() -> None:
+    """2048 floats are 8 KiB; 8000 elements of BFloat16 are 16000 bytes."""
+    reduce, gather = collective(ALL_REDUCE), collective(ALL_GATHER)
+    assert reduce == Collective("all_reduce", "Float", 2048, 2048, "0", "default_pg", 2, "[0, 1]")
+    assert (reduce.bytes_in, reduce.bytes_out) == (8192, 8192)
+    assert gather == Collective("all_gather", "BFloat16", 1000, 8000, "7", "undefined", 8, "[0, 1, ..., 7]")
+    assert (gather.bytes_in, gather.bytes_out) == (2000, 16000)
+    assert signature_of(ALL_GATHER) == signature_of({key: ALL_GATHER[key] for key in COLLECTIVE_ARGS})
+    assert signature_of(ALL_GATHER) == signature_of({**ALL_GATHER, "Seq": 13})  # it would be a row for each call
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {},
+        {"stream": 7, "grid": [8, 1, 1]},
+        {**ALL_REDUCE, "Collective name": "wait", "dtype": "Byte", "In msg nelems": 0, "Group size": 1},
+        {**ALL_REDUCE, "Collective name": "init"},
+        {**ALL_REDUCE, "Collective name": ""},
+        {**ALL_REDUCE, "Collective name": 3},
+    ],
+)
+def test_what_is_no_collective_has_no_signature(args: dict[str, Any]) -> None:
+    assert signature_of(args) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("Byte", torch.uint8),
+        ("Char", torch.int8),
+        ("Bool", torch.bool),
+        ("Float8_e4m3fn", torch.float8_e4m3fn),
+        ("Float8_e5m2", torch.float8_e5m2),
+        ("Short", torch.int16),
+        ("UInt16", torch.uint16),
+        ("Half", torch.float16),
+        ("BFloat16", torch.bfloat16),
+        ("Int", torch.int32),
+        ("Float", torch.float32),
+        ("ComplexHalf", torch.complex32),
+        ("Long", torch.int64),
+        ("Double", torch.float64),
+        ("ComplexFloat", torch.complex64),
+        ("ComplexDouble", torch.complex128),
+    ],
+)
+def test_the_bytes_of_types_are_torchs(name: str, dtype: torch.dtype) -> None:
+    assert collective({**ALL_REDUCE, "dtype": name}).element_bytes == dtype.itemsize
+
+
+def test_what_is_not_said_is_unknown_and_not_0() -> None:
+    unknown = collective({"Collective name": "allreduce"})
+    assert unknown == Collective("all_reduce")
+    assert (unknown.bytes_in, unknown.bytes_out) == (None, None)
+    odd = collective({**ALL_REDUCE, "dtype": "Float3", "Out msg nelems": -1, "Group size": "2"})
+    assert (odd.elements_in, odd.bytes_in, odd.elements_out, odd.size) == (2048, None, None, None)
+    barrier = collective({**ALL_REDUCE, "Collective name": "barrier", "In msg nelems": 0, "Out msg nelems": 0})
+    assert (barrier.bytes_in, barrier.bytes_out) == (0, 0)
+
+
+def test_the_kernel_says_it_before_the_op_and_that_before_the_range() -> None:
+    launch = (op("c10d::allreduce_", (9,)), recorded(ALL_GATHER), ranged("nccl:all_reduce", (3, 5)))
+    assert collective_of((*launch, kernel(ALL_REDUCE))) == collective(ALL_REDUCE)
+    assert collective_of((*launch, kernel())) == collective(ALL_GATHER)
+    assert collective_of((launch[0], launch[2], kernel())) == Collective("all_reduce", "Float", 15, 15)
+    assert collective_of(()) is None
+
+
+def test_where_nothing_else_says_it_the_names_of_the_op_and_of_the_kernel_do() -> None:
+    """What NCCL carries out by sends and receives, a kernel's own name does not tell."""
+    gather = op("c10d::_allgather_base_", (9,))
+    assert collective_of(
+        (gather, kernel(name="ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"))
+    ) == Collective("all_gather")
+    assert collective_of((op("c10d::alltoall_base_"), kernel(name="ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t"))) == (
+        Collective("all_to_all")
+    )
+    for name, told in (
+        (NCCL, "all_reduce"),
+        ("ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclWork*)", "all_gather"),
+        ("ncclReduceScatterRingLLKernel_sum_f32(ncclColl)", "reduce_scatter"),  # before NCCL 2.9
+        ("ncclDevKernel_Reduce_Sum_f32_RING_LL(ncclDevComm*)", "reduce"),
+        ("ncclKernel_Broadcast_RING_LL_Sum_int8_t", "broadcast"),
+    ):
+        assert collective_of((kernel(name=name),)) == Collective(told)
+    for name in ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t", "ncclDevKernel_Generic", "ncclAllReducer", "gemm"):
+        assert collective_of((kernel(name=name),)) is None
+    assert collective_of((gather,)) is None  # the op alone is no exchange
+
+
+@pytest.mark.parametrize(
+    ("names", "known_as"),
+    [
+        ("allreduce allreduce_coalesced nccl:all_reduce gloo:sparse_all_reduce c10d::allreduce_", "all_reduce"),
+        ("all_gather _allgather_base allgather_into_tensor_coalesced nccl:_all_gather_base", "all_gather"),
+        ("_reduce_scatter_base reduce_scatter_tensor_coalesced c10d::reduce_scatter_", "reduce_scatter"),
+        ("all_to_all all_to_allv c10d::alltoall_base_", "all_to_all"),
+        ("broadcast _broadcast_oop c10d::broadcast_", "broadcast"),
+        ("reduce _reduce_oop gloo:reduce", "reduce"),
+        ("barrier nccl:all_reduce_barrier c10d::monitored_barrier_", "barrier"),
+        ("gather nccl:gather", "gather"),
+        ("scatter gloo:scatter", "scatter"),
+    ],
+)
+def test_a_collective_has_one_name(names: str, known_as: str) -> None:
+    assert {name_of_collective(name) for name in names.split()} == {known_as}
+    assert name_of_collective("nccl:send 0->1") == "send"
+    assert name_of_collective("c10d::recv_any_source_") == "recv"
+    assert name_of_collective("nccl:coalesced") == "coalesced"  # which ones, nobody knows
+
+
+def test_what_the_range_of_a_backend_says() -> None:
+    """What comes out of a gather is not in its dims; what is no tensor has no elements; a mixture has no type."""
+    say = collective_of
+    two = ranged("gloo:broadcast", (2, 3), (), dtypes=("c10::BFloat16", "c10::BFloat16"))
+    assert say((two,)) == Collective("broadcast", "BFloat16", 7, 7)
+    gather = say((ranged("nccl:all_gather", (4,), (), (), dtypes=("long int", "Scalar", "")),))
+    assert gather == Collective("all_gather", "Long", 4)
+    assert (gather.bytes_in, gather.bytes_out) == (32, None)
+    assert say((ranged("gloo:send", (4,)),)) == Collective("send", "Float", 4, 4)
+    assert say((ranged("gloo:all_reduce", (4,), (4,), dtypes=("float", "double")),)) == Collective("all_reduce")
+    assert say((ranged("gloo:all_reduce", None),)) == Collective("all_reduce")
+    assert say((ranged("gloo:all_reduce", (-1, 2)),)) == Collective("all_reduce")
+    assert say((ranged("gloo:barrier"),)) == Collective("barrier")
+    assert say((label("my nccl: range"),)) is None
+
+
+def test_an_ops_signature_is_never_taken_for_a_collectives() -> None:
+    six = Frame("op", "aten::six", Signature(((1,),) * 6, ("float",) * 6, ("collective", "a", "b", "c", 2, "d")))
+    two = Frame("op", "aten::two", Signature(((1,), ()), ("float", ""), (None, "collective")))
+    assert collective_of((six, two)) is None
+    assert not tells_collective(six)
+    assert tells_collective(recorded(ALL_REDUCE))
+    assert tells_collective(ranged("gloo:barrier"))
+
+
+ROWS = [
+    row(1, op("AllReduce"), recorded(ALL_REDUCE), ranged("nccl:all_reduce"), phase=BACKWARD, calls=3, cpu_ns=900),
+    row(1, op("AllReduce"), recorded(ALL_REDUCE), phase=BACKWARD, calls=3, cpu_ns=100),
+    row(1, op("AllReduce"), recorded(ALL_REDUCE), kernel(ALL_REDUCE), phase=BACKWARD, calls=3, device_ns=24_576),
+    row(2, op("AllReduce"), recorded(ALL_REDUCE), kernel(ALL_REDUCE), phase=BACKWARD, calls=1, device_ns=8_192),
+    row(2, op("AllGather"), kernel(ALL_GATHER, "some other name"), calls=2, device_ns=4_000),
+    row(3, op("aten::mm"), kernel(name="gemm"), calls=1, device_ns=50_000),
+    row(OUTSIDE, kernel(name="ncclKernel_Any(ncclWork*)"), calls=1, device_ns=3_232),
+]
+
+
+def test_the_tables() -> None:
+    """8192 bytes four times in 32.768 us are 1 GB/s, 16000 twice in 4 us are 8 GB/s; 40 us are all communication."""
+    assert run_of(ROWS, warnings=("Beware.",), **CUDA).report("collectives").splitlines() == [
+        "Collective     | Group      | Ranks | Type     | In      | Out      | Calls | CUDA time | Avg     | Share | "
+        "Bandwidth",
+        "---------------|------------|-------|----------|---------|----------|-------|-----------|---------|-------|-"
+        "-----------",
+        "all_reduce     | default_pg | 2     | Float    | 8.00 KB | 8.00 KB  | 4     | 32.768us  | 8.192us | 81.9% | "
+        "≥ 1.00 GB/s",
+        "all_gather     | 7          | 8     | BFloat16 | 1.95 KB | 15.62 KB | 2     | 4.000us   | 2.000us | 10.0% | "
+        "≥ 8.00 GB/s",
+        "ncclKernel_Any | –          | –     | –        | –       | –        | 1     | 3.232us   | 3.232us | 8.1%  | –",
+        "",
+        "Module    | Phase    | Bytes    | Calls | CUDA time | Avg     | Share",
+        "----------|----------|----------|-------|-----------|---------|------",
+        "Net.a     | backward | 24.00 KB | 3     | 24.576us  | 8.192us | 61.4%",
+        "Net.b     | backward | 8.00 KB  | 1     | 8.192us   | 8.192us | 20.5%",
+        "Net.b     | forward  | 31.25 KB | 2     | 4.000us   | 2.000us | 10.0%",
+        "(outside) | forward  | –        | 1     | 3.232us   | 3.232us | 8.1%",
+        "",
+        "100 % is all communication: 40.000us CUDA time.",
+        "Beware.",
+    ]
+
+
+def test_ranges_of_gloo_count_from_their_beginning_to_their_end() -> None:
+    """A range inside another is part of it. Of a gather only what went in is known, of a barrier that a file of before
+    2.7 holds no time. 4000 bytes, twice in 8 us, are 1 GB/s; of 10 us 80 % are the all-reduce."""
+    rows = [
+        row(OUTSIDE, ranged("gloo:all_reduce", (1000,)), calls=2, collective_ns=8_000),
+        row(OUTSIDE, ranged("gloo:all_gather", (512,)), calls=1, cpu_ns=70, collective_ns=2_000),
+        row(OUTSIDE, ranged("gloo:all_gather", (512,)), ranged("gloo:send", (512,)), calls=1, collective_ns=900),
+        row(1, ranged("gloo:barrier"), calls=1),
+        row(NOT_SELECTED, ranged("gloo:barrier"), calls=2),
+        row(NOT_SELECTED, ranged("gloo:barrier"), calls=0, cpu_allocated=64),
+    ]
+    first, second, notes = run_of(rows).report("collectives").split("\n\n")
+    assert [line[0:1] + line[3:] for line in cells(first)] == [
+        ["all_reduce", "Float", "3.91 KB", "3.91 KB", "2", "8.000us", "4.000us", "80.0%", "≥ 1.00 GB/s"],
+        ["all_gather", "Float", "2.00 KB", "–", "1", "2.000us", "2.000us", "20.0%", "≥ 1.02 GB/s"],
+        ["barrier", "–", "–", "–", "3", "–", "–", "–", "–"],
+    ]
+    assert headings(first)[7] == "CPU time"
+    assert [line[:5] for line in cells(second)] == [
+        ["(outside)", "forward", "≥ 9.81 KB", "3", "10.000us"],
+        ["Net.a", "forward", "–", "1", "–"],
+        ["(not selected)", "forward", "–", "2", "–"],
+    ]
+    assert notes.splitlines() == [
+        "100 % is all communication: 10.000us CPU time.",
+        "CPU time of a collective is the time from its beginning to its end, with the waiting for the slowest rank.",
+        "– under CPU time: the run does not say how long it took.",
+    ]
+
+
+def test_launches_count_in_ranks_without_kernels_alone() -> None:
+    """Rank 0 has the kernel of the all-reduce, rank 1 recorded its CPU alone; gloo's range counts with both."""
+    launch = (recorded(ALL_REDUCE), ranged("nccl:all_reduce"))
+    rows = [
+        row(1, *launch, kernel(ALL_REDUCE), device_ns=8_192),
+        row(1, *launch, cpu_ns=7),
+        row(1, launch[0], cpu_ns=7),
+        row(1, ranged("gloo:barrier"), collective_ns=1_808),
+    ]
+    run = run_of(rows, **CUDA)
+    assert headings(run.report("collectives"))[6:9] == ["On", "Calls", "Time"]
+    assert [line[:1] + line[6:9] + line[10:11] for line in cells(run.report("collectives"))] == [
+        ["all_reduce", "CUDA", "1", "8.192us", "100.0%"],
+        ["barrier", "CPU", "1", "1.808us", "100.0%"],  # of its own kind: both may have been at the same time
+    ]
+    assert "100 % is all communication: 8.192us CUDA time, 1.808us CPU time." in run.report("collectives")
+    without = run_of(rows[1:], **CUDA)
+    merged = Run(run.metas, run.layers, _both(run.rows, without.rows), {})
+    assert [line[:1] + line[7:] for line in cells(merged.report("collectives"))] == [
+        ["all_reduce", "2", "≥ 8.192us", "8.192us", "100.0%", "–"],
+        ["barrier", "2", "3.616us", "1.808us", "100.0%", "–"],
+    ]
+
+
+def _both(first: Rows, second: Rows) -> Rows:
+    """The rows of two ranks. The second's frames are numbered after the first's."""
+    columns = {name: first.columns[name] + second.columns[name] for name in Rows.COLUMNS}
+    for at in range(len(first), len(columns["rank"])):
+        columns["rank"][at] = 1
+        columns["frames"][at] += len(first.frames)
+    return Rows(first.layers, first.frames + second.frames, first.devices, columns, first.within)
+
+
+def test_groups_of_one_description_are_one_line() -> None:
+    """As the ranks of one mesh name them: "3" and "11", eight ranks each."""
+    names = [{**ALL_REDUCE, "Process Group Name": name, "Process Group Description": "mesh_tp"} for name in ("3", "11")]
+    rows = [row(1, kernel(args), device_ns=10) for args in names]
+    assert [line[1:7:5] for line in cells(run_of(rows, **CUDA).report("collectives"))] == [["mesh_tp", "2"]]
+    apart = [{**args, "Process Group Description": "undefined"} for args in names]
+    rows = [row(1, kernel(args), device_ns=10) for args in apart]
+    assert [line[1:7:5] for line in cells(run_of(rows, **CUDA).report("collectives"))] == [["3", "1"], ["11", "1"]]
+
+
+def test_a_run_without_communication_says_so() -> None:
+    run = run_of([row(1, op("aten::mm"), kernel(name="gemm"), device_ns=9)], warnings=("Beware.",), **CUDA)
+    assert run.report("collectives") == "This run recorded no communication between ranks.\nBeware."
+
+
+def test_another_look() -> None:
+    run = run_of(ROWS, **CUDA)
+    assert headings(run.report("collectives", tablefmt="github"))[1] == "Collective"
+    with pytest.raises(TorchprofError, match="githob"):
+        run.report("collectives", tablefmt="githob")
+
+
+def test_a_saved_run_says_the_same(tmp_path: Path) -> None:
+    run = run_of(ROWS, **CUDA)
+    run.save(tmp_path / "run.json")
+    assert load(tmp_path / "run.json").report("collectives") == run.report("collectives")
+
+
+@pytest.mark.skipif(not A100.exists(), reason="the trace is not part of the project")
+def test_a_trace_of_two_a100() -> None:
+    """Three steps of ResNet-50 under DDP: each reduces its 25 557 032 parameters once, in five buckets."""
+    events = json.loads(gzip.decompress(A100.read_bytes()))["traceEvents"]
+    kernels = [
+        (event, frame)
+        for event in events
+        if event.get("cat") == "kernel" and tells_collective(frame := kernel(event["args"], event["name"]))
+    ]
+    assert {event["name"][:4] for event, _ in kernels} == {"nccl"}
+    assert len(kernels) == sum(event.get("cat") == "kernel" and "nccl" in event["name"] for event in events) == 21
+    made = [collective_of((frame,)) for _, frame in kernels]
+    reduced = [one for one in made if one and one.name == "all_reduce"]
+    assert sum(one.bytes_in or 0 for one in reduced) == 3 * 4 * 25_557_032
+    ops = [signature_of(event["args"]) for event in events if event["name"] == "record_param_comms"]
+    assert sorted(filter(None, ops)) == sorted(filter(None, (frame.signature for _, frame in kernels)))
+    assert ops.count(None) == 6  # waiting for the broadcasts
+    rows = [row(OUTSIDE, frame, phase=BACKWARD, device_ns=round(event["dur"] * 1000)) for event, frame in kernels]
+    first, second, _ = run_of(rows, **CUDA).report("collectives").split("\n\n")
+    lines = cells(first)
+    assert len(lines) == 5 + 2
+    assert {tuple(line[1:3]) for line in lines} == {("default_pg", "2")}
+    assert sum(int(line[6]) for line in lines) == 21
+    ((_, _, nbytes, calls, *_),) = cells(second)
+    broadcast = 3 * (4 * 53_120 + 8 * 53)  # means and variances, and how many batches: the buffers of 53 norms
+    assert (nbytes, calls) == (f"{(3 * 4 * 25_557_032 + broadcast) / 1024**2:.2f} MB", "21")

@@ -1,0 +1,1009 @@
+"""The laws of the design, on random events, random trees and random models."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+import tempfile
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from build.torchs_list import torchs_list
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import torchprof
+from torchprof.attribute.events import Event, Kind, Site
+from torchprof.attribute.rule import Attribution
+from torchprof.measure.fold import fold
+from torchprof.reports import known
+from torchprof.run.cost import FIELDS, Cost
+from torchprof.run.cycles import add_cycle
+from torchprof.run.layers import Layer
+from torchprof.run.memory import KINDS as MEMORY_KINDS
+from torchprof.run.memory import Held, Memory
+from torchprof.run.meta import Meta, Peak
+from torchprof.run.rows import Around, Row, Rows
+from torchprof.run.run import Op, Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.timeline import Timeline
+from torchprof.run.words import (
+    BACKWARD,
+    BETWEEN_OPS,
+    FORWARD,
+    LAUNCH_NOT_RECORDED,
+    NOT_SELECTED,
+    OUTSIDE,
+    PHASES,
+    RECOMPUTE,
+    Frame,
+    Signature,
+)
+
+# Random models: paths of layers, depth first, and a label for each
+
+Paths = tuple[tuple[str, ...], ...]
+
+
+@st.composite
+def layer_trees(draw: st.DrawFn, most: int = 8) -> Paths:
+    """The paths of a random model, parents before children, depth first."""
+    above = draw(st.lists(st.integers(0, most), max_size=most))
+    children: dict[int, list[int]] = {}
+    for child, at in enumerate(above, 1):
+        children.setdefault(min(at, child - 1), []).append(child)
+    paths: list[tuple[str, ...]] = []
+    waiting: list[tuple[int, tuple[str, ...]]] = [(0, ("Net",))]
+    while waiting:
+        number, path = waiting.pop()
+        paths.append(path)
+        waiting.extend((child, (*path, str(child))) for child in reversed(children.get(number, [])))
+    return tuple(paths)
+
+
+# Random events: a forest on each of several threads, written down with start and end
+
+
+@dataclass
+class Span:
+    """An event of the forest and what is inside it; ``own`` times lie before, between and after the children."""
+
+    kind: Kind
+    name: str
+    children: list[Span]
+    own: list[int]
+    sequence: int = -1
+    signature: int = 0
+    bytes_inside: list[int] = field(default_factory=list)
+    lines_inside: list[str] = field(default_factory=list)  # where Python was seen, at the start
+
+    @property
+    def duration(self) -> int:
+        return sum(self.own) + sum(child.duration for child in self.children)
+
+
+KINDS = [Kind.OP, Kind.OP, Kind.LABEL, Kind.LABEL, Kind.USER_LABEL, Kind.NODE, Kind.BACKWARD_FUNCTION]
+IN_BACKWARD = (Kind.NODE, Kind.BACKWARD_FUNCTION)
+SIGNATURES = (
+    Signature((), ()),
+    Signature(((4, 3), (), None), ("float", "Scalar", "TensorList"), (None, 1.5, None)),
+    Signature((((2,), (3, 1)), ()), ("TensorList", "ScalarList"), (None, (1, 2)), ("net.py(3): forward", "a.py(1): b")),
+)
+"""As a recording numbers them: 0 is none."""
+
+
+@st.composite
+def spans(draw: st.DrawFn, layers: int, depth: int) -> Span:
+    """A random event with random events inside."""
+    kind = draw(st.sampled_from(KINDS))
+    if kind is Kind.LABEL:
+        name = f"label {draw(st.integers(0, layers - 1))}"
+    elif kind is Kind.USER_LABEL:
+        name = f"user {draw(st.integers(0, 1))}"
+    elif kind is Kind.OP:
+        name = f"op {draw(st.integers(0, 2))}"
+    else:
+        name = f"{kind.name} {draw(st.integers(0, 2))}"
+    children = draw(st.lists(spans(layers, depth - 1), max_size=3)) if depth else []
+    sequence = draw(st.integers(-1, 12)) if kind is not Kind.LABEL and kind is not Kind.USER_LABEL else -1
+    signature = draw(st.integers(0, len(SIGNATURES) - 1)) if kind is Kind.OP else 0
+    changes = draw(st.lists(st.integers(-64, 64), max_size=2))
+    lines = draw(st.lists(st.sampled_from(["net.py(3)", "loss.py(7)"]), max_size=2))
+    own = [draw(st.integers(0, 50)) for _ in children]
+    own.append(draw(st.integers(1 if children or changes or lines else 0, 50)))  # in no time at all, nothing happens
+    return Span(kind, name, children, own, sequence, signature, changes, lines)
+
+
+@dataclass
+class Forest:
+    """Everything that one random session recorded."""
+
+    threads: list[list[Span]]
+    kernels: list[tuple[int, int]]  # (number of the op that launched it, or of none; duration)
+
+    def events(self) -> list[Event]:
+        """As the profiler would give them: in the order of start, an outer one before an inner one; kernels last."""
+        found: list[Event] = []
+        numbers = itertools.count(1)
+        for thread, roots in enumerate(self.threads, 1):
+            at = 0
+            for root in roots:
+                at += 3
+                found.extend(self._written(root, at, thread, numbers))
+                at += root.duration
+        end = max((event.end_ns for event in found), default=0)
+        kernels = [
+            Event(Kind.KERNEL, f"kernel {number}", end + number, end + number + ns, 0, correlation=op, device="cuda:0")
+            for number, (op, ns) in enumerate(self.kernels)
+        ]
+        return sorted(found, key=lambda event: event.start_ns) + kernels
+
+    def _written(self, span: Span, at: int, thread: int, numbers: Iterator[int]) -> Iterator[Event]:
+        end = at + span.duration
+        yield Event(
+            span.kind,
+            span.name,
+            at,
+            end,
+            thread,
+            span.sequence,
+            1 if span.sequence >= 0 else 0,
+            next(numbers),
+            "cpu",
+            0,
+            span.signature,
+        )
+        for nbytes in span.bytes_inside:
+            yield Event(Kind.MEMORY, "[memory]", at, at, thread, nbytes=nbytes)
+        for line in span.lines_inside:
+            yield Event(Kind.SAMPLE, line, at, at, thread)
+        for child, before in zip(span.children, span.own):
+            yield from self._written(child, at + before, thread, numbers)
+            at += before + child.duration
+
+    def walk(self) -> Iterator[Span]:
+        """Every span of every thread."""
+        waiting = [root for roots in self.threads for root in roots]
+        while waiting:
+            span = waiting.pop()
+            yield span
+            waiting.extend(span.children)
+
+
+@st.composite
+def forests(draw: st.DrawFn, layers: int, depth: int = 4) -> Forest:
+    """A random session of a model with so many layers."""
+    threads = draw(st.lists(st.lists(spans(layers, depth), max_size=3), min_size=1, max_size=2))
+    return Forest(threads, draw(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 500)), max_size=6)))
+
+
+@st.composite
+def sessions(draw: st.DrawFn) -> tuple[Paths, Forest]:
+    """A random model and a random session of it."""
+    paths = draw(layer_trees())
+    return paths, draw(forests(len(paths)))
+
+
+def folded(paths: Paths, events: Sequence[Event], selected: Set[int] | None = None) -> Run:
+    """The run that these events give."""
+    layers = tuple(Layer(path, "Module") for path in paths)
+    sites = {f"label {number}": Site((number,)) for number in range(len(paths))}
+    attribution = Attribution(sites, paths, selected)
+    rows, samples, busy = fold(attribution.attribute(events), attribution.places.all, layers, signatures=SIGNATURES)
+    meta = Meta(
+        model=("Module",),
+        device="cuda",
+        requested=FIELDS,
+        measured=FIELDS,
+        busy_ns=tuple(busy.items()),
+        wall_ns=max((event.end_ns for event in events), default=0)
+        - min((event.start_ns for event in events), default=0),
+    )
+    return Run((meta,), layers, rows, samples)
+
+
+def run_of(paths: Paths, forest: Forest, selected: Set[int] | None = None) -> Run:
+    """The run of a session."""
+    return folded(paths, forest.events(), selected)
+
+
+def no_layer(run: Run, phase: str) -> Cost:
+    """What belongs to no layer in a phase, selected or not."""
+    cost = Cost()
+    for row in run.rows:
+        if row.layer is None and row.phase == phase:
+            cost = cost + row.cost
+    return cost
+
+
+# Law 1
+
+
+@settings(deadline=None, max_examples=80)
+@given(sessions())
+def test_the_rows_add_up_to_the_events(session: tuple[Paths, Forest]) -> None:
+    """Σ rows = Σ events: self times, calls of layers, device time and memory; nothing dropped, nothing twice."""
+    paths, forest = session
+    run = run_of(paths, forest)
+    rows = list(run.rows)
+    everything = list(forest.walk())
+    assert sum(row.cost.cpu_ns for row in rows) == sum(sum(span.own) for span in everything)
+    assert sum(row.cost.device_ns for row in rows) == sum(ns for _, ns in forest.kernels)
+    changes = [nbytes for span in everything for nbytes in span.bytes_inside]
+    assert sum(row.cost.cpu_allocated for row in rows) == sum(nbytes for nbytes in changes if nbytes > 0)
+    assert sum(row.cost.cpu_freed for row in rows) == -sum(nbytes for nbytes in changes if nbytes < 0)
+    assert sum(row.calls for row in rows if row.layer and not row.frames) == sum(
+        span.kind is Kind.LABEL for span in everything
+    )
+    assert sum(row.calls for row in rows if row.frames and row.frames[-1].kind == "kernel") == len(forest.kernels)
+    assert all(row.cost.cpu_ns >= 0 for row in rows), "no self time is negative"
+
+
+@settings(deadline=None, max_examples=80)
+@given(sessions())
+def test_each_layer_owns_its_forward(session: tuple[Paths, Forest]) -> None:
+    """The self time of each layer in forward, from a walk of the forest that knows nothing of stacks and clocks."""
+    paths, forest = session
+    expected: dict[int, int] = {}
+    waiting = [(root, OUTSIDE) for roots in forest.threads for root in roots]
+    while waiting:
+        span, layer = waiting.pop()
+        if span.kind in (Kind.NODE, Kind.BACKWARD_FUNCTION):
+            continue  # all inside it is backward or recompute
+        if span.kind is Kind.LABEL:
+            layer = int(span.name.split()[1])
+        expected[layer] = expected.get(layer, 0) + sum(span.own)
+        waiting.extend((child, layer) for child in span.children)
+    run = run_of(paths, forest)
+    index = {layer.path: number for number, layer in enumerate(run.layers)}
+    owned: dict[int, int] = {}
+    for row in run.rows:
+        if row.phase == FORWARD:
+            layer = index[row.layer.path] if row.layer else OUTSIDE
+            owned[layer] = owned.get(layer, 0) + row.cost.cpu_ns
+    assert {layer: ns for layer, ns in owned.items() if ns} == {layer: ns for layer, ns in expected.items() if ns}
+
+
+@settings(deadline=None, max_examples=60)
+@given(sessions())
+def test_each_call_of_an_op_counts_with_what_it_was_called_on(session: tuple[Paths, Forest]) -> None:
+    """Calls by signature, where no op is inside another of its name: there the inner one is no call of its own."""
+    paths, forest = session
+    expected: Counter[tuple[str, Signature]] = Counter()
+    waiting = [(root, "") for roots in forest.threads for root in roots]
+    while waiting:
+        span, around = waiting.pop()
+        if span.signature and span.name != around:
+            expected[span.name, SIGNATURES[span.signature]] += 1
+        waiting.extend((child, span.name) for child in span.children)
+    found: Counter[tuple[str, Signature]] = Counter()
+    for row in run_of(paths, forest).rows:
+        if row.signature is not None:
+            found[row.frames[-1].name, row.signature] += row.calls
+    assert found == expected
+
+
+# Totals of labels and ops
+
+
+class Spot(NamedTuple):
+    """What an ``Op`` stands for: where it is, the labels around it there, its kind and its name."""
+
+    layer: int
+    phase: str
+    labels: tuple[str, ...]
+    kind: str
+    name: str
+
+
+ANY = "any phase"
+
+
+class Where(NamedTuple):
+    """Where a walk of the forest stands: the layer's work, the labels and the op or label that it is directly in."""
+
+    layer: int = OUTSIDE
+    phase: str = FORWARD
+    labels: tuple[str, ...] = ()
+    inner: tuple[str, str] | None = None
+    is_node: bool = False
+    open: frozenset[Spot] = frozenset()
+
+
+@dataclass
+class Walked:
+    """What a walk of the forest found, knowing nothing of stacks and clocks."""
+
+    totals: dict[Spot, Cost]
+    calls: Counter[Spot]
+    lines: Counter[tuple[int, str, str]]
+
+
+def walked(forest: Forest, selected: Set[int] | None = None) -> Walked:
+    """Totals and calls of all ops and labels. Nodes must have no sequence numbers: then they belong to no layer."""
+    found = Walked({}, Counter(), Counter())
+    costs = costs_of(forest)
+    waiting = [(root, Where()) for roots in forest.threads for root in roots]
+    while waiting:
+        span, at = waiting.pop()
+        spot = None
+        call = True
+        if span.kind is Kind.LABEL:
+            layer = int(span.name.split()[1])
+            phase = FORWARD if at.phase == FORWARD else RECOMPUTE
+            if selected is None or layer in selected:
+                at = Where(layer, phase, open=at.open)
+            elif at.layer < 0:
+                at = Where(NOT_SELECTED, phase, open=at.open)
+        elif span.kind is Kind.NODE or (span.kind is Kind.BACKWARD_FUNCTION and not at.is_node):
+            spot = Spot(OUTSIDE, BACKWARD, (), "op", span.name)
+            at = Where(OUTSIDE, BACKWARD, (), ("op", span.name), True, at.open)
+        else:
+            kind = "label" if span.kind is Kind.USER_LABEL else "op"
+            # A label holds work of any phase: each counts in its own.
+            spot = Spot(at.layer, at.phase if kind == "op" else ANY, at.labels, kind, span.name)
+            call = span.kind is not Kind.OP or at.inner != (kind, span.name)
+            labels = (*at.labels, span.name) if kind == "label" else at.labels
+            at = Where(at.layer, at.phase, labels, (kind, span.name), False, at.open)
+        if spot is not None:
+            found.calls[spot] += call
+            if spot not in at.open:
+                found.totals[spot] = found.totals.get(spot, Cost()) + costs[id(span)]
+            at = at._replace(open=at.open | {spot})
+        if at.inner is None or at.inner[0] == "label":
+            for line in span.lines_inside:
+                found.lines[at.layer, at.phase, line] += 1
+        waiting.extend((child, at) for child in span.children)
+    return found
+
+
+def costs_of(forest: Forest) -> dict[int, Cost]:
+    """What each span (by identity) and all that is inside it cost."""
+    numbers = itertools.count(1)
+    device = Counter[int]()
+    for op, ns in forest.kernels:
+        device[op] += ns
+    costs: dict[int, Cost] = {}
+
+    def cost_of(span: Span) -> Cost:
+        number = next(numbers)
+        allocated = sum(nbytes for nbytes in span.bytes_inside if nbytes > 0)
+        freed = -sum(nbytes for nbytes in span.bytes_inside if nbytes < 0)
+        cost = Cost(sum(span.own), device[number], cpu_allocated=allocated, cpu_freed=freed)
+        for child in span.children:
+            cost = cost + cost_of(child)
+        costs[id(span)] = cost
+        assert cost.cpu_ns == span.duration
+        return cost
+
+    for roots in forest.threads:
+        for root in roots:
+            cost_of(root)
+    return costs
+
+
+def spots_in(run: Run) -> Iterator[tuple[Spot, Op]]:
+    """Every op and label of a run, those inside labels too."""
+
+    def below(ops: list[Op], layer: int, phase: str, labels: tuple[str, ...]) -> Iterator[tuple[Spot, Op]]:
+        for op in ops:
+            yield Spot(layer, phase, labels, op.kind, op.name), op
+            yield from below(op.inside, layer, phase, (*labels, op.name))
+
+    for phase in PHASES:
+        for layer, ops in run.ops(phase).items():
+            yield from below(ops, layer, phase, ())
+
+
+@settings(deadline=None, max_examples=100)
+@given(sessions(), st.none() | st.sets(st.integers(0, 8)))
+def test_the_total_of_a_label_is_how_long_its_outermost_ranges_lasted(
+    session: tuple[Paths, Forest], selected: set[int] | None
+) -> None:
+    """And of an op; layers called inside, backward and recomputation included, with device time and memory."""
+    paths, forest = session
+    for span in forest.walk():
+        if span.kind in IN_BACKWARD:
+            span.sequence = -1
+    run = run_of(paths, forest, selected)
+    expected = walked(forest, selected)
+    found = [(spot, op) for spot, op in spots_in(run) if spot.name not in (BETWEEN_OPS, LAUNCH_NOT_RECORDED)]
+    assert len({spot for spot, _ in found}) == len(found), "there is one of each"
+    totals: defaultdict[Spot, Cost] = defaultdict(Cost)
+    calls: Counter[Spot] = Counter()
+    for spot, op in found:
+        if spot.kind == "label":
+            spot = spot._replace(phase=ANY)
+        totals[spot] += op.total
+        calls[spot] += op.calls
+    stray = [ns for number, ns in forest.kernels if number > sum(1 for _ in forest.walk())]
+    assert totals == expected.totals
+    assert dict(calls) == dict(expected.calls)
+    assert run.no_layer(FORWARD).device_ns >= sum(stray)
+    assert sum(op.total.device_ns for spot, op in spots_in(run) if spot.name == LAUNCH_NOT_RECORDED) == sum(stray)
+
+
+@settings(deadline=None, max_examples=100)
+@given(sessions())
+def test_the_total_of_an_op_over_the_whole_run(session: tuple[Paths, Forest]) -> None:
+    """All that ran inside ops of one name, wherever that counts, is the time of the outermost of them."""
+    paths, forest = session
+    costs = costs_of(forest)
+    expected: dict[str, Cost] = {}
+    waiting: list[tuple[Span, frozenset[str]]] = [(root, frozenset()) for roots in forest.threads for root in roots]
+    while waiting:
+        span, around = waiting.pop()
+        if span.kind is not Kind.LABEL:
+            if span.name not in around:
+                expected[span.name] = expected.get(span.name, Cost()) + costs[id(span)]
+            around |= {span.name}
+        waiting.extend((child, around) for child in span.children)
+    found: dict[str, Cost] = {}
+    for row in run_of(paths, forest).rows:
+        frames = [frame for around in row.within for frame in around.frames] + list(row.frames)
+        for name in {frame.name for frame in frames if frame.kind in ("op", "label")}:
+            found[name] = found.get(name, Cost()) + row.cost
+    launchers = {number for number, _ in enumerate(forest.walk(), 1)}
+    unknown = found.pop(LAUNCH_NOT_RECORDED, Cost())
+    assert unknown == Cost(device_ns=sum(ns for number, ns in forest.kernels if number not in launchers))
+    assert found == expected
+
+
+@settings(deadline=None, max_examples=80)
+@given(sessions())
+def test_lines_of_python_are_seen_where_no_op_explains_the_time(session: tuple[Paths, Forest]) -> None:
+    """Directly in a layer, in a label or in no layer: there each counts, and costs nothing; inside ops none does.
+
+    On one thread: while another is at work, which is autograd's, a line only says where this one waits for it.
+    """
+    paths, forest = session
+    del forest.threads[1:]
+    for span in forest.walk():
+        if span.kind in IN_BACKWARD:
+            span.sequence = -1
+    run = run_of(paths, forest)
+    found: Counter[tuple[int, str, str]] = Counter()
+    for row, layer in zip(run.rows, run.rows.columns["layer"]):
+        if row.frames and row.frames[-1].kind == "python":
+            found[layer, row.phase, row.frames[-1].name] += row.calls
+            assert not row.cost
+    assert found == walked(forest).lines
+
+
+# Law 2, on rows of any kind
+
+FRAMES: tuple[tuple[Frame, ...], ...] = (
+    (),
+    (Frame("op", "a"),),
+    (Frame("op", "a", SIGNATURES[1]),),
+    (Frame("op", "a"), Frame("op", "b")),
+    (Frame("op", "a", SIGNATURES[1]), Frame("op", "b", SIGNATURES[2])),
+    (Frame("op", "a"), Frame("op", "b"), Frame("op", "a")),
+    (Frame("label", "mine"),),
+    (Frame("label", "mine"), Frame("op", "b")),
+    (Frame("label", "a"), Frame("op", "b"), Frame("label", "mine"), Frame("op", "b")),
+    (Frame("op", "a"), Frame("kernel", "gemm")),
+    (Frame("kernel", "stray"),),
+    (Frame("python", "net.py(3): forward"),),
+    (Frame("label", "mine"), Frame("python", "net.py(3): forward")),
+)
+WITHIN: tuple[tuple[Around, ...], ...] = (
+    (),
+    (Around(0, FORWARD, (Frame("label", "mine"),)),),
+    (Around(0, FORWARD, (Frame("op", "a"),)), Around(OUTSIDE, BACKWARD, (Frame("op", "a"), Frame("op", "b")))),
+    (Around(OUTSIDE, FORWARD, (Frame("label", "a"), Frame("op", "b", SIGNATURES[2]))),),
+)
+MEASURES = ("cpu_ns", "peak_bytes", "kept_bytes", "step_cpu_ns")
+SHARED = ((), (0,))
+
+
+@st.composite
+def lines_of_rows(draw: st.DrawFn, layers: int) -> tuple[int, ...]:
+    """One row, as ``Rows.COLUMNS`` names its parts; where Python was seen, it was seen once at least, at no cost."""
+    frames = draw(st.integers(0, len(FRAMES) - 1))
+    free = bool(FRAMES[frames]) and FRAMES[frames][-1].kind == "python"
+    return (
+        draw(st.integers(NOT_SELECTED, layers - 1)),
+        draw(st.integers(0, len(PHASES) - 1)),
+        draw(st.integers(0, len(SHARED) - 1)),
+        draw(st.integers(0, len(WITHIN) - 1)),
+        frames,
+        draw(st.integers(0, 1)),
+        0,
+        draw(st.integers(int(free), 5)),
+        *(0 if free else draw(st.integers(0, 2**40)) for _ in FIELDS),
+    )
+
+
+@st.composite
+def memories(draw: st.DrawFn, layers: int, device: str) -> Memory:
+    """The memory of one device, with what was alive at its peak."""
+    kinds = st.sampled_from([*MEMORY_KINDS, "unknown"])
+    size = st.integers(0, 2**40)
+    one = st.builds(Held, st.integers(NOT_SELECTED, layers - 1), st.sampled_from(PHASES), kinds, size, size)
+    return Memory(
+        device,
+        0,
+        draw(size),
+        draw(size),
+        tuple(draw(st.lists(one, max_size=3))),
+        draw(st.sampled_from([(), (("parameters", 4096), ("gradients", 64))])),
+        draw(st.sampled_from([(), (("reserved", 0, 2**21),)])),
+    )
+
+
+@st.composite
+def timelines(draw: st.DrawFn, layers: int) -> Timeline:
+    """Some allocations and frees."""
+    one = st.tuples(
+        st.integers(0, 2**50),
+        st.integers(-(2**40), 2**40),
+        st.integers(0, 1),
+        st.integers(NOT_SELECTED, layers - 1),
+        st.integers(0, len(PHASES) - 1),
+        st.integers(-1, len(MEMORY_KINDS) - 1),
+    )
+    steps = draw(st.lists(one, max_size=4))
+    columns = {name: array("q", (step[at] for step in steps)) for at, name in enumerate(Timeline.COLUMNS)}
+    return Timeline(("cpu", "cuda:0"), columns, draw(st.integers(0, 5)))
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Run:
+    """A run with random rows: any layer or none, any phase, any frames, within anything; and all other parts."""
+    paths = draw(layer_trees())
+    if draw(st.booleans()):
+        paths += tuple(("Other", *path[1:]) for path in paths[:3] if path[:-1] in (*paths[:3], ()) or len(path) == 1)
+    layers = tuple(Layer(path, "Module", input_shapes=((1, 2),), shared_with=(path,)) for path in paths)
+    count = len(layers)
+    lines = draw(st.lists(lines_of_rows(count), max_size=25))
+    columns = {name: array("q", (line[at] for line in lines)) for at, name in enumerate(Rows.COLUMNS)}
+    rows = Rows(layers, FRAMES, ("cpu", "cuda:0"), columns, WITHIN, SHARED)
+    keys = st.tuples(
+        st.integers(NOT_SELECTED, count - 1), st.sampled_from([FORWARD, RECOMPUTE]), st.sampled_from(MEASURES)
+    )
+    calls = st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 10**9)), min_size=1, max_size=5)
+    samples = {
+        SampleKey(layer, phase, 0, "cpu", measure): Spread.of(draw(calls))
+        for layer, phase, measure in sorted(draw(st.sets(keys, max_size=5)))
+        if layer >= 0 or measure.startswith("step_")
+    }
+    meta = Meta(
+        model=("Module",),
+        device=draw(st.sampled_from([None, "cuda"])),
+        requested=draw(st.sampled_from([("cpu_ns",), FIELDS])),
+        measured=draw(st.sampled_from([("cpu_ns",), FIELDS])),
+        paths=draw(st.none() | st.just((layers[0].path,))),
+        wall_ns=draw(st.integers(0, 10**10)),
+        cycles=draw(st.integers(1, 3)),
+        steps=draw(st.integers(0, 9)),
+        busy_ns=draw(st.sampled_from([(), (("cuda:0", 12_345),)])),
+        peaks=draw(st.sampled_from([(), (Peak("cpu", "float32", 2, 1.5e12, 3e10),)])),
+        warnings=draw(st.sampled_from([(), ("Careful: “quoted”, and naïve.",)])),
+        versions=(("torch", "2.13.0"),),
+        flags=(("use_cuda", True),),
+        machine="host",
+        script="/tmp/x.py",
+    )
+    memory = tuple(draw(memories(count, device)) for device in draw(st.sampled_from([(), ("cpu",), ("cpu", "cuda:0")])))
+    return Run((meta,), layers, rows, samples, memory, draw(st.none() | timelines(count)))
+
+
+@settings(deadline=None, max_examples=80)
+@given(runs(), st.sampled_from([None, *PHASES]))
+def test_total_is_self_and_the_totals_of_the_children(run: Run, phase: str | None) -> None:
+    """In every tree, at every node; and the trees and what has no layer hold all rows."""
+    everything = Cost()
+    for root in range(len(run.roots)):
+        tree = run.tree(phase, root)
+        for node in tree.walk():
+            expected = node.self
+            for child in node.children:
+                expected = expected + child.total
+                assert child.layer.path[:-1] == node.layer.path
+            assert node.total == expected
+        everything = everything + tree.total
+    for each in [phase] if phase else PHASES:
+        everything = everything + no_layer(run, each)
+    rows = Cost()
+    for row in run.rows:
+        if phase is None or row.phase == phase:
+            rows = rows + row.cost
+    assert everything == rows
+
+
+def spots_through(layer: int, phase: str, frames: Sequence[Frame]) -> Iterator[Spot]:
+    """The ops and labels on the way from a layer to the last of these frames."""
+    labels: tuple[str, ...] = ()
+    for kind, name, _ in frames:
+        if kind in ("op", "label"):
+            yield Spot(layer, phase, labels, kind, name)
+        if kind == "label":
+            labels = (*labels, name)
+
+
+@settings(deadline=None, max_examples=80)
+@given(runs())
+def test_the_operators_of_a_layer_add_up_to_its_self(run: Run) -> None:
+    """Σ op self + (between ops), those inside labels included, = the layer's self, for every layer and phase, and for
+    what has no layer; and the totals hold all that is inside, of other layers too."""
+    own: defaultdict[tuple[int, str], Cost] = defaultdict(Cost)
+    totals: defaultdict[Spot, Cost] = defaultdict(Cost)
+    for row, layer in zip(run.rows, run.rows.columns["layer"]):
+        own[layer, row.phase] += row.cost
+        spots = {spot for around in row.within for spot in spots_through(*around)}
+        spots = {spot._replace(phase=row.phase) if spot.kind == "label" else spot for spot in spots}
+        spots.update(spots_through(layer, row.phase, row.frames))
+        if not row.frames or {frame.kind for frame in row.frames} == {"kernel"}:
+            spots.add(Spot(layer, row.phase, (), "op", BETWEEN_OPS))
+        if not row.frames or row.frames[-1].kind != "python":
+            for spot in spots:
+                totals[spot] += row.cost
+    found = dict(spots_in(run))
+    assert {spot: op.total for spot, op in found.items() if op.total} == {
+        key: total for key, total in totals.items() if total
+    }
+    selves: defaultdict[tuple[int, str], Cost] = defaultdict(Cost)
+    for spot, op in found.items():
+        selves[spot.layer, spot.phase] += op.self
+    assert {key: cost for key, cost in selves.items() if cost} == {key: cost for key, cost in own.items() if cost}
+
+
+# Law 3, of the cycles of one process
+
+
+@st.composite
+def cycles(draw: st.DrawFn, count: int = 3) -> tuple[Paths, list[list[Event]]]:
+    """The sessions of so many cycles of one model, one after the other.
+
+    Each has threads and numbers of its own: what a session counts, the next one does not know.
+    """
+    paths = draw(layer_trees(4))
+    sessions: list[list[Event]] = []
+    start = 0
+    for number in range(1, count + 1):
+        events = [
+            event._replace(
+                start_ns=event.start_ns + start,
+                end_ns=event.end_ns + start,
+                thread=event.thread + 10 * number,
+                forward_thread=event.forward_thread + 10 * number if event.forward_thread else 0,
+                correlation=event.correlation + 1000 * number if event.correlation else 0,
+            )
+            for event in draw(forests(len(paths), depth=2)).events()
+        ]
+        sessions.append([Event(Kind.STEP, "step", start, start, 1 + 10 * number), *events])
+        start = max((event.end_ns for event in events), default=start) + draw(st.integers(1, 100))
+    return paths, sessions
+
+
+def all_at_once(sessions: Sequence[Sequence[Event]]) -> list[Event]:
+    """As one session would have recorded them: kernels last."""
+    events = [event for session in sessions for event in session]
+    return sorted(events, key=lambda event: event.kind is Kind.KERNEL)
+
+
+def as_a_set(run: Run) -> Counter[Row]:
+    return Counter(run.rows)
+
+
+@settings(deadline=None, max_examples=40)
+@given(cycles())
+def test_cycles_sum_to_what_one_session_of_all_of_them_gives(recorded: tuple[Paths, list[list[Event]]]) -> None:
+    """Rows of equal keys sum, samples join, devices were busy as long; the order of the rows is free."""
+    paths, sessions = recorded
+    first, *later = [folded(paths, events) for events in sessions]
+    summed = first
+    for cycle in later:
+        summed = add_cycle(summed, cycle)
+    whole = folded(paths, all_at_once(sessions))
+    assert as_a_set(summed) == as_a_set(whole)
+    assert max(as_a_set(summed).values(), default=1) == 1, "equal keys have one row"
+    assert dict(summed.samples) == dict(whole.samples)
+    assert dict(summed.meta.busy_ns) == dict(whole.meta.busy_ns)
+    assert (summed.meta.cycles, summed.layers) == (len(sessions), whole.layers)
+    assert summed.tree() == whole.tree()
+
+
+@settings(deadline=None, max_examples=25)
+@given(cycles(), st.data())
+def test_cycles_may_be_summed_in_any_groups(recorded: tuple[Paths, list[list[Event]]], data: st.DataObject) -> None:
+    """``add_cycle`` is associative: rows, samples, what was alive at the highest peak, and all else."""
+    paths, sessions = recorded
+    runs = []
+    for events in sessions:
+        memory = tuple(
+            data.draw(memories(len(paths), device)) for device in data.draw(st.sampled_from(["", "a", "ab"]))
+        )
+        shapes = data.draw(st.sampled_from([(), ((1, 2),), ((3,),)]))
+        run = folded(paths, events)
+        runs.append(
+            replace(
+                run,
+                layers=tuple(replace(layer, input_shapes=shapes) for layer in run.layers),
+                memory=memory,
+                timeline=data.draw(st.none() | timelines(len(paths))),
+            )
+        )
+    first, second, third = runs
+    left = add_cycle(add_cycle(first, second), third)
+    right = add_cycle(first, add_cycle(second, third))
+    assert as_a_set(left) == as_a_set(right)
+    assert dict(left.samples) == dict(right.samples)
+    assert (left.metas, left.layers, left.memory, left.timeline) == (
+        right.metas,
+        right.layers,
+        right.memory,
+        right.timeline,
+    )
+    peaks = {memory.device: memory.peak_bytes for memory in left.memory}
+    seen = [memory for run in runs for memory in run.memory]
+    assert peaks == {one.device: max(two.peak_bytes for two in seen if two.device == one.device) for one in seen}
+    assert set(left.memory) <= set(seen)
+
+
+# Law 4
+
+
+@settings(deadline=None, max_examples=60)
+@given(runs(), st.sampled_from(["run.json", "run.json.gz"]))
+def test_a_saved_run_loads_as_it_was(run: Run, name: str) -> None:
+    """``load(save(run)) == run``, plain and gzipped, and saving changes nothing."""
+    before = copy.deepcopy(run)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        run.save(path)
+        assert (path.read_bytes()[:2] == b"\x1f\x8b") == name.endswith(".gz")
+        loaded = torchprof.load(path)
+        assert loaded == run == before
+        assert list(loaded.rows) == list(run.rows)
+        loaded.save(path)
+        assert torchprof.load(path) == run, "and once more"
+
+
+@settings(deadline=None, max_examples=20)
+@given(runs())
+def test_a_stripped_run_differs_only_in_names_of_machines(run: Run) -> None:
+    """``strip=True`` leaves the machine's and the script's names out, all else stays."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.json"
+        run.save(path, strip=True)
+        assert "host" not in path.read_text(encoding="utf-8")
+        assert "x.py" not in path.read_text(encoding="utf-8")
+        loaded = torchprof.load(path)
+    assert loaded != run
+    assert replace(loaded, metas=run.metas) == run
+    assert replace(run.meta, machine="", script="") == loaded.meta
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.json.gz"])
+def test_a_real_run_loads_as_it_was(tmp_path: Path, name: str) -> None:
+    """The same for a run of real training steps, with all that can be recorded."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    with torchprof.Profile(
+        model,
+        profile_memory=True,
+        with_timeline=True,
+        with_flops=True,
+        record_shapes=True,
+        with_stack=True,
+        schedule=torch.profiler.schedule(wait=0, warmup=1, active=2, repeat=2),
+    ) as prof:
+        for _ in range(6):
+            with torch.profiler.record_function("pass"):
+                model(torch.rand(5, 3)).sum().backward()
+            optimizer.step()
+            prof.step()
+    run = prof.run
+    assert (run.meta.cycles, run.meta.steps) == (2, 4)
+    assert run.timeline
+    assert run.memory[0].held
+    assert any(row.within for row in run.rows)
+    assert any(row.signature and row.signature.stack for row in run.rows)
+    run.save(tmp_path / name)
+    assert torchprof.load(tmp_path / name) == run
+
+
+# Law 5
+
+
+NEEDED = {"layers": {"op": "a"}}
+"""Options that a report cannot do without."""
+
+
+def rendered(run: Run, name: str) -> str:
+    """A report, or why there is none: some need what this run has not."""
+    try:
+        return run.report(name, **NEEDED.get(name, {}))
+    except torchprof.TorchprofError as error:
+        return str(error)
+
+
+@settings(deadline=None, max_examples=40)
+@given(runs())
+def test_reports_are_pure(run: Run) -> None:
+    """Every report gives the same text for the same run, and leaves the run as it was."""
+    before = copy.deepcopy(run)
+    options = [{}, {"show_events": True}, {"depth": 1}, {"sort_by": "self_cpu_total"}, {"top": 2}, {"percent": True}]
+    for name in known():
+        assert rendered(run, name) == rendered(run, name)
+    for chosen in options:
+        first = run.report("tree", **chosen)
+        assert isinstance(first, str)
+        assert run.report("tree", **chosen) == first == before.report("tree", **chosen)
+    assert run == before
+
+
+@settings(deadline=None, max_examples=40)
+@given(runs())
+def test_show_events_adds_rows_and_changes_no_figure(run: Run) -> None:
+    """``show_events`` adds rows, and a self column for each other phase; the layers' figures stay."""
+
+    def table(show_events: bool) -> tuple[list[str], dict[str, list[list[str]]]]:
+        lines = run.report("tree", show_events=show_events, tablefmt="tsv").split("\n\n")[0].splitlines()
+        cells = [[cell.strip() for cell in line.split("\t")] for line in lines]
+        rows: dict[str, list[list[str]]] = {}
+        for first, *others in cells[1:]:
+            blank = [""] * (len(cells[0]) - 1 - len(others))  # tabulate leaves blank cells at the end out
+            rows.setdefault(first.lstrip("│├└─ "), []).append(others + blank)
+        return cells[0], rows
+
+    plain_headings, plain_rows = table(False)
+    headings, rows = table(True)
+    added = [heading for heading in headings if heading not in plain_headings]
+    assert [heading for heading in headings if heading not in added] == plain_headings
+    assert all(" Self " in heading for heading in added), "beside operators, backward too has a self"
+    kept = [number - 1 for number, heading in enumerate(headings) if heading in plain_headings[1:]]
+    for name, figures in plain_rows.items():
+        same = [[cells[number] for number in kept] for cells in rows[name]]
+        for one in figures:
+            assert one in same
+
+
+# Samples
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 10**15), st.integers(0, 10**9)), min_size=1, max_size=600), st.randoms())
+def test_a_spread_does_not_depend_on_the_order_of_the_calls(calls: list[tuple[int, int]], rng: random.Random) -> None:
+    """The same calls in any order give the same spread; up to its size it holds all values."""
+    shuffled = list(calls)
+    rng.shuffle(shuffled)
+    spread = Spread.of(calls)
+    assert Spread.of(shuffled) == spread
+    values = sorted(value for _, value in calls)
+    assert (spread.count, spread.sum, spread.min, spread.max) == (len(values), sum(values), values[0], values[-1])
+    if len(calls) <= Spread.SIZE:
+        assert list(spread.sample) == values
+    else:
+        assert len(spread.sample) == Spread.SIZE
+        assert set(spread.sample) <= set(values)
+
+
+def test_a_spread_of_calls_that_started_together_does_not_depend_on_their_order() -> None:
+    """Calls on several threads can start in the same nanosecond; which of them are kept is still fixed."""
+    calls = [(start, value) for start in range(150) for value in (start, 1000 + start, 2000 + start)]
+    spread = Spread.of(calls)
+    assert Spread.of(calls[::-1]) == spread
+    assert Spread.of(sorted(calls, key=lambda call: call[1])) == spread
+
+
+def test_the_sample_of_a_spread_is_not_the_first_calls() -> None:
+    """A sample of 10,000 rising values has about their median: it is drawn from all of them."""
+    spread = Spread.of([(1000 * number, number) for number in range(10_000)])
+    assert 3_500 < spread.median < 6_500
+    assert spread.first == 0
+    assert spread.max == 9_999
+
+
+START = st.integers(0, 10**15)
+CALLS = st.lists(st.tuples(START, st.integers(0, 10**9)), min_size=1, max_size=400)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(CALLS, min_size=2, max_size=4), st.data())
+def test_spreads_add_up_in_any_groups(groups: list[list[tuple[int, int]]], data: st.DataObject) -> None:
+    """The sum is the spread of all calls, whatever is added to what first; ``first`` is that of the first group."""
+    whole = Spread.of([call for group in groups for call in group])
+    spreads = [Spread.of(group) for group in groups]
+    first = spreads[0].first
+    while len(spreads) > 1:
+        at = data.draw(st.integers(0, len(spreads) - 2))
+        spreads[at : at + 2] = [spreads[at] + spreads[at + 1]]
+    assert spreads[0] == replace(whole, first=first)
+    assert spreads[0].hashes == whole.hashes
+
+
+# All of it on random real models
+
+
+@st.composite
+def modules(draw: st.DrawFn, depth: int = 3) -> nn.Module:
+    """A random module that takes and gives a (2, 4) tensor."""
+    kind = draw(st.sampled_from(["linear", "relu", "norm", "chain", "chain", "twice", "sum"] if depth else ["linear"]))
+    if kind == "linear":
+        return nn.Linear(4, 4)
+    if kind == "relu":
+        return nn.ReLU()
+    if kind == "norm":
+        return nn.LayerNorm(4)
+    if kind == "chain":
+        return nn.Sequential(*draw(st.lists(modules(depth - 1), max_size=3)))
+    inner = draw(modules(depth - 1))
+    return Twice(inner) if kind == "twice" else Sum(inner, draw(modules(depth - 1)))
+
+
+class Twice(nn.Module):
+    """Calls its child two times, with an op of its own in between."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(self.inner(x) * 2)
+
+
+class Sum(nn.Module):
+    """Two branches, added."""
+
+    def __init__(self, left: nn.Module, right: nn.Module) -> None:
+        super().__init__()
+        self.left = left
+        self.right = right
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.left(x) + self.right(x)
+
+
+def calls_of(model: nn.Module) -> dict[tuple[str, ...], int]:
+    """How often each layer is called in one call of the model, by its construction."""
+    found: dict[tuple[str, ...], int] = {}
+    waiting = [(model, (type(model).__name__,), 1)]
+    while waiting:
+        module, path, times = waiting.pop()
+        found[path] = times
+        times *= 2 if isinstance(module, Twice) else 1
+        waiting.extend((child, (*path, name), times) for name, child in module.named_children())
+    return found
+
+
+@settings(deadline=None, max_examples=15)
+@given(modules(), st.booleans())
+def test_the_laws_hold_on_random_models(model: nn.Module, backward: bool) -> None:
+    """Laws 1 and 2, the calls known from the construction, and the operators, on a real run."""
+    x = torch.rand(2, 4, requires_grad=True)
+    with torchprof.Profile(model, profile_memory=True) as prof:
+        y = model(x).sum()
+        if backward:
+            y.backward()
+    run = prof.run
+    truth = torchs_list(prof)
+    ours = sum(event.self_cpu_time_total for event in truth if event.name.startswith("torchprof:!"))
+    theirs = sum(event.self_cpu_time_total for event in truth) - ours
+    assert sum(row.cost.cpu_ns for row in run.rows) / 1000 == pytest.approx(theirs, abs=0.01)
+    everything = Cost()
+    for row in run.rows:
+        everything = everything + row.cost
+    tree = run.tree()
+    whole = tree.total
+    for phase in PHASES:
+        whole = whole + no_layer(run, phase)
+    assert whole == everything
+    for node in tree.walk():
+        below = node.self
+        for child in node.children:
+            below = below + child.total
+        assert node.total == below
+    assert {node.layer.path: node.calls for node in tree.walk()} == calls_of(model)
+    has_backward = any(row.phase == BACKWARD and row.layer for row in run.rows)
+    assert has_backward == (backward and any(row.layer and row.frames for row in run.rows))

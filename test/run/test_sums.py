@@ -1,0 +1,216 @@
+"""Operators summed from columns, against the plain definition: row by row, as the docstrings say it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from build.hand_made import NET, kernel, label, op, row, run_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from torchprof import Profile
+from torchprof.analyze.operators import Operator, layers_of, operators
+from torchprof.run.cost import Cost
+from torchprof.run.rows import Around, Row
+from torchprof.run.run import Op, Run
+from torchprof.run.words import BETWEEN_OPS, NOT_SELECTED, OUTSIDE, PHASES, Frame
+
+Sum = tuple[int, Cost, Cost]  # calls, self, total
+
+
+def number_of(run: Run, one: Row) -> int:
+    if one.layer is not None:
+        return run.layers.index(one.layer)
+    return OUTSIDE if one.selected else NOT_SELECTED
+
+
+def work_of(one: Row) -> tuple[Frame, ...]:
+    """The ops and labels around the work of a row; its own time is an op, too."""
+    return tuple(frame for frame in one.frames if frame.kind != "kernel") or (op(BETWEEN_OPS),)
+
+
+def is_call(one: Row) -> bool:
+    return bool(one.frames) and one.frames[-1].kind != "kernel"
+
+
+def is_sample(one: Row) -> bool:
+    return bool(one.frames) and one.frames[-1].kind == "python"
+
+
+def places(layer: int, frames: Sequence[Frame]) -> Iterator[tuple[Any, ...]]:
+    """An op is told by its layer, the labels it stands in there, its kind and its name."""
+    labels: tuple[str, ...] = ()
+    for frame in frames:
+        yield layer, labels, frame.kind, frame.name
+        if frame.kind == "label":
+            labels = (*labels, frame.name)
+
+
+def ops_by_definition(run: Run, phase: str) -> dict[tuple[Any, ...], Sum]:
+    found: dict[tuple[Any, ...], Sum] = {}
+    for one in run.rows:
+        if is_sample(one):
+            continue
+        here = one.phase == phase
+        touched = []
+        for around in one.within:
+            # What runs in a label is in it in whatever phase; what runs in an op is in it in the phase of that op.
+            frames = around.frames
+            if around.phase != phase:
+                frames = tuple(frame for frame in frames if here and frame.kind == "label")
+            for place in places(around.layer, frames):
+                found.setdefault(place, (0, Cost(), Cost()))
+                if here or place[2] == "op":
+                    touched.append(place)
+        if here:
+            touched += places(number_of(run, one), work_of(one))
+            calls, own, total = found.get(touched[-1], (0, Cost(), Cost()))
+            found[touched[-1]] = calls + one.calls * is_call(one), own + one.cost, total
+        for place in dict.fromkeys(touched):
+            calls, own, total = found.get(place, (0, Cost(), Cost()))
+            found[place] = calls, own, total + one.cost
+    return found
+
+
+def flat(layer: int, ops: Sequence[Op], labels: tuple[str, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Sum]]:
+    for one in ops:
+        yield (layer, labels, one.kind, one.name), (one.calls, one.self, one.total)
+        yield from flat(layer, one.inside, (*labels, one.name))
+
+
+def check_ops(run: Run) -> None:
+    for phase in PHASES:
+        found = [pair for layer, ops in run.ops(phase).items() for pair in flat(layer, ops)]
+        assert dict(found) == ops_by_definition(run, phase) and len(dict(found)) == len(found)
+
+
+def operators_by_definition(run: Run, phase: str | None, layers: set[int] | None) -> dict[Operator, Sum]:
+    found: dict[Operator, Sum] = {}
+    for one in run.rows:
+        if is_sample(one):
+            continue
+        own_layer = number_of(run, one)
+        way_in = [
+            (around.layer, one.phase if frame.kind == "label" else around.phase, frame)
+            for around in one.within
+            for frame in around.frames
+        ]
+        way_in += [(own_layer, one.phase, frame) for frame in work_of(one)]
+        keys = [
+            Operator(frame.name, frame.kind)
+            if phase in (None, of_phase) and (layers is None or layer in layers)
+            else None
+            for layer, of_phase, frame in way_in
+        ]
+        for key in dict.fromkeys(keys):
+            if key is not None:
+                calls, own, total = found.get(key, (0, Cost(), Cost()))
+                found[key] = calls, own, total + one.cost
+        if keys[-1] is not None:
+            calls, own, total = found[keys[-1]]
+            found[keys[-1]] = calls + one.calls * is_call(one), own + one.cost, total
+    return found
+
+
+def check_operators(run: Run) -> None:
+    names = [layer.name for layer in run.layers]
+    for phase in (None, *PHASES):
+        for layer in (None, names[0], names[2]):
+            below = None if layer is None else {at for at, one in enumerate(names) if f"{one}.".startswith(f"{layer}.")}
+            found = {
+                key: (sums.calls, sums.self, sums.total)
+                for key, sums in operators(run, layer=layer, phase=phase).items()
+            }
+            assert found == operators_by_definition(run, phase, below)
+    for operator in operators(run):
+        everywhere = layers_of(run, operator.name)
+        same_name = [sums for other, sums in operators(run).items() if other.name == operator.name]
+        assert sum(sums.calls for sums in everywhere.values()) == sum(sums.calls for sums in same_name)
+        own = sum((sums.self for sums in everywhere.values()), Cost())
+        assert own == sum((sums.self for sums in same_name), Cost())
+
+
+frames = st.lists(st.sampled_from([op("a"), op("b"), op("c"), label("a"), label("m")]), max_size=4).map(tuple)
+chains = st.builds(
+    lambda inner, last: inner + last, frames, st.sampled_from([(), (), (kernel("k"),), (Frame("python", "x.py:1"),)])
+)
+arounds = st.builds(Around, st.sampled_from([OUTSIDE, 0, 1]), st.sampled_from(PHASES), frames.filter(bool))
+costs = st.fixed_dictionaries(
+    {"cpu_ns": st.integers(0, 50), "flops": st.sampled_from([0, 0, 7]), "device_freed": st.sampled_from([0, 3])}
+)
+rows = st.builds(
+    lambda layer, chain, phase, within, calls, device, cost: row(
+        layer, *chain, phase=phase, within=tuple(within), calls=calls, device=device, **cost
+    ),
+    st.sampled_from([NOT_SELECTED, OUTSIDE, *range(len(NET))]),
+    chains,
+    st.sampled_from(PHASES),
+    st.lists(arounds, max_size=2),
+    st.integers(0, 3),
+    st.sampled_from(["cpu", "cuda:0"]),
+    costs,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(rows, min_size=1, max_size=12))
+def test_any_rows_at_all(lines: list[tuple[Any, ...]]) -> None:
+    run = run_of(lines)
+    check_ops(run)
+    check_operators(run)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU())
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.profiler.record_function("mine"):
+            x = self.body(x)
+            with torch.profiler.record_function("inner"):
+                x = torch.utils.checkpoint.checkpoint(self.head, x, use_reentrant=False)
+        return x
+
+
+@pytest.mark.parametrize("paths", [None, ["body", "body.0"]])
+def test_a_real_training_run(paths: Any) -> None:
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with Profile(model, profile_memory=True, with_flops=True, paths=paths) as prof:
+        for _ in range(2):
+            with torch.profiler.record_function("step"):
+                model(torch.rand(4, 8)).sum().backward()
+                optimizer.step()
+    run = prof.run
+    assert any(around for around in run.rows.within) and len(run.phases()) == 3
+    check_ops(run)
+    check_operators(run)
+
+
+def test_parts_of_what_is_counted() -> None:
+    lines = [
+        row(1, op("linear"), op("addmm"), calls=3, flops=8),
+        row(1, op("linear"), op("addmm"), op("copy"), calls=2),
+        row(1, op("linear"), op("t"), calls=4),
+        row(1, op("copy"), calls=5),
+        row(2, op("linear"), op("addmm"), op("copy"), calls=9),
+    ]
+    found = {operator.name: (sums.calls, sums.parts) for operator, sums in operators(run_of(lines)).items()}
+    # Only the copies in the addmm of layer 1, which has FLOPs, are part of it: those of layer 2 are in one without.
+    assert found == {"linear": (0, 0), "addmm": (3, 0), "copy": (16, 2), "t": (4, 0)}
+
+
+def test_the_order_is_that_of_first_use() -> None:
+    lines = [row(1, op("b"), op("a")), row(0, op("c")), row(1, op("a")), row(1), row(0, op("b"))]
+    assert [operator.name for operator in operators(run_of(lines))] == ["b", "a", "c", BETWEEN_OPS]
+    assert {layer: [one.name for one in ops] for layer, ops in run_of(lines).ops().items()} == {
+        1: ["b", "a", BETWEEN_OPS],
+        0: ["c", "b"],
+    }
