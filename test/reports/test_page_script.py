@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from all_kinds import KINDS
-from browser import ROOT, missing
-from hand_made import kernel, op, row, run_of
-from hand_made_ranks import everybody, run_of_ranks
-from models import Mlp
+from build.all_kinds import KINDS
+from build.browser import missing
+from build.hand_made import kernel, op, row, run_of
+from build.hand_made_ranks import everybody, run_of_ranks
+from build.models import Mlp
+from build.places import ROOT
 
 import torchprof
 from torchprof import Profile, Run
-from torchprof.attribute import FORWARD
 from torchprof.reports.html import page_script
-from torchprof.run import DeviceTime, Peak, StreamTime
+from torchprof.run.meta import Peak
+from torchprof.run.timeline import DeviceTime, StreamTime
+from torchprof.run.words import FORWARD
 
 FOLDER = Path(torchprof.__file__).parent / "reports" / "page"
 CHECKS = ROOT / "test" / "page"
