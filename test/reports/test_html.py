@@ -33,9 +33,9 @@ from torch import Tensor, nn
 import torchprof
 from benchmarks.page import CLICKS, big_run, click_ms
 from torchprof import Profile, Run, TorchprofError
+from torchprof.analyze.columns import CALLS, columns_of
 from torchprof.analyze.figures import Figures
 from torchprof.analyze.operators import kernels, operators
-from torchprof.reports.columns import CALLS, columns_of
 from torchprof.reports.page.data import Take, page_data, sum_of_ranks, traffic_bytes
 from torchprof.reports.tree import entries_of
 from torchprof.run.cost import AT_LEAST, UNKNOWN, Bound, Cost, Unit, format_count, format_memory, format_time

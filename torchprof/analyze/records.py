@@ -11,9 +11,10 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
+from torchprof.analyze.columns import measures_of_records
 from torchprof.analyze.figures import Figures, figures_of_layers
 from torchprof.errors import TorchprofError, suggest
-from torchprof.run.cost import MEASURES, Bound, Measure, Unit
+from torchprof.run.cost import Bound, Measure
 from torchprof.run.run import Op, Run, of_ranks
 from torchprof.run.samples import SampleKey
 from torchprof.run.words import (
@@ -57,8 +58,8 @@ def layers(run: Run) -> Table:
     layers below it. Calls are those of the phase; autograd calls no layer, so backward has none. What the layer is
     (``kind``, ``settings``, shapes, parameters) is the same in all its records.
     """
-    figures = _figures(run)
-    asked = _requested(run)
+    figures = measures_of_records(run)
+    asked = {name for meta in run.metas for name in meta.requested}
     durations = ("min_call_cpu_ns", "median_call_cpu_ns", "max_call_cpu_ns") if "cpu_ns" in asked else ()
     peaks = [name for name in ("cpu", "device") if f"{name}_allocated" in asked]
     columns = {
@@ -98,7 +99,7 @@ def operators(run: Run) -> Table:
     that the operator is inside of, in the same layer; a label has a record itself. ``total_…`` of a label is all that
     ran in it, layers that have records of their own included.
     """
-    figures = _figures(run)
+    figures = measures_of_records(run)
     columns = {
         **_typed(str, "layer", "kind", "phase"),
         **_typed(int, "rank"),
@@ -138,7 +139,7 @@ def rows(run: Run) -> Table:
     ``source`` are lines, innermost first. A step of kind python is a line at which Python was seen, so many ``calls``
     times; what that cost is in the layer's own time.
     """
-    figures = _figures(run)
+    figures = measures_of_records(run)
     columns = {
         **_typed(str, "layer", "kind", "phase"),
         **_typed(int, "rank"),
@@ -196,32 +197,6 @@ def rows(run: Run) -> Table:
 
 
 TABLES: Mapping[str, Callable[[Run], Table]] = {"layers": layers, "operators": operators, "rows": rows}
-
-
-def _figures(run: Run) -> list[Measure]:
-    """What was asked for, each field by itself, and memory also net: what was allocated less what was freed. Headings
-    are names that end in a unit."""
-    asked = _requested(run)
-    figures = []
-    doubts = {}
-    for measure in MEASURES:
-        fields = [(name, sign) for name, sign in measure.fields if name in asked]
-        figures += [Measure(_with_unit(name, measure), measure.unit, ((name, 1),), measure.doubt) for name, _ in fields]
-        if len(fields) > 1:
-            where, _, _ = fields[0][0].partition("_")
-            figures.append(Measure(_with_unit(f"{where}_net", measure), measure.unit, tuple(fields)))
-        if fields and measure.doubt is not None:
-            doubts[measure.doubt] = Measure(measure.doubt, Unit.COUNT, ((measure.doubt, 1),))
-    return [*figures, *doubts.values()]
-
-
-def _with_unit(name: str, measure: Measure) -> str:
-    unit = measure.unit.value
-    return name if measure.unit is Unit.COUNT or name.endswith(f"_{unit}") else f"{name}_{unit}"
-
-
-def _requested(run: Run) -> Set[str]:
-    return {name for meta in run.metas for name in meta.requested}
 
 
 def _typed(kind: type, *names: str) -> dict[str, type]:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
+from torchprof.analyze.columns import Column, CostColumn, column_called
 from torchprof.analyze.figures import Figures
 from torchprof.analyze.varying import varying_calls
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports import report
-from torchprof.reports.columns import Column, CostColumn, column_called
 from torchprof.reports.text import branches, check_number, draw, printable
 from torchprof.reports.tree import Entry, keep_top, sort_entries, what_is_hidden
 from torchprof.run.cost import UNKNOWN, Cost, Measure, Unit, format_memory, format_time
@@ -47,7 +47,7 @@ class Use(Figures):
 
 
 @dataclass(frozen=True)
-class PeakColumn(Column):
+class CallPeakColumn(Column):
     """By how much memory rose inside a call, or a stretch of backward, at most."""
 
     phase: str = FORWARD
@@ -186,7 +186,7 @@ def _columns(phases: Sequence[str]) -> Iterator[Column]:
         for measure in (_ALLOCATED, _FREED, _NET):
             heading = f"{lead}{measure.heading.lower()}" if lead else measure.heading
             yield CostColumn(heading, True, phase, measure)
-        yield PeakColumn(f"{lead}peak" if lead else "Peak", True, phase)
+        yield CallPeakColumn(f"{lead}peak" if lead else "Peak", True, phase)
         if phase == FORWARD:
             yield ActivationsColumn("Activations")
             yield KeptColumn("Kept for backward")

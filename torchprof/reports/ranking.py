@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from torchprof.analyze.columns import CallsColumn, Column, CostColumn, column_called, columns_of
 from torchprof.analyze.figures import Figures
 from torchprof.analyze.operators import Operator, Sums
-from torchprof.reports.columns import CallsColumn, Column, CostColumn, column_called, columns_of
 from torchprof.reports.text import check_number, draw, printable
 from torchprof.run.cost import Bound, Cost, Figure, Unit, format_time
 from torchprof.run.lockstep import range_in_words
@@ -91,7 +91,7 @@ def figure_columns(run: Run) -> list[Column]:
     for column in columns_of(run):
         if isinstance(column, CostColumn) and column.phase == FORWARD:
             columns.append(SumColumn(column.heading, column.measured, measure=column.measure, is_self=column.is_self))
-            if column.measure.unit is Unit.TIME and not column.is_self:
+            if column.unit is Unit.TIME and not column.is_self:
                 heading = f"{column.heading.removesuffix(' total')} avg"
                 columns.append(AverageColumn(heading, column.measured, columns[-1]))
     return [*columns, CallsColumn(CALLS)]
@@ -102,7 +102,7 @@ def largest_by(columns: Sequence[Column], *, of_self: bool) -> Column:
     times = [
         column
         for column in columns
-        if isinstance(column, CostColumn) and column.measure.unit is Unit.TIME and column.measured
+        if isinstance(column, CostColumn) and column.unit is Unit.TIME and column.measured
         if column.is_self == of_self
     ]
     return [*reversed(times), *columns][0]
@@ -113,7 +113,7 @@ def shares_of(columns: Sequence[Column], own: Cost, total: Cost) -> dict[Column,
     return {
         column: column.measure.of(own if column.is_self else total)
         for column in columns
-        if isinstance(column, CostColumn) and column.measure.unit is Unit.TIME
+        if isinstance(column, CostColumn) and column.unit is Unit.TIME
     }
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
+from torchprof.analyze.columns import Column, column_called
 from torchprof.analyze.ranks.balance import Balance, balance_of
 from torchprof.analyze.ranks.significance import SLOWER_BY
 from torchprof.analyze.ranks.slow import Difference, Late, Slow
 from torchprof.analyze.ranks.values import IN_NO_OP, OneCollective, OneLayer, OneRank, OverRanks, Times
 from torchprof.reports import report
-from torchprof.reports.columns import Column, column_called
 from torchprof.reports.hangs import about_hang, name_of_layer
 from torchprof.reports.text import check_number, draw, printable
 from torchprof.run.cost import AT_LEAST, UNKNOWN, format_count, format_memory, format_time

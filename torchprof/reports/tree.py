@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
-from torchprof.analyze.figures import Figures, figures_of_layers
-from torchprof.reports import report
-from torchprof.reports.columns import (
+from torchprof.analyze.columns import (
     Column,
     column_called,
     columns_of,
-    path_column,
-    usual_columns,
+    default_column,
+    hot_path_column,
 )
+from torchprof.analyze.figures import Figures, figures_of_layers
+from torchprof.reports import report
 from torchprof.reports.text import branches, check_number, draw, heat, painted, printable
 from torchprof.run.cost import Cost
 from torchprof.run.lockstep import range_in_words
@@ -139,13 +139,13 @@ def table_of(
     figures = [line.figures for line in _all(lines)]
     notes = []
     if hot:
-        sorting = path_column(columns, figures, sorting)
+        sorting = hot_path_column(columns, figures, sorting)
         mark_path(lines, sorting)
         if any(line.hot for line in lines):
             notes.append(f"{HOT} marks the hottest path by {sorting.heading}: each time into the largest layer.")
     if sorting is not None:
         sort_entries(lines, sorting)
-    largest_by = sorting or usual_columns(columns)
+    largest_by = sorting or default_column(columns)
     if top is not None:
         keep_top(lines, largest_by, top, depth)
         notes.append(what_is_hidden(lines, largest_by, top, depth))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+from torchprof.analyze.columns import Column, CostColumn, as_measured
 from torchprof.analyze.figures import Figures, measured_by_all
-from torchprof.reports.columns import Column, CostColumn, RateColumn
 from torchprof.reports.tree import Entry, entries_of
 from torchprof.run.cost import Bound, Cost
 from torchprof.run.run import Run
@@ -45,11 +44,12 @@ def cells(sources: Sequence[Source], layers: int, columns: Sequence[Column]) -> 
     bounds: list[list[int]] = []
     values: list[list[list[float]]] = []
     for (run, _), of_source in zip(sources, rows):
+        measured = measured_by_all(run)
         bounds.append([])
         values.append([])
         exact = {phase: [node for node, row in of_source.items() if row.is_exact(phase)] for phase in phases}
         for column in columns:
-            own_column = _as_measured(column, run)
+            own_column = as_measured(column, measured)
             numbers = [_NUMBER[Bound.UNKNOWN]] * layers + [_NO_ROW] * (len(_OF_NO_LAYER) + 1 + len(ranges))
             if isinstance(own_column, CostColumn) and own_column.measured:
                 for node in exact[own_column.phase]:
@@ -93,13 +93,3 @@ def _everything(run: Run, phases: Sequence[str]) -> Figures:
     for (_, number), (cost, _) in run.rows.by_layer.items():
         totals[PHASES[number]] += cost
     return Figures(dict.fromkeys(phases, Cost()), totals)
-
-
-def _as_measured(column: Column, run: Run) -> Column:
-    """A column of several runs as it is of one: that may not have measured it."""
-    measured = measured_by_all(run)
-    if isinstance(column, CostColumn):
-        return replace(column, measured={name for name, _ in column.measure.fields} <= measured)
-    if isinstance(column, RateColumn):
-        return replace(column, measured={"flops", "device_ns" if column.on_device else "cpu_ns"} <= measured)
-    return column

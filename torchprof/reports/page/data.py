@@ -13,10 +13,10 @@ from math import inf, prod
 from operator import add, attrgetter
 from typing import Any, NamedTuple
 
+from torchprof.analyze.columns import CallsColumn, Column, CostColumn, ParamsColumn, RateColumn, columns_of
 from torchprof.analyze.operators import parts_of_operators
 from torchprof.analyze.ranks.balance import balance_of
 from torchprof.analyze.varying import varying_calls
-from torchprof.reports.columns import CallsColumn, Column, CostColumn, ParamsColumn, RateColumn, columns_of
 from torchprof.reports.page.cells import cells
 from torchprof.reports.ranks import sentences, unit_of
 from torchprof.run.cost import FIELDS, MEASURES, Measure, Unit
