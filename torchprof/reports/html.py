@@ -17,7 +17,8 @@ from torchprof.analyze.advice.evidence import Evidence
 from torchprof.errors import TorchprofError
 from torchprof.reports import render, report
 from torchprof.reports.advice import gain
-from torchprof.reports.page.data import Take, page_data
+from torchprof.reports.page.data import page_data
+from torchprof.reports.page.tree import Take
 from torchprof.run.cost import UNKNOWN, format_time
 from torchprof.run.run import Run
 from torchprof.version import __version__

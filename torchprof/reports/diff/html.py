@@ -9,7 +9,7 @@ from torchprof.analyze.compare.layers import MOVED
 from torchprof.reports import report
 from torchprof.reports.diff.table import headline, told_of, whole_of
 from torchprof.reports.html import page
-from torchprof.reports.page.data import Path, Take, Tree
+from torchprof.reports.page.tree import Path, Take, Tree
 from torchprof.run.cost import Measure
 from torchprof.run.words import OUTSIDE_NAME, PHASES
 
