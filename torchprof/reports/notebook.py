@@ -7,8 +7,9 @@ from importlib import import_module
 
 from torchprof.errors import TorchprofError
 from torchprof.reports import report
+from torchprof.reports.entries import fitting_depth
 from torchprof.reports.text import check_number, printable
-from torchprof.reports.tree import fitting_depth, table_of
+from torchprof.reports.tree import table_of
 from torchprof.run.run import Run
 
 _ROWS_SHOWN = 500  # each is some hundred bytes of the notebook's file

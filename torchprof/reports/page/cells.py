@@ -8,7 +8,7 @@ from typing import Any
 
 from torchprof.analyze.columns import Column, CostColumn, as_measured
 from torchprof.analyze.figures import Figures, measured_by_all
-from torchprof.reports.tree import Entry, entries_of
+from torchprof.reports.entries import Entry, entries_of
 from torchprof.run.cost import Bound, Cost
 from torchprof.run.run import Run
 from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED_NAME, OUTSIDE_NAME, PHASES
