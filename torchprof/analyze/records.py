@@ -1,7 +1,7 @@
 """A run as flat tables of plain values, for spreadsheets, data frames and databases.
 
-What is not known is None and never 0: what could not be measured, what a layer would have cost that was never called,
-and a sum that lacks all there is in it. Of a sum that lacks a part, the record says in ``lower_bounds`` that it is one.
+An unknown value is None and never 0: what could not be measured, the costs of a layer that was never called, and a sum
+of which every part is unknown. Columns that hold a lower bound are named in ``lower_bounds``.
 Times are in nanoseconds, memory in bytes: names of columns say so.
 """
 
@@ -32,7 +32,7 @@ from torchprof.run.words import (
 
 Cell = str | int | None
 
-_INWARD = " > "  # between the names of what is inside of each other
+_INWARD = " > "  # between names, from outer to inner
 _NO_LAYERS = {NOT_SELECTED: NOT_SELECTED_NAME, OUTSIDE: OUTSIDE_NAME}
 
 
@@ -95,7 +95,7 @@ def layers(run: Run) -> Table:
 def operators(run: Run) -> Table:
     """One record for each operator, label and compiled region directly in a layer; for each phase and rank.
 
-    ``self_…`` is what no operator inside it took: with ``(between ops)``, Σ is the layer's own. ``labels`` are those
+    ``self_…`` excludes operators inside it: with ``(between ops)``, Σ is the layer's self. ``labels`` are those
     that the operator is inside of, in the same layer; a label has a record itself. ``total_…`` of a label is all that
     ran in it, layers that have records of their own included.
     """
@@ -236,7 +236,7 @@ class _OfLayer(NamedTuple):
 
 
 def _layers_of(run: Run, phases: Sequence[str]) -> Iterator[_OfLayer]:
-    """What each layer took, itself and with all below it; a layer that was never called took nobody knows what."""
+    """What each layer took, itself and with all below it; the costs of a layer that was never called are unknown."""
     index = {layer.path: number for number, layer in enumerate(run.layers)}
     params = run.total_params()
     figures = figures_of_layers(run, phases)
@@ -294,7 +294,7 @@ def layer_name(run: Run, index: int) -> str:
 
 
 def _of_chain(frames: Sequence[Frame]) -> tuple[Cell, ...]:
-    """Of a row: inside, operator, its kind, and what it was called on."""
+    """Of a row: ``inside``, operator, its kind, input shapes, dtypes and source lines."""
     if not frames:
         return (None, BETWEEN_OPS, "op", None, None, None)
     inside = _INWARD.join(frame.name for frame in frames)

@@ -43,8 +43,8 @@ def memory(
     These are of forward; backward and recompute have their own, after them, where they occurred. ``phase`` ("forward",
     "backward" or "recompute") shows those of one phase alone. ``depth`` hides the layers below that depth (0: the model
     alone): what they held at the peak counts for the layer above. ``sort_by`` orders siblings by a column, largest
-    first: its heading, or that in lower case with underscores. ``top`` shows only so many of what was alive (10 where
-    nobody says) and so many layers, the largest by their own figure in that column (of what they allocated where there
+    first: its heading, or that in lower case with underscores. ``top`` shows only so many of what was alive (10 by
+    default) and so many layers, the largest by their own figure in that column (of what they allocated where there
     is none; at the ``depth`` with all below), with those above them. ``tablefmt`` is any of tabulate's formats.
 
     Raises TorchprofError for a run without memory, an unknown phase, column or format, and a negative number.

@@ -178,7 +178,7 @@ def entries_of_device(run: Run, device: int, phases: Sequence[str], used: Sequen
                 lines[path[:-1]].children.append(lines[path])
                 if (
                     index not in calls and path[:-1] in number
-                ):  # what nobody calls is used in the calls of what is above
+                ):  # a layer that is never called itself is used in the calls of its parent
                     calls[index] = calls.get(number[path[:-1]], 0)
             if selected is not None and path not in selected:
                 continue

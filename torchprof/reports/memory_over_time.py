@@ -52,7 +52,7 @@ def picture(run: Run, memory: Memory) -> Iterator[str]:
 
 def _moments(timeline: Timeline, device: int) -> tuple[list[list[int]], int]:
     """For each column of the picture, the bytes of each kind at the moment when they were most; and when it all ends.
-    A last number is what nobody knows the kind of."""
+    The last number is of unknown kind."""
     columns = [timeline.columns[name] for name in ("time_ns", "nbytes", "device", "kind")]
     steps = [(time, nbytes, kind) for time, nbytes, of, kind in zip(*columns) if of == device]
     end = max(timeline.columns["time_ns"]) + 1

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from torchprof.reports.text import draw, printable
+from torchprof.reports.hangs import name_of_layer
+from torchprof.reports.text import draw
 from torchprof.run.cost import UNKNOWN, format_memory, format_time
 from torchprof.run.memory import Memory
 from torchprof.run.run import Run
-from torchprof.run.words import FORWARD, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME
+from torchprof.run.words import FORWARD, NOT_SELECTED
 
 _MODELS_OWN = ("parameters", "buffers", "gradients")  # the kinds that are known from before the start
 _FREED_SINCE = "(there at the start, freed since)"
@@ -50,10 +51,6 @@ def _where_reached(run: Run, memory: Memory) -> str:
     return ""
 
 
-def _layer_name(run: Run, layer: int) -> str:
-    return printable(run.layers[layer].name) if layer >= 0 else OUTSIDE_NAME if layer == OUTSIDE else NOT_SELECTED_NAME
-
-
 def _by_kind(memory: Memory, tablefmt: str | None) -> str:
     """What was alive at the peak by kind, beside what the model had at the start."""
     sums: dict[str, list[int]] = {}
@@ -87,7 +84,7 @@ def _by_layer(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt:
             entry[1] += held.blocks
     largest = sorted(sums.items(), key=lambda one: (-one[1][0], one[0]))
     rows = [
-        [_layer_name(run, layer), phase, kind, format_memory(nbytes), _share(nbytes, memory), str(blocks)]
+        [name_of_layer(run, layer), phase, kind, format_memory(nbytes), _share(nbytes, memory), str(blocks)]
         for (layer, phase, kind), (nbytes, blocks) in largest[:shown]
     ]
     if len(largest) > shown:

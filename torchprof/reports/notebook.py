@@ -1,4 +1,4 @@
-"""The tree table for notebooks: a small piece of HTML, with no script, that is at home on light and dark pages."""
+"""The tree table for notebooks: a small piece of HTML, with no script, for light and dark pages."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def notebook(run: Run, *, depth: int | None = None) -> str:
 
 
 def _text(text: str) -> str:
-    """Text of anybody's as HTML that shows it."""
+    """Any text, escaped for HTML."""
     return escape(printable(text))
 
 

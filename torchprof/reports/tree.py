@@ -20,8 +20,8 @@ _ON_THE_PATH = "1"
 class Table(NamedTuple):
     """What a table of the tree shows, whoever draws it.
 
-    ``rows`` are the entries in their order, each behind its part of the lines of the tree; ``wholes`` what is 100 % in
-    each column; ``notes`` the sentences that stand under the table, the run's doubts the last of them.
+    ``rows`` are the entries in their order, each with its part of the lines of the tree before its name; ``wholes`` what is 100 % in
+    each column; ``notes`` the sentences that stand under the table, the run's warnings last.
     """
 
     columns: list[Column]
@@ -53,7 +53,7 @@ def tree(
     ``top`` shows only so many layers, the largest by self of that column (of CPU time where there is none, else of
     FLOPs), with those above them; with ``depth``, the deepest shown count with all that is hidden below them.
     ``percent`` writes beside each time its share of all that was recorded in that phase. ``tablefmt`` is any of
-    tabulate's formats. Under the table stand the run's doubts.
+    tabulate's formats. The run's warnings are below the table.
 
     ``hot`` orders siblings by their total of one column, so that the hottest path comes first, and marks that path:
     from the largest model down into the largest layer each time, until one has more itself than any layer below it.

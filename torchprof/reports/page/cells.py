@@ -1,4 +1,4 @@
-"""What the script of the page cannot sum itself: how far each figure of its tables is known, and the rows of ranges."""
+"""What the page's script cannot compute itself: whether each figure is exact, and the rows of ranges."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _rows(
 
 
 def _everything(run: Run, phases: Sequence[str]) -> Figures:
-    """All layers and all work of none, which is whole: what is not known whose it is counts somewhere."""
+    """The sum over all layers and over work of no layer. It is complete: work of unknown owner is in it, too."""
     totals = dict.fromkeys(phases, Cost())
     for (_, number), (cost, _) in run.rows.by_layer.items():
         totals[PHASES[number]] += cost
