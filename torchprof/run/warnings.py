@@ -460,7 +460,7 @@ def _of_uncounted(code: str, text: str) -> None:
 for _code, _text in _UNCOUNTED.items():
     _of_uncounted(_code, _text)
 
-_of_facts("uncounted_more", "Not counted: {operators} more without a formula (calls: {count}).")
+_of_facts("uncounted_more", "Not counted: {operators} more without a formula (calls: {calls}).")
 
 
 def _short(name: str) -> str:
