@@ -9,9 +9,9 @@ from torchprof.reports.entries import keep_top, sort_entries, what_is_hidden
 from torchprof.reports.memory_layers import Used, columns_of_phases, draw_entries, entries_of_device
 from torchprof.reports.memory_over_time import picture
 from torchprof.reports.memory_peak import about_peak, name_of_device
+from torchprof.reports.notes import warnings_of
 from torchprof.reports.text import check_number
 from torchprof.run.run import Run
-from torchprof.run.warnings import doubts_of
 from torchprof.run.words import PHASES
 
 _HOLDERS_SHOWN = 10
@@ -84,7 +84,7 @@ def memory(
             if has_bytes
             else "No allocation was recorded."
         )
-    notes = doubts_of(run)
+    notes = warnings_of(run)
     if any(memory.before is None for memory in run.memory):
         notes.insert(0, "What was there before the recording is unknown, and its frees: peaks may be lower than shown.")
     if run.timeline is not None and len(run.metas) > 1:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torchprof.analyze.operators import Operator, operators
 from torchprof.reports import report
+from torchprof.reports.notes import about_flops
 from torchprof.reports.ranking import (
     about_wholes,
     figure_columns,
@@ -19,7 +20,6 @@ from torchprof.reports.ranking import (
 from torchprof.reports.text import check_number
 from torchprof.run.cost import Cost
 from torchprof.run.run import Run
-from torchprof.run.warnings import about_flops
 from torchprof.run.words import LAUNCHED_BEFORE
 
 _SHAPES_SHOWN = 4

@@ -9,11 +9,11 @@ from torchprof.analyze.ranks.significance import SLOWER_BY
 from torchprof.analyze.ranks.slow import Difference, Late, Slow
 from torchprof.analyze.ranks.values import IN_NO_OP, Times
 from torchprof.reports.hangs import about_hang, name_of_layer
+from torchprof.reports.notes import warnings_of
 from torchprof.reports.text import printable
 from torchprof.run.cost import UNKNOWN, format_time
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.run import Run
-from torchprof.run.warnings import doubts_of
 from torchprof.run.words import OUTSIDE
 
 _ALIKE = 0.01  # FLOPs that differ by less are the same work
@@ -32,7 +32,7 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
     mesh = " × ".join(f"{printable(dim.name)} {dim.size}" for dim in run.meta.mesh)
     yield f"{len(run.metas)} ranks{f'; mesh: {mesh}' if mesh else ''}."
     if run.missing_ranks:
-        yield doubts_of(run)[0]
+        yield warnings_of(run)[0]
     unit = unit_of(run)
     yield from about_hang(run)
     medians = [one.typical_ns for one in balance.ranks if one.typical_ns is not None]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torchprof.analyze.ranks.balance import balance_of
 from torchprof.reports import report
+from torchprof.reports.notes import warnings_of
 from torchprof.reports.rank_sentences import sentences
 from torchprof.reports.rank_tables import table_of_collectives, table_of_layers, table_of_ranks
 from torchprof.reports.text import check_number, printable
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.run import Run
-from torchprof.run.warnings import doubts_of
 
 _LINES = 15
 
@@ -50,8 +50,8 @@ def ranks(
     ]
     if balance.collectives:
         sections.append(table_of_collectives(run, balance, limit, tablefmt))
-    doubts = doubts_of(run)[1 if run.missing_ranks else 0 :]  # who is missing stands above
-    return "\n\n".join([*sections, *(["\n".join(map(printable, doubts))] if doubts else [])])
+    warnings = warnings_of(run)[1 if run.missing_ranks else 0 :]  # who is missing stands above
+    return "\n\n".join([*sections, *(["\n".join(map(printable, warnings))] if warnings else [])])
 
 
 def _of_one_rank(run: Run) -> str:

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from torchprof.analyze.columns import Column, column_called, columns_of, default_column, hot_path_column
 from torchprof.reports import report
 from torchprof.reports.entries import Entry, all_entries, entries_of, keep_top, mark_path, sort_entries, what_is_hidden
+from torchprof.reports.notes import about_flops, about_sums, warnings_of
 from torchprof.reports.text import branches, check_number, draw, heat, painted, printable
 from torchprof.run.run import Run
-from torchprof.run.warnings import about_flops, about_sums, doubts_of
 
 HOT = "◄"  # behind the names of the layers on the hottest path
 _ON_THE_PATH = "1"
@@ -20,7 +20,7 @@ _ON_THE_PATH = "1"
 class Table(NamedTuple):
     """What a table of the tree shows, whoever draws it.
 
-    ``rows`` are the entries in their order, each with its part of the lines of the tree before its name; ``wholes`` what is 100 % in
+    ``rows`` are the entries in their order, each with the lines of the tree before its name; ``wholes`` what is 100 % in
     each column; ``notes`` the sentences that stand under the table, the run's warnings last.
     """
 
@@ -120,5 +120,5 @@ def table_of(
     rows = [*branches([line for line in lines if line.shown], attrgetter("name"), below)]
     if any(frame.kind == "label" for within in run.rows.within for around in within for frame in around.frames):
         notes.append("The total of a label holds the layers called in it, which have rows of their own, too.")
-    notes += [*about_flops(run), *about_sums(run), *map(printable, doubts_of(run))]
+    notes += [*about_flops(run), *about_sums(run), *map(printable, warnings_of(run))]
     return Table(columns, rows, {column: column.whole(figures) for column in columns}, notes)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from typing import Any
 
+from torchprof.reports.notes import about_flops, warnings_of
 from torchprof.reports.page.cells import cells
 from torchprof.reports.page.columns import column_data, columns_shown, measure_data, measures_shown
 from torchprof.reports.page.layers import layers_of
@@ -22,7 +23,6 @@ from torchprof.run.meta import Peak
 from torchprof.run.run import Run, of_ranks
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime
-from torchprof.run.warnings import about_flops, doubts_of
 from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED_NAME, OUTSIDE_NAME, PHASES
 
 _POINTS = 24
@@ -146,7 +146,7 @@ def _each_rank_and_all(run: Run, ranks: bool) -> list[Run]:
 def _warnings(take: Take, takes: Sequence[Take]) -> list[str]:
     return [
         sentence if len(takes) == 1 else f"{take.name}: {sentence}"
-        for sentence in [*about_flops(take.run), *doubts_of(take.run)]
+        for sentence in [*about_flops(take.run), *warnings_of(take.run)]
     ]
 
 
