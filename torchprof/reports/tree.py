@@ -20,8 +20,8 @@ _ON_THE_PATH = "1"
 class Table(NamedTuple):
     """What a table of the tree shows, whoever draws it.
 
-    ``rows`` are the entries in their order, each with the lines of the tree before its name; ``wholes`` what is 100 % in
-    each column; ``notes`` the sentences that stand under the table, the run's warnings last.
+    ``rows`` are the entries in their order, each with the lines of the tree before its name; ``wholes`` what is 100 %
+    in each column; ``notes`` the sentences below the table, the warnings last.
     """
 
     columns: list[Column]
