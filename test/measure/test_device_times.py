@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from build.hand_made import row, run_of
-from build.places import DATA, TRACES
+from build.places import TRACES
 from hypothesis import given
 from hypothesis import strategies as st
 from test_kernels import MARKED, MODEL, events_of, small_step
@@ -433,9 +433,9 @@ def test_formats() -> None:
     [
         (lambda: run_of([row(0)]), "recorded no device"),
         (lambda: reported(measured=("cpu_ns",)), "could not be recorded"),
-        (lambda: torchprof.load(DATA / "run-schema-4.json"), "2.3 or an earlier one"),
+        (lambda: run_of([row(0, device="cuda:0", device_ns=5)], **CUDA), "knows no times of its streams"),
     ],
-    ids=["cpu", "missing", "old"],
+    ids=["cpu", "missing", "no streams"],
 )
 def test_runs_that_do_not_know(run: Callable[[], Run], says: str) -> None:
     with pytest.raises(TorchprofError, match=says):

@@ -26,7 +26,7 @@ def device(run: Run, *, tablefmt: str | None = None) -> str:
     how much of the communication ran while it computed; the rest is exposed: in that time nothing was computed.
     ``tablefmt`` is any of tabulate's formats. docs/device.md says which kernels communicate.
 
-    Raises TorchprofError for a run without a device, for one of a torchprof that told no streams apart, and for an
+    Raises TorchprofError for a run without a device, for one without the times of its streams, and for an
     unknown format.
     """
     _refuse_unknown(run)
@@ -60,7 +60,7 @@ def _refuse_unknown(run: Run) -> None:
         )
     if not run.device_times and any(run.rows.columns["device_ns"]):
         raise TorchprofError(
-            "This run was written by torchprof 2.3 or an earlier one, which told no streams apart: record it again. "
+            "This run knows no times of its streams: record it again. "
             'run.report("kernels") says how long its device was busy.'
         )
 

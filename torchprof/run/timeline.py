@@ -59,8 +59,7 @@ class DeviceTime:
 class Lane(NamedTuple):
     """Where one thing runs at a time, with what it calls inside of it: a thread (``device`` is "cpu"); or a ``stream``
     of a device, which has as many lanes as it ran kernels at once. ``number`` counts the threads, or the lanes of one
-    stream, from 1 on. ``stream`` is None for a thread, on a device that used one stream alone, and in a run of
-    torchprof 2.3, which told none apart."""
+    stream, from 1 on. ``stream`` is None for a thread, and on a device that used one stream alone."""
 
     device: str
     number: int

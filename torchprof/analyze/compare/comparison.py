@@ -330,7 +330,7 @@ class _Comparison:
             yield f"The run {which} does not say all of what it ran on: it was read from a trace."
         elif bool(old.environment) != bool(new.environment):
             which = "before" if new.environment else "after"
-            yield f"The run {which} does not say what it ran on: an older torchprof wrote it."
+            yield f"The run {which} does not say what it ran on."
         if not all(say_all):  # what is missing then, nobody knows
             words = [{name: words[at][name] for name in words[at] if name in words[1 - at]} for at in (0, 1)]
         for conditions in (

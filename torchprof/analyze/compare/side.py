@@ -92,7 +92,7 @@ class Side:
         steps = {}
         for key, spread in self.run.samples.items():
             if key.measure == "step_ns":
-                if len(set(spread.hashes)) < len(spread.hashes):  # an older torchprof did not keep them
+                if len(set(spread.hashes)) < len(spread.hashes):  # no telling which value is of which step
                     return {}
                 steps[key.rank] = spread.hashes
         return steps
