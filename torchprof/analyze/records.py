@@ -262,7 +262,7 @@ class _OfLayer(NamedTuple):
 
 def _layers_of(run: Run, phases: Sequence[str]) -> Iterator[_OfLayer]:
     """What each layer took, itself and with all below it; a layer that was never called took nobody knows what."""
-    index = {layer.path: number for number, layer in enumerate(run.layers)}
+    index = run.layers.index_of
     params = run.total_params()
     figures = figures_of_layers(run, phases)
     for root in range(len(run.roots)):

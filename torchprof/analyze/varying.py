@@ -29,7 +29,7 @@ def varying_work(run: Run) -> dict[_Path, bool | None]:
 
 
 def _varying(run: Run, of_model: bool) -> dict[_Path, bool | None]:
-    number = {layer.path: index for index, layer in enumerate(run.layers)}
+    number = run.layers.index_of
     calls, ran, counts = _counts(run)
     groups: defaultdict[_Path, list[Counter[object]]] = defaultdict(list)  # of operators at or below a layer
     for (at, _), by_shapes in counts.items():

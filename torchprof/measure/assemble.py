@@ -22,7 +22,7 @@ from torchprof.measure.steps import Steps
 from torchprof.measure.timeline import OpenSpans
 from torchprof.measure.warnings import about_calls, about_cost, about_exchanges, about_labels, about_modules
 from torchprof.run.cost import FIELDS
-from torchprof.run.layers import Layer
+from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import NOT_RECORDED, GroupOfRanks
 from torchprof.run.memory import Memory
 from torchprof.run.meta import CompiledRegion, Meta
@@ -178,7 +178,7 @@ def assemble(
     ended = None if recording.start_ns is None else recording.start_ns + recording.wall_ns
     unfinished = locksteps.unfinished(ended) if locksteps else ()
     lockstep = locksteps.result() if locksteps else {}
-    return Run((meta,), layers, rows, samples, memory, timeline, times, lockstep, unfinished)
+    return Run((meta,), Layers.of(layers), rows, samples, memory, timeline, times, lockstep, unfinished)
 
 
 def _with_inlined(layers: tuple[Layer, ...], regions_in: Set[int], called: Set[int]) -> tuple[Layer, ...]:
@@ -227,7 +227,7 @@ def with_doubts(run: Run, plan: Planned, seen: Seen) -> Run:
         inner for outer, inner in seen.callers if outer >= 0 and paths[outer][: len(paths[inner])] == paths[inner]
     }
     if recursive:
-        layers = tuple(replace(layer, recursive=index in recursive) for index, layer in enumerate(run.layers))
+        layers = Layers(replace(layer, recursive=index in recursive) for index, layer in enumerate(run.layers))
         run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))
     return replace(run, metas=(replace(run.meta, warnings=tuple(_doubts(run, plan, seen))),))
 

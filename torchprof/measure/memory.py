@@ -10,7 +10,7 @@ from math import inf
 
 from torchprof.attribute.events import Kind
 from torchprof.attribute.places import Attributed, Place
-from torchprof.run.layers import Layer
+from torchprof.run.layers import Layer, Layers
 from torchprof.run.memory import KINDS, Held, Memory
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import Timeline
@@ -94,8 +94,7 @@ class Allocations:
         """
         self._rank = rank
         self._parameters = parameters
-        number = {layer.path: index for index, layer in enumerate(layers)}
-        self._ways = [tuple(number[layer.path[:steps]] for steps in range(1, len(layer.path) + 1)) for layer in layers]
+        self._ways = [*map(Layers.of(layers).lineage, range(len(layers)))]
         self._begun_ns = start_ns
         self._start_ns: int | None = None
         self._held: dict[str, int] = {}  # by device

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from torchprof.errors import some
 from torchprof.run.cost import format_time
-from torchprof.run.layers import Layer
+from torchprof.run.layers import Layer, Layers
 from torchprof.run.words import NOT_SELECTED, OUTSIDE
 
 _CLOCK_JUMP, _CLOCK_JUMP_NS = 0.01, 1_000_000  # the share of the recorded time, and the time, that a clock may jump by
@@ -66,7 +66,7 @@ def about_calls(
     ``callable_layers``: those with a forward to be called; ``called``: those that were; ``silent``: those that could
     have been seen and were not. ``callers`` are pairs of layer indices (caller, called), negative for what is no layer.
     """
-    number = {layer.path: index for index, layer in enumerate(layers)}
+    number = Layers.of(layers).index_of
     busy = {layers[index].path[:steps] for index in called for steps in range(1, len(layers[index].path))}
     busy |= {path for index in called for path in layers[index].shared_with}
     idle = [layers[index].name for index in sorted(silent) if layers[index].path not in busy]

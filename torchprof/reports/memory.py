@@ -256,7 +256,7 @@ def _by_kind(memory: Memory, tablefmt: str | None) -> str:
 
 def _by_layer(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt: str | None) -> str:
     """What was alive at the peak by layer, phase and kind, the largest first, what is not shown in one line."""
-    number = {layer.path: index for index, layer in enumerate(run.layers)}
+    number = run.layers.index_of
     sums: defaultdict[tuple[int, str, str], list[int]] = defaultdict(lambda: [0, 0])
     for held in memory.held:
         if held.nbytes >= 0:
@@ -367,12 +367,7 @@ class Used:
                 for of_field, name in enumerate(_FIELDS):
                     entry[of_field] += columns[name][at]
         own = {key: Cost(**dict(zip(_FIELDS, entry))) for key, entry in sums.items()}
-        total = dict(own)
-        for index, above in _upwards(run):
-            for phase in PHASES:
-                if (index, phase) in total:
-                    total[above, phase] = total.get((above, phase), Cost()) + total[index, phase]
-        return cls(own, total)
+        return cls(own, run.layers.roll_up_by_phase(own))
 
     @property
     def by_layers(self) -> bool:
@@ -397,14 +392,6 @@ def _table(
     return draw([heading, *(column.heading for column in columns)], table, tablefmt)
 
 
-def _upwards(run: Run) -> Iterator[tuple[int, int]]:
-    """Each layer with the one above it, those below first."""
-    number = {layer.path: index for index, layer in enumerate(run.layers)}
-    for path, index in reversed(number.items()):
-        if len(path) > 1:
-            yield index, number[path[:-1]]
-
-
 def _lines(run: Run, device: int, phases: Sequence[str], used: Sequence[Used]) -> list[Entry]:
     """A line for each layer, below the one above it; then those for the work of no layer.
 
@@ -420,12 +407,10 @@ def _lines(run: Run, device: int, phases: Sequence[str], used: Sequence[Used]) -
                 peaks[key.layer][key.phase] = spread.max
             elif key.measure == "kept_bytes":
                 own_kept[key.layer], calls[key.layer] = spread.sum, spread.count
-    kept = dict(own_kept)
-    for index, above in _upwards(run):
-        kept[above] = kept.get(above, 0) + kept.get(index, 0)
+    kept = run.layers.roll_up([own_kept.get(index, 0) for index in range(len(run.layers))])
     selected = None if run.meta.paths is None else set(run.meta.paths)
     varying = varying_calls(run)
-    number = {layer.path: index for index, layer in enumerate(run.layers)}
+    number = run.layers.index_of
     lines: dict[tuple[str, ...], Entry] = {}
     for root in range(len(run.roots)):
         for node in run.tree(None, root).walk():
@@ -450,7 +435,7 @@ def _lines(run: Run, device: int, phases: Sequence[str], used: Sequence[Used]) -
                 peaks=peaks[index],
                 returned=node.layer.output_bytes if at_home == device else None,
                 varies=varying[path] is not False,
-                kept=kept.get(index, 0) / calls[index] if called and calls.get(index) else None,
+                kept=kept[index] / calls[index] if called and calls.get(index) else None,
                 own_kept=own_kept.get(index, 0) / calls[index] if called and calls.get(index) else None,
             )
     found = [line for path, line in lines.items() if len(path) == 1]

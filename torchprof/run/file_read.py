@@ -19,7 +19,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from torchprof.errors import TorchprofError
 from torchprof.run.file_write import FORMAT, SAMPLE_NAMES, SAMPLE_NUMBERS, SAMPLE_PARTS, SCHEMA
-from torchprof.run.layers import Layer
+from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import NOBODY, Lockstep, LockstepKey
 from torchprof.run.memory import KINDS, Held, Memory
 from torchprof.run.meta import Meta
@@ -81,7 +81,7 @@ def run_of(data: bytes, path: str) -> Run:
 def _run(document: dict[str, Any]) -> Run:
     """The run of a file. Raises KeyError, TypeError, ValueError or OverflowError where the file contradicts itself."""
     metas = _read(tuple[Meta, ...], document["metas"])
-    layers = _read(tuple[Layer, ...], document["layers"])
+    layers = Layers(_read(tuple[Layer, ...], document["layers"]))
     signatures = [None, *_read(tuple[Signature, ...], document["signatures"])]
 
     def chain(frames: list[Any]) -> tuple[Frame, ...]:

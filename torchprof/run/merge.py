@@ -14,7 +14,7 @@ from typing import Any
 from torchprof.analyze.caveats import not_following, of_sum
 from torchprof.errors import TorchprofError
 from torchprof.run.cycles import add_cycle, same_shapes
-from torchprof.run.layers import Layer
+from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import NOBODY, Lockstep, LockstepKey
 from torchprof.run.memory import Memory
 from torchprof.run.meta import Meta
@@ -334,7 +334,7 @@ class _Merged:
         tuples: dict[Any, Any] = {}
         merged = Run(
             metas,
-            (),
+            Layers(),
             self._rows(),
             self._samples,
             tuple(sorted(self._memory, key=_rank)),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import FIELDS, Cost
-from torchprof.run.layers import Layer
+from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import Lockstep, LockstepKey, ranks_in_words
 from torchprof.run.memory import Memory
 from torchprof.run.meta import Meta
@@ -104,15 +104,16 @@ def _of_one_rank(together: Lockstep, at: int) -> Lockstep:
     return replace(alone, medians=together.medians[at : at + 1])
 
 
-def on_layers(run: Run, layers: tuple[Layer, ...]) -> Run:
+def on_layers(run: Run, layers: Iterable[Layer]) -> Run:
     """The same run with its layers among others: those of ``layers`` that have their paths. What it knows of a layer
     whose path they have not is outside of all."""
-    number = {layer.path: index for index, layer in enumerate(layers)}
-    return renumbered(run, [number.get(layer.path, OUTSIDE) for layer in run.layers], layers)
+    layers = Layers.of(layers)
+    return renumbered(run, [layers.index_of.get(layer.path, OUTSIDE) for layer in run.layers], layers)
 
 
-def renumbered(run: Run, numbers: Sequence[int], layers: tuple[Layer, ...]) -> Run:
+def renumbered(run: Run, numbers: Sequence[int], layers: Iterable[Layer]) -> Run:
     """The same run on these layers: of each of its own, which number it has among them."""
+    layers = Layers.of(layers)
     run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))
     if all(number == index for index, number in enumerate(numbers)):
         return run
@@ -190,7 +191,7 @@ class Run:
     """One profiled run. Made by ``Profile`` or ``torchprof.load``; every report reads it and nothing else."""
 
     metas: tuple[Meta, ...]
-    layers: tuple[Layer, ...]
+    layers: Layers
     rows: Rows
     samples: Mapping[SampleKey, Spread]
     memory: tuple[Memory, ...] = ()
@@ -198,6 +199,9 @@ class Run:
     device_times: tuple[DeviceTime, ...] = ()
     lockstep: Mapping[LockstepKey, Lockstep] = field(default_factory=dict)
     unfinished: tuple[Unfinished, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", Layers.of(self.layers))  # of any layers that are given
 
     def __str__(self) -> str:
         return self.report("tree")
@@ -230,7 +234,7 @@ class Run:
     @property
     def roots(self) -> tuple[Layer, ...]:
         """The models, in the order they were given."""
-        return tuple(layer for layer in self.layers if len(layer.path) == 1)
+        return tuple(self.layers[index] for index in self.layers.roots)
 
     def tree(self, phase: str | None = None, root: int = 0) -> Node:
         """The layers of one model, each with self and total costs and calls.
@@ -243,27 +247,38 @@ class Run:
             raise TorchprofError(
                 f"This run has {len(self.roots)} model(s), numbered from 0: there is no root {root!r}."
             )
-        wanted = range(len(PHASES)) if phase is None else [number_of_phase(phase)]
-        counted = PHASES.index(phase or FORWARD)
-        nothing = (Cost(), 0)
-        sums = self.rows.by_layer
-        nodes: dict[tuple[str, ...], Node] = {}
-        top = self.roots[root].path[0]
-        for index, layer in enumerate(self.layers):
-            if layer.path[0] != top:
-                continue
-            own = Cost()
-            for number in wanted:
-                own = own + sums.get((index, number), nothing)[0]
-            node = Node(layer, sums.get((index, counted), nothing)[1], own, own, [])
-            nodes[layer.path] = node
-            if len(layer.path) > 1:
-                nodes[layer.path[:-1]].children.append(node)
-        for path, node in reversed(nodes.items()):
-            if len(path) > 1:
-                above = nodes[path[:-1]]
-                above.total = above.total + node.total
-        return nodes[(top,)]
+        number = PHASES.index(FORWARD) if phase is None else number_of_phase(phase)
+        layers, (own, total) = self.layers, self._costs(phase)
+
+        def node(index: int) -> Node:
+            calls = self.rows.by_layer.get((index, number), (NO_COST, 0))[1]
+            return Node(layers[index], calls, own[index], total[index], [])
+
+        at = layers.roots[root]
+        top = node(at)
+        waiting = [(at, top)]
+        while waiting:
+            at, above = waiting.pop()
+            for child in layers.children[at]:
+                below = node(child)
+                above.children.append(below)
+                waiting.append((child, below))
+        return top
+
+    def _costs(self, phase: str | None) -> tuple[list[Cost], list[Cost]]:
+        """Self and total of each layer in one phase, None for all of them."""
+        if phase not in self._costs_by_phase:
+            wanted = PHASES if phase is None else (phase,)
+            own = [NO_COST] * len(self.layers)
+            for (layer, number), (cost, _) in self.rows.by_layer.items():
+                if layer >= 0 and PHASES[number] in wanted:
+                    own[layer] = own[layer] + cost
+            self._costs_by_phase[phase] = own, self.layers.roll_up(own)
+        return self._costs_by_phase[phase]
+
+    @cached_property
+    def _costs_by_phase(self) -> dict[str | None, tuple[list[Cost], list[Cost]]]:
+        return {}
 
     def no_layer(self, phase: str, *, selected: bool = True) -> Cost:
         """What belongs to no layer: loss, optimizer, data; with ``selected=False``, to layers not selected.
@@ -350,12 +365,8 @@ class Run:
 
     def total_params(self) -> dict[tuple[str, ...], int | None]:
         """The parameters of each layer and all below it, by path; None where a lazy layer has not made them yet."""
-        totals: dict[tuple[str, ...], int | None] = {layer.path: layer.params for layer in self.layers}
-        for path in reversed(totals):  # those below come after those above
-            if len(path) > 1:
-                above, own = totals[path[:-1]], totals[path]
-                totals[path[:-1]] = None if above is None or own is None else above + own
-        return totals
+        totals = self.layers.roll_up([layer.params for layer in self.layers], _sum_if_known)
+        return dict(zip(self.layers.index_of, totals))
 
     def phases(self) -> tuple[str, ...]:
         """The phases in which any work was recorded, and always forward."""
@@ -403,6 +414,10 @@ class Run:
         from torchprof.run.file_write import write
 
         write(self, path, strip=strip)
+
+
+def _sum_if_known(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
 
 
 def _names(frames: Sequence[Frame]) -> list[tuple[str, str]]:

@@ -168,7 +168,7 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
         return
     waiting = sum(columns["cpu_ns"][at] for at in evidence.rows(_is_runtime))
     loading = sum(took.cpu_ns for took in evidence.took(is_loading).values())
-    models = [number for number, layer in enumerate(evidence.run.layers) if len(layer.path) == 1]
+    models = evidence.run.layers.roots
     unusual = sum(beyond_median_ns(evidence, model) for model in models)
     collecting = sum(took.cpu_ns for took in evidence.took(is_collection).values())
     launching = sum(columns["cpu_ns"]) - waiting - loading - unusual - collecting

@@ -223,7 +223,7 @@ def _waits(compared: Compared, collectives: Iterable[OneCollective]) -> dict[tup
         layer = one.layer
         while True:
             found[layer, one.phase].add(one)
-            if layer < 0 or compared.above[layer] < 0:
+            if layer < 0 or compared.run.layers.parent[layer] < 0:
                 break
-            layer = compared.above[layer]
+            layer = compared.run.layers.parent[layer]
     return dict(found)

@@ -231,10 +231,10 @@ def _difference(
         by_phase[layer][phase] = _excess(took, slow[0], others)
     excess = {layer: _excess(took, slow[0], others) for layer, took in by_rank.items()}
     at: int | None = None
-    below = [layer for layer in excess if layer < 0 or compared.above[layer] < 0]
+    below = [layer for layer in excess if layer < 0 or compared.run.layers.parent[layer] < 0]
     while below and excess[largest := max(below, key=excess.__getitem__)] >= least:
         at = largest
-        below = [layer for layer in excess if layer >= 0 and compared.above[layer] == at]
+        below = [layer for layer in excess if layer >= 0 and compared.run.layers.parent[layer] == at]
     if at is None:
         return None
     phase, most = max(by_phase[at].items(), key=lambda one: one[1])
