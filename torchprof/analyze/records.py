@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 from torchprof.analyze.figures import Figures, figures_of_layers
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.cost import MEASURES, Bound, Measure, Unit
-from torchprof.run.run import Op, Run, of_ranks
+from torchprof.run.operators import Op
+from torchprof.run.ranks import of_ranks
+from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey
 from torchprof.run.words import (
     BACKWARD,

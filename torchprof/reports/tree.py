@@ -20,7 +20,8 @@ from torchprof.reports.columns import (
 from torchprof.reports.text import branches, check_number, draw, heat, painted, printable
 from torchprof.run.cost import Cost
 from torchprof.run.lockstep import range_in_words
-from torchprof.run.run import Op, Run
+from torchprof.run.operators import Op
+from torchprof.run.run import Run
 from torchprof.run.warnings import about_flops, about_sums, doubts_of
 from torchprof.run.words import (
     BETWEEN_OPS,

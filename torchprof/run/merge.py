@@ -19,8 +19,10 @@ from torchprof.run.lockstep import NOBODY, Lockstep, LockstepKey
 from torchprof.run.memory import Memory
 from torchprof.run.meta import Meta
 from torchprof.run.paused_gc import collector_at_rest
+from torchprof.run.ranks import stretches_of
+from torchprof.run.renumber import on_layers, renumbered
 from torchprof.run.rows import Rows, tidy
-from torchprof.run.run import Run, on_layers, renumbered, stretches_of
+from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, Timeline
 from torchprof.run.unfinished import Unfinished

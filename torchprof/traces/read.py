@@ -24,7 +24,8 @@ from torchprof.run.layers import Layer
 from torchprof.run.merge import merge
 from torchprof.run.meta import Meta
 from torchprof.run.paused_gc import collector_at_rest
-from torchprof.run.run import Run, on_layers
+from torchprof.run.renumber import on_layers
+from torchprof.run.run import Run
 from torchprof.traces.events import TraceEvents
 from torchprof.traces.file import TraceFile
 from torchprof.traces.layers import layers_of_labels, layers_of_modules, layers_of_ranges, path_of

@@ -23,8 +23,9 @@ from torchprof.run.cost import FIELDS, MEASURES, Measure, Unit
 from torchprof.run.layers import Layer
 from torchprof.run.memory import KINDS, Memory
 from torchprof.run.meta import Peak
+from torchprof.run.ranks import of_ranks
 from torchprof.run.rows import Rows
-from torchprof.run.run import Run, of_ranks
+from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, Timeline
 from torchprof.run.warnings import about_flops, doubts_of
