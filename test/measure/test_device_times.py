@@ -25,7 +25,7 @@ from torchprof.attribute.rule import Attribution
 from torchprof.measure.devices import DeviceTimes
 from torchprof.measure.fold import fold
 from torchprof.run.cycles import add_cycle
-from torchprof.run.kernels import Work, kind_of_work
+from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.layers import Layer
 from torchprof.run.meta import Meta
 from torchprof.run.timeline import DeviceTime, StreamTime
@@ -186,7 +186,7 @@ def figures(times: Iterable[DeviceTime]) -> Iterable[tuple[tuple[Any, ...], int]
     ("work", "names"),
     [
         (
-            Work.COMMUNICATION,
+            KernelWork.COMMUNICATION,
             (
                 "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
                 "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)",
@@ -204,7 +204,7 @@ def figures(times: Iterable[DeviceTime]) -> Iterable[tuple[tuple[Any, ...], int]
             ),
         ),
         (
-            Work.COPYING,
+            KernelWork.COPYING,
             (
                 "Memcpy HtoD (Pageable -> Device)",
                 "Memcpy PtoP (Device -> Device)",
@@ -221,7 +221,7 @@ def figures(times: Iterable[DeviceTime]) -> Iterable[tuple[tuple[Any, ...], int]
             ),
         ),
         (
-            Work.COMPUTING,
+            KernelWork.COMPUTING,
             (
                 "ampere_sgemm_128x64_nn",
                 "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(at::native::ReduceOp<float>)",
@@ -235,9 +235,9 @@ def figures(times: Iterable[DeviceTime]) -> Iterable[tuple[tuple[Any, ...], int]
             ),
         ),
     ],
-    ids=lambda value: value.name.lower() if isinstance(value, Work) else "",
+    ids=lambda value: value.name.lower() if isinstance(value, KernelWork) else "",
 )
-def test_kinds_of_work_by_name(work: Work, names: tuple[str, ...]) -> None:
+def test_kinds_of_work_by_name(work: KernelWork, names: tuple[str, ...]) -> None:
     """As CUDA, ROCm, XPU and MTIA name them in traces, and NCCL of several versions; all else is computing."""
     assert {name: kind_of_work(name) for name in names} == dict.fromkeys(names, work)
 

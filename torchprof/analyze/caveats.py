@@ -117,7 +117,7 @@ def about_left_over(run: Run) -> Iterator[str]:
     left_over = [*map(is_left_over, run.rows.frames)]
     kernels = sum(calls for calls, chain in zip(columns["calls"], columns["frames"]) if left_over[chain])
     if kernels:
-        ns, device = run.left_over.device_ns, (run.meta.device or "device").upper()
+        ns, device = run.left_over.device_ns, run.meta.device_heading
         verb = "was" if kernels == 1 else "were"
         yield (
             f"{kernels} kernel{'s' * (kernels > 1)} {verb} launched before the recording began: "

@@ -123,7 +123,7 @@ def kernels(run: Run, *, layer: Any = None, phase: str | None = None) -> dict[Ke
             "ProfilerActivity.CUDA in the activities of torch.profiler.profile."
         )
     if "device_ns" not in meta.measured:
-        kind = (meta.device or "device").upper()
+        kind = meta.device_heading
         raise TorchprofError(
             f"This run knows no kernels: {kind} was asked for, and could not be recorded. run.meta.warnings says why."
         )

@@ -26,7 +26,7 @@ from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import NOT_RECORDED, GroupOfRanks
 from torchprof.run.memory import Memory
 from torchprof.run.meta import CompiledRegion, Meta
-from torchprof.run.paused_gc import collector_at_rest
+from torchprof.run.paused_gc import paused_gc
 from torchprof.run.rows import Rows
 from torchprof.run.run import Run
 from torchprof.run.timeline import Timeline
@@ -56,7 +56,7 @@ def attribution_of(
     return Attribution(plan.sites, plan.layer_paths, plan.selected, called_from, exchanges, graphs)
 
 
-@collector_at_rest()
+@paused_gc()
 def assemble(
     recording: Recorded,
     events: Iterable[Event],

@@ -17,7 +17,7 @@ from torchprof.attribute.event_names import is_engine
 from torchprof.attribute.events import Event, Kind
 from torchprof.attribute.places import Attributed, Place
 from torchprof.run.collectives import ASKS, collective_of, name_of_collective, tells_collective
-from torchprof.run.kernels import Work, kind_of_work
+from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import EXCHANGES, GAP, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
 from torchprof.run.unfinished import Entered, Unfinished
@@ -42,7 +42,7 @@ def is_communication(frames: Sequence[Frame]) -> bool:
 @cache
 def _is_named_so(kind: str, name: str) -> bool:
     if kind == "kernel":
-        return kind_of_work(name) is Work.COMMUNICATION
+        return kind_of_work(name) is KernelWork.COMMUNICATION
     return name.startswith(_COMMUNICATION) or is_collective(name)
 
 

@@ -13,7 +13,7 @@ from torchprof.attribute.events import Kind
 from torchprof.attribute.places import Attributed, Place
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import BEFORE, FORWARD, OUTSIDE
+from torchprof.run.words import BEFORE, FORWARD, OPTIMIZER_RANGE, OUTSIDE
 
 DATA, OPTIMIZER, COPY, WAIT, GARBAGE, OTHER, GAP, OVERLAP = (
     f"step_{part}_ns" for part in ("data", "optimizer", "copy", "wait", "gc", "other", "gap", "overlap")
@@ -28,7 +28,6 @@ _COPYING = re.compile(r"(cuda|hip|musa)Memcpy\w*")
 _BETWEEN_HOST_AND_DEVICE = re.compile(r"Memcpy (HtoD|DtoH)\b.*")
 _WITHIN_DEVICES = re.compile(r"Memcpy (DtoD|PtoP)\b.*")
 _LOADING = "enumerate(Data"  # of a DataLoader, or of a DataPipe
-_OPTIMIZER = "Optimizer."
 
 _Range = tuple[int, Place, "Place | None", int]
 """An open range: its end, its place, the place whose time it interrupts, and its number as a launcher of kernels."""
@@ -287,6 +286,6 @@ def _part_of(place: Place) -> str:
     for label in labels:
         if label.startswith(_LOADING):
             return DATA
-        if label.startswith(_OPTIMIZER):
+        if label.startswith(OPTIMIZER_RANGE):
             return OPTIMIZER
     return OTHER if len(labels) < len(place.frames) else GAP

@@ -164,7 +164,7 @@ def columns_of(run: Run, show_events: bool = False) -> list[Column]:
     children leave.
     """
     meta = run.meta
-    device = (meta.device or "device").upper()
+    device = meta.device_heading
     with_flops = "flops" in meta.requested
     of_all = measured_by_all(run)
     columns: list[Column] = []

@@ -53,7 +53,7 @@ def _refuse_unknown(run: Run) -> None:
             "ProfilerActivity.CUDA in the activities of torch.profiler.profile."
         )
     if all("device_ns" not in meta.measured for meta in run.metas):
-        kind = (run.meta.device or "device").upper()
+        kind = run.meta.device_heading
         raise TorchprofError(
             f"This run knows no device's time: {kind} was asked for, and could not be recorded. run.meta.warnings says "
             "why."

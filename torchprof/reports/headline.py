@@ -122,7 +122,7 @@ def _subject(run: Run) -> tuple[str, _Measured]:
     """What to say before anything else, and what the rest is about."""
     meta = run.meta
     if "device_ns" in meta.measured:
-        device = (meta.device or "device").upper()
+        device = meta.device_heading
         busy = [
             (name, ns / one.wall_ns) for one in run.metas for name, ns in one.busy_ns if name != "cpu" and one.wall_ns
         ]

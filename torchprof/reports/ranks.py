@@ -273,7 +273,7 @@ def _table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str |
         has_more = any(one.has_more_flops for one in balance.ranks) or bool(run.missing_ranks)
         notes.append(f"FLOPs of all ranks together: {_counted(balance.flops, has_more)}.")
     if balance.time is not None:
-        device = (run.meta.device or "device").upper()
+        device = run.meta.device_heading
         where = "CPU" if balance.time == "cpu" else device
         of = "" if unit_of(run) else " in all that was recorded"
         notes.append(f"Own work is time of the {where}{of}, communication left out.")

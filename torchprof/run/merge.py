@@ -18,7 +18,7 @@ from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import NOBODY, Lockstep, LockstepKey
 from torchprof.run.memory import Memory
 from torchprof.run.meta import Meta
-from torchprof.run.paused_gc import collector_at_rest
+from torchprof.run.paused_gc import paused_gc
 from torchprof.run.ranks import stretches_of
 from torchprof.run.renumber import on_layers, renumbered
 from torchprof.run.rows import Rows, tidy
@@ -37,7 +37,7 @@ _UNCALLED: Mapping[str, Any] = {"input_shapes": (), "output_shapes": (), "same_s
 """What a cycle knows of a layer that it does not have."""
 
 
-@collector_at_rest()
+@paused_gc()
 def merge(runs: Iterable[Run], *, add_cycles: bool = False) -> Run:
     """One run of all ranks of a job, from runs of one rank each, or of some that were merged before.
 

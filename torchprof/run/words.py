@@ -127,6 +127,12 @@ def number_of_phase(phase: str) -> int:
     return PHASES.index(phase)
 
 
+OPTIMIZER_RANGE = "Optimizer."
+"""What the names of the ranges begin with that torch.optim puts around its methods."""
+OPTIMIZER_STEP = "Optimizer.step#"
+"""Of those around steps; the class and ``.step`` follow."""
+ZERO_GRAD = "Optimizer.zero_grad#"
+
 ANY_STEP = "ProfilerStep*"
 """What the ranges of all of torch's steps are called here, as in torch's own tables."""
 _COLLECTIVE = re.compile(r"(nccl|gloo|mpi|ucc|xccl|hccl|rccl):\w+( \d+(->|<-)\d+)?")

@@ -15,7 +15,7 @@ from torchprof.analyze.compare.diff import (
     MORE,
     SAME,
     SLOWER,
-    UNKNOWN,
+    UNDECIDED,
     WITHIN_NOISE,
     Change,
     Diff,
@@ -372,7 +372,7 @@ def _value(figure: Figure | None, bound: Bound) -> float | None:
 def _exact(before: float | None, after: float | None, old: float | None, new: float | None) -> Change:
     """A change that is no draw of chance: from ``old`` to ``new``, which are 0 where a layer was not there."""
     if old is None or new is None:
-        return Change(before, after, None, UNKNOWN)
+        return Change(before, after, None, UNDECIDED)
     return Change(before, after, new - old, SAME if new == old else MORE if new > old else LESS)
 
 
@@ -384,16 +384,16 @@ def _verdict(change: Change, noise: Noise | None, rate: float | None, tests: int
     And where sums and medians disagree, a few calls made the difference.
     """
     if change.difference is None:
-        return UNKNOWN
+        return UNDECIDED
     if change.difference == 0:
         return SAME
     if noise is None or rate is None:
-        return UNKNOWN
+        return UNDECIDED
     if abs(noise.shift) <= noise.spread or (noise.shift > 0) != (change.difference > 0):
         return WITHIN_NOISE
     if rate <= ALPHA:
         return SLOWER if noise.shift > 0 else FASTER
-    return WITHIN_NOISE if noise.could_tell(tests) else UNKNOWN
+    return WITHIN_NOISE if noise.could_tell(tests) else UNDECIDED
 
 
 def _differs(before: Layer, after: Layer, with_settings: bool) -> Iterator[tuple[str, str, str]]:

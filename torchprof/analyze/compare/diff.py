@@ -14,7 +14,7 @@ from torchprof.run.outputs import output
 from torchprof.run.run import Run
 
 MORE, LESS, SAME = "more", "less", "same"
-SLOWER, FASTER, WITHIN_NOISE, UNKNOWN = "slower", "faster", "within noise", "unknown"
+SLOWER, FASTER, WITHIN_NOISE, UNDECIDED = "slower", "faster", "within noise", "unknown"
 
 _NAMED = 3  # so many layers are named as those that made a difference
 
