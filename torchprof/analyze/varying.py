@@ -1,4 +1,4 @@
-"""Whether the forward calls of a layer were on the same shapes: only then do means over calls belong beside a shape."""
+"""Whether all forward calls of a layer had inputs of the same shapes. Only then do means go with a shape."""
 
 from __future__ import annotations
 

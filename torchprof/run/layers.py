@@ -24,8 +24,8 @@ class Layer:
     shapes, None where that is not known, and for the layers below it (see ``analyze.varying``). ``output_bytes`` is
     how large the tensors are that the first call returned, None where that is not known. ``settings`` are what a layer
     of torch's own says of itself, as ``print(model)`` has it ("3, 64, kernel_size=(7, 7), stride=(2, 2)"); empty for
-    classes of others, of which nobody knows what they say.
-    A trace that was read without the model tells what ran, not what on: ``kind`` may be empty then, and what the layer
+    other classes, whose ``extra_repr`` is not known.
+    A trace that was read without the model does not describe the layers: ``kind`` may be empty then, and what the layer
     holds, its buffers and whether it was in ``training`` mode are None.
     ``compiled``: inside a ScriptModule or a module under torch.compile, where it may run without being called.
     ``tied``: it holds parameters that count at another layer. ``recursive``: it was called inside of its own calls, so

@@ -30,9 +30,9 @@ from torchprof.run.warnings import WITHOUT_SHAPES, Caveat, caveat
 _Path = tuple[str, ...]
 
 _COUNTED = ("params", "trainable_params", "param_bytes", "buffers", "buffer_bytes")
-"""What a layer holds: it is the layer's where all ranks hold as much, and else each rank's own."""
+"""What a layer holds: kept in the merged layer if equal on all ranks, else None."""
 _IF_ANY = ("compiled", "tied", "recursive")
-"""What is true of a layer where it is true on any rank."""
+"""True of a merged layer if true on any rank."""
 _UNCALLED: Mapping[str, Any] = {"input_shapes": (), "output_shapes": (), "same_shapes": None}
 """What a cycle knows of a layer that it does not have."""
 

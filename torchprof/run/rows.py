@@ -29,7 +29,7 @@ def tidy(layers: tuple[Layer, ...], columns: Mapping[str, array[int]], tables: M
 
 
 SIGNATURES = 64
-"""On so many different inputs the calls of an operator in one place have rows of their own."""
+"""The most different inputs of an operator in one place that have rows of their own."""
 
 
 class Chains:
@@ -70,8 +70,8 @@ class Chains:
 
 
 def _on_other_shapes(frame: Frame) -> Frame:
-    """The same frame, called on inputs of the same types and of unknown shapes. Of a collective all else
-    that is told stays."""
+    """The same frame, called on inputs of the same types and of unknown shapes. Of a collective all that
+    describes it stays."""
     signature = frame.signature
     if signature is None:
         return frame

@@ -1,4 +1,4 @@
-"""``Run``: everything one profiled run knows, frozen, and read by every report. Knows only the standard library."""
+"""``Run``: all that is known of one profiled run. It is frozen, and every report reads it. Standard library only."""
 
 from __future__ import annotations
 

@@ -97,8 +97,8 @@ class Timeline:
 
     ``time_ns`` after the start, signed ``nbytes``, and numbers in ``devices``, in the run's layers (negative: none), in
     ``PHASES`` and in ``KINDS`` (-1: not known). ``dropped``: how many came after the first ``Timeline.LIMIT`` and are
-    not here. Without ``profile_memory`` there are none, and the length, which counts them, is 0. ``spans`` is None in a
-    run of torchprof 2.2. ``rank``: whose time it is; a run of several ranks has the timeline of one.
+    not here. Without ``profile_memory`` there are none, and the length, which counts them, is 0. ``spans`` is None
+    where none were recorded. ``rank``: the rank that was recorded; a run of several ranks has the timeline of one.
     """
 
     devices: tuple[str, ...]

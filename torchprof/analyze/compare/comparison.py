@@ -1,7 +1,7 @@
 """``Diff``: two runs compared, layer by layer. Made by ``torchprof.compare``. Knows only the standard library.
 
-Which layer is which, is found in ``matching.py``; whether a difference of times is more than noise, in ``noise.py``.
-What is compared how, and where that ends, is in docs/compare.md.
+Layers are matched in ``layers.py``; ``noise.py`` decides whether a difference of times is more than noise. What is
+compared, and how, is in docs/compare.md.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def compare(before: Run | str | PathLike[str], after: Run | str | PathLike[str])
 
     Layers are matched by path, moved and renamed ones by what they are. Of each: what both runs measured, before and
     after. Where the runs recorded different numbers of calls of the model, all that adds up is for one call. A
-    difference of times is told from noise where both runs hold enough steps, or enough calls. See docs/compare.md.
+    difference of times is told from noise if both runs hold enough steps, or enough calls. See docs/compare.md.
 
     Raises TorchprofError for what is neither a run nor the file of one, OSError where a file cannot be read.
     """
@@ -331,7 +331,7 @@ class _Comparison:
         elif bool(old.environment) != bool(new.environment):
             which = "before" if new.environment else "after"
             yield f"The run {which} does not say what it ran on."
-        if not all(say_all):  # what is missing then, nobody knows
+        if not all(say_all):  # what is missing then is not known
             words = [{name: words[at][name] for name in words[at] if name in words[1 - at]} for at in (0, 1)]
         for conditions in (
             words,
@@ -357,7 +357,7 @@ class _Comparison:
 
 
 def _between(before: Figure | None, after: Figure | None) -> Change:
-    """The change from one figure to the other; None where the layer was not there. Nobody knows how a lower bound
+    """The change from one figure to the other; None where the layer was not there. It is not known how a lower bound
     changed."""
     was, now = _value(before, Bound.EXACT), _value(after, Bound.EXACT)
     change = _exact(was, now, 0 if before is None else was, 0 if after is None else now)

@@ -19,7 +19,7 @@ class Difference:
 
     ``layer`` (by its index, negative for none): the innermost layer in which at least half of it is; ``phase``: the one
     with at least half of the whole, None where it is in several. ``part``: outside all layers what of a step it is, one
-    of ``PARTS``; None where it is in several. ``device``: whose time it is, "cpu" or "device".
+    of ``PARTS``; None where it is in several. ``device``: which time it is, "cpu" or "device".
     """
 
     device: str
@@ -39,7 +39,7 @@ class Slow:
     of the median of the others. ``slowest``: in how many steps one of them was the slowest, ``last``: in how many
     collectives one of them was the last to come. ``others_wait_ns``: how long each other rank waits in a step, the
     median; at least so long where they ``wait_longer``. ``may_be_chance``: the steps are too few, or do not belong
-    together, so that nobody can tell it from chance.
+    together, so that it cannot be told from chance.
 
     ``difference``: in what the slowest of them takes longer, None where nothing is most of it. ``flops``: how many
     times those of the other ranks' median the slowest rank has.

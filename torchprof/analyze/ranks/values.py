@@ -55,7 +55,7 @@ class OverRanks:
 
     @property
     def above_mean(self) -> float:
-        """By how much the largest value exceeds the mean: what all would save where nobody goes on before the last."""
+        """By how much the largest value exceeds the mean: what balance would save if all wait for the slowest."""
         return self.max - self.sum / len(self.values)
 
     @property
@@ -149,7 +149,7 @@ class OneCollective:
 
 
 class Compared:
-    """A run whose ranks are compared: whose time, how many steps each took, and what it did in all of them."""
+    """A run whose ranks are compared: which device's time counts, how many steps each rank took, and its sums."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -176,7 +176,7 @@ class Compared:
         return found if gap is None else {**found, (IN_NO_OP, FORWARD): gap}
 
     def medians(self, times: Lockstep) -> dict[int, int]:
-        """The median over the steps, by rank; of none in a run of torchprof 2.6, which kept no single steps."""
+        """The median over the steps, by rank; empty where single steps were not kept."""
         if len(times.ranks) == 1 and times.last_ns:
             return {times.ranks[0]: median_low(times.last_ns)}
         return dict(zip(times.ranks, times.medians))
