@@ -36,7 +36,7 @@ from torchprof import Profile
 from torchprof.attribute.events import PREFIX
 from torchprof.measure.assemble import attribution_of
 from torchprof.run.cost import Cost
-from torchprof.run.run import Op
+from torchprof.run.operators import Op
 from torchprof.run.samples import SampleKey
 from torchprof.run.words import (
     BACKWARD,

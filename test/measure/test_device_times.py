@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from build.hand_made import row, run_of
-from build.places import DATA, TRACES
+from build.places import TRACES
 from build.warnings import caveats
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +26,7 @@ from torchprof.attribute.rule import Attribution
 from torchprof.measure.devices import DeviceTimes
 from torchprof.measure.fold import fold
 from torchprof.run.cycles import add_cycle
-from torchprof.run.kernels import Work, kind_of_work
+from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.layers import Layer
 from torchprof.run.meta import Meta
 from torchprof.run.timeline import DeviceTime, StreamTime
@@ -187,7 +187,7 @@ def figures(times: Iterable[DeviceTime]) -> Iterable[tuple[tuple[Any, ...], int]
     ("work", "names"),
     [
         (
-            Work.COMMUNICATION,
+            KernelWork.COMMUNICATION,
             (
                 "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
                 "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)",
@@ -205,7 +205,7 @@ def figures(times: Iterable[DeviceTime]) -> Iterable[tuple[tuple[Any, ...], int]
             ),
         ),
         (
-            Work.COPYING,
+            KernelWork.COPYING,
             (
                 "Memcpy HtoD (Pageable -> Device)",
                 "Memcpy PtoP (Device -> Device)",
@@ -222,7 +222,7 @@ def figures(times: Iterable[DeviceTime]) -> Iterable[tuple[tuple[Any, ...], int]
             ),
         ),
         (
-            Work.COMPUTING,
+            KernelWork.COMPUTING,
             (
                 "ampere_sgemm_128x64_nn",
                 "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(at::native::ReduceOp<float>)",
@@ -236,9 +236,9 @@ def figures(times: Iterable[DeviceTime]) -> Iterable[tuple[tuple[Any, ...], int]
             ),
         ),
     ],
-    ids=lambda value: value.name.lower() if isinstance(value, Work) else "",
+    ids=lambda value: value.name.lower() if isinstance(value, KernelWork) else "",
 )
-def test_kinds_of_work_by_name(work: Work, names: tuple[str, ...]) -> None:
+def test_kinds_of_work_by_name(work: KernelWork, names: tuple[str, ...]) -> None:
     """As CUDA, ROCm, XPU and MTIA name them in traces, and NCCL of several versions; all else is computing."""
     assert {name: kind_of_work(name) for name in names} == dict.fromkeys(names, work)
 
@@ -434,9 +434,9 @@ def test_formats() -> None:
     [
         (lambda: run_of([row(0)]), "recorded no device"),
         (lambda: reported(measured=("cpu_ns",)), "could not be recorded"),
-        (lambda: torchprof.load(DATA / "run-schema-4.json"), "2.3 or an earlier one"),
+        (lambda: run_of([row(0, device="cuda:0", device_ns=5)], **CUDA), "knows no times of its streams"),
     ],
-    ids=["cpu", "missing", "old"],
+    ids=["cpu", "missing", "no streams"],
 )
 def test_runs_that_do_not_know(run: Callable[[], Run], says: str) -> None:
     with pytest.raises(TorchprofError, match=says):

@@ -24,7 +24,7 @@ from build.architectures import ARCHITECTURES
 from build.browser import Tab, chromium, open_tab, speedscope  # noqa: F401
 from build.hand_made import row, run_of
 from build.models import Checkpointed, Holder, Mlp, Raises, Recursive, Several, Tied
-from build.places import DATA, ROOT
+from build.places import ROOT
 from build.warnings import caveats
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -843,15 +843,6 @@ def test_a_real_run_loads_as_it_was(tmp_path: Path) -> None:
     assert loaded == run
     assert isinstance(spans_of(loaded).lanes[0], Lane)
     assert loaded.report("chrome-trace") == run.report("chrome-trace")
-
-
-def test_a_file_of_2_2_has_memory_alone() -> None:
-    run = torchprof.load(DATA / "run-schema-3.json")
-    assert run.timeline is not None
-    assert len(run.timeline) > 0
-    assert run.timeline.spans is None
-    with pytest.raises(TorchprofError, match="with_timeline=True"):
-        run.report("chrome-trace")
 
 
 GONE = object()

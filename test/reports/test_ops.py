@@ -25,10 +25,11 @@ from torch.profiler import record_function
 
 import torchprof
 from torchprof import Profile, TorchprofError
-from torchprof.analyze.operators import Operator, Sums, layers_of, operators
+from torchprof.analyze.operators import Operator, layers_of, operators
 from torchprof.attribute.events import PREFIX
 from torchprof.reports.ranking import operator_name
 from torchprof.run.cost import Cost
+from torchprof.run.operators import Sums
 from torchprof.run.rows import Around
 from torchprof.run.words import BETWEEN_OPS, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES, Frame
 

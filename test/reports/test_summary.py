@@ -305,7 +305,7 @@ def test_the_command_line_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture
     path = tmp_path / "run.json"
     assert main(["flops", "examples/models.py:LeNet5", "--input", "1,1,32,32", "--summary", "-o", str(path)]) == 0
     assert "\n  MACs                     416.52 K\n" in capsys.readouterr().out
-    assert json.loads(path.read_text())["schema"] == 8
+    assert json.loads(path.read_text())["schema"] == 1
     assert main(["show", str(path), "--summary", "--depth", "0"]) == 0
     assert "Backward" not in capsys.readouterr().out
 

@@ -31,8 +31,9 @@ from torchprof.run.layers import Layer
 from torchprof.run.memory import KINDS as MEMORY_KINDS
 from torchprof.run.memory import Held, Memory
 from torchprof.run.meta import Meta, Peak
+from torchprof.run.operators import Op
 from torchprof.run.rows import Around, Row, Rows
-from torchprof.run.run import Op, Run
+from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import Timeline
 from torchprof.run.warnings import caveat

@@ -16,8 +16,9 @@ from torch import nn
 from torchprof import Profile
 from torchprof.analyze.operators import Operator, layers_of, operators
 from torchprof.run.cost import Cost
+from torchprof.run.operators import Op
 from torchprof.run.rows import Around, Row
-from torchprof.run.run import Op, Run
+from torchprof.run.run import Run
 from torchprof.run.words import BETWEEN_OPS, NOT_SELECTED, OUTSIDE, PHASES, Frame
 
 Sum = tuple[int, Cost, Cost]  # calls, self, total

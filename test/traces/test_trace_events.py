@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from torchprof.attribute.events import Detail, Event, Kind
-from torchprof.run.kernels import Work, kind_of_work
+from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.words import BEFORE
 from torchprof.traces.events import TraceEvents
 
@@ -1045,10 +1045,10 @@ def test_what_mtia_did_and_not_what_it_waited_for() -> None:
     work = [event for event in trace.events(()) if event.kind is Kind.KERNEL]
     assert trace.device == "mtia"
     assert {event.device for event in work} == {"mtia:1"}
-    took: Counter[Work] = Counter()
+    took: Counter[KernelWork] = Counter()
     for event in work:
         took[kind_of_work(event.name)] += event.end_ns - event.start_ns
-    assert took == {Work.COMPUTING: 7000, Work.COPYING: 2000}
+    assert took == {KernelWork.COMPUTING: 7000, KernelWork.COPYING: 2000}
     assert [event.correlation for event in work] == [3, 3, 0]
     assert trace.unread == 0
     alone = read([kernel("fbgemm_mm", 10, 4, category="mtia_ccp_events")])

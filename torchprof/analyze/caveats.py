@@ -10,7 +10,8 @@ from torchprof.analyze.compiled import compiled_in
 from torchprof.analyze.uncounted import about_uncounted
 from torchprof.analyze.varying import varying_work
 from torchprof.run.meta import Meta
-from torchprof.run.run import Run, of_ranks
+from torchprof.run.ranks import of_ranks
+from torchprof.run.run import Run
 from torchprof.run.warnings import WITHOUT_SHAPES, Caveat, caveat
 from torchprof.run.words import DIVISORS, FORWARD, is_left_over
 
@@ -79,7 +80,7 @@ def about_left_over(run: Run) -> Iterator[Caveat]:
     left_over = [*map(is_left_over, run.rows.frames)]
     kernels = sum(calls for calls, chain in zip(columns["calls"], columns["frames"]) if left_over[chain])
     if kernels:
-        ns, device = run.left_over.device_ns, (run.meta.device or "device").upper()
+        ns, device = run.left_over.device_ns, run.meta.device_heading
         yield caveat("launched_before", kernels=kernels, device=device, device_ns=ns, all_ns=sum(columns["device_ns"]))
 
 

@@ -232,7 +232,7 @@ def columns_of(run: Run, show_events: bool = False) -> list[Column]:
     self of a layer is its total less that of its children.
     """
     requested = frozenset(run.meta.requested)
-    device = (run.meta.device or "device").upper()
+    device = run.meta.device_heading
 
     def is_shown(column: Column) -> bool:
         if isinstance(column, ParamsColumn):

@@ -1,4 +1,4 @@
-"""What the compiled regions of a run took, where: their own overhead, their kernels, and what ran beside these."""
+"""The costs of the compiled regions of a run: their overhead, their generated kernels, and other operators in them."""
 
 from __future__ import annotations
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Set
 from typing import Any, NamedTuple, TypeVar
 
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.cost import FIELDS, Cost
+from torchprof.run.operators import RowKey, Sums, Way, is_kernel, sum_operators
 from torchprof.run.paths import find
-from torchprof.run.rows import Rows, Way
+from torchprof.run.rows import Rows
 from torchprof.run.run import Run
 from torchprof.run.words import (
     BETWEEN_OPS,
@@ -28,18 +27,6 @@ _OWN_TIME = (Frame("op", BETWEEN_OPS),)
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Scope = TypeVar("_Scope", bound=Hashable)
-
-
-@dataclass
-class Sums:
-    """What something took: ``self`` is what no op inside it took, ``total`` what its outermost occurrences took, with
-    all that ran in them. ``calls`` is 0 for the time between ops, which nobody calls. ``parts`` of the calls were made
-    inside an op whose MACs and FLOPs count for all that it calls."""
-
-    calls: int = 0
-    parts: int = 0
-    self: Cost = field(default_factory=Cost)
-    total: Cost = field(default_factory=Cost)
 
 
 class Operator(NamedTuple):
@@ -136,7 +123,7 @@ def kernels(run: Run, *, layer: Any = None, phase: str | None = None) -> dict[Ke
             "ProfilerActivity.CUDA in the activities of torch.profiler.profile."
         )
     if "device_ns" not in meta.measured:
-        kind = (meta.device or "device").upper()
+        kind = meta.device_heading
         raise TorchprofError(
             f"This run knows no kernels: {kind} was asked for, and could not be recorded. run.warnings says why."
         )
@@ -145,7 +132,7 @@ def kernels(run: Run, *, layer: Any = None, phase: str | None = None) -> dict[Ke
     for at, of_layer in enumerate(columns["layer"]):
         frames = run.rows.frames[columns["frames"][at]]
         of_phase = PHASES[columns["phase"][at]]
-        if not _is_kernel(frames) or (layers is not None and of_layer not in layers) or phase not in (None, of_phase):
+        if not is_kernel(frames) or (layers is not None and of_layer not in layers) or phase not in (None, of_phase):
             continue
         op = (_OWN_TIME + frames)[-2]
         device = run.rows.devices[columns["device"][at]]
@@ -172,15 +159,10 @@ def _summed(
     of them, total once to each key: so it is what the outermost occurrences took. What has the scope or the key None is
     left out.
     """
-    columns = rows.columns
     number: dict[_Key, int] = {}
     scopes: dict[tuple[int, int], _Scope | None] = {}
     steps: dict[tuple[_Scope | None, Frame], int | None] = {}
-    ways: dict[tuple[int, int, int, int], Way] = {}  # of rows that are inside of what is in other layers
-    ways_in_scope: dict[tuple[_Scope | None, int], Way] = {}
-    taken: list[tuple[int, Way]] = []
-    calls: Counter[int] = Counter()
-    parts: Counter[int] = Counter()
+    ways: dict[tuple[_Scope | None, int], Way] = {}  # of places in no other operator, which are many
 
     def scope_at(layer: int, phase: int) -> _Scope | None:
         if (layer, phase) not in scopes:
@@ -193,43 +175,28 @@ def _summed(
             steps[scope, frame] = None if key is None else number.setdefault(key, len(number))
         return steps[scope, frame]
 
-    def way_of(layer: int, phase: int, within: int, chain: int) -> Way:
+    def way_of(key: RowKey) -> Way:
+        scope = scope_at(key.layer, key.phase)
+        if rows.within[key.within]:
+            return way_from(scope, key)
+        if (scope, key.frames) not in ways:
+            ways[scope, key.frames] = way_from(scope, key)
+        return ways[scope, key.frames]
+
+    def way_from(scope: _Scope | None, key: RowKey) -> Way:
         """A label has no phase of its own: one around a whole step holds forward and backward work."""
         way_in: list[int | None] = []
-        for around in rows.within[within]:
+        for around in rows.within[key.within]:
             for frame in around.frames:
-                in_phase = phase if frame.kind == "label" else PHASES.index(around.phase)
+                in_phase = key.phase if frame.kind == "label" else PHASES.index(around.phase)
                 way_in.append(step(scope_at(around.layer, in_phase), frame))
-        frames = rows.frames[chain]
-        scope = scope_at(layer, phase)
-        way_in += [step(scope, frame) for frame in (frames[:-1] if _is_kernel(frames) else frames) or _OWN_TIME]
+        frames = rows.frames[key.frames]
+        way_in += [step(scope, frame) for frame in (frames[:-1] if is_kernel(frames) else frames) or _OWN_TIME]
         inner = way_in[-1]
-        return tuple(dict.fromkeys(one for one in way_in if one is not None)), -1 if inner is None else inner
+        return Way(tuple(dict.fromkeys(one for one in way_in if one is not None)), -1 if inner is None else inner)
 
-    is_work = [not frames or frames[-1].kind != "python" for frames in rows.frames]
-    is_call = [bool(frames) and not _is_kernel(frames) for frames in rows.frames]
-    is_part = _parts(rows)
-    keys = zip(columns["layer"], columns["phase"], columns["within"], columns["frames"])
-    for at, place in enumerate(keys):
-        layer, phase, within, chain = place
-        if not is_work[chain]:
-            continue
-        if rows.within[within]:
-            way = ways.get(place)
-            if way is None:
-                way = ways[place] = way_of(*place)
-        else:
-            in_scope = scope_at(layer, phase), chain
-            way = ways_in_scope.get(in_scope)
-            if way is None:
-                way = ways_in_scope[in_scope] = way_of(*place)
-        taken.append((at, way))
-        inner = way[1]
-        if inner >= 0 and is_call[chain]:
-            calls[inner] += columns["calls"][at]
-            parts[inner] += columns["calls"][at] * is_part(place)
-    sums = rows.summed(taken, len(number))
-    return {key: Sums(calls[at], parts[at], own, total) for (key, at), own, total in zip(number.items(), *sums)}
+    sums = sum_operators(rows, way_of, _parts(rows))
+    return {key: sums[at] if at < len(sums) else Sums() for key, at in number.items()}
 
 
 def parts_of_operators(rows: Rows) -> list[int]:
@@ -263,10 +230,6 @@ def _parts(rows: Rows) -> Callable[[tuple[int, int, int, int]], bool]:
         return any((layer, phase, within, outer) in counted for outer in around[chain])
 
     return is_part
-
-
-def _is_kernel(frames: Sequence[Frame]) -> bool:
-    return bool(frames) and frames[-1].kind == "kernel"
 
 
 def _cost(rows: Rows, at: int) -> Cost:

@@ -15,7 +15,9 @@ from torchprof.analyze.columns import measures_of_records
 from torchprof.analyze.figures import Figures, figures_of_layers
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.cost import Bound, Measure
-from torchprof.run.run import Op, Run, of_ranks
+from torchprof.run.operators import Op
+from torchprof.run.ranks import of_ranks
+from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey
 from torchprof.run.words import (
     BACKWARD,
@@ -237,7 +239,7 @@ class _OfLayer(NamedTuple):
 
 def _layers_of(run: Run, phases: Sequence[str]) -> Iterator[_OfLayer]:
     """What each layer took, itself and with all below it; the costs of a layer that was never called are unknown."""
-    index = {layer.path: number for number, layer in enumerate(run.layers)}
+    index = run.layers.index_of
     params = run.total_params()
     figures = figures_of_layers(run, phases)
     for root in range(len(run.roots)):

@@ -31,10 +31,7 @@ def stacks(run: Run, measure: str) -> dict[tuple[int, str], Counter[Stack]]:
     if measure not in known:
         what = f"{measure!r} was not measured in this run" if measure in FIELDS else f"There is no measure {measure!r}"
         raise TorchprofError(f"{what}. {suggest(str(measure), known)}")
-    number = {layer.path: index for index, layer in enumerate(run.layers)}
-    paths: list[Stack] = [
-        tuple(number[layer.path[:steps]] for steps in range(1, len(layer.path) + 1)) for layer in run.layers
-    ]
+    paths: list[Stack] = [run.layers.lineage(index) for index in range(len(run.layers))]
     chains = [tuple(frame._replace(signature=None) for frame in frames) for frames in run.rows.frames]
     found: dict[tuple[int, str], Counter[Stack]] = {}
     columns = run.rows.columns

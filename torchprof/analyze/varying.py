@@ -1,4 +1,4 @@
-"""Whether the forward calls of a layer were on the same shapes: only then do means over calls belong beside a shape."""
+"""Whether all forward calls of a layer had inputs of the same shapes. Only then do means go with a shape."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def varying_work(run: Run) -> dict[_Path, bool | None]:
 
 
 def _varying(run: Run, of_model: bool) -> dict[_Path, bool | None]:
-    number = {layer.path: index for index, layer in enumerate(run.layers)}
+    number = run.layers.index_of
     calls, ran, counts = _counts(run)
     groups: defaultdict[_Path, list[Counter[object]]] = defaultdict(list)  # of operators at or below a layer
     for (at, _), by_shapes in counts.items():

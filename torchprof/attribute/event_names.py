@@ -14,7 +14,7 @@ RAISED = PREFIX + "!raised"
 """A label of no length inside the range of a call that did not finish."""
 STOPPED = PREFIX + "!stopped"
 """The same where torch's activation checkpointing has seen enough: the last op before it was not carried out."""
-STEP = PREFIX + "!step"
+STEP_MARK = PREFIX + "!step"
 """A label of no length at the start of a session, and at the end of each step in it."""
 STARTED = PREFIX + "!started"
 """The same at the start of a session that begins in the middle of a step."""
@@ -48,7 +48,7 @@ def kind_of(name: str) -> Kind | None:
         return None
     if name == STOPPED:
         return Kind.STOPPED
-    if name in (STEP, STARTED):
+    if name in (STEP_MARK, STARTED):
         return Kind.STEP
     if name == GARBAGE:
         return Kind.GARBAGE
@@ -117,4 +117,4 @@ def with_steps(events: Iterable[Event], steps: int) -> Iterator[Event]:
 
 
 def _mark(at: int, thread: int) -> Event:
-    return Event(Kind.STEP, STEP, at, at, thread)
+    return Event(Kind.STEP, STEP_MARK, at, at, thread)

@@ -28,11 +28,11 @@ from torchprof.measure.warnings import (
     about_shapes,
 )
 from torchprof.run.cost import FIELDS
-from torchprof.run.layers import Layer
+from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import NOT_RECORDED, GroupOfRanks
 from torchprof.run.memory import Memory
 from torchprof.run.meta import CompiledRegion, Meta
-from torchprof.run.paused_gc import collector_at_rest
+from torchprof.run.paused_gc import paused_gc
 from torchprof.run.rows import Rows
 from torchprof.run.run import Run
 from torchprof.run.timeline import Timeline
@@ -63,7 +63,7 @@ def attribution_of(
     return Attribution(plan.sites, plan.layer_paths, plan.selected, called_from, exchanges, graphs)
 
 
-@collector_at_rest()
+@paused_gc()
 def assemble(
     recording: Recorded,
     events: Iterable[Event],
@@ -185,7 +185,7 @@ def assemble(
     ended = None if recording.start_ns is None else recording.start_ns + recording.wall_ns
     unfinished = locksteps.unfinished(ended) if locksteps else ()
     lockstep = locksteps.result() if locksteps else {}
-    return Run((meta,), layers, rows, samples, memory, timeline, times, lockstep, unfinished)
+    return Run((meta,), Layers.of(layers), rows, samples, memory, timeline, times, lockstep, unfinished)
 
 
 def _with_inlined(layers: tuple[Layer, ...], regions_in: Set[int], called: Set[int]) -> tuple[Layer, ...]:
@@ -234,7 +234,7 @@ def with_warnings(run: Run, plan: Planned, seen: Seen) -> Run:
         inner for outer, inner in seen.callers if outer >= 0 and paths[outer][: len(paths[inner])] == paths[inner]
     }
     if recursive:
-        layers = tuple(replace(layer, recursive=index in recursive) for index, layer in enumerate(run.layers))
+        layers = Layers(replace(layer, recursive=index in recursive) for index, layer in enumerate(run.layers))
         run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))
     return replace(run, metas=(replace(run.meta, warnings=tuple(_warnings(run, plan, seen))),))
 

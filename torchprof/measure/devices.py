@@ -10,17 +10,17 @@ from operator import itemgetter
 
 from torchprof.attribute.events import Event, Kind
 from torchprof.attribute.places import Attributed
-from torchprof.run.kernels import Work, kind_of_work
+from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.timeline import DeviceTime, StreamTime
 
-_BESIDE = (Work.COMMUNICATION.value, Work.COMPUTING.value, None)
+_BESIDE = (KernelWork.COMMUNICATION.value, KernelWork.COMPUTING.value, None)
 """For each kind of work the one with which its overlap counts."""
 
 
 class _Times:
     """What a device, or one of its streams, did up to now: how long unions of intervals are, and how far they reach.
 
-    ``by_work`` and ``until_by_work`` are numbered as ``Work`` is.
+    ``by_work`` and ``until_by_work`` are numbered as ``KernelWork`` is.
     """
 
     __slots__ = ("busy_ns", "by_work", "kernels", "overlap_ns", "start_ns", "until", "until_by_work")
@@ -28,8 +28,8 @@ class _Times:
     def __init__(self, start: int) -> None:
         self.kernels = self.busy_ns = self.overlap_ns = 0
         self.start_ns = self.until = start
-        self.by_work = [0] * len(Work)
-        self.until_by_work = [start] * len(Work)
+        self.by_work = [0] * len(KernelWork)
+        self.until_by_work = [start] * len(KernelWork)
 
     def add(self, work: int, start: int, end: int) -> None:
         """Take in what began no earlier than all before it."""

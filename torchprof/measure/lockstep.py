@@ -17,8 +17,8 @@ from torchprof.attribute.event_names import is_engine
 from torchprof.attribute.events import Event, Kind
 from torchprof.attribute.places import Attributed, Place
 from torchprof.run.collectives import ASKS, collective_of, name_of_collective, tells_collective
-from torchprof.run.kernels import Work, kind_of_work
-from torchprof.run.layers import Layer
+from torchprof.run.kernels import KernelWork, kind_of_work
+from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import EXCHANGES, GAP, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
 from torchprof.run.unfinished import Entered, Unfinished
 from torchprof.run.words import BEFORE, FORWARD, OUTSIDE, Frame, Signature, is_collective, is_host_collective
@@ -42,7 +42,7 @@ def is_communication(frames: Sequence[Frame]) -> bool:
 @cache
 def _is_named_so(kind: str, name: str) -> bool:
     if kind == "kernel":
-        return kind_of_work(name) is Work.COMMUNICATION
+        return kind_of_work(name) is KernelWork.COMMUNICATION
     return name.startswith(_COMMUNICATION) or is_collective(name)
 
 
@@ -252,8 +252,7 @@ class Locksteps:
         """``group``: between which ranks a collective is that does not say so itself, as on the CPU; None where it may
         be of one or another, ``NOT_RECORDED`` where nothing is known of groups. ``from_first_mark``: whether a step
         begins where the session does."""
-        number = {layer.path: index for index, layer in enumerate(layers)}
-        self._above = [number.get(layer.path[:-1], OUTSIDE) for layer in layers]
+        self._layers = Layers.of(layers)
         self._rank = rank
         self._signatures = signatures
         self._group = group
@@ -446,7 +445,7 @@ class Locksteps:
         found: dict[LockstepKey, Lockstep] = {}
 
         def note(device: str, steps: Sequence[Mapping[tuple[int, str], int]], beside: Sequence[int]) -> None:
-            rolled_up = [self._rolled_up(step) for step in steps]
+            rolled_up = [*map(self._layers.roll_up_by_phase, steps)]
             for layer, phase in sorted({key for step in rolled_up for key in step}):
                 times = [step.get((layer, phase), 0) for step in rolled_up]
                 found[LockstepKey(layer, phase, device, WORK)] = Lockstep.of(self._rank, times)
@@ -483,14 +482,3 @@ class Locksteps:
         """Where the rank was when the recording ended, at a time that the events need not tell. Before ``result``."""
         since = self._marks[-1] if self._marks else None
         return self._last.unfinished(self._rank, self._threads, self._main, since, ended)
-
-    def _rolled_up(self, step: Mapping[tuple[int, str], int]) -> dict[tuple[int, str], int]:
-        """With what the layers below took."""
-        totals: defaultdict[tuple[int, str], int] = defaultdict(int)
-        for (layer, phase), ns in step.items():
-            at = layer
-            totals[at, phase] += ns
-            while at >= 0 and self._above[at] >= 0:
-                at = self._above[at]
-                totals[at, phase] += ns
-        return totals

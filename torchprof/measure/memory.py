@@ -10,14 +10,13 @@ from math import inf
 
 from torchprof.attribute.events import Kind
 from torchprof.attribute.places import Attributed, Place
-from torchprof.run.layers import Layer
+from torchprof.run.layers import Layer, Layers
 from torchprof.run.memory import KINDS, Held, Memory
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import Timeline
-from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES
+from torchprof.run.words import BACKWARD, FORWARD, OPTIMIZER_RANGE, OUTSIDE, PHASES
 
 PARAMETERS, GRADIENTS, ACTIVATIONS, OPTIMIZER_STATE, INPUTS, TEMPORARIES = KINDS
-_OPTIMIZER = "Optimizer."  # how the ranges begin that torch.optim puts around its steps
 _NONE = -1
 
 
@@ -94,8 +93,7 @@ class Allocations:
         """
         self._rank = rank
         self._parameters = parameters
-        number = {layer.path: index for index, layer in enumerate(layers)}
-        self._ways = [tuple(number[layer.path[:steps]] for steps in range(1, len(layer.path) + 1)) for layer in layers]
+        self._ways = [*map(Layers.of(layers).lineage, range(len(layers)))]
         self._begun_ns = start_ns
         self._start_ns: int | None = None
         self._held: dict[str, int] = {}  # by device
@@ -144,7 +142,7 @@ class Allocations:
                 if item.calls:
                     self._on_call(item)
             elif kind is user_label:
-                if event.name.startswith(_OPTIMIZER) and event.end_ns > self._optimizer.end_ns:
+                if event.name.startswith(OPTIMIZER_RANGE) and event.end_ns > self._optimizer.end_ns:
                     self._on_optimizer(item)
             elif kind is step and self._start_ns is None:
                 self._start_ns = event.start_ns

@@ -11,9 +11,9 @@ from operator import add
 
 from torchprof.attribute.events import Kind
 from torchprof.attribute.places import Attributed, Place
-from torchprof.run.layers import Layer
+from torchprof.run.layers import Layer, Layers
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import BEFORE, FORWARD, OUTSIDE, PHASES
+from torchprof.run.words import BEFORE, FORWARD, OPTIMIZER_RANGE, OUTSIDE
 
 DATA, OPTIMIZER, COPY, WAIT, GARBAGE, OTHER, GAP, OVERLAP = (
     f"step_{part}_ns" for part in ("data", "optimizer", "copy", "wait", "gc", "other", "gap", "overlap")
@@ -28,7 +28,6 @@ _COPYING = re.compile(r"(cuda|hip|musa)Memcpy\w*")
 _BETWEEN_HOST_AND_DEVICE = re.compile(r"Memcpy (HtoD|DtoH)\b.*")
 _WITHIN_DEVICES = re.compile(r"Memcpy (DtoD|PtoP)\b.*")
 _LOADING = "enumerate(Data"  # of a DataLoader, or of a DataPipe
-_OPTIMIZER = "Optimizer."
 
 _Range = tuple[int, Place, "Place | None", int]
 """An open range: its end, its place, the place whose time it interrupts, and its number as a launcher of kernels."""
@@ -48,8 +47,7 @@ class Steps:
     def __init__(self, layers: Sequence[Layer], rank: int = 0, from_first_mark: bool = True) -> None:
         """``from_first_mark``: whether a step begins where the session does, and not in its middle."""
         self._from_first_mark = from_first_mark
-        number = {layer.path: index for index, layer in enumerate(layers)}
-        self._above = [number.get(layer.path[:-1], OUTSIDE) for layer in layers]
+        self._layers = Layers.of(layers)
         # Of a trace that tells of no model: a range may as well be around what is no forward.
         self._are_ranges = not any(layer.kind for layer in layers if len(layer.path) == 1)
         self._rank = rank
@@ -138,12 +136,7 @@ class Steps:
                     parts[OVERLAP] += ns
         parts[OVERLAP] -= explained
         parts[GAP] = lasted - explained
-        for layer in range(len(self._above) - 1, -1, -1):  # those below come after those above
-            above = self._above[layer]
-            for phase in PHASES:
-                if above >= 0 and (layer, phase) in totals:
-                    totals[above, phase] += totals[layer, phase]
-        for key, ns in totals.items():
+        for key, ns in self._layers.roll_up_by_phase(totals).items():
             column = self._cpu.setdefault(key, array("q"))
             column.frombytes(bytes(8 * (len(self._outside) - len(column))))  # nothing in the steps before
             column.append(ns)
@@ -207,7 +200,7 @@ class Steps:
         spread(OUTSIDE, FORWARD, "cpu", "step_ns", durations)
         for (layer, phase), totals in sorted(self._cpu.items()):
             spread(layer, phase, "cpu", "step_cpu_ns", [*totals, *[0] * (self.count - len(totals))])
-        for (layer, phase), sums in sorted(self._rolled_up().items()):
+        for (layer, phase), sums in sorted(self._layers.roll_up_by_phase(self._device, _both).items()):
             device_spreads(layer, phase, "step_device_ns", sums)
         for measure in (DATA, OPTIMIZER, COPY, WAIT, GARBAGE, OTHER, GAP, OVERLAP):
             values = [parts[measure] for parts in self._outside]
@@ -217,20 +210,14 @@ class Steps:
             device_spreads(OUTSIDE, FORWARD, measure, sums)
         return samples
 
-    def _rolled_up(self) -> dict[tuple[int, str], _Sums]:
-        """Device time with that of the layers below."""
-        totals: defaultdict[tuple[int, str], _Sums] = defaultdict(dict)
-        for (layer, phase), sums in self._device.items():
-            at = layer
-            while True:
-                total = totals[at, phase]
-                for device, values in sums.items():
-                    before = total.get(device, ())
-                    total[device] = array("q", map(add, before, values)) if before else values
-                if at < 0 or self._above[at] < 0:
-                    break
-                at = self._above[at]
-        return totals
+
+def _both(one: _Sums, other: _Sums) -> _Sums:
+    """The device times of both, by device, step by step."""
+    total = dict(one)
+    for device, values in other.items():
+        before = total.get(device, ())
+        total[device] = array("q", map(add, before, values)) if before else values
+    return total
 
 
 class _Closure:
@@ -299,6 +286,6 @@ def _part_of(place: Place) -> str:
     for label in labels:
         if label.startswith(_LOADING):
             return DATA
-        if label.startswith(_OPTIMIZER):
+        if label.startswith(OPTIMIZER_RANGE):
             return OPTIMIZER
     return OTHER if len(labels) < len(place.frames) else GAP

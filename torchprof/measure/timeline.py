@@ -9,7 +9,7 @@ from math import inf
 
 from torchprof.attribute.events import Kind
 from torchprof.attribute.places import Attributed
-from torchprof.run.layers import Layer
+from torchprof.run.layers import Layer, Layers
 from torchprof.run.timeline import Lane, Spans
 from torchprof.run.words import BACKWARD, FORWARD, GARBAGE_COLLECTION, PHASES
 
@@ -53,8 +53,7 @@ class OpenSpans:
     ) -> None:
         """``selected``: the layers that have spans, None for all; ``start_ns``: when the recording began, where no mark
         says so; ``from_first_mark``: whether a step begins there, and not in its middle."""
-        number = {layer.path: index for index, layer in enumerate(layers)}
-        ways = ([number[layer.path[:steps]] for steps in range(1, len(layer.path) + 1)] for layer in layers)
+        ways = map(Layers.of(layers).lineage, range(len(layers)))
         self._ways = [[one for one in way if selected is None or one in selected] for way in ways]
         self._begun_ns = start_ns
         self._start_ns: int | None = None

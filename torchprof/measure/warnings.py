@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
-from torchprof.run.layers import Layer
+from torchprof.run.layers import Layer, Layers
 from torchprof.run.rows import Rows
 from torchprof.run.warnings import WITHOUT_SHAPES, Caveat, caveat
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, is_left_over
@@ -56,7 +56,7 @@ def about_calls(
     ``callable_layers``: those with a forward to be called; ``called``: those that were; ``silent``: those that could
     have been seen and were not. ``callers`` are pairs of layer indices (caller, called), negative for what is no layer.
     """
-    number = {layer.path: index for index, layer in enumerate(layers)}
+    number = Layers.of(layers).index_of
     busy = {layers[index].path[:steps] for index in called for steps in range(1, len(layers[index].path))}
     busy |= {path for index in called for path in layers[index].shared_with}
     idle = [layers[index].name for index in sorted(silent) if layers[index].path not in busy]

@@ -28,6 +28,7 @@ from torchprof.errors import TorchprofError, some
 from torchprof.profile.model_state import ModelState
 from torchprof.run.cost import UNKNOWN
 from torchprof.run.outputs import output
+from torchprof.run.samples import quantile
 
 _SHOWN_EVERY = 0.1  # seconds between two writes of the progress: a terminal takes time from the model, too
 _ANOTHER_WAY = "Give a function instead that makes the inputs of a batch size: inputs=lambda size: (...)."
@@ -80,13 +81,7 @@ class Latency:
 
     def quantile(self, q: float) -> float | None:
         """The time below which the share ``q`` (0 to 1) of the calls lies, linear between two neighbours."""
-        if not self.seconds:
-            return None
-        times = sorted(self.seconds)
-        at = q * (len(times) - 1)
-        low = math.floor(at)
-        high = min(low + 1, len(times) - 1)
-        return times[low] + (times[high] - times[low]) * (at - low)
+        return quantile(sorted(self.seconds), q) if self.seconds else None
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ _NS = 1_000_000_000
 _PATIENCE_S = 10.0  # for the thread to end, which it does at once: nothing is to wait for ever
 
 
-class Place(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of source: its file as a reader finds it, its number, and the name of the function it is in."""
 
     file: str
@@ -40,7 +40,7 @@ class Sample(NamedTuple):
     """At ``at_ns`` (as ``time.perf_counter_ns``) the thread was at ``place``, which stands for so many intervals."""
 
     at_ns: int
-    place: Place
+    place: SourceLine
     intervals: int
 
 
@@ -100,7 +100,7 @@ class Sampler:
 
     def samples(self) -> Iterator[Sample]:
         """All samples, in the order of time; to be asked for after ``stop``."""
-        places = [Place(_shown(code.co_filename, self._folder), line, code.co_name) for code, line in self._places]
+        places = [SourceLine(_shown(code.co_filename, self._folder), line, code.co_name) for code, line in self._places]
         for at_ns, index, intervals in zip(self._times, self._at, self._intervals):
             yield Sample(at_ns, places[index], intervals)
 

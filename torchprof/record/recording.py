@@ -30,7 +30,7 @@ from torchprof.attribute.event_names import (
     MEMORY,
     RAISED,
     STARTED,
-    STEP,
+    STEP_MARK,
     STOPPED,
     is_a_common_name,
     is_torchs_step,
@@ -310,7 +310,7 @@ class Recording:
                 around.pop()
             if name in (RAISED, STOPPED) and around:
                 found[around[-1]] = found[around[-1]]._replace(finished=False)
-            elif name not in (RAISED, STOPPED, STARTED, STEP, GARBAGE) and not name.startswith((HOOKS, GIVEN)):
+            elif name not in (RAISED, STOPPED, STARTED, STEP_MARK, GARBAGE) and not name.startswith((HOOKS, GIVEN)):
                 around.append(len(found))
                 found.append(Call(name, start, _end_ns(raw), thread, True))
         return sorted(found, key=lambda call: call.end_ns)

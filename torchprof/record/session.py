@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch.autograd import profiler as torch_profiler
 
-from torchprof.attribute.event_names import STARTED, STEP
+from torchprof.attribute.event_names import STARTED, STEP_MARK
 from torchprof.errors import TorchprofError
 from torchprof.record.cpu_time import CpuTime
 from torchprof.record.recording import OURS, TELLS_COLLECTIVES, Recording
@@ -118,7 +118,7 @@ class Session(Recording):
                 self._profiler._prepare_trace()
             self._profiler._start_trace()
             # The first event of a session pays for its buffers: let it be ours, not one of the first layer's.
-            with record(STEP if step_begins else STARTED):
+            with record(STEP_MARK if step_begins else STARTED):
                 self._cpu_at_start = CpuTime.now()
                 self.began_ns = time.perf_counter_ns()
                 self._epoch_ns = time.time_ns() - self.began_ns
@@ -133,7 +133,7 @@ class Session(Recording):
 
     def mark_step(self) -> None:
         """Record that here a step ends."""
-        with record(STEP):
+        with record(STEP_MARK):
             pass
         self.steps += 1
 

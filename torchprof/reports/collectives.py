@@ -13,7 +13,7 @@ from torchprof.reports.notes import about_sums, warnings_of
 from torchprof.reports.text import draw, printable
 from torchprof.run.collectives import Collective, collective_of, tells_collective
 from torchprof.run.cost import UNKNOWN, format_count, format_memory, format_time
-from torchprof.run.kernels import Work, kind_of_work
+from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.rows import Row
 from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED_NAME, OUTSIDE_NAME, Frame, is_host_collective
@@ -106,7 +106,7 @@ def collectives(run: Run, *, tablefmt: str | None = None) -> str:
     warnings = [*about_sums(run), *warnings_of(run)]
     if not uses:
         return "\n".join(["This run recorded no communication between ranks.", *warnings])
-    names = {False: (run.meta.device or "device").upper(), True: "CPU"}
+    names = {False: run.meta.device_heading, True: "CPU"}
     wholes = {on_host: sum(use.ns or 0 for use in uses if use.on_host is on_host) for on_host in names}
     present = [names[on_host] for on_host in sorted({use.on_host for use in uses})]
     on, time = (["On"], "Time") if len(present) > 1 else ([], f"{present[0]} time")
@@ -164,7 +164,7 @@ def _source(frames: Sequence[Frame]) -> _Source | None:
         return None
     last = frames[-1]
     if last.kind == "kernel":
-        is_one = tells_collective(last) or kind_of_work(last.name) is Work.COMMUNICATION
+        is_one = tells_collective(last) or kind_of_work(last.name) is KernelWork.COMMUNICATION
         return _Source.KERNEL if is_one else None
     if not tells_collective(last) or any(map(tells_collective, frames[:-1])):
         return None

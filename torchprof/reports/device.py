@@ -26,8 +26,8 @@ def device(run: Run, *, tablefmt: str | None = None) -> str:
     how much of the communication ran while it computed; the rest is exposed: in that time nothing was computed.
     ``tablefmt`` is any of tabulate's formats. docs/device.md says which kernels communicate.
 
-    Raises TorchprofError for a run without a device, for one of a torchprof that did not distinguish streams, and
-    for an unknown format.
+    Raises TorchprofError for a run without a device, for one without the times of its streams, and for an
+    unknown format.
     """
     _refuse_unknown(run)
     metas = {meta.rank: meta for meta in run.metas}
@@ -53,13 +53,13 @@ def _refuse_unknown(run: Run) -> None:
             "ProfilerActivity.CUDA in the activities of torch.profiler.profile."
         )
     if all("device_ns" not in meta.measured for meta in run.metas):
-        kind = (run.meta.device or "device").upper()
+        kind = run.meta.device_heading
         raise TorchprofError(
             f"This run knows no device's time: {kind} was asked for, and could not be recorded. run.warnings says why."
         )
     if not run.device_times and any(run.rows.columns["device_ns"]):
         raise TorchprofError(
-            "This run was written by torchprof 2.3 or an earlier one, which told no streams apart: record it again. "
+            "This run knows no times of its streams: record it again. "
             'run.report("kernels") says how long its device was busy.'
         )
 

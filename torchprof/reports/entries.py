@@ -11,7 +11,8 @@ from torchprof.analyze.figures import Figures, figures_of_layers
 from torchprof.reports.text import printable
 from torchprof.run.cost import Cost
 from torchprof.run.lockstep import range_in_words
-from torchprof.run.run import Op, Run
+from torchprof.run.operators import Op
+from torchprof.run.run import Run
 from torchprof.run.words import (
     BETWEEN_OPS,
     FORWARD,
@@ -69,7 +70,7 @@ def entries_of(run: Run, show_events: bool = False, phases: Sequence[str] | None
     chains = [*run.rows.frames, *(around.frames for within in run.rows.within for around in within)]
     has_ranges = any(frame.kind in RANGES for frames in chains for frame in frames)
     ops = {phase: run.ops(phase) if show_events or has_ranges else {} for phase in phases}
-    index = {layer.path: number for number, layer in enumerate(run.layers)}
+    index = run.layers.index_of
     lines: list[Entry] = []
     lines_of: dict[tuple[str, ...], Entry] = {}
     for path, figures in figures_of_layers(run, phases).items():

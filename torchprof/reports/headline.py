@@ -12,7 +12,7 @@ from torchprof.reports.notes import summed_over
 from torchprof.reports.ranking import shortened
 from torchprof.reports.text import printable
 from torchprof.reports.top import Part, parts_of, source_lines
-from torchprof.run.layers import Layer
+from torchprof.run.layers import Layer, Layers
 from torchprof.run.run import Run
 from torchprof.run.words import (
     BACKWARD,
@@ -122,7 +122,7 @@ def _subject(run: Run) -> tuple[str, _Measured]:
     """A first sentence on an idle device, or nothing, and the measure of the sentences after it."""
     meta = run.meta
     if "device_ns" in meta.measured:
-        device = (meta.device or "device").upper()
+        device = meta.device_heading
         busy = [
             (name, ns / one.wall_ns) for one in run.metas for name, ns in one.busy_ns if name != "cpu" and one.wall_ns
         ]
@@ -154,23 +154,15 @@ class _Tree(NamedTuple):
 
     own: list[int]
     totals: list[int]
-    children: dict[int | None, list[int]]
+    children: dict[int | None, Sequence[int]]
 
     @classmethod
-    def of(cls, layers: Sequence[Layer], parts: Mapping[Part, int]) -> _Tree:
+    def of(cls, layers: Layers, parts: Mapping[Part, int]) -> _Tree:
         own = [0] * len(layers)
         for part, amount in parts.items():
             own[part.where.layer] += amount
-        totals = list(own)
-        number = {layer.path: index for index, layer in enumerate(layers)}
-        children: dict[int | None, list[int]] = {None: [], **{index: [] for index in range(len(layers))}}
-        above = [number.get(layer.path[:-1]) for layer in layers]
-        for index, one in enumerate(above):
-            children[one].append(index)
-        for index, one in reversed([*enumerate(above)]):  # those below come after those above
-            if one is not None:
-                totals[one] += totals[index]
-        return cls(own, totals, children)
+        children: dict[int | None, Sequence[int]] = {None: layers.roots, **dict(enumerate(layers.children))}
+        return cls(own, layers.roll_up(own), children)
 
     def down_from_the_top(self, whole: int) -> int | None:
         """The deepest layer that holds more than half of the whole; None where not even a model does."""

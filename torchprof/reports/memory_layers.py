@@ -123,12 +123,7 @@ class Used:
                 for of_field, name in enumerate(_FIELDS):
                     entry[of_field] += columns[name][at]
         own = {key: Cost(**dict(zip(_FIELDS, entry))) for key, entry in sums.items()}
-        total = dict(own)
-        for index, above in _upwards(run):
-            for phase in PHASES:
-                if (index, phase) in total:
-                    total[above, phase] = total.get((above, phase), Cost()) + total[index, phase]
-        return cls(own, total)
+        return cls(own, run.layers.roll_up_by_phase(own))
 
     @property
     def by_layers(self) -> bool:
@@ -138,14 +133,6 @@ class Used:
     def made(self, layer: int) -> int:
         """What was allocated in the forward of a layer and all below it."""
         return _ALLOCATED.of(self.total.get((layer, FORWARD), Cost()))
-
-
-def _upwards(run: Run) -> Iterator[tuple[int, int]]:
-    """Each layer with the one above it, those below first."""
-    number = {layer.path: index for index, layer in enumerate(run.layers)}
-    for path, index in reversed(number.items()):
-        if len(path) > 1:
-            yield index, number[path[:-1]]
 
 
 def entries_of_device(run: Run, device: int, phases: Sequence[str], used: Sequence[Used]) -> list[Entry]:
@@ -163,12 +150,10 @@ def entries_of_device(run: Run, device: int, phases: Sequence[str], used: Sequen
                 peaks[key.layer][key.phase] = spread.max
             elif key.measure == "kept_bytes":
                 own_kept[key.layer], calls[key.layer] = spread.sum, spread.count
-    kept = dict(own_kept)
-    for index, above in _upwards(run):
-        kept[above] = kept.get(above, 0) + kept.get(index, 0)
+    kept = run.layers.roll_up([own_kept.get(index, 0) for index in range(len(run.layers))])
     selected = None if run.meta.paths is None else set(run.meta.paths)
     varying = varying_calls(run)
-    number = {layer.path: index for index, layer in enumerate(run.layers)}
+    number = run.layers.index_of
     lines: dict[tuple[str, ...], Entry] = {}
     for root in range(len(run.roots)):
         for node in run.tree(None, root).walk():
@@ -193,7 +178,7 @@ def entries_of_device(run: Run, device: int, phases: Sequence[str], used: Sequen
                 peaks=peaks[index],
                 returned=node.layer.output_bytes if at_home == device else None,
                 varies=varying[path] is not False,
-                kept=kept.get(index, 0) / calls[index] if called and calls.get(index) else None,
+                kept=kept[index] / calls[index] if called and calls.get(index) else None,
                 own_kept=own_kept.get(index, 0) / calls[index] if called and calls.get(index) else None,
             )
     found = [line for path, line in lines.items() if len(path) == 1]

@@ -73,7 +73,7 @@ def _by_kind(memory: Memory, tablefmt: str | None) -> str:
 
 def _by_layer(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt: str | None) -> str:
     """What was alive at the peak by layer, phase and kind, the largest first, what is not shown in one line."""
-    number = {layer.path: index for index, layer in enumerate(run.layers)}
+    number = run.layers.index_of
     sums: defaultdict[tuple[int, str, str], list[int]] = defaultdict(lambda: [0, 0])
     for held in memory.held:
         if held.nbytes >= 0:

@@ -100,7 +100,7 @@ def _notes_of_ranks(run: Run, balance: Balance) -> Iterator[str]:
         has_more = any(one.has_more_flops for one in balance.ranks) or bool(run.missing_ranks)
         yield (f"FLOPs of all ranks together: {_counted(balance.flops, has_more)}.")
     if balance.time is not None:
-        device = (run.meta.device or "device").upper()
+        device = run.meta.device_heading
         where = "CPU" if balance.time == "cpu" else device
         of = "" if unit_of(run) else " in all that was recorded"
         yield (f"Own work is time of the {where}{of}, communication left out.")

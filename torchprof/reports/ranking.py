@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 from torchprof.analyze.columns import CallsColumn, Column, CostColumn, column_called, columns_of
 from torchprof.analyze.figures import Figures
-from torchprof.analyze.operators import Operator, Sums
+from torchprof.analyze.operators import Operator
 from torchprof.reports.notes import about_sums, warnings_of
 from torchprof.reports.text import check_number, draw, printable
 from torchprof.run.cost import Bound, Cost, Figure, Unit, format_time
 from torchprof.run.lockstep import range_in_words
+from torchprof.run.operators import Sums
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD
 

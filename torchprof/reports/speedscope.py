@@ -58,7 +58,7 @@ def _profiles(run: Run, frames: dict[Step, int]) -> Iterator[dict[str, Any]]:
     units = {name: _UNITS[measure.unit] for measure in MEASURES for name, _ in measure.fields}
     several = len({meta.rank for meta in run.metas}) > 1
     uncounted = stacks(run, "uncounted") if "uncounted" in measured(run) else {}
-    device = (run.meta.device or "device").upper()
+    device = run.meta.device_heading
     for measure in measured(run):
         if measure not in _SHOWN:
             continue

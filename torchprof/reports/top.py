@@ -74,7 +74,7 @@ def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> str:
     meta = run.meta
     sections = []
     if "device_ns" in meta.measured:
-        device = (meta.device or "device").upper()
+        device = meta.device_heading
         busy = [(one, name, ns) for one in run.metas for name, ns in one.busy_ns if name != "cpu"]
         if not busy:
             sections.append(f"Nothing ran on {device}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from torchprof.run.layers import Layer
+from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import NOT_RECORDED, STEP, Lockstep, LockstepKey
 from torchprof.run.memory import Memory
 from torchprof.run.meta import CompiledRegion, Meta
@@ -26,7 +26,7 @@ def add_cycle(before: Run | None, cycle: Run) -> Run:
     if before is None:
         return cycle
     known = len(before.layers)
-    layers = (*map(_first_seen, before.layers, cycle.layers), *cycle.layers[known:])
+    layers = Layers((*map(_first_seen, before.layers, cycle.layers), *cycle.layers[known:]))
     samples = _with_zeros(before.samples, cycle.samples)
     for of, spread in _with_zeros(cycle.samples, before.samples).items():
         samples[of] = samples[of] + spread if of in samples else spread

@@ -1,4 +1,4 @@
-"""The file of a run: JSON, written and read. Its schema is in docs/run-file.md."""
+"""The file format of a run: reading. Its schema is in docs/run-file.md."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import re
 import zlib
 from array import array
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from functools import cache
@@ -19,9 +18,8 @@ from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from torchprof.errors import TorchprofError
-from torchprof.run.collectives import name_of_collective
 from torchprof.run.file_write import FORMAT, SAMPLE_NAMES, SAMPLE_NUMBERS, SAMPLE_PARTS, SCHEMA
-from torchprof.run.layers import Layer
+from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import NOBODY, Lockstep, LockstepKey
 from torchprof.run.memory import KINDS, Held, Memory
 from torchprof.run.meta import Meta
@@ -31,10 +29,9 @@ from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, Lane, Spans, Timeline
 from torchprof.run.unfinished import Entered, Unfinished
 from torchprof.run.warnings import Caveat
-from torchprof.run.words import NOT_SELECTED, PHASES, Frame, Signature, is_collective
+from torchprof.run.words import NOT_SELECTED, PHASES, Frame, Signature
 
 _START = 256  # bytes, within which a file says its format
-_LABELS_ALONE = "Written before torchprof 2.2: the totals of labels leave out the layers that were called inside them."
 
 
 def is_run_file(path: str | PathLike[str]) -> bool:
@@ -72,7 +69,7 @@ def run_of(data: bytes, path: str) -> Run:
             )
         raise TorchprofError(f"{path} is JSON, but no saved run: write one with `prof.run.save(path)`.")
     schema = document.get("schema")
-    if not isinstance(schema, int) or schema > SCHEMA:
+    if type(schema) is not int or not 1 <= schema <= SCHEMA:
         raise TorchprofError(
             f"{path} has schema {schema}; this torchprof reads up to {SCHEMA}. Read it with a newer torchprof."
         )
@@ -84,25 +81,8 @@ def run_of(data: bytes, path: str) -> Run:
 
 def _run(document: dict[str, Any]) -> Run:
     """The run of a file. Raises KeyError, TypeError, ValueError or OverflowError where the file contradicts itself."""
-    if document["schema"] < 3:
-        _upgrade(document)
-    if document["schema"] == 3 and document["timeline"] is not None:
-        document["timeline"]["spans"] = None  # it had memory alone
-    if document["schema"] < 5:
-        document["device_times"] = []
-    if document["schema"] < 6:
-        document.update(shared=[[]], lockstep=[])
-        document["rows"]["shared"] = [0] * len(document["rows"]["layer"])
-        for frame in (frame for chain in document["frames"] for frame in chain):
-            if frame[0] in ("label", "op") and is_collective(frame[1]):
-                frame[0] = "collective"
-        if document["timeline"] is not None:
-            document["timeline"]["rank"] = document["metas"][0]["rank"]
-    if document["schema"] < 8:
-        document["rows"]["collective_ns"] = [0] * len(document["rows"]["layer"])
-        _rename_collectives(document["lockstep"])
     metas = _read(tuple[Meta, ...], document["metas"])
-    layers = _read(tuple[Layer, ...], document["layers"])
+    layers = Layers(_read(tuple[Layer, ...], document["layers"]))
     signatures = [None, *_read(tuple[Signature, ...], document["signatures"])]
 
     def chain(frames: list[Any]) -> tuple[Frame, ...]:
@@ -135,7 +115,7 @@ def _run(document: dict[str, Any]) -> Run:
         lockstep[of] = _read(Lockstep, one)
         _demand(_leads_somewhere(of, len(layers)), f"lockstep {tuple(of)}")
         _demand(_is_in_lockstep(lockstep[of]), f"the ranks of lockstep {tuple(of)}")
-    unfinished = _read(tuple[Unfinished, ...], document.get("unfinished", []))
+    unfinished = _read(tuple[Unfinished, ...], document["unfinished"])
     for one in (each for step in unfinished for each in (step, *step.entered)):
         _demand(_leads_somewhere(one, len(layers)), f"{one} in 'unfinished'")
     ranks = {meta.rank for meta in metas}
@@ -200,49 +180,6 @@ def _adds_up(time: DeviceTime) -> bool:
     """Whether no part is longer than the whole, and none less than nothing."""
     parts = (time.idle_ns, time.compute_ns - time.overlap_ns, time.overlap_ns, time.exposed_ns, time.copy_alone_ns)
     return min(*parts, time.copy_ns - time.copy_alone_ns, *(min(stream[1:]) for stream in time.streams)) >= 0
-
-
-def _rename_collectives(entries: list[dict[str, Any]]) -> None:
-    """Until schema 7 a collective of ``lockstep`` was called as torch called it there. Where two of one layer, phase
-    and group would have one name, they keep theirs: nobody knows how their calls were mixed."""
-
-    def renamed(entry: dict[str, Any]) -> tuple[Any, ...]:
-        about = (entry["layer"], entry["phase"], entry["device"], str(entry["group"]))
-        return (*about, name_of_collective(entry["what"]))
-
-    times = Counter(map(renamed, entries))
-    for entry in entries:
-        key = renamed(entry)
-        if times[key] == 1:
-            entry["what"] = key[-1]
-
-
-def _upgrade(document: dict[str, Any]) -> None:
-    """Schema 1 had no MACs and FLOPs. Both, 1 and 2, had a signature for each row and not for each frame, did not say
-    what a row is within, and knew of memory over time the peak alone."""
-    rows = document["rows"]
-    _demand(min(rows["frames"], default=0) >= 0, "a number in column 'frames' leads nowhere")
-    none = [0] * len(rows["layer"])
-    for name in ("macs", "flops", "uncounted", "signature"):
-        rows.setdefault(name, none)
-    chains: dict[tuple[int, int], int] = {}
-    numbers = [chains.setdefault(key, len(chains)) for key in zip(rows["frames"], rows.pop("signature"))]
-    frames = [[[*frame, 0] for frame in chain] for chain in document["frames"]]
-    document["frames"] = [
-        [*frames[chain][:-1], [*frames[chain][-1][:2], signature]] if signature else frames[chain]
-        for chain, signature in chains
-    ]
-    rows.update(frames=numbers, within=none)
-    document.setdefault("signatures", [])
-    document.update(within=[[]], memory=[], timeline=None)
-    has_labels = any(kind == "label" for chain in document["frames"] for kind, *_ in chain)
-    for meta in document["metas"]:
-        for device, size in meta.pop("peak_bytes", ()):
-            document["memory"].append({"device": device, "rank": meta["rank"], "peak_bytes": size})
-        if has_labels:
-            meta["warnings"].append(_LABELS_ALONE)
-    for sample in document["samples"]:
-        sample["hashes"] = [0] * len(sample["sample"])
 
 
 def _timeline(document: dict[str, Any], layers: int) -> Timeline:

@@ -1,4 +1,4 @@
-"""The file format of a run: writing."""
+"""The file format of a run: writing. Its schema is in docs/run-file.md."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from torchprof.run.words import Frame, Signature
 if TYPE_CHECKING:
     from torchprof.run.run import Run
 
-SCHEMA = 8
-"""It grows by one whenever a reader of the old file would misread the new one."""
+SCHEMA = 1
+"""It grows by one whenever an older reader would misread a newer file."""
 SAMPLE_NAMES = itemgetter("phase", "device", "measure")
 SAMPLE_NUMBERS = itemgetter("layer", "rank", "count", "sum", "min", "max", "first")
 SAMPLE_PARTS = 12

@@ -24,7 +24,7 @@ _COPY = re.compile(
 )
 
 
-class Work(Enum):
+class KernelWork(Enum):
     """What the work of a device is for."""
 
     COMPUTING = 0
@@ -32,7 +32,7 @@ class Work(Enum):
     COPYING = 2
 
 
-def kind_of_work(name: str) -> Work:
+def kind_of_work(name: str) -> KernelWork:
     """What a kernel, copy or set of that name is for.
 
     Communication is what moves data between ranks: kernels of NCCL and its like, sends and receives among them, and
@@ -41,5 +41,5 @@ def kind_of_work(name: str) -> Work:
     ``aten::cat``.
     """
     if _COMMUNICATION.fullmatch(name):
-        return Work.COMMUNICATION
-    return Work.COPYING if _COPY.fullmatch(name) else Work.COMPUTING
+        return KernelWork.COMMUNICATION
+    return KernelWork.COPYING if _COPY.fullmatch(name) else KernelWork.COMPUTING

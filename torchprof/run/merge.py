@@ -13,13 +13,15 @@ from typing import Any
 
 from torchprof.errors import TorchprofError
 from torchprof.run.cycles import add_cycle, same_shapes
-from torchprof.run.layers import Layer
+from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import NOBODY, Lockstep, LockstepKey
 from torchprof.run.memory import Memory
 from torchprof.run.meta import Meta
-from torchprof.run.paused_gc import collector_at_rest
+from torchprof.run.paused_gc import paused_gc
+from torchprof.run.ranks import stretches_of
+from torchprof.run.renumber import on_layers, renumbered
 from torchprof.run.rows import Rows, tidy
-from torchprof.run.run import Run, on_layers, renumbered, stretches_of
+from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, Timeline
 from torchprof.run.unfinished import Unfinished
@@ -28,14 +30,14 @@ from torchprof.run.warnings import WITHOUT_SHAPES, Caveat, caveat
 _Path = tuple[str, ...]
 
 _COUNTED = ("params", "trainable_params", "param_bytes", "buffers", "buffer_bytes")
-"""What a layer holds: it is the layer's where all ranks hold as much, and else each rank's own."""
+"""What a layer holds: kept in the merged layer if equal on all ranks, else None."""
 _IF_ANY = ("compiled", "tied", "recursive")
-"""What is true of a layer where it is true on any rank."""
+"""True of a merged layer if true on any rank."""
 _UNCALLED: Mapping[str, Any] = {"input_shapes": (), "output_shapes": (), "same_shapes": None}
 """What a cycle knows of a layer that it does not have."""
 
 
-@collector_at_rest()
+@paused_gc()
 def merge(runs: Iterable[Run], *, add_cycles: bool = False) -> Run:
     """One run of all ranks of a job, from runs of one rank each, or of some that were merged before.
 
@@ -353,7 +355,7 @@ class _Merged:
         tuples: dict[Any, Any] = {}
         merged = Run(
             metas,
-            (),
+            Layers(),
             self._rows(),
             self._samples,
             tuple(sorted(self._memory, key=_rank)),

@@ -85,3 +85,8 @@ class Meta:
     regions: tuple[CompiledRegion, ...] = ()
     machine: str = ""
     script: str = ""
+
+    @property
+    def device_heading(self) -> str:
+        """The kind of device as headings and messages name it: "CUDA"; "DEVICE" for a run of the CPU alone."""
+        return (self.device or "device").upper()

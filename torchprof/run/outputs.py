@@ -1,6 +1,6 @@
-"""Who shows a run: the functions of other packages that the methods of ``Run`` and of other values call, by name.
+"""The functions of ``reports`` and ``analyze`` that methods of ``Run`` call, by name.
 
-They are loaded when they are first called. So the packages of values import nothing of those that read them.
+They are imported when they are first called, so ``run`` imports none of the packages that read it.
 """
 
 from __future__ import annotations

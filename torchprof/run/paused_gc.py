@@ -1,4 +1,4 @@
-"""Python's garbage collector, at rest while a million values are made that are none."""
+"""Pause Python's garbage collector while many objects are made that all stay alive."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def collector_at_rest() -> Iterator[None]:
-    """No cyclic garbage is made here, and to look for it among a million events again and again takes as long as to
-    read them."""
+def paused_gc() -> Iterator[None]:
+    """Pause the garbage collector in this block, and enable it again afterwards if it was enabled.
+
+    Reading a run makes a million objects and no cyclic garbage; the collections that this would cause take as long as
+    the reading itself.
+    """
     was_enabled = gc.isenabled()
     try:
         gc.disable()

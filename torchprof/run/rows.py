@@ -29,7 +29,7 @@ def tidy(layers: tuple[Layer, ...], columns: Mapping[str, array[int]], tables: M
 
 
 SIGNATURES = 64
-"""On so many different inputs the calls of an operator in one place have rows of their own."""
+"""The most different inputs of an operator in one place that have rows of their own."""
 
 
 class Chains:
@@ -70,8 +70,8 @@ class Chains:
 
 
 def _on_other_shapes(frame: Frame) -> Frame:
-    """The same frame, called on inputs of the same types and of unknown shapes. Of a collective all else
-    that is told stays."""
+    """The same frame, called on inputs of the same types and of unknown shapes. Of a collective all that
+    describes it stays."""
     signature = frame.signature
     if signature is None:
         return frame
@@ -130,9 +130,6 @@ class Row(NamedTuple):
         return self.frames[-1].signature if self.frames else None
 
 
-Way = tuple[tuple[int, ...], int]
-"""What the cost of a row counts for, by numbers: the totals of these, and the self of that one (negative: of none)."""
-
 NO_COST = Cost()
 
 
@@ -173,34 +170,6 @@ class Rows(Sequence[Row]):
 
     def __iter__(self) -> Iterator[Row]:
         return (self[index] for index in range(len(self)))
-
-    def summed(self, taken: Iterable[tuple[int, Way]], size: int) -> tuple[list[Cost], list[Cost]]:
-        """Self and total of so many numbered things: sums over the rows with these indices, each with its way."""
-        taken = list(taken)
-        nothing = [0] * size
-        own: list[list[int]] = []
-        totals: list[list[int]] = []
-        for name in FIELDS:
-            column = self.columns[name]
-            if not any(column):
-                own.append(nothing)
-                totals.append(nothing)
-                continue
-            selves, sums = [0] * size, [0] * size
-            for at, (touched, last) in taken:
-                value = column[at]
-                if value:
-                    for number in touched:
-                        sums[number] += value
-                    if last >= 0:
-                        selves[last] += value
-            own.append(selves)
-            totals.append(sums)
-        costs = [(mine, Cost(*mine) if any(mine) else NO_COST) for mine in zip(*own)]
-        return (
-            [cost for _, cost in costs],
-            [cost if values == mine else Cost(*values) for (mine, cost), values in zip(costs, zip(*totals))],
-        )
 
     @cached_property
     def by_layer(self) -> dict[tuple[int, int], tuple[Cost, int]]:

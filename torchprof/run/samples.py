@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
@@ -60,14 +59,19 @@ class Spread:
 
     def quantile(self, q: float) -> float:
         """The value below which the share ``q`` (0 to 1) of the sample lies, linear between two neighbours."""
-        at = q * (len(self.sample) - 1)
-        low = math.floor(at)
-        high = min(low + 1, len(self.sample) - 1)
-        return self.sample[low] + (self.sample[high] - self.sample[low]) * (at - low)
+        return quantile(self.sample, q)
 
     @property
     def median(self) -> float:
         return self.quantile(0.5)
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """The value below which the share ``q`` (0 to 1) of sorted values lies, linear between two neighbors."""
+    at = q * (len(values) - 1)
+    low = int(at)
+    high = min(low + 1, len(values) - 1)
+    return values[low] + (values[high] - values[low]) * (at - low)
 
 
 def scrambled(number: int) -> int:

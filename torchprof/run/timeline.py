@@ -59,8 +59,7 @@ class DeviceTime:
 class Lane(NamedTuple):
     """Where one thing runs at a time, with what it calls inside of it: a thread (``device`` is "cpu"); or a ``stream``
     of a device, which has as many lanes as it ran kernels at once. ``number`` counts the threads, or the lanes of one
-    stream, from 1 on. ``stream`` is None for a thread, on a device that used one stream alone, and in a run of
-    torchprof 2.3, which told none apart."""
+    stream, from 1 on. ``stream`` is None for a thread, and on a device that used one stream alone."""
 
     device: str
     number: int
@@ -98,8 +97,8 @@ class Timeline:
 
     ``time_ns`` after the start, signed ``nbytes``, and numbers in ``devices``, in the run's layers (negative: none), in
     ``PHASES`` and in ``KINDS`` (-1: not known). ``dropped``: how many came after the first ``Timeline.LIMIT`` and are
-    not here. Without ``profile_memory`` there are none, and the length, which counts them, is 0. ``spans`` is None in a
-    run of torchprof 2.2. ``rank``: whose time it is; a run of several ranks has the timeline of one.
+    not here. Without ``profile_memory`` there are none, and the length, which counts them, is 0. ``spans`` is None
+    where none were recorded. ``rank``: the rank that was recorded; a run of several ranks has the timeline of one.
     """
 
     devices: tuple[str, ...]

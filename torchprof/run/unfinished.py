@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Entered(NamedTuple):
-    """How often a collective was asked for, by a layer (by its index, negative for none) in a phase."""
+    """How often a layer (by its index, negative for none) called a collective in a phase."""
 
     layer: int
     phase: str
@@ -20,9 +20,9 @@ class Unfinished:
     """Where a rank was when its recording ended in the middle of a step.
 
     The step had lasted ``ns`` by then, and for the last ``since_ns`` the rank was in ``layer`` (by its index, negative
-    for none), in ``phase``: in the operator ``name``, or between operators (""). ``waits``: in a collective of that
-    name, that the layer had asked for. ``entered``: the collectives that the rank asked for in this step,
-    in the order in which it first did.
+    for none), in ``phase``: in the operator ``name``, or between operators (""). ``waits``: it waited in the
+    collective ``name`` that the layer had called. ``entered``: the collectives that the rank called in the step, in the
+    order of their first calls.
     """
 
     rank: int

@@ -1,5 +1,5 @@
-"""The words that a run is written in: phases, kinds of frames, the names of rows that belong to no layer, and the
-names of ranges that events and reports share.
+"""Constants and small predicates that every package shares: phases, kinds of frames, names of rows that belong to no
+layer, and names of ranges.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ BACKWARD = "backward"
 RECOMPUTE = "recompute"
 PHASES = (FORWARD, BACKWARD, RECOMPUTE)
 LAUNCH_NOT_RECORDED = "(launch not recorded)"
-"""The label of kernels of which nobody knows what launched them."""
+"""The label of kernels whose launch is not in the recording."""
 LAUNCHED_BEFORE = "(launched before the recording)"
 """The label of kernels that were launched before the recording began, and ran in it: work of an earlier step, or of a
 warm-up. It is in no sum of layers or of ``(outside)``, in no step, share, comparison or rank's own work."""
@@ -85,7 +85,7 @@ class Signature(NamedTuple):
     ``shapes``: a tuple of sizes; for a list of tensors a tuple of such tuples; None where that is not known.
     ``dtypes``: as torch's profiler spells them: "float", "c10::BFloat16", "long int", …; "Scalar", "ScalarList" and
     "TensorList" for those; "" for None and for what has no shape. ``scalars``: the value of what is no tensor, None
-    for the others; ``()`` where nobody asked for them. ``stack``: the source lines it was called from, as
+    for the others; ``()`` where they were not recorded. ``stack``: the source lines it was called from, as
     "file(line): function", innermost first; ``()`` where they were not recorded.
     """
 
@@ -127,6 +127,12 @@ def number_of_phase(phase: str) -> int:
     return PHASES.index(phase)
 
 
+OPTIMIZER_RANGE = "Optimizer."
+"""What the names of the ranges begin with that torch.optim puts around its methods."""
+OPTIMIZER_STEP = "Optimizer.step#"
+"""Of those around steps; the class and ``.step`` follow."""
+ZERO_GRAD = "Optimizer.zero_grad#"
+
 ANY_STEP = "ProfilerStep*"
 """What the ranges of all of torch's steps are called here, as in torch's own tables."""
 _COLLECTIVE = re.compile(r"(nccl|gloo|mpi|ucc|xccl|hccl|rccl):\w+( \d+(->|<-)\d+)?")
@@ -135,8 +141,8 @@ _RUNTIME_CALL = re.compile(r"(cuda|cu|hip|ze|ur|musa|mu)[A-Z]\w*")
 
 
 def is_collective(name: str) -> bool:
-    """Whether this is the range of a collective (``nccl:all_reduce``), which ends whenever that is done, on any thread:
-    of the thread it began on it tells no time."""
+    """Whether this is the range of a collective (``nccl:all_reduce``). It may end on another thread, whenever that
+    is done, so it is no time of the thread that it began on."""
     return _COLLECTIVE.fullmatch(name) is not None
 
 

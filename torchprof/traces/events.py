@@ -19,7 +19,7 @@ from torchprof.attribute.event_names import (
     MEMORY,
     NODE_PREFIX,
     STARTED,
-    STEP,
+    STEP_MARK,
     is_a_common_name,
     is_torchs_step,
     kind_of,
@@ -403,7 +403,7 @@ class TraceEvents:
     @property
     def marks(self) -> int:
         """How many marks there are of a session of ours: where it began, and where each of its steps ended."""
-        marks = {number for number, (_, name) in enumerate(self._names) if name in (STARTED, STEP)}
+        marks = {number for number, (_, name) in enumerate(self._names) if name in (STARTED, STEP_MARK)}
         return sum(name in marks for name in self._cpu.name) if marks else 0
 
     @property

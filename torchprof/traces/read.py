@@ -23,8 +23,9 @@ from torchprof.run.file_read import is_run_file
 from torchprof.run.layers import Layer
 from torchprof.run.merge import merge
 from torchprof.run.meta import Meta
-from torchprof.run.paused_gc import collector_at_rest
-from torchprof.run.run import Run, on_layers
+from torchprof.run.paused_gc import paused_gc
+from torchprof.run.renumber import on_layers
+from torchprof.run.run import Run
 from torchprof.run.warnings import MODULES_OF_CALL_STACKS, Caveat, caveat
 from torchprof.traces.events import TraceEvents
 from torchprof.traces.file import TraceFile
@@ -47,7 +48,7 @@ _HOW_TO_TELL = (
 )
 
 
-@collector_at_rest()
+@paused_gc()
 def from_trace(
     traces: str | PathLike[str] | Iterable[str | PathLike[str]],
     model: nn.Module | Sequence[nn.Module] | None = None,
@@ -191,7 +192,7 @@ class _Found:
     process: tuple[str, tuple[str, ...]]
 
 
-@collector_at_rest()
+@paused_gc()
 def _read(
     path: Path, model: _Model | None, with_timeline: bool, progress: Callable[[float], None] | None = None
 ) -> _Found:

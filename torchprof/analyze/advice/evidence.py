@@ -88,21 +88,6 @@ class Evidence:
         return tuple(map(int, numbers)) if all(number.isdecimal() for number in numbers) else ()
 
     @cached_property
-    def parents(self) -> list[int]:
-        """For each layer the number of the one above it, -1 for a model."""
-        numbers = {layer.path: number for number, layer in enumerate(self.run.layers)}
-        return [numbers.get(layer.path[:-1], OUTSIDE) for layer in self.run.layers]
-
-    @cached_property
-    def children(self) -> list[list[int]]:
-        """For each layer the numbers of those directly below it, in the model's order."""
-        below: list[list[int]] = [[] for _ in self.parents]
-        for number, above in enumerate(self.parents):
-            if above >= 0:
-                below[above].append(number)
-        return below
-
-    @cached_property
     def _rows_of_chain(self) -> list[list[int]]:
         rows: list[list[int]] = [[] for _ in self.run.rows.frames]
         left_over = [*map(is_left_over, self.run.rows.frames)]

@@ -140,11 +140,11 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
     results = evidence.took(inside("aten::_softmax"), phases=(FORWARD,))
     calls = _forward_calls(evidence)
     keeps = BACKWARD in evidence.run.phases()
-    nothing = Took()
+    nothing, layers = Took(), evidence.run.layers
     for number in sorted(products.keys() | math.keys()):
         if number in short or number < 0:
             continue
-        own = [number, *(child for child in evidence.children[number] if evidence.run.layers[child].kind == "Softmax")]
+        own = [number, *(child for child in layers.children[number] if layers[child].kind == "Softmax")]
         softmax_calls = sum(forward_weights.get(one, nothing).calls for one in own)
         parts = [*(took.get(number, nothing) for took in (math, products)), *(weights.get(one, nothing) for one in own)]
         ns = sum(map(evidence.time_of, parts))
@@ -153,7 +153,7 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
         elif softmax_calls and forward_products.get(number, nothing).calls >= 2 * softmax_calls:
             if not is_attention.get(number, True):
                 continue
-            what, remedy = _of_hand(ns, evidence.run.layers[number], number in is_attention)
+            what, remedy = _of_hand(ns, layers[number], number in is_attention)
         else:
             continue
         written = sum(results.get(one, nothing).allocated for one in own)
@@ -183,7 +183,7 @@ def bias_before_batch_norm(evidence: Evidence) -> Iterator[Advice]:
     layers, calls = evidence.run.layers, _forward_calls(evidence)
     biased = [
         (conv, norm, _in_order(evidence, conv, calls))
-        for below in evidence.children
+        for below in layers.children
         for conv, norm in pairwise(below)
         if _has_bias(layers[conv]) and _normalises(layers[norm], layers[conv]) and calls.get(conv) == calls.get(norm)
     ]
@@ -314,13 +314,13 @@ def _is_other_node(frames: Sequence[Frame]) -> bool:
 
 def _scores(evidence: Evidence) -> dict[int, set[_Shape]]:
     """The shapes that the softmax of each layer, or of a Softmax layer directly below, was called on."""
-    columns, chains = evidence.run.rows.columns, evidence.run.rows.frames
+    layers, columns, chains = evidence.run.layers, evidence.run.rows.columns, evidence.run.rows.frames
     found: defaultdict[int, set[_Shape]] = defaultdict(set)
     if not evidence.shapes_recorded:
         return found
     for at in evidence.rows(_SOFTMAX):
         number = columns["layer"][at]
-        above = evidence.parents[number] if number >= 0 and evidence.run.layers[number].kind == "Softmax" else number
+        above = layers.parent[number] if number >= 0 and layers[number].kind == "Softmax" else number
         for frame in chains[columns["frames"][at]]:
             shape = shape_of(frame, 0)
             if _SOFTMAX([frame]) and shape:
@@ -384,7 +384,8 @@ def _of_hand(ns: int, layer: Layer, certain: bool) -> tuple[str, str]:
 
 def _in_order(evidence: Evidence, conv: int, calls: Mapping[int, int]) -> bool:
     """Whether it is an item of a Sequential that calls its items in their order, and nobody else calls it."""
-    layers, above = evidence.run.layers, evidence.parents[conv]
+    layers = evidence.run.layers
+    above = layers.parent[conv]
     return layers[above].kind == "Sequential" and calls.get(above) == calls.get(conv) and not layers[conv].shared_with
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from itertools import takewhile
 from math import ceil
 
@@ -10,7 +10,7 @@ from torchprof.analyze.advice import Advice, rule
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.host import forward_calls
 from torchprof.run.cost import format_memory, format_time
-from torchprof.run.layers import Layer
+from torchprof.run.layers import Layers
 from torchprof.run.words import BACKWARD, FORWARD, PHASES, RECOMPUTE
 
 _SHARE = 0.05
@@ -30,7 +30,7 @@ def recomputed_layers(evidence: Evidence) -> Iterator[Advice]:
     if PHASES.index(RECOMPUTE) not in evidence.run.rows.columns["phase"]:
         return
     layers = evidence.run.layers
-    numbers = {layer.path: number for number, layer in enumerate(layers)}
+    numbers = layers.index_of
     calls: dict[int, int] = {}
     for key, spread in evidence.samples("cpu_ns"):
         if key.phase == RECOMPUTE and key.layer >= 0:
@@ -100,7 +100,7 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
         for layer in takewhile(lambda layer: layer not in trained, called)
         if layer in backward
         and layers[layer].path[:1] == model
-        and not evidence.children[layer]
+        and not evidence.run.layers.children[layer]
         and _calls(evidence, layer) == passes
     ]
     frozen = [layer for layer in front if layers[layer].params]
@@ -121,11 +121,11 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
     )
 
 
-def _trained(layers: Sequence[Layer], called: Collection[int]) -> set[int]:
+def _trained(layers: Layers, called: Collection[int]) -> set[int]:
     """The layers that have something to be trained, or may have: those whose parameters nobody knows; other paths of
     such a layer; layers without parameters of a class that has some elsewhere, as where two share a weight; and the
     layer around one that is never called, because it then uses those parameters itself."""
-    numbers = {layer.path: number for number, layer in enumerate(layers)}
+    numbers = layers.index_of
     kinds = {layer.kind for layer in layers if layer.params != 0}
     trained = set()
     for number, layer in enumerate(layers):

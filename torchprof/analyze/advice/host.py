@@ -11,7 +11,7 @@ from torchprof.analyze.advice import Advice, rule
 from torchprof.analyze.advice.evidence import Evidence, is_collection
 from torchprof.run.cost import format_time
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import FORWARD, OUTSIDE, Frame
+from torchprof.run.words import FORWARD, OPTIMIZER_RANGE, OUTSIDE, Frame
 
 _RUNTIME = re.compile(r"(cuda|hip|musa)Memcpy\w*|(cuda|hip|xpu|musa)\w*Synchronize")
 """The calls of a device's runtime in which the CPU copies or waits, as ``torchprof.steps`` knows them."""
@@ -20,7 +20,6 @@ _PAGEABLE = "Memcpy HtoD (Pageable"
 _VALUES = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::nonzero"})
 """What gives Python a value of a tensor, or makes a tensor whose size depends on values: all else that waits for a
 value (``aten::is_nonzero``, ``aten::masked_select``, …) calls one of them."""
-_OPTIMIZER = "Optimizer."
 LOADING = "enumerate(Data"
 """How the label begins that torch puts around each batch of a DataLoader or a DataPipe."""
 
@@ -168,7 +167,7 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
         return
     waiting = sum(columns["cpu_ns"][at] for at in evidence.rows(_is_runtime))
     loading = sum(took.cpu_ns for took in evidence.took(is_loading).values())
-    models = [number for number, layer in enumerate(evidence.run.layers) if len(layer.path) == 1]
+    models = evidence.run.layers.roots
     unusual = sum(beyond_median_ns(evidence, model) for model in models)
     collecting = sum(took.cpu_ns for took in evidence.took(is_collection).values())
     launching = sum(columns["cpu_ns"]) - waiting - loading - unusual - collecting
@@ -286,7 +285,7 @@ def _waits(evidence: Evidence) -> dict[int, _Seen]:
         layer, frames = columns["layer"][at], rows.frames[columns["frames"][at]]
         is_wait = frames[-1].name.endswith("Synchronize")
         if _asks_for_a_value(frames):
-            if layer == OUTSIDE and frames[0].kind == "label" and frames[0].name.startswith(_OPTIMIZER):
+            if layer == OUTSIDE and frames[0].kind == "label" and frames[0].name.startswith(OPTIMIZER_RANGE):
                 continue
         elif not is_wait or layer == OUTSIDE or (layer, columns["phase"][at], frames[:-1]) in copying:
             continue

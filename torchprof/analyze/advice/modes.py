@@ -8,7 +8,7 @@ from torchprof.analyze.advice import Advice, rule
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.layers import Layer
-from torchprof.run.words import BACKWARD, FORWARD
+from torchprof.run.words import BACKWARD, FORWARD, OPTIMIZER_STEP
 
 _NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
 _DROPOUTS = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout")
@@ -123,7 +123,7 @@ def deterministic_algorithms_on(evidence: Evidence) -> Iterator[Advice]:
 def _trains(evidence: Evidence) -> bool:
     """Whether there was any backward, or the step of an optimizer, whose backward may have run out of sight."""
     return BACKWARD in evidence.run.phases() or any(
-        True for _ in evidence.rows(lambda frames: any(frame.name.startswith("Optimizer.step#") for frame in frames))
+        True for _ in evidence.rows(lambda frames: any(frame.name.startswith(OPTIMIZER_STEP) for frame in frames))
     )
 
 

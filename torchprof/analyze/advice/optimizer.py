@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from torchprof.analyze.advice import Advice, rule
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.run.cost import format_time
-from torchprof.run.words import BACKWARD, OUTSIDE_NAME, Frame
+from torchprof.run.words import BACKWARD, OPTIMIZER_STEP, OUTSIDE_NAME, ZERO_GRAD, Frame
 
-_STEP = "Optimizer.step#"  # and the class, and ".step": torch's own label
-_ZERO_GRAD = "Optimizer.zero_grad#"
 _ZEROES = frozenset({"aten::zero_", "aten::_foreach_zero_"})
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 
@@ -109,7 +107,7 @@ def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
     time = columns["cpu_ns" if evidence.device == "cpu" else "device_ns"]
     for at in evidence.rows(_zeroes):
         frames = chains[columns["frames"][at]]
-        label = label or next(frame.name for frame in frames if frame.name.startswith(_ZERO_GRAD))
+        label = label or next(frame.name for frame in frames if frame.name.startswith(ZERO_GRAD))
         ns += time[at]
         if frames[-1].name == "aten::zero_":
             writes += columns["calls"][at]
@@ -120,7 +118,7 @@ def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
     if additions:
         ns += sum(map(evidence.time_of, added)) * min(writes, additions) // additions
     before = [size for memory in evidence.run.memory for kind, size in memory.before or () if kind == "gradients"]
-    name = label.removeprefix(_ZERO_GRAD).partition(".")[0]
+    name = label.removeprefix(ZERO_GRAD).partition(".")[0]
     yield Advice(
         OUTSIDE_NAME,
         f"zero_grad of {name} wrote zeros into gradients ({writes:,} write{'s' * (writes != 1)}), and backward added "
@@ -136,10 +134,10 @@ def _stepped(evidence: Evidence) -> dict[str, _Stepped]:
     """By the name of their class what optimizers did in their steps."""
     found: defaultdict[str, _Stepped] = defaultdict(_Stepped)
     columns, chains = evidence.run.rows.columns, evidence.run.rows.frames
-    for at in evidence.rows(lambda frames: _depth(frames, _STEP) >= 0):
+    for at in evidence.rows(lambda frames: _depth(frames, OPTIMIZER_STEP) >= 0):
         frames = chains[columns["frames"][at]]
-        depth = _depth(frames, _STEP)
-        stepped = found[frames[depth].name.removeprefix(_STEP).partition(".")[0]]
+        depth = _depth(frames, OPTIMIZER_STEP)
+        stepped = found[frames[depth].name.removeprefix(OPTIMIZER_STEP).partition(".")[0]]
         stepped.cpu_ns += columns["cpu_ns"][at]
         stepped.device_ns += columns["device_ns"][at]
         if depth == len(frames) - 1:
@@ -158,7 +156,7 @@ def _depth(frames: Sequence[Frame], label: str) -> int:
 
 
 def _zeroes(frames: Sequence[Frame]) -> bool:
-    return _depth(frames, _ZERO_GRAD) >= 0 and any(frame.name in _ZEROES for frame in frames)
+    return _depth(frames, ZERO_GRAD) >= 0 and any(frame.name in _ZEROES for frame in frames)
 
 
 def _adds_to_gradient(frames: Sequence[Frame]) -> bool:

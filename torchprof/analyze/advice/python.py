@@ -104,7 +104,7 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
         return
     outside = evidence.took(_is_direct, phases=(FORWARD,)).get(OUTSIDE)
     nodes = sum(took.calls for took in evidence.took(_is_direct, phases=PHASES[1:]).values())
-    roots = [number for number, layer in enumerate(evidence.run.layers) if len(layer.path) == 1]
+    roots = evidence.run.layers.roots
     calls = sum(spread.count for root in roots for spread in forward_calls(evidence, root))
     left -= _GAP_NS * (nodes + calls + (outside.calls if outside else 0))
     if left < _SHARE * evidence.recorded_ns or 2 * left < whole:
@@ -155,10 +155,11 @@ def layers_of_slow_python(evidence: Evidence) -> dict[int, SlowPython]:
         if layer < 0 or not _has_python(layers[layer]) or took.cpu_ns < _SHARE * evidence.recorded_ns:
             continue
         calls = sum(spread.count for spread in forward_calls(evidence, layer))
-        below = sum(spread.count for child in evidence.children[layer] for spread in forward_calls(evidence, child))
+        children = layers.children[layer]
+        below = sum(spread.count for child in children for spread in forward_calls(evidence, child))
         gaps = calls + below + (direct[layer].calls if layer in direct else 0)
         unusual = beyond_median_ns(evidence, layer)
-        unusual -= sum(beyond_median_ns(evidence, child) for child in evidence.children[layer])
+        unusual -= sum(beyond_median_ns(evidence, child) for child in children)
         left = took.cpu_ns - gaps * _GAP_NS - max(0, unusual)
         if 2 * left > took.cpu_ns and left >= _SHARE * evidence.recorded_ns:
             found[layer] = SlowPython(calls, took.cpu_ns)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from torchprof.analyze.caveats import operators_without_shapes
 from torchprof.analyze.compare.comparison import as_run, compare
-from torchprof.analyze.compare.diff import FORMATS, SLOWER, UNKNOWN, Change, Diff, Pair, Quantity
+from torchprof.analyze.compare.diff import FORMATS, SLOWER, UNDECIDED, Change, Diff, Pair, Quantity
 from torchprof.analyze.compare.layers import ADDED, REMOVED
 from torchprof.analyze.compare.noise import FEWEST
 from torchprof.analyze.figures import incomplete_phases
@@ -184,7 +184,7 @@ def _subjects(diff: Diff, limit: Limit) -> Iterator[_Subject]:
         if len(quantities) > 1:  # the largest of all phases, which before may have been another one
             changes = [pair.changes[one.key] for one in quantities]
             change = Change(
-                _largest([one.before for one in changes]), _largest([one.after for one in changes]), None, UNKNOWN
+                _largest([one.before for one in changes]), _largest([one.after for one in changes]), None, UNDECIDED
             )
             quantity = next((one for one in quantities if pair.changes[one.key].after == change.after), quantity)
         yield _Subject(
@@ -292,7 +292,7 @@ def _held(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
     if figure.bound is Bound.AT_LEAST:
         doubt = " It counts, though a part of the time is not known, and so whether it is more than noise."
         return True, f"Limit exceeded: {sentence}{subject.parts()}{doubt}"
-    if noise is None or min(noise.counts) < FEWEST or (limit.share is not None and change.verdict == UNKNOWN):
+    if noise is None or min(noise.counts) < FEWEST or (limit.share is not None and change.verdict == UNDECIDED):
         doubt = " It counts, though the runs hold too few calls or steps to tell it from noise."
         return True, f"Limit exceeded: {sentence}{subject.parts()}{doubt}"
     median = noise.medians[1]

@@ -1,7 +1,7 @@
 """``Diff``: two runs compared, layer by layer. Made by ``torchprof.compare``. Knows only the standard library.
 
-Which layer is which, is found in ``matching.py``; whether a difference of times is more than noise, in ``noise.py``.
-What is compared how, and where that ends, is in docs/compare.md.
+Layers are matched in ``layers.py``; ``noise.py`` decides whether a difference of times is more than noise. What is
+compared, and how, is in docs/compare.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torchprof.analyze.compare.diff import (
     MORE,
     SAME,
     SLOWER,
-    UNKNOWN,
+    UNDECIDED,
     WITHIN_NOISE,
     Change,
     Diff,
@@ -42,7 +42,7 @@ def compare(before: Run | str | PathLike[str], after: Run | str | PathLike[str])
 
     Layers are matched by path, moved and renamed ones by what they are. Of each: what both runs measured, before and
     after. Where the runs recorded different numbers of calls of the model, all that adds up is for one call. A
-    difference of times is told from noise where both runs hold enough steps, or enough calls. See docs/compare.md.
+    difference of times is told from noise if both runs hold enough steps, or enough calls. See docs/compare.md.
 
     Raises TorchprofError for what is neither a run nor the file of one, OSError where a file cannot be read.
     """
@@ -318,8 +318,8 @@ class _Comparison:
             yield f"The run {which} does not say all of what it ran on: it was read from a trace."
         elif bool(old.environment) != bool(new.environment):
             which = "before" if new.environment else "after"
-            yield f"The run {which} does not say what it ran on: an older torchprof wrote it."
-        if not all(say_all):  # what is missing then, nobody knows
+            yield f"The run {which} does not say what it ran on."
+        if not all(say_all):  # what is missing then is not known
             words = [{name: words[at][name] for name in words[at] if name in words[1 - at]} for at in (0, 1)]
         for conditions in (
             words,
@@ -345,7 +345,7 @@ class _Comparison:
 
 
 def _between(before: Figure | None, after: Figure | None) -> Change:
-    """The change from one figure to the other; None where the layer was not there. Nobody knows how a lower bound
+    """The change from one figure to the other; None where the layer was not there. It is not known how a lower bound
     changed."""
     was, now = _value(before, Bound.EXACT), _value(after, Bound.EXACT)
     change = _exact(was, now, 0 if before is None else was, 0 if after is None else now)
@@ -360,7 +360,7 @@ def _value(figure: Figure | None, bound: Bound) -> float | None:
 def _exact(before: float | None, after: float | None, old: float | None, new: float | None) -> Change:
     """A change that is no draw of chance: from ``old`` to ``new``, which are 0 where a layer was not there."""
     if old is None or new is None:
-        return Change(before, after, None, UNKNOWN)
+        return Change(before, after, None, UNDECIDED)
     return Change(before, after, new - old, SAME if new == old else MORE if new > old else LESS)
 
 
@@ -372,16 +372,16 @@ def _verdict(change: Change, noise: Noise | None, rate: float | None, tests: int
     And where sums and medians disagree, a few calls made the difference.
     """
     if change.difference is None:
-        return UNKNOWN
+        return UNDECIDED
     if change.difference == 0:
         return SAME
     if noise is None or rate is None:
-        return UNKNOWN
+        return UNDECIDED
     if abs(noise.shift) <= noise.spread or (noise.shift > 0) != (change.difference > 0):
         return WITHIN_NOISE
     if rate <= ALPHA:
         return SLOWER if noise.shift > 0 else FASTER
-    return WITHIN_NOISE if noise.could_tell(tests) else UNKNOWN
+    return WITHIN_NOISE if noise.could_tell(tests) else UNDECIDED
 
 
 def _differs(before: Layer, after: Layer, with_settings: bool) -> Iterator[tuple[str, str, str]]:

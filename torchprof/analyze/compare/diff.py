@@ -16,7 +16,7 @@ from torchprof.run.run import Run
 from torchprof.run.words import FORWARD
 
 MORE, LESS, SAME = "more", "less", "same"
-SLOWER, FASTER, WITHIN_NOISE, UNKNOWN = "slower", "faster", "within noise", "unknown"
+SLOWER, FASTER, WITHIN_NOISE, UNDECIDED = "slower", "faster", "within noise", "unknown"
 
 _NAMED = 3  # so many layers are named as those that made a difference
 
@@ -58,7 +58,7 @@ class Change(NamedTuple):
     ``before`` and ``after`` are None where they are not known, and where the layer was not there. Then ``difference``
     is None, too, but for an added or removed layer it is what that adds or takes away. ``verdict``: "slower", "faster",
     "within noise" for times whose ``noise`` is known; "more", "less", "same" for what is exact; "unknown" for what is
-    not known, and for a difference of times of which nobody can tell whether it is noise. ``at_least``: lower bounds of
+    not known, and for a difference of times that cannot be told from noise. ``at_least``: lower bounds of
     ``before`` and ``after`` where these are None because a sum lacks something, else None.
     """
 
@@ -89,7 +89,7 @@ class Pair:
     """One layer in both runs, or in one of them, or the work of no layer (both None).
 
     ``name`` is its last step, ``path`` all of them, as after, or before where it was removed. ``how``: "same", "moved",
-    "renamed", "added" or "removed"; of a subtree that was moved or renamed the topmost layer alone is told, of one that
+    "renamed", "added" or "removed"; of a subtree that was moved or renamed only the top layer is listed, of one that
     was added or removed every layer is. ``changes`` has every quantity of the diff by its key, but for those that the
     work of no layer has not. ``differs``: what the layer is that it was not: (what, before, after).
     """

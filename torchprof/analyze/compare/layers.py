@@ -5,9 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from operator import or_
 from typing import NamedTuple
 
-from torchprof.run.layers import Layer
+from torchprof.run.layers import Layers
 
 SAME, MOVED, RENAMED, ADDED, REMOVED = "same", "moved", "renamed", "added", "removed"
 
@@ -22,7 +23,7 @@ class Match(NamedTuple):
     how: str
 
 
-def match_layers(before: Sequence[Layer], after: Sequence[Layer]) -> list[Match]:
+def match_layers(before: Layers, after: Layers) -> list[Match]:
     """Every layer of both runs once: those after in their order, then the removed ones in theirs.
 
     - Models of the same name are the same. Those left over are matched in order, if both runs have as many of them, and
@@ -47,22 +48,13 @@ def match_layers(before: Sequence[Layer], after: Sequence[Layer]) -> list[Match]
 class _Tree:
     """The layers of one run, with those above and below each."""
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
+    def __init__(self, layers: Layers) -> None:
         self.layers = layers
-        number = {layer.path: index for index, layer in enumerate(layers)}
-        self.above = [number.get(layer.path[:-1]) for layer in layers]
-        self.below: list[list[int]] = [[] for _ in layers]
-        self.size = [1] * len(layers)
-        self.has_params = [bool(layer.params) for layer in layers]
-        for index, above in enumerate(self.above):
-            if above is not None:
-                self.below[above].append(index)
-        for index in range(len(layers) - 1, -1, -1):  # those below come after those above
-            above = self.above[index]
-            if above is not None:
-                self.size[above] += self.size[index]
-                self.has_params[above] |= self.has_params[index]
-        self.roots = [index for index, above in enumerate(self.above) if above is None]
+        self.above = [None if above < 0 else above for above in layers.parent]
+        self.below = layers.children
+        self.size = layers.roll_up([1] * len(layers))
+        self.has_params = layers.roll_up([bool(layer.params) for layer in layers], or_)
+        self.roots = layers.roots
         self.content = [0] * len(layers)
 
     def name(self, index: int) -> str:
@@ -83,7 +75,7 @@ class _Tree:
 
 
 class _Matching:
-    def __init__(self, before: Sequence[Layer], after: Sequence[Layer]) -> None:
+    def __init__(self, before: Layers, after: Layers) -> None:
         self.before, self.after = _Tree(before), _Tree(after)
         self.partner: dict[int, int] = {}  # after → before
         self.matched: dict[int, int] = {}  # before → after

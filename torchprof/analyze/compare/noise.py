@@ -14,6 +14,8 @@ from itertools import repeat
 from math import comb, erfc, sqrt
 from typing import NamedTuple
 
+from torchprof.run.samples import quantile
+
 ALPHA = 0.05
 """The share of false alarms among the differences that are said to be none of noise."""
 
@@ -54,14 +56,6 @@ def noise_of(before: Sequence[float], after: Sequence[float]) -> Noise:
     medians = quantile(first, 0.5), quantile(second, 0.5)
     spreads = quantile(first, 0.75) - quantile(first, 0.25), quantile(second, 0.75) - quantile(second, 0.25)
     return Noise(medians, spreads, (len(first), len(second)), rank_test(first, second))
-
-
-def quantile(values: Sequence[float], q: float) -> float:
-    """The value below which the share ``q`` of sorted values lies, linear between two neighbours."""
-    at = q * (len(values) - 1)
-    low = int(at)
-    high = min(low + 1, len(values) - 1)
-    return values[low] + (values[high] - values[low]) * (at - low)
 
 
 def rank_test(first: Sequence[float], second: Sequence[float]) -> float:

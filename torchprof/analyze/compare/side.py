@@ -10,7 +10,7 @@ from torchprof.analyze.figures import Figures, figures_of_layers, measured_by_al
 from torchprof.run.cost import FIELDS
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import FORWARD, OUTSIDE, PHASES
+from torchprof.run.words import FORWARD, PHASES
 
 _NEARLY_ALL = 0.99  # of a time that two ways of measuring tell apart by their own cost
 
@@ -23,24 +23,14 @@ class Side:
         self.run = run
         layers = run.layers
         size = len(layers) + 2
-        number = {layer.path: index for index, layer in enumerate(layers)}
-        above = [number.get(layer.path[:-1], OUTSIDE) for layer in layers]
-        self.below: list[list[int]] = [[] for _ in range(size)]
-        for index, around in enumerate(above):
-            if around != OUTSIDE:
-                self.below[around].append(index)
+        self.below: list[list[int]] = [*layers.children, [], []]
         self.own = {(phase, name): [0] * size for phase in PHASES for name in FIELDS}
         self.calls = {phase: [0] * size for phase in PHASES}
         for (index, at), (cost, calls) in run.rows.by_layer.items():
             self.calls[PHASES[at]][index] = calls
             for name in FIELDS:
                 self.own[PHASES[at], name][index] = getattr(cost, name)
-        self.total = {key: list(values) for key, values in self.own.items()}
-        upwards = [(index, around) for index, around in enumerate(above) if around != OUTSIDE][::-1]
-        for values in self.total.values():
-            if any(values):
-                for index, around in upwards:  # those below come after those above
-                    values[around] += values[index]
+        self.total = {key: layers.roll_up(values) if any(values) else values for key, values in self.own.items()}
         self.worked = {
             phase: [any(seen) for seen in zip(self.calls[phase], *(self.total[phase, name] for name in FIELDS))]
             for phase in PHASES
@@ -84,15 +74,14 @@ class Side:
             if key.measure == "step_cpu_ns" and key.phase == FORWARD:
                 in_steps[key.layer] += spread.sum
         totals = self.total[FORWARD, "cpu_ns"]
-        roots = (index for index, layer in enumerate(self.run.layers) if len(layer.path) == 1)
-        return all(in_steps[root] >= _NEARLY_ALL * totals[root] for root in roots)
+        return all(in_steps[root] >= _NEARLY_ALL * totals[root] for root in self.run.layers.roots)
 
     def _sampled_steps(self) -> dict[int, tuple[int, ...]]:
         """The steps whose values are kept, by rank: the hashes of their times of start, which tell them apart."""
         steps = {}
         for key, spread in self.run.samples.items():
             if key.measure == "step_ns":
-                if len(set(spread.hashes)) < len(spread.hashes):  # an older torchprof did not keep them
+                if len(set(spread.hashes)) < len(spread.hashes):  # no telling which value is of which step
                     return {}
                 steps[key.rank] = spread.hashes
         return steps

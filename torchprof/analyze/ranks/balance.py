@@ -15,7 +15,7 @@ from torchprof.run.words import PHASES
 
 @dataclass(frozen=True)
 class Balance:
-    """How a run's ranks share the work. ``time``: whose own work is compared, "device" or "cpu"; None for none.
+    """How a run's ranks share the work. ``time``: which time is compared, "device" or "cpu"; None for none.
     ``inferred``: how many calls of collectives did not say between which ranks they were, and are taken to be between
     all ranks of the job."""
 
@@ -65,7 +65,7 @@ def _collectives(compared: Compared) -> Iterator[OneCollective]:
         longer: tuple[int, ...] = ()
         if is_paired and (is_complete or len(lockstep.ranks) > 1):
             waited = [lockstep.waiting_ns(rank) or 0 for rank in lockstep.ranks]
-            # Of several in a step nobody knows which are beside each other: at least what is beside none is waiting.
+            # Which of several in a step overlap is not known: the part that overlaps none is waiting at least.
             doubtful = (0,) * len(lockstep.ranks) if once else lockstep.beside_ns
             waits = [max(0, ns - beside) for ns, beside in zip(waited, doubtful)]
             waiting = OverRanks(lockstep.ranks, tuple(map(compared.a_step, lockstep.ranks, waits)))
@@ -223,7 +223,7 @@ def _waits(compared: Compared, collectives: Iterable[OneCollective]) -> dict[tup
         layer = one.layer
         while True:
             found[layer, one.phase].add(one)
-            if layer < 0 or compared.above[layer] < 0:
+            if layer < 0 or compared.run.layers.parent[layer] < 0:
                 break
-            layer = compared.above[layer]
+            layer = compared.run.layers.parent[layer]
     return dict(found)

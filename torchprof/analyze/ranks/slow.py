@@ -19,7 +19,7 @@ class Difference:
 
     ``layer`` (by its index, negative for none): the innermost layer in which at least half of it is; ``phase``: the one
     with at least half of the whole, None where it is in several. ``part``: outside all layers what of a step it is, one
-    of ``PARTS``; None where it is in several. ``device``: whose time it is, "cpu" or "device".
+    of ``PARTS``; None where it is in several. ``device``: which time it is, "cpu" or "device".
     """
 
     device: str
@@ -39,7 +39,7 @@ class Slow:
     of the median of the others. ``slowest``: in how many steps one of them was the slowest, ``last``: in how many
     collectives one of them was the last to come. ``others_wait_ns``: how long each other rank waits in a step, the
     median; at least so long where they ``wait_longer``. ``may_be_chance``: the steps are too few, or do not belong
-    together, so that nobody can tell it from chance.
+    together, so that it cannot be told from chance.
 
     ``difference``: in what the slowest of them takes longer, None where nothing is most of it. ``flops``: how many
     times those of the other ranks' median the slowest rank has.
@@ -231,10 +231,10 @@ def _difference(
         by_phase[layer][phase] = _excess(took, slow[0], others)
     excess = {layer: _excess(took, slow[0], others) for layer, took in by_rank.items()}
     at: int | None = None
-    below = [layer for layer in excess if layer < 0 or compared.above[layer] < 0]
+    below = [layer for layer in excess if layer < 0 or compared.run.layers.parent[layer] < 0]
     while below and excess[largest := max(below, key=excess.__getitem__)] >= least:
         at = largest
-        below = [layer for layer in excess if layer >= 0 and compared.above[layer] == at]
+        below = [layer for layer in excess if layer >= 0 and compared.run.layers.parent[layer] == at]
     if at is None:
         return None
     phase, most = max(by_phase[at].items(), key=lambda one: one[1])

@@ -55,7 +55,7 @@ class OverRanks:
 
     @property
     def above_mean(self) -> float:
-        """By how much the largest value exceeds the mean: what all would save where nobody goes on before the last."""
+        """By how much the largest value exceeds the mean: what balance would save if all wait for the slowest."""
         return self.max - self.sum / len(self.values)
 
     @property
@@ -149,7 +149,7 @@ class OneCollective:
 
 
 class Compared:
-    """A run whose ranks are compared: whose time, how many steps each took, and what it did in all of them."""
+    """A run whose ranks are compared: which device's time counts, how many steps each rank took, and its sums."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -163,9 +163,6 @@ class Compared:
                 self.time, self.whole = device, whole
         self.steps = {meta.rank: meta.steps or meta.cycles for meta in self.metas}
         self.steps |= dict(zip(self.whole.ranks, self.whole.counts))
-        number = {layer.path: index for index, layer in enumerate(run.layers)}
-        self.above = [number.get(layer.path[:-1], OUTSIDE) for layer in run.layers]
-
         self.are_paired = self.whole.is_paired and self.whole.ranks == self.ranks
 
     def work(self, device: str | None) -> dict[tuple[int, str], Lockstep]:
@@ -179,7 +176,7 @@ class Compared:
         return found if gap is None else {**found, (IN_NO_OP, FORWARD): gap}
 
     def medians(self, times: Lockstep) -> dict[int, int]:
-        """The median over the steps, by rank; of none in a run of torchprof 2.6, which kept no single steps."""
+        """The median over the steps, by rank; empty where single steps were not kept."""
         if len(times.ranks) == 1 and times.last_ns:
             return {times.ranks[0]: median_low(times.last_ns)}
         return dict(zip(times.ranks, times.medians))
@@ -224,20 +221,16 @@ class Compared:
         if not any(columns[name]):
             return {}
         place = {rank: at for at, rank in enumerate(self.ranks)}
-        width = len(PHASES) * len(place)
-        sums = [0] * (len(self.run.layers) * width)  # one pass over the rows, which may be millions
+        sums: dict[tuple[int, int], list[int]] = {}  # one pass over the rows, which may be millions
         for layer, phase, rank, value in zip(columns["layer"], columns["phase"], columns["rank"], columns[name]):
             if value and layer >= 0:
-                sums[layer * width + phase * len(place) + place[rank]] += value
-        for layer in range(len(self.above) - 1, -1, -1):  # those below come after those above
-            above = self.above[layer]
-            if above >= 0:
-                own = sums[layer * width : (layer + 1) * width]
-                sums[above * width : (above + 1) * width] = map(add, sums[above * width : (above + 1) * width], own)
-        found = {}
-        for number in range(len(self.above) * len(PHASES)):
-            values = sums[number * len(place) : (number + 1) * len(place)]
-            if any(values):
-                layer, phase = divmod(number, len(PHASES))
-                found[layer, PHASES[phase]] = dict(zip(self.ranks, map(self.a_step, self.ranks, values)))
-        return found
+                values = sums.get((layer, phase))
+                if values is None:
+                    values = sums[layer, phase] = [0] * len(place)
+                values[place[rank]] += value
+        totals = self.run.layers.roll_up_by_phase(sums, lambda one, other: [*map(add, one, other)])
+        return {
+            (layer, PHASES[phase]): dict(zip(self.ranks, map(self.a_step, self.ranks, values)))
+            for (layer, phase), values in sorted(totals.items())
+            if any(values)
+        }

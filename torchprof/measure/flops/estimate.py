@@ -20,8 +20,7 @@ from torchprof.measure.flops.torch_registry import (
     registered_formula,
     registered_work,
 )
-from torchprof.run.kernels import Work as WorkOfDevice
-from torchprof.run.kernels import kind_of_work
+from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.words import RANGES, REPLAY, REPLAYS, Frame, Signature
 from torchprof.run.words import is_generated as is_kernel_of_compile
 
@@ -218,7 +217,7 @@ class Estimate:
         uncounted = {index for index, count in self.counts.items() if count.uncounted}
         for place, calls in self._kernels.items():
             assert place.frame is not None
-            if kind_of_work(place.frame.name) is WorkOfDevice.COMPUTING and not self._is_explained(place, uncounted):
+            if kind_of_work(place.frame.name) is KernelWork.COMPUTING and not self._is_explained(place, uncounted):
                 self._add(place.index, Count(0, 0, calls))
         recorded = {around.outer for place in self._kernels for around in _around(place) if around.frame == _REPLAYED}
         for place, calls in self._replays.items():

@@ -11,7 +11,7 @@ from torchprof.analyze.compare.diff import (
     FORMATS,
     SAME,
     SLOWER,
-    UNKNOWN,
+    UNDECIDED,
     WITHIN_NOISE,
     Change,
     Diff,
@@ -22,13 +22,12 @@ from torchprof.analyze.compare.layers import ADDED, MOVED, REMOVED, RENAMED
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports import report
 from torchprof.reports.text import check_number, draw, printable
-from torchprof.run.cost import UNKNOWN as DASH
-from torchprof.run.cost import Unit
+from torchprof.run.cost import UNKNOWN, Unit
 from torchprof.run.words import FORWARD
 
 _NAMED = 10  # so many layers are named of each kind of change; of the others their number
 _NAME = re.compile(r"^(\w+=)")  # of a setting
-_NOISE_MARK = {WITHIN_NOISE: "~ ", UNKNOWN: "? "}
+_NOISE_MARK = {WITHIN_NOISE: "~ ", UNDECIDED: "? "}
 _HOW = {ADDED: "Added", REMOVED: "Removed", MOVED: "Moved", RENAMED: "Renamed"}
 
 
@@ -89,7 +88,7 @@ class View:
             absent = (pair.how == ADDED, pair.how == REMOVED)
             main = ["" if absent[side] else value_text(self.main, change, side) for side in (0, 1)]
             main += [
-                DASH if change.difference is None else signed(self.main, change.difference),
+                UNKNOWN if change.difference is None else signed(self.main, change.difference),
                 ratio_text(change),
                 "" if pair.how in (ADDED, REMOVED) else verdict_text(change),
             ]
@@ -175,7 +174,7 @@ def _changed(pair: Pair) -> bool:
 
 
 def _is_unknown(pair: Pair) -> bool:
-    return any(change.verdict == UNKNOWN for change in pair.changes.values())
+    return any(change.verdict == UNDECIDED for change in pair.changes.values())
 
 
 def _matters(change: Change | None) -> bool:
@@ -202,7 +201,7 @@ def _notes(
     }
     if WITHIN_NOISE in verdicts:
         yield "~ and within noise: no more than times differ from call to call in the runs by themselves."
-    if UNKNOWN in verdicts:
+    if UNDECIDED in verdicts:
         yield "? and noise unknown: the runs hold too few calls, or no steps, to tell. See docs/compare.md."
 
 
@@ -224,7 +223,7 @@ def verdict_text(change: Change) -> str:
     noise = change.noise
     if change.verdict in (SLOWER, FASTER, WITHIN_NOISE) and noise is not None and noise.medians[0] > 0:
         return f"{change.verdict}, median {percent(noise.medians[1] / noise.medians[0])}"
-    return "noise unknown" if change.verdict == UNKNOWN and change.difference is not None else change.verdict
+    return "noise unknown" if change.verdict == UNDECIDED and change.difference is not None else change.verdict
 
 
 def percent(ratio: float) -> str:
@@ -237,7 +236,7 @@ def _difference(pair: Pair, quantity: Quantity) -> str:
     if change is None:
         return ""
     if change.difference is None:
-        return DASH
+        return UNKNOWN
     if change.difference == 0:
         return "0"
     doubtful = quantity.is_time and pair.how not in (ADDED, REMOVED)
@@ -318,11 +317,11 @@ def whole_of(diff: Diff) -> list[str]:
             kind = key.removesuffix("_peak")
             device = {"cpu": "the CPU", "device": "the device"}.get(kind, kind.upper())
             what, show = f"Peak on {device}", FORMATS[Unit.BYTES]
-        was, now = (DASH if value is None else show(value) for value in (change.before, change.after))
+        was, now = (UNKNOWN if value is None else show(value) for value in (change.before, change.after))
         if change.difference == 0:
             sentences.append(f"{what}: the same, {now}.")
         else:
-            verdict = "noise unknown" if change.verdict == UNKNOWN else change.verdict
+            verdict = "noise unknown" if change.verdict == UNDECIDED else change.verdict
             sentences.append(f"{what}: {was} → {now}{_share(change)}{f', {verdict}' if key == 'step' else ''}.")
     return [printable(sentence) for sentence in sentences]
 
@@ -357,7 +356,7 @@ def _in_words(pair: Pair, quantity: Quantity) -> str:
         return f"{pair.how}, {quantity.heading} {value_text(quantity, change, int(pair.how == ADDED))}"
     was, now = (value_text(quantity, change, side) for side in (0, 1))
     if change.difference is None:
-        known = f": {was} before, {now} after" if (was, now) != (DASH, DASH) else ""
+        known = f": {was} before, {now} after" if (was, now) != (UNKNOWN, UNKNOWN) else ""
         return f"the change of {quantity.heading} is not known{known}"
     if change.difference == 0:
         return f"{quantity.heading} is the same, {now}"

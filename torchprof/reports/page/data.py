@@ -20,7 +20,8 @@ from torchprof.reports.page.tree import Take, Tree
 from torchprof.run.cost import FIELDS
 from torchprof.run.memory import KINDS
 from torchprof.run.meta import Peak
-from torchprof.run.run import Run, of_ranks
+from torchprof.run.ranks import of_ranks
+from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime
 from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED_NAME, OUTSIDE_NAME, PHASES

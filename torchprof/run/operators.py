@@ -1,0 +1,187 @@
+"""Sums of operators over the rows of a run: self, total and calls. Every view of operators uses these.
+
+Which operator a row counts for depends on the view: all calls of one name in a phase, those under one layer, those on
+the same input shapes. A view numbers its operators, and gives for each ``RowKey`` the ``Way``: which it counts for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torchprof.run.cost import FIELDS, Cost
+from torchprof.run.rows import NO_COST, Around, Rows
+from torchprof.run.words import BETWEEN_OPS, RANGES, Frame, number_of_phase
+
+
+class RowKey(NamedTuple):
+    """Which operators a row counts for depends on this alone: columns of ``Rows``."""
+
+    layer: int
+    phase: int
+    within: int
+    frames: int
+
+
+class Way(NamedTuple):
+    """The operators that a row counts for, by number: the totals of ``totals``, and the self and the calls of ``inner``
+    (negative: of none)."""
+
+    totals: tuple[int, ...]
+    inner: int
+
+
+@dataclass
+class Sums:
+    """What an operator took: ``self`` is what no operator inside it took, ``total`` what its outermost occurrences
+    took, with all that ran in them. ``calls`` is 0 for the time between operators. ``parts`` of the calls were made
+    inside an operator whose MACs and FLOPs count for all that it calls; 0 where the view did not ask for them."""
+
+    calls: int = 0
+    parts: int = 0
+    self: Cost = field(default_factory=Cost)
+    total: Cost = field(default_factory=Cost)
+
+
+def sum_operators(
+    rows: Rows,
+    way_of: Callable[[RowKey], Way | None],
+    is_part: Callable[[tuple[int, int, int, int]], bool] | None = None,
+) -> list[Sums]:
+    """The sums of each numbered operator over all rows. Lines of Python code are left out: they are no work.
+
+    ``way_of`` is called once for each key that rows have; None leaves these rows out. ``is_part``: whether the calls of
+    rows with a key were made inside an operator whose MACs and FLOPs count for all that it calls.
+    """
+    columns = rows.columns
+    is_work = [not frames or frames[-1].kind != "python" for frames in rows.frames]
+    is_call = [bool(frames) and not is_kernel(frames) for frames in rows.frames]
+    ways: dict[tuple[int, int, int, int], Way | None] = {}
+    taken: list[tuple[int, Way]] = []
+    calls: dict[int, int] = {}
+    parts: dict[int, int] = {}
+    keys = zip(columns["layer"], columns["phase"], columns["within"], columns["frames"])
+    for at, key in enumerate(keys):
+        chain = key[3]
+        if not is_work[chain]:
+            continue
+        if key not in ways:
+            ways[key] = way_of(RowKey(*key))
+        way = ways[key]
+        if way is None:
+            continue
+        taken.append((at, way))
+        if way.inner >= 0 and is_call[chain]:
+            called = columns["calls"][at]
+            calls[way.inner] = calls.get(way.inner, 0) + called
+            if is_part is not None and is_part(key):
+                parts[way.inner] = parts.get(way.inner, 0) + called
+    size = 1 + max((number for way in ways.values() if way for number in (*way.totals, way.inner)), default=-1)
+    costs = zip(*_costs(rows, taken, size))
+    return [Sums(calls.get(at, 0), parts.get(at, 0), own, total) for at, (own, total) in enumerate(costs)]
+
+
+def _costs(rows: Rows, taken: Sequence[tuple[int, Way]], size: int) -> tuple[list[Cost], list[Cost]]:
+    """Self and total of so many numbered operators, over the rows with these indices."""
+    nothing = [0] * size
+    own: list[list[int]] = []
+    totals: list[list[int]] = []
+    for name in FIELDS:
+        column = rows.columns[name]
+        if not any(column):
+            own.append(nothing)
+            totals.append(nothing)
+            continue
+        selves, sums = [0] * size, [0] * size
+        for at, (touched, last) in taken:
+            value = column[at]
+            if value:
+                for number in touched:
+                    sums[number] += value
+                if last >= 0:
+                    selves[last] += value
+        own.append(selves)
+        totals.append(sums)
+    costs = [(mine, Cost(*mine) if any(mine) else NO_COST) for mine in zip(*own)]
+    return (
+        [cost for _, cost in costs],
+        [cost if values == mine else Cost(*values) for (mine, cost), values in zip(costs, zip(*totals))],
+    )
+
+
+def is_kernel(frames: Sequence[Frame]) -> bool:
+    """Whether a row with these frames is the work of a device."""
+    return bool(frames) and frames[-1].kind == "kernel"
+
+
+@dataclass
+class Op:
+    """An operator under a layer, in one phase: what runs directly in the layer, not in its child layers.
+
+    ``self`` is what no op inside it took, ``total`` what its outermost occurrences took, layers that it calls included.
+    A kernel counts for the op that launched it. ``kind`` is op, or one of ``RANGES``: label for a range of the user's,
+    region for code of torch.compile's, kernels for some of its kernels. Then ``inside`` are the ops and ranges directly
+    in it. The layer's own time between ops has the name ``(between ops)``.
+    """
+
+    name: str
+    kind: str = "op"
+    calls: int = 0
+    self: Cost = field(default_factory=Cost)
+    total: Cost = field(default_factory=Cost)
+    inside: list[Op] = field(default_factory=list)
+
+
+def operators_of_layers(rows: Rows, phase: str) -> dict[int, list[Op]]:
+    """The operators and ranges of one phase under each layer, as ``Run.ops`` gives them."""
+    wanted = number_of_phase(phase)
+    made: list[Op] = []
+    found: dict[int, dict[tuple[str, str], int]] = {}  # the numbers of ops in ``made``, by layer, kind and name
+    levels: dict[int, dict[tuple[str, str], int]] = {}  # of those inside a label, by the number of that
+
+    def steps(layer: int, names: Sequence[tuple[str, str]]) -> list[int]:
+        """The ops on the way in, made where they are new."""
+        level = found.setdefault(layer, {})
+        siblings: list[Op] | None = None
+        numbers = []
+        for name in names:
+            number = level.get(name)
+            if number is None:
+                number = level[name] = len(made)
+                made.append(Op(name[1], name[0], 0, NO_COST, NO_COST))
+                if siblings is not None:
+                    siblings.append(made[number])
+            numbers.append(number)
+            if name[0] in RANGES:
+                level, siblings = levels.setdefault(number, {}), made[number].inside
+        return numbers
+
+    def around_it(here: bool, within: Sequence[Around]) -> Iterator[int]:
+        """What of other layers a row's layer is inside of, and counts for; a label holds work of every phase."""
+        for around in within:
+            names = _names(around.frames)
+            if around.phase != phase:
+                names = [name for name in names if here and name[0] == "label"]
+            for number in steps(around.layer, names):
+                if here or made[number].kind not in RANGES:
+                    yield number
+
+    names = [_names(frames) or [("op", BETWEEN_OPS)] for frames in rows.frames]
+
+    def way_of(key: RowKey) -> Way | None:
+        here, within = key.phase == wanted, rows.within[key.within]
+        if not here and not within:
+            return None
+        outer = [*around_it(here, within)]
+        inner = steps(key.layer, names[key.frames]) if here else []
+        return Way(tuple(dict.fromkeys(outer + inner)), inner[-1] if here else -1)
+
+    for op, sums in zip(made, sum_operators(rows, way_of)):
+        op.calls, op.self, op.total = sums.calls, sums.self, sums.total
+    return {layer: [made[number] for number in level.values()] for layer, level in found.items()}
+
+
+def _names(frames: Sequence[Frame]) -> list[tuple[str, str]]:
+    """Kind and name of each op and label; a kernel counts for what launched it."""
+    return [(frame.kind, frame.name) for frame in frames if frame.kind != "kernel"]
