@@ -12,7 +12,7 @@ from torch import nn
 
 import torchprof
 from torchprof.encoding import errors_of, fitting, readable
-from torchprof.integrations.deepspeed.methods import get_model_profile
+from torchprof.integrations.deepspeed import get_model_profile
 
 TREE = "Net\n├── a | ≥ 4\n└── b | –"
 ASCII = "Net\n|-- a | >= 4\n`-- b | -"

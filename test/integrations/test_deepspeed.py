@@ -32,15 +32,18 @@ from torch.utils.flop_counter import FlopCounterMode
 import torchprof
 from torchprof import Profile, TorchprofError
 from torchprof.integrations import deepspeed
-from torchprof.integrations.deepspeed.methods import add_profile_methods, get_model_profile
-from torchprof.integrations.deepspeed.settings import from_config
-from torchprof.integrations.deepspeed.strings import (
+from torchprof.integrations.deepspeed import (
+    add_profile_methods,
     duration_to_string,
     flops_to_string,
+    from_config,
+    get_model_profile,
     macs_to_string,
     number_to_string,
     params_to_string,
 )
+from torchprof.integrations.deepspeed.page import Page
+from torchprof.integrations.deepspeed.recorded import Recorded
 
 METHODS = {
     *("start_profile", "stop_profile", "end_profile", "print_model_profile", "print_model_aggregated_profile"),
@@ -1188,7 +1191,7 @@ def test_what_the_recent_keys_ask_for_reaches_the_profiler(monkeypatch: pytest.M
 def test_what_is_not_enabled_does_nothing(
     config: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deepspeed, "Profile", None)
+    monkeypatch.setattr("torchprof.integrations.deepspeed.recording.Profile", None)
     profiler = from_config(config)
     assert not profiler.enabled
     assert isinstance(profiler.step(Mlp()), nullcontext)
@@ -1335,10 +1338,10 @@ def test_where_a_device_was_measured_its_time_is_shown(capsys: pytest.CaptureFix
     device_ns = [took.get(row.layer.name, 0) if row.layer is not None and not row.frames else 0 for row in run.rows]
     rows = replace(run.rows, columns={**run.rows.columns, "device_ns": array("q", device_ns)})
     meta = replace(run.meta, device="cuda", measured=("cpu_ns", "device_ns", "macs", "flops"))
-    recorded = deepspeed._Recorded()
+    recorded = Recorded()
     measured: Any = SimpleNamespace(run=replace(run, metas=(meta,), rows=rows), traces=prof.traces)
     recorded.add(measured, frozenset())
-    deepspeed._Page(model, recorded).show(-1, 3)
+    Page(model, recorded).show(-1, 3)
     printed = capsys.readouterr().out
     assert "100.000% MACs, 20.0 us, 100.00% time, 0.0 TFLOPS,\n" in printed
     assert "(fc1): Linear(40, 68.966% Params, 64 Mac, 57.143% MACs, 4.0 us, 20.00% time, 0.0 TFLOPS, " in printed

@@ -20,8 +20,8 @@ from build.snapshots import snapshot
 from torch import Tensor, nn
 
 import torchprof
-from torchprof.integrations import flops_profiler
-from torchprof.integrations.flops_profiler import FlopsProfiler, get_model_profile
+from torchprof.integrations.flops_profiler import FlopsProfiler, get_model_profile, strings
+from torchprof.integrations.flops_profiler.page import lines_by_module
 
 UNKNOWN = "–"
 
@@ -503,9 +503,9 @@ def test_equal_blocks_in_a_list_are_all_shown(page_of: Callable[..., str]) -> No
     ],
 )
 def test_numbers_are_written_as_theirs(number: int, flops: str, macs: str, params: str) -> None:
-    assert flops_profiler._number(number) == flops
-    assert flops_profiler._macs(number) == macs
-    assert flops_profiler._params(number) == params
+    assert strings.number_text(number) == flops
+    assert strings.macs_text(number) == macs
+    assert strings.params_text(number) == params
 
 
 @pytest.mark.parametrize(
@@ -520,7 +520,7 @@ def test_numbers_are_written_as_theirs(number: int, flops: str, macs: str, param
     ],
 )
 def test_durations_are_written_as_theirs(ns: int, text: str) -> None:
-    assert flops_profiler._duration(ns) == text
+    assert strings.duration_text(ns) == text
 
 
 @pytest.mark.parametrize(
@@ -539,7 +539,7 @@ def test_durations_are_written_as_theirs(ns: int, text: str) -> None:
     ],
 )
 def test_rates_are_written_as_theirs(flops: int, ns: int, text: str) -> None:
-    assert flops_profiler._rate(flops, ns) == text
+    assert strings.rate_text(flops, ns) == text
 
 
 def test_every_depth_is_printed_and_a_larger_one_is_capped(page_of: Callable[..., str]) -> None:
@@ -615,8 +615,8 @@ def test_the_totals_as_numbers_and_as_strings(stopped: FlopsProfiler) -> None:
     seconds = stopped.get_total_duration()
     within = stopped.get_total_functional_duration()
     assert 0 < within < seconds
-    assert stopped.get_total_duration(as_string=True) == flops_profiler._duration(round(seconds * 1e9))
-    assert stopped.get_total_functional_duration(as_string=True) == flops_profiler._duration(round(within * 1e9))
+    assert stopped.get_total_duration(as_string=True) == strings.duration_text(round(seconds * 1e9))
+    assert stopped.get_total_functional_duration(as_string=True) == strings.duration_text(round(within * 1e9))
 
 
 READERS = [
@@ -856,7 +856,7 @@ def test_tied_weights_are_part_of_each_that_holds_them() -> None:
     model(torch.zeros(1, 2, dtype=torch.long))
     prof.stop_profile()
     assert prof.get_total_params() == 40
-    lines = "\n".join(prof._measured().by_module())
+    lines = "\n".join(lines_by_module(prof._measured()))
     assert lines.count("'param': '40'") == 3
     prof.end_profile()
 
@@ -1008,7 +1008,7 @@ def test_what_is_recomputed_is_part_of_backward(capsys: pytest.CaptureFixture[st
         model(x).sum().backward()
     expected = sum(block.run.tree(phase).total.flops for phase in ("backward", "recompute"))
     assert block.run.tree("recompute").total.macs == 3 * 16
-    assert lines_of(capsys.readouterr().out)["bwd flops per device"] == flops_profiler._number(expected)
+    assert lines_of(capsys.readouterr().out)["bwd flops per device"] == strings.number_text(expected)
 
 
 def engine(**changes: Any) -> SimpleNamespace:
