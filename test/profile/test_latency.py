@@ -24,8 +24,9 @@ from torch.utils.benchmark import Compare
 import torchprof
 from torchprof import TorchprofError
 from torchprof.profile import benchmark as benchmark_module
-from torchprof.profile import model_state
-from torchprof.profile.benchmark import BenchmarkResult, Latency, Machine, benchmark
+from torchprof.profile import latency, model_state
+from torchprof.profile.benchmark import benchmark
+from torchprof.profile.latency import BenchmarkResult, Latency, Machine
 from torchprof.run.meta import Peak
 
 MACHINE = Machine("Abacus", 4, 2, ("Loom", "Loom", "Mill"), "2.13.0", "3.11.0", "Linux")
@@ -110,14 +111,14 @@ def test_the_clock_waits_for_every_device_at_work(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append("mps"))
     monkeypatch.setattr(benchmark_module, "timer", lambda: waited.append("timer") or 5.0)
-    bench = benchmark_module._Bench(nn.Identity(), False, None, None, 0, 2, lambda text: None)
+    timing = benchmark_module._Timing(nn.Identity(), False, None, None, 0, 2, lambda text: None)
     on = [SimpleNamespace(device=torch.device(name)) for name in ("cpu", "cuda:1", "cuda:1", "meta")]
-    bench.kept.tensors = on
-    clock = bench._clock(SimpleNamespace(tensors=[SimpleNamespace(device=torch.device("mps"))]))
+    timing.state.tensors = on
+    clock = timing._clock(SimpleNamespace(tensors=[SimpleNamespace(device=torch.device("mps"))]))
     assert waited == []
     assert clock() == 5.0
     assert waited == [torch.device("cuda:1"), "mps", "timer"]
-    assert bench.devices == (torch.device("cuda:1"), torch.device("mps"))
+    assert timing.devices == (torch.device("cuda:1"), torch.device("mps"))
 
 
 def test_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,15 +149,15 @@ def test_the_machine_is_this_one() -> None:
 
 
 def test_the_processors_name_is_linuxs_or_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmark_module.Path, "exists", lambda self: True)
+    monkeypatch.setattr(latency.Path, "exists", lambda self: True)
     monkeypatch.setattr(
-        benchmark_module.Path, "read_text", lambda self, **_: "processor : 0\nmodel\t: 1\nmodel name\t: Abacus: 9\n"
+        latency.Path, "read_text", lambda self, **_: "processor : 0\nmodel\t: 1\nmodel name\t: Abacus: 9\n"
     )
-    assert benchmark_module._cpu_name() == "Abacus: 9"
-    monkeypatch.setattr(benchmark_module.Path, "read_text", lambda self, **_: "CPU part : 0xd0c\n")
-    monkeypatch.setattr(benchmark_module.platform, "processor", lambda: "")
-    monkeypatch.setattr(benchmark_module.platform, "machine", lambda: "aarch64")
-    assert benchmark_module._cpu_name() == "aarch64"
+    assert latency._cpu_name() == "Abacus: 9"
+    monkeypatch.setattr(latency.Path, "read_text", lambda self, **_: "CPU part : 0xd0c\n")
+    monkeypatch.setattr(latency.platform, "processor", lambda: "")
+    monkeypatch.setattr(latency.platform, "machine", lambda: "aarch64")
+    assert latency._cpu_name() == "aarch64"
 
 
 def test_torchs_compare_takes_the_measurements() -> None:
@@ -921,14 +922,14 @@ def test_the_page_of_the_documents_is_true(
 ) -> None:
     monkeypatch.setattr(torchprof, "benchmark", benchmark, raising=False)
     monkeypatch.setattr(torchprof, "peak", fake_peak, raising=False)  # a second, for nothing new
-    page = (in_root / "docs" / "benchmark_module.md").read_text(encoding="utf-8")
+    page = (in_root / "docs" / "latency.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert [language for language, _ in blocks] == ["python", "text", "python", "python", "python", "python"]
     space: dict[str, Any] = {}
     printed = []
     for language, block in blocks:
         if language == "python":
-            exec(compile(block, "benchmark_module.md", "exec"), space)
+            exec(compile(block, "latency.md", "exec"), space)
             printed.append(capsys.readouterr().out)
     assert headings_and_sizes(printed[0]) == headings_and_sizes(blocks[1][1])
     shown, written = printed[0].splitlines()[-2], blocks[1][1].splitlines()[-2]
@@ -943,7 +944,7 @@ def test_the_example_runs(in_root: Path, capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr(torchprof, "peak", fake_peak, raising=False)
     monkeypatch.syspath_prepend(str(in_root / "examples"))
     monkeypatch.delitem(sys.modules, "models", raising=False)  # the tests have one of that name, too
-    runpy.run_path(str(in_root / "examples" / "benchmark_module.py"))
+    runpy.run_path(str(in_root / "examples" / "latency.py"))
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines() if " | " in line] == ["Batch", "1", "4", "16"] * 2
     assert "TinyTransformer, inference on" in out
