@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -15,6 +15,7 @@ import torchprof
 from torchprof.cli.options import TABLE_OPTIONS, given_options, in_words, report_options, table_options
 from torchprof.errors import TorchprofError
 from torchprof.reports import format_of
+from torchprof.run.warnings import Caveat
 
 INTERRUPTED = 128 + signal.SIGINT
 """The exit code after Ctrl-C."""
@@ -77,6 +78,14 @@ def print_overview(run: torchprof.Run, arguments: argparse.Namespace, name: str,
     print(f"torchprof: {name}.{timed}\n", *overview(run, arguments, saved, in_color(sys.stdout)), sep="\n")
 
 
+class _WarningsShown(torchprof.Run):
+    """A run whose warnings are already shown."""
+
+    @property
+    def warnings(self) -> tuple[Caveat, ...]:
+        return ()
+
+
 def overview(run: torchprof.Run, arguments: argparse.Namespace, saved: Sequence[str], color: bool) -> Iterator[str]:
     """The sections for a run that the user sees for the first time, the most important first.
 
@@ -92,8 +101,8 @@ def overview(run: torchprof.Run, arguments: argparse.Namespace, saved: Sequence[
     yield section("Where the time goes" if timed else "Where the FLOPs are", run.report("top"))
     # The headline has the warnings and the missing ranks: the sections below do not repeat them. The report on ranks
     # keeps the size of the job, since its verdicts depend on it.
-    without_warnings = replace(run, metas=tuple(replace(meta, warnings=()) for meta in run.metas))
-    run = replace(run, metas=tuple(replace(meta, warnings=(), world_size=1) for meta in run.metas))
+    without_warnings = _WarningsShown(**{field.name: getattr(run, field.name) for field in fields(run)})
+    run = replace(without_warnings, metas=tuple(replace(meta, world_size=1) for meta in run.metas))
     depth = _depth(run, arguments)
     if run.layers:
         yield section("The layers", _layers(run, arguments, depth, color))

@@ -80,7 +80,7 @@ class Recorded:
         self.macs += tree.total.macs
         self.flops += tree.total.flops
         self.is_lower_bound |= tree.total.uncounted > 0
-        self.warnings.update(dict.fromkeys(run.meta.warnings))
+        self.warnings.update(dict.fromkeys(map(str, run.warnings)))
 
     def total(self) -> Figures:
         """The sum over all layers."""

@@ -117,7 +117,7 @@ def _notes(measured: Measured) -> Iterator[str]:
         yield f"Outside of the model's forward (code around it, a loss), not among these figures: {measured.outside}."
     for name, calls in measured.unknown.items():
         yield f"Not counted: {name} ({calls} call{'s' if calls > 1 else ''} on tensors whose shapes are not known)."
-    yield from measured.run.meta.warnings
+    yield from map(str, measured.run.warnings)
 
 
 def _job(engine: Any, model: nn.Module) -> _Job:
