@@ -550,14 +550,14 @@ def test_merge_compares_the_ranks_and_writes_one_run(ranks: list[Run], capsys: p
     assert capsys.readouterr().out == merged.report("summary") + "\n"
 
 
-def test_show_judges_ranks_by_all_that_the_job_has(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_judges_ranks_by_all_that_the_job_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two of four ranks are here: who is missing may have come even later."""
     times = {("Net.a", FORWARD): {rank: [10_000_000] * 8 for rank in range(2)}}
     exchanges = {("Net", BACKWARD, "all_reduce", NOT_RECORDED): {0: [5_000_000] * 8, 1: [1_000_000] * 8}}
     of_four = {rank: {"world_size": 4} for rank in range(2)}
     run = run_of_ranks(times, exchanges, world_size=4, metas=of_four)
-    run.save("two.json")
-    assert main(["show", "two.json"]) == 0
+    run.save(tmp_path / "two.json")
+    assert main(["show", str(tmp_path / "two.json")]) == 0
     shown = capsys.readouterr().out
     assert "inferred" not in shown
     assert all(line in shown for line in run.report("ranks").splitlines() if line.startswith(("0 ", "1 ")))

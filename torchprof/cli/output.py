@@ -129,7 +129,7 @@ def _has_several_calls(run: torchprof.Run) -> bool:
 
 def _depth(run: torchprof.Run, arguments: argparse.Namespace) -> int:
     """``--depth``; without it, the depth whose layers fit on a screen."""
-    from torchprof.reports.tree import fitting_depth
+    from torchprof.reports.entries import fitting_depth
 
     depth: int = fitting_depth(run, _LAYERS_SHOWN) if arguments.depth is None else arguments.depth
     return depth
