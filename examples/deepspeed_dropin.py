@@ -7,8 +7,7 @@ import torch
 from models import LeNet5
 from torch.nn.functional import cross_entropy
 
-from torchprof.integrations.deepspeed.methods import get_model_profile
-from torchprof.integrations.deepspeed.settings import from_config
+from torchprof.integrations.deepspeed import from_config, get_model_profile
 
 torch.manual_seed(0)
 model = LeNet5()

@@ -1,7 +1,7 @@
-"""Text for streams that cannot hold all of it: a pipe on Windows (cp1252), PYTHONIOENCODING=ascii.
+"""Write text to streams whose encoding lacks some characters: a pipe on Windows (cp1252), PYTHONIOENCODING=ascii.
 
-What a stream cannot hold becomes the nearest ASCII ("–" a minus, "≥" ">=", the lines of a tree "|-- "), and where there
-is none an escape (``\\u4e2d``). Files that are written by name are UTF-8 and need none of this.
+Such a character becomes the nearest ASCII ("–" a minus, "≥" ">=", the lines of a tree "|-- "), or an escape
+(``\\u4e2d``) if there is none. Files are written in UTF-8 and do not need this.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 READABLE = "torchprof.readable"
 """The name of the error handler, as ``open(..., errors=)`` takes it."""
 
-_RAISING = ("strict", "surrogateescape")  # of a stream's error handlers, those that raise for such text
+_RAISING = ("strict", "surrogateescape")  # the error handlers that raise for such characters
 _ASCII = {
     **dict.fromkeys("–─－", "-"),
     **dict.fromkeys("│├┤", "|"),
@@ -34,7 +34,7 @@ def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
         raise error
     one = UnicodeEncodeError(error.encoding, error.object, error.start, error.start + 1, error.reason)
     char = error.object[error.start]
-    if "\udc80" <= char <= "\udcff":  # a byte of a file's name
+    if "\udc80" <= char <= "\udcff":  # an undecodable byte of a file name
         return codecs.lookup_error("surrogateescape")(one)
     if char in _ASCII:
         return _ASCII[char], error.start + 1
@@ -45,7 +45,7 @@ codecs.register_error(READABLE, _replace)
 
 
 def fitting(text: str, stream: Any) -> str:
-    """The text as a stream can hold it: unchanged where it can, and where the stream does not tell its encoding."""
+    """The text in characters that a stream can encode. Unchanged if all can be, or if the encoding is unknown."""
     encoding, errors = getattr(stream, "encoding", None), getattr(stream, "errors", None) or "strict"
     if not isinstance(encoding, str) or errors not in _RAISING:
         return text
@@ -57,14 +57,14 @@ def fitting(text: str, stream: Any) -> str:
 
 
 def errors_of(stream: Any) -> str:
-    """The error handler with which nothing that is written raises: the stream's own, if that does not."""
+    """An error handler that does not raise for any character: the stream's own, if it does not."""
     errors = getattr(stream, "errors", None) or "strict"
     return READABLE if errors in _RAISING else errors
 
 
 @contextmanager
 def readable(*streams: Any) -> Iterator[None]:
-    """While entered, nothing that is written to these streams raises for want of a character."""
+    """While entered, writing to these streams does not raise UnicodeEncodeError."""
     before = [(stream, stream.errors) for stream in streams if isinstance(stream, TextIOWrapper)]
     for stream, _ in before:
         stream.reconfigure(errors=errors_of(stream))

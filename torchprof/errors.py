@@ -1,4 +1,4 @@
-"""The one error of torchprof, and the sentence that helps out of it."""
+"""TorchprofError, and helpers for its messages."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Iterable, Sequence
 
 
 class TorchprofError(RuntimeError):
-    """Something that torchprof cannot do. The message says what was wrong, what was expected and what to do."""
+    """The only exception that torchprof defines. The message says what is wrong, what was expected and what to do."""
 
 
 def suggest(given: str, choices: Iterable[str], limit: int = 3, *, every: bool = False) -> str:
-    """List a few choices; of many, say which were probably meant, or the first ones when none is near. With ``every``,
-    all of them are listed, too."""
+    """A sentence with the valid choices: all of a few; of many, the most similar ones, or else the first 20.
+
+    With ``every``, all choices are listed after the most similar ones.
+    """
     known = list(choices)
     if not known:
         return "There is none."
@@ -28,6 +30,6 @@ def suggest(given: str, choices: Iterable[str], limit: int = 3, *, every: bool =
 
 
 def some(names: Sequence[str], limit: int = 3) -> str:
-    """A few names, and how many more there are."""
+    """The first ``limit`` names, and the number of the others."""
     more = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")

@@ -145,7 +145,7 @@ def test_the_noise_of_backward_is_known_between_runs_of_steps(net: Path, capsys:
         assert "?" not in rows[name] and "noise unknown" not in rows[name]
 
 
-def test_shapes_are_recorded_where_asked_for(net: Path) -> None:
+def test_the_option_shapes_records_shapes(net: Path) -> None:
     assert main(["profile", "net.py:Net", "--input", "3,8", "-o", "without.json"]) == 0
     assert main(["profile", "net.py:Net", "--input", "3,8", "--shapes", "-o", "with.json"]) == 0
     shapes = {
@@ -174,7 +174,7 @@ def test_every_command_says_what_it_wrote(net: Path, capsys: pytest.CaptureFixtu
     assert main(["profile", "net.py:Net", "--input", "3,8"]) == 0 and capsys.readouterr().err == ""
 
 
-def test_a_file_that_cannot_be_written_is_said_and_the_others_are(
+def test_a_file_that_cannot_be_written_is_reported_and_the_others_are_written(
     net: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A folder takes the second name while the model runs, when names were checked already."""
@@ -367,7 +367,7 @@ def test_argparse_refuses_the_rest(arguments: list[str], capsys: pytest.CaptureF
     assert "usage: torchprof" in capsys.readouterr().err
 
 
-def test_cuda_where_there_is_none(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cuda_without_a_cuda_device_is_an_error(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import torch
 
     if torch.cuda.is_available():
@@ -376,7 +376,7 @@ def test_cuda_where_there_is_none(net: Path, capsys: pytest.CaptureFixture[str])
     assert "no CUDA device" in capsys.readouterr().err
 
 
-def test_show_of_what_is_no_run(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_of_a_file_that_is_not_a_run_is_an_error(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "missing.json"]) == 2
     assert "missing.json" in capsys.readouterr().err
     assert main(["show", "net.py"]) == 2
@@ -465,7 +465,7 @@ def test_as_a_module_of_python_in_a_pipe_that_closes(net: Path) -> None:
     assert heading.startswith("Module") and status == "0" and "Traceback" not in code.stderr
 
 
-def test_the_summary_refuses_what_is_for_the_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_refuses_options_of_the_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "run.json")
     assert main(["flops", "examples/models.py:LeNet5", "--input", "1,1,32,32", "-o", path]) == 0
     assert main(["show", path, "--summary", "--sort-by", "flops", "--top", "2"]) == 2
@@ -550,14 +550,14 @@ def test_merge_compares_the_ranks_and_writes_one_run(ranks: list[Run], capsys: p
     assert capsys.readouterr().out == merged.report("summary") + "\n"
 
 
-def test_show_judges_ranks_by_all_that_the_job_has(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_judges_ranks_by_all_that_the_job_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two of four ranks are here: who is missing may have come even later."""
     times = {("Net.a", FORWARD): {rank: [10_000_000] * 8 for rank in range(2)}}
     exchanges = {("Net", BACKWARD, "all_reduce", NOT_RECORDED): {0: [5_000_000] * 8, 1: [1_000_000] * 8}}
     of_four = {rank: {"world_size": 4} for rank in range(2)}
     run = run_of_ranks(times, exchanges, world_size=4, metas=of_four)
-    run.save("two.json")
-    assert main(["show", "two.json"]) == 0
+    run.save(tmp_path / "two.json")
+    assert main(["show", str(tmp_path / "two.json")]) == 0
     shown = capsys.readouterr().out
     assert "inferred" not in shown
     assert all(line in shown for line in run.report("ranks").splitlines() if line.startswith(("0 ", "1 ")))
@@ -627,7 +627,7 @@ def test_merge_refuses(
     assert printed.out == ""
 
 
-def test_merge_says_how_traces_tell_their_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_merge_explains_how_traces_name_their_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two processes that recorded at the same time, and do not say who they are; then one later than the other."""
     trace = json.loads(gzip.decompress(TRACE.read_bytes()))
     (tmp_path / "b.json").write_text(json.dumps(trace))
@@ -635,7 +635,7 @@ def test_merge_says_how_traces_tell_their_rank(tmp_path: Path, capsys: pytest.Ca
     assert '"distributedInfo": {"rank": 1, "world_size": 2}' in capsys.readouterr().err
 
 
-def test_merge_adds_cycles_where_it_is_asked_to(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+def test_merge_adds_cycles_with_the_option(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
     ranks[0].save("again.json")
     assert main(["merge", "rank0.json", "rank1.json", "again.json", "--add-cycles", "-o", "all.json"]) == 0
     merged = torchprof.load("all.json")
@@ -652,7 +652,7 @@ def test_merge_of_saved_runs_imports_no_torch(ranks: list[Run]) -> None:
     assert done.stdout.splitlines()[-1] == "False"
 
 
-def test_trace_says_what_is_wrong_before_it_prints_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_reports_errors_before_it_prints_anything(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", str(TRACE), "--sort-by", "nothing"]) == 2
     printed = capsys.readouterr()
     assert "nothing" in printed.err
@@ -664,6 +664,6 @@ def test_trace_draws_memory_over_time(capsys: pytest.CaptureFixture[str]) -> Non
     assert "with_timeline" not in capsys.readouterr().out
 
 
-def test_a_trace_is_no_saved_run_and_the_error_says_what_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_of_a_trace_names_the_command_that_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(TRACE)]) == 2
     assert "is a trace, and no saved run: torchprof.from_trace(path) reads it" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from torch import nn
 
 import torchprof
 from torchprof.encoding import errors_of, fitting, readable
-from torchprof.integrations.deepspeed.methods import get_model_profile
+from torchprof.integrations.deepspeed import get_model_profile
 
 TREE = "Net\n├── a | ≥ 4\n└── b | –"
 ASCII = "Net\n|-- a | >= 4\n`-- b | -"
@@ -33,24 +33,24 @@ def written(of: io.TextIOWrapper) -> bytes:
     ("encoding", "expected"),
     [("utf-8", TREE), ("ascii", ASCII), ("latin-1", ASCII), ("cp1252", ASCII[:-1] + "–"), ("cp437", TREE[:-1] + "-")],
 )
-def test_what_a_stream_cannot_hold_becomes_the_nearest_that_it_can(encoding: str, expected: str) -> None:
+def test_a_character_that_cannot_be_encoded_becomes_similar_ascii(encoding: str, expected: str) -> None:
     assert fitting(TREE, stream(encoding)) == expected
     assert expected.encode(encoding)
 
 
-def test_what_has_no_ascii_near_it_is_written_out() -> None:
+def test_a_character_without_similar_ascii_is_escaped() -> None:
     assert fitting("层 é", stream("ascii")) == "\\u5c42 \\xe9"
     assert fitting("层 é", stream("latin-1")) == "\\u5c42 é"
 
 
-def test_a_stream_that_never_raises_or_does_not_say_stays_as_it_is() -> None:
+def test_streams_that_do_not_raise_or_have_no_encoding_are_unchanged() -> None:
     assert fitting(TREE, stream("ascii", "replace")) == TREE
     assert fitting(TREE, io.StringIO()) == TREE
     assert fitting(TREE, None) == TREE
     assert errors_of(stream("ascii", "replace")) == "replace"
 
 
-def test_bytes_of_a_files_name_stay_what_they_are() -> None:
+def test_undecodable_bytes_of_file_names_are_kept() -> None:
     """As in the C locale, where Python itself has such names."""
     one = stream("ascii", "surrogateescape")
     with readable(one):
@@ -67,7 +67,7 @@ def test_a_stream_is_readable_for_a_while() -> None:
         one.write(TREE)
 
 
-def test_display_writes_into_a_stream_what_it_can_hold(tmp_path: Path) -> None:
+def test_display_writes_only_characters_that_the_stream_can_encode(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     with torchprof.Profile(model) as prof:
         model(torch.rand(1, 2))

@@ -171,7 +171,9 @@ MORE = "torchprof show {} --report advice shows all."
         (4, ["-o", "table.csv"], ["1 more finding is not shown: saved with -o run.json, " + MORE.format("run.json")]),
     ],
 )
-def test_how_to_see_the_rest_of_the_advice(tmp_path: Path, count: int, options: list[str], said: list[str]) -> None:
+def test_the_advice_names_the_command_that_shows_the_rest(
+    tmp_path: Path, count: int, options: list[str], said: list[str]
+) -> None:
     done = run(tmp_path, *options, "--shapes", "--memory", script(tmp_path, ADVICE.replace("{count}", f"{count}")))
     lines = sections(done.stdout)["What to change"]
     assert "3. Net: Is slow." in lines and "4. Net: Is slow." not in lines
@@ -192,9 +194,7 @@ def test_how_to_see_the_rest_of_the_advice(tmp_path: Path, count: int, options: 
         (["--shapes", "--memory"], []),
     ],
 )
-def test_what_else_can_be_recorded_is_said_in_the_commands_words(
-    tmp_path: Path, options: list[str], said: list[str]
-) -> None:
+def test_the_advice_names_the_options_that_record_more(tmp_path: Path, options: list[str], said: list[str]) -> None:
     done = run(tmp_path, *options, script(tmp_path, ADVICE.replace("{count}", "1")))
     assert [line for line in sections(done.stdout)["What to change"] if "More" in line] == said
     signatures = [frame.signature for chain in saved(tmp_path).rows.frames for frame in chain if frame.signature]
@@ -202,7 +202,7 @@ def test_what_else_can_be_recorded_is_said_in_the_commands_words(
     assert "record_shapes" not in done.stdout and "use_cuda" not in done.stdout
 
 
-def test_long_trees_are_cut_where_nobody_asks(tmp_path: Path) -> None:
+def test_long_trees_are_cut_without_an_option(tmp_path: Path) -> None:
     code = "model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(30)))\nmodel(x)"
     name = script(tmp_path, code)
     layers = sections(run(tmp_path, name).stdout)["The layers"]
@@ -256,7 +256,7 @@ def test_a_script_without_a_model_and_one_without_torch(tmp_path: Path) -> None:
     assert "No model was called: all that was recorded is outside of models." in shown["Where the time goes"]
 
 
-def test_a_doubt_is_told_once(tmp_path: Path) -> None:
+def test_a_warning_is_printed_once(tmp_path: Path) -> None:
     code = "model.unused = nn.Linear(1, 1)\nmodel(x)"
     done = run(tmp_path, "--flops", script(tmp_path, code))
     assert done.stdout.count("Never called: Net.unused") == 1
@@ -313,7 +313,9 @@ def test_interrupted_scripts_have_a_report_and_end_by_the_signal(tmp_path: Path,
         "sys.stdout.write('no line end'); sys.exit()",
     ],
 )
-def test_the_report_and_the_file_are_where_they_were_meant(tmp_path: Path, code: str) -> None:
+def test_the_report_and_the_file_are_written_even_if_the_script_changes_folder_or_stdout(
+    tmp_path: Path, code: str
+) -> None:
     done = run(tmp_path, "-o", "run.json", script(tmp_path, f"model(x)\n{code}"))
     assert "Where the time goes" in done.stdout and calls(saved(tmp_path, "run.json")) == 1
     plain = subprocess.run(
@@ -344,7 +346,7 @@ def test_a_script_that_leaves_at_once_has_no_report(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (4, "", "")
 
 
-def test_workers_and_processes_report_nothing(tmp_path: Path) -> None:
+def test_workers_and_child_processes_print_no_report(tmp_path: Path) -> None:
     code = """
 import multiprocessing
 from torch.utils.data import DataLoader, Dataset
@@ -499,7 +501,7 @@ def test_the_ranks_of_a_job_write_a_file_each_and_the_first_prints(tmp_path: Pat
     assert torchprof.merge(runs).missing_ranks == ()
 
 
-def test_the_rank_that_is_left_of_a_job_writes_what_ran_until_then(tmp_path: Path) -> None:
+def test_after_one_rank_fails_the_others_write_what_ran_until_then(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(IN_A_JOB)
     job = torchrun(tmp_path, 2, "torchprof", "run", "train.py", "dies", module=True)
     assert job.code == 1 and "torchprof: train.py" in job.out[0], job
@@ -508,7 +510,7 @@ def test_the_rank_that_is_left_of_a_job_writes_what_ran_until_then(tmp_path: Pat
     assert file.name == "train.rank0.torchprof.json" and calls(run) == 2 and run.missing_ranks == (1,)
 
 
-def test_what_ranks_would_write_to_one_file_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_one_file_for_all_ranks_is_refused_before_anything_runs(tmp_path: Path) -> None:
     name = script(tmp_path, "print('ran')")
     job = {**os.environ, "PYTHONPATH": str(ROOT), "RANK": "1", "WORLD_SIZE": "2"}
     done = run(tmp_path, "-o", "{rank}.json", "-o", "run.json", name, env=job)

@@ -32,15 +32,18 @@ from torch.utils.flop_counter import FlopCounterMode
 import torchprof
 from torchprof import Profile, TorchprofError
 from torchprof.integrations import deepspeed
-from torchprof.integrations.deepspeed.methods import add_profile_methods, get_model_profile
-from torchprof.integrations.deepspeed.settings import from_config
-from torchprof.integrations.deepspeed.strings import (
+from torchprof.integrations.deepspeed import (
+    add_profile_methods,
     duration_to_string,
     flops_to_string,
+    from_config,
+    get_model_profile,
     macs_to_string,
     number_to_string,
     params_to_string,
 )
+from torchprof.integrations.deepspeed.page import Page
+from torchprof.integrations.deepspeed.recorded import Recorded
 
 METHODS = {
     *("start_profile", "stop_profile", "end_profile", "print_model_profile", "print_model_aggregated_profile"),
@@ -166,13 +169,13 @@ def test_the_page_is_the_one_that_the_tool_shows(capsys: pytest.CaptureFixture[s
     assert after[-2:] == ["Number of multiply-adds:        429.25 KMac", "Number of parameters:           61.71 k "]
 
 
-def test_numbers_come_as_numbers_when_asked_and_the_notes_come_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_as_strings_false_returns_numbers_and_the_notes_are_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert get_model_profile(LeNet5(), (1, 32, 32), warm_up=0, as_strings=False) == (429_248, 61_706)
     assert capsys.readouterr().out.count("by this tool's convention") == 1
 
 
 @pytest.mark.parametrize(("tree", "top"), [(True, False), (False, True), (False, False)])
-def test_each_part_is_printed_when_asked(capsys: pytest.CaptureFixture[str], tree: bool, top: bool) -> None:
+def test_each_part_of_the_page_has_an_option(capsys: pytest.CaptureFixture[str], tree: bool, top: bool) -> None:
     get_model_profile(Mlp(), (4,), print_profile=tree, print_aggregated_profile=top, warm_up=0)
     printed = capsys.readouterr().out
     assert ("Mlp(\n" in printed, "Top 2 modules" in printed) == (tree, top)
@@ -481,7 +484,7 @@ def test_recomputed_and_backward_work_is_none_of_the_forwards() -> None:
 # What nobody can know
 
 
-def test_what_was_not_called_is_unknown_and_not_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_module_that_was_not_called_is_unknown_and_not_zero(capsys: pytest.CaptureFixture[str]) -> None:
     class Half(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -501,7 +504,7 @@ def test_what_was_not_called_is_unknown_and_not_nothing(capsys: pytest.CaptureFi
     assert "Never called: Half.unused" in printed
 
 
-def test_the_unknown_comes_last(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_figures_are_listed_last(capsys: pytest.CaptureFixture[str]) -> None:
     model = start(nn.ModuleList([nn.Conv2d(1, 1, 1), nn.Tanh(), nn.Linear(4, 4)]))
     model[1](model[2](torch.rand(1, 4)))
     model.stop_profile()
@@ -527,7 +530,7 @@ def test_a_model_that_was_never_called_has_only_parameters(capsys: pytest.Captur
     assert "Top 2 modules in flops at depth 1 are {'Linear': '–', 'ReLU': '–'}" in lines
 
 
-def test_parameters_that_are_not_made_yet_are_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lazy_parameters_are_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     model = start(nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2)))
     model.stop_profile()
     assert model.get_total_params() is None
@@ -544,7 +547,7 @@ def test_a_model_without_parameters_is_no_trouble(capsys: pytest.CaptureFixture[
     assert "Tanh(0, 0.000% Params, 0 Mac, 0.000% MACs, " in capsys.readouterr().out
 
 
-def test_calls_that_cannot_be_counted_leave_a_lower_bound_or_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_uncounted_calls_make_a_lower_bound_or_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     class Graph(nn.Module):
         """Runs what a profile shows of a graph that torch.compile made."""
 
@@ -559,7 +562,7 @@ def test_calls_that_cannot_be_counted_leave_a_lower_bound_or_nothing(capsys: pyt
     assert shown["root"][1] == "≥ 16 Mac"
 
 
-def test_what_cannot_be_counted_in_the_backward_is_no_matter(capsys: pytest.CaptureFixture[str]) -> None:
+def test_uncounted_calls_in_backward_do_not_matter(capsys: pytest.CaptureFixture[str]) -> None:
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -583,7 +586,7 @@ def test_what_cannot_be_counted_in_the_backward_is_no_matter(capsys: pytest.Capt
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_tensor_without_a_shape_is_not_counted_as_nothing() -> None:
+def test_a_tensor_without_a_shape_is_not_counted_as_zero() -> None:
     model = start(nn.ReLU())
     model(torch.nested.nested_tensor([torch.rand(2, 3), torch.rand(4, 3)]))
     model.stop_profile()
@@ -594,7 +597,7 @@ def test_a_tensor_without_a_shape_is_not_counted_as_nothing() -> None:
 # Wrappers
 
 
-def test_a_wrapper_shows_what_it_wraps(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrapper_shows_the_figures_of_its_module(capsys: pytest.CaptureFixture[str]) -> None:
     class Outer(nn.Module):
         """Has a child by the name under which wrappers hold what they wrap, and work of its own."""
 
@@ -683,7 +686,7 @@ def test_eval_mode_holds_for_the_calls_alone(untouched: Any) -> None:
 
 
 @pytest.mark.parametrize("calls_before", [0, 1], ids=["in the profiled call", "while warming up"])
-def test_an_error_of_the_models_passes_through_and_leaves_nothing(untouched: Any, calls_before: int) -> None:
+def test_an_error_of_the_model_passes_through_and_the_model_is_restored(untouched: Any, calls_before: int) -> None:
     calls = [None] * calls_before
 
     class Fails(nn.Module):
@@ -759,7 +762,7 @@ def test_the_methods_print_and_count_before_and_after_the_stop(capsys: pytest.Ca
     assert model.get_total_flops() == of_one
 
 
-def test_what_runs_after_a_reading_counts_too() -> None:
+def test_calls_after_reading_figures_are_added() -> None:
     model = start(nn.Linear(4, 4))
     counted = []
     for _ in range(3):
@@ -818,7 +821,7 @@ def test_a_process_may_end_while_it_is_profiled(ending: str) -> None:
     assert (ran.returncode, "ValueError: mine" in ran.stderr) == ((0, False) if ending == "pass" else (1, True))
 
 
-def test_methods_held_after_the_end_say_so() -> None:
+def test_methods_kept_after_end_profile_raise() -> None:
     model = start(Mlp())
     model(torch.rand(1, 4))
     printing, stopping = model.print_model_profile, model.stop_profile
@@ -998,7 +1001,7 @@ def test_figures_as_text(text: str, expected: str) -> None:
     assert text == expected
 
 
-def test_other_units_and_what_is_no_number_are_refused() -> None:
+def test_unknown_units_and_values_that_are_not_numbers_are_refused() -> None:
     for convert in (macs_to_string, flops_to_string, params_to_string, duration_to_string, number_to_string):
         with pytest.raises(TorchprofError, match=r"'furlong'.*Choose from '\w+'"):
             convert(5, "furlong")
@@ -1044,7 +1047,7 @@ def test_bad_arguments_say_what_to_do(
     assert capsys.readouterr().out == ""
 
 
-def test_what_is_no_model_is_refused() -> None:
+def test_anything_but_a_module_is_refused() -> None:
     for call in (lambda model: get_model_profile(model, (4,)), add_profile_methods):
         with pytest.raises(TorchprofError, match=r"torch\.nn\.Module, not 5"):
             call(5)
@@ -1130,7 +1133,7 @@ def test_the_early_keys_print_the_early_page(capsys: pytest.CaptureFixture[str])
     assert "Top 1 modules in params at depth 0 are {'Mlp': '58'}" in text
 
 
-def test_the_recent_keys_print_the_other_page_where_they_say(
+def test_the_recent_keys_print_the_other_page_into_their_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "page.txt"
@@ -1143,7 +1146,7 @@ def test_the_recent_keys_print_the_other_page_where_they_say(
     assert "module = {" in file.read_text(encoding="utf-8")
 
 
-def test_what_the_recent_keys_ask_for_reaches_the_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recent_keys_are_passed_to_the_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
     from torchprof.integrations import flops_profiler
 
     calls: list[Any] = []
@@ -1185,10 +1188,10 @@ def test_what_the_recent_keys_ask_for_reaches_the_profiler(monkeypatch: pytest.M
     ],
     ids=["empty", "others", "section", "recent", "early"],
 )
-def test_what_is_not_enabled_does_nothing(
+def test_without_enabled_nothing_is_profiled(
     config: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deepspeed, "Profile", None)
+    monkeypatch.setattr("torchprof.integrations.deepspeed.recording.Profile", None)
     profiler = from_config(config)
     assert not profiler.enabled
     assert isinstance(profiler.step(Mlp()), nullcontext)
@@ -1326,7 +1329,7 @@ def test_the_python_blocks_of_the_page_run(
     assert "429.25 KMac" in capsys.readouterr().out
 
 
-def test_where_a_device_was_measured_its_time_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_device_time_is_shown_if_it_was_recorded(capsys: pytest.CaptureFixture[str]) -> None:
     model = Mlp()
     with Profile(model, with_flops=True) as prof:
         model(torch.rand(2, 4))
@@ -1335,10 +1338,10 @@ def test_where_a_device_was_measured_its_time_is_shown(capsys: pytest.CaptureFix
     device_ns = [took.get(row.layer.name, 0) if row.layer is not None and not row.frames else 0 for row in run.rows]
     rows = replace(run.rows, columns={**run.rows.columns, "device_ns": array("q", device_ns)})
     meta = replace(run.meta, device="cuda", measured=("cpu_ns", "device_ns", "macs", "flops"))
-    recorded = deepspeed._Recorded()
+    recorded = Recorded()
     measured: Any = SimpleNamespace(run=replace(run, metas=(meta,), rows=rows), traces=prof.traces)
     recorded.add(measured, frozenset())
-    deepspeed._Page(model, recorded).show(-1, 3)
+    Page(model, recorded).show(-1, 3)
     printed = capsys.readouterr().out
     assert "100.000% MACs, 20.0 us, 100.00% time, 0.0 TFLOPS,\n" in printed
     assert "(fc1): Linear(40, 68.966% Params, 64 Mac, 57.143% MACs, 4.0 us, 20.00% time, 0.0 TFLOPS, " in printed
@@ -1364,7 +1367,7 @@ def test_only_public_names_of_torchprof_are_used() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_nobody_can_count_is_unknown_and_never_0(capsys: pytest.CaptureFixture[str]) -> None:
+def test_uncountable_work_is_unknown_and_never_zero(capsys: pytest.CaptureFixture[str]) -> None:
     packed = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8)), {nn.Linear})
     assert get_model_profile(packed, (8,), print_profile=False, print_aggregated_profile=False)[0] == "–"
     assert get_model_profile(nn.Sequential(nn.Linear(8, 8), packed), (8,), as_strings=True)[0] == "≥ 64 Mac"

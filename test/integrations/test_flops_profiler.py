@@ -20,8 +20,8 @@ from build.snapshots import snapshot
 from torch import Tensor, nn
 
 import torchprof
-from torchprof.integrations import flops_profiler
-from torchprof.integrations.flops_profiler import FlopsProfiler, get_model_profile
+from torchprof.integrations.flops_profiler import FlopsProfiler, get_model_profile, strings
+from torchprof.integrations.flops_profiler.page import lines_by_module
 
 UNKNOWN = "–"
 
@@ -115,7 +115,7 @@ def functionals(page: str) -> dict[str, tuple[str, str]]:
 # The calls
 
 
-def test_the_signatures_are_theirs() -> None:
+def test_the_signatures_are_those_of_flops_profiler() -> None:
     def shape(function: Any) -> list[tuple[str, Any]]:
         return [(name, one.default) for name, one in inspect.signature(function).parameters.items()][:13]
 
@@ -247,7 +247,7 @@ def test_a_batch_norm_counts_more_in_training(training: bool, affine: bool, each
     [nn.Tanh(), nn.Sigmoid(), nn.SELU(), nn.CELU(), nn.RReLU(), nn.Hardtanh(), nn.LogSoftmax(-1), nn.Dropout()],
     ids=lambda module: type(module).__name__,
 )
-def test_what_that_tool_leaves_out_is_left_out(module: nn.Module, page_of: Callable[..., str]) -> None:
+def test_operators_that_the_tool_does_not_count_are_not_counted(module: nn.Module, page_of: Callable[..., str]) -> None:
     page = page_of(nn.Sequential(module), X)
     assert functionals(page) == {}
     assert totals(module, X) == (0, 0, 0)
@@ -502,10 +502,10 @@ def test_equal_blocks_in_a_list_are_all_shown(page_of: Callable[..., str]) -> No
         (3 * 10**15, "3000000.0 G", "3000000.0 GMACs", "3000000000.0 M"),
     ],
 )
-def test_numbers_are_written_as_theirs(number: int, flops: str, macs: str, params: str) -> None:
-    assert flops_profiler._number(number) == flops
-    assert flops_profiler._macs(number) == macs
-    assert flops_profiler._params(number) == params
+def test_numbers_are_written_as_by_flops_profiler(number: int, flops: str, macs: str, params: str) -> None:
+    assert strings.number_text(number) == flops
+    assert strings.macs_text(number) == macs
+    assert strings.params_text(number) == params
 
 
 @pytest.mark.parametrize(
@@ -519,8 +519,8 @@ def test_numbers_are_written_as_theirs(number: int, flops: str, macs: str, param
         (2_500_000_000, "2.5 s"),
     ],
 )
-def test_durations_are_written_as_theirs(ns: int, text: str) -> None:
-    assert flops_profiler._duration(ns) == text
+def test_durations_are_written_as_by_flops_profiler(ns: int, text: str) -> None:
+    assert strings.duration_text(ns) == text
 
 
 @pytest.mark.parametrize(
@@ -538,8 +538,8 @@ def test_durations_are_written_as_theirs(ns: int, text: str) -> None:
         (5 * 10**18, 10**9, "5000000.0 TFLOPS"),
     ],
 )
-def test_rates_are_written_as_theirs(flops: int, ns: int, text: str) -> None:
-    assert flops_profiler._rate(flops, ns) == text
+def test_rates_are_written_as_by_flops_profiler(flops: int, ns: int, text: str) -> None:
+    assert strings.rate_text(flops, ns) == text
 
 
 def test_every_depth_is_printed_and_a_larger_one_is_capped(page_of: Callable[..., str]) -> None:
@@ -553,7 +553,7 @@ def test_every_depth_is_printed_and_a_larger_one_is_capped(page_of: Callable[...
     assert depths(0) == ["depth 0:"]
 
 
-def test_the_largest_come_first_and_no_more_than_asked(page_of: Callable[..., str]) -> None:
+def test_top_modules_lists_the_largest_first(page_of: Callable[..., str]) -> None:
     aggregated = parts(page_of(lenet5(), torch.rand(1, 1, 32, 32), top_modules=2))[1]
     at = aggregated.index("depth 2:")
     assert aggregated[at + 1 : at + 4] == [
@@ -570,7 +570,9 @@ def test_without_detailed_the_page_ends_after_the_aggregated_profile(page_of: Ca
     assert page.splitlines()[-1] == "-" * 78
 
 
-def test_the_file_holds_the_page_and_stdout_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_output_file_the_page_goes_to_the_file_and_not_to_stdout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model, x, target = SaysMuch(), torch.rand(2, 4), tmp_path / "page.txt"
     target.write_text("what was there before, and is longer than a page\n" * 200)
     get_model_profile(model, args=[x], output_file=str(target))
@@ -583,7 +585,7 @@ def test_the_file_holds_the_page_and_stdout_nothing(tmp_path: Path, capsys: pyte
     assert not any("what was there" in line for line in lines)
 
 
-def test_a_file_that_cannot_be_written_is_told_before_the_model_runs(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_an_error_before_the_model_runs(tmp_path: Path) -> None:
     model = Raises()
     with pytest.raises(torchprof.TorchprofError, match=r"no folder .*missing"):
         get_model_profile(model, args=[torch.rand(2, 4)], output_file=tmp_path / "missing" / "page.txt")
@@ -615,8 +617,8 @@ def test_the_totals_as_numbers_and_as_strings(stopped: FlopsProfiler) -> None:
     seconds = stopped.get_total_duration()
     within = stopped.get_total_functional_duration()
     assert 0 < within < seconds
-    assert stopped.get_total_duration(as_string=True) == flops_profiler._duration(round(seconds * 1e9))
-    assert stopped.get_total_functional_duration(as_string=True) == flops_profiler._duration(round(within * 1e9))
+    assert stopped.get_total_duration(as_string=True) == strings.duration_text(round(seconds * 1e9))
+    assert stopped.get_total_functional_duration(as_string=True) == strings.duration_text(round(within * 1e9))
 
 
 READERS = [
@@ -631,7 +633,7 @@ READERS = [
 
 
 @pytest.mark.parametrize("read", READERS, ids=lambda read: read.__name__)
-def test_figures_are_there_from_stop_to_end_and_else_it_says_so(
+def test_figures_exist_from_stop_to_end_and_raise_otherwise(
     read: Callable[[FlopsProfiler], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = Mlp()
@@ -735,7 +737,7 @@ def test_the_model_runs_in_eval_mode_and_every_module_returns_to_its_own() -> No
 
 
 @pytest.mark.parametrize("warm_up", [0, 1], ids=["in the profiled call", "in the warm-up"])
-def test_what_the_model_raises_leaves_it_as_it_was(warm_up: int) -> None:
+def test_after_an_error_the_model_is_restored(warm_up: int) -> None:
     model = nn.Sequential(nn.Dropout(), Raises()).train()
     model[0].eval()
     model[1].calls = 1 if warm_up == 0 else 0  # its second call raises
@@ -801,19 +803,19 @@ def test_the_input_is_of_the_type_and_device_of_the_model() -> None:
         ({"input_shape": (2, 4), "ignore_modules": [nn.ReLU()]}, "is no module of the model"),
     ],
 )
-def test_arguments_that_do_not_fit_are_told(options: dict[str, Any], what: str) -> None:
+def test_bad_arguments_are_refused(options: dict[str, Any], what: str) -> None:
     with pytest.raises(torchprof.TorchprofError, match=what):
         get_model_profile(Mlp(), **options)
 
 
-def test_what_is_no_model_is_told() -> None:
+def test_anything_but_a_module_is_refused() -> None:
     with pytest.raises(torchprof.TorchprofError, match="needs a torch"):
         get_model_profile(nn.Linear, (2, 4))  # type: ignore[arg-type]
     with pytest.raises(torchprof.TorchprofError, match="recompute_fwd_factor"):
         FlopsProfiler(Mlp(), recompute_fwd_factor=-1)
 
 
-def test_what_is_ignored_is_not_counted(page_of: Callable[..., str]) -> None:
+def test_ignored_modules_are_not_counted(page_of: Callable[..., str]) -> None:
     model, x = nn.Sequential(Mlp(), nn.Linear(2, 3, bias=False)), torch.rand(3, 4)
     assert totals(model, x)[:2] == (312 + 36, 144 + 18)
     assert totals(model, x, ignore_modules=[nn.ReLU])[:2] == (288 + 36, 144 + 18)
@@ -856,7 +858,7 @@ def test_tied_weights_are_part_of_each_that_holds_them() -> None:
     model(torch.zeros(1, 2, dtype=torch.long))
     prof.stop_profile()
     assert prof.get_total_params() == 40
-    lines = "\n".join(prof._measured().by_module())
+    lines = "\n".join(lines_by_module(prof._measured()))
     assert lines.count("'param': '40'") == 3
     prof.end_profile()
 
@@ -882,7 +884,7 @@ def test_a_scripted_model(page_of: Callable[..., str]) -> None:
     assert (inner["param"], inner["flops"], inner["macs"], inner["FLOPS"]) == ("15", UNKNOWN, UNKNOWN, UNKNOWN)
 
 
-def test_what_a_lazy_layer_has_not_made_is_unknown(page_of: Callable[..., str]) -> None:
+def test_parameters_of_an_uninitialized_lazy_layer_are_unknown(page_of: Callable[..., str]) -> None:
     class Lazy(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -935,7 +937,7 @@ def test_doubts_are_under_the_summary(page_of: Callable[..., str]) -> None:
     assert own.endswith("fwd: ≥ 72.")  # 2·32 and the bias
 
 
-def test_what_has_no_known_shape_is_named(page_of: Callable[..., str]) -> None:
+def test_operators_without_shapes_are_named(page_of: Callable[..., str]) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     nested = torch.nested.nested_tensor([torch.rand(2, 4), torch.rand(3, 4)])
     page = page_of(model, nested)
@@ -983,7 +985,7 @@ def test_a_training_step_inside_is_measured(capsys: pytest.CaptureFixture[str]) 
     ]
 
 
-def test_what_is_ignored_is_not_counted_in_backward_either(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ignored_modules_are_not_counted_in_backward(capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 2, bias=False))
     prof = FlopsProfiler(model)
     prof.start_profile([model[2]])
@@ -994,7 +996,7 @@ def test_what_is_ignored_is_not_counted_in_backward_either(capsys: pytest.Captur
     assert lines_of(capsys.readouterr().out)["bwd flops per device"] == str(2 * 3 * 4 * 8 + 24)
 
 
-def test_what_is_recomputed_is_part_of_backward(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recomputation_is_part_of_backward(capsys: pytest.CaptureFixture[str]) -> None:
     model, x = Checkpointed(use_reentrant=False), torch.rand(3, 4)
     prof = FlopsProfiler(model)
     prof.start_profile()
@@ -1008,7 +1010,7 @@ def test_what_is_recomputed_is_part_of_backward(capsys: pytest.CaptureFixture[st
         model(x).sum().backward()
     expected = sum(block.run.tree(phase).total.flops for phase in ("backward", "recompute"))
     assert block.run.tree("recompute").total.macs == 3 * 16
-    assert lines_of(capsys.readouterr().out)["bwd flops per device"] == flops_profiler._number(expected)
+    assert lines_of(capsys.readouterr().out)["bwd flops per device"] == strings.number_text(expected)
 
 
 def engine(**changes: Any) -> SimpleNamespace:
@@ -1064,10 +1066,10 @@ def test_an_engine_adds_sizes_and_times(capsys: pytest.CaptureFixture[str]) -> N
         "FLOPS per device = 3.5 * fwd flops per device / iter latency": "31.2 KFLOPS",
         "samples/second": "3657.14",
     }.items() <= found.items()
-    assert "bwd flops per device" not in found  # nobody measured them
+    assert "bwd flops per device" not in found  # they were not timed
 
 
-def test_an_engine_that_keeps_no_time_or_knows_little(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_engine_without_timers_or_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     found = summary_with(engine(wall_clock_breakdown=lambda: False), capsys)
     assert "bwd latency" not in found
     assert found["world size"] == "8"
@@ -1080,7 +1082,9 @@ def test_an_engine_that_keeps_no_time_or_knows_little(capsys: pytest.CaptureFixt
     assert "world size" not in summary_with(object(), capsys)
 
 
-def test_torch_distributed_tells_how_many_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_number_of_processes_comes_from_torch_distributed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     distributed = torch.distributed
     if not distributed.is_available():
         pytest.skip("this torch has no torch.distributed")
@@ -1116,7 +1120,7 @@ class OnDevice(torchprof.Profile):
         return dataclasses.replace(run, metas=(meta,), rows=dataclasses.replace(rows, columns=columns))
 
 
-def test_where_the_devices_time_was_measured_it_is_the_latency(
+def test_the_latency_is_the_device_time_if_it_was_recorded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Elsewhere(nn.Parameter):
@@ -1198,7 +1202,7 @@ def test_bert_base_prints_the_figures_of_their_page(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_nobody_can_count_is_unknown_and_never_0(capsys: pytest.CaptureFixture[str]) -> None:
+def test_uncountable_work_is_unknown_and_never_zero(capsys: pytest.CaptureFixture[str]) -> None:
     packed = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8)), {nn.Linear})
     assert get_model_profile(packed, (2, 8), print_profile=False)[:2] == (None, None)
     assert get_model_profile(packed, (2, 8), as_string=True)[:2] == ("–", "–")
@@ -1210,7 +1214,7 @@ def test_what_nobody_can_count_is_unknown_and_never_0(capsys: pytest.CaptureFixt
     assert get_model_profile(partly, (2, 8), print_profile=False, as_string=True)[:2] == ("≥ 256", "≥ 128 MACs")
 
 
-def test_work_outside_of_forwards_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_work_outside_of_forwards_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     class Encodes(nn.Module):
         def __init__(self) -> None:
             super().__init__()

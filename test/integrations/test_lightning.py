@@ -176,7 +176,7 @@ def test_training_comes_to_the_same_weights_and_the_model_is_as_it_was(
     assert not torch.equal(trained[0]["head.weight"], net().head.weight)
 
 
-def test_when_the_default_schedule_is_through_nothing_is_labelled(
+def test_after_the_default_schedule_the_model_has_no_labels(
     pl: Any, net: Any, trainer: Any, callback_class: Any
 ) -> None:
     bare: list[bool] = []
@@ -278,7 +278,7 @@ def test_a_second_fit_is_a_second_profile(net: Any, trainer: Any, callback_class
 
 
 @of_both_packages
-def test_what_raises_passes_and_leaves_what_was_recorded(
+def test_an_error_passes_through_and_the_run_has_what_was_recorded(
     net: Any, trainer: Any, callback_class: Any, tmp_path: Path
 ) -> None:
     callback = callback_class(schedule=always, dirpath=tmp_path)
@@ -289,7 +289,7 @@ def test_what_raises_passes_and_leaves_what_was_recorded(
     assert torchprof.load(tmp_path / "fit-rank0.json") == callback.run
 
 
-def test_an_interrupt_leaves_what_was_recorded(net: Any, trainer: Any, callback_class: Any) -> None:
+def test_after_an_interrupt_the_run_has_what_was_recorded(net: Any, trainer: Any, callback_class: Any) -> None:
     callback = callback_class()
     with pytest.raises((SystemExit, KeyboardInterrupt)):
         trainer(callback).fit(net(fail_at=3, error=KeyboardInterrupt), loader())
@@ -297,7 +297,7 @@ def test_an_interrupt_leaves_what_was_recorded(net: Any, trainer: Any, callback_
     assert calls(callback.run)["body"] == 2
 
 
-def test_what_on_trace_ready_raises_ends_the_training_and_the_profile(
+def test_an_error_of_on_trace_ready_ends_the_training_and_the_profile(
     net: Any, trainer: Any, callback_class: Any
 ) -> None:
     def refuse(prof: Profile) -> None:
@@ -389,7 +389,7 @@ def test_bad_options_are_refused_before_training(callback_class: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"use_cuda": False}], ids=["not said", "said"])
-def test_the_device_is_the_models_where_none_is_said(options: dict[str, Any]) -> None:
+def test_the_default_device_is_that_of_the_model(options: dict[str, Any]) -> None:
     class OnCuda(nn.Linear):
         def parameters(self, recurse: bool = True) -> Any:
             return iter([SimpleNamespace(is_cuda=True)])

@@ -139,7 +139,7 @@ def test_training_comes_to_the_same_weights_and_the_model_is_as_it_was(trainer: 
     assert not torch.equal(trained[0]["head.weight"], Net().head.weight)
 
 
-def test_when_the_default_schedule_is_through_nothing_is_labelled(trainer: Any) -> None:
+def test_after_the_default_schedule_the_model_has_no_labels(trainer: Any) -> None:
     bare = []
 
     class Spy(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
@@ -179,7 +179,7 @@ def test_evaluation_inside_training_is_not_recorded(
     assert calls(callback.run) == {"": EXAMPLES, "body": EXAMPLES, "head": 2 * EXAMPLES}
 
 
-def test_of_evaluation_that_nobody_announced_one_batch_is_recorded(trainer: Any) -> None:
+def test_an_unannounced_evaluation_has_one_recorded_batch(trainer: Any) -> None:
     class Evaluates(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
         def on_step_end(self, args: Any, state: Any, *rest: Any, **kwargs: Any) -> None:
             if state.global_step == 3:
@@ -240,7 +240,7 @@ def test_evaluation_of_training_as_a_stage_of_its_own(trainer: Any) -> None:
     assert "Optimizer.step" not in outside(callback.run)
 
 
-def test_in_a_block_what_raises_leaves_what_was_recorded(trainer: Any, tmp_path: Path) -> None:
+def test_after_an_error_in_a_block_the_run_has_what_was_recorded(trainer: Any, tmp_path: Path) -> None:
     for error in (ValueError, KeyboardInterrupt):
         callback = ProfileCallback(schedule=always, dirpath=tmp_path / "runs")
         with pytest.raises(error), callback as entered:
@@ -251,7 +251,7 @@ def test_in_a_block_what_raises_leaves_what_was_recorded(trainer: Any, tmp_path:
         assert torchprof.load(tmp_path / "runs" / "train-rank0.json") == callback.run
 
 
-def test_what_raised_outside_of_a_block_ends_with_the_next_training_at_the_latest(trainer: Any) -> None:
+def test_after_an_error_without_a_block_the_next_training_ends_the_profile(trainer: Any) -> None:
     stale = ProfileCallback(schedule=always)
     for end in (stale.stop, trainer(Net(), ProfileCallback(enabled=False)).train):
         with pytest.raises(ValueError, match="memory"):
@@ -265,7 +265,7 @@ def test_what_raised_outside_of_a_block_ends_with_the_next_training_at_the_lates
 
 
 @pytest.mark.parametrize("schedule", [None, always], ids=["within training", "at its end"])
-def test_what_on_trace_ready_raises_passes(trainer: Any, schedule: Any) -> None:
+def test_an_error_of_on_trace_ready_passes_through(trainer: Any, schedule: Any) -> None:
     def refuse(prof: Profile) -> None:
         raise KeyError("refused")
 

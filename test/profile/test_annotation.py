@@ -207,14 +207,14 @@ def of_another_model() -> Any:
         (of_another_model, ["other modules than those of Mlp", "torchprof:ReLU"]),
     ],
 )
-def test_what_cannot_be_read_is_refused(make: Callable[[], Any], says: list[str]) -> None:
+def test_profilers_that_cannot_be_read_are_refused(make: Callable[[], Any], says: list[str]) -> None:
     with pytest.raises(torchprof.TorchprofError) as refused:
         torchprof.from_profiler(make(), Mlp())
     for words in says:
         assert words in str(refused.value)
 
 
-def test_what_is_no_model_is_refused() -> None:
+def test_anything_but_a_module_is_refused() -> None:
     with pytest.raises(torchprof.TorchprofError, match=r"needs a torch\.nn\.Module"), torchprof.annotate("model"):  # type: ignore[arg-type]
         pass
     with pytest.raises(torchprof.TorchprofError, match="No module"), torchprof.annotate(Mlp(), paths=["thrid"]):

@@ -24,8 +24,9 @@ from torch.utils.benchmark import Compare
 import torchprof
 from torchprof import TorchprofError
 from torchprof.profile import benchmark as benchmark_module
-from torchprof.profile import model_state
-from torchprof.profile.benchmark import BenchmarkResult, Latency, Machine, benchmark
+from torchprof.profile import latency, model_state
+from torchprof.profile.benchmark import benchmark
+from torchprof.profile.latency import BenchmarkResult, Latency, Machine
 from torchprof.run.meta import Peak
 
 MACHINE = Machine("Abacus", 4, 2, ("Loom", "Loom", "Mill"), "2.13.0", "3.11.0", "Linux")
@@ -99,7 +100,7 @@ def test_calls_are_timed_one_by_one_and_those_of_the_warm_up_are_not(monkeypatch
     assert (result.model, result.step, result.device) == ("Spy", "inference", "cpu")
 
 
-def test_a_row_without_calls_knows_nothing() -> None:
+def test_the_figures_of_a_row_without_calls_are_none() -> None:
     row = Latency(8, error="out of memory")
     assert [row.mean, row.std, row.median, row.p95, row.min, row.max, row.samples_per_s] == [None] * 7
 
@@ -110,14 +111,14 @@ def test_the_clock_waits_for_every_device_at_work(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append("mps"))
     monkeypatch.setattr(benchmark_module, "timer", lambda: waited.append("timer") or 5.0)
-    bench = benchmark_module._Bench(nn.Identity(), False, None, None, 0, 2, lambda text: None)
+    timing = benchmark_module._Timing(nn.Identity(), False, None, None, 0, 2, lambda text: None)
     on = [SimpleNamespace(device=torch.device(name)) for name in ("cpu", "cuda:1", "cuda:1", "meta")]
-    bench.kept.tensors = on
-    clock = bench._clock(SimpleNamespace(tensors=[SimpleNamespace(device=torch.device("mps"))]))
+    timing.state.tensors = on
+    clock = timing._clock(SimpleNamespace(tensors=[SimpleNamespace(device=torch.device("mps"))]))
     assert waited == []
     assert clock() == 5.0
     assert waited == [torch.device("cuda:1"), "mps", "timer"]
-    assert bench.devices == (torch.device("cuda:1"), torch.device("mps"))
+    assert timing.devices == (torch.device("cuda:1"), torch.device("mps"))
 
 
 def test_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,15 +149,15 @@ def test_the_machine_is_this_one() -> None:
 
 
 def test_the_processors_name_is_linuxs_or_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmark_module.Path, "exists", lambda self: True)
+    monkeypatch.setattr(latency.Path, "exists", lambda self: True)
     monkeypatch.setattr(
-        benchmark_module.Path, "read_text", lambda self, **_: "processor : 0\nmodel\t: 1\nmodel name\t: Abacus: 9\n"
+        latency.Path, "read_text", lambda self, **_: "processor : 0\nmodel\t: 1\nmodel name\t: Abacus: 9\n"
     )
-    assert benchmark_module._cpu_name() == "Abacus: 9"
-    monkeypatch.setattr(benchmark_module.Path, "read_text", lambda self, **_: "CPU part : 0xd0c\n")
-    monkeypatch.setattr(benchmark_module.platform, "processor", lambda: "")
-    monkeypatch.setattr(benchmark_module.platform, "machine", lambda: "aarch64")
-    assert benchmark_module._cpu_name() == "aarch64"
+    assert latency._cpu_name() == "Abacus: 9"
+    monkeypatch.setattr(latency.Path, "read_text", lambda self, **_: "CPU part : 0xd0c\n")
+    monkeypatch.setattr(latency.platform, "processor", lambda: "")
+    monkeypatch.setattr(latency.platform, "machine", lambda: "aarch64")
+    assert latency._cpu_name() == "aarch64"
 
 
 def test_torchs_compare_takes_the_measurements() -> None:
@@ -201,7 +202,7 @@ def test_defaults() -> None:
 
 
 @pytest.mark.parametrize("train", [False, True])
-def test_a_model_in_the_wanted_mode_keeps_what_its_user_arranged(train: bool) -> None:
+def test_a_model_in_the_right_mode_keeps_the_modes_of_its_submodules(train: bool) -> None:
     seen = set()
     model = nn.Sequential(Spy(lambda x: seen.add((model.training, model[0].training, model[1].training))), Spy())
     model.train(train)
@@ -402,7 +403,7 @@ def test_a_tensor_is_cut_or_repeated() -> None:
     assert columns == [rows[:size] for size in (1, 2, 3, 4, 6, 8)]
 
 
-def test_a_tuple_and_what_in_it_is_no_batch() -> None:
+def test_a_tuple_with_tensors_that_are_not_batches() -> None:
     weights = torch.rand(4, 2)
     scalar = torch.tensor(7)
     shapes = []
@@ -441,7 +442,7 @@ def test_a_function_makes_the_inputs(kind: str) -> None:
     assert [x.tolist() for x in got] == [[[2.0]] * 2, [[5.0]] * 5]
 
 
-def test_arguments_of_other_kinds_stay_what_they_are() -> None:
+def test_arguments_that_are_not_tensors_are_unchanged() -> None:
     seen = []
     model = nn.LSTM(4, 4)
     model.register_forward_pre_hook(lambda module, args: seen.append(args))
@@ -574,7 +575,7 @@ def test_an_optimizer_that_had_not_begun_has_no_state() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_what_a_script_module_holds_is_put_back() -> None:
+def test_tensors_of_a_script_module_are_restored() -> None:
     model = torch.jit.script(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     held = [*model.parameters(), *model.buffers()]
@@ -587,7 +588,7 @@ def test_what_a_script_module_holds_is_put_back() -> None:
     assert [numbers(tensor) for tensor in held] == before
 
 
-def test_what_a_tensor_of_tensors_holds_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_inside_a_wrapper_subclass_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a tensor need not be able to show its numbers as integers (torchao's cannot): its parts are looked at."""
     from torch.testing._internal.two_tensor import TwoTensor
 
@@ -687,7 +688,7 @@ def test_whatever_modules_keep_is_as_it_was(train: bool) -> None:
     assert model.scale.grad is not None
 
 
-def test_ctrl_c_waits_until_the_model_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_waits_until_the_model_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = used(momentum)
     called: list[int] = []
     compared: list[int] = []
@@ -758,7 +759,7 @@ def claim(error: BaseException) -> Callable[[Tensor], None]:
     ],
     ids=["torch's own", "CUDA", "MPS", "Python's"],
 )
-def test_where_memory_runs_out_the_row_says_so_and_the_rest_goes_on(fail: Any, said: str, train: bool) -> None:
+def test_after_out_of_memory_the_row_has_the_error_and_the_next_size_follows(fail: Any, said: str, train: bool) -> None:
     result = benchmark(Spy(fail), torch.ones(2), (2, 8, 4), warmup=0, repeat=2, train=train)
     assert [len(row.seconds) for row in result.rows] == [2, 0, 2]
     assert [row.error is None for row in result.rows] == [True, False, True]
@@ -792,7 +793,7 @@ def at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return fake
 
 
-def test_a_terminal_shows_how_far_it_is_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_the_progress_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = at_a_terminal(monkeypatch)
     benchmark(Spy(), torch.ones(1), (1, 32), warmup=1, repeat=2)
     shown = terminal.getvalue().split("\r\033[K")
@@ -814,7 +815,9 @@ def test_the_terminal_is_not_written_to_for_every_call(monkeypatch: pytest.Monke
     assert terminal.getvalue() == "\r\033[Kbatch size 1, call 1 of 3 \r\033[K"
 
 
-def test_what_is_no_terminal_stays_clean(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_no_progress_is_written(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     benchmark(Spy(), torch.ones(1), (1,))
     assert capfd.readouterr() == ("", "")
     monkeypatch.setattr(sys, "stderr", None)  # as in a program without a console
@@ -872,7 +875,7 @@ PACKED = nn.utils.rnn.pack_sequence([torch.ones(3, 4), torch.zeros(2, 4)])
         ),
     ],
 )
-def test_what_cannot_be_used_is_said(arguments: Any, options: dict[str, Any], said: str) -> None:
+def test_bad_arguments_are_refused(arguments: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(TorchprofError, match=said):
         benchmark(*arguments, **options)
     assert all(parameter.grad is None for parameter in MODEL.parameters())
@@ -921,14 +924,14 @@ def test_the_page_of_the_documents_is_true(
 ) -> None:
     monkeypatch.setattr(torchprof, "benchmark", benchmark, raising=False)
     monkeypatch.setattr(torchprof, "peak", fake_peak, raising=False)  # a second, for nothing new
-    page = (in_root / "docs" / "benchmark_module.md").read_text(encoding="utf-8")
+    page = (in_root / "docs" / "latency.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert [language for language, _ in blocks] == ["python", "text", "python", "python", "python", "python"]
     space: dict[str, Any] = {}
     printed = []
     for language, block in blocks:
         if language == "python":
-            exec(compile(block, "benchmark_module.md", "exec"), space)
+            exec(compile(block, "latency.md", "exec"), space)
             printed.append(capsys.readouterr().out)
     assert headings_and_sizes(printed[0]) == headings_and_sizes(blocks[1][1])
     shown, written = printed[0].splitlines()[-2], blocks[1][1].splitlines()[-2]
@@ -943,7 +946,7 @@ def test_the_example_runs(in_root: Path, capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr(torchprof, "peak", fake_peak, raising=False)
     monkeypatch.syspath_prepend(str(in_root / "examples"))
     monkeypatch.delitem(sys.modules, "models", raising=False)  # the tests have one of that name, too
-    runpy.run_path(str(in_root / "examples" / "benchmark_module.py"))
+    runpy.run_path(str(in_root / "examples" / "latency.py"))
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines() if " | " in line] == ["Batch", "1", "4", "16"] * 2
     assert "TinyTransformer, inference on" in out

@@ -235,7 +235,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_an_error_is_told_as_plain_python_tells_it(folder: Path, name: str) -> None:
+def test_an_error_is_printed_as_by_plain_python(folder: Path, name: str) -> None:
     write(folder, "script.py", ERRORS[name])
     write(folder, "bad.py", "def f(:\n    pass\n")
     ran = both(folder, "script.py")
@@ -248,7 +248,7 @@ def test_an_error_is_told_as_plain_python_tells_it(folder: Path, name: str) -> N
 
 
 @pytest.mark.parametrize("command", [["-m", "package.fails"], ["app"], ["-m", "package.imports"]], ids=str)
-def test_an_error_in_a_module_is_told_with_the_frames_that_plain_python_has(folder: Path, command: list[str]) -> None:
+def test_the_traceback_of_a_module_is_that_of_plain_python(folder: Path, command: list[str]) -> None:
     write(folder, "package/__init__.py", "")
     write(folder, "package/fails.py", "def f():\n    1 / 0\nf()\n")
     write(folder, "package/imports.py", "from . import fails\n")
@@ -275,7 +275,7 @@ NEVER = {
 
 
 @pytest.mark.parametrize("command", NEVER.values(), ids=NEVER)
-def test_what_cannot_start_says_what_plain_python_says(folder: Path, command: list[str]) -> None:
+def test_a_script_that_cannot_start_prints_the_error_of_plain_python(folder: Path, command: list[str]) -> None:
     write(folder, "good.py", "")
     write(folder, "bad.py", "x = 1\ndef f(:\n    pass\n")
     write(folder, "indented.py", "x = 1\n    y = 2\n")
@@ -484,7 +484,7 @@ if __name__ == "__main__":
 """
 
 
-def test_what_the_script_defines_can_be_pickled(folder: Path) -> None:
+def test_classes_of_the_script_can_be_pickled(folder: Path) -> None:
     write(folder, "script.py", PICKLE)
     ran = both(folder, "script.py")
     assert same(ran) == ["began", "0", "ended"]

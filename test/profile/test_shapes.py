@@ -164,7 +164,7 @@ def test_a_forward_that_asks_for_values() -> None:
     assert prof.run
 
 
-def test_lengths_that_only_data_tells() -> None:
+def test_lengths_that_depend_on_data() -> None:
     with pytest.raises(torchprof.TorchprofError, match="PackedLstm does not run on the meta device"):
         torchprof.flops(PackedLstm(), torch.rand(2, 5, 3), torch.tensor([5, 3]))
 
@@ -176,7 +176,7 @@ def test_the_model_s_own_errors_pass_through() -> None:
         torchprof.flops(nn.Linear(4, 4), torch.rand(2, 3))
 
 
-def test_a_backward_that_stops_is_told() -> None:
+def test_a_backward_that_fails_on_the_meta_device_is_a_warning() -> None:
     class Stops(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ def test_a_backward_that_stops_is_told() -> None:
     assert "Backward is incomplete: on the meta device it stopped with no way back." in sentences(run)
 
 
-def test_what_is_no_model() -> None:
+def test_anything_but_a_module_is_refused() -> None:
     with pytest.raises(torchprof.TorchprofError, match=r"needs a torch\.nn\.Module"):
         torchprof.flops(lambda x: x, torch.rand(2))  # type: ignore[arg-type]
 
@@ -231,7 +231,7 @@ def test_packed_sequences_keep_their_lengths() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_what_the_meta_device_cannot_run_is_said() -> None:
+def test_operators_that_the_meta_device_cannot_run_are_an_error() -> None:
     with pytest.raises(torchprof.TorchprofError, match=r"LazyLinear has lazy parameters.*call it once before"):
         torchprof.flops(nn.LazyLinear(4), torch.rand(2, 4))
     with pytest.raises(torchprof.TorchprofError, match=r"holds TorchScript.*Profile it on data"):

@@ -1,7 +1,8 @@
-"""The command line: ``torchprof run``, ``profile``, ``flops``, ``trace``, ``merge``, ``show`` and ``compare``. The only
-file that prints or exits.
+"""The command line: ``torchprof profile``, ``run``, ``flops``, ``trace``, ``merge``, ``show`` and ``compare``.
 
-torch is imported by the commands that run something, and not by ``merge``, ``show`` and ``compare``.
+One file a command, with two functions: ``add_to`` adds its parser, ``execute`` runs it and returns the exit code. No
+other package prints or exits. Only the commands that run a model import torch; ``merge``, ``show`` and ``compare`` do
+not.
 """
 
 from __future__ import annotations
@@ -11,35 +12,52 @@ import os
 import sys
 from collections.abc import Sequence
 
+import torchprof
+from torchprof.cli import compare, flops, merge, profile, run, show, trace
 from torchprof.cli.output import INTERRUPTED
-from torchprof.cli.parser import parser
-from torchprof.cli.run import run_command
 from torchprof.encoding import readable
 from torchprof.errors import TorchprofError
 
+_COMMANDS = (profile, run, flops, trace, merge, show, compare)  # in the order of --help
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, 1 where the model or a limit failed, 2 for bad input and for
-    files that could not be written, 130 after Ctrl-C. ``torchprof run`` ends as its script does."""
+    """Run the command line and return the exit code.
+
+    0: success. 1: the model failed, or a limit of ``compare`` is exceeded. 2: bad input, or a file could not be
+    written. 130: Ctrl-C. ``torchprof run`` does not return: it ends the process as its script ended.
+    """
     with readable(sys.stdout, sys.stderr):
-        arguments = parser().parse_args(argv)
+        arguments = _parser().parse_args(argv)
     try:
-        if arguments.command is run_command:  # its script is to find the streams as they are
-            run_command(arguments)
+        if arguments.execute is run.execute:  # the script must get stdout and stderr unchanged
+            run.execute(arguments)
         with readable(sys.stdout, sys.stderr):
-            return _finish(arguments)
+            return _execute(arguments)
     except (TorchprofError, OSError) as error:
-        if isinstance(error, BrokenPipeError):  # whoever read our output has seen enough (`| head`)
+        if isinstance(error, BrokenPipeError):  # the reader of our output has closed it, as `| head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         print(f"torchprof: {error}", file=sys.stderr)
         return 2
 
 
-def _finish(arguments: argparse.Namespace) -> int:
-    """Run a command that is all ours, which Ctrl-C ends without a traceback."""
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="torchprof",
+        description="Which layer? Time, memory and calls of a PyTorch model, layer by layer, forward and backward.",
+    )
+    parser.add_argument("--version", action="version", version=f"torchprof {torchprof.__version__}")
+    commands = parser.add_subparsers(required=True, dest="subcommand", metavar="COMMAND")
+    for command in _COMMANDS:
+        command.add_to(commands)
+    return parser
+
+
+def _execute(arguments: argparse.Namespace) -> int:
+    """Run any command but ``run``. Ctrl-C ends it without a traceback."""
     try:
-        code: int = arguments.command(arguments)
+        code: int = arguments.execute(arguments)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:

@@ -1,23 +1,63 @@
-"""``torchprof compare``."""
+"""``torchprof compare``: what changed between two saved runs, and whether limits are kept."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 import torchprof
-from torchprof.cli.options import check_output
-from torchprof.cli.output import export
+from torchprof.cli.options import add_options, add_output_option, check_output, whole_number
+from torchprof.cli.output import write_files
+
+if TYPE_CHECKING:
+    from torchprof.cli.options import Commands
+
+_EPILOG = """\
+A LIMIT is [LAYERS: ]MEASURE > AMOUNT. Without LAYERS the models are meant; * in a path stands for any one step.
+  --fail-if "cpu_total > +10%"              relative to BEFORE; a difference within noise does not fail
+  --fail-if "flops > 4.2G"                  absolute, for one forward call of the model
+  --fail-if "features.*: cpu_peak > 1.5GB"  for each of these layers
+  --fail-if "step > +10%"                   how long a step lasted; "(outside): cpu_total > +20%" is loss, optimizer, …
+Measures: cpu_total, self_cpu_total, cuda_total, cpu_mem, backward_cpu_total, flops, macs, params, calls, peak, step, …
+
+The exit code is 0; 1 where a limit is exceeded, which the last lines say on stderr; 2 for bad input, and for limits on
+what is not known or not there.
+"""
 
 
-def compare_command(arguments: argparse.Namespace) -> int:
+def add_to(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "compare",
+        help="say what changed between two saved runs",
+        description="Compare two saved runs layer by layer, those that changed most first; needs no torch.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("before", metavar="BEFORE.json")
+    parser.add_argument("after", metavar="AFTER.json")
+    parser.add_argument(
+        "--fail-if", action="append", default=[], metavar="LIMIT", help="exit with 1 where this holds, again for each"
+    )
+    add_output_option(parser, "write the comparison to a file, again for each: diff.md, diff.json, diff.html")
+    table = parser.add_argument_group("the table")
+    add_options(table, "--depth")
+    table.add_argument("--sort-by", metavar="QUANTITY", help="what to show and order by: flops, cpu_peak, calls, …")
+    table.add_argument(
+        "--top", type=whole_number, default=20, metavar="N", help="only the N that changed most (default 20)"
+    )
+    add_options(table, "--tablefmt")
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> int:
     from torchprof.analyze.compare.budget import check, limit_of
     from torchprof.reports.text import printable
 
     limits = [limit_of(text) for text in arguments.fail_if]
     check_output(arguments, of="diff")
     diff = torchprof.compare(arguments.before, arguments.after)
-    code = export(diff.export, arguments)
+    code = write_files(diff.export, arguments)
     names = ("depth", "sort_by", "top", "tablefmt")
     print(diff.report("table", **{name: getattr(arguments, name) for name in names}))
     outcomes = check(diff, limits)

@@ -1,4 +1,4 @@
-"""Models and inputs, as the command line names them."""
+"""SPEC and INPUT of the command line: the model that a SPEC names, the random tensors that INPUTs describe."""
 
 from __future__ import annotations
 
@@ -26,11 +26,16 @@ _INPUT = re.compile(
 
 
 def make_inputs(inputs: Sequence[_Input], device: torch.device) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """The positional and the keyword arguments of the model."""
     args = [one.make(device) for one in inputs if one.name is None]
     return args, {one.name: one.make(device) for one in inputs if one.name is not None}
 
 
 def make_model(spec: str, kwargs_text: str) -> torch.nn.Module:
+    """The module that ``spec`` names, or that the callable makes from ``kwargs_text``, a JSON object.
+
+    Raises TorchprofError.
+    """
     from torch import nn
 
     try:
@@ -45,7 +50,9 @@ def make_model(spec: str, kwargs_text: str) -> torch.nn.Module:
             raise TorchprofError(f"{spec} is {made!r:.60}: neither a module nor something that makes one.")
         try:
             if hasattr(made, "config_class") and isinstance(kwargs.get("config", {}), dict):
-                kwargs["config"] = made.config_class(**kwargs.get("config", {}))  # as models of transformers take it
+                kwargs["config"] = made.config_class(
+                    **kwargs.get("config", {})
+                )  # Hugging Face models take a config object
             made = made(**kwargs)
         except Exception as error:
             raise TorchprofError(f"{spec} could not be made: {type(error).__name__}: {error}") from error
@@ -57,7 +64,7 @@ def make_model(spec: str, kwargs_text: str) -> torch.nn.Module:
 
 
 def _find(spec: str) -> Any:
-    """The object that ``package.module:name`` or ``file.py:name`` names."""
+    """Import the object that ``package.module:name`` or ``file.py:name`` names."""
     place, colon, name = spec.rpartition(":")
     if not colon or not place or not name:
         raise TorchprofError(f"{spec!r} names no model: write package.module:callable or file.py:callable.")
@@ -70,7 +77,7 @@ def _find(spec: str) -> Any:
             found = importlib.util.spec_from_file_location(path.stem, path)
             assert found is not None and found.loader is not None
             module = importlib.util.module_from_spec(found)
-            sys.modules.setdefault(path.stem, module)  # a file may be called as a module that is there already
+            sys.modules.setdefault(path.stem, module)  # the file may have the name of an imported module
             found.loader.exec_module(module)
         else:
             sys.path.insert(0, str(Path.cwd()))
@@ -87,7 +94,10 @@ def _find(spec: str) -> Any:
 
 
 class _Input(NamedTuple):
-    """A random tensor to be made."""
+    """The description of a random tensor: shape, dtype and the range of its values, low to high (exclusive).
+
+    ``name``: the keyword argument; None for a positional one. ``text``: what the user wrote.
+    """
 
     text: str
     name: str | None
@@ -113,6 +123,7 @@ class _Input(NamedTuple):
 
 
 def parse_input(text: str) -> _Input:
+    """Parse ``[NAME=][DTYPE:]SHAPE[:LOW..HIGH]``. Raises TorchprofError."""
     match = _INPUT.fullmatch(text)
     if match is None:
         raise TorchprofError(
@@ -126,7 +137,7 @@ def parse_input(text: str) -> _Input:
 
 
 def sum_of(output: Any) -> torch.Tensor:
-    """The sum of all floating-point tensors in an output that have a gradient, for backward to start from."""
+    """The sum of all tensors in an output that require a gradient: the loss that backward starts from."""
     import torch
 
     total: torch.Tensor | None = None

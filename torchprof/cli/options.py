@@ -1,4 +1,4 @@
-"""Options that several commands share, and how they are checked."""
+"""Options that several commands share: each is declared once, here, together with its check."""
 
 from __future__ import annotations
 
@@ -6,16 +6,48 @@ import argparse
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchprof.errors import TorchprofError
 from torchprof.reports import format_of, options_of
 
-_NUMBERS = ("top", "row_limit", "limit")  # what reports call how much they show: --top
-_BY_SHAPE = "group_by_input_shape"
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    """What ``add_subparsers`` returns."""
+
+TABLE_OPTIONS = ("depth", "show_events", "sort_by", "top", "percent", "tablefmt", "hot")
+"""The options of a table, as attributes of the parsed arguments."""
+
+_REPORT_OPTIONS = ("op", "layer", "phase", "by_shape", "full_names")
+_TOP_IN_REPORTS = ("top", "row_limit", "limit")  # the names that reports have for --top
+_BY_SHAPE_IN_REPORTS = "group_by_input_shape"
+
+
+def whole_number(text: str) -> int:
+    """The type of an option that takes an integer of 0 or more."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
+    return int(text)
+
+
+_SHARED: dict[str, dict[str, Any]] = {
+    "--memory": {"action": "store_true", "help": "record allocations"},
+    "--flops": {"action": "store_true", "help": "count parameters, MACs and FLOPs"},
+    "--shapes": {"action": "store_true", "help": "record shapes and types: more advice, ops by shape"},
+    "--depth": {"type": whole_number, "metavar": "N", "help": "hide the layers below this depth; totals stay"},
+    "--hot": {"action": "store_true", "help": "order siblings by their total, and mark the hottest path"},
+    "--tablefmt": {"metavar": "FORMAT", "help": "any of tabulate's formats: github, html, …"},
+}
+
+
+def add_options(parser: argparse._ActionsContainer, *names: str) -> None:
+    """Add some of the shared options to a parser or a group, in the given order."""
+    for name in names:
+        parser.add_argument(name, **_SHARED[name])
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """The model to run, its inputs and its mode."""
     parser.add_argument("spec", metavar="SPEC", help="package.module:callable or file.py:callable")
     parser.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments for the callable, a JSON object")
     parser.add_argument("--input", action="append", default=[], metavar="INPUT", help="an input, once for each")
@@ -23,11 +55,14 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--train", action="store_true", help="model.train() instead of model.eval()")
 
 
-def add_shapes_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shapes", action="store_true", help="record shapes and types: more advice, ops by shape")
+def add_traced_model_options(parser: argparse.ArgumentParser) -> None:
+    """The model of which a trace was recorded."""
+    parser.add_argument("--model", metavar="SPEC", help="the model that was traced, for paths and parameters")
+    parser.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments for its callable, a JSON object")
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
+    """The choice of one report, and the options that only reports have."""
     one = parser.add_argument_group("one report", "--depth, --sort-by, --top, --tablefmt: for those that have them")
     one.add_argument("--report", metavar="NAME", help="top, ops, layers, kernels, memory, steps, device, between, …")
     one.add_argument("--op", metavar="OP", help="layers: which operator, as aten::linear")
@@ -37,61 +72,50 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     one.add_argument("--full-names", action="store_true", help="kernels: names in full")
 
 
-def add_output_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-o",
-        "--output",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="write the run to a file, again for each: run.json (to show and compare), report.html, table.csv, … "
-        "(gzipped where it ends in .gz)",
-    )
+_RUN_FILES = (
+    "write the run to a file, again for each: run.json (to show and compare), report.html, table.csv, … "
+    "(gzipped where it ends in .gz)"
+)
+
+
+def add_output_option(parser: argparse.ArgumentParser, description: str = _RUN_FILES) -> None:
+    """``-o``: files to write."""
+    parser.add_argument("-o", "--output", action="append", default=[], metavar="FILE", help=description)
 
 
 def add_table_options(parser: argparse.ArgumentParser) -> None:
+    """The table of layers, and the summary in its place."""
     table = parser.add_argument_group("the table")
-    table.add_argument("--depth", type=whole_number, metavar="N", help="hide the layers below this depth; totals stay")
+    add_options(table, "--depth")
     table.add_argument("--show-events", action="store_true", help="list the operators of each layer")
     table.add_argument("--sort-by", metavar="COLUMN", help="order siblings: cpu_total, self_cpu_mem, calls, …")
     table.add_argument("--top", type=whole_number, metavar="N", help="only the N largest layers, with those above them")
     table.add_argument("--percent", action="store_true", help="write the share beside each time")
-    add_hot_option(table)
-    table.add_argument("--tablefmt", metavar="FORMAT", help="any of tabulate's formats: github, html, …")
+    add_options(table, "--hot", "--tablefmt")
     table.add_argument("--summary", action="store_true", help="shapes and the model's figures instead of the tree")
 
 
-def add_hot_option(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--hot", action="store_true", help="order siblings by their total, and mark the hottest path")
-
-
-def whole_number(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
-    return int(text)
-
-
-OF_THE_TABLE = ("depth", "show_events", "sort_by", "top", "percent", "tablefmt", "hot")
-_OF_A_REPORT = ("op", "layer", "phase", "by_shape", "full_names")
-
-
 def table_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(arguments, name) for name in OF_THE_TABLE}
+    return {name: getattr(arguments, name) for name in TABLE_OPTIONS}
 
 
 def given_options(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
-    """Those of some options that were given."""
+    """Of the options ``names``, those that the user gave."""
     values = {name: getattr(arguments, name) for name in names}
     return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
 def in_words(names: Iterable[str]) -> str:
+    """The options as the user writes them: ``--sort-by, --top``."""
     return ", ".join(f"--{name.replace('_', '-')}" for name in names)
 
 
 def check_report(arguments: argparse.Namespace) -> None:
-    """Before anything is read, which may take long: whether the report is there and has the options that were given."""
-    given = given_options(arguments, _OF_A_REPORT)
+    """Check the report's name and options. Called before anything is read, since reading may take long.
+
+    Raises TorchprofError.
+    """
+    given = given_options(arguments, _REPORT_OPTIONS)
     if arguments.report and arguments.summary:
         raise TorchprofError("--report and --summary: take one of them; the summary is --report summary, too.")
     if arguments.report:
@@ -101,30 +125,34 @@ def check_report(arguments: argparse.Namespace) -> None:
 
 
 def report_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What was given, by the names that the report has for it. Raises TorchprofError for an unknown report, and for
-    what it has no use for."""
+    """The given options, by the names that the report's function has for them.
+
+    Raises TorchprofError for an unknown report, and for an option that the report does not have.
+    """
     name = arguments.report
     accepted = options_of(name)
-    ours = {_on_the_command_line(option): option for option in accepted}
-    given = given_options(arguments, (*OF_THE_TABLE, *_OF_A_REPORT))
-    refused = [option for option in given if option not in ours]
+    name_in_report = {_name_on_command_line(option): option for option in accepted}
+    given = given_options(arguments, (*TABLE_OPTIONS, *_REPORT_OPTIONS))
+    refused = [option for option in given if option not in name_in_report]
     if refused:
-        known = [option for option in (*OF_THE_TABLE, *_OF_A_REPORT) if option in ours]
+        known = [option for option in (*TABLE_OPTIONS, *_REPORT_OPTIONS) if option in name_in_report]
         choice = f"It has {in_words(known)}." if known else "It has no options."
         raise TorchprofError(f"--report {name} has no {in_words(refused)}. {choice}")
     if "op" in accepted and "op" not in given:
         raise TorchprofError(f"--report {name}: of which operator? --op aten::linear, say; --report ops lists all.")
-    return {ours[option]: value for option, value in given.items()}
+    return {name_in_report[option]: value for option, value in given.items()}
 
 
-def _on_the_command_line(option: str) -> str:
-    """What the command line calls an option of a report."""
-    return "top" if option in _NUMBERS else "by_shape" if option == _BY_SHAPE else option
+def _name_on_command_line(option: str) -> str:
+    """The command line's name for an option of a report's function."""
+    return "top" if option in _TOP_IN_REPORTS else "by_shape" if option == _BY_SHAPE_IN_REPORTS else option
 
 
 def check_output(arguments: argparse.Namespace, of: str = "run") -> None:
-    """Before anything runs, which may take long: whether all files can be written. Raises TorchprofError that names
-    each one that cannot."""
+    """Check that all files of ``-o`` can be written. Called before anything runs, since that may take long.
+
+    ``of``: what is written, "run" or "diff". Raises TorchprofError that names each file that cannot be written.
+    """
     known: dict[Path, str] = {}
     problems = []
     for file in arguments.output:
@@ -137,7 +165,7 @@ def check_output(arguments: argparse.Namespace, of: str = "run") -> None:
 
 
 def _problem_with(file: str, of: str) -> str:
-    """Why a file cannot be written, "" where it can, as far as is known before."""
+    """Why a file cannot be written; "" if no reason is known yet."""
     path = Path(file).absolute()
     if path.is_dir():
         return f"-o {file}: that is a folder."
@@ -153,5 +181,5 @@ def _problem_with(file: str, of: str) -> str:
 
 
 def wants_timeline(arguments: argparse.Namespace) -> bool:
-    """Whether a file is to be written that shows what happened when."""
+    """Whether one of the files to write shows a timeline."""
     return any(format_of(file) in ("chrome-trace", "html") for file in arguments.output)

@@ -12,35 +12,43 @@ from pathlib import Path
 from typing import TextIO
 
 import torchprof
-from torchprof.cli.options import OF_THE_TABLE, given_options, in_words, report_options, table_options
+from torchprof.cli.options import TABLE_OPTIONS, given_options, in_words, report_options, table_options
 from torchprof.errors import TorchprofError
 from torchprof.reports import format_of
 from torchprof.run.warnings import Caveat
 
+INTERRUPTED = 128 + signal.SIGINT
+"""The exit code after Ctrl-C."""
+
+_NOT_WRITTEN = 2
 _LAYERS_SHOWN = 50
 _OPERATORS_SHOWN = 12
-_BETWEEN_SHOWN = 5
-_ADVICE_SHOWN = 3
-_RECORDS = {"record_shapes": "--shapes (shapes and types)", "profile_memory": "--memory (memory)"}
-_NOT_WRITTEN = 2
-INTERRUPTED = 128 + signal.SIGINT
+_GAPS_SHOWN = 5
+_FINDINGS_SHOWN = 3
+_OPTION_THAT_RECORDS = {"record_shapes": "--shapes (shapes and types)", "profile_memory": "--memory (memory)"}
+
+
+def silence_kineto() -> None:
+    """Keep torch 2.13's profiler from writing two lines to stderr in each session; the user's own setting stays.
+
+    Called before torch is imported: it reads the variable once, then.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 def in_color(stream: TextIO) -> bool:
-    """Whether what is written there is seen in colours: on a terminal that can, by a user who does not refuse them.
+    """Whether to write colors to a stream: a terminal that shows them, and ``NO_COLOR`` is unset or empty.
 
-    Where ``NO_COLOR`` is set to anything but nothing, there are none (https://no-color.org).
+    For ``NO_COLOR`` see https://no-color.org.
     """
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def opening_of(run: torchprof.Run, name: str) -> str:
-    recorded = max(meta.wall_ns for meta in run.metas)
-    timed = f" Recorded: {recorded / 1e9:.2f} s." if "cpu_ns" in run.meta.measured else ""
-    return f"torchprof: {name}.{timed}\n"
+# Print a run
 
 
 def print_report(run: torchprof.Run, arguments: argparse.Namespace) -> None:
+    """Print the report that ``--report`` names."""
     options = report_options(arguments)
     if arguments.report == "tree":
         options["color"] = in_color(sys.stdout)
@@ -49,125 +57,162 @@ def print_report(run: torchprof.Run, arguments: argparse.Namespace) -> None:
     print(run.report(arguments.report, **options))
 
 
-def print_run(run: torchprof.Run, arguments: argparse.Namespace) -> None:
+def print_table(run: torchprof.Run, arguments: argparse.Namespace) -> None:
+    """Print the table of layers, or the summary for ``--summary``."""
     if arguments.summary:
-        given = [name for name in given_options(arguments, OF_THE_TABLE) if name not in ("depth", "tablefmt")]
+        given = [name for name in given_options(arguments, TABLE_OPTIONS) if name not in ("depth", "tablefmt")]
         if given:
             raise TorchprofError(f"The summary has no {in_words(given)}: leave that out, or leave --summary out.")
         print(run.report("summary", depth=arguments.depth, tablefmt=arguments.tablefmt))
         return
     print(run.report("tree", **table_options(arguments), color=in_color(sys.stdout)))
-    if any(spread.count > 1 for spread in run.samples.values()):
+    if _has_several_calls(run):
         print("\nOne forward call, on the CPU's clock:\n")
         print(run.report("calls", depth=arguments.depth, tablefmt=arguments.tablefmt))
 
 
-def failure_to_write(export: Callable[[Path], None], path: Path, shown: str) -> str:
-    """Write a file. Says in a sentence why that failed: the report, and other files, are to be had in any case."""
-    try:
-        export(path)
-    except OSError as error:
-        return f"Not written: {shown}: {error.strerror or error}. Another place: -o FILE."
-    except TorchprofError as error:
-        return f"Not written: {shown}: {error}"
-    return ""
+def print_overview(run: torchprof.Run, arguments: argparse.Namespace, name: str, saved: Sequence[str]) -> None:
+    """Print all sections for a run that was read from ``name``. ``saved``: the files that hold the run."""
+    recorded = max(meta.wall_ns for meta in run.metas)
+    timed = f" Recorded: {recorded / 1e9:.2f} s." if "cpu_ns" in run.meta.measured else ""
+    print(f"torchprof: {name}.{timed}\n", *overview(run, arguments, saved, in_color(sys.stdout)), sep="\n")
 
 
-class _Warned(torchprof.Run):
-    """A run whose warnings are shown already."""
+class _WarningsShown(torchprof.Run):
+    """A run whose warnings are already shown."""
 
     @property
     def warnings(self) -> tuple[Caveat, ...]:
         return ()
 
 
-def report_of(run: torchprof.Run, arguments: argparse.Namespace, written: Sequence[str], color: bool) -> Iterator[str]:
-    """What is known of a run that somebody sees for the first time, section after section, the answer first.
+def overview(run: torchprof.Run, arguments: argparse.Namespace, saved: Sequence[str], color: bool) -> Iterator[str]:
+    """The sections for a run that the user sees for the first time, the most important first.
 
-    ``written``: the files that it is in.
+    ``saved``: the files that hold the run.
     """
-    from torchprof.reports.entries import fitting_depth
-
     yield run.report("headline")
     if run.meta.environment:
         yield "\n" + "\n".join(f"  {name:<8} {value}" for name, value in run.meta.environment)
-    advice = _advice(run, written, is_trace=arguments.subcommand == "trace")
+    advice = _advice(run, saved, is_trace=arguments.subcommand == "trace")
     if advice:
         yield section("What to change", advice)
     timed = not {"cpu_ns", "device_ns"}.isdisjoint(run.meta.measured)
     yield section("Where the time goes" if timed else "Where the FLOPs are", run.report("top"))
-    # What to know before was said, once: the warnings, and which ranks of the job are missing. The verdicts on ranks
-    # depend on how many the job has.
-    of_job = _Warned(**{field.name: getattr(run, field.name) for field in fields(run)})
-    run = replace(of_job, metas=tuple(replace(meta, world_size=1) for meta in run.metas))
-    depth = fitting_depth(run, _LAYERS_SHOWN) if arguments.depth is None else arguments.depth
+    # The headline has the warnings and the missing ranks: the sections below do not repeat them. The report on ranks
+    # keeps the size of the job, since its verdicts depend on it.
+    without_warnings = _WarningsShown(**{field.name: getattr(run, field.name) for field in fields(run)})
+    run = replace(without_warnings, metas=tuple(replace(meta, world_size=1) for meta in run.metas))
+    depth = _depth(run, arguments)
     if run.layers:
-        deepest = max(len(layer.path) for layer in run.layers) - 1
-        hidden = "" if depth >= deepest else f"\nDeeper layers are hidden: --depth {deepest} shows all."
-        names = ("show_events", "sort_by", "top", "percent", "tablefmt", "hot")
-        options = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None)}
-        yield section("The layers", run.report("tree", depth=depth, color=color, **options) + hidden)
+        yield section("The layers", _layers(run, arguments, depth, color))
     if len(run.metas) > 1:
-        yield section("The ranks", of_job.report("ranks"))
+        yield section("The ranks", without_warnings.report("ranks"))
     if run.device_times:
         yield section("The devices", run.report("device"))
     if any(time.communication_ns for time in run.device_times):
         yield section("Communication", run.report("collectives"))
-    if "cpu_ns" not in run.meta.measured and run.device_times:  # a trace of devices alone
-        yield section("The kernels", run.report("kernels", row_limit=_OPERATORS_SHOWN))
-    else:
-        if any(chain[0].kind != "python" for chain in run.rows.frames if chain):
-            yield section("The operators, by themselves", run.report("ops", row_limit=_OPERATORS_SHOWN))
-        if "cpu_ns" in run.meta.measured:
-            yield section("Between the operators", run.report("between", limit=_BETWEEN_SHOWN))
+    yield from _operators(run)
     if run.memory:
         yield section("Memory", run.report("memory", depth=depth))
-    if arguments.subcommand == "show" and any(spread.count > 1 for spread in run.samples.values()):
+    if arguments.subcommand == "show" and _has_several_calls(run):
         yield section("One forward call, on the CPU's clock", run.report("calls", depth=depth))
-
-
-def _advice(run: torchprof.Run, written: Sequence[str], is_trace: bool) -> str:
-    """What is the most worth changing, and how to see and find more, in the words of the command line; "" for
-    nothing."""
-    from torchprof.analyze.advice import advise
-    from torchprof.reports.advice import findings, not_shown, unrecorded
-
-    found = advise(run)
-    if not found:
-        return ""
-    parts = findings(run, found[:_ADVICE_SHOWN])
-    if len(found) > _ADVICE_SHOWN:
-        saved = next((shown for shown in written if format_of(shown) == "json"), None)
-        show = f"torchprof show {saved}" if saved else "saved with -o run.json, torchprof show run.json"
-        parts.append(f"{not_shown(len(found) - _ADVICE_SHOWN)}: {show} --report advice shows all.")
-    missing = [name for name in unrecorded(run) if name in _RECORDS]
-    if missing and is_trace:
-        parts.append(f"More can be found in a trace with {' and '.join(f'{name}=True' for name in missing)}.")
-    elif missing:
-        parts.append(f"More can be found in a run with {' and '.join(_RECORDS[name] for name in missing)}.")
-    return "\n\n".join(parts)
 
 
 def section(title: str, text: str) -> str:
     return f"\n{title}\n{'=' * len(title)}\n{text}"
 
 
-def export(export: Callable[[Path], None], arguments: argparse.Namespace) -> int:
-    """Write all files that can be written, and say so of each. Returns the exit code."""
-    failures = [failure_to_write(export, Path(file), file) for file in arguments.output]
+def _has_several_calls(run: torchprof.Run) -> bool:
+    return any(spread.count > 1 for spread in run.samples.values())
+
+
+def _depth(run: torchprof.Run, arguments: argparse.Namespace) -> int:
+    """``--depth``; without it, the depth whose layers fit on a screen."""
+    from torchprof.reports.entries import fitting_depth
+
+    depth: int = fitting_depth(run, _LAYERS_SHOWN) if arguments.depth is None else arguments.depth
+    return depth
+
+
+def _layers(run: torchprof.Run, arguments: argparse.Namespace, depth: int, color: bool) -> str:
+    deepest = max(len(layer.path) for layer in run.layers) - 1
+    hidden = "" if depth >= deepest else f"\nDeeper layers are hidden: --depth {deepest} shows all."
+    # `torchprof run` has few of the options of a table.
+    names = [name for name in TABLE_OPTIONS if name != "depth" and getattr(arguments, name, None)]
+    options = {name: getattr(arguments, name) for name in names}
+    return f"{run.report('tree', depth=depth, color=color, **options)}{hidden}"
+
+
+def _operators(run: torchprof.Run) -> Iterator[str]:
+    if "cpu_ns" not in run.meta.measured and run.device_times:  # a trace of devices alone
+        yield section("The kernels", run.report("kernels", row_limit=_OPERATORS_SHOWN))
+        return
+    if any(chain[0].kind != "python" for chain in run.rows.frames if chain):
+        yield section("The operators, by themselves", run.report("ops", row_limit=_OPERATORS_SHOWN))
+    if "cpu_ns" in run.meta.measured:
+        yield section("Between the operators", run.report("between", limit=_GAPS_SHOWN))
+
+
+def _advice(run: torchprof.Run, saved: Sequence[str], is_trace: bool) -> str:
+    """The most important findings, and the commands and options that show more; "" if there are no findings."""
+    from torchprof.analyze.advice import advise
+    from torchprof.reports.advice import findings, not_shown, unrecorded
+
+    found = advise(run)
+    if not found:
+        return ""
+    parts = findings(run, found[:_FINDINGS_SHOWN])
+    if len(found) > _FINDINGS_SHOWN:
+        file = next((file for file in saved if format_of(file) == "json"), None)
+        show = f"torchprof show {file}" if file else "saved with -o run.json, torchprof show run.json"
+        parts.append(f"{not_shown(len(found) - _FINDINGS_SHOWN)}: {show} --report advice shows all.")
+    missing = [name for name in unrecorded(run) if name in _OPTION_THAT_RECORDS]
+    if missing and is_trace:
+        parts.append(f"More can be found in a trace with {' and '.join(f'{name}=True' for name in missing)}.")
+    elif missing:
+        options = " and ".join(_OPTION_THAT_RECORDS[name] for name in missing)
+        parts.append(f"More can be found in a run with {options}.")
+    return "\n\n".join(parts)
+
+
+# Write files
+
+
+def write_files(export: Callable[[Path], None], arguments: argparse.Namespace) -> int:
+    """Write all files of ``-o`` that can be written, and print the outcome of each. Returns the exit code."""
+    failures = [write_file(export, Path(file), file) for file in arguments.output]
     for file, failure in zip(arguments.output, failures):
         print(failure or f"Written: {file}.", file=sys.stderr)
     return _NOT_WRITTEN if any(failures) else 0
 
 
-def tell_failure(arguments: argparse.Namespace, failure: Exception) -> int:
+def write_file(export: Callable[[Path], None], path: Path, name: str) -> str:
+    """Write one file; returns "", or a sentence that says why it was not written.
+
+    It does not raise for that, so that the caller still prints the report and writes the other files.
+    """
+    try:
+        export(path)
+    except OSError as error:
+        return f"Not written: {name}: {error.strerror or error}. Another place: -o FILE."
+    except TorchprofError as error:
+        return f"Not written: {name}: {error}"
+    return ""
+
+
+# While a model runs
+
+
+def print_failure(arguments: argparse.Namespace, failure: Exception) -> int:
+    """Print the error that the model raised. Returns the exit code."""
     given = " ".join(arguments.input) or "no input (--input)"
     print(f"torchprof: the model failed on {given}: {type(failure).__name__}: {failure}", file=sys.stderr)
     return 1
 
 
 def progress(what: str, count: int) -> Iterator[int]:
-    """Count up, and on a terminal say where we are."""
+    """Like ``range(count)``; on a terminal, stderr shows the current number."""
     for number in range(count):
         if sys.stderr.isatty():
             print(f"\r{what} {number + 1} of {count} ", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""``torchprof run``."""
+"""``torchprof run``: profile a whole script, unmodified."""
 
 from __future__ import annotations
 
@@ -6,40 +6,81 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import torchprof
-from torchprof.cli.options import check_output, wants_timeline
-from torchprof.cli.output import failure_to_write, in_color, report_of, section
+from torchprof.cli.options import (
+    add_options,
+    add_output_option,
+    check_output,
+    wants_timeline,
+    whole_number,
+)
+from torchprof.cli.output import in_color, overview, section, silence_kineto, write_file
 from torchprof.encoding import errors_of
 from torchprof.errors import TorchprofError
 from torchprof.reports import format_of
 
 if TYPE_CHECKING:
+    from torchprof.cli.options import Commands
+    from torchprof.profile.program import Program
     from torchprof.profile.script import Ending, Script
 
+_EPILOG = """\
+CUDA kernels are recorded where torch finds a CUDA device. The run is saved beside the report, in SCRIPT.torchprof.json
+unless -o names another file. The exit code is the script's own, and a script that fails, or is interrupted with Ctrl-C
+or SIGTERM, has the report of what ran until then. With --python the script runs twice: Python's own profiler and
+torch's would distort each other. Under torchrun each rank writes files, where {rank} in a name is its number, and the
+first prints the report of its own.
 
-_OF_TORCH = re.compile(r"\btorch\b|torch\._C")
+Examples:
+  torchprof run train.py --epochs 1
+  torchprof run --warmup-calls 10 --max-calls 50 --memory -m package.train
+  torchrun --nproc-per-node 2 -m torchprof run -o 'rank{rank}.json' train.py
+"""
 _RANK = "{rank}"
 _FUNCTIONS_SHOWN = 15
+_BUILT_IN_OF_TORCH = re.compile(r"\btorch\b|torch\._C")
 
 
-def run_command(arguments: argparse.Namespace) -> NoReturn:
-    # As for _profile; and before the script, which may import torch, too.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    name = arguments.script.rpartition(".")[2] if arguments.is_module else Path(arguments.script).resolve().stem
-    rank, world_size = _place_in_job()
-    if arguments.python and world_size > 1:
-        raise TorchprofError("--python runs the script twice, and a rank of a job cannot run alone: leave it out.")
-    asked = bool(arguments.output)
-    arguments.output = _outputs_of(rank, world_size, arguments.output, name)
-    if asked:  # a file that nobody asked for keeps no script from running
-        check_output(arguments)
-    files = {shown: Path(shown).absolute() for shown in arguments.output}  # the script may go elsewhere
-    report = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding=sys.stdout.encoding, errors=errors_of(sys.stdout))
+def add_to(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "run",
+        help="profile a whole script, unmodified",
+        description="Run a script as Python would, find the models that it calls, and print where its time went.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="torchprof run [options] script.py [args ...]\n       torchprof run [options] -m module [args ...]",
+    )
+    parser.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
+    parser.add_argument(
+        "--warmup-calls", type=whole_number, default=0, metavar="N", help="calls of models before, not recorded"
+    )
+    parser.add_argument(
+        "--max-calls", type=whole_number, metavar="N", help="record so many calls of models, then no more"
+    )
+    add_options(parser, "--memory", "--flops", "--shapes")
+    parser.add_argument(
+        "--compile-layers", action="store_true", help="give what torch.compile makes back to its layers"
+    )
+    parser.add_argument("--python", action="store_true", help="run it once more under cProfile, for Python's functions")
+    add_options(parser, "--depth", "--hot")
+    add_output_option(parser)
+    parser.add_argument("script", metavar="script.py", help="the script, or the module")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="its own arguments")
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> NoReturn:
+    """Run the script, write the files, print the report, and end the process as the script ended."""
+    silence_kineto()  # before the script, which may import torch
+    rank, world_size = _rank_and_world_size()
+    files = _files(arguments, rank, world_size)
+    # A copy of stdout, since the script may close or replace its own.
+    stdout = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding=sys.stdout.encoding, errors=errors_of(sys.stdout))
     import torch
 
     from torchprof.profile.program import Program
@@ -56,44 +97,68 @@ def run_command(arguments: argparse.Namespace) -> NoReturn:
         warmup_calls=arguments.warmup_calls,
         max_calls=arguments.max_calls,
     )
-    failures: dict[str, str] = {}
+    failures: dict[str, str] = {}  # by file, why it was not written; "" for a written one
+    ending = script.run(_recorded(program, files, failures))
+    if ending.began and rank:  # of a job's ranks, only the first prints a report
+        with suppress(Exception):
+            for failure in filter(None, failures.values()):
+                print(failure, file=sys.stderr)
+    elif ending.began:
+        written = [failure or _written(file, world_size) for file, failure in failures.items()]
+        _print_report(_sections(program.run, ending, script, arguments, files, in_color(stdout)), written, stdout)
+    ending.end()
+
+
+def _files(arguments: argparse.Namespace, rank: int, world_size: int) -> dict[str, Path]:
+    """The files to write: as the user names them, and absolute, since the script may change the working directory."""
+    if arguments.python and world_size > 1:
+        raise TorchprofError("--python runs the script twice, and a rank of a job cannot run alone: leave it out.")
+    name = arguments.script.rpartition(".")[2] if arguments.is_module else Path(arguments.script).resolve().stem
+    has_output = bool(arguments.output)
+    arguments.output = _outputs_of(rank, world_size, arguments.output, name)
+    if has_output:  # without -o, a file that cannot be written does not keep the script from running
+        check_output(arguments)
+    return {file: Path(file).absolute() for file in arguments.output}
+
+
+def _recorded(
+    program: Program, files: Mapping[str, Path], failures: dict[str, str]
+) -> Callable[[], AbstractContextManager[None]]:
+    """What makes the block around the script: it records, and then writes the files and fills ``failures``."""
 
     @contextmanager
     def recorded() -> Iterator[None]:
         with program:
             yield
-        # Before the report, which may break: whoever reads it may have seen enough (`| head`), and close the pipe. And
-        # here, where SIGTERM does not end us: that is how torchrun ends the other ranks when one has failed.
-        failures.update({shown: failure_to_write(program.run.export, path, shown) for shown, path in files.items()})
+        # Files are written before the report is printed, which may fail (`| head` closes the pipe), and inside the
+        # block, where SIGTERM does not end us: torchrun sends it to all other ranks when one has failed.
+        failures.update({file: write_file(program.run.export, path, file) for file, path in files.items()})
 
-    ending = script.run(recorded)
-    if ending.began and rank:  # of a job's ranks, the first prints
+    return recorded
+
+
+def _print_report(sections: Iterator[str], written: Sequence[str], stdout: TextIO) -> None:
+    """Print the report and the outcome of each file. Does not raise: the exit code stays the script's own."""
+    with suppress(Exception):  # the script may have closed or replaced sys.stdout
+        sys.stdout.flush()
+    try:
+        with suppress(BrokenPipeError), stdout:
+            for text in sections:
+                print(text, file=stdout, flush=True)
+            print("", *written, sep="\n", file=stdout)
+    except (TorchprofError, OSError) as error:
         with suppress(Exception):
-            for failure in filter(None, failures.values()):
-                print(failure, file=sys.stderr)
-    elif ending.began:
-        with suppress(Exception):  # the script may have closed it, or put anything in its place
-            sys.stdout.flush()
-        where = [failure or _written(shown, world_size) for shown, failure in failures.items()]
-        try:
-            with suppress(BrokenPipeError), report:
-                for text in _program_report(program.run, ending, script, arguments, files, color=in_color(report)):
-                    print(text, file=report, flush=True)
-                print("", *where, sep="\n", file=report)
-        except (TorchprofError, OSError) as error:  # the exit code stays the script's
-            with suppress(Exception):
-                print(f"torchprof: {error}", *where, sep="\n", file=sys.stderr)
-    ending.end()
+            print(f"torchprof: {error}", *written, sep="\n", file=sys.stderr)
 
 
-def _place_in_job() -> tuple[int, int]:
-    """The rank of this process and how many there are, as torchrun tells a process that it starts."""
+def _rank_and_world_size() -> tuple[int, int]:
+    """From the environment that torchrun sets; (0, 1) without it."""
     rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     return (int(rank), int(world_size)) if rank.isdecimal() and world_size.isdecimal() else (0, 1)
 
 
 def _outputs_of(rank: int, world_size: int, given: Sequence[str], name: str) -> list[str]:
-    """The files that a rank writes: those that were given, with its number in them, else one beside the report."""
+    """The files that a rank writes: the given ones with the rank's number filled in, or ``<name>.torchprof.json``."""
     if not given:
         return [f"{name}.rank{rank}.torchprof.json" if world_size > 1 else f"{name}.torchprof.json"]
     for file in given:
@@ -104,16 +169,16 @@ def _outputs_of(rank: int, world_size: int, given: Sequence[str], name: str) -> 
     return [file.replace(_RANK, str(rank)) for file in given]
 
 
-def _written(shown: str, world_size: int) -> str:
-    """Which file was written, and what can be done with it."""
-    if format_of(shown) != "json":
-        return f"Written: {shown}."
+def _written(file: str, world_size: int) -> str:
+    """A sentence for a written file, with the command that reads it."""
+    if format_of(file) != "json":
+        return f"Written: {file}."
     if world_size > 1:
-        return f"Written: {shown}; each other rank writes its own. To compare them: torchprof merge FILE …"
-    return f"Written: {shown}. To see more of it: torchprof show {shown}"
+        return f"Written: {file}; each other rank writes its own. To compare them: torchprof merge FILE …"
+    return f"Written: {file}. To see more of it: torchprof show {file}"
 
 
-def _program_report(
+def _sections(
     run: torchprof.Run,
     ending: Ending,
     script: Script,
@@ -121,14 +186,15 @@ def _program_report(
     files: Mapping[str, Path],
     color: bool,
 ) -> Iterator[str]:
-    """The report of a whole script, section after section, the answer first."""
+    """The sections of the report. ``files``: those that should hold the run."""
     yield f"\ntorchprof: {arguments.script} {ending.outcome}. Recorded: {run.meta.wall_ns / 1e9:.2f} s.\n"
-    yield from report_of(run, arguments, [shown for shown, path in files.items() if path.is_file()], color)
+    yield from overview(run, arguments, [file for file, path in files.items() if path.is_file()], color)
     if arguments.python:
         yield section("Python's functions outside torch, of a second run under cProfile", _python_table(script, ending))
 
 
 def _python_table(script: Script, ending: Ending) -> str:
+    """Run the script under cProfile; the table of its functions, without torch's own."""
     import torch
 
     from torchprof.profile.cprofile import profile_python
@@ -148,16 +214,16 @@ def _python_table(script: Script, ending: Ending) -> str:
             f"{one.self_ns / 1e9:.3f}s",
             f"{one.total_ns / 1e9:.3f}s",
             str(one.calls),
-            one.function if one.file == "~" else f"{_shown(one.file)}:{one.line} {one.function}",
+            one.function if one.file == "~" else f"{_relative(one.file)}:{one.line} {one.function}",
         ]
         for one in done.functions
-        if not (one.file.startswith(in_torch) or (one.file == "~" and _OF_TORCH.search(one.function)))
+        if not (one.file.startswith(in_torch) or (one.file == "~" and _BUILT_IN_OF_TORCH.search(one.function)))
     ]
     text = draw(["Self", "Total", "Calls", "Function"], table[:_FUNCTIONS_SHOWN])
     return f"{text}\n{failed}" if failed else text
 
 
-def _shown(file: str) -> str:
-    """A path from the folder that Python found it in, where that is known."""
+def _relative(file: str) -> str:
+    """A path relative to the folder of ``sys.path`` that holds it; unchanged if there is none."""
     folders = [folder for folder in sys.path if folder and Path(file).is_relative_to(folder)]
     return str(Path(file).relative_to(max(folders, key=len))) if folders else file

@@ -1,3 +1,3 @@
-"""Other tools' interfaces over torchprof's runs: one file for each. Nothing in the core imports this."""
+"""Interfaces of other tools, one file or package each. No other package of torchprof imports them."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Count a run by another tool's convention: which operators count, and for how much."""
+"""Count the operators of a run by another tool's convention, given as rules."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any, NamedTuple
 
 from torchprof import Run
 
-PER_CALL = Callable[[Any], int]
-"""FLOPs of one call, from its signature: ``shapes``, ``dtypes``, ``scalars``."""
+PerCall = Callable[[Any], int]
+"""Computes the FLOPs of one call from its signature: ``shapes``, ``dtypes``, ``scalars`` of the inputs."""
 
 
 class Rule(NamedTuple):
     """How a tool counts an operator.
 
-    ``name`` is what the tool calls it. ``flops``: "macs", two for each multiply-accumulate that torchprof counted in
-    it; "flops", all that torchprof counted in it; or a function of one call's signature.
+    ``name`` is the tool's name for it. ``flops``: "macs" (2 × the multiply-accumulates that torchprof counted), "flops"
+    (the FLOPs that torchprof counted), or a function of one call's signature.
     """
 
     name: str
-    flops: str | PER_CALL
+    flops: str | PerCall
 
 
 @dataclass
 class Counted:
-    """What an operator did in one layer, itself and what it called: ``ns`` on the CPU, ``device_ns`` on the device."""
+    """Sums of one operator in one layer, called operators included. ``ns``: CPU time; ``device_ns``: device time."""
 
     calls: int = 0
     macs: int = 0
@@ -42,10 +42,10 @@ class Counted:
 
 
 def count(run: Run, rules: Mapping[str, Rule]) -> dict[tuple[str, ...], dict[str, Counted]]:
-    """By path of a layer and the tool's name of an operator, what ran directly in the layer's forward.
+    """By path of a layer and the tool's name of an operator, the sums of what ran in the layer's forward.
 
-    ``rules`` are by torch's name (``aten::linear``). Of operators inside each other the outermost with a rule counts,
-    and all time and work inside is its own. What has no rule does not count.
+    Child layers are not included. The keys of ``rules`` are torch's names (``aten::linear``). Where operators call
+    each other, the outermost one that has a rule counts, with all time and work inside. Others do not count.
     """
     found: dict[tuple[str, ...], dict[str, Counted]] = {}
     for row in run.rows:

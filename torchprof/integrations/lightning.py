@@ -21,8 +21,10 @@ _STAGES = ("fit", "validate", "test", "predict")
 
 
 def _base() -> type:
-    """Lightning's Callback. There are two packages of it, whose Trainers know only their own: where both were imported,
-    one that is both."""
+    """Lightning's Callback class; if both of its packages are imported, a subclass of both of their Callbacks.
+
+    A Trainer accepts only callbacks of its own package.
+    """
     imported = [sys.modules[name] for name in _PACKAGES if sys.modules.get(name)]
     for name in _PACKAGES:
         if imported:
@@ -40,23 +42,23 @@ def _base() -> type:
 Callback: Any = _base()
 
 
-class ProfileCallback(Callback):  # type: ignore[misc]  # only the package knows its type
+class ProfileCallback(Callback):  # type: ignore[misc]  # its type is unknown without the package
     """Profile the LightningModule, layer by layer: ``Trainer(callbacks=[ProfileCallback()])``.
 
-    ``stage``: what is profiled, by Lightning's names: "fit" (its training batches alone: validation in between is not
-    recorded), "validate" (in ``fit`` as well, but for the sanity check), "test" or "predict".
+    ``stage``: what is profiled, in Lightning's terms: "fit" (training batches only; validation during training is not
+    recorded), "validate" (also validation during ``fit``, but not the sanity check), "test" or "predict".
 
-    Each batch is a step, also where gradients are accumulated over several. ``schedule`` is given the number of a batch
-    and says whether it is recorded; see ``torchprof.Profile``. Without one, of each stage the first batch goes by, the
-    second warms up, three are recorded, and the rest runs as without this callback. Where validation comes inside a
-    cycle of recorded batches, the cycle ends there, and another begins after it.
+    Each batch is a step, also if gradients are accumulated over several batches. ``schedule`` gets the number of a
+    batch and returns whether it is recorded; see ``torchprof.Profile``. Without one, in each stage the first batch is
+    skipped, the second is for warm-up, three are recorded, and the rest runs as without this callback. Validation in
+    the middle of a cycle of recorded batches ends the cycle; another begins after it.
 
     ``on_trace_ready`` is called with the Profile at the end of each cycle. ``options`` are the others of Profile:
-    ``profile_memory``, ``with_flops``, ``paths``, …; where they name no device, that of the model is taken. With
-    ``dirpath``, each rank saves its run in that folder, as ``<stage>-rank<rank>.json``.
+    ``profile_memory``, ``with_flops``, ``paths``, …; the default device is the model's. With ``dirpath``, each rank
+    saves its run in that folder, as ``<stage>-rank<rank>.json``.
 
-    Afterwards ``run`` holds the result and ``profile`` the Profile: of the last time that the stage ran, and of what
-    was recorded until then where it raised or was interrupted. Nothing is printed: ``print(callback.run)`` does.
+    Afterwards ``run`` is the result and ``profile`` the Profile, of the last time that the stage ran; if it raised or
+    was interrupted, of what was recorded until then. Nothing is printed; use ``print(callback.run)``.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class ProfileCallback(Callback):  # type: ignore[misc]  # only the package knows
 
     @property
     def profile(self) -> Profile:
-        """The Profile. Raises TorchprofError where the stage has had no batch."""
+        """The Profile. Raises TorchprofError if the stage has not run a batch."""
         return self._loop.profile
 
     @property

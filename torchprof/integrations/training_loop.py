@@ -1,4 +1,4 @@
-"""One Profile over a loop that another library runs, and that it tells callbacks of, step by step."""
+"""A Profile over the loop of another library, driven by the library's callbacks, step by step."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ WAIT, WARMUP, ACTIVE = 1, 1, 3
 
 
 class LoopProfile:
-    """What a callback does between the start of a loop and its end.
+    """The Profile of one loop, from its first step to its end.
 
-    A step lasts from its begin to the begin of the next, so that the loading of the next batch is part of it; or to
-    ``pause``, where the loop turns to something else for a while, which is not recorded.
+    A step lasts until the next one begins, so that it includes loading the next batch; or until ``pause``, which the
+    callback calls before other work (validation), which is not recorded.
 
-    ``name`` is that of the loop. ``on_trace_ready`` and ``options`` are those of ``Profile``; where the options name no
-    device, that of the model is taken. ``recorded`` is a schedule; None: the first step goes by, one warms up, three
-    are recorded, and the Profile ends there, so that the rest of the loop runs without labels. With a ``dirpath`` the
-    run is saved in that folder, which is made where it is missing, as ``<name>-rank<rank>.json``.
+    ``name``: the loop's name. ``on_trace_ready`` and ``options``: those of ``Profile``; the default device is the
+    model's. ``recorded``: a schedule. With None, the first step is skipped, one is for warm-up, three are recorded, and
+    the Profile ends there: the rest of the loop runs without labels. With ``dirpath``, the run is saved in that folder,
+    which is created if it does not exist, as ``<name>-rank<rank>.json``.
 
-    Raises TypeError for options that Profile does not know, TorchprofError for those that mean nothing here.
+    Raises TypeError for options that Profile does not have, TorchprofError for those that do not apply here.
     """
 
     def __init__(
@@ -45,35 +45,35 @@ class LoopProfile:
             )
         if "warmup" in options:
             raise TorchprofError("warmup= counts calls of the model, and here steps count: use schedule=.")
-        Profile([], **options)  # a name that it does not know shows now, and not when training has begun
+        Profile([], **options)  # raises for unknown options now, and not after training has begun
         self._name = name
         self._recorded = recorded
         self._on_trace_ready = on_trace_ready
         self._dirpath = dirpath
         self._options = options
         self._profile: Profile | None = None
-        self._begun = False  # this loop has had its first step
-        self._open = False  # and its Profile has not ended
-        self._step = 0  # the number of the present step
-        self._ended = False  # it is done, and the next one has not begun
+        self._begun = False  # the loop has begun its first step
+        self._open = False  # the Profile has not ended
+        self._step = 0  # the number of the current step
+        self._ended = False  # the current step is done, and the next one has not begun
         self._paused = False
 
     @property
     def profile(self) -> Profile:
-        """The Profile of the last loop. Raises TorchprofError where none has begun."""
+        """The Profile of the last loop. Raises TorchprofError if no loop has begun."""
         if self._profile is None:
             raise TorchprofError(f"Nothing was profiled: this callback has seen no step of {self._name!r}.")
         return self._profile
 
     @property
     def run(self) -> Run:
-        """Its run. Raises TorchprofError before its end."""
+        """The run of the last loop. Raises TorchprofError before the loop has ended."""
         return self.profile.run
 
     def begin_step(self, model: nn.Module, first: int = 0) -> None:
-        """A step begins; where it is the loop's first, it has the number ``first``.
+        """A step begins. The loop's first step has the number ``first``.
 
-        A step that has begun and has not ended (its batch was skipped) goes on.
+        If the last step has not ended (its batch was skipped), it continues instead.
         """
         if not self._begun:
             self._enter(model, first)
@@ -85,17 +85,17 @@ class LoopProfile:
                 self._leave()
 
     def end_step(self) -> None:
-        """The step is done; what comes until the next begins is part of it still."""
+        """The step is done. The time until the next step begins is still part of it."""
         self._ended = True
 
     def pause(self) -> None:
-        """What comes until the next step begins is part of none and not recorded: a cycle of recorded steps ends."""
+        """Stop recording until the next step begins. A cycle of recorded steps ends here."""
         if self._open and self._ended and not self._paused:
             self._paused = True
             self.profile.step()
 
     def stop(self) -> None:
-        """The loop is over, however it ended. A step that has not ended does not count; what it did is recorded."""
+        """The loop has ended, also by an error. A step that has not ended is not counted, but its work is recorded."""
         self._begun = False
         try:
             self.pause()
@@ -121,7 +121,7 @@ class LoopProfile:
             self.run.save(folder / f"{self._name}-rank{self.run.meta.rank}.json")
 
     def _action(self, _: int) -> ProfilerAction:
-        """What is done in the present step. The Profile counts pauses too: its number does not matter."""
+        """The action for the current step. The Profile's own number is not used, since it counts pauses, too."""
         if self._paused:
             return ProfilerAction.NONE
         recorded = self._recorded or schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE, repeat=1)

@@ -28,29 +28,28 @@ except ModuleNotFoundError as error:
 _STAGES = ("train", "evaluate")
 
 
-class ProfileCallback(TrainerCallback):  # type: ignore[misc]  # only the package knows its type
+class ProfileCallback(TrainerCallback):  # type: ignore[misc]  # its type is unknown without the package
     """Profile the model of a Trainer, layer by layer: ``Trainer(..., callbacks=[ProfileCallback()])``.
 
     ``stage``: "train" profiles the steps of ``train()``; evaluation in between is not recorded. "evaluate" profiles the
     batches of ``evaluate()`` and ``predict()``, and of evaluation during training.
 
-    A step is what the Trainer calls one: all batches whose gradients are accumulated, and the optimizer's step.
-    ``schedule`` is given the number of a step, or of a batch of evaluation, and says whether it is recorded; see
-    ``torchprof.Profile``. Without one, the first step goes by, the second warms up, three are recorded, and the rest
-    runs as without this callback. Where evaluation comes inside a cycle of recorded steps, the cycle ends there, and
-    another begins after it. The first batch of an evaluation is never recorded: the Trainer tells of a batch when it
-    is done.
+    A step is the Trainer's: all batches whose gradients are accumulated, and the optimizer's step. ``schedule`` gets
+    the number of a step, or of a batch of evaluation, and returns whether it is recorded; see ``torchprof.Profile``.
+    Without one, the first step is skipped, the second is for warm-up, three are recorded, and the rest runs as without
+    this callback. Evaluation in the middle of a cycle of recorded steps ends the cycle; another begins after it. The
+    first batch of an evaluation is never recorded: the Trainer calls its callbacks after a batch only.
 
     ``on_trace_ready`` is called with the Profile at the end of each cycle. ``options`` are the others of Profile:
-    ``profile_memory``, ``with_flops``, ``paths``, …; where they name no device, that of the model is taken. With
-    ``dirpath``, each rank saves its run in that folder, as ``<stage>-rank<rank>.json``.
+    ``profile_memory``, ``with_flops``, ``paths``, …; the default device is the model's. With ``dirpath``, each rank
+    saves its run in that folder, as ``<stage>-rank<rank>.json``.
 
-    Afterwards ``run`` holds the result and ``profile`` the Profile: of the last time that the stage ran. Nothing is
-    printed: ``print(callback.run)`` does.
+    Afterwards ``run`` is the result and ``profile`` the Profile, of the last time that the stage ran. Nothing is
+    printed; use ``print(callback.run)``.
 
-    A Trainer does not tell its callbacks when it raises or is interrupted, and the Profile would stay open. So train in
-    a block, ``with callback: trainer.train()``; or call ``stop()`` afterwards. The next training in this process does
-    so too.
+    A Trainer does not call its callbacks when it raises or is interrupted, and the Profile stays open. So train in a
+    block, ``with callback: trainer.train()``, or call ``stop()`` afterwards. The next training in this process also
+    calls it.
     """
 
     _all: ClassVar[weakref.WeakSet[ProfileCallback]] = weakref.WeakSet()
@@ -73,7 +72,7 @@ class ProfileCallback(TrainerCallback):  # type: ignore[misc]  # only the packag
 
     @property
     def profile(self) -> Profile:
-        """The Profile. Raises TorchprofError where the stage has had no step."""
+        """The Profile. Raises TorchprofError if the stage has not run a step."""
         return self._loop.profile
 
     @property
@@ -82,7 +81,7 @@ class ProfileCallback(TrainerCallback):  # type: ignore[misc]  # only the packag
         return self._loop.run
 
     def stop(self) -> None:
-        """End what goes on: for a Trainer that has raised. Does nothing where it has come to its end."""
+        """End the Profile after the Trainer has raised. Does nothing if the stage has ended."""
         self._loop.stop()
 
     def __enter__(self) -> ProfileCallback:
@@ -92,7 +91,7 @@ class ProfileCallback(TrainerCallback):  # type: ignore[misc]  # only the packag
         self.stop()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        for callback in ProfileCallback._all:  # those of a Trainer that has raised
+        for callback in ProfileCallback._all:  # a Trainer that has raised may have left them open
             callback.stop()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **kwargs: Any) -> None:
@@ -113,7 +112,7 @@ class ProfileCallback(TrainerCallback):  # type: ignore[misc]  # only the packag
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, *, model: nn.Module, **kwargs: Any) -> None:
         if self._stage == "train":
-            self._loop.pause()  # evaluation that nobody announced
+            self._loop.pause()  # an evaluation that control.should_evaluate did not announce
         else:
             self._loop.end_step()
             self._loop.begin_step(model, first=1)

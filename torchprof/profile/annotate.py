@@ -1,4 +1,4 @@
-"""Labels without a session: for those who bring their own profiler, and the ``Run`` of what that recorded."""
+"""``annotate``: label a model for another profiler; ``from_profiler``: the ``Run`` of what that one recorded."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def annotate(model: nn.Module | Sequence[nn.Module], *, paths: Iterable[Any] | N
     Systems, ``emit_itt`` with VTune. Each call is a range ``torchprof:`` + its path, percent-escaped to plain ASCII.
     ``model``: a module, or a list of modules; ``paths`` selects modules as for ``Profile``. A decorator, too.
 
-    Inside a ``Profile`` of the same model, or around one, that has the labels: no call counts twice. Blocks may
-    overlap, in tasks, threads and generators: the model is as it was when the last of them has ended.
+    Together with a ``Profile`` of the same model, inside or around it, only the Profile's labels are used: no call
+    counts twice. Blocks may overlap, in tasks, threads and generators: the model is restored when the last one ends.
 
-    Raises TorchprofError for what is no module and for a path that matches nothing.
+    Raises TorchprofError for anything but a module, and for a path that matches nothing.
     """
     plan = Plan(checked_models(model), paths)
     labels = Labels(plan.targets, gives_way=True)
@@ -48,14 +48,14 @@ def annotate(model: nn.Module | Sequence[nn.Module], *, paths: Iterable[Any] | N
 
 
 def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, paths: Iterable[Any] | None = None) -> Run:
-    """The run of what a profiler of torch's has recorded of an annotated model.
+    """The run of an annotated model, from a profiler of torch.
 
     ``profiler``: a ``torch.profiler.profile`` (with a schedule: its last cycle) or ``torch.autograd.profiler.profile``
-    that has ended, around or inside ``torchprof.annotate(model)``. ``model`` and ``paths`` are as they were given
-    there. Memory, FLOPs and input shapes are in the run where the profiler recorded memory and shapes
+    that has ended, around or inside ``torchprof.annotate(model)``. ``model`` and ``paths``: as given there.
+    Memory, FLOPs and input shapes are in the run if the profiler recorded memory and shapes
     (``profile_memory``, ``record_shapes``); the shapes of the layers are unknown.
 
-    Raises TorchprofError where the profiler has not ended, or holds no labels of this model.
+    Raises TorchprofError if the profiler has not ended, or has no labels of this model.
     """
     plan = Plan(checked_models(model), paths)
     recording: Recording = finished_recording(profiler)

@@ -1,4 +1,4 @@
-"""A script under cProfile: which Python functions take the time."""
+"""Run a script again under cProfile, for the time of its Python functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ sys.path.append(sys.argv[1])
 from torchprof.profile.cprofile import record_functions
 sys.path.pop()
 try:
-    import torch  # the first pass has it before it begins, and here it would hide all else
+    import torch  # imported before the first pass, too; else its import would dominate the profile
 except ImportError:
     pass
 record_functions(*sys.argv[2:])
@@ -29,8 +29,11 @@ record_functions(*sys.argv[2:])
 
 
 class PythonFunction(NamedTuple):
-    """What cProfile says of a function. Built-in ones, torch's among them, have the file "~", the line 0 and a name as
-    ``<built-in method torch.conv2d>``. ``self_ns`` is without, ``total_ns`` with the functions it called."""
+    """A function's figures from cProfile. ``self_ns``: without, ``total_ns``: with the functions that it called.
+
+    Built-in functions, torch's included, have the file "~", the line 0 and a name like
+    ``<built-in method torch.conv2d>``.
+    """
 
     file: str
     line: int
@@ -41,7 +44,7 @@ class PythonFunction(NamedTuple):
 
 
 class PythonPass(NamedTuple):
-    """A run under cProfile: its functions, most time of their own first, its exit code, the end of its stderr."""
+    """A run under cProfile: its functions, by self time, largest first; its exit code; the end of its stderr."""
 
     functions: tuple[PythonFunction, ...]
     code: int
@@ -51,12 +54,12 @@ class PythonPass(NamedTuple):
 def profile_python(script: Script) -> PythonPass:
     """Run a script once more, in a process of its own, under cProfile.
 
-    The same interpreter, flags, arguments, folder and environment. What the script writes was seen in the first pass
-    and is not shown again: stdout is thrown away, the end of stderr is kept for the case that this pass fails where the
-    first did not (``code`` tells). Stdin is empty, since the first pass has read it, and nobody sees a prompt.
+    Interpreter, flags, arguments, folder and environment are the same. The script's output was shown in the first pass:
+    now stdout is dropped, and the end of stderr is kept, in case this pass fails where the first did not (``code``).
+    Stdin is empty, since the first pass has read it.
 
-    As ever with cProfile, the main thread of the starting process counts. However the script ended, what ran until then
-    is there; a script that leaves by ``os._exit``, or is killed, leaves no functions.
+    cProfile records the main thread of the starting process only. A script that raised or was interrupted has the
+    functions that ran until then; one that ends by ``os._exit``, or is killed, has none.
     """
     sigterm = SigtermAsError()  # so that the second pass does not outlive us
     try:
@@ -93,7 +96,7 @@ def profile_python(script: Script) -> PythonPass:
 
 
 def record_functions(file: str, kind: str, target: str, *args: str) -> NoReturn:
-    """The second pass, in its process: run the script, write its functions to a file, and end as it ended."""
+    """In the child process: run the script, write its functions to a file, and end as the script ended."""
     profile = cProfile.Profile()
     ending = Script(target, args, is_module=kind == "module").run(lambda: profile)
     found: dict[tuple[str, int, str], list[float]] = {}
@@ -101,7 +104,7 @@ def record_functions(file: str, kind: str, target: str, *args: str) -> NoReturn:
         where = ("~", 0, code) if isinstance(code, str) else (code.co_filename, code.co_firstlineno, code.co_name)
         if where[0].startswith(OUR_FILES) or where[0] == cProfile.__file__ or "_lsprof.Profiler" in where[2]:
             continue
-        sums = found.setdefault(where, [0, 0, 0])  # code objects made again by a loop are one function
+        sums = found.setdefault(where, [0, 0, 0])  # a function that is defined in a loop has several code objects
         for column, value in enumerate((calls, self_s, total_s)):
             sums[column] += value
     rows = [

@@ -1,4 +1,4 @@
-"""What a model would compute, from shapes alone: a run on the meta device, which holds no data and computes nothing."""
+"""``flops``: count MACs and FLOPs from shapes alone, on the meta device, which has no data and computes nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SAYS_META = re.compile(r"\bmeta\b", re.IGNORECASE)
 
 
 class _Untimed(Profile):
-    """A profile of calls and shapes: how long they take on the meta device says nothing."""
+    """A Profile without times, which mean nothing on the meta device."""
 
     _timed = False
 
@@ -33,17 +33,17 @@ class _Untimed(Profile):
 def flops(model: nn.Module, *args: Any, **kwargs: Any) -> Run:
     """Count parameters, MACs and FLOPs of ``model(*args, **kwargs)`` without computing it.
 
-    The model is run once on the meta device, where tensors have shapes and no data: that takes no memory and no
-    arithmetic, whatever its size. The model and its arguments stay as they are; a model that was made under
-    ``with torch.device("meta"):`` need not fit into memory at all. Where gradients are enabled and an output has one,
+    A copy of the model runs once on the meta device, where tensors have shapes but no data: it takes no memory and no
+    arithmetic, at any size. The model and its arguments are not changed; a model that is made under
+    ``with torch.device("meta"):`` need not fit into memory. If gradients are enabled and an output requires one,
     backward runs as well, from all outputs; for the forward alone, call this under ``torch.no_grad()``. On the meta
-    device attention and recurrent layers run as separate operators: their forward counts the same as elsewhere, their
-    backward lacks what a fused kernel does besides (a fifth of attention's: it makes QKᵀ again).
+    device, attention and recurrent layers run as separate operators: their forward counts the same as on other
+    devices, but their backward lacks the work that a fused kernel repeats (QKᵀ, a fifth of attention's backward).
 
-    The run has no times. Hooks of the model's run as in any call. Raises TorchprofError for what is no module, for a
-    model that cannot be copied without its data, for lazy parameters and TorchScript, and where the forward needs the
-    values of tensors (``if x.sum() > 0``): there, profile it on data, with ``torchprof.Profile(model,
-    with_flops=True)``. Other errors of the model's own pass through.
+    The run has no times. Hooks of the model run as in any call. Raises TorchprofError for anything but a module, for a
+    model that cannot be copied without its data, for lazy parameters and TorchScript, and if the forward needs the
+    values of tensors (``if x.sum() > 0``): then profile it on data, with ``torchprof.Profile(model,
+    with_flops=True)``. Other errors of the model pass through.
     """
     if not isinstance(model, nn.Module):
         raise TorchprofError(f"flops needs a torch.nn.Module and the arguments to call it with, not {model!r:.80}.")
@@ -74,7 +74,7 @@ def flops(model: nn.Module, *args: Any, **kwargs: Any) -> Run:
 
 
 def _without_data(model: nn.Module) -> nn.Module:
-    """A copy of a model whose tensors are on the meta device."""
+    """A copy of a model, with its tensors on the meta device."""
     while (step := wrapped_step(model)) is not None:
         model = getattr(model, step)
     name = type(model).__name__
@@ -82,23 +82,23 @@ def _without_data(model: nn.Module) -> nn.Module:
         raise TorchprofError(f"{name} holds TorchScript, which has its own constants: {_ON_DATA}")
     if any(is_lazy(tensor) for tensor in model.parameters()):
         raise TorchprofError(f"{name} has lazy parameters, whose shapes its first call makes: call it once before.")
-    # A copy takes what it finds in its memo for the copy of a tensor: no data is ever copied.
+    # deepcopy takes the copy of a tensor from the memo, if it is there: no data is copied.
     memo: dict[int, Any] = {}
     try:
         for tensor in {id(tensor): tensor for tensor in _tensors_of(model)}.values():
             memo[id(tensor)] = _shape_of(tensor)
         twin = copy.deepcopy(model, memo)
-    except Exception as error:  # whatever the classes of the user's model do when copied
+    except Exception as error:  # the user's classes may raise anything when they are copied
         raise TorchprofError(
             f"{name} cannot be copied without its data: {type(error).__name__}: {_first_line(error)} {_ON_DATA}"
         ) from error
     for module in twin.modules():
-        module._compiled_call_impl = None  # as eager: torch.compile would compile it anew for the meta device
+        module._compiled_call_impl = None  # run eagerly: torch.compile would compile for the meta device
     return twin
 
 
 def _tensors_of(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Parameters, buffers, and the tensors that modules hold as plain attributes."""
+    """Parameters, buffers, and tensors that are plain attributes of modules."""
     for _, _, module in walk_modules(model):
         yield from _tensors(module._parameters.values())
         yield from _tensors(module._buffers.values())
@@ -114,9 +114,9 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def _shape_of(value: Any) -> Any:
-    """A tensor without its data: the same shape, strides, type and class of parameter. Other values as they are."""
+    """A tensor without its data: the same shape, strides, dtype, and class if it is a parameter. Others unchanged."""
     if isinstance(value, PackedSequence):
-        return value._replace(data=_shape_of(value.data))  # the rest says how it is packed, and stays on the CPU
+        return value._replace(data=_shape_of(value.data))  # the batch sizes and indices stay on the CPU
     if not isinstance(value, torch.Tensor):
         return value
     empty = torch.empty_like(value, device="meta") if value.is_meta else value.detach().to("meta")

@@ -1,4 +1,4 @@
-"""The state of a model that a benchmark puts back: parameters, buffers, gradients and random numbers."""
+"""The state of a model, saved and restored: parameters, buffers, gradients, modes, random number generators."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
 
-
-# The model, as it was
-
-
+# What is followed from one object to the next.
 _FOLLOWED = (nn.Module, torch.optim.Optimizer, Tensor, dict, list, tuple)
 
 
 class ModelState:
-    """Everything that calls may change, and how it was: what can be reached from a model and others.
+    """A copy of all state that calls of a model may change, to restore it.
 
-    Attributes are followed through modules, optimizers, dicts, lists and tuples. Of tensors the numbers are copied to
-    the CPU, so that the device's memory is left to the model. With ``parameters=False`` those of parameters are not
-    copied; ``written`` then names the ones that were written to.
+    The state is all that can be reached from the model and ``others`` through the attributes of modules and optimizers,
+    dicts, lists and tuples. Tensors are copied to the CPU, so that the device's memory is left to the model. With
+    ``parameters=False`` parameters are not copied; then ``written`` has the names of those that were written to.
     """
 
     def __init__(self, model: nn.Module, others: Iterable[Any], parameters: bool) -> None:
         self.tensors: list[Tensor] = []
         self.written: dict[str, None] = {}
-        self._boxes: list[tuple[Any, Any]] = []
-        # A frozen ScriptModule has no mode.
+        self._copies_parameters = parameters
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._containers: list[tuple[Any, Any]] = []  # a dict or list, and a copy of it
+        # A frozen ScriptModule has no attribute ``training``.
         self._modes = [(module, module.training) for module in model.modules() if hasattr(module, "training")]
-        self._gradients: list[tuple[Tensor, bool, Tensor | None]] = []
-        self._numbers: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._unlike: list[tuple[Tensor, Tensor, int]] = []
-        self._uncopied: list[tuple[str, Tensor, int]] = []
+        self._gradients: list[tuple[Tensor, bool, Tensor | None]] = []  # tensor, requires_grad, grad
+        self._copied: list[tuple[Tensor, Tensor, Tensor]] = []  # tensor, its data, the bits
+        self._cloned: list[tuple[Tensor, Tensor, int]] = []  # sparse and quantized: tensor, clone, version
+        self._uncopied: list[tuple[str, Tensor, int]] = []  # name, parameter, version
         self._random = _random_states()
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        # A ScriptModule does not keep its tensors in its ``__dict__``.
+        self._copy_all([model, list(model.parameters()), list(model.buffers()), *others])
+
+    def _copy_all(self, waiting: list[Any]) -> None:
         seen: set[int] = set()
-        # A ScriptModule has its tensors elsewhere than in its dict.
-        waiting: list[Any] = [model, list(model.parameters()), list(model.buffers()), *others]
         while waiting:
             value = waiting.pop()
             if not isinstance(value, _FOLLOWED) or id(value) in seen:
@@ -51,67 +51,65 @@ class ModelState:
             if isinstance(value, nn.Module):
                 waiting.append(vars(value))
             elif isinstance(value, torch.optim.Optimizer):
-                waiting += [vars(value), value.state, value.param_groups]  # of a wrapper these are another's
+                # An optimizer that wraps another may have the other's state and groups as properties.
+                waiting += [vars(value), value.state, value.param_groups]
             elif isinstance(value, dict):
-                if type(value) in (dict, OrderedDict, defaultdict):  # what derives from them may act on its own
-                    self._boxes.append((value, dict(value)))
+                if type(value) in (dict, OrderedDict, defaultdict):  # other subclasses may act when items are set
+                    self._containers.append((value, dict(value)))
                 waiting += value.values()
             elif isinstance(value, (list, tuple)):
                 if type(value) is list:
-                    self._boxes.append((value, list(value)))
+                    self._containers.append((value, list(value)))
                 waiting += value
             else:
-                self.tensors.append(value)
-                if value.is_leaf:
-                    self._gradients.append((value, value.requires_grad, value.grad))
-                # What was made in inference mode carries no count of writes.
-                if isinstance(value, nn.Parameter) and not parameters:
-                    if not value.is_inference():
-                        self._uncopied.append((names.get(id(value), "one outside of it"), value, value._version))
-                elif is_traceable_wrapper_subclass(value):
-                    waiting += [getattr(value, name) for name in value.__tensor_flatten__()[0]]
-                elif value.layout is not torch.strided or value.is_quantized:
-                    if not value.is_inference():
-                        self._unlike.append((value, value.detach().clone(), value._version))
-                elif not value.is_meta:
-                    self._numbers.append((value, value.data, _bits(_once(value.data)).clone()))
+                waiting += self._copy_tensor(value)
+
+    def _copy_tensor(self, tensor: Tensor) -> list[Tensor]:
+        """Copy a tensor. Returns the tensors that a wrapper subclass holds, to be copied in its place."""
+        self.tensors.append(tensor)
+        if tensor.is_leaf:
+            self._gradients.append((tensor, tensor.requires_grad, tensor.grad))
+        if isinstance(tensor, nn.Parameter) and not self._copies_parameters:
+            if not tensor.is_inference():  # inference tensors have no version
+                name = self._names.get(id(tensor), "one outside of it")
+                self._uncopied.append((name, tensor, tensor._version))
+        elif is_traceable_wrapper_subclass(tensor):
+            return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        elif tensor.layout is not torch.strided or tensor.is_quantized:
+            if not tensor.is_inference():
+                self._cloned.append((tensor, tensor.detach().clone(), tensor._version))
+        elif not tensor.is_meta:
+            self._copied.append((tensor, tensor.data, _bits(_without_repeats(tensor.data)).clone()))
+        return []
 
     def clear_gradients(self) -> None:
         for tensor, _, _ in self._gradients:
             tensor.grad = None
 
-    def put_back(self) -> None:
-        """Make all as it was. Ctrl-C waits for that."""
+    def restore(self) -> None:
+        """Restore all state. If Ctrl-C interrupts it, it starts again before KeyboardInterrupt is raised."""
         try:
-            self._put_back()
+            self._restore()
         except KeyboardInterrupt:
-            self._put_back()
+            self._restore()
             raise
 
-    def _put_back(self) -> None:
-        for box, then in self._boxes:
-            if isinstance(box, list):
-                if len(box) != len(then) or any(now is not was for now, was in zip(box, then)):
-                    box[:] = then
-                continue
-            for key in [key for key in box if key not in then]:
-                del box[key]
-            for key, value in then.items():
-                if key not in box or box[key] is not value:
-                    box[key] = value
+    def _restore(self) -> None:
+        for container, before in self._containers:
+            _restore_container(container, before)
         for module, training in self._modes:
             if module.training is not training:
                 module.training = training
         for name, tensor, version in self._uncopied:
             if tensor._version != version:
                 self.written[name] = None
-        for tensor, data, bits in self._numbers:
-            if _place(tensor) != _place(data):
+        for tensor, data, bits in self._copied:
+            if _memory_of(tensor) != _memory_of(data):
                 tensor.data = data
-            once = _once(data)
-            if not torch.equal(_bits(once), bits):  # what was not written to may lie in memory that cannot be
-                once.copy_(bits.view(once.dtype).view(once.shape))
-        for tensor, data, version in self._unlike:
+            numbers = _without_repeats(data)
+            if not torch.equal(_bits(numbers), bits):  # write only if needed: the memory may be read-only
+                numbers.copy_(bits.view(numbers.dtype).view(numbers.shape))
+        for tensor, data, version in self._cloned:
             if tensor._version != version:
                 with torch.no_grad():
                     tensor.copy_(data)
@@ -120,16 +118,30 @@ class ModelState:
                 tensor.requires_grad_(requires_grad)
             if tensor.grad is not gradient:
                 tensor.grad = gradient
-        for put, state in self._random:
-            put(state)
+        for set_state, state in self._random:
+            set_state(state)
 
 
-def _place(tensor: Tensor) -> tuple[Any, ...]:
+def _restore_container(container: Any, before: Any) -> None:
+    """Give a dict or a list the items that it had, and write only what differs."""
+    if isinstance(container, list):
+        if len(container) != len(before) or any(now is not was for now, was in zip(container, before)):
+            container[:] = before
+        return
+    for key in [key for key in container if key not in before]:
+        del container[key]
+    for key, value in before.items():
+        if key not in container or container[key] is not value:
+            container[key] = value
+
+
+def _memory_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Address, shape and strides: equal if two tensors show the same memory in the same way."""
     return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
-def _once(data: Tensor) -> Tensor:
-    """An expanded tensor's numbers without their repetitions."""
+def _without_repeats(data: Tensor) -> Tensor:
+    """The numbers of an expanded tensor, each once."""
     for dim, (size, stride) in enumerate(zip(data.shape, data.stride())):
         if stride == 0 and size > 1:
             data = data.narrow(dim, 0, 1)
@@ -137,13 +149,14 @@ def _once(data: Tensor) -> Tensor:
 
 
 def _bits(data: Tensor) -> Tensor:
-    """The numbers as integers on the CPU: as these a NaN is equal to itself. They may share the memory of ``data``."""
+    """The numbers as integers on the CPU, since NaN does not equal itself. May share memory with ``data``."""
     data = data.cpu().resolve_conj().resolve_neg()
     flat = (torch.view_as_real(data) if data.is_complex() else data).contiguous().view(-1)
     return flat.view(_INTEGERS[flat.element_size()])
 
 
 def _random_states() -> list[tuple[Callable[[Any], object], Any]]:
+    """For each random number generator, the function that sets its state, and its state."""
     states: list[tuple[Callable[[Any], object], Any]] = [
         (random.setstate, random.getstate()),
         (torch.set_rng_state, torch.get_rng_state()),

@@ -1,7 +1,7 @@
-"""A Python program run as Python itself would run it, with something of ours around it; and where its Python goes.
+"""Run a Python program as ``python`` would, inside a context manager of ours.
 
 ``python script.py`` is more than executing a file: ``__main__``, ``sys.argv`` and ``sys.path`` are the program's own,
-an error ends it with a traceback and an exit code, Ctrl-C and SIGTERM end it by the signal. All that stays as it is.
+an error ends it with a traceback and an exit code, Ctrl-C and SIGTERM end it by the signal. All that stays the same.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from torchprof.record.python_lines import OUR_FILES
 class Script:
     """A program: a file, a folder or a zip with a ``__main__.py``, or with ``is_module`` the name of a module.
 
-    ``args`` are its arguments, without its own name. ``folder`` and ``environment`` are where it starts: by default
-    the current ones, kept, since the program may change its own.
+    ``args``: its arguments, without the program's name. ``folder`` and ``environment``: the working directory and the
+    environment variables at its start; copies of the current ones by default, since the program may change them.
     """
 
     target: str
@@ -42,22 +42,21 @@ class Script:
     def run(self, around: Callable[[], AbstractContextManager[object]]) -> Ending:
         """Run the program in this process, in its main thread, and say how it ended.
 
-        ``around()`` is entered right before the first line of ``__main__``: after it was compiled, and for a module
-        after the packages above it were imported. It is left as soon as that code has ended, however it ended, and it
-        is not told of errors. Threads that are still running go on; Python waits for them at its end, as ever.
+        ``around()`` is entered right before the first line of ``__main__``: after it is compiled, and for a module
+        after its parent packages are imported. It is left as soon as that code has ended, also after an error, which it
+        does not get. Threads that are still running continue; Python waits for them when it shuts down.
 
-        A traceback, or the text of ``sys.exit("text")``, is written at once and not by ``Ending.end``: when a program
-        fails, Python says so before anything else, and it must be said even if the report takes long or is broken off.
-        So the report comes last, where it is seen, and ``Ending.outcome`` is there to remind of the failure above it.
+        A traceback, or the text of ``sys.exit("text")``, is written before ``around`` is left, and not by
+        ``Ending.end``: the user sees it even if the report takes long or is interrupted. The report comes last, and
+        ``Ending.outcome`` repeats the failure there.
 
-        SIGTERM becomes an error (a BaseException) in the main thread, as Ctrl-C does: only so do all open ranges close
-        before the report, but ``finally`` blocks run that plain Python would skip. A second SIGTERM kills at once. A
-        program that has a handler of its own, or ignores the signal, keeps that. Once the program has ended a SIGTERM
-        changes nothing any more: ``around`` is left in peace, since in a job torchrun sends it to all ranks as soon as
-        one has failed, and the others may just have failed of that. Again a second one kills at once.
+        SIGTERM raises an error (a BaseException) in the main thread, as Ctrl-C does. That way all open profiler ranges
+        end before the report; a difference to plain Python is that ``finally`` blocks run. A second SIGTERM kills at
+        once. A program that handles or ignores SIGTERM itself keeps doing so. After the program has ended, the first
+        SIGTERM is ignored while ``around`` is left: torchrun sends it to all ranks as soon as one has failed.
 
-        A process forked by the program that comes to the end of the program ends here, as it would have: it never
-        leaves ``around`` and never returns. Raises what ``around`` raises, and nothing of the program.
+        A process that the program forked, and that reaches the end of the program, ends here as it would have without
+        us: it neither leaves ``around`` nor returns. Raises what ``around`` raises, and no error of the program.
         """
         starter = os.getpid()
         context: AbstractContextManager[object] | None = None
@@ -78,18 +77,18 @@ class Script:
                     self._execute(begin)
                 except BaseException as raised:
                     if context is not None and not began:
-                        raise  # it is not the program's but the caller's: around could not be entered
+                        raise  # around could not be entered: an error of the caller, not of the program
                     error = raised
-                # Outside the except block: the script's own excepthook is to find no error under way, as ever.
+                # Outside the except block: sys.exc_info() must be empty for the script's excepthook, as without us.
                 if error is not None and not sigterm.came:
-                    code = _tell(error)
+                    code = _print_error(error)
                 if os.getpid() == starter:
                     sigterm.hold()
-            except Terminated as raised:  # it came while we told of another error
+            except Terminated as raised:  # it came while we printed another error
                 error = raised
             if sigterm.came:
                 ending = Ending(128 + signal.SIGTERM, error, signal.SIGTERM, began)
-            elif type(error) is KeyboardInterrupt:  # Python, too, looks for the exact class
+            elif type(error) is KeyboardInterrupt:  # as in Python, not a subclass
                 ending = Ending(128 + signal.SIGINT, error, signal.SIGINT, began)
             else:
                 ending = Ending(code, error, None, began)
@@ -100,7 +99,7 @@ class Script:
         return ending
 
     def _execute(self, begin: Callable[[], None]) -> None:
-        """Make ``__main__``, call ``begin``, and run the program; its errors come out."""
+        """Make ``__main__``, call ``begin``, and run the program. Raises the program's errors."""
         main = ModuleType("__main__")
         vars(main).update(__builtins__=builtins)
         if sys.version_info < (3, 14):
@@ -109,7 +108,7 @@ class Script:
         # The path as given, only made absolute: Python keeps "./" in tracebacks, Path would drop it.
         file = os.path.join(Path.cwd(), self.target)  # noqa: PTH118
         if self.is_module:
-            sys.argv[:] = ["-m", *self.args]  # which is what a package sees while its module is looked for
+            sys.argv[:] = ["-m", *self.args]  # what a package sees during its import, as with python -m
             _set_first_path(str(Path.cwd()))
             _run_as_runpy(self.target, True, begin)
         elif get_importer(file) is not None:
@@ -126,11 +125,11 @@ class Script:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a program ended: ``end`` ends this process in the same way.
+    """How a program ended; ``end`` ends this process in the same way.
 
-    ``code`` is the exit code as a shell shows it: 128 + the number of the ``signal`` where one ended the program.
-    ``error`` is what came out of it, a SystemExit included. Where it did not ``begin`` (there is no such file, a syntax
-    error), ``around`` was never entered and there is nothing to report.
+    ``code``: the exit code as a shell shows it, 128 + ``signal`` if a signal ended the program. ``error``: the error
+    that ended it, SystemExit included. ``began``: False if the program could not be started (no such file, a syntax
+    error); then ``around`` was not entered, and there is nothing to report.
     """
 
     code: int
@@ -140,7 +139,7 @@ class Ending:
 
     @property
     def outcome(self) -> str:
-        """How it ended, in a few words: the end of a sentence that begins with the program."""
+        """The end of a sentence that begins with the program's name: ``failed: ValueError: …``."""
         if self.signal is not None:
             return "was interrupted (Ctrl-C)" if self.signal == signal.SIGINT else "was terminated (SIGTERM)"
         if self.error is None or isinstance(self.error, SystemExit):
@@ -151,38 +150,38 @@ class Ending:
     def end(self) -> NoReturn:
         """End this process as the program would have ended: exit code or signal; threads and ``atexit`` before that.
 
-        By raising, so that Python itself shuts down. Nothing is written: that was done when the program ended.
+        It raises SystemExit or KeyboardInterrupt, so that Python shuts down normally. Nothing is printed.
         """
         if self.signal == signal.SIGTERM:
             flush()
-            die_by(signal.SIGTERM)  # which spares Python's shutdown, as it does without us
+            die_by(signal.SIGTERM)  # without Python's shutdown, as it is without us
         if self.signal == signal.SIGINT:
-            told, hook = self.error, sys.excepthook
+            printed, hook = self.error, sys.excepthook
 
             def hook_for_others(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-                if error is not told:
+                if error is not printed:
                     hook(kind, error, trace)
 
             sys.excepthook = hook_for_others
-            raise cast(BaseException, told)
+            raise cast(BaseException, printed)
         raise SystemExit(self.code)
 
 
 class Terminated(BaseException):
-    """SIGTERM came. Nobody is to catch it, as nobody can catch the signal."""
+    """SIGTERM was received. A BaseException, so that ``except Exception`` does not catch it."""
 
 
 class SigtermAsError:
-    """While entered, SIGTERM raises Terminated in this process, if until then it would have killed it.
+    """While entered, SIGTERM raises Terminated in this process, unless the program handles or ignores the signal.
 
-    ``came`` says whether it did, whatever the program made of the error. Forked processes die by the signal, as ever.
-    From ``hold`` on it raises nothing, and does nothing the first time.
+    ``came``: whether it was raised, even if the program has caught it. Forked processes die by the signal, as without
+    us. After ``hold``, the first SIGTERM is ignored.
     """
 
     came = False
 
     def __enter__(self) -> None:
-        self._handler: Any = signal.SIG_DFL  # what was there before, and will be again
+        self._handler: Any = signal.SIG_DFL  # the handler to restore
         self._raises = True
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             self._start()
@@ -229,7 +228,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
 
 
 def _set_first_path(first: str, always: bool = False) -> None:
-    """Put ``first`` where Python puts the folder of the program; ``python -P`` and ``-I`` have no such place."""
+    """Put ``first`` at ``sys.path[0]``, as Python does with the program's folder; not for ``python -P`` and ``-I``."""
     has_none = getattr(sys.flags, "safe_path", sys.flags.isolated)
     if not has_none:
         sys.path[0] = first
@@ -238,7 +237,7 @@ def _set_first_path(first: str, always: bool = False) -> None:
 
 
 def _load_file(main: ModuleType, file: str) -> Any:
-    """The code of a file (source or .pyc), with ``__main__`` made ready for it. Exits where it cannot be read."""
+    """The code of a file (source or .pyc). Sets ``__main__``'s ``__file__`` and loader. Exits if it cannot be read."""
     try:
         content = Path(file).read_bytes()
     except OSError as error:
@@ -273,12 +272,12 @@ def _run_as_runpy(name: str, alter_argv: bool, begin: Callable[[], None]) -> Non
         private._run_code = run_code
 
 
-def _tell(error: BaseException) -> int:
-    """Write what Python writes when a program ends by this error, and return the exit code."""
+def _print_error(error: BaseException) -> int:
+    """Print what Python prints when a program ends by this error. Returns the exit code."""
     flush()
-    _leave_out_our_frames(error)
+    _remove_our_frames(error)
     if isinstance(error, SystemExit):
-        return _tell_exit(error)
+        return _print_exit(error)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     if sys.version_info >= (3, 12):
         sys.last_exc = error
@@ -287,9 +286,9 @@ def _tell(error: BaseException) -> int:
     except Terminated:
         raise
     except SystemExit as exit_of_hook:
-        return _tell_exit(exit_of_hook)
+        return _print_exit(exit_of_hook)
     except BaseException as failure:
-        _leave_out_our_frames(failure)
+        _remove_our_frames(failure)
         print("Error in sys.excepthook:", file=sys.stderr)
         sys.__excepthook__(type(failure), failure, failure.__traceback__)
         print("\nOriginal exception was:", file=sys.stderr)
@@ -297,7 +296,8 @@ def _tell(error: BaseException) -> int:
     return 1
 
 
-def _tell_exit(error: SystemExit) -> int:
+def _print_exit(error: SystemExit) -> int:
+    """Print the text of ``sys.exit("text")``. Returns the exit code."""
     if error.code is None:
         return 0
     if isinstance(error.code, int):
@@ -306,8 +306,8 @@ def _tell_exit(error: SystemExit) -> int:
     return 1
 
 
-def _leave_out_our_frames(error: BaseException) -> None:
-    """Take the frames of torchprof out of the traceback of an error, and of those that led to it."""
+def _remove_our_frames(error: BaseException) -> None:
+    """Remove torchprof's frames from the traceback of an error, and of its causes and contexts."""
     waiting: list[BaseException | None] = [error]
     seen = set()
     while waiting:
@@ -328,20 +328,22 @@ def _leave_out_our_frames(error: BaseException) -> None:
 
 
 def flush() -> None:
+    """Flush stdout and stderr, as far as possible."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # closed, or nobody reads it any more
+        with suppress(Exception):  # a closed stream or pipe
             stream.flush()
 
 
 def die_by(number: int) -> None:
+    """End this process by a signal."""
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
 
 
 def _end_forked_process(ending: Ending) -> NoReturn:
-    """End a process that the program forked without unwinding the frames above, which belong to the one it left.
+    """End a process that the program forked, without unwinding the frames above: they belong to the parent process.
 
-    So it does what Python does at its end, in Python's order, as ``multiprocessing`` does in the processes it forks.
+    It does what Python does at shutdown, in Python's order, as ``multiprocessing`` does in the processes that it forks.
     """
     if ending.signal != signal.SIGTERM:
         cast(Any, threading)._shutdown()

@@ -1,4 +1,4 @@
-"""Traces where TensorBoard finds them: one file for each cycle of a loop."""
+"""Write traces for TensorBoard: one file for each cycle of a loop."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 def tensorboard_trace_handler(
     dir_name: str | PathLike[str], worker_name: str | None = None, use_gzip: bool = False
 ) -> Callable[[Profile], None]:
-    """What ``on_trace_ready`` takes, to write the trace of each cycle into a folder, as torch's function of this name
-    does: ``<worker_name>.<time in ns>.pt.trace.json``, with ``.gz`` behind it for ``use_gzip``.
+    """A function for ``on_trace_ready`` that writes the trace of each cycle into a folder.
 
-    The folder is made where it is missing. ``worker_name`` is to be another for each process of a job; without one it
-    is ``<host name>_<process id>``. When a trace is to be written, TorchprofError is raised where the folder cannot be
-    made, OSError where the file cannot.
+    Like torch's function of this name: the file is ``<worker_name>.<time in ns>.pt.trace.json``, with ``.gz`` appended
+    for ``use_gzip``. The folder is created if it does not exist. ``worker_name`` must be different in each process of a
+    job; the default is ``<host name>_<process id>``. The function raises TorchprofError if the folder cannot be
+    created, and OSError if the file cannot be written.
     """
 
     def write_trace(profile: Profile) -> None:

@@ -8,7 +8,7 @@ from torchprof.reports.text import draw
 from torchprof.run.cost import UNKNOWN, format_count, format_time
 
 if TYPE_CHECKING:
-    from torchprof.profile.benchmark import BenchmarkResult, Latency
+    from torchprof.profile.latency import BenchmarkResult, Latency
 
 
 def benchmark_table(result: BenchmarkResult) -> str:

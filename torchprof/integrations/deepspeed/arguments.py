@@ -1,4 +1,4 @@
-"""Checks of arguments."""
+"""Checks of arguments and settings."""
 
 from __future__ import annotations
 
@@ -25,10 +25,8 @@ def is_path(value: Any) -> bool:
     return isinstance(value, (str, PathLike)) and bool(fspath(value))
 
 
-# Arguments
-
-
 def choose(given: str, known: Iterable[str]) -> str:
+    """A sentence that lists the valid choices, and the one that was probably meant."""
     choices = {choice.lower(): choice for choice in known}
     near = get_close_matches(given.lower(), choices, 1, 0.6)
     meant = f"Did you mean {choices[near[0]]!r}? " if near else ""
@@ -46,7 +44,7 @@ def check_whole(name: str, value: Any, least: int) -> None:
         raise TorchprofError(f"{name}={value!r} should be a whole number from {least} on.")
 
 
-def checked_types(types: Any) -> frozenset[type]:
+def checked_ignored_types(types: Any) -> frozenset[type]:
     if types is None:
         return frozenset()
     listed = list(types) if isinstance(types, Iterable) and not isinstance(types, (str, nn.Module)) else [types]

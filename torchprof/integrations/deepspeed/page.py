@@ -1,81 +1,26 @@
-"""The page that DeepSpeed's profiler prints."""
+"""The page that DeepSpeed's profiler prints: the model's repr with figures, the largest modules, notes."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from torchprof.encoding import fitting
-from torchprof.integrations.deepspeed.counting import Figures, Recorded
+from torchprof.integrations.deepspeed.recorded import Figures, Recorded
 from torchprof.integrations.deepspeed.strings import (
-    UNKNOWN,
     duration_to_string,
     flops_to_string,
     number_to_string,
     params_to_string,
 )
-
-# The page
-
-
-class _Part(NamedTuple):
-    """A module where it stands in the model; ``module`` is None for a child that is None."""
-
-    depth: int
-    name: str
-    module: nn.Module | None
-    path: tuple[str, ...]
-
-
-def _parts(model: nn.Module) -> Iterator[_Part]:
-    """All places of the model, depth first. A module that holds one of its own ancestors leads into no circle."""
-    waiting = [(_Part(0, "", model, (type(model).__name__,)), frozenset([id(model)]))]
-    while waiting:
-        part, above = waiting.pop()
-        yield part
-        if part.module is not None:
-            waiting.extend(
-                (_Part(part.depth + 1, name, child, (*part.path, name)), above | {id(child)})
-                for name, child in reversed(part.module._modules.items())
-                if id(child) not in above or child is None
-            )
-
-
-def modules_of(model: nn.Module) -> list[nn.Module]:
-    """All modules of a model, each once. torch's own walk ends at Python's limit of recursion."""
-    return list({id(part.module): part.module for part in _parts(model) if part.module is not None}.values())
-
-
-def params_of(model: nn.Module) -> list[nn.Parameter]:
-    """All parameters of a model, each once."""
-    held = (param for module in modules_of(model) for param in module._parameters.values() if param is not None)
-    return list({id(param): param for param in held}.values())
-
-
-def sizes_of(model: nn.Module) -> dict[int, int | None]:
-    """The elements of a model's parameters, by identity; None where a lazy module has not made them yet, and for what
-    a quantised module has packed."""
-    packed = {id(module): None for module in modules_of(model) if hasattr(module, "_packed_params")}
-    return packed | {id(param): None if is_lazy(param) else param.numel() for param in params_of(model)}
-
-
-def sum_of_sizes(sizes: Mapping[int, int | None]) -> int | None:
-    known = [size for size in sizes.values() if size is not None]
-    return sum(known) if len(known) == len(sizes) else None
-
-
-def _share(value: float | None, total: float | None, decimals: int) -> str:
-    if value is None or total is None:
-        return UNKNOWN
-    return f"{value / total if total else 0:.{decimals}%}"
+from torchprof.integrations.figures import UNKNOWN, known_sum, share_text
+from torchprof.integrations.modules import Position, parameter_sizes, positions
 
 
 def _largest(column: Mapping[str, tuple[float | None, str]], number: int) -> dict[str, str]:
-    """The texts of the largest values, largest first; of equal ones the first met; the unknown last."""
+    """The texts of the ``number`` largest values, largest first; unknown ones last. Ties keep their order."""
 
     def size(kind: str) -> float:
         value = column[kind][0]
@@ -85,23 +30,23 @@ def _largest(column: Mapping[str, tuple[float | None, str]], number: int) -> dic
 
 
 class Page:
-    """What is printed of a model and what was recorded of it."""
+    """What is printed for a model and its recorded figures."""
 
     def __init__(self, model: nn.Module, recorded: Recorded) -> None:
         self._model = model
         self._recorded = recorded
         self.totals = recorded.totals()
         self.total = recorded.total()
-        self._params = sum_of_sizes(sizes_of(model))
+        self._params = known_sum(parameter_sizes(model).values())
 
     def _figures(self, path: tuple[str, ...]) -> Figures:
-        """What was recorded of a module; nothing where it was not there yet."""
+        """The figures of the module at a path; empty if it was added after the recording."""
         layer = self._recorded.layer_of.get(path)
         return self.totals.get(layer, Figures()) if layer is not None else Figures()
 
-    def _line(self, part: _Part, module: nn.Module) -> str:
-        figures = self._figures(part.path)
-        params = sum_of_sizes(sizes_of(module))
+    def _line(self, position: Position, module: nn.Module) -> str:
+        figures = self._figures(position.path)
+        params = known_sum(parameter_sizes(module).values())
         macs, seconds = figures.known_macs, figures.seconds
         rate: float | None = None
         if macs is not None and seconds is not None and (seconds or not macs):
@@ -109,11 +54,11 @@ class Page:
         return ", ".join(
             (
                 params_to_string(params),
-                f"{_share(params, self._params, 3)} Params",
+                f"{share_text(params, self._params, 3)} Params",
                 figures.macs_text(3),
-                f"{_share(macs, self.total.known_macs, 3)} MACs",
+                f"{share_text(macs, self.total.known_macs, 3)} MACs",
                 duration_to_string(seconds, precision=3),
-                f"{_share(seconds, self.total.seconds, 2)} time",
+                f"{share_text(seconds, self.total.seconds, 2)} time",
                 f"{UNKNOWN} TFLOPS" if rate is None else flops_to_string(rate, "TFLOPS", 3),
             )
         )
@@ -122,18 +67,18 @@ class Page:
         """The model's repr with figures, laid out as torch does: small leaves in one line."""
         lines = []
         opened = 0
-        for part in _parts(self._model):
-            while opened > part.depth:
+        for position in positions(self._model):
+            while opened > position.depth:
                 opened -= 1
                 lines.append("  " * opened + ")")
-            pad = "  " * part.depth
-            head = f"{pad}({part.name}): " if part.depth else ""
-            if part.module is None:
+            pad = "  " * position.depth
+            head = f"{pad}({position.name}): " if position.depth else ""
+            if position.module is None:
                 lines.append(f"{head}None")
                 continue
-            head += f"{part.module._get_name()}("
-            figures, more = self._line(part, part.module), part.module.extra_repr()
-            if not part.module._modules and "\n" not in more:
+            head += f"{position.module._get_name()}("
+            figures, more = self._line(position, position.module), position.module.extra_repr()
+            if not position.module._modules and "\n" not in more:
                 lines.append(f"{head}{figures}, {more})")
                 continue
             lines.append(head)
@@ -143,18 +88,18 @@ class Page:
         return "\n".join(lines)
 
     def top(self, depth: int, top_num: int) -> str:
-        """The kinds of modules at one depth that have most multiply-adds, parameters and time."""
-        parts = [(part, part.module) for part in _parts(self._model) if part.module is not None]
-        deepest = max(part.depth for part, _ in parts)
+        """The module classes at one depth with the most multiply-adds, parameters and time."""
+        found = [(position, position.module) for position in positions(self._model) if position.module is not None]
+        deepest = max(position.depth for position, _ in found)
         depth = deepest if depth == -1 else min(depth, deepest)
         work: dict[str, Figures] = {}
         sizes: dict[str, dict[int, int | None]] = {}
-        for part, module in parts:
-            if part.depth == depth:
+        for position, module in found:
+            if position.depth == depth:
                 kind = type(module).__name__
-                work.setdefault(kind, Figures()).add(self._figures(part.path))
-                sizes.setdefault(kind, {}).update(sizes_of(module))
-        params = {kind: sum_of_sizes(each) for kind, each in sizes.items()}
+                work.setdefault(kind, Figures()).add(self._figures(position.path))
+                sizes.setdefault(kind, {}).update(parameter_sizes(module))
+        params = {kind: known_sum(each.values()) for kind, each in sizes.items()}
         columns: dict[str, dict[str, tuple[float | None, str]]] = {
             "flops": {kind: (done.known_macs, done.macs_text(2)) for kind, done in work.items()},
             "params": {kind: (number, params_to_string(number)) for kind, number in params.items()},
@@ -166,7 +111,7 @@ class Page:
         )
 
     def show(self, depth: int, top_num: int, tree: bool = True, top: bool = True) -> None:
-        """Print one of the two parts, or both, and what is to be known of them."""
+        """Print one of the two parts, or both, followed by the notes."""
         if tree:
             print(fitting(self.tree(), sys.stdout))
         if top:
@@ -175,7 +120,7 @@ class Page:
             print(fitting(self.notes(), sys.stdout))
 
     def notes(self) -> str:
-        """How the count differs from torchprof's own, in one line; then what the run is not sure of."""
+        """One line on the difference between this count and torchprof's own; then the run's warnings."""
         bound = "at least " if self._recorded.is_lower_bound else ""
         macs, flops = (
             number_to_string(number if self.total.calls else None)

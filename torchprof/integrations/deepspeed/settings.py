@@ -1,4 +1,4 @@
-"""The settings of DeepSpeed's configuration file."""
+"""Profile a step of a training loop by the settings of DeepSpeed's configuration file."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from torch import nn
 
 from torchprof import TorchprofError
 from torchprof.integrations.deepspeed.arguments import check_model, choose, is_number, is_path, is_whole
-from torchprof.integrations.deepspeed.methods import Recording
-
-# DeepSpeed's settings
+from torchprof.integrations.deepspeed.recording import Recording
 
 
 class _Setting(NamedTuple):
-    """What a key of a configuration may be, in words and as a test, and what it is where it is left out."""
+    """A key of the configuration: the expected value in words and as a test, and the default."""
 
     expected: str
     is_right: Callable[[Any], bool]
@@ -47,7 +45,7 @@ _SECTION_KEYS = {
     "output_file": _Setting("the path of a file, or null", lambda value: value is None or is_path(value), None),
     "recompute_fwd_factor": _Setting("a number from 0 on", lambda value: is_number(value) and bool(value >= 0), 0.0),
 }
-_EARLY = "pytorch_profiler"
+_EARLY = "pytorch_profiler"  # the keys of DeepSpeed before it had flops_profiler
 _EARLY_KEYS = {
     _EARLY: _yes_or_no(False),
     "profile_step": _whole(1, 5),
@@ -82,12 +80,12 @@ class StepProfiler:
 
 
 def from_config(config: Mapping[str, Any] | str | PathLike[str]) -> StepProfiler:
-    """What profiles one step of any training loop, by a DeepSpeed configuration: a dict, or the path of a JSON file.
+    """A profiler for one step of any training loop, from a DeepSpeed configuration: a dict, or the path of a JSON file.
 
     Its section ``flops_profiler`` (``enabled``, ``profile_step``, ``module_depth``, ``top_modules``, ``detailed``,
     ``output_file``, ``recompute_fwd_factor``) prints the page of ``torchprof.integrations.flops_profiler``; the older
     keys ``pytorch_profiler``, ``profile_step``, ``profile_depth`` and ``profile_top_num`` print this module's. Other
-    keys of DeepSpeed's are left alone; without any of these nothing is profiled. Use it as::
+    keys of DeepSpeed's are ignored; without any of these nothing is profiled. Use it as::
 
         profiler = from_config("ds_config.json")
         for batch in loader:
@@ -177,7 +175,7 @@ def _check_top_keys(settings: Mapping[str, Any]) -> None:
 
 
 def _checked(given: Mapping[str, Any], known: Mapping[str, _Setting], where: str) -> dict[str, Any]:
-    """The settings, with the defaults of what was left out."""
+    """All settings: the given ones, checked, and defaults for the others."""
     for key, value in given.items():
         if key not in known:
             raise TorchprofError(f"{where} has an unknown key {key!r}. {choose(str(key), known)}")

@@ -1,4 +1,4 @@
-"""Numbers as DeepSpeed writes them."""
+"""Numbers as text, as DeepSpeed writes them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from collections.abc import Mapping
 
 from torchprof import TorchprofError
 from torchprof.integrations.deepspeed.arguments import choose, is_number
-
-UNKNOWN = "–"
-
-# Figures as text
+from torchprof.integrations.figures import UNKNOWN
 
 _MACS = {"GMac": 1e9, "MMac": 1e6, "KMac": 1e3, "Mac": 1.0}
 _FLOPS = {"TFLOPS": 1e12, "GFLOPS": 1e9, "MFLOPS": 1e6, "KFLOPS": 1e3, "FLOPS": 1.0}
@@ -21,7 +18,7 @@ _TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 def macs_to_string(macs: float | None, units: str | None = None, precision: int = 2) -> str:
     """Multiply-adds as ``429.25 KMac``. ``units``: GMac, MMac, KMac or Mac; None takes the largest that fits.
 
-    Here as in the other functions None is written as unknown, and ``precision`` is the number of decimals at most.
+    In all functions of this file, None is written as ``–``, and ``precision`` is the maximum number of decimals.
     Raises TorchprofError for other units.
     """
     return _text(macs, units, precision, _MACS)
@@ -57,7 +54,7 @@ def _text(
     choices: Mapping[str, float],
     more: Mapping[str, float] | None = None,
 ) -> str:
-    """A value in units: the largest of ``choices`` that is no larger than the value, where none are given."""
+    """A value in ``units``; without them, in the largest unit of ``choices`` that is no larger than the value."""
     if value is None:
         return UNKNOWN
     if not is_number(value):

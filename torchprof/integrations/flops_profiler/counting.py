@@ -1,4 +1,4 @@
-"""What flops-profiler counts."""
+"""flops-profiler's convention of counting: its names of functionals, and the flops of each."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torchprof.integrations.convention import Counted, Rule, count
 
 LayerPath = tuple[str, ...]
 
-# How that tool counts. A formula gets the signature of one call; what has no recorded shape counts nothing in it.
+# The formulas. Each gets the signature of one call and returns flops; an input without a recorded shape counts 0.
 
 
 def _shape(signature: Any, at: int) -> tuple[int, ...] | None:
-    """The shape of an input that is a tensor, None where it is none or its shape is not known."""
+    """The shape of the input number ``at``; None if it is not a tensor or its shape is unknown."""
     if signature is None:
         return None
     is_tensor = at < len(signature.dtypes) and signature.dtypes[at] not in ("", "Scalar", "ScalarList", "TensorList")
@@ -32,8 +32,8 @@ def _nothing(signature: Any) -> int:
     return 0
 
 
-def _normalised(weight: int) -> Any:
-    """Four for each element, and one more where there is a weight, the input at that place."""
+def _normalized(weight: int) -> Any:
+    """4 for each element, 5 if there is a weight. ``weight``: which input that is."""
 
     def flops(signature: Any) -> int:
         return _elements(signature) * (4 + (_shape(signature, weight) is not None))
@@ -41,15 +41,15 @@ def _normalised(weight: int) -> Any:
     return flops
 
 
-def _batch_normalised(signature: Any) -> int:
-    """One for each element, four where mean and variance are those of the batch, and one more for a weight."""
+def _batch_normalized(signature: Any) -> int:
+    """1 for each element, 4 in training (mean and variance are computed), and 1 more if there is a weight."""
     has_weight = _shape(signature, 1) is not None
     in_training = len(signature.scalars) > 5 and signature.scalars[5] is True
     return _elements(signature) * ((4 if in_training else 1) + has_weight)
 
 
 def _added_product(signature: Any) -> int:
-    """Two for each multiply-accumulate, and one for each element of what is added, before it is broadcast."""
+    """2 for each multiply-accumulate, and 1 for each element of the added tensor, before it is broadcast."""
     added, first, second = (_shape(signature, at) for at in range(3))
     if added is None or first is None or second is None:
         return 0
@@ -57,7 +57,7 @@ def _added_product(signature: Any) -> int:
 
 
 def _interpolated(signature: Any) -> int:
-    """One for each element of the result, whose size, or the factors to it, stand among the values."""
+    """1 for each element of the result, from the scalar inputs: the output size, or the scale factors."""
     image, scalars = _shape(signature, 0), signature.scalars
     if image is None or len(scalars) < 2:
         return 0
@@ -73,7 +73,7 @@ _RULES: dict[str, Rule] = {}
 
 
 def _count_as(flops: Any, names: Mapping[str, str] | str) -> None:
-    """Set the rule of some of torch's ops: names of ops by that tool's name, or names that are both."""
+    """Add a rule for each of torch's operators in ``names``: by the tool's name, or names that are the same in both."""
     named = names if isinstance(names, Mapping) else {name: name for name in names.split()}
     for name, ops in named.items():
         for op in ops.split():
@@ -97,8 +97,8 @@ _count_as(_elements, "softmax")
 for _dims in (1, 2, 3):
     _count_as(_elements, f"avg_pool{_dims}d adaptive_avg_pool{_dims}d adaptive_max_pool{_dims}d")
     _count_as(_elements, {f"max_pool{_dims}d": f"max_pool{_dims}d max_pool{_dims}d_with_indices"})
-_count_as(_normalised(weight=2), "layer_norm group_norm")
-_count_as(_normalised(weight=1), "instance_norm")
+_count_as(_normalized(weight=2), "layer_norm group_norm")
+_count_as(_normalized(weight=1), "instance_norm")
 _count_as(
     _interpolated,
     {
@@ -108,21 +108,23 @@ _count_as(
 )
 _count_as(_nothing, "embedding")
 _count_as(_nothing, {"interpolate": "upsample_nearest1d upsample_nearest2d upsample_nearest3d"})
-_count_as(_nothing, "batch_norm")  # whether it is in training, only the op inside it tells: see below
+_count_as(_nothing, "batch_norm")  # counted by _BATCH_NORM: only the inner op has the training flag
 _BATCH_NORM = {
-    "aten::instance_norm": Rule("", _nothing),  # is made of a batch norm
-    "aten::native_batch_norm": Rule("batch_norm", _batch_normalised),
-    "aten::cudnn_batch_norm": Rule("batch_norm", _batch_normalised),
-    "aten::miopen_batch_norm": Rule("batch_norm", _batch_normalised),
+    "aten::instance_norm": Rule("", _nothing),  # calls a batch norm, which is not counted
+    "aten::native_batch_norm": Rule("batch_norm", _batch_normalized),
+    "aten::cudnn_batch_norm": Rule("batch_norm", _batch_normalized),
+    "aten::miopen_batch_norm": Rule("batch_norm", _batch_normalized),
 }
-_count_as(_nothing, {"": "selu selu_ celu celu_ rrelu rrelu_"})  # made of ops that count; that tool leaves them out
+_count_as(
+    _nothing, {"": "selu selu_ celu celu_ rrelu rrelu_"}
+)  # call operators that count; that tool does not count them
 
 
 def functionals(run: Run) -> tuple[dict[LayerPath, dict[str, Counted]], Counter[str]]:
-    """By path of a layer and that tool's name of an operator, what ran directly in the layer's forward; and how many
-    calls of an operator count nothing because their shapes are not known (of nested tensors).
+    """By path of a layer and the tool's name of an operator, the sums of what ran in the layer's forward; and by name,
+    how many calls were not counted because their shapes are unknown (nested tensors).
 
-    Operators that do multiply-accumulates and that the tool does not know are listed by torch's name.
+    Child layers are not included. An operator with multiply-accumulates that the tool does not know has torch's name.
     """
     rules = dict(_RULES)
     unknown: Counter[str] = Counter()

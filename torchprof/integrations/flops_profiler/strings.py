@@ -1,17 +1,12 @@
-"""Numbers as flops-profiler writes them."""
+"""Numbers as text, as flops-profiler writes them; None is ``–``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-UNKNOWN = "–"
-
-
-# How that tool writes figures.
+from torchprof.integrations.figures import UNKNOWN
 
 
 def _scaled(number: float, *units: tuple[float, str]) -> str | None:
-    """In the first unit that goes into the number, to two decimals; None where it is less than all of them."""
+    """In the first unit that is no larger than the number, with two decimals; None if all are larger."""
     for size, unit in units:
         if number >= size:
             return f"{round(number / size, 2)} {unit}"
@@ -46,7 +41,7 @@ def duration_text(ns: float | None) -> str:
 
 
 def rate_text(flops: float | None, ns: float | None) -> str:
-    """Floating-point operations a second."""
+    """Floating-point operations per second."""
     if flops is None or ns is None or (flops and not ns):
         return UNKNOWN
     rate = flops / ns * 1e9 if ns else 0.0
@@ -54,11 +49,6 @@ def rate_text(flops: float | None, ns: float | None) -> str:
     return _scaled(rate, *units) or f"{round(rate, 2)} FLOPS"
 
 
-def share_text(part: float | None, whole: float | None) -> str:
-    return UNKNOWN if part is None or whole is None else f"{part / whole if whole else 0:.2%}"
-
-
-def sum_text(numbers: Iterable[int | None]) -> int | None:
-    """Their sum, None where one of them is not known."""
-    known = list(numbers)
-    return None if None in known else sum(number for number in known if number is not None)
+def at_least(text: str, is_lower_bound: bool) -> str:
+    """A figure as text, with ``≥`` if it is a lower bound; an unknown one stays ``–``."""
+    return f"≥ {text}" if is_lower_bound and text != UNKNOWN else text

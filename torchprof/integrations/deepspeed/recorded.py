@@ -1,0 +1,119 @@
+"""The figures of a model, layer by layer, while DeepSpeed's profiler was on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torchprof import Profile
+from torchprof.integrations.convention import count
+from torchprof.integrations.deepspeed.counting import RULES, macs_of, uncounted_calls
+from torchprof.integrations.deepspeed.strings import macs_to_string
+
+
+@dataclass
+class Figures:
+    """Figures of one layer, or of several: forward calls, multiply-adds, nanoseconds, operator calls not counted."""
+
+    calls: int = 0
+    macs: int = 0
+    ns: int = 0
+    uncounted: int = 0
+
+    def add(self, other: Figures) -> None:
+        self.calls += other.calls
+        self.macs += other.macs
+        self.ns += other.ns
+        self.uncounted += other.uncounted
+
+    @property
+    def known_macs(self) -> int | None:
+        """The multiply-adds; None where nothing was called, or nothing of it could be counted."""
+        return self.macs if self.macs or (self.calls and not self.uncounted) else None
+
+    @property
+    def seconds(self) -> float | None:
+        return self.ns / 1e9 if self.calls or self.ns else None
+
+    def macs_text(self, precision: int) -> str:
+        """The multiply-adds; with ``≥`` where some calls are not counted."""
+        bound = "≥ " if self.uncounted and self.known_macs is not None else ""
+        return bound + macs_to_string(self.known_macs, precision=precision)
+
+
+class Recorded:
+    """The figures of a model while it was profiled. Several profiles add up."""
+
+    def __init__(self) -> None:
+        self.own: dict[tuple[str, ...], Figures] = {}  # by path of a layer, without the layers below it
+        # Path of a module, wrappers included → path of its layer.
+        self.layer_of: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self.macs = 0  # torchprof's own count
+        self.flops = 0
+        self.is_lower_bound = False
+        self.device: str | None = None
+        self.warnings: dict[str, None] = {}
+
+    def add(self, profile: Profile, ignored: frozenset[type]) -> None:
+        """Add a profile that has ended.
+
+        The work of modules of an ``ignored`` type is left out; that of the modules below them is not.
+        """
+        run = profile.run
+        layer_of = _layers_of(profile.traces, run.layers)
+        self.layer_of.update(layer_of)
+        modules = {layer_of[trace.path]: trace.module for trace in profile.traces}  # of wrappers, what they wrap
+        left_out = {layer_of[trace.path] for trace in profile.traces if type(trace.module) in ignored}
+        counted, uncounted = count(run, RULES), uncounted_calls(run)
+        if "device_ns" in run.meta.measured:
+            self.device = run.meta.device
+        tree = run.tree("forward")
+        for node in tree.walk():
+            path = node.layer.path
+            own = self.own.setdefault(path, Figures())
+            if path not in left_out:
+                own.calls += node.calls
+                own.macs += sum(macs_of(name, work, modules[path]) for name, work in counted.get(path, {}).items())
+                own.ns += node.self.device_ns if self.device else node.self.cpu_ns
+                own.uncounted += uncounted[path]
+        self.macs += tree.total.macs
+        self.flops += tree.total.flops
+        self.is_lower_bound |= tree.total.uncounted > 0
+        self.warnings.update(dict.fromkeys(map(str, run.warnings)))
+
+    def total(self) -> Figures:
+        """The sum over all layers."""
+        found = Figures()
+        for own in self.own.values():
+            found.add(own)
+        return found
+
+    def totals(self) -> dict[tuple[str, ...], Figures]:
+        """By path of a layer, the sum over the layer and all below it."""
+        found = {path: replace(own) for path, own in self.own.items()}
+        for path in reversed(found):  # children come after their parents
+            if len(path) > 1:
+                found[path[:-1]].add(found[path])
+        return found
+
+
+def _layers_of(traces: Iterable[Any], layers: Iterable[Any]) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """By path of a module, wrappers included, the path of its layer. Parents come before their children.
+
+    A wrapper (DistributedDataParallel) and the module that it wraps share one layer.
+    """
+    kinds = {layer.path: layer.kind for layer in layers}
+    above: dict[tuple[str, ...], Any] = {}
+    found: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for trace in traces:
+        kind = type(trace.module).__name__
+        if len(trace.path) == 1:
+            found[trace.path] = next(iter(kinds))
+        else:
+            shared = found[trace.path[:-1]]
+            own = (*shared, trace.path[-1])
+            is_wrapped = kinds[shared] == kind != above[trace.path[:-1]]
+            found[trace.path] = shared if is_wrapped or own not in kinds else own
+        above[trace.path] = kind
+    return found

@@ -1,0 +1,186 @@
+"""``FlopsProfiler``: profile what a model does between start and stop, and print flops-profiler's page."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+import torchprof
+from torchprof.encoding import fitting
+from torchprof.integrations.flops_profiler.measured import Measured, is_one_of
+from torchprof.integrations.flops_profiler.page import lines_by_depth, page_text
+from torchprof.integrations.flops_profiler.strings import at_least, duration_text, macs_text, number_text, params_text
+from torchprof.integrations.flops_profiler.summary import summary_lines
+
+
+class FlopsProfiler:
+    """Profile what a model does between ``start_profile`` and ``stop_profile``, and print it as flops-profiler does.
+
+    ``ds_engine``: a DeepSpeed engine, whose sizes and timers go into the summary. ``recompute_fwd_factor``: how much of
+    the forward backward does again (activation checkpointing); used where backward was timed by the engine and was not
+    profiled.
+
+    Figures can be asked for and printed from ``stop_profile`` to ``end_profile``; at other times that raises
+    TorchprofError. torchprof allows one profile at a time in a process: where something may raise after
+    ``start_profile``, put ``end_profile`` into a ``finally``.
+    """
+
+    def __init__(self, model: nn.Module, ds_engine: Any = None, recompute_fwd_factor: float = 0.0) -> None:
+        if not isinstance(model, nn.Module):
+            raise torchprof.TorchprofError(f"FlopsProfiler needs a torch.nn.Module, not {model!r:.80}.")
+        if not isinstance(recompute_fwd_factor, (int, float)) or recompute_fwd_factor < 0:
+            raise torchprof.TorchprofError(
+                "recompute_fwd_factor is the share of the forward that backward does again, 0 or more, not "
+                f"{recompute_fwd_factor!r}."
+            )
+        self.model = model
+        self.ds_engine = ds_engine
+        self.recompute_fwd_factor = recompute_fwd_factor
+        self.started = False
+        self._ignored: tuple[Any, ...] = ()
+        self._block: torchprof.Profile | None = None
+        self._figures: Measured | None = None
+
+    def start_profile(self, ignore_list: Iterable[Any] | None = None) -> None:
+        """Start profiling; a profile that is open begins again.
+
+        ``ignore_list``: modules of the model, or classes of modules, whose work is not counted; their time is still
+        part of the latency.
+        """
+        ignored = _checked_ignored(ignore_list, self.model)
+        self.end_profile()
+        on_cuda = any(param.is_cuda for param in self.model.parameters())
+        block = torchprof.Profile(self.model, with_flops=True, use_cuda=on_cuda)
+        block.__enter__()
+        self._block, self._ignored, self.started = block, ignored, True
+
+    def stop_profile(self) -> None:
+        """Stop profiling. Does nothing if it has not been started."""
+        if self._block is not None:
+            block, self._block = self._block, None
+            block.__exit__(None, None, None)
+            self._figures = Measured(block.run, self.model, self._ignored)
+
+    def reset_profile(self) -> None:
+        """Drop the figures; a profile that is open begins again."""
+        if self._block is not None:
+            self.start_profile(self._ignored)
+        self._figures = None
+
+    def end_profile(self) -> None:
+        """Drop the figures, and stop a profile that is open."""
+        if self._block is not None:
+            block, self._block = self._block, None
+            block.__exit__(None, None, None)
+        self._figures = None
+        self.started = False
+
+    def get_total_flops(self, as_string: bool = False) -> int | str | None:
+        """The floating-point operations of the model's forwards; None (``–``) if no operator could be counted.
+
+        As a string with ``≥`` if some operators could not be counted.
+        """
+        whole = self._measured().whole
+        return at_least(number_text(whole.known[0]), whole.is_lower_bound) if as_string else whole.known[0]
+
+    def get_total_macs(self, as_string: bool = False) -> int | str | None:
+        """The multiply-accumulates of the model's forwards, as ``get_total_flops`` says its figure."""
+        whole = self._measured().whole
+        return at_least(macs_text(whole.known[1]), whole.is_lower_bound) if as_string else whole.known[1]
+
+    def get_total_params(self, as_string: bool = False) -> int | str | None:
+        """The model's parameters; None (``–``) where a lazy layer has not made them yet."""
+        params = self._measured().whole.params
+        return params_text(params) if as_string else params
+
+    def get_total_duration(self, as_string: bool = False) -> float | str:
+        """How long the model's forwards lasted, in seconds."""
+        ns = self._measured().whole.ns
+        return duration_text(ns) if as_string else ns / 1e9
+
+    def get_total_functional_duration(self, as_string: bool = False) -> float | str:
+        """How long the functionals in the model's forwards lasted, in seconds."""
+        ns = self._measured().functionals_ns
+        return duration_text(ns) if as_string else ns / 1e9
+
+    def print_model_profile(
+        self,
+        profile_step: int = 1,
+        module_depth: int = -1,
+        top_modules: int = 1,
+        detailed: bool = True,
+        output_file: str | PathLike[str] | None = None,
+    ) -> None:
+        """Print the summary, the aggregated profile and, with ``detailed``, that of each module.
+
+        ``module_depth`` is the last depth of the aggregated profile, -1 for all. ``output_file``: written there instead
+        of to stdout. Raises TorchprofError for a file that cannot be written.
+        """
+        measured = self._measured()
+        check_page(module_depth, top_modules, output_file)
+        summary = summary_lines(measured, profile_step, self.ds_engine, self.recompute_fwd_factor)
+        text = page_text(summary, measured, module_depth, top_modules, detailed)
+        if not output_file:
+            print(fitting(text, sys.stdout))
+            return
+        try:
+            Path(output_file).write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise torchprof.TorchprofError(f"output_file={str(output_file)!r} cannot be written: {error}") from error
+
+    def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
+        """Print, for each depth up to ``module_depth``, the ``top_modules`` classes of modules with the largest sums
+        of parameters, flops, MACs and forward latency."""
+        measured = self._measured()
+        check_page(module_depth, top_modules, None)
+        print(fitting("\n".join(lines_by_depth(measured, module_depth, top_modules)), sys.stdout))
+
+    def _measured(self) -> Measured:
+        if self._block is not None:
+            raise torchprof.TorchprofError("Profiling is still going on: call stop_profile() first.")
+        if self._figures is None:
+            raise torchprof.TorchprofError(
+                "There are no figures: call start_profile(), then the model, then stop_profile(). They are there until "
+                "reset_profile() or end_profile()."
+            )
+        return self._figures
+
+
+def _checked_ignored(ignore: Any, model: nn.Module) -> tuple[Any, ...]:
+    if ignore is None:
+        return ()
+    if not isinstance(ignore, Iterable) or isinstance(ignore, (str, nn.Module)):
+        raise torchprof.TorchprofError(
+            f"What is to be ignored is a list of classes of modules, [nn.Dropout], or of modules, not {ignore!r:.80}."
+        )
+    ignored = tuple(ignore)
+    for one in ignored:
+        if isinstance(one, nn.Module):
+            if not is_one_of(one, model.modules()):
+                raise torchprof.TorchprofError(f"{one!r:.80}, which is to be ignored, is no module of the model.")
+        elif not isinstance(one, type):
+            raise torchprof.TorchprofError(
+                f"{one!r:.80} cannot be ignored: it is neither a class of modules nor a module."
+            )
+    return ignored
+
+
+def check_page(module_depth: Any, top_modules: Any, output_file: Any) -> None:
+    """Check the options of the page. Raises TorchprofError."""
+    if not isinstance(module_depth, int) or module_depth < -1:
+        raise torchprof.TorchprofError(f"module_depth is 0 or more, or -1 for all depths, not {module_depth!r}.")
+    if not isinstance(top_modules, int) or top_modules < 1:
+        raise torchprof.TorchprofError(f"top_modules is how many are listed, 1 or more, not {top_modules!r}.")
+    if output_file:
+        if not isinstance(output_file, (str, PathLike)):
+            raise torchprof.TorchprofError(f"output_file is the name of a file, not {output_file!r:.80}.")
+        folder = Path(output_file).absolute().parent
+        if not folder.is_dir():
+            raise torchprof.TorchprofError(
+                f"output_file={str(output_file)!r}: there is no folder {str(folder)!r}. Make it first."
+            )
