@@ -830,7 +830,7 @@ def test_the_run_of_many_cycles_is_no_larger_than_that_of_few() -> None:
             model(torch.rand(1, 4))
             prof.step()
             if number in (10, 399):
-                run = prof._run
+                run = prof._cycles.run
                 assert run is not None
                 sizes.append((len(run.rows), len(run.samples), len(run.rows.frames)))
     assert sizes[0] == sizes[1]
