@@ -72,7 +72,9 @@ class Sampler:
         self._folder = str(Path.cwd())  # at the start: the script may go elsewhere
         self._is_users: dict[str, bool] = {}
         self._indices: dict[tuple[int, int], int] = {}
-        self._locations: list[tuple[CodeType, int]] = []  # which also keeps the code alive, so that its id stays its own
+        self._locations: list[
+            tuple[CodeType, int]
+        ] = []  # which also keeps the code alive, so that its id stays its own
         self._times = array("q")
         self._at = array("i")
         self._intervals = array("q")
@@ -100,7 +102,9 @@ class Sampler:
 
     def samples(self) -> Iterator[Sample]:
         """All samples, in the order of time; to be asked for after ``stop``."""
-        locations = [CodeLocation(_shown(code.co_filename, self._folder), line, code.co_name) for code, line in self._locations]
+        locations = [
+            CodeLocation(_shown(code.co_filename, self._folder), line, code.co_name) for code, line in self._locations
+        ]
         for at_ns, index, intervals in zip(self._times, self._at, self._intervals):
             yield Sample(at_ns, locations[index], intervals)
 
