@@ -844,9 +844,9 @@ def test_a_cycle_has_no_warnings_of_another(monkeypatch: pytest.MonkeyPatch) -> 
     """The run of all cycles has those of each."""
     ended: list[str] = []
 
-    def about_clock(*_: int) -> list[str]:
+    def about_clock(*_: int) -> list[Caveat]:
         ended.append(f"The clock of cycle {len(ended) + 1}.")
-        return ended[-1:]
+        return [Caveat(ended[-1])]
 
     monkeypatch.setattr("torchprof.profile.cycle.about_clock", about_clock)
     monkeypatch.setattr("torchprof.profile.profile.missing_device", lambda _: Caveat("No such device."))

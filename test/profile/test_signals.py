@@ -23,7 +23,7 @@ import torchprof
 from torchprof import Profile, TorchprofError
 from torchprof.profile import cycle as cycle_module
 from torchprof.profile.program import Program
-from torchprof.profile.sigterm import HeldSignals, undisturbed
+from torchprof.profile.sigterm import DelayedSignals, undisturbed
 from torchprof.record import model_memory, session
 from torchprof.record.plan import Plan
 from torchprof.record.python_lines import Sampler
@@ -89,7 +89,7 @@ def failing(function: Callable[..., Any]) -> Callable[..., Any]:
 def test_what_came_is_delivered_at_the_end_in_its_order() -> None:
     came: list[str] = []
     signal.signal(signal.SIGALRM, lambda *_: came.append("alarm"))
-    with pytest.raises(KeyboardInterrupt), HeldSignals():
+    with pytest.raises(KeyboardInterrupt), DelayedSignals():
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGALRM)
         signal.raise_signal(signal.SIGALRM)
@@ -100,7 +100,7 @@ def test_what_came_is_delivered_at_the_end_in_its_order() -> None:
 
 def test_a_second_ctrl_c_does_not_wait() -> None:
     done = []
-    with pytest.raises(KeyboardInterrupt), HeldSignals():
+    with pytest.raises(KeyboardInterrupt), DelayedSignals():
         signal.raise_signal(signal.SIGINT)
         done.append(1)
         signal.raise_signal(signal.SIGINT)
@@ -112,14 +112,14 @@ def test_a_handler_that_is_set_meanwhile_stays() -> None:
     def handler(*_: Any) -> None:
         pass
 
-    with HeldSignals(), HeldSignals():
+    with DelayedSignals(), DelayedSignals():
         signal.signal(signal.SIGINT, handler)
     assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_signals_that_are_ignored_or_end_the_process_are_left_alone() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with HeldSignals():
+    with DelayedSignals():
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         signal.raise_signal(signal.SIGINT)
 

@@ -28,7 +28,7 @@ from torchprof.profile.cycle import Cycles, Setup
 from torchprof.profile.decorator import decorated
 from torchprof.profile.event_lists import event_lists_by_path
 from torchprof.profile.gather import gather
-from torchprof.profile.sigterm import HeldSignals, HeldSigterm, undisturbed
+from torchprof.profile.sigterm import DelayedSignals, DelayedSigterm, undisturbed
 from torchprof.record.compiled_code import about_left_out_stacks, awaiting_compilation
 from torchprof.record.compiler import Provenance
 from torchprof.record.labels import Labels
@@ -142,7 +142,7 @@ class Profile:
         if self.entered:
             raise TorchprofError("torchprof profiler is not reentrant")
         try:
-            with HeldSignals():
+            with DelayedSignals():
                 self._enter()
             return self
         except BaseException:
@@ -303,15 +303,15 @@ class Profile:
             self._end_cycle()
             self._show_cycle()
         if action is ProfilerAction.WARMUP and cycles.prepared is None:
-            with HeldSignals():
+            with DelayedSignals():
                 if is_profiled():
                     refuse_if_profiled()
                 cycles.prepare(cycles.setup.asked.with_stack)
         elif action in _RECORDING and not cycles.is_recording:
-            with HeldSignals():
+            with DelayedSignals():
                 self._start_cycle()
         elif action is ProfilerAction.NONE and cycles.prepared is not None:
-            with HeldSignals():
+            with DelayedSignals():
                 cycles.discard_prepared()
 
     def _start_cycle(self) -> None:
@@ -332,7 +332,7 @@ class Profile:
         """Read what was recorded and add it up at once: the next cycle needs the memory. ``_show_cycle`` is to follow,
         when signals are no longer held."""
         cycles = self._cycles
-        with HeldSignals():
+        with DelayedSignals():
             unobserved = cycles.seen.unobserved
             cycle = cycles.end()
             cycles.note(self._labels)
@@ -354,7 +354,7 @@ class Profile:
         if self._warmup_left:
             self._warmup_left -= 1
             return False
-        with HeldSignals():
+        with DelayedSignals():
             refuse_if_profiled()
             self._start_cycle()
         return True
@@ -453,7 +453,7 @@ class Profile:
         process group has no key-value store (MPI) or is there no more, and for a run that was recorded before it.
         """
         failed = self._failed or sys.exc_info()[0] is not None
-        with HeldSigterm() as sigterm:  # also while the run is made: another rank may just have died
+        with DelayedSigterm() as sigterm:  # also while the run is made: another rank may just have died
             run = self.run if self.enabled else None
             return gather(run, group, dst, timeout, failed=failed, sigterm=sigterm)
 

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torchprof.errors import TorchprofError
 from torchprof.measure.recording import Asked
 from torchprof.profile.cycle import Cycles, Setup
-from torchprof.profile.sigterm import HeldSignals, undisturbed
+from torchprof.profile.sigterm import DelayedSignals, undisturbed
 from torchprof.record.compiler import Provenance
 from torchprof.record.labels import Labels
 from torchprof.record.outermost_calls import OutermostCalls
@@ -33,7 +33,7 @@ _CYCLE_EVENTS = 100_000
 _PATIENCE = 5
 """… and after so many times as much at the next call of a model in any case."""
 _FIRST_GUESS = 30.0  # events for each call of a module
-_LONG_START = 0.1  # the share of all time before the first call of a model from which on it is told
+_LONG_START = 0.1  # a warning says so where a larger share of the time is before the first call of a model
 
 
 class Program:
@@ -100,7 +100,7 @@ class Program:
     def __enter__(self) -> Program:
         refuse_if_profiled()
         try:
-            with HeldSignals():
+            with DelayedSignals():
                 self._put_on()
             return self
         except BaseException:
@@ -190,12 +190,12 @@ class Program:
         modules = self._calls + self._outermost.inner - self._modules_before
         much = max(age / _CYCLE_S, modules * self._events_a_call / _CYCLE_EVENTS)
         if much > _PATIENCE or (much > 1 and self._settled):
-            with HeldSignals():
+            with DelayedSignals():
                 self._end_cycle()
                 self._start_cycle()
 
     def _start_cycle(self) -> None:
-        with HeldSignals():
+        with DelayedSignals():
             self._modules_before = self._calls + self._outermost.inner
             self._cycles.start()
             self._since = time.perf_counter()

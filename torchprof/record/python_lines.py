@@ -1,6 +1,6 @@
-"""Where a thread's Python is, looked up every few milliseconds by a thread of its own.
+"""A sampling thread that notes the source line of another thread every few milliseconds.
 
-It sees what no operator explains: the user's lines between the operators, NumPy among them.
+It shows the time that no operator explains: the user's Python between the operators, NumPy for example.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OUR_FILES = str(Path(__file__).parents[1]) + os.sep
 _LIBRARIES = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _MOST_SAMPLES = 1_000_000  # 20 MB; an even number
 _NS = 1_000_000_000
-_PATIENCE_S = 10.0  # for the thread to end, which it does at once: nothing is to wait for ever
+_PATIENCE_S = 10.0  # for the thread to end: a limit in case it does not
 
 
 class CodeLocation(NamedTuple):
@@ -109,7 +109,7 @@ class Sampler:
             yield Sample(at_ns, locations[index], intervals)
 
     def _resume(self) -> None:
-        # A lock that somebody holds is the cheapest thing to sleep on that can be woken: stopping lets go of it.
+        # Waiting for a locked lock is the cheapest sleep that can be interrupted: to stop is to release the lock.
         self._stopping = threading.Lock()
         self._stopping.acquire()
         self._thread = threading.Thread(target=self._watch, args=(self._stopping,), name="torchprof", daemon=True)

@@ -49,10 +49,10 @@ _NOT_AS_IT_MUST_BE = (AttributeError, KeyError, TypeError, ValueError, OverflowE
 
 
 class TraceEvents:
-    """What one trace holds: fed piece by piece, then read as a ``Recording`` is.
+    """The events of one trace: added piece by piece, then read as those of a ``Recording`` are.
 
-    ``device`` is the kind of device whose work it holds, None for the CPU alone; ``unread``: how many events had not
-    what theirs must have. ``base_ns``: what the times in the file count from, in ns since the epoch.
+    ``device`` is the kind of device whose work it holds, None for the CPU alone; ``unread``: how many events lacked
+    what they must have. ``base_ns``: what the times in the file count from, in ns since the epoch.
     ``has_call_stacks``: whether operators have source lines, as torch wrote before it recorded modules.
     """
 
@@ -72,7 +72,7 @@ class TraceEvents:
         self._lane_of: list[tuple[int, int]] = []  # by that: thread, number of the forward thread
         self._streams: dict[tuple[Any, Any], int] = {}  # (device, stream) → a number
         self._stream_of: list[tuple[int, int]] = []
-        self._hip: set[int] = set()  # the devices of ROCm whose memory is told of
+        self._hip: set[int] = set()  # ROCm devices that have memory events
         self._arrows = Arrows()
         self._node: tuple[int, int, int] | None = None  # the last: thread, start, number of the forward thread
         self._session: tuple[int, int] | None = None  # when it began and ended
@@ -283,16 +283,16 @@ class TraceEvents:
         """How long the session lasted; where the trace does not say, from the first event to the end of the last."""
         if self._session is not None:
             return self._session[1] - self._session[0]
-        held = {number for number, (group, _) in enumerate(self._names) if group is MEMORY_EVENTS}
+        of_memory = {number for number, (group, _) in enumerate(self._names) if group is MEMORY_EVENTS}
         first, last = BEYOND, 0
         for columns in (self._cpu, self._work):
             for start, ns, name in zip(columns.start, columns.ns, columns.name):
-                first, last = min(first, start), max(last, start if name in held else start + ns)
+                first, last = min(first, start), max(last, start if name in of_memory else start + ns)
         return max(last - first, 0)
 
     @property
     def cpu_time(self) -> None:
-        """A trace does not tell it."""
+        """Not in a trace."""
         return
 
     @property
@@ -316,7 +316,7 @@ class TraceEvents:
 
     @cached_property
     def has_numbers(self) -> bool:
-        """Whether autograd's nodes tell the numbers of the ops that made them."""
+        """Whether autograd's nodes have the number of their forward thread."""
         return any(forward for _, forward in self._lane_of)
 
     @property
@@ -408,7 +408,7 @@ class TraceEvents:
 
     def _inner_nodes(self, kinds: Sequence[Kind | None]) -> list[bool]:
         """By the number of a name: whether it is that of a node of autograd inside the engine's range around it. One
-        without a number is told by its name alone."""
+        without a number is recognized by its name alone."""
         names = [name for _, name in self._names]
         inner = {name.removeprefix(NODE_PREFIX) for name, kind in zip(names, kinds) if kind is Kind.NODE}
         return [name in inner or self._is_bare_node(*one) for name, one in zip(names, self._names)]
@@ -423,7 +423,7 @@ class TraceEvents:
     # As a recording
 
     def called_from(self, signature: int, source: int) -> int:
-        """Of source lines a trace tells nothing in its ops."""
+        """Operators of a trace have no source lines."""
         return signature
 
     def events(self, sites: Collection[str]) -> Iterator[Event]:
@@ -539,7 +539,7 @@ class TraceEvents:
             elif group is MEMORY_EVENTS:
                 kind = Kind.MEMORY
             elif group is MODULE or kind is Kind.LABEL:
-                # Of a module that nobody asked about, it is as if there were none.
+                # The module is no layer: it is left out.
                 of_module = PREFIX + name.removeprefix(HOOKS) if name.startswith(HOOKS) else name
                 kind = Kind.LABEL if of_module in sites else None
             elif group is RANGE and is_a_common_name(name):  # a range of the user's of that name
