@@ -22,7 +22,7 @@ from torchprof.record.modules import Trace, class_of, select, walk_modules, wrap
 from torchprof.run.layers import Layer
 
 
-class Spot(NamedTuple):
+class ModuleAtPath(NamedTuple):
     """A module where it stands in a model: ``path`` is the real one, ``shown`` the one that users see, without the
     steps that only wrap; ``wrapper`` is the number of the spot of the module that only wraps this one; ``compiled``,
     whether it is inside a ScriptModule or a module under torch.compile, and so may run without being called;
@@ -37,7 +37,7 @@ class Spot(NamedTuple):
     callable: bool
 
 
-def _spots(models: Iterable[nn.Module], before: Sequence[Spot] = ()) -> list[Spot]:
+def _spots(models: Iterable[nn.Module], before: Sequence[ModuleAtPath] = ()) -> list[ModuleAtPath]:
     """All modules of some models, model after model, depth first, after those ``before``. A second model of one class
     is ``Net#2``."""
     spots = list(before)
@@ -63,7 +63,7 @@ def _spots(models: Iterable[nn.Module], before: Sequence[Spot] = ()) -> list[Spo
                     shown_path = (*shown_path, path[-1])
             above[path] = len(spots), module
             has_forward = getattr(type(module), "forward", None) is not nn.Module.forward or "forward" in vars(module)
-            spots.append(Spot(path, leaf, ref(module), shown_path, wrapper, compiled, has_forward))
+            spots.append(ModuleAtPath(path, leaf, ref(module), shown_path, wrapper, compiled, has_forward))
     return spots
 
 
@@ -102,7 +102,7 @@ class Plan:
         self.layer_paths: list[tuple[str, ...]] = []
         self.selected: set[int] | None = None
         self.with_event_lists: set[tuple[str, ...]] = set()
-        self._spots: list[Spot] = []
+        self._spots: list[ModuleAtPath] = []
         self._layer_of: list[int] = []  # by spot
         self._layers_chosen: set[int] = set()
         self._target_of: dict[int, Target] = {}  # by the id of a module, valid while that is alive
@@ -181,7 +181,7 @@ class Plan:
             for at in reversed(numbers):
                 self._real_paths[target.label, self._layer_of[at]] = self._spots[at].path
 
-    def _around(self, spot: Spot) -> Target | None:
+    def _around(self, spot: ModuleAtPath) -> Target | None:
         """The module that only wraps one."""
         wrapper = self._spots[spot.wrapper].module() if spot.wrapper is not None else None
         return self._target(wrapper) if wrapper is not None else None
@@ -372,7 +372,7 @@ class Plan:
         return self._layers
 
     @property
-    def spots(self) -> list[tuple[Spot, int]]:
+    def spots(self) -> list[tuple[ModuleAtPath, int]]:
         """All places of modules, each with the number of the layer that it is shown as."""
         return [*zip(self._spots, self._layer_of)]
 
