@@ -27,7 +27,7 @@ from torchprof.analyze.compare.budget import check, limit_of
 from torchprof.analyze.compare.diff import Change, Diff, Pair
 from torchprof.analyze.compare.noise import ALPHA, FEWEST, Noise, false_discovery_rates, noise_of, rank_test
 from torchprof.errors import TorchprofError
-from torchprof.reports.diff.table import told_of, whole_of
+from torchprof.reports.diff.table import changes_of_layers, whole_of
 from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer
 from torchprof.run.memory import Memory
@@ -1212,7 +1212,7 @@ def test_of_settings_what_differs_is_told(before: str, after: str, words: str) -
         made([layer("Net", settings="same"), layer("Net.fc", "Linear", settings=one)], []) for one in (before, after)
     ]
     diff = torchprof.compare(*runs)
-    assert dict(told_of(diff)) == {"Changed": [f"Net.fc: settings {words}"]}
+    assert dict(changes_of_layers(diff)) == {"Changed": [f"Net.fc: settings {words}"]}
     assert pair_of(diff, "Net.fc").differs == (("settings", before, after),)  # in full for other programs
 
 
@@ -1221,7 +1221,7 @@ def test_what_is_told_of_layers_is_cut_and_the_rest_is_counted_apart() -> None:
         return made([layer("Net"), *(layer(f"Net.l`{at}", kind) for at in range(others)), layer("Net.<b>", "A")], [])
 
     diff = torchprof.compare(kinds("A", 11), kinds("B", 11))
-    told = list(told_of(diff))
+    told = list(changes_of_layers(diff))
     assert [what for what, _ in told] == ["Changed", ""] and len(told[0][1]) == 10
     assert told[0][1][0] == "Net.l`0: kind A → B"
     assert told[1][1] == ["Changed: 1 more layer, not told here."]
@@ -1229,8 +1229,8 @@ def test_what_is_told_of_layers_is_cut_and_the_rest_is_counted_apart() -> None:
     lines = diff.report("markdown").splitlines()
     assert "- Changed: 1 more layer, not told here." in lines and "- Changed: ``Net.l`0: kind A → B``" in lines
     more = torchprof.compare(kinds("A", 30), kinds("B", 30))
-    assert [*told_of(more)][1] == ("", ["Changed: 20 more layers, not told here."])
-    assert [what for what, _ in told_of(torchprof.compare(kinds("A", 10), kinds("B", 10)))] == ["Changed"]
+    assert [*changes_of_layers(more)][1] == ("", ["Changed: 20 more layers, not told here."])
+    assert [what for what, _ in changes_of_layers(torchprof.compare(kinds("A", 10), kinds("B", 10)))] == ["Changed"]
 
 
 @pytest.mark.parametrize("bad", [None, 3, [simple()], {"a": 1}, Meta(("Net",))])

@@ -45,7 +45,8 @@ import torchprof
 from torchprof import reports
 from torchprof.analyze import records
 from torchprof.cli import main
-from torchprof.reports.page.data import Take, page_data
+from torchprof.reports.page.data import page_data
+from torchprof.reports.page.tree import Take
 from torchprof.run.cost import Cost
 from torchprof.run.cycles import add_cycle
 from torchprof.run.memory import Memory

@@ -1,7 +1,7 @@
 """A run as flat tables of plain values, for spreadsheets, data frames and databases.
 
-What is not known is None and never 0: what could not be measured, what a layer would have cost that was never called,
-and a sum that lacks all there is in it. Of a sum that lacks a part, the record says in ``lower_bounds`` that it is one.
+An unknown value is None and never 0: what could not be measured, the costs of a layer that was never called, and a sum
+of which every part is unknown. Columns that hold a lower bound are named in ``lower_bounds``.
 Times are in nanoseconds, memory in bytes: names of columns say so.
 """
 
@@ -11,9 +11,10 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
+from torchprof.analyze.columns import measures_of_records
 from torchprof.analyze.figures import Figures, figures_of_layers
 from torchprof.errors import TorchprofError, suggest
-from torchprof.run.cost import MEASURES, Bound, Measure, Unit
+from torchprof.run.cost import Bound, Measure
 from torchprof.run.run import Op, Run, of_ranks
 from torchprof.run.samples import SampleKey
 from torchprof.run.words import (
@@ -31,7 +32,7 @@ from torchprof.run.words import (
 
 Cell = str | int | None
 
-_INWARD = " > "  # between the names of what is inside of each other
+_INWARD = " > "  # between names, from outer to inner
 _NO_LAYERS = {NOT_SELECTED: NOT_SELECTED_NAME, OUTSIDE: OUTSIDE_NAME}
 
 
@@ -57,8 +58,8 @@ def layers(run: Run) -> Table:
     layers below it. Calls are those of the phase; autograd calls no layer, so backward has none. What the layer is
     (``kind``, ``settings``, shapes, parameters) is the same in all its records.
     """
-    figures = _figures(run)
-    asked = _requested(run)
+    figures = measures_of_records(run)
+    asked = {name for meta in run.metas for name in meta.requested}
     durations = ("min_call_cpu_ns", "median_call_cpu_ns", "max_call_cpu_ns") if "cpu_ns" in asked else ()
     peaks = [name for name in ("cpu", "device") if f"{name}_allocated" in asked]
     columns = {
@@ -94,11 +95,11 @@ def layers(run: Run) -> Table:
 def operators(run: Run) -> Table:
     """One record for each operator, label and compiled region directly in a layer; for each phase and rank.
 
-    ``self_…`` is what no operator inside it took: with ``(between ops)``, Σ is the layer's own. ``labels`` are those
+    ``self_…`` excludes operators inside it: with ``(between ops)``, Σ is the layer's self. ``labels`` are those
     that the operator is inside of, in the same layer; a label has a record itself. ``total_…`` of a label is all that
     ran in it, layers that have records of their own included.
     """
-    figures = _figures(run)
+    figures = measures_of_records(run)
     columns = {
         **_typed(str, "layer", "kind", "phase"),
         **_typed(int, "rank"),
@@ -138,7 +139,7 @@ def rows(run: Run) -> Table:
     ``source`` are lines, innermost first. A step of kind python is a line at which Python was seen, so many ``calls``
     times; what that cost is in the layer's own time.
     """
-    figures = _figures(run)
+    figures = measures_of_records(run)
     columns = {
         **_typed(str, "layer", "kind", "phase"),
         **_typed(int, "rank"),
@@ -198,32 +199,6 @@ def rows(run: Run) -> Table:
 TABLES: Mapping[str, Callable[[Run], Table]] = {"layers": layers, "operators": operators, "rows": rows}
 
 
-def _figures(run: Run) -> list[Measure]:
-    """What was asked for, each field by itself, and memory also net: what was allocated less what was freed. Headings
-    are names that end in a unit."""
-    asked = _requested(run)
-    figures = []
-    doubts = {}
-    for measure in MEASURES:
-        fields = [(name, sign) for name, sign in measure.fields if name in asked]
-        figures += [Measure(_with_unit(name, measure), measure.unit, ((name, 1),), measure.doubt) for name, _ in fields]
-        if len(fields) > 1:
-            where, _, _ = fields[0][0].partition("_")
-            figures.append(Measure(_with_unit(f"{where}_net", measure), measure.unit, tuple(fields)))
-        if fields and measure.doubt is not None:
-            doubts[measure.doubt] = Measure(measure.doubt, Unit.COUNT, ((measure.doubt, 1),))
-    return [*figures, *doubts.values()]
-
-
-def _with_unit(name: str, measure: Measure) -> str:
-    unit = measure.unit.value
-    return name if measure.unit is Unit.COUNT or name.endswith(f"_{unit}") else f"{name}_{unit}"
-
-
-def _requested(run: Run) -> Set[str]:
-    return {name for meta in run.metas for name in meta.requested}
-
-
 def _typed(kind: type, *names: str) -> dict[str, type]:
     return dict.fromkeys(names, kind)
 
@@ -261,7 +236,7 @@ class _OfLayer(NamedTuple):
 
 
 def _layers_of(run: Run, phases: Sequence[str]) -> Iterator[_OfLayer]:
-    """What each layer took, itself and with all below it; a layer that was never called took nobody knows what."""
+    """What each layer took, itself and with all below it; the costs of a layer that was never called are unknown."""
     index = {layer.path: number for number, layer in enumerate(run.layers)}
     params = run.total_params()
     figures = figures_of_layers(run, phases)
@@ -319,7 +294,7 @@ def layer_name(run: Run, index: int) -> str:
 
 
 def _of_chain(frames: Sequence[Frame]) -> tuple[Cell, ...]:
-    """Of a row: inside, operator, its kind, and what it was called on."""
+    """Of a row: ``inside``, operator, its kind, input shapes, dtypes and source lines."""
     if not frames:
         return (None, BETWEEN_OPS, "op", None, None, None)
     inside = _INWARD.join(frame.name for frame in frames)

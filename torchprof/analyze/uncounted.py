@@ -52,7 +52,8 @@ def about_uncounted(rows: Rows, without_shapes: Set[str]) -> Iterator[Caveat]:
     columns = rows.columns
     for at, uncounted in enumerate(columns["uncounted"]):
         frames = rows.frames[columns["frames"][at]]
-        if uncounted and not is_left_over(frames):  # what was launched before the recording is in no sum
+        # Python's time is in rows without frames: it has no work. What was launched before the recording is in no sum.
+        if uncounted and frames and not is_left_over(frames):
             reason = _reason(frames, without_shapes)
             name = frames[-1].name
             work = found.setdefault((reason, name if reason == _OPERATOR else ""), _Work())

@@ -86,7 +86,7 @@ def report_of(run: torchprof.Run, arguments: argparse.Namespace, written: Sequen
 
     ``written``: the files that it is in.
     """
-    from torchprof.reports.tree import fitting_depth
+    from torchprof.reports.entries import fitting_depth
 
     yield run.report("headline")
     if run.meta.environment:

@@ -15,14 +15,14 @@ from torchprof.errors import TorchprofError, suggest
 
 
 class Report(NamedTuple):
-    """A function ``(value, **options) -> str``, and how the names of files end that hold what it returns."""
+    """A function ``(value, **options) -> str``, and the suffix of the files that it is written into (None: of none)."""
 
     write: Callable[..., str]
     suffix: str | None
 
 
 class Text(str):
-    """The text of a report: a ``str`` that a notebook, and Python's prompt, show as it reads, not as a literal."""
+    """The text of a report: a ``str`` whose ``repr`` is the text itself, as notebooks and Python's prompt show it."""
 
     __slots__ = ()
 
@@ -38,7 +38,7 @@ def report(
 ) -> Callable[[Callable[..., str]], Callable[..., str]]:
     """Register a function as the report of that name ``of`` a "run" or of the "diff" of two.
 
-    ``suffix`` makes it a format of files, too: what ``export`` writes into those whose names end so.
+    ``suffix``: ``export`` writes this report into files whose names end so.
     """
 
     def register(function: Callable[..., str]) -> Callable[..., str]:

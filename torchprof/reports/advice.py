@@ -23,7 +23,7 @@ _RECORDS = {
 @report("advice")
 def advice(run: Run, *, limit: int | None = 20) -> str:
     """What could be made faster or smaller, in plain sentences: for each finding the layer's path, the evidence, what
-    it could save at most, and what to change. The most valuable come first; those whose gain nobody knows, last.
+    it could save at most, and what to change. The most valuable come first; those of unknown gain last.
 
     Where nothing was found it says so. At the end stands which rules failed, and what else could be recorded to find
     more. ``limit`` shows only so many findings (None: all). docs/advice.md lists what is looked for.
@@ -61,7 +61,7 @@ def not_shown(count: int) -> str:
 def unrecorded(run: Run) -> list[str]:
     """What some rules need and was not recorded, by the names of the arguments of ``Profile``.
 
-    A device is no such thing where torch was built without CUDA; a run that does not know what it ran on may have had
+    A device is not among them where torch was built without CUDA. Where the environment is unknown, there may have been
     one.
     """
     recorded = {name for meta in run.metas for name, on in meta.flags if on}

@@ -15,8 +15,8 @@ from torchprof.run.words import BETWEEN_OPS, PHASES
 
 @report("between")
 def between(run: Run, *, limit: int | None = 10, lines: int | None = 3, tablefmt: str | None = None) -> str:
-    """The CPU time that no operator explains, by layer, label and phase, largest first: Python, and what it calls, as
-    NumPy.
+    """The CPU time in which no operator ran, by layer, label and phase, largest first: Python, and what it
+    calls, such as NumPy.
 
     Under each stand the ``lines`` source lines at which a sampling thread saw Python there most often, with the samples
     and the part of that time which they stand for; unknown without such a thread (``torchprof run`` has one). Short

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from torchprof.analyze.columns import CALLS
 from torchprof.reports import report
-from torchprof.reports.columns import CALLS
 from torchprof.reports.text import draw, printable
 from torchprof.run.cost import format_time
 from torchprof.run.run import Run

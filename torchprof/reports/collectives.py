@@ -23,7 +23,7 @@ _UNNAMED = ("", "undefined")  # torch's description of a group that has none
 
 
 class _Source(Enum):
-    """Where a row of the run tells of a collective."""
+    """What kind of row a collective was recorded as."""
 
     KERNEL = "work of a device"
     HOST_RANGE = "the range of a backend that works on the CPU"
@@ -31,7 +31,7 @@ class _Source(Enum):
 
 
 class _Use(NamedTuple):
-    """A row of the run that tells of a collective. ``on_host``: the CPU carries it out. ``ns`` is how long it took: the
+    """A row of the run for a collective. ``on_host``: the CPU carries it out. ``ns`` is how long it took: the
     time of its kernels, or of its range on the host; None where that is not known."""
 
     row: Row
@@ -92,7 +92,7 @@ def _at_least(is_bound: bool) -> str:
 def collectives(run: Run, *, tablefmt: str | None = None) -> str:
     """What ranks exchanged: a row for each collective, group and size, and one for each layer and phase that did so.
 
-    *In* and *Out* are the bytes of one call on one rank, ``–`` where nothing says them. A call is a kernel, or a range
+    *In* and *Out* are the bytes of one call on one rank, ``–`` where they are unknown. A call is a kernel, or a range
     of a backend that works on the CPU (gloo), which takes the time from its beginning to its end, on whatever thread.
     Where a run has both, the column *On* tells them apart. The bandwidth is what NCCL's tests call the algorithm
     bandwidth, S/t, with S the larger of In and Out: so it is there for all-gather and for reduce-scatter
@@ -140,7 +140,7 @@ def collectives(run: Run, *, tablefmt: str | None = None) -> str:
 
 
 def _uses(run: Run) -> Iterator[_Use]:
-    """The rows that tell of collectives, each once: in a rank with kernels of communication, these and not what
+    """The rows of collectives, each once: in a rank with kernels of communication, these and not what
     launched them."""
     sources = [_source(frames) for frames in run.rows.frames]
     numbers = run.rows.columns["frames"]
@@ -159,7 +159,7 @@ def _uses(run: Run) -> Iterator[_Use]:
 
 
 def _source(frames: Sequence[Frame]) -> _Source | None:
-    """What the innermost frame tells of a collective; None where it is none, or part of one around it."""
+    """The source of a row whose innermost frame is a collective; None for other rows, and for parts of a collective."""
     if not frames:
         return None
     last = frames[-1]
@@ -172,7 +172,7 @@ def _source(frames: Sequence[Frame]) -> _Source | None:
 
 
 def _what(use: _Use) -> tuple[str, ...]:
-    """Groups that are described alike are one: in a run of many ranks each has its own name for them."""
+    """Groups of one description count as one: each rank has its own name for the same group."""
     collective = use.collective
     group = collective.group if collective.description in _UNNAMED else collective.description
     return (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from torchprof.analyze.compiled import RESUMED, Compiled, PhaseOfRegion, RegionUse, compiled_in
+from torchprof.analyze.compiled import RESUMED, Compiled, PhaseOfRegion, compiled_in
+from torchprof.analyze.records import layer_name
 from torchprof.errors import some
 from torchprof.reports import report
 from torchprof.reports.notes import about_sums, warnings_of
@@ -13,7 +14,7 @@ from torchprof.reports.text import draw, printable
 from torchprof.run.cost import UNKNOWN, Cost, format_time
 from torchprof.run.meta import CompiledRegion
 from torchprof.run.run import Run
-from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED_NAME, OUTSIDE_NAME, RECOMPUTE
+from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
 
 
 @report("compiled")
@@ -32,7 +33,7 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> str:
     found = compiled_in(run)
     uses = found.uses
     notes = [*_breaks(run, found), *_times(run, found), *about_sums(run)]
-    notes += [*map(printable, warnings_of(run, without=["graph_breaks"]))]  # why is said here
+    notes += [*map(printable, warnings_of(run, without=["graph_breaks"]))]  # the table has their reasons
     if not uses:
         return "\n".join(["No code of torch.compile's ran while this was recorded.", *notes])
     phases = [phase for phase in (FORWARD, RECOMPUTE, BACKWARD) if any(phase in use.phases for use in uses)]
@@ -42,7 +43,12 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> str:
     table = []
     for use in uses:
         guards = sum((part.guards for part in use.phases.values()), Cost())
-        cells = [use.name, _module(run, use), UNKNOWN if use.known is None else _place(use.known), str(use.calls)]
+        cells = [
+            use.name,
+            layer_name(run, use.layer),
+            UNKNOWN if use.known is None else _place(use.known),
+            str(use.calls),
+        ]
         cells.append(format_time(guards.cpu_ns))
         for phase in phases:
             texts = _texts(run, use.phases[phase]) if phase in use.phases else {}
@@ -62,12 +68,6 @@ def _texts(run: Run, part: PhaseOfRegion) -> dict[str, str]:
     }
 
 
-def _module(run: Run, use: RegionUse) -> str:
-    if use.layer >= 0:
-        return run.layers[use.layer].name
-    return OUTSIDE_NAME if use.layer == -1 else NOT_SELECTED_NAME
-
-
 def _place(region: CompiledRegion) -> str:
     """The function, and where it is; the rest of one after a graph break as that."""
     owner, _, name = region.function.rpartition(".")
@@ -85,7 +85,7 @@ def _breaks(run: Run, found: Compiled) -> Iterator[str]:
         where = f"{file}:{region.break_line}" if file else f"line {region.break_line}"
         why = f": {region.break_reason}" if region.break_reason else ""
         calls = sum(use.calls for use in uses)
-        modules = some([*dict.fromkeys(_module(run, use) for use in uses)])
+        modules = some([*dict.fromkeys(layer_name(run, use.layer) for use in uses)])
         names = some([*dict.fromkeys(use.name for use in uses)])
         times = f"{calls} time{'s' if calls > 1 else ''}"
         yield printable(f"Graph break in {modules} at {where}, after region {names}, {times}{why}")

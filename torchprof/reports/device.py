@@ -26,8 +26,8 @@ def device(run: Run, *, tablefmt: str | None = None) -> str:
     how much of the communication ran while it computed; the rest is exposed: in that time nothing was computed.
     ``tablefmt`` is any of tabulate's formats. docs/device.md says which kernels communicate.
 
-    Raises TorchprofError for a run without a device, for one of a torchprof that told no streams apart, and for an
-    unknown format.
+    Raises TorchprofError for a run without a device, for one of a torchprof that did not distinguish streams, and
+    for an unknown format.
     """
     _refuse_unknown(run)
     metas = {meta.rank: meta for meta in run.metas}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from torchprof.analyze.records import layer_name
 from torchprof.reports.text import printable
 from torchprof.run.cost import format_time
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey
 from torchprof.run.unfinished import Entered, Unfinished
-from torchprof.run.words import FORWARD, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME
+from torchprof.run.words import FORWARD, OUTSIDE
 
 _HANGS = 2  # times the longest step
 
@@ -25,10 +26,10 @@ def about_hang(run: Run) -> Iterator[str]:
     for one in run.unfinished:
         places.setdefault(_where(run, one), []).append(one.rank)
     lasted = format_time(max(one.ns for one in run.unfinished))
-    told = "; ".join(
+    where_each_is = "; ".join(
         f"{ranks_in_words(which)} {'was' if len(which) == 1 else 'were'} {where}" for where, which in places.items()
     )
-    yield f"A step had not ended when the recording did, after {lasted}: {told}."
+    yield f"A step had not ended when the recording did, after {lasted}: {where_each_is}."
     for called, absent in dict(filter(None, missed.values())).items():
         yield f"{ranks_in_words(absent).capitalize()} had not called {called}, which others had."
 
@@ -80,7 +81,5 @@ def _where(run: Run, one: Unfinished) -> str:
 
 
 def name_of_layer(run: Run, layer: int) -> str:
-    """The name of a layer by its index, which is negative for what is no layer."""
-    if layer >= 0:
-        return printable(run.layers[layer].name)
-    return OUTSIDE_NAME if layer == OUTSIDE else NOT_SELECTED_NAME
+    """The name of a layer by its index, or of work that belongs to none, printable."""
+    return printable(layer_name(run, layer))

@@ -26,7 +26,7 @@ from torchprof.run.words import (
 )
 
 _NEARLY_ALL = 0.95  # of everything: the rest is worth no word
-_MOSTLY_IDLE = 0.5  # a device that rests for more than this part of the time waits for the CPU
+_MOSTLY_IDLE = 0.5  # a device that is idle for more than this part of the time waits for the CPU
 
 _PHASES = {FORWARD: "the forward", BACKWARD: "the backward", RECOMPUTE: "the recomputation"}
 _OF_RANGES = {
@@ -34,7 +34,7 @@ _OF_RANGES = {
     BACKWARD: "the backward of the ranges",
     RECOMPUTE: "the recomputation in the ranges",
 }
-"""Where a trace tells of no model: a range may as well be around what is no forward."""
+"""For traces without modules: a range is not necessarily around a forward."""
 _NO_LAYER = {OUTSIDE: "outside of all layers", NOT_SELECTED: "in layers that were not selected"}
 _PLAIN = {
     "Linear": "linear layer",
@@ -51,7 +51,7 @@ _KERNEL_SIZE = re.compile(r"kernel_size=\((\d+(?:, \d+)*),?\)")
 
 
 class _Measured(NamedTuple):
-    """What the headline speaks of: a field of ``Cost``, and its name. ``plain``: it goes without saying."""
+    """What the headline speaks of: a field of ``Cost``, and its name. ``plain``: the sentence does not name it."""
 
     field: str
     name: str
@@ -119,7 +119,7 @@ def headline(run: Run) -> str:
 
 
 def _subject(run: Run) -> tuple[str, _Measured]:
-    """What to say before anything else, and what the rest is about."""
+    """A first sentence on an idle device, or nothing, and the measure of the sentences after it."""
     meta = run.meta
     if "device_ns" in meta.measured:
         device = (meta.device or "device").upper()
@@ -245,9 +245,9 @@ def _largest_work(run: Run, measured: _Measured, parts: Mapping[Part, int]) -> _
 def _kind(layer: Layer, is_of_model: bool) -> tuple[str, str]:
     """What one and several layers of this kind are called; convolutions are told apart by the size of their kernel.
 
-    Where the class is not known, nobody knows which layers are alike: each is of a kind of its own.
+    A layer of unknown class is a kind of its own.
     """
-    if not layer.kind:  # of a trace: a module whose class it does not tell, or a range of record_function
+    if not layer.kind:  # of a trace: a module without its class, or a range of record_function
         return "layer" if is_of_model else "range", printable(layer.name)
     convolution = _CONVOLUTION.fullmatch(layer.kind)
     if convolution is None:

@@ -17,7 +17,8 @@ from torchprof.analyze.advice.evidence import Evidence
 from torchprof.errors import TorchprofError
 from torchprof.reports import render, report
 from torchprof.reports.advice import gain
-from torchprof.reports.page.data import Take, page_data
+from torchprof.reports.page.data import page_data
+from torchprof.reports.page.tree import Take
 from torchprof.run.cost import UNKNOWN, format_time
 from torchprof.run.run import Run
 from torchprof.version import __version__
@@ -59,10 +60,10 @@ def html(run: Run, *, beside: Mapping[str, Run] | None = None) -> str:
 
 
 def page(title: str, takes: Sequence[Take], more: Mapping[str, Any], run: Run) -> str:
-    """The page of one or several runs. ``more`` is told beside their figures; facts and advice are of ``run``."""
+    """The page of one or several runs. ``more`` is added to their data; facts and advice are of ``run``."""
     evidence = Evidence(run)
     advice = advise(run)
-    told = {
+    document = {
         "title": title,
         "version": __version__,
         "facts": _facts(run),
@@ -72,7 +73,7 @@ def page(title: str, takes: Sequence[Take], more: Mapping[str, Any], run: Run) -
         **page_data(takes),
     }
     # ASCII alone, and nothing that could end the element: names of layers are whatever somebody chose.
-    data = json.dumps(told, separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
     script = page_script()
     style = _part("page.css")
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_hash(script)}'; img-src data:"

@@ -9,7 +9,7 @@ from typing import Any
 from torchprof.analyze.operators import Kernel
 from torchprof.analyze.operators import kernels as kernels_of
 from torchprof.reports import report
-from torchprof.reports.ranking import figure_columns, line_of, ranked, said, shares_of, shortened
+from torchprof.reports.ranking import about_wholes, figure_columns, line_of, ranked, shares_of, shortened
 from torchprof.run.cost import Cost, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import LAUNCHED_BEFORE, OUTSIDE_NAME
@@ -76,7 +76,7 @@ def kernels(
         columns,
         columns[0],
         wholes=wholes,
-        notes=said("what all rows took", wholes),
+        notes=about_wholes("what all rows took", wholes),
         sort_by=sort_by,
         row_limit=row_limit,
         tablefmt=tablefmt,

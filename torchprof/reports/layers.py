@@ -5,7 +5,15 @@ from __future__ import annotations
 from torchprof.analyze.operators import layers_of, operators
 from torchprof.errors import TorchprofError
 from torchprof.reports import report
-from torchprof.reports.ranking import figure_columns, largest_by, line_of, operator_name, ranked, said, shares_of
+from torchprof.reports.ranking import (
+    about_wholes,
+    figure_columns,
+    largest_by,
+    line_of,
+    operator_name,
+    ranked,
+    shares_of,
+)
 from torchprof.run.cost import Cost
 from torchprof.run.run import Run
 
@@ -50,7 +58,7 @@ def layers(
         columns,
         largest_by(columns, of_self=False),
         wholes=wholes,
-        notes=said(f"what {op} took everywhere", wholes),
+        notes=about_wholes(f"what {op} took everywhere", wholes),
         sort_by=sort_by,
         row_limit=row_limit,
         tablefmt=tablefmt,

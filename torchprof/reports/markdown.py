@@ -29,7 +29,7 @@ def markdown(
     percent: bool = False,
     hot: bool = False,
 ) -> str:
-    """The facts of the run, the tree table, and the run's doubts. The options are those of the report "tree".
+    """The facts of the run, the tree table, and the run's warnings. The options are those of the report "tree".
 
     Names are code, so nothing in them is a link, a mention or a tag. Raises TorchprofError as "tree" does.
     """
@@ -71,7 +71,7 @@ def line(cells: list[str]) -> str:
 
 
 def plain(words: str) -> str:
-    """Words in which nothing means anything to Markdown."""
+    """Words with everything escaped that Markdown would interpret."""
     return printable(words).translate(_PLAIN)
 
 

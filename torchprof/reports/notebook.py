@@ -1,4 +1,4 @@
-"""The tree table for notebooks: a small piece of HTML, with no script, that is at home on light and dark pages."""
+"""The tree table for notebooks: a small piece of HTML, with no script, for light and dark pages."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from importlib import import_module
 
 from torchprof.errors import TorchprofError
 from torchprof.reports import report
+from torchprof.reports.entries import fitting_depth
 from torchprof.reports.text import check_number, printable
-from torchprof.reports.tree import fitting_depth, table_of
+from torchprof.reports.tree import table_of
 from torchprof.run.run import Run
 
 _ROWS_SHOWN = 500  # each is some hundred bytes of the notebook's file
@@ -77,7 +78,7 @@ def notebook(run: Run, *, depth: int | None = None) -> str:
 
 
 def _text(text: str) -> str:
-    """Text of anybody's as HTML that shows it."""
+    """Any text, escaped for HTML."""
     return escape(printable(text))
 
 

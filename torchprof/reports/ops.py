@@ -8,7 +8,15 @@ from typing import Any
 from torchprof.analyze.operators import Operator, operators
 from torchprof.reports import report
 from torchprof.reports.notes import about_flops
-from torchprof.reports.ranking import figure_columns, largest_by, line_of, operator_name, ranked, said, shares_of
+from torchprof.reports.ranking import (
+    about_wholes,
+    figure_columns,
+    largest_by,
+    line_of,
+    operator_name,
+    ranked,
+    shares_of,
+)
 from torchprof.reports.text import check_number
 from torchprof.run.cost import Cost
 from torchprof.run.run import Run
@@ -82,7 +90,7 @@ def ops(
         largest_by(columns, of_self=True),
         wholes=wholes,
         more_texts=more,
-        notes=[*said("what all rows took by themselves", wholes), *about_flops(run)],
+        notes=[*about_wholes("what all rows took by themselves", wholes), *about_flops(run)],
         sort_by=sort_by,
         row_limit=row_limit,
         tablefmt=tablefmt,

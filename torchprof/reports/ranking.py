@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from torchprof.analyze.columns import CallsColumn, Column, CostColumn, column_called, columns_of
 from torchprof.analyze.figures import Figures
 from torchprof.analyze.operators import Operator, Sums
-from torchprof.reports.columns import CallsColumn, Column, CostColumn, column_called, columns_of
 from torchprof.reports.notes import about_sums, warnings_of
 from torchprof.reports.text import check_number, draw, printable
 from torchprof.run.cost import Bound, Cost, Figure, Unit, format_time
@@ -18,7 +18,7 @@ from torchprof.run.words import FORWARD
 CALLS = "Calls"
 _PHASES = "the phases asked for"  # their sum, as a key of ``Figures``
 
-# What torch's own tables call our columns; "cpu" stands for a kind of device, too.
+# The names of our columns in torch's own tables; "cpu" stands for a kind of device, too.
 _TORCHS_NAMES = {
     "self_cpu_time_total": "self_cpu_total",
     "cpu_time_total": "cpu_total",
@@ -74,7 +74,7 @@ class AverageColumn(Column):
 
 
 def line_of(texts: Mapping[str, Sequence[str]], sums: Sums, *, left_over: bool = False) -> Line:
-    """A line with these figures; what nobody calls has a blank for its calls, and what is left over no share."""
+    """A line with these figures: blank calls where nothing is called; ``left_over`` work is in no share."""
     return Line(
         {_PHASES: sums.self},
         {_PHASES: sums.total},
@@ -91,18 +91,18 @@ def figure_columns(run: Run) -> list[Column]:
     for column in columns_of(run):
         if isinstance(column, CostColumn) and column.phase == FORWARD:
             columns.append(SumColumn(column.heading, column.measured, measure=column.measure, is_self=column.is_self))
-            if column.measure.unit is Unit.TIME and not column.is_self:
+            if column.unit is Unit.TIME and not column.is_self:
                 heading = f"{column.heading.removesuffix(' total')} avg"
                 columns.append(AverageColumn(heading, column.measured, columns[-1]))
     return [*columns, CallsColumn(CALLS)]
 
 
 def largest_by(columns: Sequence[Column], *, of_self: bool) -> Column:
-    """The column whose largest stand first where nobody says: time of the device, else of the CPU, else the first."""
+    """The default order, largest first: time of the device, else of the CPU, else the first."""
     times = [
         column
         for column in columns
-        if isinstance(column, CostColumn) and column.measure.unit is Unit.TIME and column.measured
+        if isinstance(column, CostColumn) and column.unit is Unit.TIME and column.measured
         if column.is_self == of_self
     ]
     return [*reversed(times), *columns][0]
@@ -113,16 +113,16 @@ def shares_of(columns: Sequence[Column], own: Cost, total: Cost) -> dict[Column,
     return {
         column: column.measure.of(own if column.is_self else total)
         for column in columns
-        if isinstance(column, CostColumn) and column.measure.unit is Unit.TIME
+        if isinstance(column, CostColumn) and column.unit is Unit.TIME
     }
 
 
-def said(what: str, wholes: Mapping[Column, float]) -> list[str]:
-    """A sentence that tells what 100 % is, in every column of which it is anything."""
+def about_wholes(what: str, wholes: Mapping[Column, float]) -> list[str]:
+    """A sentence that says what 100 % is in each column of times."""
     columns: dict[float, str] = {}
     for column, ns in wholes.items():
         if ns:
-            columns.setdefault(ns, f"{format_time(ns)} {column.heading}")  # of self and total alike it is told once
+            columns.setdefault(ns, f"{format_time(ns)} {column.heading}")  # once if self and total are equal
     return [f"100 % is {what}: {', '.join(columns.values())}."] if columns else []
 
 
@@ -140,7 +140,7 @@ def ranked(
     row_limit: int | None = None,
     tablefmt: str | None = None,
 ) -> str:
-    """The lines as a table; under it the notes, how many rows are hidden, and the run's doubts.
+    """The lines as a table; under it the notes, how many rows are hidden, and the run's warnings.
 
     ``texts`` are the headings of what stands left of the figures, ``more_texts`` right of them. Lines are in the order
     of the column called ``sort_by``: figures from the largest, texts from A to Z; by ``usual`` where that is None.
@@ -183,7 +183,7 @@ def _rows(line: Line, columns: Sequence[Column], wholes: Mapping[Column, float])
 
 
 def _our_name(name: str, columns: Sequence[Column], run: Run) -> str:
-    """The name by which we know a column that torch's tables call by another; any other name as it is."""
+    """The name of our column for a name of torch's tables; any other name as it is."""
     device = run.meta.device or "device"
     known = dict(_TORCHS_NAMES)
     for torchs, ours in _TORCHS_NAMES.items():

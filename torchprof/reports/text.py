@@ -31,7 +31,7 @@ LOOK = TableFormat(
 
 
 def heat(share: float) -> str:
-    """The colour of a figure that is this part of the whole, as a terminal is told it (ECMA-48, "SGR")."""
+    """The colour of a figure that is this part of the whole, as an SGR code of ECMA-48."""
     return next((color for least, color in _HEAT if share >= least), _COLD)
 
 
@@ -57,14 +57,14 @@ def draw(headings: Sequence[str], table: Sequence[Sequence[str]], tablefmt: str 
 
 
 def printable(name: str) -> str:
-    """A name that somebody chose, with line breaks and the like written out: they would break the table."""
+    """A name from the user's code, with line breaks and the like written out: they would break the table."""
     return name if name.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in name)
 
 
 def branches(
     roots: Sequence[_Branch], name: Callable[[_Branch], str], below: Callable[[_Branch, int], Sequence[_Branch]]
 ) -> Iterator[tuple[str, _Branch]]:
-    """Each item of a tree, depth first, with its name behind the lines of the tree.
+    """Each item of a tree, depth first, with the lines of the tree before its name.
 
     ``below`` gives the items under one, which stands at a level from 0.
     """

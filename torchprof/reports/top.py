@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from torchprof.analyze.records import layer_name
 from torchprof.reports import report
 from torchprof.reports.kernels import short_name
 from torchprof.reports.notes import about_sums, warnings_of
@@ -18,9 +19,7 @@ from torchprof.run.words import (
     BETWEEN_OPS,
     FORWARD,
     LAUNCH_NOT_RECORDED,
-    NOT_SELECTED_NAME,
     OUTSIDE,
-    OUTSIDE_NAME,
     PHASES,
     Frame,
     is_left_over,
@@ -45,15 +44,12 @@ class Where(NamedTuple):
 
     def name(self, run: Run) -> str:
         """What users call it: the layer's path, or the name that work of no layer has, and the label."""
-        if self.layer >= 0:
-            name = run.layers[self.layer].name
-        else:
-            name = OUTSIDE_NAME if self.layer == OUTSIDE else NOT_SELECTED_NAME
+        name = layer_name(run, self.layer)
         return printable(f"{name}, {self.label} (label)" if self.label else name)
 
 
 class Part(NamedTuple):
-    """One kind of work at one place: an operator by itself, a kernel that nobody knows the launch of, or ``(between
+    """One kind of work at one place: an operator by itself, a kernel whose launch was not recorded, or ``(between
     ops)``: what no operator explains."""
 
     where: Where

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from os import PathLike, fspath
 
+from torchprof.analyze.columns import catalogue
 from torchprof.analyze.compare.diff import (
     FASTER,
     LESS,
@@ -23,12 +24,13 @@ from torchprof.analyze.compare.diff import (
     Quantity,
     figure_of,
     for_one,
+    quantity_of,
 )
 from torchprof.analyze.compare.layers import match_layers
 from torchprof.analyze.compare.noise import ALPHA, FEWEST, Noise, false_discovery_rates, noise_of
 from torchprof.analyze.compare.side import Side, kind_of
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import MEASURES, Bound, Figure, Measure, Unit, as_key
+from torchprof.run.cost import MEASURES, Bound, Figure, Measure, as_key
 from torchprof.run.file_read import load
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
@@ -106,27 +108,13 @@ class _Comparison:
     def _quantities(self) -> Iterator[Quantity]:
         measured = self.sides[0].measured & self.sides[1].measured
         phases = [phase for phase in PHASES if any(phase in run.phases() for run in self.runs)]
-
-        def quantity(heading: str, unit: Unit, phase: str, is_self: bool, what: Measure | str, on: str) -> Quantity:
-            lead = "" if phase == FORWARD else phase.capitalize() + " "
-            heading = f"{lead}{'Self ' if is_self else ''}{heading}"
-            key = "calls" if what == "calls" else as_key(heading)
-            return Quantity(key, heading, unit, phase, is_self, what, on)
-
-        for phase in phases:
-            if phase == FORWARD and all(side.knows_params for side in self.sides):
-                for is_self in (True, False):
-                    yield quantity("Params", Unit.COUNT, phase, is_self, "params", "cpu")
-            for measure in MEASURES:
-                if {name for name, _ in measure.fields} <= measured:
-                    for is_self in (True, False):
-                        heading = measure.heading.format(device=self.device)
-                        yield quantity(heading, measure.unit, phase, is_self, measure, "cpu")
-            for kind, name in (("cpu", "CPU"), ("device", self.device)):
-                if all(any(key[1:] == (phase, kind) for key in side.peaks) for side in self.sides):
-                    yield quantity(f"{name} Peak", Unit.BYTES, phase, False, "peak", kind)
-            if phase == FORWARD:
-                yield quantity("Number of Calls", Unit.COUNT, phase, False, "calls", "cpu")
+        for column in catalogue(phases, measured, measured, self.device):
+            quantity = quantity_of(column)
+            if quantity is None or (quantity.what == "params" and not all(side.knows_params for side in self.sides)):
+                continue
+            at = (quantity.phase, quantity.device)
+            if quantity.what != "peak" or all(any(key[1:] == at for key in side.peaks) for side in self.sides):
+                yield quantity
 
     # The figures
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, NamedTuple
 
+from torchprof.analyze.columns import CallsColumn, Column, CostColumn, ParamsColumn, PeakColumn
 from torchprof.analyze.compare.noise import Noise
 from torchprof.run.cost import Bound, Figure, Measure, Unit, format_count, format_memory, format_time
 from torchprof.run.layers import Layer
 from torchprof.run.outputs import output
 from torchprof.run.run import Run
+from torchprof.run.words import FORWARD
 
 MORE, LESS, SAME = "more", "less", "same"
 SLOWER, FASTER, WITHIN_NOISE, UNKNOWN = "slower", "faster", "within noise", "unknown"
@@ -237,6 +239,20 @@ class Diff:
         Raises TorchprofError for a name that ends otherwise and for an unknown option, OSError as ``open`` does.
         """
         output("export")(path, self, options, of="diff")
+
+
+def quantity_of(column: Column) -> Quantity | None:
+    """The quantity of a column of the catalogue; None for a rate, which is not compared."""
+    shown = column.key, column.heading, column.unit
+    if isinstance(column, CostColumn):
+        return Quantity(*shown, column.phase, column.is_self, column.measure)
+    if isinstance(column, ParamsColumn):
+        return Quantity(*shown, FORWARD, column.is_self, "params")
+    if isinstance(column, PeakColumn):
+        return Quantity(*shown, column.phase, False, "peak", "cpu" if column.on_cpu else "device")
+    if isinstance(column, CallsColumn):
+        return Quantity(*shown, FORWARD, False, "calls")
+    return None
 
 
 def figure_of(value: float | None) -> Figure:

@@ -7,9 +7,9 @@ from typing import Any
 from torchprof.analyze.compare.diff import Change, Diff
 from torchprof.analyze.compare.layers import MOVED
 from torchprof.reports import report
-from torchprof.reports.diff.table import headline, told_of, whole_of
+from torchprof.reports.diff.table import changes_of_layers, headline, whole_of
 from torchprof.reports.html import page
-from torchprof.reports.page.data import Path, Take, Tree
+from torchprof.reports.page.tree import Path, Take, Tree
 from torchprof.run.cost import Measure
 from torchprof.run.words import OUTSIDE_NAME, PHASES
 
@@ -34,7 +34,7 @@ def compare_html(diff: Diff) -> str:
             "of": diff.unit,
             "notes": [*diff.notes, *diff.doubts],
             "whole": whole_of(diff),
-            "told": [[what, lines] for what, lines in told_of(diff)],
+            "told": [[what, lines] for what, lines in changes_of_layers(diff)],
             "quantities": [
                 {
                     "key": one.key,
@@ -84,7 +84,7 @@ def _pairs(diff: Diff, tree: Tree, takes: list[Take]) -> list[dict[str, Any]]:
     # What was launched before the recording is not compared.
     found: list[dict[str, Any]] = [{"how": "same", "differs": (), "changes": {}} for _ in range(outside + 3)]
     for pair in diff.walk():
-        told = {
+        data = {
             "how": pair.how,
             "was": pair.before.name if pair.before else None,
             "is": pair.after.name if pair.after else None,
@@ -92,15 +92,15 @@ def _pairs(diff: Diff, tree: Tree, takes: list[Take]) -> list[dict[str, Any]]:
             "changes": {key: _change(change) for key, change in pair.changes.items()},
         }
         if not pair.is_layer:
-            found[outside + (pair.name != OUTSIDE_NAME)] = told
+            found[outside + (pair.name != OUTSIDE_NAME)] = data
             continue
         at_before = numbers[1][pair.before.path] if pair.before else None
         at_after = numbers[0][pair.after.path] if pair.after else None
         if at_before is not None:
-            found[at_before] = told if at_after is None else {**told, "how": _MOVED_AWAY}
+            found[at_before] = data if at_after is None else {**data, "how": _MOVED_AWAY}
         if at_after is not None:
             moved_along = at_before not in (None, at_after) and pair.how == "same"  # with the layer above it
-            found[at_after] = {**told, "how": MOVED} if moved_along else told
+            found[at_after] = {**data, "how": MOVED} if moved_along else data
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchprof.analyze.compare.diff import Diff
 from torchprof.reports import report
-from torchprof.reports.diff.table import headline, named, told_of, view_of, whole_of
+from torchprof.reports.diff.table import changes_of_layers, headline, named, view_of, whole_of
 from torchprof.reports.markdown import cell, code, line, plain
 
 
@@ -21,7 +21,7 @@ def markdown(diff: Diff, *, depth: int | None = None, sort_by: str | None = None
     lines += [*whole, ""] if whole else []
     lines += [line([*map(plain, view.headings)]), line([":--", *["--:"] * (len(view.headings) - 1)])]
     lines += [line([cell(named(pair)), *map(plain, view.cells(pair))]) for pair in view.pairs]
-    for what, texts in (*told_of(diff), ("", (*view.notes, *diff.notes, *diff.doubts))):
+    for what, texts in (*changes_of_layers(diff), ("", (*view.notes, *diff.notes, *diff.doubts))):
         lines.append("")
         lines += [f"- {what}: {code(text)}" if what else f"- {plain(text)}" for text in texts]
     return "\n".join(lines)

@@ -26,7 +26,7 @@ from torchprof.run.cost import UNKNOWN as DASH
 from torchprof.run.cost import Unit
 from torchprof.run.words import FORWARD
 
-_TOLD = 10  # so many layers are named of each kind of change; of the others their number
+_NAMED = 10  # so many layers are named of each kind of change; of the others their number
 _NAME = re.compile(r"^(\w+=)")  # of a setting
 _NOISE_MARK = {WITHIN_NOISE: "~ ", UNKNOWN: "? "}
 _HOW = {ADDED: "Added", REMOVED: "Removed", MOVED: "Moved", RENAMED: "Renamed"}
@@ -42,7 +42,7 @@ def table(
     tablefmt: str | None = None,
 ) -> str:
     """What changed in a sentence, of the run as such and of the models; the models, and the layers that changed most;
-    then what is told of the layers, and what makes the comparison doubtful.
+    then what happened to the layers themselves, and caveats of the comparison.
 
     Columns are one quantity before and after, and the differences of others where they changed: times in all phases,
     peaks (net memory where there are none), and of forward FLOPs, parameters and calls. That one quantity is the CUDA
@@ -58,7 +58,7 @@ def table(
     """
     view = view_of(diff, depth, sort_by, top)
     text = draw(view.headings, [[named(pair), *view.cells(pair)] for pair in view.pairs], tablefmt)
-    told = [f"{what}: {line}" if what else line for what, lines in told_of(diff) for line in lines]
+    told = [f"{what}: {line}" if what else line for what, lines in changes_of_layers(diff) for line in lines]
     lead = [headline(diff, sort_by=sort_by), *whole_of(diff)]
     sections = ["\n".join(lead), text, "\n".join(view.notes), "\n".join(told)]
     sections.append("\n".join(printable(note) for note in (*diff.notes, *diff.doubts)))
@@ -131,7 +131,7 @@ def _others(diff: Diff, main: Quantity) -> Iterator[Quantity]:
 
 
 def main_of(diff: Diff, sort_by: str | None = None) -> Quantity:
-    """The quantity that tells what changed: the one that is asked for, else the device's time, the CPU's, or the FLOPs.
+    """The main quantity: the requested one, else the device's time, the CPU's, or the FLOPs.
 
     Raises TorchprofError for a quantity that is not compared.
     """
@@ -253,11 +253,11 @@ def named(pair: Pair) -> str:
     return f"{name} ({pair.how})" if pair.how in (ADDED, REMOVED) else name
 
 
-def told_of(diff: Diff) -> Iterator[tuple[str, list[str]]]:
+def changes_of_layers(diff: Diff) -> Iterator[tuple[str, list[str]]]:
     """What happened to the layers themselves, printable: ("Added", a line for each layer), and so on; behind them,
     where there are too many, ("", [a sentence on how many more]).
 
-    Of what was added or removed with all that is below it, the topmost layer is told; of settings what differs.
+    Of what was added or removed with all that is below it, only the topmost layer is listed; of settings what differs.
     """
     found: dict[str, list[str]] = {what: [] for what in (*_HOW.values(), "Changed")}
     waiting = [(pair, "") for pair in reversed(diff.pairs)]
@@ -281,9 +281,9 @@ def told_of(diff: Diff) -> Iterator[tuple[str, list[str]]]:
             found["Changed"].append(f"{'.'.join(pair.path)}: {'; '.join(words)}")
         waiting.extend((child, pair.how) for child in reversed(pair.children))
     for name, lines in found.items():
-        hidden = len(lines) - _TOLD
+        hidden = len(lines) - _NAMED
         if lines:
-            yield name, [*map(printable, lines[:_TOLD])]
+            yield name, [*map(printable, lines[:_NAMED])]
         if hidden > 0:
             yield "", [f"{name}: {hidden} more layer{'s' if hidden > 1 else ''}, not told here."]
 

@@ -1,15 +1,14 @@
-"""What the script of the page cannot sum itself: how far each figure of its tables is known, and the rows of ranges."""
+"""What the page's script cannot compute itself: whether each figure is exact, and the rows of ranges."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+from torchprof.analyze.columns import Column, CostColumn, as_measured
 from torchprof.analyze.figures import Figures, measured_by_all
-from torchprof.reports.columns import Column, CostColumn, RateColumn
-from torchprof.reports.tree import Entry, entries_of
+from torchprof.reports.entries import Entry, entries_of
 from torchprof.run.cost import Bound, Cost
 from torchprof.run.run import Run
 from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED_NAME, OUTSIDE_NAME, PHASES
@@ -45,11 +44,12 @@ def cells(sources: Sequence[Source], layers: int, columns: Sequence[Column]) -> 
     bounds: list[list[int]] = []
     values: list[list[list[float]]] = []
     for (run, _), of_source in zip(sources, rows):
+        measured = measured_by_all(run)
         bounds.append([])
         values.append([])
         exact = {phase: [node for node, row in of_source.items() if row.is_exact(phase)] for phase in phases}
         for column in columns:
-            own_column = _as_measured(column, run)
+            own_column = as_measured(column, measured)
             numbers = [_NUMBER[Bound.UNKNOWN]] * layers + [_NO_ROW] * (len(_OF_NO_LAYER) + 1 + len(ranges))
             if isinstance(own_column, CostColumn) and own_column.measured:
                 for node in exact[own_column.phase]:
@@ -88,18 +88,8 @@ def _rows(
 
 
 def _everything(run: Run, phases: Sequence[str]) -> Figures:
-    """All layers and all work of none, which is whole: what is not known whose it is counts somewhere."""
+    """The sum over all layers and over work of no layer. It is complete: work of unknown owner is in it, too."""
     totals = dict.fromkeys(phases, Cost())
     for (_, number), (cost, _) in run.rows.by_layer.items():
         totals[PHASES[number]] += cost
     return Figures(dict.fromkeys(phases, Cost()), totals)
-
-
-def _as_measured(column: Column, run: Run) -> Column:
-    """A column of several runs as it is of one: that may not have measured it."""
-    measured = measured_by_all(run)
-    if isinstance(column, CostColumn):
-        return replace(column, measured={name for name, _ in column.measure.fields} <= measured)
-    if isinstance(column, RateColumn):
-        return replace(column, measured={"flops", "device_ns" if column.on_device else "cpu_ns"} <= measured)
-    return column

@@ -1,0 +1,217 @@
+"""What each layer used of one device: the rows and columns of the memory report's table."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+
+from torchprof.analyze.columns import Column, CostColumn
+from torchprof.analyze.figures import Figures
+from torchprof.analyze.varying import varying_calls
+from torchprof.reports.entries import Entry
+from torchprof.reports.text import branches, draw
+from torchprof.run.cost import UNKNOWN, Cost, Measure, Unit, format_memory
+from torchprof.run.memory import Memory
+from torchprof.run.run import Run
+from torchprof.run.words import FORWARD, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES
+
+_ALLOCATED = Measure("Allocated", Unit.BYTES, (("cpu_allocated", 1), ("device_allocated", 1)))
+_FREED = Measure("Freed", Unit.BYTES, (("cpu_freed", 1), ("device_freed", 1)))
+_NET = Measure("Net", Unit.BYTES, (*_ALLOCATED.fields, *((name, -1) for name, _ in _FREED.fields)))
+_FIELDS = [name for name, _ in _NET.fields]
+
+
+@dataclass
+class Use(Figures):
+    """What a layer used of one device. ``peaks`` by phase; ``returned``: the bytes of the outputs of its first call,
+    ``varies``: whether later calls may have returned others; ``kept`` and ``own_kept``: the bytes kept for backward of
+    one forward call, with those of the layers below and without. None: not known."""
+
+    peaks: dict[str, int] = field(default_factory=dict)
+    returned: int | None = None
+    varies: bool = False
+    kept: float | None = None
+    own_kept: float | None = None
+
+
+@dataclass(frozen=True)
+class CallPeakColumn(Column):
+    """By how much memory rose inside a call, or a stretch of backward, at most."""
+
+    phase: str = FORWARD
+
+    def of(self, figures: Figures) -> float:
+        return figures.peaks.get(self.phase, 0) if isinstance(figures, Use) else 0
+
+    def text(self, figures: Figures, whole: float | None) -> str:
+        if not isinstance(figures, Use) or not figures.total:
+            return ""
+        if self.phase in figures.peaks:
+            return format_memory(figures.peaks[self.phase])
+        return UNKNOWN if figures.unknown or figures.total[self.phase] else ""
+
+
+@dataclass(frozen=True)
+class ActivationsColumn(Column):
+    """How large the outputs of one call are."""
+
+    def of(self, figures: Figures) -> float:
+        return (figures.returned or 0) if isinstance(figures, Use) else 0
+
+    def text(self, figures: Figures, whole: float | None) -> str:
+        if not isinstance(figures, Use) or not figures.total:
+            return ""
+        if figures.returned is None:
+            return UNKNOWN
+        return f"first {format_memory(figures.returned)}" if figures.varies else format_memory(figures.returned)
+
+
+@dataclass(frozen=True)
+class KeptColumn(Column):
+    """What one forward call left for backward, on average."""
+
+    is_self: bool = False
+
+    @property
+    def ranking(self) -> Column:
+        return replace(self, is_self=True)
+
+    @property
+    def with_below(self) -> Column:
+        return replace(self, is_self=False)
+
+    def of(self, figures: Figures) -> float:
+        if not isinstance(figures, Use):
+            return 0
+        return (figures.own_kept if self.is_self else figures.kept) or 0
+
+    def text(self, figures: Figures, whole: float | None) -> str:
+        if not isinstance(figures, Use) or not figures.total:
+            return ""
+        return UNKNOWN if figures.kept is None else format_memory(round(figures.kept))
+
+
+def columns_of_phases(phases: Sequence[str]) -> Iterator[Column]:
+    for phase in phases:
+        lead = "" if phase == FORWARD else f"{phase.capitalize()} "
+        for measure in (_ALLOCATED, _FREED, _NET):
+            heading = f"{lead}{measure.heading.lower()}" if lead else measure.heading
+            yield CostColumn(heading, True, phase, measure)
+        yield CallPeakColumn(f"{lead}peak" if lead else "Peak", True, phase)
+        if phase == FORWARD:
+            yield ActivationsColumn("Activations")
+            yield KeptColumn("Kept for backward")
+
+
+@dataclass(frozen=True)
+class Used:
+    """Bytes allocated and freed on one device, by layer and phase: by each layer itself, and with those below it."""
+
+    own: Mapping[tuple[int, str], Cost]
+    total: Mapping[tuple[int, str], Cost]
+
+    @classmethod
+    def of(cls, run: Run, memory: Memory) -> Used:
+        rows, columns = run.rows, run.rows.columns
+        sums: defaultdict[tuple[int, str], list[int]] = defaultdict(lambda: [0] * len(_FIELDS))
+        device = rows.devices.index(memory.device) if memory.device in rows.devices else None
+        for at, (number, rank) in enumerate(zip(columns["device"], columns["rank"])):
+            if number == device and rank == memory.rank:
+                entry = sums[columns["layer"][at], PHASES[columns["phase"][at]]]
+                for of_field, name in enumerate(_FIELDS):
+                    entry[of_field] += columns[name][at]
+        own = {key: Cost(**dict(zip(_FIELDS, entry))) for key, entry in sums.items()}
+        total = dict(own)
+        for index, above in _upwards(run):
+            for phase in PHASES:
+                if (index, phase) in total:
+                    total[above, phase] = total.get((above, phase), Cost()) + total[index, phase]
+        return cls(own, total)
+
+    @property
+    def by_layers(self) -> bool:
+        """Whether any of this was in a layer."""
+        return any(cost and layer != OUTSIDE for (layer, _), cost in self.own.items())
+
+    def made(self, layer: int) -> int:
+        """What was allocated in the forward of a layer and all below it."""
+        return _ALLOCATED.of(self.total.get((layer, FORWARD), Cost()))
+
+
+def _upwards(run: Run) -> Iterator[tuple[int, int]]:
+    """Each layer with the one above it, those below first."""
+    number = {layer.path: index for index, layer in enumerate(run.layers)}
+    for path, index in reversed(number.items()):
+        if len(path) > 1:
+            yield index, number[path[:-1]]
+
+
+def entries_of_device(run: Run, device: int, phases: Sequence[str], used: Sequence[Used]) -> list[Entry]:
+    """A line for each layer, below the one above it; then those for the work of no layer.
+
+    ``used``: what was used of each of the run's devices, of which ``device`` is the number of the one to be shown.
+    """
+    memory, here = run.memory[device], used[device]
+    peaks: defaultdict[int, dict[str, int]] = defaultdict(dict)
+    calls: dict[int, int] = {}
+    own_kept: dict[int, int] = {}
+    for key, spread in run.samples.items():
+        if key.rank == memory.rank and key.device == memory.device:
+            if key.measure == "peak_bytes":
+                peaks[key.layer][key.phase] = spread.max
+            elif key.measure == "kept_bytes":
+                own_kept[key.layer], calls[key.layer] = spread.sum, spread.count
+    kept = dict(own_kept)
+    for index, above in _upwards(run):
+        kept[above] = kept.get(above, 0) + kept.get(index, 0)
+    selected = None if run.meta.paths is None else set(run.meta.paths)
+    varying = varying_calls(run)
+    number = {layer.path: index for index, layer in enumerate(run.layers)}
+    lines: dict[tuple[str, ...], Entry] = {}
+    for root in range(len(run.roots)):
+        for node in run.tree(None, root).walk():
+            path, index = node.layer.path, number[node.layer.path]
+            lines[path] = Entry(path[-1], Figures())
+            if len(path) > 1:
+                lines[path[:-1]].children.append(lines[path])
+                if (
+                    index not in calls and path[:-1] in number
+                ):  # a layer that is never called itself is used in the calls of its parent
+                    calls[index] = calls.get(number[path[:-1]], 0)
+            if selected is not None and path not in selected:
+                continue
+            if index in own_kept:  # what was called before anything was allocated has no sample
+                peaks[index].setdefault(FORWARD, 0)
+            at_home = max(range(len(used)), key=lambda at: (used[at].made(index), run.memory[at].peak_bytes))
+            called = bool(node.calls or node.total)
+            lines[path].figures = Use(
+                {phase: here.own.get((index, phase), Cost()) for phase in phases},
+                {phase: here.total.get((index, phase), Cost()) for phase in phases},
+                unknown=not called,
+                peaks=peaks[index],
+                returned=node.layer.output_bytes if at_home == device else None,
+                varies=varying[path] is not False,
+                kept=kept.get(index, 0) / calls[index] if called and calls.get(index) else None,
+                own_kept=own_kept.get(index, 0) / calls[index] if called and calls.get(index) else None,
+            )
+    found = [line for path, line in lines.items() if len(path) == 1]
+    for name, layer in ((NOT_SELECTED_NAME, NOT_SELECTED), (OUTSIDE_NAME, OUTSIDE)):
+        costs = {phase: here.own.get((layer, phase), Cost()) for phase in phases}
+        if any(costs.values()):
+            found.append(Entry(name, Figures(costs, costs), is_layer=False))
+    return found
+
+
+def draw_entries(
+    heading: str, lines: Sequence[Entry], columns: Sequence[Column], depth: int | None, tablefmt: str | None
+) -> str:
+    def below(line: Entry, level: int) -> list[Entry]:
+        return [child for child in line.children if (depth is None or level < depth) and child.shown]
+
+    table = [
+        [text, *(column.text(line.figures, None) for column in columns)]
+        for text, line in branches([line for line in lines if line.shown], attrgetter("name"), below)
+    ]
+    return draw([heading, *(column.heading for column in columns)], table, tablefmt)

@@ -1,0 +1,100 @@
+"""The memory peak of each device: when and where it was reached, and what was allocated then."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from torchprof.reports.hangs import name_of_layer
+from torchprof.reports.text import draw
+from torchprof.run.cost import UNKNOWN, format_memory, format_time
+from torchprof.run.memory import Memory
+from torchprof.run.run import Run
+from torchprof.run.words import FORWARD, NOT_SELECTED
+
+_MODELS_OWN = ("parameters", "buffers", "gradients")  # the kinds that are known from before the start
+_FREED_SINCE = "(there at the start, freed since)"
+
+
+def about_peak(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt: str | None) -> Iterator[str]:
+    device = name_of_device(run, memory)
+    if memory.peak_bytes <= 0:
+        yield f"{device}: memory never rose above what there was at the start."
+    elif not memory.held:
+        yield f"{device}: memory rose by {format_memory(memory.peak_bytes)} at most. This run says no more about it."
+    else:
+        where = _where_reached(run, memory)
+        when = f"{format_time(memory.peak_ns)} after the start" + (" of its cycle" if run.meta.cycles > 1 else "")
+        yield f"{device}: memory rose by {format_memory(memory.peak_bytes)} at most, {when}{where}. Alive then:"
+    if memory.held or memory.before:
+        yield _by_kind(memory, tablefmt)
+    if memory.held:
+        yield _by_layer(run, memory, depth, shown, tablefmt)
+    if memory.allocator:
+        headings = [f"torch's allocator of {device}", "At the start", "At the end"]
+        rows = [[name, format_memory(start), format_memory(end)] for name, start, end in memory.allocator]
+        yield draw(headings, rows, tablefmt)
+
+
+def name_of_device(run: Run, memory: Memory) -> str:
+    return memory.device if len(run.metas) == 1 else f"{memory.device} of rank {memory.rank}"
+
+
+def _where_reached(run: Run, memory: Memory) -> str:
+    for key, spread in run.samples.items():
+        if key[2:] == (memory.rank, memory.device, "device_peak_bytes") and spread.max == memory.peak_bytes:
+            if key.layer >= 0:
+                return f", in {run.layers[key.layer].name} ({key.phase})"
+            if key.layer == NOT_SELECTED:
+                return f", in layers that were not selected ({key.phase})"
+            return ", outside all layers" if key.phase == FORWARD else f", outside all layers ({key.phase})"
+    return ""
+
+
+def _by_kind(memory: Memory, tablefmt: str | None) -> str:
+    """What was alive at the peak by kind, beside what the model had at the start."""
+    sums: dict[str, list[int]] = {}
+    for held in memory.held:
+        kind = held.kind if held.nbytes >= 0 else _FREED_SINCE
+        entry = sums.setdefault(kind, [0, 0])
+        entry[0] += held.nbytes
+        entry[1] += held.blocks
+    before = dict(memory.before or ())
+    rows = []
+    for kind in sorted({*sums, *before}, key=lambda kind: (-sums.get(kind, [0])[0], kind)):
+        nbytes, blocks = sums.get(kind, (0, 0))
+        is_known = kind in _MODELS_OWN and memory.before is not None
+        there = format_memory(before.get(kind, 0)) if is_known else "" if kind == _FREED_SINCE else UNKNOWN
+        share = "" if kind == _FREED_SINCE else _share(nbytes, memory)
+        rows.append([kind, format_memory(nbytes), share, str(blocks or ""), there])
+    rows.append(["all", format_memory(memory.peak_bytes), "" if _FREED_SINCE in sums else "100.0%", "", ""])
+    return draw(["Kind", "At the peak", "Share", "Blocks", "There at the start"], rows, tablefmt)
+
+
+def _by_layer(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt: str | None) -> str:
+    """What was alive at the peak by layer, phase and kind, the largest first, what is not shown in one line."""
+    number = {layer.path: index for index, layer in enumerate(run.layers)}
+    sums: defaultdict[tuple[int, str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for held in memory.held:
+        if held.nbytes >= 0:
+            path = run.layers[held.layer].path if held.layer >= 0 else ()
+            layer = number[path[: depth + 1]] if path and depth is not None else held.layer
+            entry = sums[layer, held.phase, held.kind]
+            entry[0] += held.nbytes
+            entry[1] += held.blocks
+    largest = sorted(sums.items(), key=lambda one: (-one[1][0], one[0]))
+    rows = [
+        [name_of_layer(run, layer), phase, kind, format_memory(nbytes), _share(nbytes, memory), str(blocks)]
+        for (layer, phase, kind), (nbytes, blocks) in largest[:shown]
+    ]
+    if len(largest) > shown:
+        nbytes, blocks = (sum(entry[at] for _, entry in largest[shown:]) for at in (0, 1))
+        others = f"({len(largest) - shown} more)"
+        rows.append([others, "", "", format_memory(nbytes), _share(nbytes, memory), str(blocks)])
+    return draw(["Made in", "Phase", "Kind", "At the peak", "Share", "Blocks"], rows, tablefmt)
+
+
+def _share(nbytes: int, memory: Memory) -> str:
+    """Of all that was made since the start and was alive at the peak."""
+    whole = sum(held.nbytes for held in memory.held if held.nbytes > 0)
+    return f"{nbytes / whole:.1%}" if whole else ""

@@ -1,0 +1,58 @@
+"""The columns of the page's tables, and the measures that its widths can stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torchprof.analyze.columns import CallsColumn, Column, CostColumn, ParamsColumn, RateColumn, columns_of
+from torchprof.reports.page.tree import Take
+from torchprof.run.cost import MEASURES, Measure, Unit
+from torchprof.run.words import PHASES
+
+
+def columns_shown(takes: Sequence[Take]) -> list[tuple[Column, str]]:
+    """Every column that the page shows anywhere, with its place: "tree"; "panel": only in the panel of a layer; "line":
+    only in the line under the icicle, which has the self of counts, too."""
+    found: dict[str, tuple[Column, str]] = {}
+    for take in takes:
+        in_tree = {column.heading for column in columns_of(take.run)}
+        for column in columns_of(take.run, show_events=True):
+            found.setdefault(column.heading, (column, "tree" if column.heading in in_tree else "panel"))
+    for column, _ in list(found.values()):
+        if isinstance(column, CostColumn) and column.unit is Unit.COUNT:
+            of_self = replace(column, heading=f"{column.heading} (self)", is_self=True)
+            found.setdefault(of_self.heading, (of_self, "line"))
+    return list(found.values())
+
+
+def column_data(column: Column, where: str) -> dict[str, Any]:
+    """A column as the page's script reads it: ``kind`` says how its figures are computed from rows."""
+    data: dict[str, Any] = {"heading": column.heading, "key": column.key, "where": where}
+    unit = column.unit.value
+    if isinstance(column, CostColumn):
+        data |= {"kind": "cost", "phase": PHASES.index(column.phase), "self": column.is_self, "unit": unit}
+        data |= {"fields": column.measure.fields}
+    elif isinstance(column, RateColumn):
+        data |= {"kind": "rate", "phase": PHASES.index(column.phase), "onDevice": column.on_device, "unit": unit}
+    elif isinstance(column, ParamsColumn):
+        data |= {"kind": "params", "unit": unit}
+    elif isinstance(column, CallsColumn):
+        data |= {"kind": "calls", "unit": "calls"}
+    return data
+
+
+def measures_shown(takes: Sequence[Take]) -> list[Measure]:
+    """The measures that widths can stand for; of memory the allocated bytes, since a width cannot be negative."""
+    measured = {name for take in takes for meta in take.run.metas for name in meta.measured}
+    return [measure for measure in MEASURES if measure.fields[0][0] in measured]
+
+
+def measure_data(measure: Measure, takes: Sequence[Take]) -> dict[str, Any]:
+    """A measure as the page's script reads it: the field of ``Cost`` that it sums, and its heading."""
+    device = next((meta.device for take in takes for meta in take.run.metas if meta.device), None) or "device"
+    field = measure.fields[0][0]
+    heading = {"cpu_ns": "CPU time", "device_ns": "{device} time"}.get(field, measure.heading)
+    heading = heading.replace(" Mem", " memory allocated").format(device=device.upper())
+    return {"heading": heading, "field": field, "unit": measure.unit.value, "doubt": measure.doubt}

@@ -1,0 +1,87 @@
+"""The ranks of a job on the page: what compares them, and their sum where there are too many."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from operator import add, attrgetter
+from typing import Any
+
+from torchprof.analyze.ranks.balance import balance_of
+from torchprof.reports.rank_sentences import sentences, unit_of
+from torchprof.run.rows import Rows
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.words import PHASES
+
+_DIFFERING = 24
+"""So many layers of each phase are compared over ranks: those whose slowest rank exceeds the mean by the most."""
+
+
+def compared_ranks(run: Run, nodes: Mapping[int, int]) -> dict[str, Any]:
+    """What the page shows of the ranks of a job, and their own work in layers: ns in one step for each rank, None for a
+    rank that does not have the layer."""
+    balance = balance_of(run)
+    differing: set[int] = set()
+    for phase in PHASES:
+        layers = [one for one in balance.layers if one.phase == phase and one.work is not None]
+        layers.sort(key=lambda one: one.work.above_mean if one.work else 0, reverse=True)
+        differing.update(one.layer for one in layers[:_DIFFERING])
+    work = []
+    for one in balance.layers:
+        if one.layer in nodes and one.layer in differing and one.work is not None:
+            of_rank = dict(zip(one.work.ranks, one.work.values))
+            values = [of_rank.get(other.rank) for other in balance.ranks]
+            work.append([nodes[one.layer], PHASES.index(one.phase), values])
+    return {
+        "sentences": list(sentences(run, balance)),
+        "unit": unit_of(run),
+        "ranks": [one.rank for one in balance.ranks],
+        "lines": [
+            [one.work_ns, one.slowest, one.waiting_ns, one.waits_longer, one.last, one.steps, one.typical_ns]
+            for one in balance.ranks
+        ],
+        "work": work,
+    }
+
+
+def sum_of_ranks(run: Run) -> Run:
+    """A run of several ranks as one run of its lowest rank: rows of equal keys are summed, samples joined. Of each kind
+    of device it keeps the largest memory peak, and the times of the busiest one, named by their ranks."""
+    first = run.meta.rank
+    lines: dict[tuple[int, ...], list[int]] = {}
+    at = Rows.COLUMNS.index("calls")
+    for line in zip(*(run.rows.columns[name] for name in Rows.COLUMNS if name != "rank")):
+        key, values = line[: at - 1], line[at - 1 :]
+        known = lines.get(key)
+        lines[key] = [*values] if known is None else [*map(add, known, values)]
+    columns = {name: array("q") for name in Rows.COLUMNS}
+    for key, summed in lines.items():
+        for name, value in zip(Rows.COLUMNS, (*key, first, *summed)):
+            columns[name].append(value)
+    samples: dict[SampleKey, Spread] = {}
+    for of, spread in run.samples.items():
+        of = of._replace(rank=first)
+        samples[of] = samples[of] + spread if of in samples else spread
+    memory = {one.device.partition(":")[0]: one for one in sorted(run.memory, key=attrgetter("peak_bytes"))}
+    times = {one.device.partition(":")[0]: one for one in sorted(run.device_times, key=attrgetter("busy_ns"))}
+    return replace(
+        run,
+        metas=(replace(run.meta, measured=tuple(common(meta.measured for meta in run.metas))),),
+        rows=replace(run.rows, columns=columns),
+        samples=samples,
+        timeline=None,  # it is of one rank alone
+        memory=tuple(replace(one, device=f"{one.device} of rank {one.rank}", rank=first) for one in memory.values()),
+        device_times=tuple(
+            replace(one, device=f"{one.device} of rank {one.rank}", rank=first) for one in times.values()
+        ),
+        lockstep={},
+        unfinished=(),
+    )
+
+
+def common(sets: Iterable[Sequence[str]]) -> list[str]:
+    """The names that are in all of them, in the order of the first."""
+    first, *others = sets
+    return [name for name in first if all(name in other for other in others)]

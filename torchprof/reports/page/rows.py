@@ -1,0 +1,58 @@
+"""The rows of all runs on the page, in one table of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torchprof.analyze.operators import parts_of_operators
+from torchprof.reports.page.tree import LEFT_OVER, Take, Tree
+from torchprof.run.cost import FIELDS
+from torchprof.run.words import PHASES, Frame, is_left_over
+
+
+class Names:
+    """The names of frames, and the chains of frames without their signatures, each once."""
+
+    def __init__(self) -> None:
+        self.frames: dict[tuple[str, str], int] = {}
+        self.chains: dict[tuple[int, ...], int] = {}
+        self.within: dict[tuple[Any, ...], int] = {}
+
+    def chain(self, frames: Sequence[Frame]) -> int:
+        key = tuple(self.frames.setdefault((kind, name), len(self.frames)) for kind, name, _ in frames)
+        return self.chains.setdefault(key, len(self.chains))
+
+    def tables(self) -> dict[str, Any]:
+        return {"frames": list(self.frames), "chains": list(self.chains), "within": list(self.within)}
+
+
+def rows_of(
+    takes: Sequence[Take], tree: Tree, names: Names, source_of: Mapping[tuple[int, int | None], int]
+) -> dict[str, list[int]]:
+    """The rows of all takes, as columns; a column that holds only zeros is left out."""
+    joined: dict[str, list[int]] = {
+        name: [] for name in ("node", "phase", "source", "chain", "within", "calls", "parts", *FIELDS)
+    }
+    names.within.setdefault((), 0)
+    for at, take in enumerate(takes):
+        rows, nodes = take.run.rows, tree.nodes[at]
+        chains = [names.chain(frames) for frames in rows.frames]
+        within = []
+        for step in rows.within:
+            key = tuple((nodes[one.layer], PHASES.index(one.phase), names.chain(one.frames)) for one in step)
+            within.append(names.within.setdefault(key, len(names.within)))
+        columns = rows.columns
+        left_over = [*map(is_left_over, rows.frames)]
+        joined["node"] += [
+            nodes[LEFT_OVER if left_over[chain] else layer] for layer, chain in zip(columns["layer"], columns["frames"])
+        ]
+        joined["phase"] += columns["phase"]
+        joined["source"] += [source_of.get((at, rank), at) for rank in columns["rank"]]
+        joined["chain"] += [chains[number] for number in columns["frames"]]
+        joined["within"] += [within[number] for number in columns["within"]]
+        joined["calls"] += columns["calls"]
+        joined["parts"] += parts_of_operators(rows)
+        for name in FIELDS:
+            joined[name] += columns[name]
+    return {name: column for name, column in joined.items() if name in ("node", "chain") or any(column)}

@@ -1,0 +1,290 @@
+"""The tables of a job's ranks, of their layers, and of the collectives in which they wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from torchprof.analyze.columns import Column, column_called
+from torchprof.analyze.ranks.balance import Balance
+from torchprof.analyze.ranks.values import IN_NO_OP, OneCollective, OneLayer, OneRank, OverRanks, Times
+from torchprof.reports.rank_sentences import name_of, often, unit_of
+from torchprof.reports.text import draw, printable
+from torchprof.run.cost import AT_LEAST, UNKNOWN, format_count, format_memory, format_time
+from torchprof.run.lockstep import GroupOfRanks, Lockstep, ranks_in_words
+from torchprof.run.run import Run
+
+_MANY_RANKS = 16  # of more, only the slowest and the fastest are shown
+_SLOWEST, _FASTEST = 8, 2
+_OF_FLOPS = "FLOPs max/mean"
+
+
+class _LayerColumn(NamedTuple):
+    """A column of the table of layers: its cells, and the sort key ``value`` (None: no order by this column)."""
+
+    column: Column
+    text: Callable[[OneLayer], str]
+    value: Callable[[OneLayer], float | None] | None = None
+
+
+def table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str | None) -> str:
+    """A row for each rank, the one with the most own work first, then the minimum, median and maximum over all."""
+    dims = list(dict.fromkeys(dim.name for meta in run.metas for dim in meta.mesh))
+    positions = {meta.rank: {dim.name: str(dim.position) for dim in meta.mesh} for meta in run.metas}
+    kinds = list(dict.fromkeys(kind for one in balance.ranks for kind, _ in one.peaks))
+    has_flops = any("flops" in meta.requested for meta in run.metas)
+    has_waiting = bool(balance.collectives)
+    has_steps = any(meta.steps > 1 for meta in run.metas)
+
+    headings = ["Rank", *map(printable, dims), "Steps", f"Own work{unit_of(run)}"]
+    headings += ["Median", "Slowest"] if has_steps else ["Slowest"]
+    headings += [f"Waiting{unit_of(run)}", "Last to come"] if has_waiting else []
+    headings += [f"{printable(kind).upper()} peak" for kind in kinds]
+    headings += ["FLOPs"] if has_flops else []
+
+    def cells(one: OneRank) -> list[str]:
+        peaks = dict(one.peaks)
+        known = positions[one.rank]
+        row = [str(one.rank), *(known.get(dim, UNKNOWN) for dim in dims), str(one.steps), _time(one.work_ns)]
+        row += [_time(one.typical_ns)] if has_steps else []
+        row.append(often(one.slowest))
+        row += [_at_least(_time(one.waiting_ns), one.waits_longer), often(one.last)] if has_waiting else []
+        row += [format_memory(peaks[kind]) if kind in peaks else UNKNOWN for kind in kinds]
+        row += [_counted(one.flops, one.has_more_flops)] if has_flops else []
+        return row
+
+    def over_all(name: str, of: Callable[[Sequence[int]], float]) -> list[str]:
+        """A row with one statistic of each column over all ranks; unknown where it is unknown of any rank."""
+
+        def figure(values: Sequence[int | None]) -> float | None:
+            known = [value for value in values if value is not None]
+            return of(known) if known and len(known) == len(values) else None
+
+        ranks = balance.ranks
+        row = [f"({name})", *[""] * len(dims), "", _time(figure([one.work_ns for one in ranks]))]
+        row += [_time(figure([one.typical_ns for one in ranks]))] if has_steps else []
+        row.append("")
+        waits = figure([one.waiting_ns for one in ranks])
+        # The minimum is exact if a rank with that value is exact; any other statistic is exact if all ranks are.
+        bounds = [one.waits_longer for one in ranks if name != "min" or one.waiting_ns == waits]
+        waits_longer = all(bounds) if name == "min" else any(bounds)
+        row += [_at_least(_time(waits), waits_longer), ""] if has_waiting else []
+        for kind in kinds:
+            peak = figure([dict(one.peaks).get(kind) for one in ranks])
+            row.append(UNKNOWN if peak is None else format_memory(round(peak)))
+        has_more = any(one.has_more_flops for one in ranks)
+        row += [_counted(figure([one.flops for one in ranks]), has_more)] if has_flops else []
+        return row
+
+    listed = sorted(balance.ranks, key=lambda one: (one.work_ns is None, -(one.work_ns or 0), one.rank))
+    hidden = 0
+    slowest = _SLOWEST if top is None else top
+    if len(listed) > (_MANY_RANKS if top is None else top + _FASTEST):
+        hidden = len(listed) - slowest - _FASTEST
+        listed = [*listed[:slowest], *listed[-_FASTEST:]]
+    table = [
+        *map(cells, listed),
+        *(over_all(name, of) for name, of in (("min", min), ("median", median), ("max", max))),
+    ]
+    notes = []
+    if hidden:
+        notes.append(f"{hidden} ranks are hidden: shown are the {slowest} slowest and the {_FASTEST} fastest.")
+    notes += _notes_of_ranks(run, balance)
+    return "\n".join([draw(headings, table, tablefmt), *notes])
+
+
+def _notes_of_ranks(run: Run, balance: Balance) -> Iterator[str]:
+    """What the figures of the table of ranks are of, and which of them are lower bounds."""
+    if any("flops" in meta.requested for meta in run.metas):
+        has_more = any(one.has_more_flops for one in balance.ranks) or bool(run.missing_ranks)
+        yield (f"FLOPs of all ranks together: {_counted(balance.flops, has_more)}.")
+    if balance.time is not None:
+        device = (run.meta.device or "device").upper()
+        where = "CPU" if balance.time == "cpu" else device
+        of = "" if unit_of(run) else " in all that was recorded"
+        yield (f"Own work is time of the {where}{of}, communication left out.")
+    if any(lockstep.times for lockstep in run.lockstep.values()):
+        yield (
+            f"Of more than {Lockstep.SIZE} steps or calls, so many are compared one by one, drawn by chance, the same "
+            "on all ranks: Slowest, How often, Last to come, Waiting and medians are of these."
+        )
+    if any(one.waiting_ns is not None and one.waits_longer for one in balance.ranks):
+        why = "where ranks wait in several collectives at once, in some that cannot be told"
+        yield (f"{AT_LEAST}: {why}, or with ranks that are not here.")
+
+
+def _columns(run: Run, balance: Balance) -> list[_LayerColumn]:
+    """The columns of the table of layers; a measure that was not requested has none."""
+
+    def text_column(heading: str, text: Callable[[OneLayer], str]) -> _LayerColumn:
+        return _LayerColumn(Column(heading), text)
+
+    def column(
+        heading: str, value: Callable[[OneLayer], float | None], text: Callable[[float], str], measured: bool = True
+    ) -> _LayerColumn:
+        def cell(one: OneLayer) -> str:
+            known = value(one)
+            return UNKNOWN if known is None else text(known)
+
+        return _LayerColumn(Column(heading, measured), cell, value)
+
+    def of_work(heading: str, value: Callable[[OverRanks], float | None], text: Callable[[float], str]) -> _LayerColumn:
+        return column(
+            heading, lambda one: None if one.work is None else value(one.work), text, balance.time is not None
+        )
+
+    def imbalance(heading: str, of: Callable[[OneLayer], OverRanks | None], fields: set[str]) -> list[_LayerColumn]:
+        def value(one: OneLayer) -> float | None:
+            found = of(one)
+            return None if found is None else found.imbalance
+
+        is_asked_for = any(fields & set(meta.requested) for meta in run.metas)
+        is_measured = all(fields & set(meta.measured) for meta in run.metas)
+        return [column(heading, value, _ratio, is_measured)] if is_asked_for else []
+
+    def of_slowest(one: OneLayer, text: Callable[[OverRanks], str]) -> str:
+        if one.work is None or one.work.imbalance is None:
+            return UNKNOWN
+        return text(one.work) if one.work.max > one.work.min else ""  # no rank is slower than another
+
+    found = [
+        text_column("Module", lambda one: name_of(run, one.layer)),
+        text_column("Phase", lambda one: "" if one.layer == IN_NO_OP else one.phase),
+        of_work("Min", lambda work: work.min, format_time),
+        of_work("Median", lambda work: work.median, format_time),
+        of_work("Max", lambda work: work.max, format_time),
+        of_work("Max/mean", lambda work: work.imbalance, _ratio),
+        text_column("Slowest rank", lambda one: of_slowest(one, lambda work: str(work.highest))),
+        text_column("How often", lambda one: of_slowest(one, lambda _: often(one.slowest))),
+        *imbalance(_OF_FLOPS, lambda one: one.flops, {"flops"}),
+        *imbalance("Peak max/mean", lambda one: one.peak, {"cpu_allocated", "device_allocated"}),
+    ]
+    if balance.collectives:
+        waiting = column("Waiting", lambda one: None if one.waiting is None else one.waiting.sum, format_time)
+        found.append(
+            waiting._replace(text=lambda one: _waiting(one.waiting, one.wait_longer) if one.collectives else "")
+        )
+        found.append(text_column("Waits most", lambda one: _waits_most(one.waiting) if one.collectives else ""))
+    if any(layer.ranks for layer in run.layers):
+        found.append(
+            text_column("Ranks", lambda one: _some_ranks(run.layers[one.layer].ranks if one.layer >= 0 else ()))
+        )
+    return found
+
+
+def table_of_layers(
+    run: Run, balance: Balance, sort_by: str | None, depth: int | None, limit: int, tablefmt: str | None
+) -> str:
+    columns = _columns(run, balance)
+    sortable = {one.column: one.value for one in columns if one.value is not None}
+    order = None if sort_by is None else column_called(sort_by, [*sortable])
+
+    def size(one: OneLayer) -> float:
+        above_mean = None if one.work is None else one.work.above_mean
+        value = above_mean if order is None else sortable[order](one)
+        return -1 if value is None else value
+
+    def is_shown(one: OneLayer) -> bool:
+        return depth is None or one.layer < 0 or len(run.layers[one.layer].path) <= depth + 1
+
+    listed = sorted(filter(is_shown, balance.layers), key=size, reverse=True)
+    table = [[column.text(one) for column in columns] for one in listed[:limit]]
+    notes = [
+        f"Min, Median and Max are of own work{unit_of(run)} over the ranks that have the layer, all below it included."
+    ]
+    if len(listed) > limit:
+        which = "by how far Max is above the mean" if order is None else f"by {order.heading}"
+        notes.append(f"{len(listed) - limit} rows are hidden: shown are the {limit} largest {which}.")
+    if any(column.column.heading == _OF_FLOPS for column in columns) and any(one.more_flops for one in balance.layers):
+        notes.append("FLOPs are compared as far as they were counted: some operators have no formula.")
+    return "\n".join([draw([column.column.heading for column in columns], table, tablefmt), *notes])
+
+
+def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str | None) -> str:
+    def size(one: OneCollective) -> int:
+        return -1 if one.waiting is None else one.waiting.sum
+
+    def cells(one: OneCollective) -> list[str]:
+        last = [UNKNOWN] * 2
+        if one.last is not None and len(one.ranks) > 1:
+            last = [str(one.last.highest) if one.last.max else "", often(Times(one.last.max, one.of))]
+        return [
+            name_of(run, one.layer),
+            one.phase,
+            printable(one.name),
+            *_group(one.group),
+            str(one.calls),
+            _waiting(one.waiting, one.wait_longer),
+            _waits_most(one.waiting),
+            *last,
+        ]
+
+    listed = sorted(balance.collectives, key=size, reverse=True)
+    headings = [
+        "Module",
+        "Phase",
+        "Collective",
+        "Group",
+        "Ranks",
+        "Calls of all",
+        f"Waiting{unit_of(run)}",
+        "Waits most",
+    ]
+    headings += ["Last to come", "How often"]
+    notes = ["A collective waits for the last rank to come; the rank may compute meanwhile, or wait in another, too."]
+    if len(listed) > limit:
+        notes.append(
+            f"{len(listed) - limit} rows are hidden: shown are the {limit} in which ranks wait for the longest."
+        )
+    if any(one.waiting is None for one in listed):
+        notes.append(
+            f"{UNKNOWN} under Waiting: nobody can tell which call of one rank belongs to which of another, as they did "
+            "it differently often, one alone recorded it, or it is not known between which ranks it was."
+        )
+    if any(one.wait_longer for one in listed):
+        notes.append(
+            f"{AT_LEAST}: several are under way at once, or not all ranks of the group are here and another one may be "
+            "the last to come."
+        )
+    return "\n".join([draw(headings, [cells(one) for one in listed[:limit]], tablefmt), *notes])
+
+
+def _group(group: GroupOfRanks | None) -> list[str]:
+    """The description of a group, or its name, and its ranks, or how many."""
+    if group is None:
+        return [UNKNOWN] * 2
+    size = UNKNOWN if group.size is None else str(group.size)
+    return [printable(group.description or group.name) or UNKNOWN, printable(group.ranks) or size]
+
+
+def _some_ranks(ranks: Sequence[int]) -> str:
+    return ranks_in_words(ranks).partition(" ")[2] if ranks else "all"
+
+
+def _waiting(waiting: OverRanks | None, is_bound: bool) -> str:
+    return _at_least(_time(None if waiting is None else waiting.sum), is_bound)
+
+
+def _waits_most(waiting: OverRanks | None) -> str:
+    if waiting is None:
+        return UNKNOWN
+    return str(waiting.highest) if waiting.max else ""
+
+
+def _time(ns: float | None) -> str:
+    return UNKNOWN if ns is None else format_time(ns)
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def _counted(count: float | None, has_more: bool) -> str:
+    if count is None or (has_more and not count):
+        return UNKNOWN
+    return _at_least(format_count(count), has_more)
+
+
+def _at_least(text: str, is_bound: bool) -> str:
+    return f"{AT_LEAST} {text}" if is_bound and text != UNKNOWN else text
