@@ -27,7 +27,7 @@ from torch import nn
 import torchprof
 from torchprof import Profile, Run, TorchprofError
 from torchprof.profile import gather as gathering
-from torchprof.profile.sigterm import HeldSigterm
+from torchprof.profile.sigterm import DelayedSigterm
 from torchprof.record import job
 
 
@@ -39,7 +39,7 @@ def of_rank(rank: int, world_size: int = 4) -> Run:
 
 
 def exchange(*given: Any) -> Run | None:
-    with HeldSigterm() as sigterm:
+    with DelayedSigterm() as sigterm:
         return gathering.exchange(*given, sigterm)
 
 
@@ -200,7 +200,7 @@ def comes(handler: list[int]) -> bool:
 
 def test_sigterm_waits_until_the_end_and_then_comes(handler: list[int]) -> None:
     ours = signal.getsignal(signal.SIGTERM)
-    with HeldSigterm(0) as held:
+    with DelayedSigterm(0) as held:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.01)
         assert held.came and not handler
@@ -208,14 +208,14 @@ def test_sigterm_waits_until_the_end_and_then_comes(handler: list[int]) -> None:
 
 
 def test_sigterm_comes_later_where_there_is_something_to_write(handler: list[int]) -> None:
-    with HeldSigterm(0.3):
+    with DelayedSigterm(0.3):
         os.kill(os.getpid(), signal.SIGTERM)
     assert not handler and comes(handler)
 
 
 def test_no_sigterm_is_made_up_and_an_error_puts_the_handler_back(handler: list[int]) -> None:
     ours = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(ZeroDivisionError), HeldSigterm(0):
+    with pytest.raises(ZeroDivisionError), DelayedSigterm(0):
         assert signal.getsignal(signal.SIGTERM) is not ours
         _ = 1 / 0
     assert signal.getsignal(signal.SIGTERM) is ours and not handler
@@ -225,7 +225,7 @@ def test_outside_of_the_main_thread_signals_are_left_alone(handler: list[int]) -
     ours = signal.getsignal(signal.SIGTERM)
 
     def elsewhere() -> bool:
-        with HeldSigterm(0):
+        with DelayedSigterm(0):
             return signal.getsignal(signal.SIGTERM) is ours
 
     with ThreadPoolExecutor() as threads:
@@ -276,7 +276,7 @@ def test_sigterm_while_the_block_is_left_loses_nothing(monkeypatch: pytest.Monke
 def test_sigterm_while_the_run_is_made_comes_after_the_run(handler: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchprof.profile.gather._GRACE_S", 0.2)
     prof = profiled()
-    monkeypatch.setattr("torchprof.profile.profile.assemble", killing(torchprof.profile.profile.assemble))
+    monkeypatch.setattr("torchprof.profile.cycle.assemble", killing(torchprof.profile.cycle.assemble))
     assert prof.gather() is prof.run and not handler
     assert comes(handler)
 
@@ -532,7 +532,7 @@ def test_sigterm_that_is_expected_waits_though_it_comes_after_the_end() -> None:
     came: list[float] = []
     before = signal.signal(signal.SIGTERM, lambda *_: came.append(time.monotonic()))
     try:
-        held = HeldSigterm(later_s=0.3)
+        held = DelayedSigterm(later_s=0.3)
         with held:
             held.expected = True
         sent = time.monotonic()

@@ -832,7 +832,7 @@ def test_the_run_of_many_cycles_is_no_larger_than_that_of_few() -> None:
             model(torch.rand(1, 4))
             prof.step()
             if number in (10, 399):
-                run = prof._run
+                run = prof._cycles.run
                 assert run is not None
                 sizes.append((len(run.rows), len(run.samples), len(run.rows.frames)))
     assert sizes[0] == sizes[1]
@@ -844,11 +844,11 @@ def test_a_cycle_has_no_warnings_of_another(monkeypatch: pytest.MonkeyPatch) -> 
     """The run of all cycles has those of each."""
     ended: list[str] = []
 
-    def about_clock(*_: int) -> list[str]:
+    def about_clock(*_: int) -> list[Caveat]:
         ended.append(f"The clock of cycle {len(ended) + 1}.")
-        return ended[-1:]
+        return [Caveat(ended[-1])]
 
-    monkeypatch.setattr("torchprof.profile.profile.about_clock", about_clock)
+    monkeypatch.setattr("torchprof.profile.cycle.about_clock", about_clock)
     monkeypatch.setattr("torchprof.profile.profile.missing_device", lambda _: Caveat("No such device."))
     model, x = Mlp(), torch.rand(2, 4)
     shown: list[list[str]] = []

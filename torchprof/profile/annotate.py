@@ -12,7 +12,7 @@ from torchprof.errors import TorchprofError
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
 from torchprof.measure.live_memory import NOTHING
 from torchprof.measure.recording import Asked, Seen
-from torchprof.profile.sigterm import HeldSignals, undisturbed
+from torchprof.profile.sigterm import DelayedSignals, undisturbed
 from torchprof.record.compiled_code import compiled_regions
 from torchprof.record.environment import this_process
 from torchprof.record.job import this_job
@@ -40,7 +40,7 @@ def annotate(model: nn.Module | Sequence[nn.Module], *, paths: Iterable[Any] | N
     plan = Plan(checked_models(model), paths)
     labels = Labels(plan.targets, gives_way=True)
     try:
-        with HeldSignals():
+        with DelayedSignals():
             labels.attach()
         yield
     finally:

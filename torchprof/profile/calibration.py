@@ -1,4 +1,4 @@
-"""What one label costs, measured right after a recording."""
+"""The time that one label takes, measured right after a recording."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def label_ns() -> float | None:
 
     Measured once in a process, in a session of its own: the shortest of ten blocks of 20 calls of a module that does
     nothing, labelled and bare. Other processes and threads interrupt some blocks and make these longer, so the shortest
-    is nearest to the cost of a label. This is for right after a session of ours, when nobody else has one.
+    is nearest to the cost of a label. To be called right after a session of ours, when no other is active.
     """
     with _calibration:
         if not _calibrated and not is_profiled():

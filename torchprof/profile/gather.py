@@ -2,8 +2,8 @@
 
 It goes through the key-value store over which the ranks found each other, and not through a collective. So it works
 with every backend, takes no memory of a device, and works where a rank has died: a collective would hang there, or
-fail. Who writes needs nobody who reads, so that no rank hangs because of another; the one that reads waits only so
-long, and then goes on without those that did not come.
+fail. A rank that writes does not wait for the reader, so no rank hangs because of another. The reader waits for a
+limited time, and then goes on without the missing ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from torchprof.errors import TorchprofError
-from torchprof.profile.sigterm import HeldSigterm
+from torchprof.profile.sigterm import DelayedSigterm
 from torchprof.run.file_read import run_of
 from torchprof.run.file_write import text_of
 from torchprof.run.lockstep import ranks_in_words
@@ -34,7 +34,7 @@ _GRACE_S = 10.0
 """How long those that are missing are waited for once it is known that something went wrong. torchrun kills all ranks
 30 s after one has failed; until then the run is to be gathered and written."""
 _PAUSES_S = 0.002, 0.1  # between two looks into the store: at first, and at most
-_SILENT_S = 30.0  # after so long one is told whom the waiting is for
+_SILENT_S = 30.0  # after so long a warning names the ranks that are waited for
 _INSTEAD = "Save the run of each rank (`prof.run.save(f'rank{rank}.json')`) and merge the files (`torchprof.merge`)."
 
 _gathers: Counter[tuple[str, int]] = Counter()  # how many there were in this process, by group and destination
@@ -47,10 +47,11 @@ def gather(
     timeout: float | timedelta | None,
     *,
     failed: bool,
-    sigterm: HeldSigterm,
+    sigterm: DelayedSigterm,
 ) -> Run | None:
     """What ``Profile.gather`` does. ``run`` is None where nothing was to be recorded; ``failed``: whether an error has
-    ended the recording, or is under way. ``sigterm`` is held back, and told how long after the end it may come."""
+    ended the recording, or is under way. ``sigterm`` delays SIGTERM; it is set here how long after the end that is
+    delivered."""
     seconds = None if timeout is None else _seconds(timeout)
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
@@ -89,14 +90,14 @@ def gather(
 
 
 def exchange(
-    run: Run | None, store: Any, rank: int, dst: int, ranks: Iterable[int], seconds: float, sigterm: HeldSigterm
+    run: Run | None, store: Any, rank: int, dst: int, ranks: Iterable[int], seconds: float, sigterm: DelayedSigterm
 ) -> Run | None:
-    """What one rank does in a gather: lay down its run in the store; or as ``dst`` merge it with those of the others,
+    """What one rank does in a gather: write its run into the store; or as ``dst`` merge it with those of the others,
     as they come within so many seconds. None where there is nothing to merge."""
     table = _Table(store, seconds, sigterm)
     if rank != dst:
         table.put(rank, run)
-        if rank == 0:  # the store may be held by this process: it has to stay until all was taken
+        if rank == 0:  # this process may host the store: it has to live until all runs were taken
             table.wait_until_closed()
         return None
     sigterm.later_s = _GRACE_S
@@ -116,7 +117,7 @@ def _seconds(timeout: float | timedelta) -> float:
 
 
 def _ranks_of(group: Any) -> list[int]:
-    """The ranks of a group, as the job numbers them; none where this rank is told that it is no member."""
+    """The ranks of a group, as the job numbers them; none where this rank is no member."""
     distributed = torch.distributed
     if group is distributed.GroupMember.NON_GROUP_MEMBER:
         return []
@@ -142,19 +143,20 @@ def _store(prefix: str) -> Any:
 
 
 class _Table:
-    """Where ranks lay down their runs, and one takes them: the keys of one gather in the job's store.
+    """The keys of one gather in the job's store: ranks write their runs there, and one rank takes them.
 
     ``<rank>/<number>`` is a piece of the run of a rank, a gzipped run file; ``<rank>/pieces`` how many there are, the
-    last to be written: of 0 pieces is what recorded nothing. ``closed`` is there as soon as nobody takes any more.
+    last to be written: 0 pieces for a rank that recorded nothing. ``closed`` is there as soon as no more runs are
+    taken.
     """
 
-    def __init__(self, store: Any, seconds: float, sigterm: HeldSigterm) -> None:
+    def __init__(self, store: Any, seconds: float, sigterm: DelayedSigterm) -> None:
         self._store = store
         self._until = time.monotonic() + seconds
         self._sigterm = sigterm
 
     def put(self, rank: int, run: Run | None) -> None:
-        """Lay down the run of a rank. A warning says so where nobody will take it."""
+        """Write the run of a rank into the store. Warns where it is too late."""
         data = b"" if run is None else gzip.compress(text_of(run).encode(), compresslevel=1, mtime=0)
         pieces = range(0, len(data), _PIECE_BYTES)
         try:
@@ -194,12 +196,12 @@ class _Table:
                 warnings.warn(f"{told} Each has to call gather, and gather(timeout=…) waits less.", stacklevel=2)
 
     def close(self) -> None:
-        """Say that nobody takes any more."""
+        """Mark that no more runs are taken."""
         with suppress(RuntimeError):
             self._store.set("closed", "1")
 
     def wait_until_closed(self) -> None:
-        """Wait for that, but not much longer than the one who takes, who may have begun later."""
+        """Wait for ``close``, but not much longer than the reader does, which may have begun later."""
         self._until += _GRACE_S
         for is_last_look in self._looks():
             if is_last_look or self._has("closed"):
@@ -220,12 +222,12 @@ class _Table:
     def _has(self, key: str) -> bool:
         try:
             return bool(self._store.check([key]))
-        except RuntimeError:  # the store is gone, with the process that held it: nothing more will come
+        except RuntimeError:  # the store is gone, with the process that hosted it: no more runs will come
             self._until = -math.inf
             return False
 
     def _data(self, rank: int) -> bytes:
-        """What a rank laid down, taken away; nothing where the store is gone."""
+        """The run that a rank wrote, removed from the store; empty where the store is gone."""
         keys = [f"{rank}/pieces"]
         try:
             keys += [f"{rank}/{number}" for number in range(int(self._store.get(keys[0])))]

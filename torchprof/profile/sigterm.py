@@ -1,5 +1,5 @@
-"""Signals put off for a while: where the error that a handler raises, as that of Ctrl-C does, would come between two
-steps that belong together; and SIGTERM, which torchrun sends to all ranks of a job as soon as one has failed."""
+"""Signals delayed for a while: an error of a handler, such as KeyboardInterrupt, must not come between two steps that
+belong together; and SIGTERM, which torchrun sends to all ranks as soon as one has failed, must not stop a gather."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 
-class HeldSignals:
+class DelayedSignals:
     """While entered, what Python's handlers of signals do waits, in the main thread: Ctrl-C above all, and alarms.
 
     At the end each handler is called that was not called in time, and its error comes from there. A second Ctrl-C does
@@ -21,19 +21,19 @@ class HeldSignals:
 
     def __init__(self) -> None:
         self._handlers: dict[int, Any] = {}
-        self._held: list[int] = []  # whose handler is ours
+        self._delayed: list[int] = []  # signals that have our handler now
         self._came: list[int] = []
 
-    def __enter__(self) -> HeldSignals:
+    def __enter__(self) -> DelayedSignals:
         if threading.current_thread() is threading.main_thread():
             try:
                 for number in signal.valid_signals():
                     handler = signal.getsignal(number)
                     if callable(handler):
                         self._handlers[number] = handler
-                        self._held.append(number)
+                        self._delayed.append(number)
                         signal.signal(number, self._note)
-            except BaseException:  # of one that was not held yet
+            except BaseException:  # from the handler of a signal that is not delayed yet
                 self.__exit__()
                 raise
         return self
@@ -51,12 +51,12 @@ class HeldSignals:
             self._came.append(number)
 
     def _restore(self) -> None:
-        while self._held:
+        while self._delayed:
             try:
-                if signal.getsignal(self._held[-1]) == self._note:
-                    signal.signal(self._held[-1], self._handlers[self._held[-1]])
-                self._held.pop()
-            except BaseException:  # of one that is held no more
+                if signal.getsignal(self._delayed[-1]) == self._note:
+                    signal.signal(self._delayed[-1], self._handlers[self._delayed[-1]])
+                self._delayed.pop()
+            except BaseException:  # from the handler of a signal that is no longer delayed
                 self._restore()
                 raise
 
@@ -71,23 +71,23 @@ class HeldSignals:
 
 
 def undisturbed(work: Callable[[], object]) -> None:
-    """Do something that a signal's handler shall not break off; its error comes afterwards."""
+    """Call ``work`` without interruption by the handlers of signals; their errors are raised afterwards."""
     has_begun = False
     try:
-        with HeldSignals():
+        with DelayedSignals():
             has_begun = True
             work()
     finally:
-        if not has_begun:  # a signal came before it could be held
-            with HeldSignals():
+        if not has_begun:  # a signal came before it could be delayed
+            with DelayedSignals():
                 work()
 
 
-class HeldSigterm:
+class DelayedSigterm:
     """While entered, SIGTERM waits, if Python is who handles it and this is the main thread.
 
     ``came`` says whether it came. Then it is delivered at the end, to whatever handled it before; or ``later_s``
-    seconds after the end, so that what was brought home in the meantime can still be written. Where it is ``expected``,
+    seconds after the end, so that the gathered run can still be written. Where it is ``expected``,
     it is delivered so much later even if it comes only after the end.
     """
 
@@ -97,7 +97,7 @@ class HeldSigterm:
         self.later_s = later_s
         self._before: Any = None
 
-    def __enter__(self) -> HeldSigterm:
+    def __enter__(self) -> DelayedSigterm:
         if threading.current_thread() is threading.main_thread():
             self._before = signal.getsignal(signal.SIGTERM)  # None: not set by Python, which could not put it back
             if self._before is not None:

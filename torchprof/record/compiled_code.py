@@ -20,8 +20,8 @@ _RESUME = re.compile(r"__resume_at_(\d+)_\d+")
 
 
 def awaiting_compilation(models: Iterable[nn.Module]) -> list[nn.Module]:
-    """The modules in some models that are under torch.compile, and of whose forward it has made nothing yet: it will do
-    so when they are called next. Without those that it leaves as they are, as far as that is known."""
+    """The modules in some models that are under torch.compile and not compiled yet: the next call compiles them.
+    Without those that it is known to leave as they are."""
     modules = dict.fromkeys(module for model in models for module in model.modules())
     return [
         module
@@ -42,7 +42,7 @@ def is_under_compile(module: nn.Module) -> bool:
 
 def has_code(module: nn.Module) -> bool | None:
     """Whether torch.compile has made anything of the forward of a module's class; None where this torch does not
-    tell."""
+    say."""
     frames = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     entries: Any = getattr(frames, "_debug_get_cache_entry_list", None)
     code = getattr(_forwards(module)[-1], "__code__", None)
@@ -111,7 +111,7 @@ class StackWarning:
 
 def compiled_regions() -> tuple[CompiledRegion, ...]:
     """All code that torch.compile has made in this process and still has; empty where it made none, and where this
-    torch does not tell."""
+    torch does not say."""
     if "torch._dynamo.convert_frame" not in sys.modules:
         return ()
     try:
@@ -148,5 +148,5 @@ def _region(code: CodeType, compiled: CodeType, name: str, reasons: Iterable[str
 def _in_short(reason: str) -> str:
     """Of how torch explains a graph break: what happened, and why."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
-    told = [line.removeprefix("Explanation: ") for line in lines[1:] if line.startswith("Explanation: ")]
-    return ": ".join([*lines[:1], *told[:1]])
+    explanations = [line.removeprefix("Explanation: ") for line in lines[1:] if line.startswith("Explanation: ")]
+    return ": ".join([*lines[:1], *explanations[:1]])

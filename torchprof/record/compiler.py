@@ -1,6 +1,6 @@
-"""What the kernels of torch.compile's graphs are made of, asked of Inductor while it compiles.
+"""Which operators and layers each kernel of torch.compile's graphs was made from: recorded while Inductor compiles.
 
-All of torch that this needs and that is not public is used in this file alone, and looked for first.
+All private API of the compiler is used in this file alone, and its presence is checked first.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CompilerUnknown(TorchprofError):
 
 
 class _Inductor:
-    """What of Inductor is used here. Raises TorchprofError where this torch has it not."""
+    """The private API of Inductor that is used here. Raises TorchprofError where this torch lacks any of it."""
 
     NODES = "_inductor_triton_kernel_to_post_grad_node_info"
 
@@ -72,10 +72,10 @@ class _Inductor:
             self.compile = compile_fx, "fx_codegen_and_compile"
             self.write = PythonWrapperCodegen, "write_provenance_debug_handle"
             self.call = Scheduler, "codegen_extern_call"
-            for room, name in (self.enter, self.cached, self.compile, self.write, self.call):
-                getattr(room, name)
+            for owner, name in (self.enter, self.cached, self.compile, self.write, self.call):
+                getattr(owner, name)
             self.nodes_of("", 0)
-            with self.uncached(), self.told():
+            with self.uncached(), self.with_provenance():
                 pass
         except (ImportError, AttributeError) as missing:
             raise CompilerUnknown(str(missing)) from missing
@@ -99,8 +99,8 @@ class _Inductor:
         names = ("enable_autograd_cache", "enable_remote_autograd_cache", "bundled_autograd_cache")
         return self.functorch_config.patch(dict.fromkeys(names, False))  # type: ignore[no-any-return]
 
-    def told(self) -> AbstractContextManager[Any]:
-        """Without the caches of graphs, and with all that is to be known of kernels."""
+    def with_provenance(self) -> AbstractContextManager[Any]:
+        """Without the caches of graphs, and with provenance tracking and a range around each kernel."""
         return self.config.patch(  # type: ignore[no-any-return]
             {
                 "fx_graph_cache": False,
@@ -115,8 +115,8 @@ class Provenance:
     """While it is on, what torch.compile compiles is known by its layers: see ``known``.
 
     Graphs are compiled anew then, not taken from caches, which know none of this; kernels of C++ have ranges of their
-    own in the profiler's events, and keep them. What goes wrong in finding out the layers of a graph leaves that graph
-    unknown, and what is compiled as it is. Raises TorchprofError where this torch has not what that needs.
+    own in the profiler's events, and keep them. An error while the layers of a graph are looked for leaves them
+    unknown, and what is compiled unchanged. Raises TorchprofError where this torch lacks what that needs.
     """
 
     known: ClassVar[dict[str, tuple[CompiledKernel, ...] | str]] = {}
@@ -134,7 +134,7 @@ class Provenance:
 
     @classmethod
     def if_told(cls, divisor: str | None, notes: list[Caveat]) -> Provenance | None:
-        """One where this torch tells what that needs; where not None, and why as one of the ``notes``."""
+        """One, or None where this torch lacks the private API that it needs: then the reason is added to ``notes``."""
         try:
             return cls(divisor)
         except CompilerUnknown as missing:
@@ -163,10 +163,10 @@ class Provenance:
                 state.is_inside = is_inside
             return _telling(compiled, taken) if taken and callable(compiled) else compiled
 
-        def compile_told(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def compile_with_provenance(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if inductor.is_ahead_of_time:
                 return original(*args, **kwargs)
-            with inductor.told():  # here, too: settings are those of a thread, and backward has another
+            with inductor.with_provenance():  # here, too: settings are those of a thread, and backward has another
                 return original(*args, **kwargs)
 
         def compile_graph(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -218,7 +218,7 @@ class Provenance:
             Provenance._all_on.append(self)
             undo.callback(Provenance._all_on.remove, self)
             _replace(undo, inductor.enter, compile_uncached)
-            _replace(undo, inductor.cached, compile_told)
+            _replace(undo, inductor.cached, compile_with_provenance)
             _replace(undo, inductor.compile, compile_graph)
             _replace(undo, inductor.write, write)
             _replace(undo, inductor.call, call)
@@ -240,7 +240,7 @@ class Provenance:
 
 
 class _Calls:
-    """With which tensors of modules compiled functions were called. The tensors are held weakly.
+    """Which tensors of modules compiled functions were called with, as weak references.
 
     Calls with the same tensors have one number. After ``MOST`` numbers only parameters are noted, as a forward may
     replace a buffer in each call, and after twice as many nothing more: one number for each function.
@@ -296,21 +296,21 @@ def _telling(compiled: Callable[..., Any], taken: Sequence[Taken]) -> Callable[.
     taken = tuple(taken)
 
     @functools.wraps(compiled)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def noting(*args: Any, **kwargs: Any) -> Any:
         calls = Provenance.calls()
         if calls is None or not is_observed():
             return compiled(*args, **kwargs)
         try:
             number = calls.number_of(taken, args[0] if len(args) == 1 and isinstance(args[0], list) else args)
-        except (IndexError, TypeError):  # they are others than those that it was compiled for: nothing is told
+        except (IndexError, TypeError):  # they are not what it was compiled for: nothing is noted
             return compiled(*args, **kwargs)
         with record(f"{GIVEN}{number}"):
             return compiled(*args, **kwargs)
 
     # Dynamo would look through a function that bears these marks of the one inside it.
-    for name in [name for name in vars(told) if name.startswith("_torchdynamo")]:
-        delattr(told, name)
-    return told
+    for name in [name for name in vars(noting) if name.startswith("_torchdynamo")]:
+        delattr(noting, name)
+    return noting
 
 
 def _range_of(wrapper: Any, kernel: str, is_called_by_name: bool) -> str:
@@ -338,8 +338,8 @@ def _template(lowering: Any) -> tuple[set[str], set[str]]:
 def _replace(undo: ExitStack, place: tuple[Any, str], ours: Callable[..., Any]) -> None:
     """Have a function of ours called in place of another, with that as its first argument, until it is undone. Where
     somebody has replaced it since, what they call passes their call on from then."""
-    room, name = place
-    original = getattr(room, name)
+    owner, name = place
+    original = getattr(owner, name)
     is_on = True
 
     @functools.wraps(original)
@@ -349,8 +349,8 @@ def _replace(undo: ExitStack, place: tuple[Any, str], ours: Callable[..., Any]) 
     def restore() -> None:
         nonlocal is_on
         is_on = False
-        if getattr(room, name, None) is stand_in:
-            setattr(room, name, original)
+        if getattr(owner, name, None) is stand_in:
+            setattr(owner, name, original)
 
-    setattr(room, name, stand_in)
+    setattr(owner, name, stand_in)
     undo.callback(restore)

@@ -98,10 +98,10 @@ class Graph:
     def read(self, graph: Any) -> None:
         self._called = _called_module() if self._forward is None else self._forward._called
         for node in graph.nodes:
-            told = node.meta.get("desc")
+            description = node.meta.get("desc")
             if node.op == "output":
                 names = [getattr(one, "name", "") for one in node.args[0]]
-                self._outputs = {one: name for one, name in zip(told or (), names) if not _is_kept(one)}
+                self._outputs = {one: name for one, name in zip(description or (), names) if not _is_kept(one)}
                 continue
             self._nodes[node.name] = _Node(
                 tuple(one.name for one in node.all_input_nodes),
@@ -112,7 +112,7 @@ class Graph:
                 node.op in ("placeholder", "get_attr"),
                 _recomputes(node),
                 node.meta.get("seq_nr"),
-                getattr(told, "output", None),
+                getattr(description, "output", None),
                 _is_view(node) or str(node.target) in _PASS_ON,
             )
             if node.meta.get("seq_nr") is not None:
@@ -289,7 +289,7 @@ class Graph:
         return found
 
     def _users(self, name: str) -> list[Owner | None]:
-        """Whose the ops are that use a tensor; that it is an output of the graph is a use by no module."""
+        """The modules of the operators that use a tensor. An output of the graph is a use by no module."""
         users = [(user, self._nodes[user]) for user in self._nodes[name].users]
         owners = {(user if node.sequence is None else node.sequence): node.owner for user, node in users}
         return [*owners.values(), *([()] if name in self._outputs.values() else [])]

@@ -1,4 +1,4 @@
-"""How much processor time a process had, and for how long a thread of it waited for a processor. Knows no torch."""
+"""CPU time of this process, and how long a thread of it was ready to run and waited for a processor. Without torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CpuTime(NamedTuple):
         return cls(time.process_time_ns(), _run_delay_ns(), threading.get_ident())
 
     def since(self, before: CpuTime) -> CpuTime:
-        """What was added since then. The wait of one thread says nothing of that of another."""
+        """What was added since then. The wait is unknown where another thread asks."""
         known = self.run_delay_ns is not None and before.run_delay_ns is not None and self.thread == before.thread
         delay = (self.run_delay_ns or 0) - (before.run_delay_ns or 0) if known else None
         return CpuTime(self.process_ns - before.process_ns, delay, self.thread)

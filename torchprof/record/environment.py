@@ -1,4 +1,4 @@
-"""Where a run comes from: torch, its build, the devices, the threads, the machine and the script, in words."""
+"""The environment of a run: torch, its build, the devices, the threads, the machine and the script."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def this_process(job: Job) -> Meta:
 
 
 def environment() -> tuple[tuple[str, str], ...]:
-    """(name, value) of what makes runs comparable or not. Names no host and no user, and wakes no device."""
+    """(name, value) of what makes runs comparable or not. Has no name of a host or a user, and initializes no
+    device."""
     threads = f"{torch.get_num_threads()} in an operator, {torch.get_num_interop_threads()} between operators"
     device = [("CUDA", _cuda())] if torch.cuda.is_available() or torch.version.cuda else []
     return (

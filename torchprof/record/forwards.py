@@ -49,7 +49,7 @@ class StandIn:
 
     @classmethod
     def of(cls, thing: object) -> StandIn | None:
-        """The stand-in that this is; None where it is none, or one that nobody uses any more."""
+        """The stand-in that this is; None where it is none, or one that is no longer in use."""
         known = cls._known.get(id(thing))
         return known if known is not None and known._thing() is thing else None
 
@@ -65,7 +65,7 @@ class StandIn:
 
 
 def on_class(owner: type) -> StandIn | None:
-    """The stand-in for the ``forward`` that a class defines; None where the class lets nobody set it."""
+    """The stand-in for the ``forward`` that a class defines; None where the class does not allow to set it."""
     original = owner.__dict__["forward"]
     known = StandIn.of(original)
     if known is not None:

@@ -18,11 +18,11 @@ class CollectionRanges:
     """While it is on, each collection that looks at old objects is a range on the thread that it interrupts.
 
     Such a collection takes as long as there are objects in the process, and interrupts whatever runs when it is due: it
-    is nobody's work. Collections of young objects alone are left out: what they cost is in proportion to what was made
-    right before, so it counts where that was made.
+    belongs to no layer. Collections of young objects alone are left out: what they cost is in proportion to what was
+    made right before, so it counts where that was made.
 
     It may be on several times, one inside another or overlapping. Python runs one collection at a time, without
-    another inside, and tells of its start and its end on the same thread; so there is one open range at most.
+    another inside, and calls back at its start and its end on the same thread; so there is one open range at most.
     """
 
     _users: ClassVar[int] = 0
@@ -43,7 +43,7 @@ class CollectionRanges:
             self._is_on = False
             CollectionRanges._users -= 1
             if not CollectionRanges._users:
-                if mark_collection in gc.callbacks:  # somebody may have emptied the list
+                if mark_collection in gc.callbacks:  # other code may have emptied the list
                     gc.callbacks.remove(mark_collection)
                 while CollectionRanges._open:  # a finalizer ended the recording inside a collection
                     CollectionRanges._open.pop().__exit__(None, None, None)

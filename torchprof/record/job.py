@@ -31,8 +31,8 @@ class Job(NamedTuple):
 def this_job(models: Iterable[nn.Module], before: Job | None = None) -> Job:
     """The job of this process, and the mesh that these models lie on. ``before``: what was known of it earlier.
 
-    Outside of the life of its process group, it is what was known before; else what the variables tell that torchrun,
-    and others as it, start a process with; one without them is a job of its own.
+    Outside of the life of its process group, it is what was known before; else what the environment variables say that
+    torchrun and similar launchers set; a process without them is a job of one rank.
     """
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):

@@ -36,7 +36,8 @@ _MOST_RECURSION = 2**31 - 1  # a C int
 
 @dataclass
 class Target:
-    """A module to be labelled: what it is called in a trace, and what was seen at its first call. It is held weakly.
+    """A module to be labelled: what it is called in a trace, and what was seen at its first call. The reference is
+    weak.
 
     ``inlined``: it is inside a compiled module, whose code runs in place of its own. ``is_model``: its later calls are
     looked at, too: ``same_shapes`` says whether all had inputs of the shapes of the first, None before there is one.
@@ -185,10 +186,10 @@ class Labels:
     and leave in any order, on any threads.
 
     A module has one label at a time: labels with ``gives_way`` leave it to others that are on, and others take it from
-    them; whose profiler they are for is not ours to know, so they are put on all threads. ``unobserved`` counts the
-    calls on threads that the profiler does not record, by label; ``unlabelled`` lists the labels of modules whose
-    forward could not be wrapped. ``before_first``, where given, is called before every call of ``trigger`` until it
-    returns True: only from then on are calls labelled.
+    them. They are for a profiler of the user's, which may record all threads: so they are on all threads.
+    ``unobserved`` counts the calls on threads that the profiler does not record, by label; ``unlabelled`` lists the
+    labels of modules whose forward could not be wrapped. ``before_first``, where given, is called before every call of
+    ``trigger`` until it returns True: only from then on are calls labelled.
     """
 
     targets: Sequence[Target]
@@ -266,7 +267,7 @@ class Labels:
         for cls in (type(module), getattr(type(module), "cls_to_become", None)):
             owner = next((base for base in getattr(cls, "__mro__", ()) if "forward" in base.__dict__), None)
             if owner is None or owner is nn.Module:
-                continue  # a container without a forward: nobody can call it
+                continue  # a container without a forward cannot be called
             # The guards of torch.compile look at the answer.
             is_guarded = self._may_be_guarded and knows_itself(owner.__dict__["forward"])
             stand_in = None if is_guarded else on_class(owner)

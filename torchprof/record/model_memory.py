@@ -1,4 +1,4 @@
-"""The memory that is there beside what a session records: what a model holds, and what torch's allocators count."""
+"""Memory that a profiler session does not record: the model's own, and the statistics of torch's allocators."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def _note_freed(freed: list[Freed], home: int, block: tuple[str, int]) -> None:
 
 
 def _held_here(tensor: torch.Tensor) -> torch.Tensor:
-    """Of a tensor that is sharded over ranks (a ``DTensor``), what this one holds."""
+    """The part of a tensor that this rank has: of a ``DTensor``, which is sharded over ranks, its local tensor."""
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return local
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """A tensor's storage; None where it has none that one could point to."""
+    """A tensor's storage; None where it has no address."""
     try:
         storage = tensor.untyped_storage()
         return storage if storage.data_ptr() else None
@@ -80,7 +80,7 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
 
 def _device(tensor: torch.Tensor) -> str:
-    """The device of a tensor, as events of the profiler are told to name it."""
+    """The device of a tensor, as the profiler's events name it."""
     kind, index = tensor.device.type, tensor.device.index
     return kind if kind == "cpu" else f"{kind}:{index or 0}"
 

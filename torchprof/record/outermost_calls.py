@@ -59,7 +59,7 @@ class OutermostCalls:
         nn.Module.__call__ = call  # type: ignore[method-assign]
 
     def detach(self) -> None:
-        """Leave the class as it was; where somebody has kept or replaced it since, ours passes calls through."""
+        """Leave the class as it was; where other code has kept or replaced it since, ours passes calls through."""
         self._before = self._elsewhere = _nothing
         if nn.Module.__dict__["__call__"] is self._ours:
             nn.Module.__call__ = self._original  # type: ignore[method-assign]

@@ -22,7 +22,7 @@ from torchprof.record.modules import Trace, class_of, select, walk_modules, wrap
 from torchprof.run.layers import Layer
 
 
-class Spot(NamedTuple):
+class ModuleAtPath(NamedTuple):
     """A module where it stands in a model: ``path`` is the real one, ``shown`` the one that users see, without the
     steps that only wrap; ``wrapper`` is the number of the spot of the module that only wraps this one; ``compiled``,
     whether it is inside a ScriptModule or a module under torch.compile, and so may run without being called;
@@ -37,7 +37,7 @@ class Spot(NamedTuple):
     callable: bool
 
 
-def _spots(models: Iterable[nn.Module], before: Sequence[Spot] = ()) -> list[Spot]:
+def _spots(models: Iterable[nn.Module], before: Sequence[ModuleAtPath] = ()) -> list[ModuleAtPath]:
     """All modules of some models, model after model, depth first, after those ``before``. A second model of one class
     is ``Net#2``."""
     spots = list(before)
@@ -63,7 +63,7 @@ def _spots(models: Iterable[nn.Module], before: Sequence[Spot] = ()) -> list[Spo
                     shown_path = (*shown_path, path[-1])
             above[path] = len(spots), module
             has_forward = getattr(type(module), "forward", None) is not nn.Module.forward or "forward" in vars(module)
-            spots.append(Spot(path, leaf, ref(module), shown_path, wrapper, compiled, has_forward))
+            spots.append(ModuleAtPath(path, leaf, ref(module), shown_path, wrapper, compiled, has_forward))
     return spots
 
 
@@ -90,8 +90,8 @@ def _may_inline(module: nn.Module) -> bool:
 class Plan:
     """What is labelled and where it is shown: modules, layers, and the map between them.
 
-    It holds no module: who profiles a model has it, and what its user lets go is gone; its layers stay as they were
-    last seen. ``layer_paths``: the layers, by the path that users see. ``targets``: the modules to be labelled.
+    It keeps no module alive: it has weak references. The layers of a module that was freed stay as they were last
+    seen. ``layer_paths``: the layers, by the path that users see. ``targets``: the modules to be labelled.
     ``sites``: what each label stands for. ``selected``: the layers that were selected, None for all.
     ``with_event_lists``: the real paths of the modules whose calls ``raw()`` lists.
     """
@@ -102,10 +102,10 @@ class Plan:
         self.layer_paths: list[tuple[str, ...]] = []
         self.selected: set[int] | None = None
         self.with_event_lists: set[tuple[str, ...]] = set()
-        self._spots: list[Spot] = []
+        self._spots: list[ModuleAtPath] = []
         self._layer_of: list[int] = []  # by spot
         self._layers_chosen: set[int] = set()
-        self._target_of: dict[int, Target] = {}  # by the id of a module, which tells something while that is alive
+        self._target_of: dict[int, Target] = {}  # by the id of a module, valid while that is alive
         self._real_paths: dict[tuple[str, int], tuple[str, ...]] = {}
         self._layers: tuple[Layer, ...] = ()  # as they were last seen
         self._found_replicas: list[ref[nn.parallel.DistributedDataParallel]] = []
@@ -115,7 +115,7 @@ class Plan:
         """Plan for one model more, all of it; returns what is to be labelled besides. All before stays as it is."""
         known = len(self.targets)
         self._add([model], None)
-        self.layers()  # what nobody could tell any more if it were gone before we look next
+        self.layers()  # noted now: the model may be freed before the next look
         return self.targets[known:]
 
     def knows(self, module: nn.Module) -> bool:
@@ -147,7 +147,7 @@ class Plan:
         self._label(first)
 
     def _label(self, first: int) -> None:
-        """Labels for what was selected, and for what is not inside anything selected: that work is told apart."""
+        """Labels for what was selected, and for what is not inside anything selected: that work is shown separately."""
         at_or_below_chosen: set[tuple[str, ...]] = set()
         inside_chosen: set[int] = set()
         spots_of: dict[int, list[int]] = {}  # module → where it stands
@@ -164,7 +164,7 @@ class Plan:
             spot = self._spots[numbers[0]]
             module = spot.module()
             if module is None or (spot.compiled and isinstance(module, torch.jit.ScriptModule)):
-                continue  # run by the ScriptModule around it: nobody calls it from Python
+                continue  # run by the ScriptModule around it: Python code does not call it
             target = self._target(module)
             if target is None:
                 target = self._target_of[key] = Target(
@@ -181,7 +181,7 @@ class Plan:
             for at in reversed(numbers):
                 self._real_paths[target.label, self._layer_of[at]] = self._spots[at].path
 
-    def _around(self, spot: Spot) -> Target | None:
+    def _around(self, spot: ModuleAtPath) -> Target | None:
         """The module that only wraps one."""
         wrapper = self._spots[spot.wrapper].module() if spot.wrapper is not None else None
         return self._target(wrapper) if wrapper is not None else None
@@ -205,7 +205,7 @@ class Plan:
 
     @property
     def callable_layers(self) -> set[int]:
-        """The layers that were selected and whose forward only runs when somebody calls it."""
+        """The selected layers that run only by a call of their forward: not those that compiled code may inline."""
         return {
             layer
             for at, layer in enumerate(self._layer_of)
@@ -372,7 +372,7 @@ class Plan:
         return self._layers
 
     @property
-    def spots(self) -> list[tuple[Spot, int]]:
+    def spots(self) -> list[tuple[ModuleAtPath, int]]:
         """All places of modules, each with the number of the layer that it is shown as."""
         return [*zip(self._spots, self._layer_of)]
 
@@ -430,7 +430,7 @@ def _settings(module: nn.Module) -> str:
 
 
 def _is_packed(module: nn.Module) -> bool:
-    """Whether a quantised module keeps its parameters where nobody sees how many there are."""
+    """Whether a quantized module packs its parameters, so that they cannot be counted."""
     return "_packed_params" in vars(module) or "_packed_params" in module._modules
 
 

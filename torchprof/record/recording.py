@@ -251,7 +251,7 @@ class Recording:
             scalars = [value if value is None or value in (0, 1) else 2 for value in scalars]
         stack = [line for line in raw.stack() if not line.startswith(_NO_SOURCE)] if self.with_stack else []
         if not (shapes or dtypes or stack):
-            return 0  # a trace cannot tell an op that takes nothing from one whose inputs were not recorded: nor do we
+            return 0  # as in a trace: no inputs and inputs that were not recorded look the same
         try:
             # As a key, bytes cost half of what nested tuples do. Version 2 of the format knows no references between
             # equal parts: it depends on values alone.

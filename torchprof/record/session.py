@@ -41,8 +41,7 @@ _WAY_OUT = (
 class Session(Recording):
     """One session of torch's profiler, from ``start`` to ``stop``; afterwards, what it has recorded.
 
-    ``in_job``: whether this process is one of several ranks, whose collectives on a device are to say what they were
-    called on.
+    ``in_job``: whether this process is one of several ranks: then the shapes of collectives on a device are recorded.
 
     ``device`` is the kind of device whose kernels are recorded ("cuda", "xpu", …), None for the CPU alone. A process
     that is forked meanwhile, as the workers of a DataLoader are, records nothing. ``began_ns``: when the first mark was
@@ -119,12 +118,12 @@ class Session(Recording):
             self._profiler._start_trace()
             # The first event of a session pays for its buffers: let it be ours, not one of the first layer's.
             with record(STEP_MARK if step_begins else STARTED):
-                self._cpu_at_start = CpuTime.now()
-                self.began_ns = time.perf_counter_ns()
+                self.began_ns = time.perf_counter_ns()  # first: it stands for the start of the mark, on this clock
                 self._epoch_ns = time.time_ns() - self.began_ns
+                self._cpu_at_start = CpuTime.now()  # reads a file, where another process may get the processor
         except BaseException:
             self._guard.off()
-            if is_observed():  # Ctrl-C came when torch's session had just begun: nobody else would end it
+            if is_observed():  # Ctrl-C came when torch's session had just begun: end it here
                 self.stop()
             raise
         self.started = Session._under_way = True
@@ -162,13 +161,14 @@ class Session(Recording):
         self.clock_jump_ns = time.time_ns() - time.perf_counter_ns() - self._epoch_ns
 
     def _end_with_process(self) -> None:
-        """A process that ends with a session open dies in torch: who started it and never stopped it is spared that."""
+        """A process that ends with a session open dies in torch: so a session that was never stopped is stopped
+        here."""
         if os.getpid() == self._process:
             self.stop()
 
 
 def _after_fork_in_child() -> None:
-    """Nobody will read what the child records; and it would grow by a kilobyte with each op."""
+    """Turn recording off in a forked child: its events are never read, and each would take a kilobyte."""
     if Session._under_way:
         torch._C._autograd._enable_record_function(False)
 

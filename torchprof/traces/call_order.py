@@ -13,7 +13,7 @@ def call_order(cls: type) -> dict[str, bool]:
 
     A call counts when it is made, after its arguments: ``self.last(self.first(x))`` is first, last. What is no call
     (``for block in self.blocks``) counts where it is written. The class's own methods are followed where they are
-    called. Which branches are taken nobody knows: all of them count, and what is used only there, or only asked for
+    called. Which branches are taken is unknown: all of them count, and what is used only there, or only asked for
     something that it holds (``self.dropout.p``), is not used in every call. Empty where there is no source. Reading it
     takes about a millisecond.
     """

@@ -20,7 +20,7 @@ from torchprof.run.warnings import Caveat, caveat
 
 _MODULE = "nn.Module: "
 
-# Where modules that only wrap another one hold it: nobody else calls an attribute so.
+# Where modules that only wrap another one hold it: no other module has an attribute of this name.
 _WRAPPING_STEPS = {"_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_orig_mod"}
 # These hold it as ``module``, which others call an attribute too.
 _PARALLEL = {"DataParallel", "DistributedDataParallel"}

@@ -1,4 +1,4 @@
-"""Which of a model's modules the modules of a trace are: a trace counts those of each class, and tells no paths."""
+"""Matches the modules in a trace with those of a model: a trace has a class and a number of each, and no path."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ModelModule(NamedTuple):
     the parameters that it holds itself. ``same_as``: the number of the first entry of the same module, if that is
     another one. ``calls``: the names of what it holds, in the order in which it calls them, with whether it always does
     (see ``call_order``); those that are not among them come after these, in the order of definition. ``cls``: a number
-    that tells its class from others of the same name.
+    that distinguishes its class from others of the same name.
     """
 
     path: tuple[str, ...]
@@ -63,12 +63,12 @@ def match_modules(
     ``layers`` of the models, which keep their numbers.
 
     From the outermost inward, the modules that a module was seen to call are looked for among those that it holds,
-    through containers that nobody calls. Those of one class are told apart by the shapes of their parameters, which
-    their ops were called on, and by what was called below them; a Sequential calls in its order. What is left is taken
-    to be called in the order of the caller's source, or else of the definition; where not all were called, those that
-    always are go first: a doubt names it. What a module does not hold itself is looked for further down, and in the
-    whole model. A called module that is found nowhere is a layer of its own under what called it, with its name in the
-    trace; outside of all that was found it is no layer.
+    through containers, which have no forward. Those of one class are told apart by the shapes of their parameters,
+    which their ops were called on, and by what was called below them; a Sequential calls in its order. What is left is
+    taken to be called in the order of the caller's source, or else of the definition; where not all were called, those
+    that always are go first: a doubt names it. What a module does not hold itself is looked for further down, and in
+    the whole model. A called module that is found nowhere is a layer of its own under what called it, with its name in
+    the trace; outside of all that was found it is no layer.
 
     Raises TorchprofError where nothing is found, and where the model calls much that was never called; but where some
     of it was ``compiled``, of which torch.compile shows only the calls at graph breaks.
@@ -247,7 +247,8 @@ class _Matching:
         for module in model.all:
             kind, shapes = model.sorts[module]
             self._telling[kind] |= shapes
-        # A class whose ops are called on other than its parameters, as they are (lists, shards), is not told by them.
+        # A class whose ops are called on other than its parameters, as they are (lists, shards), is not recognized by
+        # them.
         sorts: defaultdict[str, set[tuple[str, _Shapes]]] = defaultdict(set)
         for module in model.all:
             sorts[model.entries[module].kind].add(model.sorts[module])
@@ -311,7 +312,7 @@ class _Matching:
         yield self.model.all
 
     def _settle_near(self, owners: tuple[int, ...], names: list[str]) -> bool:
-        """Match the names of a group with what all their callers hold, if there is room for them."""
+        """Match the names of a group with what all their callers hold, if there are enough."""
         kind = class_of(names[0])
         if kind not in self._telling:
             self._close(names)
@@ -360,7 +361,7 @@ class _Matching:
                 self.far += [self.found[name] for name in certain if not (alone and self._is_distinct(name))]
                 break
         else:
-            fitting = self._fitting(names, nearest)  # there is not room for all: what fits goes first
+            fitting = self._fitting(names, nearest)  # there are not enough for all: what fits goes first
             if not any(fitting.values()):
                 kind = class_of(names[0])
                 free = [module for module in nearest if self.model.entries[module].kind == kind]
@@ -407,7 +408,7 @@ class _Matching:
         """Match names with modules by order: each with the first that is free, or that another can leave to it."""
         choice = _all_of(fitting)
         fit = sum(bool(fitting[name]) for name in names)
-        if len(choice) > fit:  # those that nobody needs to call are more likely those that nobody called
+        if len(choice) > fit:  # those that need not be called are more likely those that were not
             fitting = {name: sorted(modules, key=self.model.may_rest) for name, modules in fitting.items()}
         holder: dict[int, str] = {}
 

@@ -355,7 +355,7 @@ def _models(labels: Iterable[str]) -> list[str]:
 
 
 def _of_some_mode(layer: Layer) -> Layer:
-    """A layer of the model at hand: in which mode it was when it was traced, nobody knows."""
+    """A layer of the model that was given: its mode in the recording is unknown."""
     return replace(layer, training=None)
 
 
