@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_attribute import ENGINE, MAIN, NODE_PREFIX, Walked, function, kernel, label, memory, node, op, user_label
 from test_laws import Forest, Span
 
-from torchprof.attribute.compiled import CompiledGraphs, CompiledKernel, Given, Module, Owner, Part, Step, pieces
+from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, Given, Module, Owner, Part, Step, pieces
 from torchprof.attribute.event_names import kind_of
 from torchprof.attribute.events import GIVEN, Event, Kind, Site
 from torchprof.attribute.places import Place

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from torchprof.attribute.compiled import CALL, COMPILES, COMPILES_TOO, REGION
+from torchprof.attribute.compiled_graphs import CALL, COMPILES, COMPILES_TOO, REGION
 from torchprof.attribute.events import GIVEN, PREFIX, Event, Kind
 from torchprof.run.words import ANY_STEP, GUARDS
 

@@ -18,6 +18,8 @@ that the function took from modules."""
 class Kind(Enum):
     """What sort of thing an event reports."""
 
+    __hash__ = object.__hash__  # Enum's own is a function in Python, and a table by kind asks for it at every event
+
     OP = "op"
     USER_LABEL = "label"
     LABEL = "forward of a labelled module"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from torchprof.attribute.collectives import ACCUMULATES
-from torchprof.attribute.compiled import CompiledGraphs, graph_of
+from torchprof.attribute.compiled_graphs import CompiledGraphs, graph_of
 from torchprof.attribute.events import Event, Kind
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torchprof.analyze.caveats import following_from
 from torchprof.attribute.collectives import Exchanges
-from torchprof.attribute.compiled import CompiledGraphs
+from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.event_names import with_steps
 from torchprof.attribute.events import Detail, Event, Kind
 from torchprof.attribute.rule import Attribution

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchprof.attribute.collectives import fqns_of
 from torchprof.attribute.events import Detail, Site
-from torchprof.attribute.groups import mesh_of_groups, sole_group
+from torchprof.attribute.process_groups import mesh_of_groups, sole_group
 from torchprof.errors import TorchprofError, some
 from torchprof.measure.assemble import assemble, wanted_detail, with_doubts
 from torchprof.measure.recording import Asked, Seen

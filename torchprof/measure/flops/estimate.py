@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
 
-from torchprof.attribute.compiled import CALL, pieces
+from torchprof.attribute.compiled_graphs import CALL, pieces
 from torchprof.attribute.events import Detail, Kind
 from torchprof.attribute.places import Attributed, Place
 from torchprof.measure.flops.formulas.attention import FORWARD_ATTENTION

@@ -7,7 +7,7 @@ from bisect import bisect_right, insort
 from torchprof.attribute.places import Place
 
 
-class Makers:
+class NodeMakers:
     """Which op made the autograd nodes of one forward thread, by sequence number: its place.
 
     Several ops can carry one number: the one that started last made the node. An in-place write to a view gives a node
