@@ -11,11 +11,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY := $(VENV)/ready-with-torch-$(TORCH)
 TOOLS := $(VENV)/ready-with-tools-$(TORCH)
+NODE := test/page/node_modules
 
 # torch 2.13 writes two lines a session to stderr unless this is set before it is imported.
 export KINETO_LOG_LEVEL ?= 99
 
-.PHONY: demo test lint types browser bench clean
+.PHONY: demo test lint lint-page types browser bench clean
 
 demo: $(READY)
 	$(BIN)/python examples/training_step.py
@@ -26,6 +27,18 @@ test: $(TOOLS)
 lint: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory lint-page; \
+	else echo "No npm: the JavaScript of the HTML report is not checked." >&2; test "$$CI" != true; fi
+
+# The JavaScript of the HTML report: its types, each file, and all files as the page has them (for unused names).
+lint-page: $(TOOLS) $(NODE)/.package-lock.json
+	$(NODE)/.bin/tsc -p test/page
+	mkdir -p build
+	$(BIN)/python -c 'from torchprof.reports.html import page_script; open("build/page.js", "wb").write(page_script().encode())'
+	$(NODE)/.bin/eslint -c test/page/eslint.config.mjs torchprof/reports/page build/page.js
+
+$(NODE)/.package-lock.json: test/page/package.json test/page/package-lock.json
+	npm ci --prefix test/page --no-audit --no-fund
 
 types: $(TOOLS)
 	$(BIN)/python -m mypy
@@ -42,7 +55,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build $(NODE) *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # numpy: torch warns on stderr where it is missing. torchprof itself does not need it.
 $(READY): pyproject.toml constraints.txt

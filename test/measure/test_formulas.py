@@ -18,7 +18,8 @@ from torchprof.attribute.events import Detail, Event, Kind
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.flops.estimate import Count, Estimate
 from torchprof.measure.flops.free_ops import COMMUNICATION, NO_ARITHMETIC, does_no_arithmetic
-from torchprof.measure.flops.operation import Operation, Work, _formulas, detail_of, formula_of, work_of
+from torchprof.measure.flops.formulas import detail_of, formula_of, operators_with_formula, work_of
+from torchprof.measure.flops.operation import Operation, Work
 from torchprof.run.words import Signature
 
 RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
@@ -645,7 +646,7 @@ def test_an_op_counts_what_it_does_by_hand(name: str, case: Case) -> None:
     given = case.given()
     run = profiled(lambda: case.step(*given))
     assert found(run) == Found(case.macs, case.others)
-    assert name not in _formulas or name in ran(run)
+    assert name not in operators_with_formula() or name in ran(run)
 
 
 # One op, backward: what is counted in that phase, of a step whose result goes back with ones.
@@ -784,7 +785,7 @@ def test_the_backward_of_an_op_counts_what_it_does_by_hand(name: str, case: Back
 
     run = profiled(step)
     assert found(run, "backward") == Found(case.macs, case.others)
-    assert name not in _formulas or name in ran(run)
+    assert name not in operators_with_formula() or name in ran(run)
 
 
 # Ops that this machine cannot run, from hand-made signatures.
@@ -1019,8 +1020,8 @@ _ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "gelu_backward": lambda: (x(2, 3), x(2, 3)),
 }
 _NAMED = {case.name for case in HAND_MADE} | BY_HAND.keys() | BACKWARD.keys()
-ELEMENTWISE = sorted(name for name in _formulas if name not in _NAMED and not name.startswith("_foreach_"))
-FOREACH = sorted(name for name in _formulas if name.startswith("_foreach_") and name not in _NAMED)
+ELEMENTWISE = sorted(name for name in operators_with_formula() if name not in _NAMED and not name.startswith("_foreach_"))
+FOREACH = sorted(name for name in operators_with_formula() if name.startswith("_foreach_") and name not in _NAMED)
 
 
 def elementwise_steps(name: str) -> Iterator[Callable[[], Any]]:
@@ -1285,17 +1286,17 @@ def real_ops() -> set[str]:
 @pytest.mark.skipif(RELEASE < (2, 13), reason="older torch lacks some of the ops")
 def test_every_name_is_an_op_of_torch() -> None:
     real = real_ops()
-    assert not {name for name in _formulas if "::" not in name and not name.startswith("_foreach_")} - real
+    assert not {name for name in operators_with_formula() if "::" not in name and not name.startswith("_foreach_")} - real
     assert not NO_ARITHMETIC - real
 
 
 def test_no_op_both_counts_and_does_not() -> None:
-    assert not _formulas.keys() & NO_ARITHMETIC
+    assert not operators_with_formula() & NO_ARITHMETIC
 
 
 def test_every_formula_is_checked_here() -> None:
     """Each by hand, by a hand-made signature, or as elementwise; of lists, those that torch has."""
-    assert _NAMED | set(ELEMENTWISE) | set(FOREACH) >= _formulas.keys()
+    assert _NAMED | set(ELEMENTWISE) | set(FOREACH) >= operators_with_formula()
 
 
 def test_names_are_looked_up_as_a_profile_spells_them() -> None:

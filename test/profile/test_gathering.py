@@ -276,7 +276,7 @@ def test_sigterm_while_the_block_is_left_loses_nothing(monkeypatch: pytest.Monke
 def test_sigterm_while_the_run_is_made_comes_after_the_run(handler: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchprof.profile.gather._GRACE_S", 0.2)
     prof = profiled()
-    monkeypatch.setattr("torchprof.profile.profile.assemble", killing(torchprof.profile.profile.assemble))
+    monkeypatch.setattr("torchprof.profile.cycle.assemble", killing(torchprof.profile.cycle.assemble))
     assert prof.gather() is prof.run and not handler
     assert comes(handler)
 

@@ -846,7 +846,7 @@ def test_a_cycle_has_no_warnings_of_another(monkeypatch: pytest.MonkeyPatch) -> 
         ended.append(f"The clock of cycle {len(ended) + 1}.")
         return ended[-1:]
 
-    monkeypatch.setattr("torchprof.profile.profile.about_clock", about_clock)
+    monkeypatch.setattr("torchprof.profile.cycle.about_clock", about_clock)
     monkeypatch.setattr("torchprof.profile.profile.missing_device", lambda _: "No such device.")
     model, x = Mlp(), torch.rand(2, 4)
     shown: list[list[str]] = []

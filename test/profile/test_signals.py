@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+import pkgutil
 import signal
 import sys
 import threading
@@ -20,11 +20,11 @@ from torch.autograd import profiler as torch_profiler
 
 import torchprof
 from torchprof import Profile, TorchprofError
-from torchprof.profile import profile as profile_module
-from torchprof.profile import program as program_module
+from torchprof.profile import cycle as cycle_module
 from torchprof.profile.program import Program
 from torchprof.profile.sigterm import HeldSignals, undisturbed
 from torchprof.record import model_memory, session
+from torchprof.record.plan import Plan
 from torchprof.record.python_lines import Sampler
 
 PACKAGE = str(Path(torchprof.__file__).parent)
@@ -229,15 +229,15 @@ def test_an_error_while_torch_stops_its_session(monkeypatch: pytest.MonkeyPatch,
 def test_ctrl_c_while_a_program_ends_early(monkeypatch: pytest.MonkeyPatch, gives_way: bool) -> None:
     """After ``max_calls``, or where the program starts a profiler: the run is whole, and nothing stays on."""
     model, x = Mlp(), torch.rand(2, 4)
-    real = program_module.assemble
+    real = cycle_module.assemble
 
     def interrupted_at_first(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(program_module, "assemble", real)
+        monkeypatch.setattr(cycle_module, "assemble", real)
         signal.raise_signal(signal.SIGINT)
         return real(*args, **options)
 
     start = torch_profiler.profile._start_trace
-    monkeypatch.setattr(program_module, "assemble", interrupted_at_first)
+    monkeypatch.setattr(cycle_module, "assemble", interrupted_at_first)
     block = Program(max_calls=None if gives_way else 1)
     with pytest.raises(KeyboardInterrupt), block:
         model(x)
@@ -250,17 +250,25 @@ def test_ctrl_c_while_a_program_ends_early(monkeypatch: pytest.MonkeyPatch, give
 
 
 @pytest.mark.parametrize(
-    "name", ["Labels.detach", "this_job", "Plan.layers", "Plan.changes", "StackWarning.off", "label_ns"]
+    "name",
+    [
+        "profile.Labels.detach",
+        "cycle.this_job",
+        "profile.Plan.layers",
+        "profile.Plan.changes",
+        "cycle.StackWarning.off",
+        "profile.label_ns",
+    ],
 )
 def test_an_error_on_the_way_out(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Whatever it comes from: torch's session is over, and the next block can be entered."""
     model, x = Mlp(), torch.rand(2, 4)
     before = snapshot(model)
     prof = Profile(model, schedule=lambda _: torch.profiler.ProfilerAction.RECORD)
-    where = f"torchprof.profile.profile.{name}"
+    where = f"torchprof.profile.{name}"
     with pytest.raises(LookupError), prof:
         model(x)
-        monkeypatch.setattr(where, failing(operator.attrgetter(name)(profile_module)))
+        monkeypatch.setattr(where, failing(pkgutil.resolve_name(where)))
     monkeypatch.undo()
     assert prof.exited and Profile._open is None
     assert not session.is_profiled()
@@ -275,7 +283,7 @@ def test_an_error_while_the_layers_are_noted(monkeypatch: pytest.MonkeyPatch) ->
     model = Mlp()
     with pytest.raises(LookupError), Profile(model) as prof:
         model(torch.rand(2, 4))
-        monkeypatch.setattr(profile_module.Plan, "layers", failing(profile_module.Plan.layers))
+        monkeypatch.setattr(Plan, "layers", failing(Plan.layers))
     monkeypatch.undo()
     assert [node.calls for node in prof.run.tree().walk()] == [1, 1, 1, 1]
 
@@ -283,7 +291,7 @@ def test_an_error_while_the_layers_are_noted(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_entry_that_is_broken_off_leaves_no_warning_in_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     callbacks = pytest.importorskip("torch._dynamo.callback").callback_handler
     before = list(callbacks.start_callbacks)
-    monkeypatch.setattr(profile_module.StackWarning, "on", failing(profile_module.StackWarning.on))
+    monkeypatch.setattr(cycle_module.StackWarning, "on", failing(cycle_module.StackWarning.on))
     with pytest.raises(LookupError), Profile(Mlp(), with_stack=True):
         pass
     assert callbacks.start_callbacks == before

@@ -2,51 +2,42 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import inspect
 import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from copy import deepcopy
 from datetime import timedelta
 from html import escape
 from os import PathLike
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
-import torch
 from torch import nn
 from torch.autograd.profiler_util import EventList
 from torch.profiler import ProfilerAction
 
-from torchprof.attribute.events import Kind
 from torchprof.encoding import fitting
-from torchprof.errors import TorchprofError, suggest
-from torchprof.measure.assemble import assemble, attribution_of, wanted_detail, with_doubts
-from torchprof.measure.live_memory import NOTHING
-from torchprof.measure.recording import Asked, Seen
-from torchprof.measure.warnings import about_buckets, about_clock
+from torchprof.errors import TorchprofError
+from torchprof.measure.recording import Asked
+from torchprof.measure.warnings import about_buckets
+from torchprof.profile.arguments import action_of, checked_device, checked_provenance, checked_schedule
 from torchprof.profile.calibration import label_ns
+from torchprof.profile.cycle import Cycles, Setup
+from torchprof.profile.decorator import decorated
+from torchprof.profile.event_lists import event_lists_by_path
 from torchprof.profile.gather import gather
 from torchprof.profile.sigterm import HeldSignals, HeldSigterm, undisturbed
-from torchprof.record.compiled_code import StackWarning, about_left_out_stacks, awaiting_compilation, compiled_regions
+from torchprof.record.compiled_code import about_left_out_stacks, awaiting_compilation
 from torchprof.record.compiler import Provenance
-from torchprof.record.environment import this_process
-from torchprof.record.job import Job, this_job
 from torchprof.record.labels import Labels
-from torchprof.record.model_memory import held_now
 from torchprof.record.modules import Trace, checked_models, walk_modules
 from torchprof.record.plan import Plan
 from torchprof.record.recording import empty_event_list
 from torchprof.record.session import Guard, Session, is_profiled, missing_device, refuse_if_profiled
-from torchprof.run.cycles import add_cycle
 from torchprof.run.layers import Layer
-from torchprof.run.meta import CompiledRegion
 from torchprof.run.run import Run
-from torchprof.run.words import DIVISORS
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -55,10 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["Profile", "Trace", "walk_modules"]
 
 _UNFINISHED = "<unfinished torchprof.profile>"
-_LOST = "What was recorded last is lost: an error came while torch's profiler was being stopped."
-_DEVICES = ("cuda", "xpu", "mps", "mtia", "hpu")
 _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
-_ACTIONS = (ProfilerAction.NONE, ProfilerAction.WARMUP, *_RECORDING)  # torch has another, for itself alone
 
 
 class Profile:
@@ -132,27 +120,18 @@ class Profile:
         self.exited = False
         self.traces: tuple[Trace, ...] = ()
         self._event_lists: defaultdict[tuple[str, ...], list[EventList]] | None = None
-        self._run: Run | None = None  # of all cycles
+        self._result: Run | None = None  # of all cycles, as soon as it was asked for
         self._ended: Run | None = None  # a cycle, until on_trace_ready is called with it
-        self._cycle: Run | None = None  # while on_trace_ready looks at it
-        self._prepared: Session | None = None  # in the warm-up of a schedule
-        self._session: Session | None = None  # the one that records, else the last that did
-        self._recording = False
+        self._shown: Run | None = None  # a cycle, while on_trace_ready looks at it
         self.step_num = 0
         self._action = ProfilerAction.NONE
-        self._seen = Seen()  # of all cycles that have ended
-        self._of_cycle = Seen()  # of the one that is recorded
         self._layers: tuple[Layer, ...] = ()  # as the block ended; none where an error came then
-        self._finished = False
         self._failed = False  # whether an error ended the block
+        self._plan = Plan([], None)
+        self._cycles = Cycles(Setup(self._plan, Asked()), [])
         self._labels = Labels(())
         self._guard = Guard()
         self._provenance: Provenance | None = None
-        self._start_holding = self._end_holding = NOTHING
-        self._job = Job()
-        self._regions: tuple[CompiledRegion, ...] = ()
-        self._asked_of_buckets = False
-        self._stack_warning = StackWarning()
 
     # The block
 
@@ -178,10 +157,17 @@ class Profile:
                 )
             Profile._open = self
         self._models = checked_models(self._model)
-        self._provenance = self._checked_provenance()
-        self._asked = self._checked_options()
-        self._general_notes = tuple(self._seen.notes)
+        notes: list[str] = []
+        self._provenance = checked_provenance(self.compile_layers, notes)
+        checked_schedule(self.schedule, self.warmup, self.on_trace_ready)
+        asked = self._asked()
+        missing = missing_device(asked.device) if asked.device else None
+        notes += [missing] if missing else []
         self._plan = Plan(self._models, self.paths)
+        setup = Setup(
+            self._plan, asked, None if missing else asked.device, self._provenance, from_first_mark=not self.warmup
+        )
+        self._cycles = Cycles(setup, notes)
         refuse_if_profiled()
         self._labels = Labels(self._plan.targets)
         self._warmup_left = self.warmup
@@ -193,31 +179,36 @@ class Profile:
             self._provenance.on()
         if self.schedule is not None:
             self._guard.on()
-            self._go_on(self._action_of(0))
+            self._go_on(action_of(self.schedule, 0))
         elif not self.warmup:
             self._start_cycle()
         self.entered = True
         self.traces = self._plan.traces
 
+    def _asked(self) -> Asked:
+        return Asked(
+            device=checked_device(self.use_cuda, self.use_device),
+            profile_memory=bool(self.profile_memory),
+            with_flops=bool(self.with_flops),
+            record_shapes=bool(self.record_shapes),
+            with_stack=bool(self.with_stack),
+            with_timeline=bool(self.with_timeline),
+            compile_layers=self._provenance is not None,
+            timed=self._timed,
+        )
+
     def _undo_enter(self) -> None:
         """Leave all as it was before the block, which will not be run."""
         self.entered = False
         try:
-            if self._recording and self._session is not None:
-                self._recording = False
-                self._session.stop()
-            elif self._prepared is not None:
-                self._prepared.discard()
+            self._cycles.abandon()
         finally:
-            self._session = self._prepared = None
             self._take_off()
 
     def _take_off(self) -> None:
         with ExitStack() as last:  # each of them, whatever error another one raises
             last.callback(self._release)
             last.callback(self._guard.off)
-            last.callback(self._start_holding.stop_watching)
-            last.callback(self._stack_warning.off)
             if self._provenance is not None:
                 last.callback(self._provenance.off)
             self._labels.detach()
@@ -247,21 +238,23 @@ class Profile:
             self._labels.detach()
 
     def _end_session(self) -> None:
-        if self._recording and self.schedule is not None:
+        cycles = self._cycles
+        if cycles.is_recording and self.schedule is not None:
             self._end_cycle()
-        elif self._recording:
-            self._stop_session()
-        elif self._prepared is not None:
-            self._prepared.discard()
-        if self._session is not None and self._session.started and self._timed:
-            self._seen.label_ns = label_ns()
+        elif cycles.is_recording:
+            cycles.stop()
+        else:
+            cycles.discard_prepared()
+        if self._timed and cycles.session is not None and cycles.session.started:
+            cycles.seen.label_ns = label_ns()
 
     def _note_end(self) -> None:
         """Note what there is of the model as the block ends."""
         self.exited = True
-        self._seen.add(self._of_cycle)
-        self._layers = self._plan.layers()
-        self._note_seen()
+        try:
+            self._layers = self._plan.layers()
+        finally:
+            self._cycles.close(self._labels)
 
     def start(self) -> None:
         """What entering the block does."""
@@ -282,8 +275,8 @@ class Profile:
             return
         if not self.entered or self.exited:
             raise TorchprofError("step() belongs inside the block of this Profile, at the end of each pass of a loop.")
-        action = self._action_of(self.step_num + 1)
-        if self._recording and self._session is not None:
+        action = action_of(self.schedule, self.step_num + 1)
+        if self._cycles.is_recording and self._session is not None:
             self._session.mark_step()
         self.step_num += 1
         self._go_on(action)
@@ -291,174 +284,69 @@ class Profile:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model; or, with a function alone, decorate it."""
         if len(args) == 1 and not kwargs and isinstance(args[0], (FunctionType, MethodType, BuiltinFunctionType)):
-            return self._decorated(args[0])
+            return decorated(args[0], self)
         if not isinstance(self._model, nn.Module):
             raise TorchprofError("This Profile holds several models: call the one you mean itself.")
         return self._model(*args, **kwargs)
 
-    def _decorated(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def profiled(*args: Any, **kwargs: Any) -> Any:
-            if self.entered:  # it is used once: later calls, and those inside the first, are the user's alone
-                return function(*args, **kwargs)
-            with self:
-                return function(*args, **kwargs)
-
-        @functools.wraps(function)
-        async def profiled_coroutine(*args: Any, **kwargs: Any) -> Any:
-            if self.entered:
-                return await function(*args, **kwargs)
-            with self:
-                return await function(*args, **kwargs)
-
-        @functools.wraps(function)
-        def profiled_generator(*args: Any, **kwargs: Any) -> Any:
-            if self.entered:
-                return (yield from function(*args, **kwargs))
-            with self:
-                return (yield from function(*args, **kwargs))
-
-        if inspect.isasyncgenfunction(function):
-            raise TorchprofError(
-                f"{function.__qualname__} is an asynchronous generator, which Profile cannot decorate: put the block "
-                "inside it, or around the loop that uses it."
-            )
-        if inspect.iscoroutinefunction(function):
-            return profiled_coroutine
-        return profiled_generator if inspect.isgeneratorfunction(function) else profiled
-
     # Cycles
-
-    def _action_of(self, step: int) -> ProfilerAction | None:
-        """What the schedule says of a step; None without one. An error changes nothing."""
-        if self.schedule is None:
-            return None
-        action = self.schedule(step)
-        if action not in _ACTIONS:
-            raise TorchprofError(
-                f"schedule({step}) gave {action!r}, where one of {', '.join(map(str, _ACTIONS))} was expected: use "
-                "torch.profiler.schedule(wait=1, warmup=1, active=3), say."
-            )
-        return action
 
     def _go_on(self, action: ProfilerAction | None) -> None:
         """From one step to the next, as torch.profiler.profile does. A cycle ends with RECORD_AND_SAVE; and where the
         schedule stops without that, for which torch has a warning and no call of on_trace_ready."""
         if action is None:
             return
+        cycles = self._cycles
         before, self._action = self._action, action
-        if self._recording and (before is ProfilerAction.RECORD_AND_SAVE or action not in _RECORDING):
+        if cycles.is_recording and (before is ProfilerAction.RECORD_AND_SAVE or action not in _RECORDING):
             self._end_cycle()
             self._show_cycle()
-        if action is ProfilerAction.WARMUP and self._prepared is None:
+        if action is ProfilerAction.WARMUP and cycles.prepared is None:
             with HeldSignals():
-                self._prepared = self._new_session(self._asked.with_stack)
-                self._prepared.prepare()
-        elif action in _RECORDING and not self._recording:
+                if is_profiled():
+                    refuse_if_profiled()
+                cycles.prepare(cycles.setup.asked.with_stack)
+        elif action in _RECORDING and not cycles.is_recording:
             with HeldSignals():
                 self._start_cycle()
-        elif action is ProfilerAction.NONE and self._prepared is not None:
+        elif action is ProfilerAction.NONE and cycles.prepared is not None:
             with HeldSignals():
-                self._prepared.discard()
-                self._prepared = None
-
-    def _new_session(self, with_stack: bool) -> Session:
-        self._job = this_job(self._models, self._job)
-        if is_profiled():
-            refuse_if_profiled()
-        asked = self._asked
-        return Session(
-            asked.device if self._records_device else None,
-            profile_memory=asked.profile_memory,
-            record_shapes=asked.record_shapes or asked.with_flops,
-            with_stack=with_stack,
-            in_job=self._job.world_size > 1,
-        )
+                cycles.discard_prepared()
 
     def _start_cycle(self) -> None:
-        waiting = awaiting_compilation(self._models) if self._asked.with_stack else []
+        cycles, notes = self._cycles, []
+        with_stack = cycles.setup.asked.with_stack
+        waiting = awaiting_compilation(self._models) if with_stack else []
         if waiting:
-            self._of_cycle.notes.append(about_left_out_stacks(waiting))
-            if self._prepared is not None:
-                self._prepared.discard()
-                self._prepared = None
-        self._session = self._prepared or self._new_session(self._asked.with_stack and not waiting)
-        self._prepared = self._event_lists = None
-        if not self._asked_of_buckets:
-            self._asked_of_buckets = True
-            self._of_cycle.notes += about_buckets(self._plan.unordered())
-        self._start_holding = held_now(self._models, watch=True) if self.profile_memory else NOTHING
-        self._session.start(step_begins=not self.warmup)
-        self._recording = True
-        if self._session.with_stack:
-            self._stack_warning.on()
-
-    def _stop_session(self) -> None:
-        assert self._session is not None
-        self._recording = False
-        try:
-            self._stack_warning.off()
-            self._start_holding.stop_watching()
-            self._job = this_job(self._models, self._job)
-        finally:
-            self._session.stop(self._job.in_traces)
-        self._of_cycle.notes += about_clock(self._session.clock_jump_ns, self._session.wall_ns)
-        self._regions = compiled_regions()
-        self._end_holding = held_now(self._models) if self.profile_memory else NOTHING
+            notes.append(about_left_out_stacks(waiting))
+            cycles.discard_prepared()
+        if cycles.last is None:
+            notes += about_buckets(self._plan.unordered())
+        if cycles.prepared is None and is_profiled():
+            refuse_if_profiled()
+        self._event_lists = None
+        cycles.start(with_stack and not waiting, notes)
 
     def _end_cycle(self) -> None:
-        """Fold what was recorded into the run at once: the next cycle needs the memory. ``_show_cycle`` is to follow,
+        """Read what was recorded and add it up at once: the next cycle needs the memory. ``_show_cycle`` is to follow,
         when signals are no longer held."""
+        cycles = self._cycles
         with HeldSignals():
-            self._stop_session()
-            unobserved = self._seen.unobserved
-            self._note_seen()
-            seen = self._of_cycle
-            cycle = self._assemble(self._plan.layers(), seen)
-            self._run = add_cycle(self._run, cycle)
-            self._seen.add(seen)
-            self._of_cycle = Seen()
+            unobserved = cycles.seen.unobserved
+            cycle = cycles.end()
+            cycles.note(self._labels)
             if self.on_trace_ready is not None:
-                seen.notes[:0] = self._general_notes
-                seen.unobserved = self._seen.unobserved - unobserved
-                seen.unlabelled = self._seen.unlabelled
-                seen.added, seen.removed = self._seen.added, self._seen.removed
-                self._ended = with_doubts(cycle, self._plan, seen)
+                self._ended = cycles.with_warnings(cycle, unobserved)
 
     def _show_cycle(self) -> None:
         """Call on_trace_ready, if a cycle has ended that it was not called for."""
         if self.on_trace_ready is None or self._ended is None:
             return
-        self._cycle, self._ended = self._ended, None
+        self._shown, self._ended = self._ended, None
         try:
             self.on_trace_ready(self)
         finally:
-            self._cycle = None
-
-    def _assemble(self, layers: tuple[Layer, ...], seen: Seen) -> Run:
-        assert self._session is not None
-        return assemble(
-            self._session,
-            self._session.events(wanted_detail(self._asked), self._asked.profile_memory),
-            self._plan,
-            layers,
-            dataclasses.replace(self._asked, with_stack=self._session.with_stack),
-            seen,
-            origin=this_process(self._job),
-            group=self._job.group,
-            graphs=None if self._provenance is None else self._provenance.graphs(self._plan),
-            regions=self._regions,
-            start=self._start_holding,
-            end=self._end_holding,
-            steps=self._session.steps > 0,
-            from_first_mark=not self.warmup,
-            began_ns=self._session.began_ns,
-        )
-
-    def _note_seen(self) -> None:
-        self._seen.unobserved = self._labels.unobserved.copy()
-        self._seen.unlabelled = set(self._labels.unlabelled)
-        self._seen.added, self._seen.removed = self._plan.changes()
+            self._shown = None
 
     def _warm(self) -> bool:
         """Called before each call of the model until the session starts; says whether it has."""
@@ -474,35 +362,25 @@ class Profile:
 
     @property
     def _readable(self) -> bool:
-        return self.exited or self._cycle is not None
+        return self.exited or self._shown is not None
+
+    @property
+    def _session(self) -> Session | None:
+        """The session that records, else the last that did; None where none was started."""
+        return self._cycles.session
 
     @property
     def run(self) -> Run:
         """The result. Raises TorchprofError before the block has ended, and where profiling was switched off."""
         if not self.enabled:
             raise TorchprofError("This Profile was made with enabled=False: nothing was recorded.")
-        if self._cycle is not None:
-            return self._cycle
+        if self._shown is not None:
+            return self._shown
         if not self.exited:
             raise TorchprofError("The block of this Profile has not ended: there is no run yet.")
-        if not self._finished:
-            self._finish()
-        assert self._run is not None
-        return self._run
-
-    def _finish(self) -> None:
-        """The run of all cycles, with its doubts; without a schedule it is read only now. Where Ctrl-C breaks that off,
-        it begins anew when the run is asked for again."""
-        run, seen = self._run, deepcopy(self._seen)
-        is_lost = self._session is not None and self._session.is_lost
-        if run is None:
-            if self._session is None or not self._session.started or is_lost:
-                seen.nothing = _LOST if is_lost else self._why_nothing()
-                self._session = Session(None)
-            run = self._assemble(self._layers or self._plan.layers(), seen)
-        elif is_lost:
-            seen.notes.append(_LOST)
-        self._run, self._seen, self._finished = with_doubts(run, self._plan, seen), seen, True
+        if self._result is None:  # without a schedule it is read only now; after Ctrl-C, the next time
+            self._result = self._cycles.result(self._layers or self._plan.layers(), self._why_nothing())
+        return self._result
 
     def _why_nothing(self) -> str:
         if self.schedule is not None:
@@ -596,17 +474,7 @@ class Profile:
         if not self._readable or self._session is None:
             return defaultdict(list)
         if self._event_lists is None:
-            lists: defaultdict[tuple[str, ...], list[EventList]] = defaultdict(list)
-            paths = {}
-            for event, place, *_ in attribution_of(self._plan).attribute(self._session.events()):
-                if event.kind is Kind.LABEL:
-                    path = self._plan.real_path(event.name, place.layer)
-                    if path is not None and path in self._plan.with_event_lists:
-                        paths[event.thread, event.start_ns] = path
-            calls = [call for call in self._session.calls() if call.finished and (call.thread, call.start_ns) in paths]
-            for call, events in zip(calls, self._session.event_lists(calls)):
-                lists[paths[call.thread, call.start_ns]].append(events)
-            self._event_lists = lists
+            self._event_lists = event_lists_by_path(self._session, self._plan)
         return self._event_lists
 
     def key_averages(self, *args: Any, **kwargs: Any) -> EventList:
@@ -639,59 +507,3 @@ class Profile:
         if self._session is None or not self._session.started:
             raise TorchprofError("Nothing was recorded: there is no trace.")
         self._session.export_chrome_trace(path)
-
-    # How it comes about
-
-    def _checked_options(self) -> Asked:
-        if not isinstance(self.warmup, int) or self.warmup < 0:
-            raise TorchprofError(f"warmup is a number of calls, 0 or more, not {self.warmup!r}.")
-        if self.schedule is not None and not callable(self.schedule):
-            raise TorchprofError(
-                f"schedule={self.schedule!r:.80} is no schedule: use torch.profiler.schedule(wait=1, warmup=1, "
-                "active=3), say."
-            )
-        if self.schedule is not None and self.warmup:
-            raise TorchprofError("warmup= counts calls, and schedule= steps: leave one out (schedules have a warmup).")
-        if self.on_trace_ready is not None and not callable(self.on_trace_ready):
-            raise TorchprofError(f"on_trace_ready={self.on_trace_ready!r:.80} cannot be called: it takes this Profile.")
-        device = self._checked_device()
-        missing = missing_device(device) if device else None
-        self._records_device = device is not None and missing is None
-        self._seen.notes += [missing] if missing else []
-        return Asked(
-            device=device,
-            profile_memory=bool(self.profile_memory),
-            with_flops=bool(self.with_flops),
-            record_shapes=bool(self.record_shapes),
-            with_stack=bool(self.with_stack),
-            with_timeline=bool(self.with_timeline),
-            compile_layers=self._provenance is not None,
-            timed=self._timed,
-        )
-
-    def _checked_provenance(self) -> Provenance | None:
-        """What tells the layers of compiled graphs, where they were asked for and this torch can tell."""
-        if self.compile_layers not in (False, True, *DIVISORS):
-            raise TorchprofError(
-                f"compile_layers={self.compile_layers!r:.80} is none of True, False, "
-                f"{' and '.join(map(repr, DIVISORS))}: these two say by what a kernel of several layers is divided."
-            )
-        if not self.compile_layers:
-            return None
-        divisor = self.compile_layers if isinstance(self.compile_layers, str) else None
-        return Provenance.if_told(divisor, self._seen.notes)
-
-    def _checked_device(self) -> str | None:
-        if self.use_device is None:
-            return "cuda" if self.use_cuda else None
-        backend = torch._C._get_privateuse1_backend_name()
-        known = (*_DEVICES, *([backend] if backend != "privateuseone" else []))
-        if self.use_device not in known:
-            raise TorchprofError(
-                f"use_device={self.use_device!r} is no kind of device. {suggest(str(self.use_device), known)}"
-            )
-        if self.use_cuda and self.use_device != "cuda":
-            raise TorchprofError(
-                f"use_cuda=True and use_device={self.use_device!r} contradict each other: leave one out."
-            )
-        return self.use_device

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -16,23 +14,15 @@ from torch.nn.modules.loss import _Loss
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torchprof.errors import TorchprofError, some
-from torchprof.measure.assemble import assemble, wanted_detail, with_doubts
-from torchprof.measure.live_memory import NOTHING
-from torchprof.measure.recording import Asked, Seen
-from torchprof.measure.warnings import about_clock
+from torchprof.measure.recording import Asked
+from torchprof.profile.cycle import Cycles, Setup
 from torchprof.profile.sigterm import HeldSignals, undisturbed
-from torchprof.record.compiled_code import compiled_regions
 from torchprof.record.compiler import Provenance
-from torchprof.record.environment import this_process
-from torchprof.record.job import Job, this_job
 from torchprof.record.labels import Labels
-from torchprof.record.model_memory import held_now
 from torchprof.record.outermost_calls import OutermostCalls
 from torchprof.record.plan import Plan
-from torchprof.record.python_lines import Sampler
-from torchprof.record.session import Guard, Session, is_observed, missing_device, refuse_if_profiled
+from torchprof.record.session import Guard, is_observed, missing_device, refuse_if_profiled
 from torchprof.run.cost import format_time
-from torchprof.run.cycles import add_cycle
 from torchprof.run.run import Run
 
 _MOST_MODELS = 32
@@ -79,10 +69,9 @@ class Program:
             raise TorchprofError(f"max_calls is a number of calls, 1 or more, not {max_calls!r}.")
         device = "cuda" if use_cuda else None
         missing = missing_device(device) if device else None
-        self._records = None if missing else device
-        self._seen = Seen(notes=[missing] if missing else [])
-        self._provenance = Provenance.if_told(None, self._seen.notes) if compile_layers else None
-        self._asked = Asked(
+        notes = [missing] if missing else []
+        self._provenance = Provenance.if_told(None, notes) if compile_layers else None
+        asked = Asked(
             device=device,
             profile_memory=profile_memory,
             with_flops=with_flops,
@@ -92,19 +81,19 @@ class Program:
         )
         self._warmup_calls = warmup_calls
         self._last_call = None if max_calls is None else warmup_calls + max_calls
+        self._plan = Plan([], None)
+        setup = Setup(self._plan, asked, None if missing else device, self._provenance, samples_python=True)
+        self._cycles = Cycles(setup, notes)
         self._run: Run | None = None
-        self._job = Job()
         self._calls = 0
         self._elsewhere: Counter[str] = Counter()  # calls of modules on threads that are not recorded, by class
         self._start_ns = 0  # how much was recorded before the first call of a model
         self._events_a_call = _FIRST_GUESS
-        self._plan = Plan([], None)
         self._models = 0
         self._labels = Labels(())
         self._guard = Guard(self._give_way)
         self._outermost = OutermostCalls(self._before_call, self._note_elsewhere)
         self._undo = ExitStack()
-        self._recording = False
         self._over = False
         self._settled = True  # whether no backward is to be expected of what ran up to now
 
@@ -137,8 +126,7 @@ class Program:
     def _take_off(self) -> None:
         """Leave all as it was before the block, which will not be run."""
         try:
-            if self._recording:
-                self._stop_session()
+            self._cycles.abandon()
         finally:
             self._undo.close()
             self._guard.off()
@@ -146,7 +134,7 @@ class Program:
     @property
     def run(self) -> Run:
         """The result. Raises TorchprofError before the recording has ended."""
-        if self._run is None or not self._over:
+        if self._run is None:
             raise TorchprofError("The program has not ended: there is no run yet.")
         return self._run
 
@@ -158,13 +146,13 @@ class Program:
             return
         if not self._is_known(module):
             return
-        if self._recording and self._calls == self._last_call:
+        if self._cycles.is_recording and self._calls == self._last_call:
             calls = self._calls - self._warmup_calls
             why = f"{calls} call{'s' if calls > 1 else ''} of models recorded, as asked; the program went on."
             undisturbed(functools.partial(self._end, why))
             return
         self._calls += 1
-        if self._recording:
+        if self._cycles.is_recording:
             self._go_on()
         elif self._calls > self._warmup_calls:
             self._start_cycle()
@@ -180,7 +168,9 @@ class Program:
         self._labels.add(self._plan.add(module))
         self._models += 1
         if self._models == _MOST_MODELS:
-            self._seen.notes.append(f"Only the first {_MOST_MODELS} models are told apart; later ones are (outside).")
+            self._cycles.seen.notes.append(
+                f"Only the first {_MOST_MODELS} models are told apart; later ones are (outside)."
+            )
         return True
 
     def _note_elsewhere(self, module: nn.Module) -> None:
@@ -194,8 +184,9 @@ class Program:
 
     def _go_on(self) -> None:
         """From one call of a model to the next: fold what was recorded where that has become much."""
-        if self._job.in_traces is None:  # the script may end its process group before it ends itself
-            self._job = this_job(self._plan.models)
+        cycle = self._cycles.last
+        if cycle is not None and cycle.job.in_traces is None:
+            cycle.look_at_job()  # the script may end its process group before it ends itself
         age = time.perf_counter() - self._since
         if self._calls == 1:
             self._start_ns = round(age * 1e9)
@@ -208,55 +199,14 @@ class Program:
 
     def _start_cycle(self) -> None:
         with HeldSignals():
-            self._session = Session(
-                self._records,
-                profile_memory=self._asked.profile_memory,
-                record_shapes=self._asked.record_shapes or self._asked.with_flops,
-                in_job=this_job(()).world_size > 1,
-            )
-            self._sampler = Sampler(threading.get_ident())
-            self._holding = held_now(self._plan.models, watch=True) if self._asked.profile_memory else NOTHING
             self._modules_before = self._calls + self._outermost.inner
-            self._session.start()
-            self._sampler.start()
+            self._cycles.start()
             self._since = time.perf_counter()
-            self._recording = True
-
-    def _stop_session(self) -> None:
-        self._recording = False
-        try:
-            self._sampler.stop()
-            self._holding.stop_watching()
-        finally:
-            self._session.stop()
 
     def _end_cycle(self) -> None:
-        self._stop_session()
-        self._seen.notes += about_clock(self._session.clock_jump_ns, self._session.wall_ns)
+        cycle = self._cycles.end()
         modules = self._calls + self._outermost.inner - self._modules_before
-        self._job = this_job(self._plan.models, self._job)
-        cycle = assemble(
-            self._session,
-            self._session.events(wanted_detail(self._asked), self._asked.profile_memory),
-            self._plan,
-            self._plan.layers(),
-            self._asked,
-            self._seen,
-            origin=this_process(self._job),
-            group=self._job.group,
-            start=self._holding,
-            end=held_now(self._plan.models) if self._asked.profile_memory else NOTHING,
-            graphs=None if self._provenance is None else self._provenance.graphs(self._plan),
-            regions=compiled_regions(),
-            python_samples=self._samples(),
-            began_ns=self._session.began_ns,
-        )
         self._events_a_call = sum(cycle.rows.columns["calls"]) / max(modules, 1)
-        self._run = add_cycle(self._run, cycle)
-
-    def _samples(self) -> Iterator[tuple[int, str, int]]:
-        for at_ns, (file, line, function), intervals in self._sampler.samples():
-            yield at_ns, f"{file}:{line} {function}", intervals
 
     # The end
 
@@ -271,35 +221,32 @@ class Program:
         self._over = True
         with ExitStack() as last:  # each of them, whatever error one of them raises
             last.callback(self._guard.off)
-            if self._recording:
+            if self._cycles.is_recording:
                 last.callback(self._end_cycle)
             self._undo.close()
-        notes = self._seen.notes
+        self._cycles.close(self._labels)
+        self._note(why)
+        self._run = self._cycles.result(
+            self._plan.layers(),
+            f"Nothing was recorded: {self._warmup_calls} calls of models were to come first, and there were "
+            f"{self._calls}.",
+        )
+
+    def _note(self, why: str | None) -> None:
+        """Note what there is to say of the recording as a whole. ``why`` it ended before the program did."""
+        notes, recorded = self._cycles.seen.notes, self._cycles.run
         if why is not None:
             notes.insert(0, why)
-        if self._run is None:
-            self._seen.nothing = (
-                f"Nothing was recorded: {self._warmup_calls} calls of models were to come first, and there were "
-                f"{self._calls}."
-            )
-            origin = this_process(this_job(self._plan.models, self._job))
-            self._run = assemble(
-                Session(None), (), self._plan, self._plan.layers(), self._asked, self._seen, origin=origin
-            )
-        elif not self._models:
+        if recorded is not None and not self._models:
             notes.append("No model was called: all that was recorded is outside of models.")
-        elif self._start_ns > _LONG_START * self._run.meta.wall_ns:
+        elif recorded is not None and self._start_ns > _LONG_START * recorded.meta.wall_ns:
             notes.append(
-                f"{format_time(self._start_ns)} of {format_time(self._run.meta.wall_ns)} went by before the first call "
+                f"{format_time(self._start_ns)} of {format_time(recorded.meta.wall_ns)} went by before the first call "
                 "of a model: imports, data, making it. `--warmup-calls 1` leaves that out."
             )
         if self._elsewhere:
             calls = [f"{name} ({count})" for name, count in self._elsewhere.most_common()]
             notes.append(f"Not seen, because on threads that torch's profiler does not record: calls of {some(calls)}.")
-        self._seen.unobserved = self._labels.unobserved
-        self._seen.unlabelled = set(self._labels.unlabelled)
-        self._seen.added, self._seen.removed = self._plan.changes()
-        self._run = with_doubts(self._run, self._plan, self._seen)
 
 
 def _is_model(module: nn.Module) -> bool:

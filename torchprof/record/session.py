@@ -118,9 +118,9 @@ class Session(Recording):
             self._profiler._start_trace()
             # The first event of a session pays for its buffers: let it be ours, not one of the first layer's.
             with record(STEP if step_begins else STARTED):
-                self._cpu_at_start = CpuTime.now()
-                self.began_ns = time.perf_counter_ns()
+                self.began_ns = time.perf_counter_ns()  # first: it stands for the start of the mark, on this clock
                 self._epoch_ns = time.time_ns() - self.began_ns
+                self._cpu_at_start = CpuTime.now()  # reads a file, where another process may get the processor
         except BaseException:
             self._guard.off()
             if is_observed():  # Ctrl-C came when torch's session had just begun: nobody else would end it

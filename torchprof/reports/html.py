@@ -36,6 +36,7 @@ _SCRIPTS = (
     "roofline.js",
     "page.js",
 )
+_COMMENTS = re.compile(r"^[ \t]*(?://.*|/\*(?:(?!\*/)[\s\S])*\*/[ \t]*)\n", re.MULTILINE)
 _ADVICE_SHOWN = 12
 
 
@@ -72,12 +73,20 @@ def page(title: str, takes: Sequence[Take], more: Mapping[str, Any], run: Run) -
     }
     # ASCII alone, and nothing that could end the element: names of layers are whatever somebody chose.
     data = json.dumps(told, separators=(",", ":")).replace("<", "\\u003c")
-    script = '"use strict";\n(() => {\n' + "".join(map(_part, _SCRIPTS)) + "})();\n"
+    script = page_script()
     style = _part("page.css")
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_hash(script)}'; img-src data:"
     shown = f"{title} · torchprof".encode("utf-8", "replace").decode()
     parts = {"title": escape(shown), "policy": policy, "style": style, "data": data, "script": script}
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _part("page.html"))
+
+
+def page_script() -> str:
+    """The JavaScript of the page: all its files in one scope, without the lines that are comments.
+
+    A line inside a string could be taken for a comment: eslint (test/page) allows no string of several lines.
+    """
+    return '"use strict";\n(() => {\n' + _COMMENTS.sub("", "".join(map(_part, _SCRIPTS))) + "})();\n"
 
 
 def _part(name: str) -> str:

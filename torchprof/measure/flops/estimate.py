@@ -9,9 +9,10 @@ from typing import NamedTuple
 from torchprof.attribute.compiled_graphs import CALL, pieces
 from torchprof.attribute.events import Detail, Kind
 from torchprof.attribute.places import Attributed, Place
+from torchprof.measure.flops.formulas import detail_of, formula_of, work_of
 from torchprof.measure.flops.formulas.attention import FORWARD_ATTENTION
 from torchprof.measure.flops.free_ops import does_no_arithmetic
-from torchprof.measure.flops.operation import Operation, Work, detail_of, formula_of, work_of
+from torchprof.measure.flops.operation import Operation, Work
 from torchprof.measure.flops.torch_registry import (
     calls_only_ops,
     is_made_of_ops,

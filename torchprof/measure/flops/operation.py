@@ -119,6 +119,11 @@ def formula_of(name: str) -> Formula | None:
     return _formulas.get(bare(name))
 
 
+def operators_with_formula() -> frozenset[str]:
+    """The names of all operators that have a formula, as they are registered."""
+    return frozenset(_formulas)
+
+
 def detail_of(name: str) -> Detail:
     """How much the formula of an op asks of its inputs."""
     return _details.get(bare(name), Detail.SHAPES)

@@ -2,9 +2,11 @@
 
 const DEVICE_PARTS = ["computing", "computing and communicating", "communicating alone", "copying alone", "idle"];
 
+/** @param {Run} run @param {PageData.Device} device */
 function deviceSection(run, device) {
   const { sources } = run.told;
   const { spanNs, busyNs, communicationNs, parts } = device;
+  /** @param {number} ns @param {number} whole */
   const withShare = (ns, whole) => formatTime(ns) + (whole > 0 ? ` (${formatShare(ns / whole)})` : "");
   const sentences = [`${formatTime(spanNs)} from its first work to its last; busy for ${withShare(busyNs, spanNs)}.`];
   if (communicationNs > 0) {
@@ -15,11 +17,16 @@ function deviceSection(run, device) {
   const bar = element("div", { class: "bar", role: "img", "aria-label": drawn.map(({ text }) => text).join(", ") },
     ...drawn.map(({ ns, part, text }) => element("span", { class: `work-${part}`, title: text, "--part": ns / spanNs })));
   const legend = drawn.map(({ part, text }) => element("span", { class: `legend work-${part}` }, text));
+  /** @param {string} heading @param {2 | 3 | 4 | 5} at @returns {SheetColumn<PageData.Stream>} */
   const time = (heading, at) => ({ heading, value: (row) => row[at], text: (row) => formatTime(row[at]), share: (row) => row[at] / spanNs });
+  /** @type {SheetColumn<PageData.Stream>[]} */
   const columns = [
     { heading: "Stream", isText: true, value: (row) => row[0], text: (row) => String(row[0]) },
     { heading: "Kernels", value: (row) => row[1], text: (row) => String(row[1]) },
-    ...["Busy", "Computing", "Communication", "Copying"].map((heading, number) => time(heading, number + 2)),
+    time("Busy", 2),
+    time("Computing", 3),
+    time("Communication", 4),
+    time("Copying", 5),
   ];
   return element("div", { class: "device" },
     element("h3", {}, sources.length > 1 ? `${device.device}, ${sources[device.source].name}` : device.device),

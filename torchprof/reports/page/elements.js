@@ -1,31 +1,48 @@
 // What the page is made of: elements, drawings, and texts in them that are never markup.
 
+// Attributes of an element: those that are null or false are left out. "onclick" and the like are listeners, "--name" is
+// a property of its style.
+/** @typedef {Record<string, string | number | boolean | null | (() => void)>} Attributes */
+
 // An element with attributes, and with texts (never markup) and other elements in it.
+/**
+ * @template {keyof HTMLElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {Attributes} attributes
+ * @param {(string | Node | null)[]} inside
+ */
 function element(tag, attributes = {}, ...inside) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (name === "class") made.className = value;
-    else if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (name.startsWith("--")) made.style.setProperty(name, value);
-    else if (value !== null && value !== false) made.setAttribute(name, value === true ? "" : value);
+    if (typeof value === "function") made.addEventListener(name.slice(2), value);
+    else if (name.startsWith("--")) made.style.setProperty(name, String(value));
+    else if (value !== null && value !== false) made.setAttribute(name, value === true ? "" : String(value));
   }
   made.append(...inside.filter((one) => one !== null));
   return made;
 }
 
+/**
+ * @template {keyof SVGElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {Record<string, string | number>} attributes
+ * @param {(string | Node)[]} inside
+ */
 function drawing(tag, attributes = {}, ...inside) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
   made.append(...inside);
   return made;
 }
 
 // A sentence in which names stand between backticks.
+/** @param {string} text */
 function withCode(text) {
   return text.split("`").map((part, number) => (number % 2 ? element("code", {}, part) : part));
 }
 
 // A figure with its unit in a span of its own, so that units stand in line under each other.
+/** @param {string} text @param {{ unit: string } | null} column */
 function figure(text, column = null) {
   if (column !== null && column.unit === "verdict") return [text];
   const unit = /( ?[A-Za-z]+|×)$/.exec(text);
@@ -33,10 +50,18 @@ function figure(text, column = null) {
   return [text.slice(0, unit.index), element("span", { class: "unit" }, unit[0])];
 }
 
+// The element that a selector names, where an event happened or around that.
+/** @param {Event} event @param {string} selector @returns {HTMLElement | null} */
+function closest(event, selector) {
+  return event.target instanceof Element ? event.target.closest(selector) : null;
+}
+
 // Draws what is in a box anew, and leaves the keyboard where it was.
+/** @param {Element} box @param {() => void} draw */
 function keepingFocus(box, draw) {
-  const focusable = "button, select, input";
-  const at = [...box.querySelectorAll(focusable)].indexOf(document.activeElement);
+  /** @returns {NodeListOf<HTMLElement>} */
+  const focusable = () => box.querySelectorAll("button, select, input");
+  const at = [...focusable()].findIndex((one) => one === document.activeElement);
   draw();
-  if (at >= 0) box.querySelectorAll(focusable)[at]?.focus();
+  if (at >= 0) focusable()[at]?.focus();
 }

@@ -6,17 +6,22 @@ const AT_LEAST = "≥ ";
 // How far a figure is known, as torchprof/cost.py numbers it; of a table, there may be no such row, too.
 const BOUND = { EXACT: 0, AT_LEAST: 1, UNKNOWN: 2, BLANK: 3, NO_ROW: 4 };
 
+/** @typedef {{ value: number, bound: number }} Figure A number with how far it is known. */
+
 // How far a sum is known that lacks something, or does not.
+/** @param {number} value @param {boolean} isComplete */
 function boundOfSum(value, isComplete) {
   return isComplete ? BOUND.EXACT : value ? BOUND.AT_LEAST : BOUND.UNKNOWN;
 }
 
-// A figure as a cell: { value, bound }, with its unit.
+// A figure as a cell, with its unit.
+/** @param {Figure} figure @param {Unit} unit */
 function formatFigure({ value, bound }, unit) {
   if (bound >= BOUND.BLANK) return "";
   return bound === BOUND.UNKNOWN ? UNKNOWN : (bound === BOUND.AT_LEAST ? AT_LEAST : "") + FORMATS[unit](value);
 }
 
+/** @param {number} value @param {number} digits */
 function fixed(value, digits) {
   // Python rounds a tie to the even digit, toFixed away from zero. Only a multiple of 2^-(digits + 1) can be a tie.
   if (Math.abs(value * 2 ** (digits + 1)) % 2 === 1) {
@@ -26,6 +31,7 @@ function fixed(value, digits) {
   return value.toFixed(digits);
 }
 
+/** @param {number} ns */
 function formatTime(ns) {
   const size = Math.abs(ns);
   if (size >= 1e9) return fixed(ns / 1e9, 3) + "s";
@@ -33,38 +39,50 @@ function formatTime(ns) {
   return fixed(ns / 1e3, 3) + "us";
 }
 
+/** @type {[unit: string, size: number][]} */
+const BYTE_UNITS = [["GB", 2 ** 30], ["MB", 2 ** 20], ["KB", 2 ** 10]];
+/** @type {[unit: string, size: number][]} */
+const COUNT_UNITS = [["P", 1e15], ["T", 1e12], ["G", 1e9], ["M", 1e6], ["K", 1e3]];
+
+/** @param {number} bytes */
 function formatBytes(bytes) {
   const nbytes = Number(fixed(bytes, 0)); // the mean over calls need not be whole
-  for (const [unit, size] of [["GB", 2 ** 30], ["MB", 2 ** 20], ["KB", 2 ** 10]]) {
+  for (const [unit, size] of BYTE_UNITS) {
     if (Math.abs(nbytes) >= size) return fixed(nbytes / size, 2) + " " + unit;
   }
   return nbytes + " B";
 }
 
+/** @param {number} number */
 function formatCount(number) {
-  for (const [unit, size] of [["P", 1e15], ["T", 1e12], ["G", 1e9], ["M", 1e6], ["K", 1e3]]) {
+  for (const [unit, size] of COUNT_UNITS) {
     if (Math.abs(number) >= size * 0.999995) return fixed(number / size, 2) + " " + unit;
   }
   return Number.isInteger(number) ? String(number) : fixed(number, 2);
 }
 
+/** @typedef {PageData.Unit | "calls" | "ratio"} Unit */
+
+/** @type {Record<Unit, (value: number) => string>} */
 const FORMATS = {
   ns: formatTime,
   bytes: formatBytes,
   count: formatCount,
   calls: formatCalls,
   ratio: (ratio) => `${fixed(ratio, 2)}×`,
-  verdict: String,
 };
 
+/** @param {number} calls */
 function formatCalls(calls) {
   return Number.isInteger(calls) ? String(calls) : fixed(calls, 2);
 }
 
+/** @param {number} share */
 function formatShare(share) {
   return fixed(share * 100, 1) + "%";
 }
 
+/** @param {number[][]} shapes */
 function formatShapes(shapes) {
   return shapes.map((shape) => "[" + shape.map((size) => (size < 0 ? "?" : size)).join(", ") + "]").join(", ");
 }

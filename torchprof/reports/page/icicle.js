@@ -6,36 +6,63 @@ const BOX_HEIGHT = 420;
 const MOST_ROWS = 60;
 const LEAST_WIDTH = 2; // pixels; smaller neighbours are drawn as one block
 
+/**
+ * @typedef {object} IcicleDrawing
+ * @property {number} root
+ * @property {number} selected
+ * @property {Float64Array} widths A figure of each node.
+ * @property {Float64Array} own The same without what is below it: for the colours.
+ * @property {boolean} showOwn
+ * @property {((node: number) => boolean) | null} isMatch
+ * @property {((node: number) => NodeChange) | null} change Where two runs are compared.
+ */
+
+/** @typedef {{ kind: string, strength: number }} NodeChange How a node changed. */
+
+/**
+ * @typedef {object} Block
+ * @property {number} node
+ * @property {number} left
+ * @property {number} part
+ * @property {number} row
+ * @property {number} hidden How many layers are not drawn, but in it.
+ * @property {boolean} [isRest]
+ * @property {boolean} [isOwn]
+ */
+
 class Icicle {
   // page.zoom(node), page.hover(node) are called back.
+  /** @param {HTMLElement} box @param {Run} run @param {Page} page */
   constructor(box, run, page) {
     this.box = box;
     this.run = run;
-    this.page = page;
+    this.rowHeight = ROW_HEIGHT;
     box.addEventListener("click", (event) => {
-      const block = event.target.closest(".block");
+      const block = closest(event, ".block");
       if (block) page.zoom(Number(block.dataset.node));
     });
     box.addEventListener("mouseover", (event) => {
-      const block = event.target.closest(".block");
+      const block = closest(event, ".block");
       page.hover(block ? Number(block.dataset.node) : -1);
     });
     box.addEventListener("mouseleave", () => page.hover(-1));
   }
 
-  // widths and heat: figures of each node; change(node): how a node changed, where two runs are compared.
+  /** @param {IcicleDrawing} drawing */
   draw({ root, selected, widths, own, showOwn, isMatch, change }) {
     const { run } = this;
     const width = this.box.clientWidth || 800;
     const whole = widths[root];
+    /** @type {Block[]} */
     const blocks = [];
     let rows = 1;
     let hottest = 0;
     const [low, high] = root === run.all ? [0, run.count + 2] : [root, run.end[root]];
     for (let node = low; node < high; node++) hottest = Math.max(hottest, own[node]);
+    /** @type {[node: number, left: number, part: number, row: number][]} */
     const waiting = whole > 0 ? [[root, 0, 1, 0]] : [];
-    while (waiting.length) {
-      const [node, left, part, row] = waiting.pop();
+    for (let next = waiting.pop(); next; next = waiting.pop()) {
+      const [node, left, part, row] = next;
       rows = Math.max(rows, row + 1);
       blocks.push({ node, left, part, row, hidden: 0 });
       if (row + 1 >= MOST_ROWS) {
@@ -43,7 +70,9 @@ class Icicle {
         continue;
       }
       let at = left;
+      /** @type {Block | null} */
       let small = null;
+      /** @param {number} child @param {number} share */
       const place = (child, share) => {
         if (share * width >= LEAST_WIDTH) {
           small = null;
@@ -73,6 +102,7 @@ class Icicle {
     if (!blocks.length) this.box.append(element("p", { class: "empty" }, "Nothing of this was recorded here."));
   }
 
+  /** @param {Block} block @param {Omit<IcicleDrawing, "root" | "widths" | "showOwn"> & { width: number, hottest: number }} drawing */
   #block({ node, left, part, row, hidden, isRest, isOwn }, { width, hottest, own, selected, isMatch, change }) {
     const name = isRest ? `${hidden} smaller` : isOwn ? `${this.run.name(node)} itself` : this.run.name(node);
     const classes = ["block"];
@@ -89,10 +119,10 @@ class Icicle {
     if (change && !isRest) {
       const { kind, strength } = change(node);
       made.dataset.change = kind;
-      style.setProperty("--heat", strength);
+      style.setProperty("--heat", String(strength));
       if (strength > 0.55) made.classList.add("hot");
     } else {
-      style.setProperty("--heat", heat);
+      style.setProperty("--heat", String(heat));
       if (heat > 0.55) made.classList.add("hot");
     }
     if (part * width > 28) {

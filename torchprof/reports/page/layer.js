@@ -1,18 +1,29 @@
 // The panel of one layer: what it is, its figures, its operators and kernels, its calls, and each rank's or run's part.
 
+/**
+ * @typedef {object} PanelDrawing
+ * @property {number} node
+ * @property {number[]} phases
+ * @property {number} source
+ * @property {PageData.Measure | null} measure
+ */
+
 class LayerPanel {
-  constructor(box, run, page) {
+  /** @param {HTMLElement} box @param {Run} run */
+  constructor(box, run) {
     this.box = box;
     this.run = run;
-    this.page = page;
   }
 
+  /** @param {PanelDrawing} drawing */
   draw({ node, phases, source, measure }) {
     const { run } = this;
+    /** @type {Element[]} */
     const parts = [element("h2", {}, run.path(node))];
     if (run.isLayer(node)) parts.push(...this.#facts(node, source));
     parts.push(...this.#advice(node));
-    parts.push(...(run.told.comparison ? this.#changes(node) : this.#figures(node, source)));
+    const { comparison } = run.told;
+    parts.push(...(comparison ? this.#changes(node, comparison.quantities) : this.#figures(node, source)));
     parts.push(...this.#operators(node, phases, source, measure));
     parts.push(...this.#kernels(node, phases, source));
     parts.push(...this.#lines(node, phases, source));
@@ -21,6 +32,7 @@ class LayerPanel {
     this.box.replaceChildren(...parts);
   }
 
+  /** @param {number} node @param {number} source */
   #facts(node, source) {
     const { run } = this;
     const layers = run.take(source);
@@ -31,30 +43,37 @@ class LayerPanel {
     const text = params === null ? UNKNOWN : formatCount(params) + (own !== null && own !== params ? `, ${formatCount(own)} its own` : "");
     facts.push(["parameters", layers.dtypes[node] ? `${text} (${layers.dtypes[node]})` : text]);
     const ofCall = layers.shapesVary[node] ? ", first call" : "";
-    if (layers.inputs[node].length) facts.push([`input${ofCall}`, formatShapes(layers.inputs[node])]);
-    if (layers.outputs[node].length) facts.push([`output${ofCall}`, formatShapes(layers.outputs[node])]);
+    const [inputs, outputs] = [layers.inputs[node] ?? [], layers.outputs[node] ?? []];
+    if (inputs.length) facts.push([`input${ofCall}`, formatShapes(inputs)]);
+    if (outputs.length) facts.push([`output${ofCall}`, formatShapes(outputs)]);
     facts.push(["mode", layers.training[node] === null ? UNKNOWN : layers.training[node] ? "training" : "evaluation"]);
-    if (layers.sharedWith[node].length) facts.push(["also at", layers.sharedWith[node].join(", ")]);
+    const others = layers.sharedWith[node] ?? [];
+    if (others.length) facts.push(["also at", others.join(", ")]);
     return [element("dl", { class: "facts" }, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]))];
   }
 
+  /** @param {number} node */
   #advice(node) {
     const path = this.run.path(node);
     const found = this.run.told.advice.filter(([layer]) => layer === path);
     return found.map(([, ...sentences]) => element("p", { class: "advice" }, sentences.join(" ")));
   }
 
+  /** @param {number} node @param {number} source */
   #figures(node, source) {
     const { run } = this;
-    const { columns, allPhases, phases } = run.told;
+    const { allPhases, phases } = run.told;
     // A line for each measure: what forward took, in all and itself, then the same of the other phases.
+    /** @type {Map<string, Map<string, FigureColumn>>} */
     const lines = new Map();
-    for (const column of columns) {
+    for (const column of run.figures) {
       if (column.where === "line" || column.kind === "params" || run.text(column, node, source) === "") continue;
-      const lead = column.phase > 0 ? `${capitalized(allPhases[column.phase])} ` : "";
+      const phase = "phase" in column ? column.phase : 0;
+      const lead = phase > 0 ? `${capitalized(allPhases[phase])} ` : "";
       const title = column.heading.slice(lead.length).replace(/^Self /, "").replace(/ total$/, " time");
-      if (!lines.has(title)) lines.set(title, new Map());
-      lines.get(title).set(`${column.phase || 0} ${column.self ? "self" : "total"}`, column);
+      /** @type {Map<string, FigureColumn>} */
+      const line = lines.get(title) ?? new Map();
+      lines.set(title, line.set(`${phase} ${column.kind === "cost" && column.self ? "self" : "total"}`, column));
     }
     const parts = phases.flatMap((phase) => [`${allPhases.indexOf(phase)} total`, `${allPhases.indexOf(phase)} self`]);
     const used = parts.filter((part) => [...lines.values()].some((line) => line.has(part)));
@@ -65,36 +84,45 @@ class LayerPanel {
         return element("td", { class: "number", "data-key": column ? column.key : null }, ...(column ? figure(run.text(column, node, source)) : [""]));
       })));
     for (const [device, most] of this.#peaks(node, source)) {
-      const cells = used.map((part) => element("td", { class: "number" }, ...(most.has(part) ? figure(formatBytes(most.get(part))) : [""])));
+      const cells = used.map((part) => {
+        const nbytes = most.get(part);
+        return element("td", { class: "number" }, ...(nbytes === undefined ? [""] : figure(formatBytes(nbytes))));
+      });
       body.push(element("tr", {}, element("th", { scope: "row" }, `Peak on ${device}`), ...cells));
     }
     return [element("div", { class: "scrolling" }, element("table", { class: "figures" }, element("thead", {}, element("tr", {}, element("th", {}), ...headings)), element("tbody", {}, ...body)))];
   }
 
   // By device: how far memory rose in one call, the layers below included, at most; in each phase.
+  /** @param {number} node @param {number} source */
   #peaks(node, source) {
+    /** @type {Map<string, Map<string, number>>} */
     const found = new Map();
     for (const [of, at, phase, device, nbytes] of this.run.told.peaks) {
       if (at !== node || (source >= 0 && of !== source)) continue;
-      if (!found.has(device)) found.set(device, new Map());
+      /** @type {Map<string, number>} */
+      const most = found.get(device) ?? new Map();
       const part = `${phase} total`;
-      found.get(device).set(part, Math.max(nbytes, found.get(device).get(part) || 0));
+      found.set(device, most.set(part, Math.max(nbytes, most.get(part) ?? 0)));
     }
     return found;
   }
 
   // What it was, what it is, and how each figure changed.
-  #changes(node) {
-    const { pairs, quantities } = this.run.told.comparison;
-    const pair = pairs[node];
+  /** @param {number} node @param {PageData.Quantity[]} quantities */
+  #changes(node, quantities) {
+    const pair = this.run.pairs.at(node);
     if (!pair) return [];
+    /** @type {HTMLElement[]} */
     const parts = [];
     if (["added", "removed"].includes(pair.how)) parts.push(element("p", {}, `This layer was ${pair.how}.`));
     if (["moved", "renamed"].includes(pair.how)) parts.push(element("p", {}, `This layer was ${pair.how}: it was ${pair.was}.`));
     if (pair.how === "moved away") parts.push(element("p", {}, `This layer was here before: it is ${pair.is} now.`));
     for (const [what, before, after] of pair.differs) parts.push(element("p", {}, `${what}: ${before} before, ${after} after`));
+    /** @type {ChangePart[]} */
     const shown = ["before", "after", "ratio", "verdict"];
     const headings = ["", ...shown.slice(0, -1), ""].map((heading) => element("th", { scope: "col" }, heading));
+    /** @param {PageData.Quantity} quantity */
     const isSomething = ({ key }) => pair.changes[key] && (pair.changes[key][0] !== 0 || pair.changes[key][1] !== 0);
     const body = quantities.filter(isSomething).map((quantity) => {
       const cells = shown.map((part) => {
@@ -107,6 +135,7 @@ class LayerPanel {
     return [...parts, element("div", { class: "scrolling" }, table)];
   }
 
+  /** @param {number} node @param {number[]} phases @param {number} source @param {PageData.Measure | null} measure */
   #operators(node, phases, source, measure) {
     const { run } = this;
     const rows = run.operators(node, phases, source);
@@ -114,10 +143,12 @@ class LayerPanel {
     return [element("h3", {}, "Operators"), operatorSheet(run, rows, measure ? [measure] : [], measure, source, 10)];
   }
 
+  /** @param {number} node @param {number[]} phases @param {number} source */
   #kernels(node, phases, source) {
     const rows = this.run.launched("kernel", node, phases, source);
     if (!rows.length) return [];
     const whole = rows.reduce((sum, row) => sum + row.ns, 0);
+    /** @type {SheetColumn<Launched>[]} */
     const columns = [
       { heading: "Kernel", isText: true, value: (row) => row.name, text: (row) => row.name },
       { heading: "Time", value: (row) => row.ns, text: (row) => formatTime(row.ns), share: (row) => row.ns / whole },
@@ -126,9 +157,11 @@ class LayerPanel {
     return [element("h3", {}, "Kernels"), sheet(columns, rows, { sortedBy: 1, shown: 8 })];
   }
 
+  /** @param {number} node @param {number[]} phases @param {number} source */
   #lines(node, phases, source) {
     const rows = this.run.launched("python", node, phases, source);
     if (!rows.length) return [];
+    /** @type {SheetColumn<Launched>[]} */
     const columns = [
       { heading: "Source line", isText: true, value: (row) => row.name, text: (row) => row.name },
       { heading: "Samples", value: (row) => row.calls, text: (row) => String(row.calls) },
@@ -137,16 +170,19 @@ class LayerPanel {
   }
 
   // How its calls and steps were distributed: from the fastest to the slowest.
+  /** @param {number} node @param {number} source */
   #calls(node, source) {
     const { run } = this;
     const titles = { cpu_ns: "One forward call", step_cpu_ns: "One step", step_device_ns: "One step, on the device" };
     const found = run.told.samples.filter((sample) => sample[1] === node && (source < 0 || sample[0] === source) && sample[4] > 1);
     // What is called once in each step has the same figures twice.
+    /** @param {PageData.Sample} sample */
     const isCall = (sample) => sample[3] === "cpu_ns";
+    /** @param {PageData.Sample} sample */
     const figures = (sample) => [sample[0], sample[2], ...sample.slice(4)].join();
     const ofCalls = new Set(found.filter(isCall).map(figures));
     const told = found.filter((sample) => isCall(sample) || !ofCalls.has(figures(sample)));
-    return told.flatMap(([of, , phase, measure, count, sum, least, median, most95, most, first, points]) => {
+    return told.flatMap(([of, , phase, measure, count, , least, median, , most, first, points]) => {
       const title = [titles[measure], ...(measure === "cpu_ns" ? [] : [run.told.allPhases[phase]]), ...(source < 0 && run.told.sources.length > 1 ? [run.told.sources[of].name] : [])];
       const text = `${count} times, ${formatTime(least)} to ${formatTime(most)}, median ${formatTime(median)}, first ${formatTime(first)}`;
       return [element("h3", {}, title.join(", ")), element("p", { class: "calls" }, text), ...(measure === "cpu_ns" ? this.#overTime(node, of) : []), curve(points)];
@@ -154,6 +190,7 @@ class LayerPanel {
   }
 
   // Its calls from the first to the last, where the timeline was kept.
+  /** @param {number} node @param {number} source */
   #overTime(node, source) {
     const found = this.run.told.calls.find((course) => course[0] === source && course[1] === node);
     if (!found) return [];
@@ -171,40 +208,48 @@ class LayerPanel {
   }
 
   // The same figure of every rank, or of every run on the page.
+  /** @param {number} node @param {number[]} phases @param {PageData.Measure | null} measure */
   #sources(node, phases, measure) {
     const { run } = this;
     const { sources } = run.told;
     if (sources.length < 2 || !measure) return [];
-    const rows = sources.map(({ name }, source) => ({ name, figure: run.sum(measure.field, phases, source, node) }));
-    for (const row of rows) row.value = row.figure.bound < BOUND.UNKNOWN ? row.figure.value : null;
+    const rows = sources.map(({ name }, source) => {
+      const found = run.sum(measure.field, phases, source, node);
+      return { name, figure: found, value: found.bound < BOUND.UNKNOWN ? found.value : null };
+    });
     const known = rows.map((row) => row.value).filter((value) => value !== null).sort((one, other) => one - other);
     if (!known.length) return [];
     const format = FORMATS[measure.unit];
     const most = known[known.length - 1];
     const middle = (known.length - 1) / 2;
     const median = (known[Math.floor(middle)] + known[Math.ceil(middle)]) / 2;
+    /** @type {SheetColumn<typeof rows[number]>[]} */
     const columns = [
       { heading: run.told.areRanks ? "Rank" : "Run", isText: true, value: (row) => row.name, text: (row) => row.name },
-      { heading: measure.heading, value: (row) => row.value, text: (row) => formatFigure(row.figure, measure.unit), share: (row) => row.value / most },
+      { heading: measure.heading, value: (row) => row.value, text: (row) => formatFigure(row.figure, measure.unit), share: (row) => (row.value ?? 0) / most },
     ];
     const text = `${format(known[0])} to ${format(most)}, median ${format(Math.round(median))}`;
     return [element("h3", {}, run.told.areRanks ? "Over the ranks" : "In each run"), element("p", { class: "calls" }, text), sheet(columns, rows, { shown: 16 })];
   }
 }
 
+/** @type {ChangePart[]} */
 const CHANGES = ["before", "after", "difference", "ratio", "verdict"];
 
 // A column of the table of layers that tells one part of how a quantity changed.
+/** @param {PageData.Quantity} quantity @param {ChangePart} part @returns {ChangeColumn} */
 function changeColumn({ key, heading, unit }, part) {
-  const units = { ratio: "ratio", verdict: "verdict" };
-  return { kind: "change", of: key, part, key: `${key} ${part}`, heading: `${heading}, ${part}`, unit: units[part] || unit };
+  const shown = part === "ratio" || part === "verdict" ? part : unit;
+  return { kind: "change", of: key, part, key: `${key} ${part}`, heading: `${heading}, ${part}`, unit: shown };
 }
 
+/** @param {string} text */
 function capitalized(text) {
   return text[0].toUpperCase() + text.slice(1);
 }
 
 // What a range is called, as in the other reports; an operator as it is.
+/** @param {Operator} operator */
 function rangeInWords({ kind, name }) {
   if (kind === "label") return `${name} (label)`;
   if (kind === "region" && name !== "compiling") return `(region ${name})`;
@@ -212,7 +257,16 @@ function rangeInWords({ kind, name }) {
 }
 
 // A table of operators with columns for some measures, sorted by one of them.
+/**
+ * @param {Run} run
+ * @param {Operator[]} rows
+ * @param {PageData.Measure[]} measures
+ * @param {PageData.Measure | null} measure
+ * @param {number} source
+ * @param {number} shown
+ */
 function operatorSheet(run, rows, measures, measure, source, shown) {
+  /** @type {SheetColumn<Operator>[]} */
   const columns = [
     { heading: "Operator", isText: true, value: (row) => row.name, text: (row) => rangeInWords(row) },
     { heading: "Calls", value: (row) => row.calls, text: (row) => (row.calls ? String(row.calls) : "") },
@@ -221,6 +275,7 @@ function operatorSheet(run, rows, measures, measure, source, shown) {
   for (const { heading, field, unit, doubt } of measures) {
     const whole = rows.reduce((sum, row) => sum + Math.max(row.own[field] || 0, 0), 0);
     const isKnown = run.isMeasured([field], source);
+    /** @param {Operator} row @param {Record<string, number>} sums */
     const text = (row, sums) => {
       const value = sums[field] || 0;
       if (unit === "count" && row.isPart && !value) return ""; // it is in the figure of the operator around it
@@ -234,6 +289,7 @@ function operatorSheet(run, rows, measures, measure, source, shown) {
 }
 
 // Values from the least to the most, as a line from left to right.
+/** @param {number[]} points */
 function curve(points) {
   const [width, height] = [220, 44];
   const most = points[points.length - 1] || 1;

@@ -1,15 +1,17 @@
 // Memory over time, its peak, and what was alive then.
 
+/** @param {Run} run @param {PageData.Memory} memory @param {(node: number) => void} onlayer */
 function memorySection(run, memory, onlayer) {
   const { kinds, sources, allPhases } = run.told;
   const where = sources.length > 1 ? `${memory.device}, ${sources[memory.source].name}` : memory.device;
+  /** @type {HTMLElement[]} */
   const parts = [element("h3", {}, where)];
   const peak = `Memory rose by ${formatBytes(memory.peakBytes)} at most above what there was at the start`;
   parts.push(element("p", {}, memory.peakBytes > 0 ? `${peak}, ${formatTime(memory.peakNs)} after it.` : "Memory never rose above what there was at the start."));
   const before = (memory.before || []).filter(([, nbytes]) => nbytes > 0);
   if (before.length) parts.push(element("p", {}, `There at the start, of the model: ${before.map(([kind, nbytes]) => `${kind} ${formatBytes(nbytes)}`).join(", ")}.`));
   if (memory.course) {
-    parts.push(memoryChart(memory, [...kinds, "unknown"]));
+    parts.push(memoryChart(memory, memory.course, [...kinds, "unknown"]));
     if (memory.dropped) parts.push(element("p", { class: "doubt" }, `The last ${memory.dropped} allocations and frees are not in the picture.`));
   } else {
     const hint = sources.length > 1 ? "Of several ranks or runs only one may have its memory over time here: see the page of this one alone." : "Recorded with Profile(..., profile_memory=True, with_timeline=True), memory over time is drawn here.";
@@ -17,6 +19,7 @@ function memorySection(run, memory, onlayer) {
   }
   if (memory.held.length) {
     const rows = memory.held.map(([node, phase, kind, nbytes, blocks]) => ({ node, phase, kind, nbytes, blocks }));
+    /** @type {SheetColumn<typeof rows[number]>[]} */
     const columns = [
       { heading: "Alive at the peak, allocated for", isText: true, value: (row) => run.path(row.node), text: (row) => run.path(row.node) },
       { heading: "Phase", isText: true, value: (row) => row.phase, text: (row) => allPhases[row.phase] },
@@ -32,15 +35,19 @@ function memorySection(run, memory, onlayer) {
 // What was alive, by kind, stacked, in steps: each level stays until the next. Of each of many equal stretches of time
 // the highest moment and the last level are drawn. What was there at the start and has been freed since lifts the stack
 // off from below 0: its upper edge is what memory rose to.
-function memoryChart({ course, peakBytes, peakNs }, kinds) {
+/** @param {PageData.Memory} memory @param {PageData.Course} course @param {string[]} kinds */
+function memoryChart({ peakBytes, peakNs }, course, kinds) {
   const [width, height, left, below] = [900, 220, 70, 20];
   const { timesNs, heights, lastNs } = course;
-  const used = kinds.map((kind, number) => number).filter((number) => heights.some((one) => one[number] > 0));
+  const used = kinds.map((_, number) => number).filter((number) => heights.some((one) => one[number] > 0));
+  /** @param {number[]} one */
   const freed = (one) => one.reduce((sum, value) => sum + Math.min(value, 0), 0);
   const stacks = heights.map((one) => used.reduce((sums, number) => [...sums, sums[sums.length - 1] + Math.max(one[number], 0)], [freed(one)]));
   const most = Math.max(peakBytes, 1);
   const least = Math.min(...stacks.map(([bottom]) => bottom));
+  /** @param {number} ns */
   const x = (ns) => left + (ns / Math.max(lastNs, 1)) * (width - left - 4);
+  /** @param {number} nbytes */
   const y = (nbytes) => height - below - ((nbytes - least) / (most - least)) * (height - below - 8);
   const svg = drawing("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label": "memory over time" });
   const marks = least < -most / 8 ? [least, 0, most] : [0, Math.round(most / 2), most];
@@ -49,6 +56,7 @@ function memoryChart({ course, peakBytes, peakNs }, kinds) {
     svg.append(drawing("text", { x: left - 6, y: y(nbytes) + 4, "text-anchor": "end" }, formatBytes(nbytes)));
   }
   // The ends of each step, which is a pixel wide at least: a peak may be gone in no time.
+  /** @param {number} level */
   const edge = (level) => timesNs.flatMap((ns, at) => {
     const [from, to] = [x(ns), x(at + 1 < timesNs.length ? timesNs[at + 1] : lastNs)];
     return [from, Math.max(to, from + 1)].map((end) => `${end.toFixed(1)},${y(stacks[at][level]).toFixed(1)}`);

@@ -1,12 +1,31 @@
 // The page: its parts, what is chosen on it, and the keys.
 
-const told = JSON.parse(document.getElementById("told").textContent);
+/** @type {PageData} */
+const told = JSON.parse(document.getElementById("told")?.textContent ?? "");
 
 class Page {
+  crumbs = element("nav", { class: "crumbs", "aria-label": "Layers above" });
+  status = element("p", { class: "status" });
+  operatorBox = element("div");
+  rooflineBox = element("div");
+  ranksBox = element("div");
+  searchBox = element("input", { type: "search", placeholder: "Search layers ( / )", "aria-label": "Search layers", oninput: () => this.#find() });
+  found = element("span", { class: "found", role: "status" });
+  controls = element("div", { class: "controls" });
+  // What was chosen when these were drawn: they are drawn again only when that changes.
+  /** @type {string | null} */
+  operatorsShown = null;
+  /** @type {string | null} */
+  ranksShown = null;
+  /** @type {string | null} */
+  changesShown = null;
+  /** @type {ChangeColumn[]} */
+  changes = [];
+
   constructor() {
     this.run = new Run(told);
     const { run } = this;
-    this.measure = told.measures[0] || null;
+    this.measure = told.measures.at(0) ?? null;
     this.phase = "all";
     this.source = told.areRanks && told.sources.length > 1 ? -1 : 0;
     this.top = run.children[run.all].filter((node) => run.isLayer(node)).length === 1 && this.#nothingOutside() ? 0 : run.all;
@@ -15,7 +34,11 @@ class Page {
     this.search = "";
     this.showOwn = false;
     this.#followTheme();
-    this.#build();
+    const tableBox = element("div");
+    this.icicle = new Icicle(element("div", { class: "icicle", tabindex: "0", role: "group", "aria-label": "Layers, as wide as their part of the whole" }), run, this);
+    this.table = new TreeTable(tableBox, run, this);
+    this.panel = new LayerPanel(element("aside", { class: "panel", "aria-label": "The chosen layer" }), run);
+    this.#build(tableBox);
     this.draw();
   }
 
@@ -28,25 +51,15 @@ class Page {
     return (this.phase === "all" ? told.phases : [this.phase]).map((name) => told.allPhases.indexOf(name));
   }
 
-  #build() {
-    const icicleBox = element("div", { class: "icicle", tabindex: "0", role: "group", "aria-label": "Layers, as wide as their part of the whole" });
-    const panel = element("aside", { class: "panel", "aria-label": "The chosen layer" });
-    const tableBox = element("div");
-    this.crumbs = element("nav", { class: "crumbs", "aria-label": "Layers above" });
-    this.status = element("p", { class: "status" });
-    this.operatorBox = element("div");
-    this.rooflineBox = element("div");
-    this.ranksBox = element("div");
-    this.searchBox = element("input", { type: "search", placeholder: "Search layers ( / )", "aria-label": "Search layers", oninput: () => this.#find() });
-    this.found = element("span", { class: "found", role: "status" });
-    this.controls = element("div", { class: "controls" });
+  /** @param {HTMLElement} tableBox */
+  #build(tableBox) {
     document.body.append(
       this.#header(),
       element("main", {},
         this.controls,
         element("section", { class: "split" },
-          element("div", {}, this.crumbs, icicleBox, this.status, ...this.#legend()),
-          panel),
+          element("div", {}, this.crumbs, this.icicle.box, this.status, ...this.#legend()),
+          this.panel.box),
         ...(told.ranks ? [element("section", { id: "ranks" }, element("h2", {}, "Ranks"), ranksSummary(told.ranks), this.ranksBox)] : []),
         element("section", { id: "layers" }, element("h2", {}, "Layers"), this.#tableTools(), tableBox),
         element("section", { id: "operators" }, element("h2", {}, "Operators"), this.operatorBox),
@@ -54,9 +67,6 @@ class Page {
         ...this.#memory(),
         element("section", { id: "roofline" }, this.rooflineBox)),
       element("footer", {}, `Made by torchprof ${told.version}. Everything on this page is in this file.`));
-    this.icicle = new Icicle(icicleBox, this.run, this);
-    this.table = new TreeTable(tableBox, this.run, this);
-    this.panel = new LayerPanel(panel, this.run, this);
     document.addEventListener("keydown", (event) => this.#key(event));
     let waiting = 0;
     window.addEventListener("resize", () => {
@@ -68,11 +78,12 @@ class Page {
   #header() {
     const facts = told.facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]);
     const doubts = told.comparison ? told.comparison.notes : told.doubts;
+    /** @type {HTMLElement[]} */
     const parts = [
       element("div", { class: "title" }, element("h1", {}, told.title), element("button", { type: "button", class: "theme", title: "Light or dark", "aria-label": "Light or dark", onclick: () => this.#switchTheme() }, "◐")),
       element("p", { class: "headline" }, ...withCode(told.headline)),
     ];
-    if (told.ranks) parts.push(element("p", { class: "hint" }, whatRanksAre(told)));
+    if (told.ranks) parts.push(element("p", { class: "hint" }, whatRanksAre(told.ranks, told.sources)));
     if (told.comparison && told.comparison.whole.length) parts.push(element("p", {}, told.comparison.whole.join(" ")));
     if (told.advice.length) {
       const items = told.advice.map(([layer, ...sentences]) => element("li", {}, element("b", {}, layer), ` ${sentences.join(" ")}`));
@@ -87,6 +98,7 @@ class Page {
     return element("header", {}, ...parts);
   }
 
+  /** @param {number} count */
   #adviceTitle(count) {
     const more = told.moreAdvice ? `, and ${told.moreAdvice} more in run.report("advice")` : "";
     return (count === 1 ? "1 piece of advice" : `${count} pieces of advice`) + (told.comparison ? " on the run after" : "") + more;
@@ -105,6 +117,13 @@ class Page {
     dataset.theme = dataset.theme === "dark" ? "light" : "dark";
   }
 
+  /**
+   * @template Chosen
+   * @param {string} label
+   * @param {[value: Chosen, text: string][]} choices
+   * @param {Chosen} chosen
+   * @param {(value: Chosen) => void} choose
+   */
   #choice(label, choices, chosen, choose) {
     const buttons = choices.map(([value, text]) => element("button", { type: "button", "aria-pressed": value === chosen ? "true" : "false", onclick: () => { choose(value); this.draw(); } }, text));
     return element("div", { class: "choice", role: "group", "aria-label": label }, ...buttons);
@@ -118,34 +137,43 @@ class Page {
   }
 
   #drawControls() {
+    /** @type {HTMLElement[]} */
     const parts = [];
     if (told.measures.length > 1) parts.push(this.#choice("Width", told.measures.map((one) => [one, one.heading]), this.measure, (one) => { this.measure = one; }));
     if (told.phases.length > 1) {
-      const all = told.phases.length === 2 ? "both" : "all phases";
-      parts.push(this.#choice("Phase", [...told.phases.map((name) => [name, name]), ["all", all]], this.phase, (name) => { this.phase = name; }));
+      /** @type {[string, string][]} */
+      const choices = told.phases.map((name) => [name, name]);
+      choices.push(["all", choices.length === 2 ? "both" : "all phases"]);
+      parts.push(this.#choice("Phase", choices, this.phase, (name) => { this.phase = name; }));
     }
     if (told.sources.length > 1) {
-      const sources = told.sources.map(({ name }, at) => [at, name]);
-      if (told.areRanks) sources.unshift([-1, "all ranks"]);
-      const options = sources.map(([at, name]) => element("option", { value: at, selected: at === this.source }, name));
-      parts.push(element("label", {}, told.areRanks ? "Rank " : "Run ", element("select", { class: "source", onchange: (event) => { this.source = Number(event.target.value); this.draw(); } }, ...options)));
+      const sources = told.sources.map(({ name }, at) => ({ name, at }));
+      if (told.areRanks) sources.unshift({ name: "all ranks", at: -1 });
+      const options = sources.map(({ name, at }) => element("option", { value: at, selected: at === this.source }, name));
+      const select = element("select", { class: "source" }, ...options);
+      select.addEventListener("change", () => { this.source = Number(select.value); this.draw(); });
+      parts.push(element("label", {}, told.areRanks ? "Rank " : "Run ", select));
     }
-    parts.push(element("label", {}, element("input", { type: "checkbox", class: "own", ...(this.showOwn ? { checked: true } : {}), onchange: (event) => { this.showOwn = event.target.checked; this.draw(); } }), " self as blocks"));
-    parts.push(this.searchBox, this.found);
+    const own = element("input", { type: "checkbox", class: "own", checked: this.showOwn });
+    own.addEventListener("change", () => { this.showOwn = own.checked; this.draw(); });
+    parts.push(element("label", {}, own, " self as blocks"), this.searchBox, this.found);
     keepingFocus(this.controls, () => this.controls.replaceChildren(...parts));
   }
 
   #tableTools() {
     const copied = element("span", { class: "found", role: "status" });
+    const flat = element("input", { type: "checkbox", class: "flat" });
+    flat.addEventListener("change", () => this.table.showFlat(flat.checked));
     return element("div", { class: "controls" },
       element("button", { type: "button", onclick: () => this.table.openAll(true) }, "Open all"),
       element("button", { type: "button", onclick: () => this.table.openAll(false) }, "Close all"),
-      element("label", {}, element("input", { type: "checkbox", class: "flat", onchange: (event) => this.table.showFlat(event.target.checked) }), " without the tree"),
+      element("label", {}, flat, " without the tree"),
       element("button", { type: "button", class: "copy", onclick: () => this.#copy(copied) }, "Copy as CSV"),
       copied);
   }
 
-  #copy(told) {
+  /** @param {HTMLElement} copied */
+  #copy(copied) {
     const text = this.table.csv();
     // What is selected can be copied in frames, too, where the browser's clipboard is forbidden.
     const area = element("textarea", { class: "unseen" });
@@ -154,7 +182,7 @@ class Page {
     area.select();
     const done = document.execCommand("copy");
     area.remove();
-    told.textContent = done ? `Copied: ${this.table.lines.length} rows.` : "This browser lets no page copy: use run.export(\"table.csv\").";
+    copied.textContent = done ? `Copied: ${this.table.lines.length} rows.` : "This browser lets no page copy: use run.export(\"table.csv\").";
   }
 
   #devices() {
@@ -169,10 +197,12 @@ class Page {
     return [element("section", { id: "memory" }, element("h2", {}, "Memory"), ...found.map((one) => memorySection(this.run, one, (node) => this.show(node))))];
   }
 
+  /** @returns {((node: number) => boolean) | null} */
   get isMatch() {
     const text = this.search.toLowerCase();
     if (!text) return null;
     const { run } = this;
+    /** @param {string} name */
     const isIn = (name) => name.toLowerCase().includes(text);
     return (node) => (run.isRange(node) ? isIn(run.name(node)) : run.isLayer(node) && (isIn(run.path(node)) || isIn(run.kind(node, this.source))));
   }
@@ -201,7 +231,7 @@ class Page {
         if (totals) sum += totals[node];
       }
     }
-    const share = totals && totals[run.all] > 0 ? `, ${formatShare(sum / totals[run.all])} of ${measure.heading}` : "";
+    const share = measure && totals && totals[run.all] > 0 ? `, ${formatShare(sum / totals[run.all])} of ${measure.heading}` : "";
     this.found.textContent = `${count} ${count === 1 ? "layer" : "layers"}${count ? share : ""}`;
   }
 
@@ -222,35 +252,41 @@ class Page {
   }
 
   // The columns of the table of layers: those of the terminal, or how the chosen measure changed.
+  /** @returns {Column[]} */
   get columns() {
-    if (!told.comparison) return told.columns.filter((column) => column.where === "tree");
+    if (!told.comparison) return this.run.figures.filter((column) => column.where === "tree");
     const chosen = `${this.phases} ${this.measure && this.measure.field}`;
-    if (this.chosen !== chosen) {
-      this.chosen = chosen;
-      this.changes = this.#quantities().flatMap((quantity) => CHANGES.map((part) => changeColumn(quantity, part)));
+    if (this.changesShown !== chosen) {
+      this.changesShown = chosen;
+      this.changes = this.#quantities(told.comparison).flatMap((quantity) => CHANGES.map((part) => changeColumn(quantity, part)));
     }
     return this.changes;
   }
 
   // What is compared of the chosen measure in the chosen phases, totals first.
-  #quantities() {
-    const chosen = told.comparison.quantities.filter(({ field, phase }) => this.measure && field === this.measure.field && this.phases.includes(phase));
-    return chosen.sort((one, other) => one.self - other.self);
+  /** @param {PageData.Comparison} comparison */
+  #quantities({ quantities }) {
+    const chosen = quantities.filter(({ field, phase }) => this.measure && field === this.measure.field && this.phases.includes(phase));
+    return chosen.sort((one, other) => Number(one.self) - Number(other.self));
   }
 
   // How a layer changed, where two runs are compared: for the colours, from the same figures as the table has.
+  /** @returns {((node: number) => NodeChange) | null} */
   get change() {
+    const { pairs } = this.run;
     if (!told.comparison || !this.measure) return null;
-    const totals = this.#quantities().filter((quantity) => !quantity.self);
+    const totals = this.#quantities(told.comparison).filter((quantity) => !quantity.self);
+    /** @type {Record<string, string>} */
     const kinds = { added: "added", removed: "less", "moved away": "less" };
     return (node) => {
-      const pair = told.comparison.pairs[node];
-      const changes = totals.map(({ key }) => pair?.changes[key]).filter((change) => change);
-      if (!changes.length) return { kind: "same", strength: 0 };
+      const pair = pairs.at(node);
+      const changes = totals.map(({ key }) => pair?.changes[key]).filter((change) => change !== undefined);
+      if (!pair || !changes.length) return { kind: "same", strength: 0 };
       if (kinds[pair.how]) return { kind: kinds[pair.how], strength: 1 };
       if (changes.some(([, , difference]) => difference === null)) return { kind: "unknown", strength: 0 };
       if (changes.every(([, , difference, verdict]) => difference === 0 || verdict === "within noise")) return { kind: "same", strength: 0 };
-      const [before, after] = [0, 1].map((part) => changes.reduce((sum, change) => sum + change[part], 0));
+      const before = changes.reduce((sum, [was]) => sum + (was ?? 0), 0);
+      const after = changes.reduce((sum, [, is]) => sum + (is ?? 0), 0);
       if (before === after) return { kind: "same", strength: 0 };
       const strength = before > 0 && after > 0 ? Math.min(Math.abs(Math.log2(after / before)), 1) : 1;
       return { kind: after > before ? "more" : "less", strength };
@@ -275,7 +311,7 @@ class Page {
   #drawRanks() {
     if (!told.ranks || this.ranksShown === String(this.phases)) return;
     this.ranksShown = String(this.phases);
-    this.ranksBox.replaceChildren(ranksMap(this.run, this.phases, (node) => this.show(node)));
+    this.ranksBox.replaceChildren(ranksMap(this.run, told.ranks, this.phases, (node) => this.show(node)));
   }
 
   #drawCrumbs() {
@@ -285,6 +321,7 @@ class Page {
     this.crumbs.replaceChildren(...links);
   }
 
+  /** @param {number} node */
   hover(node) {
     const { run, measure } = this;
     const shown = node < 0 ? this.selected : node;
@@ -300,6 +337,7 @@ class Page {
     this.status.textContent = `${run.path(shown)}: ${measure.heading} ${text}`;
   }
 
+  /** @param {number} node */
   zoom(node) {
     this.root = node;
     this.selected = node;
@@ -309,6 +347,7 @@ class Page {
   }
 
   // Chooses a layer, and zooms out as far as needed to see it.
+  /** @param {number} node */
   select(node) {
     const { run } = this;
     if (!run.above(node).includes(this.root)) this.root = this.top;
@@ -319,14 +358,16 @@ class Page {
   }
 
   // Chooses a layer from far down the page, and shows its panel.
+  /** @param {number} node */
   show(node) {
     this.select(node);
     this.panel.box.scrollIntoView({ block: "nearest" });
   }
 
+  /** @param {KeyboardEvent} event */
   #key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const inField = event.target.closest("input, select, textarea");
+    const inField = closest(event, "input, select, textarea");
     if (event.key === "/" && !inField) {
       event.preventDefault();
       this.searchBox.focus();
@@ -338,9 +379,9 @@ class Page {
       this.#find();
       this.searchBox.blur();
     }
-    if (event.target !== document.body && !event.target.closest(".icicle, .treetable")) return;
-    if (event.target.closest("button")) return;
-    if (event.key === " " && event.target.closest(".treetable")) {
+    if (event.target !== document.body && !closest(event, ".icicle, .treetable")) return;
+    if (closest(event, "button")) return;
+    if (event.key === " " && closest(event, ".treetable")) {
       event.preventDefault();
       this.table.toggle(this.selected);
       return;
@@ -352,6 +393,7 @@ class Page {
   }
 
   // Where a key leads: undefined for keys that lead nowhere at all, null where there is nothing in that direction.
+  /** @param {string} key */
   #neighbour(key) {
     const { run, selected } = this;
     const widths = this.measure ? run.totalIn(this.measure.field, this.phases, this.source) : null;

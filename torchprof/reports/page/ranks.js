@@ -5,40 +5,53 @@ const MOST_COLUMNS = 64; // of more ranks, neighbours share a column
 const WRITTEN_COLUMNS = 12; // up to so many have their figures in them
 const DEEPEST = Math.log2(1.5); // from this ratio to the median on, a colour is no deeper
 
-function whatRanksAre({ ranks, sources }) {
+/** @param {PageData.Ranks} ranks @param {PageData.Source[]} sources */
+function whatRanksAre({ ranks }, sources) {
   const chosen = sources.length > 1 ? ", unless one is chosen" : "";
-  return `Figures are sums over ${ranks.ranks.length} ranks${chosen}; parameters are those of one. Under Ranks they are compared.`;
+  return `Figures are sums over ${ranks.length} ranks${chosen}; parameters are those of one. Under Ranks they are compared.`;
 }
 
+/** @param {PageData.Ranks} compared */
 function ranksSummary({ ranks, lines, sentences, unit }) {
   const rows = lines.map(([work, slowest, waiting, waitsLonger, last, steps, typical], at) => ({ rank: ranks[at], work, slowest, waiting, waitsLonger, last, steps, typical }));
+  /** @param {"work" | "waiting"} name */
   const most = (name) => Math.max(...rows.map((row) => row[name] ?? 0));
+  /** @param {number | null} ns */
   const time = (ns) => (ns === null ? UNKNOWN : formatTime(ns));
+  /** @param {PageData.Times} found */
   const times = (found) => (found === null ? UNKNOWN : `${found[0]} of ${found[1]}`);
+  /** @param {string} heading @param {"slowest" | "last"} name @returns {SheetColumn<typeof rows[number]>} */
   const often = (heading, name) => ({ heading, value: (row) => row[name]?.[0] ?? null, text: (row) => times(row[name]) });
+  /** @type {SheetColumn<typeof rows[number]>[]} */
   const columns = [
     { heading: "Rank", isText: true, value: (row) => row.rank, text: (row) => String(row.rank) },
     { heading: "Steps", value: (row) => row.steps, text: (row) => String(row.steps) },
-    { heading: `Own work${unit}`, value: (row) => row.work, text: (row) => time(row.work), share: (row) => row.work / most("work") },
+    { heading: `Own work${unit}`, value: (row) => row.work, text: (row) => time(row.work), share: (row) => (row.work ?? 0) / most("work") },
     often("Slowest", "slowest"),
   ];
   if (rows.some((row) => row.steps > 1)) columns.splice(3, 0, { heading: "Median", value: (row) => row.typical, text: (row) => time(row.typical) });
   if (rows.some((row) => row.waiting !== null || row.waitsLonger)) {
+    /** @param {typeof rows[number]} row */
     const text = (row) => (row.waiting !== null && row.waitsLonger ? AT_LEAST : "") + time(row.waiting);
-    columns.push({ heading: `Waiting${unit}`, value: (row) => row.waiting, text, share: (row) => row.waiting / most("waiting") }, often("Last to come", "last"));
+    columns.push({ heading: `Waiting${unit}`, value: (row) => row.waiting, text, share: (row) => (row.waiting ?? 0) / most("waiting") }, often("Last to come", "last"));
   }
   return element("div", {}, element("p", {}, sentences.join(" ")), sheet(columns, rows, { sortedBy: 2, shown: 8 }));
 }
 
 // Own work of each rank, relative to the median of those that have the layer: in the layers that differ most.
-function ranksMap(run, phases, onlayer) {
-  const { ranks, work, unit } = run.told.ranks;
+/** @param {Run} run @param {PageData.Ranks} compared @param {number[]} phases @param {(node: number) => void} onlayer */
+function ranksMap(run, { ranks, work, unit }, phases, onlayer) {
+  /** @type {Map<number, (number | null)[]>} */
   const layers = new Map();
   for (const [node, phase, values] of work) {
     if (!phases.includes(phase)) continue;
     const sums = layers.get(node);
-    layers.set(node, sums ? sums.map((sum, at) => (values[at] === null ? sum : (sum ?? 0) + values[at])) : values);
+    layers.set(node, !sums ? values : sums.map((sum, at) => {
+      const value = values[at];
+      return value === null ? sum : (sum ?? 0) + value;
+    }));
   }
+  /** @param {(number | null)[]} values */
   const aboveMean = (values) => {
     const known = values.filter((value) => value !== null);
     return Math.max(...known) - known.reduce((sum, value) => sum + value, 0) / known.length;
@@ -47,6 +60,7 @@ function ranksMap(run, phases, onlayer) {
   const shown = rows.sort((one, other) => other.aboveMean - one.aboveMean).slice(0, MOST_LAYERS).sort((one, other) => one.node - other.node);
   if (!shown.length) return element("p", { class: "hint" }, "How long ranks worked in single layers was not recorded.");
   const together = Math.ceil(ranks.length / MOST_COLUMNS);
+  /** @type {[first: number, end: number][]} */
   const columns = [];
   for (let first = 0; first < ranks.length; first += together) columns.push([first, Math.min(first + together, ranks.length)]);
   const isWritten = columns.length <= WRITTEN_COLUMNS;
@@ -75,13 +89,24 @@ function ranksMap(run, phases, onlayer) {
     element("figcaption", {}, ...legend.map(([kind, name]) => element("span", { class: `legend ${kind}` }, name))));
 }
 
+/**
+ * @param {string} path
+ * @param {number[]} ranks
+ * @param {(number | null)[]} values
+ * @param {number} first
+ * @param {number} end
+ * @param {number} median
+ * @param {boolean} isWritten
+ */
 function ranksCell(path, ranks, values, first, end, median, isWritten) {
   let at = -1;
+  /** @type {number | null} */
+  let value = null;
   for (let number = first; number < end; number++) {
-    if (values[number] !== null && (at < 0 || values[number] > values[at])) at = number;
+    const one = values[number];
+    if (one !== null && (value === null || one > value)) [at, value] = [number, one];
   }
-  if (at < 0) return element("td", { "data-change": "unknown", title: `${path} is not on rank ${ranks[first]}${end > first + 1 ? ` to ${ranks[end - 1]}` : ""}` });
-  const value = values[at];
+  if (value === null) return element("td", { "data-change": "unknown", title: `${path} is not on rank ${ranks[first]}${end > first + 1 ? ` to ${ranks[end - 1]}` : ""}` });
   const ratio = median > 0 ? value / median : null;
   const strength = value === median ? 0 : ratio ? Math.min(Math.abs(Math.log2(ratio)) / DEEPEST, 1) : 1;
   const times = ratio === null ? "" : `, ${FORMATS.ratio(ratio)} the median ${formatTime(median)}`;

@@ -1,12 +1,17 @@
 // Achieved against possible speed: FLOP/s of each innermost layer over the FLOPs it does for a byte it has to move.
 
+/** @typedef {{ node: number, perByte: number, perSecond: number, ns: number }} Point */
+
+/** @param {Run} run @param {number} source @param {(node: number) => void} onlayer */
 function rooflineSection(run, source, onlayer) {
   const { traffic } = run.take(source);
   const time = run.isMeasured(["device_ns"], source) ? "device_ns" : "cpu_ns";
   if (!run.isMeasured(["flops", time], source)) return null;
   const [flops, ns] = ["flops", time].map((field) => run.total(field, 0, source));
+  /** @param {number} node */
   const isExact = (node) => ["flops", time].every((field) => run.sum(field, [0], source, node).bound === BOUND.EXACT);
   const calls = run.calls(0, source);
+  /** @type {Point[]} */
   const points = [];
   for (let node = 0; node < run.count; node++) {
     const bytes = traffic[node];
@@ -16,20 +21,25 @@ function rooflineSection(run, source, onlayer) {
   if (!points.length) return null;
   const device = time === "cpu_ns" ? "cpu" : null;
   const roofs = run.told.roofs.filter(([name]) => (device === null) !== (name === "cpu"));
+  /** @type {HTMLElement[]} */
   const parts = [element("figure", {}, rooflineChart(run, points, roofs, onlayer))];
   const text = "In forward. Right: many FLOPs for a byte, limited by arithmetic. Left: limited by memory. Bytes are the least that a call has to move: its parameters, inputs and outputs, each once. The larger a point, the more time.";
   parts.push(element("p", { class: "hint" }, roofs.length ? text : `${text} What this machine can do at most was not measured: call torchprof.peak() before, and its roof is drawn here.`));
   return element("div", {}, ...parts);
 }
 
+/** @param {Run} run @param {Point[]} points @param {PageData.Roof[]} roofs @param {(node: number) => void} onlayer */
 function rooflineChart(run, points, roofs, onlayer) {
   const [width, height, left, below] = [900, 300, 80, 34];
   const xs = points.map((one) => one.perByte);
   const ys = points.map((one) => one.perSecond).concat(roofs.map((roof) => roof[3]));
+  /** @param {number[]} values @param {(value: number) => number} round @param {(...values: number[]) => number} by */
   const decade = (values, round, by) => round(Math.log10(by(...values)));
   const [x0, x1] = [decade(xs, Math.floor, Math.min), Math.max(decade(xs, Math.ceil, Math.max), decade(xs, Math.floor, Math.min) + 1)];
   const [y0, y1] = [decade(ys, Math.floor, Math.min), Math.max(decade(ys, Math.ceil, Math.max), decade(ys, Math.floor, Math.min) + 1)];
+  /** @param {number} value */
   const x = (value) => left + ((Math.log10(value) - x0) / (x1 - x0)) * (width - left - 10);
+  /** @param {number} value */
   const y = (value) => height - below - ((Math.log10(value) - y0) / (y1 - y0)) * (height - below - 10);
   const svg = drawing("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart roofline", role: "img", "aria-label": "roofline" });
   for (let power = y0; power <= y1; power++) {
@@ -44,6 +54,7 @@ function rooflineChart(run, points, roofs, onlayer) {
   svg.append(drawing("text", { x: 12, y: height / 2, "text-anchor": "middle", transform: `rotate(-90 12 ${height / 2})` }, "FLOP/s"));
   for (const [device, dtype, , flops, bytes] of roofs) {
     const knee = flops / bytes;
+    /** @param {number} value */
     const at = (value) => `${x(value).toFixed(1)},${y(Math.min(flops, value * bytes)).toFixed(1)}`;
     const from = Math.max(10 ** x0, 10 ** y0 / bytes);
     const places = [from, Math.min(Math.max(knee, from), 10 ** x1), 10 ** x1].map(at).join(" ");
@@ -57,7 +68,7 @@ function rooflineChart(run, points, roofs, onlayer) {
     const told = `${run.path(node)}: ${formatCount(perSecond)} FLOP/s, ${fixed(perByte, 2)} FLOPs for each byte, ${formatTime(ns)}`;
     const point = drawing("circle", { cx: x(perByte).toFixed(1), cy: y(perSecond).toFixed(1), r: size.toFixed(1), "data-node": node, tabindex: "0" }, drawing("title", {}, told));
     point.addEventListener("click", () => onlayer(node));
-    point.addEventListener("keydown", (event) => event.key === "Enter" && onlayer(node));
+    point.addEventListener("keydown", (event) => { if (event.key === "Enter") onlayer(node); });
     svg.append(point);
   }
   svg.append(...labels); // over the points

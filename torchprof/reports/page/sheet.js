@@ -1,9 +1,24 @@
 // A small table that is sorted by a click on a heading, and cut until more is asked for.
 
-// columns: { heading, value(row): number or string, text(row): string, isText, share(row) }; rows: any.
-function sheet(columns, rows, { sortedBy = -1, shown = 12, onrow = null, isDescending = true } = {}) {
+/**
+ * @template Row
+ * @typedef {object} SheetColumn
+ * @property {string} heading
+ * @property {(row: Row) => number | string | null} value What it is sorted by.
+ * @property {(row: Row) => string} text
+ * @property {boolean} [isText]
+ * @property {(row: Row) => number} [share] How long its bar is: 1 at most.
+ */
+
+/**
+ * @template Row
+ * @param {SheetColumn<Row>[]} columns
+ * @param {Row[]} rows
+ * @param {{ sortedBy?: number, shown?: number, onrow?: (row: Row) => void }} options
+ */
+function sheet(columns, rows, { sortedBy = -1, shown = 12, onrow } = {}) {
   let by = sortedBy;
-  let descending = isDescending;
+  let descending = true;
   let limit = shown;
   const table = element("table", { class: "sheet" });
   const box = element("div", { class: "scrolling" }, table);
@@ -17,7 +32,8 @@ function sheet(columns, rows, { sortedBy = -1, shown = 12, onrow = null, isDesce
     if (by >= 0) {
       const { value } = columns[by];
       const sign = descending ? -1 : 1;
-      const order = (one) => { const found = value(one); return found === null || found === undefined ? -Infinity : found; };
+      /** @param {Row} row */
+      const order = (row) => value(row) ?? -Infinity;
       listed.sort((one, other) => (order(one) < order(other) ? -sign : order(one) > order(other) ? sign : 0));
     }
     const headings = columns.map((column, number) =>
@@ -30,7 +46,10 @@ function sheet(columns, rows, { sortedBy = -1, shown = 12, onrow = null, isDesce
         const attributes = { class: column.isText ? "text" : "number", "--share": share > 0 ? Math.min(share, 1) : 0 };
         return element("td", attributes, ...(column.isText ? [text] : figure(text)));
       });
-      return element("tr", onrow ? { class: "clickable", tabindex: "0", onclick: () => onrow(row), onkeydown: (event) => event.key === "Enter" && onrow(row) } : {}, ...cells);
+      if (!onrow) return element("tr", {}, ...cells);
+      const line = element("tr", { class: "clickable", tabindex: "0", onclick: () => onrow(row) }, ...cells);
+      line.addEventListener("keydown", (event) => { if (event.key === "Enter") onrow(row); });
+      return line;
     });
     table.replaceChildren(element("thead", {}, element("tr", {}, ...headings)), element("tbody", {}, ...body));
     const hidden = listed.length - limit;
@@ -38,6 +57,7 @@ function sheet(columns, rows, { sortedBy = -1, shown = 12, onrow = null, isDesce
     more.textContent = `${hidden} more`;
   }
 
+  /** @param {number} number */
   function sort(number) {
     descending = by === number ? !descending : !columns[number].isText;
     by = number;

@@ -4,17 +4,36 @@ const LINE_HEIGHT = 26;
 const SPARE_LINES = 12;
 const OPEN_AT_FIRST = 80;
 
+/**
+ * @typedef {object} TableDrawing
+ * @property {Column[]} columns
+ * @property {number} source
+ * @property {number} selected
+ * @property {((node: number) => boolean) | null} isMatch
+ */
+
 class TreeTable {
   // page.select(node) is called back.
+  /** @param {HTMLElement} box @param {Run} run @param {Page} page */
   constructor(box, run, page) {
     this.run = run;
     this.page = page;
     this.open = new Uint8Array(run.nodes);
     this.#openAtFirst();
-    this.by = null;
+    /** @type {number | null} */
+    this.by = null; // the number of the column that it is sorted by
     this.descending = true;
     this.isFlat = false;
+    /** @type {number[]} */
     this.lines = [];
+    /** @type {Column[]} */
+    this.columns = [];
+    /** @type {number[]} */
+    this.wholes = []; // of each column, what a full bar stands for
+    this.source = -1;
+    this.selected = -1;
+    /** @type {((node: number) => boolean) | null} */
+    this.isMatch = null;
     this.head = element("div", { class: "line head", role: "row", "aria-rowindex": 1 });
     this.body = element("div", { class: "lines", role: "rowgroup" });
     this.box = element("div", { class: "treetable", role: "treegrid", "aria-label": "Layers", tabindex: "0" }, this.head, this.body);
@@ -26,6 +45,7 @@ class TreeTable {
   // As many levels as make a table that can be read at once.
   #openAtFirst() {
     const { run } = this;
+    /** @type {number[]} */
     const counts = [];
     for (let node = 0; node < run.count; node++) counts[run.depth[node]] = (counts[run.depth[node]] || 0) + 1;
     let rows = 0;
@@ -38,9 +58,13 @@ class TreeTable {
     for (let node = 0; node < run.count; node++) if (run.children[node].length && run.depth[node] >= deepest) this.open[node] = 0;
   }
 
+  /** @param {TableDrawing} drawing */
   draw({ columns, source, selected, isMatch }) {
-    if (this.by !== null && !columns.includes(this.columns[this.by])) this.by = columns.findIndex(({ key }) => key === this.columns[this.by].key);
-    if (this.by < 0) this.by = null;
+    if (this.by !== null && !columns.includes(this.columns[this.by])) {
+      const { key } = this.columns[this.by];
+      const by = columns.findIndex((column) => column.key === key);
+      this.by = by < 0 ? null : by;
+    }
     this.columns = columns;
     const widths = columns.map((column) => Math.max(column.heading.length + 3, 13));
     this.box.style.setProperty("--columns", widths.map((width) => `${width}ch`).join(" "));
@@ -55,20 +79,29 @@ class TreeTable {
   }
 
   // What a full bar stands for: the largest figure of any layer.
+  /** @param {Column} column */
   #whole(column) {
     const values = this.run.values(column, this.source);
     let most = 0;
-    for (let node = 0; node < this.run.count + 2; node++) if (values[node] > most) most = values[node];
+    for (let node = 0; node < this.run.count + 2; node++) {
+      const value = values[node];
+      if (typeof value === "number" && value > most) most = value;
+    }
     return most;
   }
 
+  /** @param {number[]} nodes */
   #sorted(nodes) {
     if (this.by === null) return nodes;
     const column = this.columns[this.by];
     const values = this.run.values(column, this.source);
     const sign = this.descending ? -1 : 1;
-    const size = column.part === "difference" ? Math.abs : (value) => value; // the largest change, whichever way
-    const order = (node) => size(values[node] ?? -Infinity);
+    const isSize = column.kind === "change" && column.part === "difference"; // the largest change, whichever way
+    /** @param {number} node */
+    const order = (node) => {
+      const value = values[node] ?? -Infinity;
+      return isSize ? Math.abs(Number(value)) : value;
+    };
     return [...nodes].sort((one, other) => (order(one) < order(other) ? -sign : order(one) > order(other) ? sign : 0));
   }
 
@@ -81,11 +114,10 @@ class TreeTable {
       this.lines = this.#sorted(all);
       return;
     }
-    const leads = isMatch ? this.#leadsToMatch() : null;
+    const leads = isMatch ? this.#leadsToMatch(isMatch) : null;
     const lines = [];
     const waiting = this.#sorted(tops).reverse();
-    while (waiting.length) {
-      const node = waiting.pop();
+    for (let node = waiting.pop(); node !== undefined; node = waiting.pop()) {
       if (leads && !leads[node]) continue;
       lines.push(node);
       if (this.open[node] || (leads && leads[node] === 2)) {
@@ -99,12 +131,13 @@ class TreeTable {
   }
 
   // 1: matches, 2: something below does.
-  #leadsToMatch() {
+  /** @param {(node: number) => boolean} isMatch */
+  #leadsToMatch(isMatch) {
     const { run } = this;
     const leads = new Uint8Array(run.nodes);
     for (let node = run.nodes - 1; node >= 0; node--) {
       if (node === run.all) continue;
-      if (!leads[node] && this.isMatch(node)) leads[node] = 1;
+      if (!leads[node] && isMatch(node)) leads[node] = 1;
       if (leads[node]) leads[run.parentOf(node)] = 2;
     }
     return leads;
@@ -119,6 +152,7 @@ class TreeTable {
   }
 
   // Largest first, then smallest first, then in the model's order.
+  /** @param {number} number */
   #sortBy(number) {
     if (this.by !== number) [this.by, this.descending] = [number, true];
     else if (this.descending) this.descending = false;
@@ -131,9 +165,10 @@ class TreeTable {
     const count = Math.ceil((this.box.clientHeight || 600) / LINE_HEIGHT) + 2 * SPARE_LINES;
     this.body.style.height = `${this.lines.length * LINE_HEIGHT}px`;
     this.body.replaceChildren(...this.lines.slice(first, first + count).map((node, number) => this.#line(node, first + number)));
-    this.box.setAttribute("aria-rowcount", this.lines.length + 1);
+    this.box.setAttribute("aria-rowcount", String(this.lines.length + 1));
   }
 
+  /** @param {number} node @param {number} at */
   #line(node, at) {
     const { run } = this;
     const below = run.below(node, this.source).length;
@@ -144,9 +179,11 @@ class TreeTable {
       toggle, element("span", {}, this.isFlat ? run.path(node) : run.name(node)), kind, this.#how(node));
     const cells = this.columns.map((column, number) => {
       const value = run.value(column, node, this.source);
-      const share = column.kind !== "change" && node !== this.run.before && value > 0 && this.wholes[number] > 0 ? Math.min(value / this.wholes[number], 1) : 0;
+      const isPart = column.kind !== "change" && node !== run.before && typeof value === "number" && value > 0;
+      const share = isPart && this.wholes[number] > 0 ? Math.min(value / this.wholes[number], 1) : 0;
       return element("span", { class: "cell number", role: "gridcell", "--share": share }, ...figure(run.text(column, node, this.source), column));
     });
+    /** @type {Attributes} */
     const attributes = { class: node === this.selected ? "line selected" : run.isRange(node) ? "line range" : "line", role: "row", "data-node": node, "aria-rowindex": at + 2, "aria-level": depth + 1 };
     if (below && !this.isFlat) attributes["aria-expanded"] = this.open[node] ? "true" : "false";
     const made = element("div", attributes, name, ...cells);
@@ -155,40 +192,48 @@ class TreeTable {
   }
 
   // Where two runs are compared: that it is not the layer that it was.
+  /** @param {number} node */
   #how(node) {
-    const pair = this.run.told.comparison?.pairs[node];
+    const pair = this.run.pairs.at(node);
     return pair && pair.how !== "same" ? element("span", { class: "how" }, pair.how) : null;
   }
 
+  /** @param {MouseEvent} event */
   #click(event) {
-    const line = event.target.closest(".line");
+    const line = closest(event, ".line");
     if (!line) return;
     const node = Number(line.dataset.node);
-    if (event.target.closest(".toggle") && this.run.below(node, this.source).length) this.toggle(node);
+    if (closest(event, ".toggle") && this.run.below(node, this.source).length) this.toggle(node);
     else this.page.select(this.run.layerOf(node));
   }
 
+  /** @param {number} node */
   toggle(node) {
     this.open[node] = 1 - this.open[node];
     this.page.draw();
   }
 
   // All levels, or the model alone.
+  /** @param {boolean} isOpen */
   openAll(isOpen) {
     this.open.fill(isOpen ? 1 : 0);
     this.page.draw();
   }
 
+  /** @param {boolean} isFlat */
   showFlat(isFlat) {
     this.isFlat = isFlat;
     this.page.draw();
   }
 
-  // Scrolls a layer into sight, and opens what is above it.
+  // Opens what is above a layer.
+  /** @param {number} node */
   reveal(node) {
     for (const above of this.run.above(node).slice(1, -1)) this.open[above] = 1;
   }
 
+  // Scrolls a layer into sight.
+  /** @param {number} node */
   scrollTo(node) {
     const at = this.lines.indexOf(node);
     if (at < 0) return;
@@ -202,8 +247,9 @@ class TreeTable {
   // The lines listed now, with plain figures: ns, bytes and pieces; what is unknown is left empty, and the last column
   // names those of the line that are lower bounds.
   csv() {
+    /** @param {string} text */
     const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
-    const headings = this.columns.map(({ heading, kind, unit }) => heading + (["ns", "bytes"].includes(unit) ? ` (${unit})` : ""));
+    const headings = this.columns.map(({ heading, unit }) => heading + (["ns", "bytes"].includes(unit) ? ` (${unit})` : ""));
     const lines = this.lines.map((node) => [
       this.run.path(node),
       ...this.columns.map((column) => {

@@ -1,0 +1,139 @@
+"""The JavaScript of the HTML report: what of its files is in a page, and whether its types are those of the data."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from build.all_kinds import KINDS
+from build.browser import missing
+from build.hand_made import kernel, op, row, run_of
+from build.hand_made_ranks import everybody, run_of_ranks
+from build.models import Mlp
+from build.places import ROOT
+
+import torchprof
+from torchprof import Profile, Run
+from torchprof.reports.html import page_script
+from torchprof.run.meta import Peak
+from torchprof.run.timeline import DeviceTime, StreamTime
+from torchprof.run.words import FORWARD
+
+FOLDER = Path(torchprof.__file__).parent / "reports" / "page"
+CHECKS = ROOT / "test" / "page"
+TSC = CHECKS / "node_modules" / ".bin" / "tsc"
+
+
+def code_lines(text: str) -> Iterator[str]:
+    """The lines that are no comments."""
+    in_comment = False
+    for line in text.splitlines():
+        in_comment = in_comment or line.lstrip().startswith("/*")
+        if not in_comment and not line.lstrip().startswith("//"):
+            yield line
+        in_comment = in_comment and not line.endswith("*/")
+
+
+def test_the_page_has_all_lines_of_all_files_but_comments() -> None:
+    texts = [file.read_text(encoding="utf-8") for file in FOLDER.glob("*.js")]
+    expected = Counter(line for text in texts for line in code_lines(text))
+    assert Counter(page_script().splitlines()) == expected + Counter(['"use strict";', "(() => {", "})();"])
+    assert expected.total() < sum(text.count("\n") for text in texts) - 100  # there are comments: the test itself
+    assert '"http://www.w3.org/2000/svg"' in page_script()  # what looks like one inside of a line stays
+
+
+def trained(width: int) -> Run:
+    """Two steps, with all that is measured on the CPU."""
+    model = torch.nn.Sequential(Mlp(), torch.nn.Linear(2, width))
+    with Profile(model, profile_memory=True, with_flops=True, with_timeline=True) as prof:
+        for _ in range(2):
+            model(torch.rand(3, 4)).sum().backward()
+            prof.step()
+    assert prof.run is not None
+    return prof.run
+
+
+def on_a_device() -> Run:
+    streams = (StreamTime(7, 4, 6_500, 6_000, 0, 1_000), StreamTime(20, 1, 6_000, 0, 6_000, 0))
+    times = (DeviceTime("cuda:0", 0, 10_000, 9_000, 6_000, 6_000, 1_500, 3_500, streams),)
+    rows = [
+        row(1, op("aten::mm"), cpu_ns=10),
+        row(1, op("aten::mm"), kernel("gemm"), device="cuda:0", device_ns=5),
+    ]
+    measured = ("cpu_ns", "device_ns")
+    peaks = (Peak("cuda:0", "float32", 0, 1e14, 1e12),)
+    switches = (("detect_anomaly", "True"),)  # of which there is advice
+    run = run_of(rows, device="cuda", requested=measured, measured=measured, peaks=peaks, switches=switches)
+    return replace(run, device_times=times)
+
+
+def of_ranks() -> Run:
+    """Three ranks of which one is slow, and of which one does not have a layer."""
+    own = {
+        ("Net", FORWARD): {rank: [5_000_000] * 4 for rank in range(3)},
+        ("Net.a", FORWARD): {rank: [20_000_000 * (1 + (rank == 1))] * 4 for rank in range(3)},
+        ("Net.b.0", FORWARD): {rank: [1_000_000] * 4 for rank in (0, 1)},
+    }
+    exchange = {("Net", FORWARD, "all_reduce", everybody(3)): {rank: [1_000_000 + rank] * 4 for rank in range(3)}}
+    return run_of_ranks(own, exchange, ranks_of={"Net.b.0": (0, 1)}, steps=4, world_size=3)
+
+
+def told(report: str) -> dict[str, Any]:
+    """The data in a page."""
+    found = re.search(r'<script type="application/json" id="told">(.*?)</script>', report)
+    assert found is not None
+    data: dict[str, Any] = json.loads(found[1])
+    return data
+
+
+def places(value: Any, at: str = "") -> Iterator[str]:
+    """Where in the data there is something: the names on the way, whatever the place in a list."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from places(inner, f"{at}.{name}")
+    elif isinstance(value, list):
+        for inner in value:
+            yield from places(inner, at)
+    elif value is not None:
+        yield at
+
+
+def test_data_of_the_page_is_of_the_types_that_its_script_is_checked_against(tmp_path: Path) -> None:
+    if not TSC.is_file():
+        missing(f"no TypeScript in {CHECKS}: make lint installs it")
+    before, after = trained(2), trained(3)
+    pages = [
+        *(told(make().report("html")) for make in KINDS.values()),
+        *(told(run.report("html")) for run in (before, on_a_device(), of_ranks())),
+        told(before.report("html", beside={"after": after, "another": on_a_device()})),
+        told(torchprof.compare(before, after).report("html")),
+        told(torchprof.compare(before, torchprof.flops(Mlp(), torch.rand(3, 4))).report("html")),
+    ]
+    reached = {place for data in pages for place in places(data)}
+    whole = ["advice", "calls", "peaks", "samples", "roofs", "within", "devices.streams", "ranks.work", "ranks.lines"]
+    whole += ["memory.course.heights", "memory.held", "memory.before", "comparison.scale", "comparison.whole"]
+    whole += ["comparison.told", "comparison.pairs.differs", "comparison.pairs.changes.cpu_total", "ranges.values"]
+    assert {f".{name}" for name in whole} - reached == set()  # nothing is right only because it is empty
+    # Each name that is missing has to be found, and one too many: the test itself.
+    small = pages[0]
+    wrong = [{name: value for name, value in small.items() if name != without} for without in small]
+    column, *columns = small["columns"]
+    wrong += [{**small, "more": 1}, {**small, "columns": [{**column, "headings": "x"}, *columns]}]
+    for name, found in (("right", pages), ("wrong", wrong)):
+        lines = [f"const {name}{number}: PageData = {json.dumps(data)};" for number, data in enumerate(found)]
+        (tmp_path / f"{name}.ts").write_text("\n".join(lines), encoding="utf-8")
+    options = {"files": [str(CHECKS / "page_data.d.ts"), "right.ts", "wrong.ts"]}
+    (tmp_path / "tsconfig.json").write_text(
+        json.dumps({"extends": str(CHECKS / "tsconfig.json"), "include": [], **options})
+    )
+    checked = subprocess.run([TSC, "-p", tmp_path], capture_output=True, text=True, timeout=300)
+    errors = [line for line in checked.stdout.splitlines() if ": error " in line]
+    assert [line for line in errors if not line.startswith("wrong.ts") and "wrong.ts(" not in line] == []
+    assert {int(line) for line in re.findall(r"wrong\.ts\((\d+),", checked.stdout)} == {*range(1, len(wrong) + 1)}

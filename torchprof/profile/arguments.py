@@ -1,0 +1,70 @@
+"""The arguments of ``Profile`` that can be wrong: checked when its block is entered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerAction
+
+from torchprof.errors import TorchprofError, suggest
+from torchprof.record.compiler import Provenance
+from torchprof.run.words import DIVISORS
+
+_DEVICES = ("cuda", "xpu", "mps", "mtia", "hpu")
+_ACTIONS = (ProfilerAction.NONE, ProfilerAction.WARMUP, ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
+"""torch has one more, which is private."""
+
+
+def checked_schedule(schedule: Any, warmup: Any, on_trace_ready: Any) -> None:
+    """Raise TorchprofError where one of these is of a wrong type, or two of them contradict each other."""
+    if not isinstance(warmup, int) or warmup < 0:
+        raise TorchprofError(f"warmup is a number of calls, 0 or more, not {warmup!r}.")
+    if schedule is not None and not callable(schedule):
+        raise TorchprofError(
+            f"schedule={schedule!r:.80} is no schedule: use torch.profiler.schedule(wait=1, warmup=1, active=3), say."
+        )
+    if schedule is not None and warmup:
+        raise TorchprofError("warmup= counts calls, and schedule= steps: leave one out (schedules have a warmup).")
+    if on_trace_ready is not None and not callable(on_trace_ready):
+        raise TorchprofError(f"on_trace_ready={on_trace_ready!r:.80} cannot be called: it takes this Profile.")
+
+
+def action_of(schedule: Callable[[int], ProfilerAction] | None, step: int) -> ProfilerAction | None:
+    """What the schedule does in a step; None without one. Raises TorchprofError for a result that is no action."""
+    if schedule is None:
+        return None
+    action = schedule(step)
+    if action not in _ACTIONS:
+        raise TorchprofError(
+            f"schedule({step}) gave {action!r}, where one of {', '.join(map(str, _ACTIONS))} was expected: use "
+            "torch.profiler.schedule(wait=1, warmup=1, active=3), say."
+        )
+    return action
+
+
+def checked_device(use_cuda: bool, use_device: str | None) -> str | None:
+    """The kind of device that is to be recorded beside the CPU; None for none."""
+    if use_device is None:
+        return "cuda" if use_cuda else None
+    backend = torch._C._get_privateuse1_backend_name()
+    known = (*_DEVICES, *([backend] if backend != "privateuseone" else []))
+    if use_device not in known:
+        raise TorchprofError(f"use_device={use_device!r} is no kind of device. {suggest(str(use_device), known)}")
+    if use_cuda and use_device != "cuda":
+        raise TorchprofError(f"use_cuda=True and use_device={use_device!r} contradict each other: leave one out.")
+    return use_device
+
+
+def checked_provenance(compile_layers: bool | str, notes: list[str]) -> Provenance | None:
+    """What finds the layers of compiled graphs, where it was asked for and this torch allows it; else the reason is
+    added to the ``notes``."""
+    if compile_layers not in (False, True, *DIVISORS):
+        raise TorchprofError(
+            f"compile_layers={compile_layers!r:.80} is none of True, False, "
+            f"{' and '.join(map(repr, DIVISORS))}: these two say by what a kernel of several layers is divided."
+        )
+    if not compile_layers:
+        return None
+    return Provenance.if_told(compile_layers if isinstance(compile_layers, str) else None, notes)

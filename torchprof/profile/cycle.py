@@ -1,0 +1,268 @@
+"""A cycle: one recording, from the start of a profiler session to its stop, read into a ``Run``; and their sum.
+
+``Profile`` and ``Program`` both record in cycles. They decide when one starts and stops, and what is labelled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from copy import deepcopy
+from threading import get_ident
+
+from torchprof.measure.assemble import assemble, wanted_detail, with_doubts
+from torchprof.measure.live_memory import NOTHING
+from torchprof.measure.recording import Asked, Seen
+from torchprof.measure.warnings import about_clock
+from torchprof.record.compiled_code import StackWarning, compiled_regions
+from torchprof.record.compiler import Provenance
+from torchprof.record.environment import this_process
+from torchprof.record.job import Job, this_job
+from torchprof.record.labels import Labels
+from torchprof.record.model_memory import held_now
+from torchprof.record.plan import Plan
+from torchprof.record.python_lines import Sampler
+from torchprof.record.session import Session
+from torchprof.run.cycles import add_cycle
+from torchprof.run.layers import Layer
+from torchprof.run.meta import CompiledRegion
+from torchprof.run.run import Run
+
+_LOST = "What was recorded last is lost: an error came while torch's profiler was being stopped."
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What all cycles of one recording have in common.
+
+    ``device``: the kind of device whose kernels are recorded, None for the CPU alone; ``asked.device`` is the one that
+    the user asked for, which may be missing. ``provenance``: what knows the layers of compiled graphs.
+    ``from_first_mark``: whether a cycle begins with a step, and not in the middle of one. ``samples_python``: whether a
+    sampling thread notes the source line of the thread that starts the cycle.
+    """
+
+    plan: Plan
+    asked: Asked
+    device: str | None = None
+    provenance: Provenance | None = None
+    from_first_mark: bool = True
+    samples_python: bool = False
+
+
+class Cycle:
+    """One recording: a session of torch's profiler, and what is looked at beside it.
+
+    That is the model's memory at the start and at the stop, the code that torch.compile has made, and the job that this
+    process is a rank of. ``seen``: the observations of this cycle alone. ``read`` may be called again after an error.
+    """
+
+    def __init__(self, setup: Setup, *, with_stack: bool = False, before: Job | None = None) -> None:
+        """``before``: what was known of the job in an earlier cycle."""
+        asked = setup.asked
+        self.seen = Seen()
+        self.job = this_job(setup.plan.models, before)
+        self.session = Session(
+            setup.device,
+            profile_memory=asked.profile_memory,
+            record_shapes=asked.record_shapes or asked.with_flops,
+            with_stack=with_stack,
+            in_job=self.job.world_size > 1,
+        )
+        self._setup = setup
+        self._start_memory = self._end_memory = NOTHING
+        self._regions: tuple[CompiledRegion, ...] = ()
+        self._stack_warning = StackWarning()
+        self._sampler: Sampler | None = None
+
+    def start(self) -> None:
+        """Begin to record. Where that fails, nothing stays on."""
+        setup = self._setup
+        try:
+            if setup.asked.profile_memory:
+                self._start_memory = held_now(setup.plan.models, watch=True)
+            if setup.samples_python:
+                self._sampler = Sampler(get_ident())
+            self.session.start(step_begins=setup.from_first_mark)
+            if self._sampler is not None:
+                self._sampler.start()
+            if self.session.with_stack:
+                self._stack_warning.on()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Leave nothing on of a cycle that will not be read."""
+        with ExitStack() as last:
+            if self.session.started:
+                last.callback(self.session.stop)
+            self._stop_watching()
+
+    def stop(self) -> None:
+        """End the recording. torch's session ends whatever error comes from anything else."""
+        setup = self._setup
+        try:
+            self._stop_watching()
+            self.look_at_job()
+        finally:
+            self.session.stop(self.job.in_traces)
+        self.seen.notes += about_clock(self.session.clock_jump_ns, self.session.wall_ns)
+        self._regions = compiled_regions()
+        if setup.asked.profile_memory:
+            self._end_memory = held_now(setup.plan.models)
+
+    def look_at_job(self) -> None:
+        """Note which rank of which job this is: a process group may come and go while we record."""
+        self.job = this_job(self._setup.plan.models, self.job)
+
+    def read(self, layers: tuple[Layer, ...], seen: Seen) -> Run:
+        """The run of this cycle, without warnings; ``seen`` grows by the observations that are made while reading."""
+        setup, session = self._setup, self.session
+        return assemble(
+            session,
+            session.events(wanted_detail(setup.asked), setup.asked.profile_memory),
+            setup.plan,
+            layers,
+            dataclasses.replace(setup.asked, with_stack=session.with_stack),
+            seen,
+            origin=this_process(self.job),
+            group=self.job.group,
+            graphs=None if setup.provenance is None else setup.provenance.graphs(setup.plan),
+            regions=self._regions,
+            start=self._start_memory,
+            end=self._end_memory,
+            steps=session.steps > 0,
+            from_first_mark=setup.from_first_mark,
+            python_samples=None if self._sampler is None else _lines(self._sampler),
+            began_ns=session.began_ns,
+        )
+
+    def _stop_watching(self) -> None:
+        with ExitStack() as each:  # whatever error another one raises
+            each.callback(self._stack_warning.off)
+            each.callback(self._start_memory.stop_watching)
+            if self._sampler is not None:
+                each.callback(self._sampler.stop)
+
+
+class Cycles:
+    """The cycles of one recording, one after the other, and their sum.
+
+    ``run``: the sum of all cycles that were ended with ``end``, without warnings; None before the first. ``seen``: the
+    observations of these. ``last``: the cycle that records, else the last that did. ``prepared``: a cycle whose session
+    is ready in the warm-up of a schedule.
+    """
+
+    def __init__(self, setup: Setup, notes: list[str]) -> None:
+        """``notes``: what is to be said of the recording as a whole, before anything else."""
+        self.setup = setup
+        self.seen = Seen(notes=[*notes])
+        self.run: Run | None = None
+        self.last: Cycle | None = None
+        self.prepared: Cycle | None = None
+        self.is_recording = False
+        self._is_lost = False
+        self._is_added = True  # whether the sum has the last cycle
+        self._general_notes = notes
+
+    @property
+    def session(self) -> Session | None:
+        """The session that records, else the last that did."""
+        return None if self.last is None else self.last.session
+
+    def new(self, with_stack: bool = False) -> Cycle:
+        return Cycle(self.setup, with_stack=with_stack, before=None if self.last is None else self.last.job)
+
+    def prepare(self, with_stack: bool) -> None:
+        """Make ready what the first recorded step should not pay for."""
+        self.prepared = self.new(with_stack)
+        self.prepared.session.prepare()
+
+    def discard_prepared(self) -> None:
+        prepared, self.prepared = self.prepared, None
+        if prepared is not None:
+            prepared.session.discard()
+
+    def start(self, with_stack: bool = False, notes: list[str] | None = None) -> None:
+        """Start the cycle that was prepared, or a new one. ``notes``: what is to be said of it."""
+        cycle, self.prepared = self.prepared or self.new(with_stack), None
+        cycle.seen.notes += notes or []
+        self.last = cycle  # the one before is freed here, and not while this one records
+        self._is_lost = self._is_added = False
+        cycle.start()
+        self.is_recording = True
+
+    def stop(self) -> None:
+        """Stop the cycle that records; it is read later."""
+        assert self.last is not None
+        self.is_recording = False
+        try:
+            self.last.stop()
+        finally:
+            if self.last.session.is_lost:
+                self._is_lost, self.last.session = True, Session(None)
+
+    def end(self) -> Run:
+        """Stop the cycle that records and add it to the sum at once, so that the next one has the memory.
+
+        Returns the run of this cycle, without warnings.
+        """
+        self.stop()
+        assert self.last is not None
+        cycle = self.last.read(self.setup.plan.layers(), self.last.seen)
+        self.run = add_cycle(self.run, cycle)
+        self.seen.add(self.last.seen)
+        self._is_added = True
+        return cycle
+
+    def close(self, labels: Labels) -> None:
+        """No cycle is to follow: note what there is to say of the last, be it read or not."""
+        if self.last is not None and not self._is_added:
+            self.seen.add(self.last.seen)
+        self.note(labels)
+
+    def abandon(self) -> None:
+        """Leave nothing on of cycles that will not be read."""
+        if self.is_recording and self.last is not None:
+            self.last.abandon()
+        else:
+            self.discard_prepared()
+        self.last, self.is_recording = None, False
+
+    def note(self, labels: Labels) -> None:
+        """Note the calls that were not recorded, and the modules that came and went."""
+        self.seen.unobserved = labels.unobserved.copy()
+        self.seen.unlabelled = set(labels.unlabelled)
+        self.seen.added, self.seen.removed = self.setup.plan.changes()
+
+    def with_warnings(self, cycle: Run, unobserved_before: Counter[str]) -> Run:
+        """The run of the last cycle as it is by itself; ``unobserved_before``: the unrecorded calls up to its start."""
+        assert self.last is not None
+        seen = self.last.seen
+        seen.notes[:0] = self._general_notes
+        seen.unobserved = self.seen.unobserved - unobserved_before
+        seen.unlabelled = self.seen.unlabelled
+        seen.added, seen.removed = self.seen.added, self.seen.removed
+        return with_doubts(cycle, self.setup.plan, seen)
+
+    def result(self, layers: tuple[Layer, ...], why_nothing: str) -> Run:
+        """The sum with its warnings, or the run of the last cycle where that was stopped and not ended.
+
+        ``why_nothing``: what is to be said where nothing was recorded. May be called again after an error.
+        """
+        run, seen = self.run, deepcopy(self.seen)
+        if run is None:
+            cycle = self.last or Cycle(dataclasses.replace(self.setup, device=None))
+            if not cycle.session.started:
+                seen.nothing = _LOST if self._is_lost else why_nothing
+            run = cycle.read(layers, seen)
+        elif self._is_lost:
+            seen.notes.append(_LOST)
+        return with_doubts(run, self.setup.plan, seen)
+
+
+def _lines(sampler: Sampler) -> Iterator[tuple[int, str, int]]:
+    for at_ns, (file, line, function), intervals in sampler.samples():
+        yield at_ns, f"{file}:{line} {function}", intervals

@@ -1,0 +1,51 @@
+"""A function whose first call is profiled: what ``Profile`` makes of a function that it decorates."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torchprof.errors import TorchprofError
+
+if TYPE_CHECKING:
+    from torchprof.profile.profile import Profile
+
+
+def decorated(function: Callable[..., Any], profile: Profile) -> Callable[..., Any]:
+    """The function, or coroutine or generator function, with its first call inside the block of a profile.
+
+    A profile is used once: later calls, and those inside the first, are the user's alone. Raises TorchprofError for an
+    asynchronous generator.
+    """
+
+    @functools.wraps(function)
+    def profiled(*args: Any, **kwargs: Any) -> Any:
+        if profile.entered:
+            return function(*args, **kwargs)
+        with profile:
+            return function(*args, **kwargs)
+
+    @functools.wraps(function)
+    async def profiled_coroutine(*args: Any, **kwargs: Any) -> Any:
+        if profile.entered:
+            return await function(*args, **kwargs)
+        with profile:
+            return await function(*args, **kwargs)
+
+    @functools.wraps(function)
+    def profiled_generator(*args: Any, **kwargs: Any) -> Any:
+        if profile.entered:
+            return (yield from function(*args, **kwargs))
+        with profile:
+            return (yield from function(*args, **kwargs))
+
+    if inspect.isasyncgenfunction(function):
+        raise TorchprofError(
+            f"{function.__qualname__} is an asynchronous generator, which Profile cannot decorate: put the block "
+            "inside it, or around the loop that uses it."
+        )
+    if inspect.iscoroutinefunction(function):
+        return profiled_coroutine
+    return profiled_generator if inspect.isgeneratorfunction(function) else profiled
