@@ -34,10 +34,10 @@ from torchprof.run.words import (
 
 _GRAPH_NODE = "DifferentiableGraphBackward"
 
-_Open = tuple[int, "Place | None", "str | None", int, int]
+_Open = tuple[int, "Place | None", "str | None", int, "Attributed | None"]
 """A range that is open on a thread: its end; its place; the label of the innermost module around, and the layer of
-that module, selected or not; its correlation number."""
-_NOTHING_OPEN: _Open = (0, None, None, OUTSIDE, 0)
+that module, selected or not; the range itself."""
+_NOTHING_OPEN: _Open = (0, None, None, OUTSIDE, None)
 
 _Opened = tuple[Place, int, "str | None", int]
 """What a range is that begins: its place; 1 if it is a call, else 0; label and layer as in ``_Open``."""
@@ -146,7 +146,7 @@ class Attribution:
                     yield from self._divided_kernel(event)
                     continue
                 launcher = replayed.get(launcher, launcher)
-                yield new(Attributed, (event, inside(launcher, "kernel", name, signature), None, 1, end - start))
+                yield new(Attributed, (event, inside(launcher, "kernel", name, signature), None, 1, end - start, None))
                 continue
 
             stack = stacks.get(thread)
@@ -160,7 +160,7 @@ class Attribution:
                 # Clocks of different sources differ by a few ns: what sticks out would break the nesting after it.
                 if end > open_range[0]:
                     end = open_range[0]
-            _, around, label, layer, _ = open_range
+            _, around, label, layer, outer_range = open_range
 
             if kind is op:
                 # As in _op, for an op that came here before: nearly all do, and a call takes as long as all else here.
@@ -171,7 +171,7 @@ class Attribution:
                 if found is not None and not name.startswith(ASKS):
                     place, calls = found, 1
                 else:
-                    place, calls = self._op(event, end, around, layer)
+                    place, calls = self._op(event, end, open_range)
                     if pieces:  # it is divided: what is left is the last piece
                         yield from pieces
                         start = pieces[-1].event.end_ns
@@ -184,19 +184,20 @@ class Attribution:
                     if compiled.has_inputs:
                         compiled.note_op(thread, sequence, start)
             elif kind in marks:
-                yield new(Attributed, (event, around or outside, around, 0, 0))
+                yield new(Attributed, (event, around or outside, around, 0, 0, outer_range))
                 continue
             elif kind in instants:
-                attributed = instants[kind](event, end, open_range)
-                if attributed is not None:
-                    yield attributed
+                instant = instants[kind](event, end, open_range)
+                if instant is not None:
+                    yield instant
                 continue
             elif around is not None and around.is_closed and kind is not Kind.GARBAGE:
                 place, calls = around, 0
             else:
                 place, calls, label, layer = ranges[kind](event, open_range)
 
-            stack.append((end, place, label, layer, correlation))
+            attributed = new(Attributed, (event, place, around, calls, end - start, outer_range))
+            stack.append((end, place, label, layer, attributed))
             if correlation:
                 launcher = place if correlation > 0 or around is None else around
                 if launcher is around and thread in collectives:
@@ -204,16 +205,17 @@ class Attribution:
                 launched_by[correlation] = launcher
                 if shares and place in shares:
                     divided[correlation] = shares[place]
-            yield new(Attributed, (event, place, around, calls, end - start))
+            yield attributed
 
     # Ops
 
-    def _op(self, event: Event, end: int, around: Place | None, layer: int) -> tuple[Place, int]:
+    def _op(self, event: Event, end: int, open_range: _Open) -> tuple[Place, int]:
         """The place of an op, and whether it is a call: inside an op of its own name it is part of that call.
 
         A compiled kernel that is divided among layers gets the last of their places; the others are in ``_pieces``.
         """
         _, name, start, full_end, thread, _, _, _, _, _, signature = event
+        around = open_range[1]
         outer = around or self._outside
         asks = name.startswith(ASKS)
         if asks and around is not None:
@@ -223,7 +225,7 @@ class Attribution:
         if outer.is_closed or (frame is not None and frame.name == name and frame.kind == "op"):
             place, calls = outer, 0
         elif self._compiled_kernels and (thread, start, full_end) in self._compiled_kernels:
-            place = self._compiled_kernel(event, end, around, outer, layer)
+            place = self._compiled_kernel(event, end, open_range, outer)
         else:
             if self._called_from is not None and outer.phase == BACKWARD:
                 signature = self._called_from(signature, outer.signature)
@@ -239,9 +241,10 @@ class Attribution:
             self.exchanges.ask(name, place, signature)
         return place, calls
 
-    def _compiled_kernel(self, event: Event, end: int, around: Place | None, outer: Place, layer: int) -> Place:
+    def _compiled_kernel(self, event: Event, end: int, open_range: _Open, outer: Place) -> Place:
         """The place of a kernel of a compiled graph; the last of its places if it is divided among several."""
         graph, number = self._compiled_kernels.pop((event.thread, event.start_ns, event.end_ns))
+        _, around, _, layer, outer_range = open_range
         shares = self._compiled.kernel(event, outer, layer, graph, number)
         if len(shares) > 1:  # all that runs inside is divided with it
             shares[-1][0].is_closed = True
@@ -249,7 +252,7 @@ class Attribution:
         *before, (place, _, _) = divide(shares, event.start_ns, end)
         for part, cut, until in before:
             piece = event._replace(kind=Kind.PIECE, start_ns=cut, end_ns=until)
-            self._pieces.append(Attributed(piece, part, around, 1, until - cut))
+            self._pieces.append(Attributed(piece, part, around, 1, until - cut, outer_range))
         return place
 
     # Device work
@@ -275,12 +278,13 @@ class Attribution:
     def _sample(self, event: Event, end: int, open_range: _Open) -> Attributed | None:
         """A sampled line of Python. It is dropped inside an op, which explains the time itself, and while another
         thread works: that is autograd's, and this one waits for it."""
-        around = open_range[1]
+        _, around, _, _, outer_range = open_range
         if around is not None and around.frame is not None and around.frame.kind != "label":
             return None
         if any(ranges and ranges[0][0] > event.start_ns for on, ranges in self._stacks.items() if on != event.thread):
             return None
-        return Attributed(event, self.places.inside(around or self._outside, "python", event.name), around, 1, 0)
+        place = self.places.inside(around or self._outside, "python", event.name)
+        return Attributed(event, place, around, 1, 0, outer_range)
 
     def _begin_call(self, event: Event, end: int, open_range: _Open) -> None:
         """A compiled function is called on tensors that it took from modules."""
@@ -288,7 +292,7 @@ class Attribution:
 
     def _begin_collective(self, event: Event, end: int, open_range: _Open) -> Attributed:
         """A collective belongs to the op that asked for it: the one around it, or one on another thread."""
-        limit, around, _, _, launcher_number = open_range
+        limit, around, _, _, outer_range = open_range
         if around is not None:
             self.exchanges.begun_inside(around)
         requester = around or self.exchanges.asker(event.name, event.signature)
@@ -301,9 +305,9 @@ class Attribution:
             until, other = self._collectives.get(event.thread, (0, place))
             last = place if until != limit or other is place else around
             self._collectives[event.thread] = limit, last
-            if launcher_number > 0:
-                self._launched_by[launcher_number] = last
-        return Attributed(event, place, None, 1, 0)
+            if outer_range is not None and outer_range.event.correlation > 0:
+                self._launched_by[outer_range.event.correlation] = last
+        return Attributed(event, place, None, 1, 0, outer_range)
 
     # Ranges
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from torchprof.attribute.compiled_graphs import CALL, pieces
@@ -159,7 +159,7 @@ class Estimate:
             return Detail.SCALARS
         return detail_of(name)
 
-    def watch(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
+    def observe(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
         """Pass the events on, and count them; when all have passed, ``counts`` is complete."""
         stacks: dict[int, list[_Open]] = {}
         idle_until: dict[int, int] = {}
@@ -212,6 +212,10 @@ class Estimate:
             while stack:
                 self._close(stack)
         self._count_kernels()
+
+    def result(self) -> Mapping[int, Count]:
+        """By the index of a place: its work, and its calls without a formula. It fills while events are observed."""
+        return self.counts
 
     def _count_kernels(self) -> None:
         """Kernels of which no op says what they do; copies, sets and exchanges between ranks do no arithmetic."""
