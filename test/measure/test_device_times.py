@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from build.hand_made import row, run_of
 from build.places import DATA, TRACES
+from build.warnings import caveats
 from hypothesis import given
 from hypothesis import strategies as st
 from test_kernels import MARKED, MODEL, events_of, small_step
@@ -368,7 +369,7 @@ def reported(*times: DeviceTime, **meta: Any) -> Run:
 
 
 def test_the_report() -> None:
-    assert reported(OF_STEP, warnings=("Beware.",)).report("device").splitlines() == [
+    assert reported(OF_STEP, warnings=caveats("Beware.")).report("device").splitlines() == [
         "cuda:0",
         "",
         "Stream | Kernels | Busy    | Of span | Computing | Communication | Copying",

@@ -18,6 +18,7 @@ import pytest
 import torch
 from build.architectures import ARCHITECTURES
 from build.models import Checkpointed, Mlp, Raises
+from build.warnings import caveats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -1169,7 +1170,7 @@ def step_of_a_run(**options: Any) -> Run:
         model=("Net",),
         device="cuda",
         requested=("cpu_ns", "cpu_allocated", "cpu_freed", "device_allocated", "device_freed"),
-        warnings=("A doubt.",),
+        warnings=caveats("A doubt."),
         **options,
     )
     rows = Rows(layers, ((),), devices, columns)

@@ -20,7 +20,7 @@ from build.places import ROOT
 import torchprof
 from torchprof.errors import TorchprofError
 from torchprof.record import python_lines
-from torchprof.record.python_lines import Place, Sample, Sampler
+from torchprof.record.python_lines import CodeLocation, Sample, Sampler
 
 HERE = str(Path(__file__).relative_to(ROOT))
 OURS = str(Path(torchprof.__file__).parent / "any.py")
@@ -62,8 +62,8 @@ def wait_for(sampler: Sampler, count: int) -> None:
         time.sleep(0.001)
 
 
-def places(sampler: Sampler) -> set[Place]:
-    return {sample.place for sample in sampler.samples()}
+def locations(sampler: Sampler) -> set[CodeLocation]:
+    return {sample.location for sample in sampler.samples()}
 
 
 CWD = "{cwd}"
@@ -96,7 +96,7 @@ def test_the_innermost_line_of_the_user(tmp_path: Path, monkeypatch: pytest.Monk
     with standing(*(one.format(cwd=tmp_path) for one in files)) as thread, Sampler(thread, 0.001) as sampler:
         monkeypatch.chdir("/")  # names stay as they were at the start
         wait_for(sampler, 2)
-    assert places(sampler) == {Place(file.format(name=tmp_path.name), 2, function)}
+    assert locations(sampler) == {CodeLocation(file.format(name=tmp_path.name), 2, function)}
 
 
 # All of the time.
@@ -109,11 +109,11 @@ def test_a_line_whose_c_code_holds_the_gil_gets_all_its_time() -> None:
         sum(range(30_000_000))
         line = sys._getframe().f_lineno - 1
         wait_for(sampler, 10)
-    found = [sample for sample in sampler.samples() if sample.place.line == line]
+    found = [sample for sample in sampler.samples() if sample.location.line == line]
     intervals = sum(sample.intervals for sample in found)
     assert len(found) < 10 < intervals, "one sample when it let go, for all that were missed"
     assert all(began <= sample.at_ns <= time.perf_counter_ns() for sample in found)
-    assert found[-1].place == Place(HERE, line, sys._getframe().f_code.co_name)
+    assert found[-1].location == CodeLocation(HERE, line, sys._getframe().f_code.co_name)
 
 
 class Clock:

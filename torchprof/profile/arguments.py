@@ -10,6 +10,7 @@ from torch.profiler import ProfilerAction
 
 from torchprof.errors import TorchprofError, suggest
 from torchprof.record.compiler import Provenance
+from torchprof.run.warnings import Caveat
 from torchprof.run.words import DIVISORS
 
 _DEVICES = ("cuda", "xpu", "mps", "mtia", "hpu")
@@ -57,7 +58,7 @@ def checked_device(use_cuda: bool, use_device: str | None) -> str | None:
     return use_device
 
 
-def checked_provenance(compile_layers: bool | str, notes: list[str]) -> Provenance | None:
+def checked_provenance(compile_layers: bool | str, notes: list[Caveat]) -> Provenance | None:
     """What finds the layers of compiled graphs, where it was asked for and this torch allows it; else the reason is
     added to the ``notes``."""
     if compile_layers not in (False, True, *DIVISORS):

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from copy import deepcopy
 from threading import get_ident
 
-from torchprof.measure.assemble import assemble, wanted_detail, with_doubts
+from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
 from torchprof.measure.live_memory import NOTHING
 from torchprof.measure.recording import Options, RecordedCycle, Seen
 from torchprof.measure.warnings import about_clock
@@ -29,8 +29,9 @@ from torchprof.run.cycles import add_cycle
 from torchprof.run.layers import Layer
 from torchprof.run.meta import CompiledRegion
 from torchprof.run.run import Run
+from torchprof.run.warnings import Caveat, caveat
 
-_LOST = "What was recorded last is lost: an error came while torch's profiler was being stopped."
+_LOST = caveat("recording_lost")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +155,7 @@ class Cycles:
     is ready in the warm-up of a schedule.
     """
 
-    def __init__(self, setup: Setup, notes: list[str]) -> None:
+    def __init__(self, setup: Setup, notes: list[Caveat]) -> None:
         """``notes``: what is to be said of the recording as a whole, before anything else."""
         self.setup = setup
         self.seen = Seen(notes=[*notes])
@@ -184,7 +185,7 @@ class Cycles:
         if prepared is not None:
             prepared.session.discard()
 
-    def start(self, with_stack: bool = False, notes: list[str] | None = None) -> None:
+    def start(self, with_stack: bool = False, notes: list[Caveat] | None = None) -> None:
         """Start the cycle that was prepared, or a new one. ``notes``: what is to be said of it."""
         cycle, self.prepared = self.prepared or self.new(with_stack), None
         cycle.seen.notes += notes or []
@@ -236,7 +237,7 @@ class Cycles:
         self.seen.unlabelled = set(labels.unlabelled)
         self.seen.added, self.seen.removed = self.setup.plan.changes()
 
-    def with_warnings(self, cycle: Run, unobserved_before: Counter[str]) -> Run:
+    def with_its_warnings(self, cycle: Run, unobserved_before: Counter[str]) -> Run:
         """The run of the last cycle as it is by itself; ``unobserved_before``: the unrecorded calls up to its start."""
         assert self.last is not None
         seen = self.last.seen
@@ -244,9 +245,9 @@ class Cycles:
         seen.unobserved = self.seen.unobserved - unobserved_before
         seen.unlabelled = self.seen.unlabelled
         seen.added, seen.removed = self.seen.added, self.seen.removed
-        return with_doubts(cycle, self.setup.plan, seen)
+        return with_warnings(cycle, self.setup.plan, seen)
 
-    def result(self, layers: tuple[Layer, ...], why_nothing: str) -> Run:
+    def result(self, layers: tuple[Layer, ...], why_nothing: Caveat) -> Run:
         """The sum with its warnings, or the run of the last cycle where that was stopped and not ended.
 
         ``why_nothing``: what is to be said where nothing was recorded. May be called again after an error.
@@ -259,7 +260,7 @@ class Cycles:
             run = cycle.read(layers, seen)
         elif self._is_lost:
             seen.notes.append(_LOST)
-        return with_doubts(run, self.setup.plan, seen)
+        return with_warnings(run, self.setup.plan, seen)
 
 
 def _lines(sampler: Sampler) -> Iterator[tuple[int, str, int]]:

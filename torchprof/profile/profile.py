@@ -38,6 +38,7 @@ from torchprof.record.recording import empty_event_list
 from torchprof.record.session import Guard, Session, is_profiled, missing_device, refuse_if_profiled
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
+from torchprof.run.warnings import Caveat, caveat
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -157,7 +158,7 @@ class Profile:
                 )
             Profile._open = self
         self._models = checked_models(self._model)
-        notes: list[str] = []
+        notes: list[Caveat] = []
         self._provenance = checked_provenance(self.compile_layers, notes)
         checked_schedule(self.schedule, self.warmup, self.on_trace_ready)
         asked = self._asked()
@@ -336,7 +337,7 @@ class Profile:
             cycle = cycles.end()
             cycles.note(self._labels)
             if self.on_trace_ready is not None:
-                self._ended = cycles.with_warnings(cycle, unobserved)
+                self._ended = cycles.with_its_warnings(cycle, unobserved)
 
     def _show_cycle(self) -> None:
         """Call on_trace_ready, if a cycle has ended that it was not called for."""
@@ -382,14 +383,10 @@ class Profile:
             self._result = self._cycles.result(self._layers or self._plan.layers(), self._why_nothing())
         return self._result
 
-    def _why_nothing(self) -> str:
+    def _why_nothing(self) -> Caveat:
         if self.schedule is not None:
-            return f"Nothing was recorded: after {self.step_num} calls of step() the schedule had not begun to record."
-        return (
-            f"Nothing was recorded: of warmup={self.warmup} calls of the model there were "
-            f"{self.warmup - self._warmup_left}. Only calls of its own forward count; a model that is used in other "
-            "ways is warmed up before the block."
-        )
+            return caveat("nothing_after_steps", steps=self.step_num)
+        return caveat("nothing_after_warmup", warmup=self.warmup, calls=self.warmup - self._warmup_left)
 
     def display(
         self,

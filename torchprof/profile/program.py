@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.loss import _Loss
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from torchprof.errors import TorchprofError, some
+from torchprof.errors import TorchprofError
 from torchprof.measure.recording import Options
 from torchprof.profile.cycle import Cycles, Setup
 from torchprof.profile.sigterm import HeldSignals, undisturbed
@@ -22,8 +22,8 @@ from torchprof.record.labels import Labels
 from torchprof.record.outermost_calls import OutermostCalls
 from torchprof.record.plan import Plan
 from torchprof.record.session import Guard, is_observed, missing_device, refuse_if_profiled
-from torchprof.run.cost import format_time
 from torchprof.run.run import Run
+from torchprof.run.warnings import Caveat, caveat
 
 _MOST_MODELS = 32
 _CYCLE_S = 10.0
@@ -148,8 +148,7 @@ class Program:
             return
         if self._cycles.is_recording and self._calls == self._last_call:
             calls = self._calls - self._warmup_calls
-            why = f"{calls} call{'s' if calls > 1 else ''} of models recorded, as asked; the program went on."
-            undisturbed(functools.partial(self._end, why))
+            undisturbed(functools.partial(self._end, caveat("calls_reached", calls=calls)))
             return
         self._calls += 1
         if self._cycles.is_recording:
@@ -168,9 +167,7 @@ class Program:
         self._labels.add(self._plan.add(module))
         self._models += 1
         if self._models == _MOST_MODELS:
-            self._cycles.seen.notes.append(
-                f"Only the first {_MOST_MODELS} models are told apart; later ones are (outside)."
-            )
+            self._cycles.seen.notes.append(caveat("too_many_models", count=_MOST_MODELS))
         return True
 
     def _note_elsewhere(self, module: nn.Module) -> None:
@@ -211,10 +208,9 @@ class Program:
     # The end
 
     def _give_way(self) -> None:
-        why = "The program started a profiler of its own, and this one gave way: recorded up to there."
-        undisturbed(functools.partial(self._end, why))
+        undisturbed(functools.partial(self._end, caveat("gave_way")))
 
-    def _end(self, why: str | None = None) -> None:
+    def _end(self, why: Caveat | None = None) -> None:
         """Take off all that was put on, and make the run. Only the first time."""
         if self._over:
             return
@@ -226,27 +222,20 @@ class Program:
             self._undo.close()
         self._cycles.close(self._labels)
         self._note(why)
-        self._run = self._cycles.result(
-            self._plan.layers(),
-            f"Nothing was recorded: {self._warmup_calls} calls of models were to come first, and there were "
-            f"{self._calls}.",
-        )
+        why_nothing = caveat("nothing_after_calls", warmup=self._warmup_calls, calls=self._calls)
+        self._run = self._cycles.result(self._plan.layers(), why_nothing)
 
-    def _note(self, why: str | None) -> None:
+    def _note(self, why: Caveat | None) -> None:
         """Note what there is to say of the recording as a whole. ``why`` it ended before the program did."""
         notes, recorded = self._cycles.seen.notes, self._cycles.run
         if why is not None:
             notes.insert(0, why)
         if recorded is not None and not self._models:
-            notes.append("No model was called: all that was recorded is outside of models.")
+            notes.append(caveat("no_model_called"))
         elif recorded is not None and self._start_ns > _LONG_START * recorded.meta.wall_ns:
-            notes.append(
-                f"{format_time(self._start_ns)} of {format_time(recorded.meta.wall_ns)} went by before the first call "
-                "of a model: imports, data, making it. `--warmup-calls 1` leaves that out."
-            )
+            notes.append(caveat("long_start", start_ns=self._start_ns, wall_ns=recorded.meta.wall_ns))
         if self._elsewhere:
-            calls = [f"{name} ({count})" for name, count in self._elsewhere.most_common()]
-            notes.append(f"Not seen, because on threads that torch's profiler does not record: calls of {some(calls)}.")
+            notes.append(caveat("calls_on_other_threads", classes=tuple(self._elsewhere.most_common())))
 
 
 def _is_model(module: nn.Module) -> bool:

@@ -28,7 +28,7 @@ _NS = 1_000_000_000
 _PATIENCE_S = 10.0  # for the thread to end, which it does at once: nothing is to wait for ever
 
 
-class Place(NamedTuple):
+class CodeLocation(NamedTuple):
     """A line of source: its file as a reader finds it, its number, and the name of the function it is in."""
 
     file: str
@@ -37,10 +37,10 @@ class Place(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """At ``at_ns`` (as ``time.perf_counter_ns``) the thread was at ``place``, which stands for so many intervals."""
+    """At ``at_ns`` (as ``time.perf_counter_ns``) the thread was at ``location``, which stands for so many intervals."""
 
     at_ns: int
-    place: Place
+    location: CodeLocation
     intervals: int
 
 
@@ -72,7 +72,9 @@ class Sampler:
         self._folder = str(Path.cwd())  # at the start: the script may go elsewhere
         self._is_users: dict[str, bool] = {}
         self._indices: dict[tuple[int, int], int] = {}
-        self._places: list[tuple[CodeType, int]] = []  # which also keeps the code alive, so that its id stays its own
+        self._locations: list[
+            tuple[CodeType, int]
+        ] = []  # which also keeps the code alive, so that its id stays its own
         self._times = array("q")
         self._at = array("i")
         self._intervals = array("q")
@@ -100,9 +102,11 @@ class Sampler:
 
     def samples(self) -> Iterator[Sample]:
         """All samples, in the order of time; to be asked for after ``stop``."""
-        places = [Place(_shown(code.co_filename, self._folder), line, code.co_name) for code, line in self._places]
+        locations = [
+            CodeLocation(_shown(code.co_filename, self._folder), line, code.co_name) for code, line in self._locations
+        ]
         for at_ns, index, intervals in zip(self._times, self._at, self._intervals):
-            yield Sample(at_ns, places[index], intervals)
+            yield Sample(at_ns, locations[index], intervals)
 
     def _resume(self) -> None:
         # A lock that somebody holds is the cheapest thing to sleep on that can be woken: stopping lets go of it.
@@ -135,8 +139,8 @@ class Sampler:
         key = id(frame.f_code), frame.f_lineno
         index = self._indices.get(key)
         if index is None:
-            index = self._indices[key] = len(self._places)
-            self._places.append((frame.f_code, frame.f_lineno))
+            index = self._indices[key] = len(self._locations)
+            self._locations.append((frame.f_code, frame.f_lineno))
         self._times.append(time.perf_counter_ns())
         self._at.append(index)
         self._intervals.append(intervals)

@@ -5,14 +5,11 @@ Every difference between the traces of torch's versions and devices ends here.
 
 from __future__ import annotations
 
-import ast
-import marshal
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 from torchprof.attribute.collectives import ACCUMULATES
 from torchprof.attribute.event_names import (
@@ -27,38 +24,18 @@ from torchprof.attribute.event_names import (
 )
 from torchprof.attribute.events import HOOKS, PREFIX, Detail, Event, Kind
 from torchprof.attribute.launches import first_call
-from torchprof.run.collectives import signature_of
-from torchprof.run.words import BEFORE, Signature, is_collective
+from torchprof.run.words import BEFORE, is_collective
+from torchprof.traces.categories import GROUPS, MODULE, MTIA_WORK, NO_WORK, OP, OP_OR_RANGE, RANGE, RUNTIMES, SESSION
 from torchprof.traces.columns import BEYOND, DEVICE_WORK, MEMORY_EVENTS, RUNTIME_CALLS, Columns
+from torchprof.traces.forward_threads import Arrows
 from torchprof.traces.layers import ModuleCall, RangeCall, class_of
+from torchprof.traces.nesting import Line, nested, ranges_in
+from torchprof.traces.signatures import Signatures, shapes_in
+from torchprof.traces.values import nanoseconds, text_of, whole_number
 
-_OP, _RANGE, _OP_OR_RANGE, _MODULE = "op", "range", "op or range", "module"
-_SESSION, _NO_WORK = "session", ""
-_NOT_CPU = frozenset((DEVICE_WORK, _SESSION, _NO_WORK))
-_MTIA_WORK = "mtia_ccp_events"
-"""What MTIA's command processors did: kernels, copies ("dma…"), and waits for one another, whose names have "Sync" in
-them (Holistic Trace Analysis, ``hta/utils/utils.py``)."""
-_GROUPS = {
-    "cpu_op": _OP,
-    "user_annotation": _RANGE,
-    "Operator": _OP_OR_RANGE,  # until torch 1.12
-    "Runtime": RUNTIME_CALLS,
-    "kernel": DEVICE_WORK,
-    "Kernel": DEVICE_WORK,
-    "gpu_memcpy": DEVICE_WORK,
-    "Memcpy": DEVICE_WORK,
-    "gpu_memset": DEVICE_WORK,
-    "Memset": DEVICE_WORK,
-    _MTIA_WORK: DEVICE_WORK,
-    "python_function": _MODULE,
-    "Python function": _MODULE,
-    "Trace": _SESSION,
-}
-"""What Kineto's categories hold, in all its versions. Those of runtimes are named after their device: ``_DEVICES``. All
-else is no work: the mirrors of ranges on a device's timeline, a stream's waits for another, the profiler's own."""
-_DEVICES = {"cuda": "cuda", "xpu": "xpu", "mtia": "mtia", "musa": "musa", "privateuse1": "privateuse1"}
-"""What the category of a runtime begins with, before ``_runtime`` or ``_driver``, and the kind of its device. HIP calls
-itself cuda, there as everywhere in torch."""
+_NOT_CPU = frozenset((DEVICE_WORK, SESSION, NO_WORK))
+_RANGES = (RANGE, OP_OR_RANGE)
+_OF_CPU = (OP, RANGE, OP_OR_RANGE, MODULE)
 _HIP = 6
 _DEVICE_TYPES = {1: "cuda", _HIP: "cuda", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuse1"}
 """The numbers of ``c10/core/DeviceType.h``, as torch's own tables name them."""
@@ -66,7 +43,6 @@ _CPUS = (0, 2, 5)
 _IS_MODULE = "nn.Module: "
 _ARROWS = ("fwdbwd", "forward_backward")
 """The categories of the arrows from an op to the node that it made."""
-_MANY_ARROWS = 1 << 16
 _TORCHS_NODES = "torch::autograd::"
 _NODE_NAME = re.compile(r"\w+Backward\d*")
 _NOT_AS_IT_MUST_BE = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
@@ -83,28 +59,21 @@ class TraceEvents:
     def __init__(self, detail: Callable[[str], Detail]) -> None:
         """``detail`` says for the name of an op what is kept of its inputs."""
         self.device: str | None = None
-        self.signatures: list[Signature] = [Signature((), ())]
+        self._signatures = Signatures(detail)
+        self.signatures = self._signatures.all
         self.unread = self.base_ns = 0
         self.has_call_stacks = False
-        self._detail = detail
-        self._details: dict[str, Detail] = {}
-        self._groups = dict(_GROUPS)
+        self._groups = dict(GROUPS)
         self._cpu, self._work = Columns(), Columns()
         self._names: list[tuple[str, str]] = []  # group and name, of memory the name of its device
         self._numbers_of: defaultdict[str, dict[str, int]] = defaultdict(dict)  # by group: name → its number there
-        self._sure: set[int] = set()  # names of ops, not of ranges, in traces that do not tell
         self._threads: dict[tuple[str, str], int] = {}  # (process, thread) → its number, from 1
         self._lanes: dict[tuple[Any, ...], int] = {}  # (process, thread, number of a node's forward thread) → a number
         self._lane_of: list[tuple[int, int]] = []  # by that: thread, number of the forward thread
         self._streams: dict[tuple[Any, Any], int] = {}  # (device, stream) → a number
         self._stream_of: list[tuple[int, int]] = []
         self._hip: set[int] = set()  # the devices of ROCm whose memory is told of
-        self._signature_of: dict[bytes, int] = {}
-        self._number_of = {self.signatures[0]: 0}
-        self._scalars: dict[str, Any] = {"": None}
-        self._from: dict[int, int] = {}  # number of an arrow → the thread of the op
-        self._to: dict[int, int] = {}  # → the number of the op's thread, as the node knows it
-        self._passed_by = 0  # of the arrows' numbers: those with none of these bits are kept
+        self._arrows = Arrows()
         self._node: tuple[int, int, int] | None = None  # the last: thread, start, number of the forward thread
         self._session: tuple[int, int] | None = None  # when it began and ended
         self._in_backward: set[tuple[int, int, int]] = set()  # ranges: start, thread, number of the name
@@ -115,11 +84,16 @@ class TraceEvents:
     # Reading
 
     def add(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Keep what a piece of the file tells. An event that has not what it must have is counted, and left out."""
+        """Keep the events of one piece of the file. An event that lacks what it must have is counted, and left out.
+
+        This is one long function because it runs once for each of millions of events: a call for each costs a tenth of
+        the time that reading takes.
+        """
         groups, numbers_of, cpu = self._groups, self._numbers_of, self._cpu
-        module, runtime, not_cpu = _MODULE, RUNTIME_CALLS, _NOT_CPU
+        module, runtime, not_cpu = MODULE, RUNTIME_CALLS, _NOT_CPU
         starts, lengths, names, lanes = cpu.start.append, cpu.ns.append, cpu.name.append, cpu.lane.append
         sequences, numbers, signatures = cpu.sequence.append, cpu.number.append, cpu.signature.append
+        of_operator, operators = self._signatures.of_operator, self._signatures.operators
         last = cpu.last
         last_process = last_thread = None
         last_lane = 0
@@ -142,7 +116,7 @@ class TraceEvents:
                 if group in not_cpu:
                     if group is DEVICE_WORK:
                         self._add_work(event)
-                    elif group is _SESSION:
+                    elif group is SESSION:
                         self._add_session(event)
                     continue
                 name = event["name"]
@@ -167,14 +141,14 @@ class TraceEvents:
                         self.has_call_stacks = True
                     if "Sequence number" in args:
                         sequence, forward = args["Sequence number"], args.get("Fwd thread id", 0)
-                        if group is _OP_OR_RANGE and _number(sequence) >= 0:
-                            self._sure.add(name_number)
+                        if group is OP_OR_RANGE and whole_number(sequence) >= 0:
+                            operators.add(name_number)
                     if ("Input Dims" in args or "Input dims" in args) and group is not module:
-                        signature = self._signature(name, group, name_number, args)
+                        signature = of_operator(name, group, name_number, args)
                     elif "Collective name" in args:
-                        signature = self._of_collective(args)
+                        signature = self._signatures.of_collective(args)
                 if type(number) is not int or type(sequence) is not int or type(forward) is not int:
-                    number, sequence, forward = _number(number), _number(sequence), _number(forward)
+                    number, sequence, forward = whole_number(number), whole_number(sequence), whole_number(forward)
                 # One test for all of them, which nearly always do: a negative number has a sign in its bits, too.
                 if (ns | start | number | sequence + 1) >> 62 and (
                     not 0 <= ns < BEYOND or max(abs(start), abs(number), abs(sequence)) > BEYOND
@@ -211,40 +185,43 @@ class TraceEvents:
     def _add_category(self, category: Any) -> str:
         """The group of a category that is new: of a runtime, or nothing."""
         device, _, kind = str(category).rpartition("_")
-        group = _NO_WORK
-        if kind in ("runtime", "driver") and device in _DEVICES:
+        group = NO_WORK
+        if kind in ("runtime", "driver") and device in RUNTIMES:
             group = RUNTIME_CALLS
-            self.device = _DEVICES[device]
+            self.device = RUNTIMES[device]
         self._groups[category] = group
         return group
 
     def _add_work(self, event: Mapping[str, Any]) -> None:
         """A kernel, a copy, or a set."""
-        is_mtia = event["cat"] == _MTIA_WORK
+        is_mtia = event["cat"] == MTIA_WORK
         if is_mtia and "Sync" in event["name"]:
             return
         if self.device is None:
             self.device = "mtia" if is_mtia else "cuda"  # until a runtime says otherwise: in old traces none has a name
-        start, ns = _ns(event["ts"]), _ns(event["dur"])
+        start, ns = nanoseconds(event["ts"]), nanoseconds(event["dur"])
         args = event.get("args") or {}
         where = args.get("device", event["pid"]), args.get("stream", event["tid"])
         stream = self._streams.get(where)
         if stream is None:
             stream = self._streams[where] = len(self._stream_of)
-            self._stream_of.append((max(_number(where[0], 0), 0), _number(where[1], 0)))
-        launch, op = _number(args.get("correlation", 0)), _number(args.get("External id", args.get("external id", 0)))
+            self._stream_of.append((max(whole_number(where[0], 0), 0), whole_number(where[1], 0)))
+        launch, op = (
+            whole_number(args.get("correlation", 0)),
+            whole_number(args.get("External id", args.get("external id", 0))),
+        )
         if not 0 <= ns < BEYOND or max(abs(start), abs(launch), abs(op)) > BEYOND:
             raise ValueError
-        signature = self._of_collective(args) if "Collective name" in args else 0
+        signature = self._signatures.of_collective(args) if "Collective name" in args else 0
         self._work.add(start, ns, self._name(DEVICE_WORK, event["name"]), stream, op, launch, signature)
 
     def _add_memory(self, event: Mapping[str, Any]) -> None:
-        start, args = _ns(event["ts"]), event["args"]
-        nbytes, address = _number(args["Bytes"]), _number(args.get("Addr", 0))
-        kind = _number(args.get("Device Type", 0))
+        start, args = nanoseconds(event["ts"]), event["args"]
+        nbytes, address = whole_number(args["Bytes"]), whole_number(args.get("Addr", 0))
+        kind = whole_number(args.get("Device Type", 0))
         device = "cpu"
         if kind not in _CPUS:
-            index = max(_number(args.get("Device Id", 0)), 0)
+            index = max(whole_number(args.get("Device Id", 0)), 0)
             device = f"{_DEVICE_TYPES.get(kind, f'device{kind}')}:{index}"
             if kind == _HIP:
                 self._hip.add(index)
@@ -255,23 +232,17 @@ class TraceEvents:
         )
 
     def _add_arrow(self, event: Mapping[str, Any]) -> None:
-        """An arrow from an op to a node tells whose number a node's forward thread is. A part of them is enough."""
-        number = _number(event["id"])
-        if number & self._passed_by:
+        number = whole_number(event["id"])
+        if not self._arrows.wants(number):
             return
         thread = self._lane_of[self._lane(event["pid"], event["tid"], 0)][0]
         if event["ph"] == "s":
-            self._from[number] = thread
-            if len(self._from) > _MANY_ARROWS:
-                self._passed_by = self._passed_by * 2 + 1
-                for arrows in (self._from, self._to):
-                    for one in [one for one in arrows if one & self._passed_by]:
-                        del arrows[one]
-        elif self._node is not None and self._node[:2] == (thread, _ns(event["ts"])):
-            self._to[number] = self._node[2]
+            self._arrows.add_start(number, thread)
+        elif self._node is not None and self._node[:2] == (thread, nanoseconds(event["ts"])):
+            self._arrows.add_end(number, self._node[2])
 
     def _add_session(self, event: Mapping[str, Any]) -> None:
-        start, ns = _ns(event["ts"]), _ns(event["dur"])
+        start, ns = nanoseconds(event["ts"]), nanoseconds(event["dur"])
         if ns < 0:
             raise ValueError
         first, last = self._session or (start, start)
@@ -282,7 +253,7 @@ class TraceEvents:
             raise TypeError
         number = self._numbers_of[group].setdefault(name, len(self._names))
         if number == len(self._names):
-            self._names.append((group, _text(name)))
+            self._names.append((group, text_of(name)))
         return number
 
     def _lane(self, process: Any, thread: Any, forward: int) -> int:
@@ -293,74 +264,6 @@ class TraceEvents:
             lane = self._lanes[process, thread, forward] = len(self._lane_of)
             self._lane_of.append((number, forward))
         return lane
-
-    def _signature(self, name: str, group: str, name_number: int, args: Mapping[str, Any]) -> int:
-        """The number of what an op, or a collective's range, was called on; equal ones have one number."""
-        shapes = args["Input Dims"] if "Input Dims" in args else args["Input dims"]  # as torch 1.8 spelled it
-        if not shapes:
-            return 0
-        if group is not _OP:
-            if group is _OP_OR_RANGE:
-                self._sure.add(name_number)
-            if group is _RANGE and not is_collective(name):
-                return 0
-        if "Collective name" in args:
-            return self._of_collective(args)
-        detail = self._details.get(name)
-        if detail is None:
-            detail = self._details[name] = Detail.SHAPES if group is _RANGE else self._detail(name)
-        dtypes = args.get("Input type", ())
-        values = args.get("Concrete Inputs", ()) if detail in (Detail.ONES, Detail.SCALARS) else ()
-        if detail is Detail.ONES and isinstance(values, list):
-            values = [value if value in ("", "0", "1", "True", "False", "0.", "1.") else "2" for value in values]
-        key = marshal.dumps((shapes, dtypes, values), 2)  # as in a Recording
-        number = self._signature_of.get(key)
-        if number is None:
-            number = self._signature_of[key] = self._intern(self._checked(shapes, dtypes, values))
-        return number
-
-    def _checked(self, shapes: Any, dtypes: Any, values: Any) -> Signature | None:
-        """The signature from what an event's args say; what is not as torch writes it is unknown.
-
-        ``shapes`` is a list with an entry for each input, and so are ``dtypes`` and ``values`` where they are known.
-        """
-        if not isinstance(shapes, list):
-            return None
-
-        def each(entries: Any, read: Callable[[Any], Any]) -> tuple[Any, ...]:
-            fits = isinstance(entries, list) and len(entries) == len(shapes)
-            return tuple(map(read, entries)) if fits else ()
-
-        return Signature(each(shapes, _shape), each(dtypes, _text), each(values, self._scalar))
-
-    def _of_collective(self, args: Mapping[str, Any]) -> int:
-        """The number of what an event's args say of a collective; 0 where they name none."""
-        signature = signature_of(args)
-        if signature is None:
-            return 0
-        scalars = tuple(_text(value) if isinstance(value, str) else value for value in signature.scalars)
-        return self._intern(signature._replace(dtypes=tuple(map(_text, signature.dtypes)), scalars=scalars))
-
-    def _intern(self, signature: Signature | None) -> int:
-        if signature is None:
-            return 0
-        number = self._number_of.setdefault(signature, len(self.signatures))
-        if number == len(self.signatures):
-            self.signatures.append(signature)
-        return number
-
-    def _scalar(self, text: Any) -> Any:
-        """A value from how torch wrote it; None for what it does not say."""
-        text = _text(text)
-        try:
-            return self._scalars[text]
-        except KeyError:
-            try:
-                value = _frozen(ast.literal_eval(text))
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
-                value = text
-            self._scalars[text] = value
-            return value
 
     # What it holds
 
@@ -441,7 +344,7 @@ class TraceEvents:
 
     @property
     def has_shapes(self) -> bool:
-        return any(self._signature_of.values())
+        return self._signatures.has_shapes
 
     @property
     def _groups_of_names(self) -> list[str]:
@@ -460,95 +363,48 @@ class TraceEvents:
     def classes(self) -> dict[str, str]:
         """The class of the module that each of our labels is on, as far as Python's events tell."""
         of_label = [name.startswith(PREFIX) for _, name in self._names]
-        of_module = [group is _MODULE for group, _ in self._names]
+        of_module = [group is MODULE for group, _ in self._names]
         if not any(of_module):
             return {}
         names = [name for _, name in self._names]
         classes: dict[str, str] = {}
-        for number, _, around in self._nested(of_module):
+        for number, _, around in nested(self._with_length(), self._lane_of, names, of_module):
             if of_label[number]:
                 classes.setdefault(names[number], class_of(around))
         return classes
 
     def modules(self) -> list[ModuleCall]:
         """The modules whose calls Python's events tell of, in the order of first call."""
-        wanted = [group is _MODULE for group, _ in self._names]
+        wanted = [group is MODULE for group, _ in self._names]
         if not any(wanted):
             return []
         names = [name for _, name in self._names]
         seen: defaultdict[str, set[int]] = defaultdict(set)
         parents: dict[str, dict[str, None]] = {}
-        for number, signature, around in self._nested(wanted):
+        for number, signature, around in nested(self._with_length(), self._lane_of, names, wanted):
             if wanted[number]:
                 parents.setdefault(names[number], {})[around] = None
             elif signature:
                 seen[around].add(signature)
-        shapes = {name: frozenset(_shapes(self.signatures[one] for one in numbers)) for name, numbers in seen.items()}
+        shapes = {name: frozenset(shapes_in(self.signatures[one] for one in numbers)) for name, numbers in seen.items()}
         return [ModuleCall(name, tuple(above), shapes.get(name, frozenset())) for name, above in parents.items()]
 
     def ranges(self) -> list[RangeCall]:
-        """The ranges of users and of torch itself, in the order of first call, but for those inside backward work.
-
-        A range that autograd's nodes open is part of their backward: its name may be that of a range of forward, and it
-        computes nothing again. That it does, as under activation checkpointing, is seen where a range of that name ran
-        in forward and operators in this one record a graph, which in backward only a forward does. ``events`` gives the
-        others as labels of the user's, whatever ``sites`` it is asked for.
-        """
+        """The ranges of users and of torch itself, in the order of first call, without those of backward work (see
+        ``ranges_in``): these ``events`` gives as labels of the user's, whatever ``sites`` it is asked for."""
         kinds = self._kinds(())
         wanted = [kind is Kind.USER_LABEL and bool(name) for kind, (_, name) in zip(kinds, self._names)]
         if not any(wanted):
             return []
         names = [name for _, name in self._names]
-        is_inner_node = self._inner_nodes(kinds)
-        is_held = [group is MEMORY_EVENTS for group, _ in self._names]
-        full: set[str] = set()
-        parents: dict[str, dict[str, None]] = {}
-        around_it: dict[str, set[str]] = {}
-        in_backward: list[_InBackward] = []
-        stacks: defaultdict[int, list[_Open]] = defaultdict(list)
-        nothing = _Open(BEYOND, "", False, None)
-        for start, ns, number, lane, sequence, _, _ in self._cpu.in_order(self._groups_of_names):
-            if is_held[number]:
-                continue
-            thread, forward = self._lane_of[lane]
-            stack = stacks[thread]
-            while stack and stack[-1].end <= start:
-                stack.pop()
-            around = stack[-1] if stack else nothing
-            end = min(start + ns, around.end)  # what sticks out is cut off, as the attribution does
-            name = names[number]
-            if wanted[number]:
-                opened = None
-                if around.in_backward:
-                    opened = _InBackward(start, thread, number, around.opened)
-                    in_backward.append(opened)
-                else:
-                    parents.setdefault(name, {})[around.range] = None
-                    around_it.setdefault(name, set()).add(around.range)
-                stack.append(_Open(end, name, around.in_backward, opened))
-                continue
-            kind = kinds[number]
-            if kind not in (None, Kind.COLLECTIVE):
-                full.add(around.range)
-            if kind in (Kind.NODE, Kind.BACKWARD_FUNCTION) or (
-                kind is Kind.OP and (forward if sequence >= 0 else is_inner_node[number])
-            ):
-                stack.append(_Open(end, around.range, True, None))
-            elif sequence >= 0 and around.opened is not None:
-                around.opened.records = True
-        for one in reversed(in_backward):  # inner ones come after those around them
-            if one.records and one.outer is not None:
-                one.outer.records = True
-        self._in_backward = {
-            (one.start, one.thread, one.name) for one in in_backward if not (one.records and names[one.name] in parents)
-        }
-        waiting = list(full)
-        while waiting:  # what is inside a range is inside those around it, too
-            for outer in around_it.get(waiting.pop(), ()):
-                if outer not in full:
-                    full.add(outer)
-                    waiting.append(outer)
-        return [RangeCall(name, tuple(above), name in full) for name, above in parents.items()]
+        found = ranges_in(self._with_length(), self._lane_of, names, kinds, wanted, self._inner_nodes(kinds))
+        self._in_backward = found.in_backward
+        return found.calls
+
+    def _with_length(self) -> Iterator[Line]:
+        """The events of the CPU in the order of their start, without those of memory."""
+        is_memory = [group is MEMORY_EVENTS for group, _ in self._names]
+        return (line for line in self._cpu.in_order(self._groups_of_names) if not is_memory[line[2]])
 
     def _inner_nodes(self, kinds: Sequence[Kind | None]) -> list[bool]:
         """By the number of a name: whether it is that of a node of autograd inside the engine's range around it. One
@@ -560,28 +416,9 @@ class TraceEvents:
     def _is_bare_node(self, group: str, name: str) -> bool:
         """Whether this is a node in a trace of a torch that puts no range of the engine around nodes, as 1.8: by its
         name alone, where it tells no numbers."""
-        if group not in (_OP, _OP_OR_RANGE) or self.has_engine:
+        if group not in (OP, OP_OR_RANGE) or self.has_engine:
             return False
         return name.startswith(_TORCHS_NODES) or (not self.has_numbers and _NODE_NAME.fullmatch(name) is not None)
-
-    def _nested(self, wanted: list[bool]) -> Iterator[tuple[int, int, str]]:
-        """The events of wanted names and those inside them, in the order of their start: the numbers of name and
-        signature, and the name of the nearest wanted event around, "" for none."""
-        names = [name for _, name in self._names]
-        is_held = [group is MEMORY_EVENTS for group, _ in self._names]
-        stacks: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
-        for start, ns, number, lane, _, _, signature in self._cpu.in_order(self._groups_of_names):
-            if is_held[number]:
-                continue
-            stack = stacks[self._lane_of[lane][0]]
-            while stack and stack[-1][0] <= start:
-                stack.pop()
-            if wanted[number]:
-                yield number, signature, stack[-1][1] if stack else ""
-                end = start + ns  # what sticks out is cut off, as the attribution does
-                stack.append((min(end, stack[-1][0]) if stack else end, names[number]))
-            elif stack:
-                yield number, signature, stack[-1][1]
 
     # As a recording
 
@@ -597,7 +434,7 @@ class TraceEvents:
         kinds, names = self._kinds(sites), [name for _, name in self._names]
         is_inner_node = self._inner_nodes(kinds)
         is_runtime = [group is RUNTIME_CALLS for group, _ in self._names]
-        forward_threads = self._forward_threads()
+        forward_threads = self._arrows.forward_threads(self._lane_of, self._cpu)
         launchers, launches = self._launchers()
         op, node, backward, memory = Kind.OP, Kind.NODE, Kind.BACKWARD_FUNCTION, Kind.MEMORY
         label, in_backward = Kind.LABEL, self._in_backward
@@ -701,128 +538,23 @@ class TraceEvents:
                 kind = Kind.KERNEL
             elif group is MEMORY_EVENTS:
                 kind = Kind.MEMORY
-            elif group is _MODULE or kind is Kind.LABEL:
+            elif group is MODULE or kind is Kind.LABEL:
                 # Of a module that nobody asked about, it is as if there were none.
                 of_module = PREFIX + name.removeprefix(HOOKS) if name.startswith(HOOKS) else name
                 kind = Kind.LABEL if of_module in sites else None
-            elif group is _RANGE and is_a_common_name(name):  # a range of the user's of that name
+            elif group is RANGE and is_a_common_name(name):  # a range of the user's of that name
                 kind = Kind.USER_LABEL
             elif kind is Kind.OP and is_collective(name):
                 kind = Kind.COLLECTIVE
             elif kind is Kind.OP and (
-                group is _RANGE
+                group is RANGE
                 or (
-                    group is _OP_OR_RANGE
+                    group is OP_OR_RANGE
                     and "::" not in name
-                    and number not in self._sure
+                    and number not in self._signatures.operators
                     and not self._is_bare_node(group, name)
                 )
             ):
                 kind = Kind.LABEL if name in sites else Kind.USER_LABEL
             kinds.append(kind)
         return kinds
-
-    def _forward_threads(self) -> dict[int, int]:
-        """The thread that each number stands for by which nodes name the thread of their op.
-
-        A trace numbers threads in two ways, and the arrows from ops to nodes tell them together. Where there are none,
-        the thread is that on which most ops have the numbers of its nodes.
-        """
-        numbers = {forward for _, forward in self._lane_of if forward}
-        votes: Counter[tuple[int, int]] = Counter()
-        for arrow, forward in self._to.items():
-            if arrow in self._from:
-                votes[forward, self._from[arrow]] += 1
-        if unknown := numbers - {forward for forward, _ in votes}:
-            wanted: dict[int, set[int]] = {}  # sequence number → the numbers of threads whose nodes have it
-            for lane, sequence in zip(self._cpu.lane, self._cpu.sequence):
-                if sequence >= 0 and self._lane_of[lane][1] in unknown:
-                    wanted.setdefault(sequence, set()).add(self._lane_of[lane][1])
-            for lane, sequence in zip(self._cpu.lane, self._cpu.sequence):
-                if sequence in wanted and not self._lane_of[lane][1]:
-                    votes.update((forward, self._lane_of[lane][0]) for forward in wanted[sequence])
-        return {forward: thread for (forward, thread), _ in reversed(votes.most_common())}
-
-
-_RANGES = (_RANGE, _OP_OR_RANGE)
-_OF_CPU = (_OP, _RANGE, _OP_OR_RANGE, _MODULE)
-
-
-class _Open(NamedTuple):
-    """A range or node that has not ended: the nearest ``range`` of forward is itself or around it, "" for none;
-    ``opened``: the nearest range inside the same node, None for none."""
-
-    end: int
-    range: str
-    in_backward: bool
-    opened: _InBackward | None
-
-
-class _InBackward:
-    """A range inside of a node: the number of its ``name``, and whether an operator in it ``records`` a graph."""
-
-    __slots__ = ("name", "outer", "records", "start", "thread")
-
-    def __init__(self, start: int, thread: int, name: int, outer: _InBackward | None) -> None:
-        self.start = start
-        self.thread = thread
-        self.name = name
-        self.outer = outer
-        self.records = False
-
-
-def _ns(microseconds: float) -> int:
-    whole = int(microseconds)
-    return whole * 1000 + round((microseconds - whole) * 1000)
-
-
-def _number(value: Any, otherwise: int | None = None) -> int:
-    """A whole number, as torch writes it or as text. Raises ValueError for what is none, unless there is another."""
-    try:
-        return int(value, 0) if isinstance(value, str) else int(value)
-    except (ValueError, TypeError):
-        if otherwise is None:
-            raise ValueError from None
-        return otherwise
-
-
-def _shapes(signatures: Iterable[Signature]) -> Iterator[tuple[int, ...]]:
-    """Of all tensors, those in lists included."""
-    waiting = [shape for signature in signatures for shape in signature.shapes if shape]
-    while waiting:
-        shape = waiting.pop()
-        if all(type(size) is int for size in shape):
-            yield shape
-        else:
-            waiting.extend(one for one in shape if type(one) is tuple and one)
-
-
-def _text(value: Any) -> str:
-    """A string that can be written into a file; "" for what is none.
-
-    Half of a pair of code units that JSON escaped is no character.
-    """
-    return value.encode(errors="replace").decode() if isinstance(value, str) else ""
-
-
-def _shape(value: Any) -> Any:
-    """The sizes of a tensor, or of each tensor of a list, as tuples; None for what is neither."""
-    if not isinstance(value, list):
-        return None
-    if value and all(isinstance(one, list) for one in value):
-        tensors = tuple(map(_sizes, value))
-        return None if None in tensors else tensors
-    return _sizes(value)
-
-
-def _sizes(value: Iterable[Any]) -> tuple[int, ...] | None:
-    sizes = tuple(value)
-    return sizes if all(type(size) is int and 0 <= size < BEYOND for size in sizes) else None
-
-
-def _frozen(value: Any) -> Any:
-    """Lists as tuples; what JSON does not know, as a complex number, as None."""
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_frozen, value))
-    known = value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and isfinite(value))
-    return value if known else None

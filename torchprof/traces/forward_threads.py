@@ -1,0 +1,60 @@
+"""Which thread the number means by which an autograd node of a trace names the thread of its forward."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from torchprof.traces.columns import Columns
+
+_MANY_ARROWS = 1 << 16
+
+
+class Arrows:
+    """The arrows from operators to the nodes that they made.
+
+    A trace numbers threads in two ways: each event has the number of its thread, and a node has another number for the
+    thread of its forward. An arrow has the thread at its start and the node at its end, so it connects the two. Some of
+    the arrows are enough: of a long trace a part is kept.
+    """
+
+    def __init__(self) -> None:
+        self._from: dict[int, int] = {}  # number of an arrow → the thread of the operator
+        self._to: dict[int, int] = {}  # → the number of the operator's thread, as the node has it
+        self._dropped_bits = 0  # arrows whose number has any of these bits are dropped
+
+    def wants(self, number: int) -> bool:
+        """Whether the arrow of this number is kept."""
+        return not number & self._dropped_bits
+
+    def add_start(self, number: int, thread: int) -> None:
+        self._from[number] = thread
+        if len(self._from) > _MANY_ARROWS:
+            self._dropped_bits = self._dropped_bits * 2 + 1
+            for arrows in (self._from, self._to):
+                for one in [one for one in arrows if one & self._dropped_bits]:
+                    del arrows[one]
+
+    def add_end(self, number: int, forward: int) -> None:
+        self._to[number] = forward
+
+    def forward_threads(self, lanes: Sequence[tuple[int, int]], cpu: Columns) -> dict[int, int]:
+        """The thread for each number of a forward thread.
+
+        ``lanes``: by the number of a lane, the thread and the number of the forward thread, 0 for none. Where there are
+        no arrows, the thread is that on which most operators have the sequence numbers of the nodes.
+        """
+        numbers = {forward for _, forward in lanes if forward}
+        votes: Counter[tuple[int, int]] = Counter()
+        for arrow, forward in self._to.items():
+            if arrow in self._from:
+                votes[forward, self._from[arrow]] += 1
+        if unknown := numbers - {forward for forward, _ in votes}:
+            wanted: dict[int, set[int]] = {}  # sequence number → the numbers of threads whose nodes have it
+            for lane, sequence in zip(cpu.lane, cpu.sequence):
+                if sequence >= 0 and lanes[lane][1] in unknown:
+                    wanted.setdefault(sequence, set()).add(lanes[lane][1])
+            for lane, sequence in zip(cpu.lane, cpu.sequence):
+                if sequence in wanted and not lanes[lane][1]:
+                    votes.update((forward, lanes[lane][0]) for forward in wanted[sequence])
+        return {forward: thread for (forward, thread), _ in reversed(votes.most_common())}

@@ -1,0 +1,131 @@
+"""Which module or range is around which, as far as the events of a trace show it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from torchprof.attribute.events import Kind
+from torchprof.traces.columns import BEYOND
+from torchprof.traces.layers import RangeCall
+
+Line = tuple[int, int, int, int, int, int, int]
+"""An event of the CPU as ``Columns.in_order`` gives it: start, ns, name, lane, sequence, number, signature."""
+
+
+class _Open(NamedTuple):
+    """A range or node that has not ended: the nearest ``range`` of forward is itself or around it, "" for none;
+    ``opened``: the nearest range inside the same node, None for none."""
+
+    end: int
+    range: str
+    in_backward: bool
+    opened: _InBackward | None
+
+
+class _InBackward:
+    """A range inside of a node: the number of its ``name``, and whether an operator in it ``records`` a graph."""
+
+    __slots__ = ("name", "outer", "records", "start", "thread")
+
+    def __init__(self, start: int, thread: int, name: int, outer: _InBackward | None) -> None:
+        self.start = start
+        self.thread = thread
+        self.name = name
+        self.outer = outer
+        self.records = False
+
+
+def nested(
+    events: Iterable[Line], lanes: Sequence[tuple[int, int]], names: Sequence[str], wanted: Sequence[bool]
+) -> Iterator[tuple[int, int, str]]:
+    """The events of ``wanted`` names and those inside them, in the order of their start.
+
+    Each as the numbers of its name and signature, and the name of the nearest wanted event around it, "" for none.
+    ``events``: without those of memory, which have no length. ``lanes``: the thread of each event, by its lane.
+    """
+    stacks: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
+    for start, ns, number, lane, _, _, signature in events:
+        stack = stacks[lanes[lane][0]]
+        while stack and stack[-1][0] <= start:
+            stack.pop()
+        if wanted[number]:
+            yield number, signature, stack[-1][1] if stack else ""
+            end = start + ns  # what sticks out is cut off, as the attribution does
+            stack.append((min(end, stack[-1][0]) if stack else end, names[number]))
+        elif stack:
+            yield number, signature, stack[-1][1]
+
+
+class RangesFound(NamedTuple):
+    """``calls``: the ranges that may be layers, in the order of first call. ``in_backward``: those inside a node of
+    autograd that are not a forward which is computed again, each as start, thread and number of its name."""
+
+    calls: list[RangeCall]
+    in_backward: set[tuple[int, int, int]]
+
+
+def ranges_in(
+    events: Iterable[Line],
+    lanes: Sequence[tuple[int, int]],
+    names: Sequence[str],
+    kinds: Sequence[Kind | None],
+    wanted: Sequence[bool],
+    is_inner_node: Sequence[bool],
+) -> RangesFound:
+    """The ranges of ``wanted`` names, without those of backward.
+
+    A range that autograd's nodes open is part of their backward: its name may be that of a range of forward, and it
+    computes nothing again. That it does, as under activation checkpointing, is seen where a range of that name ran in
+    forward and operators in this one record a graph, which in backward only a forward does.
+    """
+    full: set[str] = set()  # ranges with work inside
+    parents: dict[str, dict[str, None]] = {}
+    in_backward: list[_InBackward] = []
+    stacks: defaultdict[int, list[_Open]] = defaultdict(list)
+    nothing = _Open(BEYOND, "", False, None)
+    for start, ns, number, lane, sequence, _, _ in events:
+        thread, forward = lanes[lane]
+        stack = stacks[thread]
+        while stack and stack[-1].end <= start:
+            stack.pop()
+        around = stack[-1] if stack else nothing
+        end = min(start + ns, around.end)  # what sticks out is cut off, as the attribution does
+        name = names[number]
+        if wanted[number]:
+            opened = None
+            if around.in_backward:
+                opened = _InBackward(start, thread, number, around.opened)
+                in_backward.append(opened)
+            else:
+                parents.setdefault(name, {})[around.range] = None
+            stack.append(_Open(end, name, around.in_backward, opened))
+            continue
+        kind = kinds[number]
+        if kind not in (None, Kind.COLLECTIVE):
+            full.add(around.range)
+        if kind in (Kind.NODE, Kind.BACKWARD_FUNCTION) or (
+            kind is Kind.OP and (forward if sequence >= 0 else is_inner_node[number])
+        ):
+            stack.append(_Open(end, around.range, True, None))
+        elif sequence >= 0 and around.opened is not None:
+            around.opened.records = True
+    for one in reversed(in_backward):  # inner ones come after those around them
+        if one.records and one.outer is not None:
+            one.outer.records = True
+    of_backward = {
+        (one.start, one.thread, one.name) for one in in_backward if not (one.records and names[one.name] in parents)
+    }
+    _add_outer(full, parents)
+    return RangesFound([RangeCall(name, tuple(above), name in full) for name, above in parents.items()], of_backward)
+
+
+def _add_outer(full: set[str], parents: dict[str, dict[str, None]]) -> None:
+    """What is inside a range is inside those around it, too."""
+    waiting = list(full)
+    while waiting:
+        for outer in parents.get(waiting.pop(), ()):
+            if outer not in full:
+                full.add(outer)
+                waiting.append(outer)
