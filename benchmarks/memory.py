@@ -47,7 +47,7 @@ class Recording:
         """The same with addresses, peaks, kinds and what is kept for backward."""
         start = time.process_time()
         attribution = attribution_of(self.prof._plan)
-        allocations = Allocations(self.prof._layers, 0, self.prof._end_holding.addresses, before={})
+        allocations = Allocations(self.prof._layers, 0, self.prof._cycles.last._end_memory.addresses, before={})
         attributed = allocations.observe(attribution.attribute(self.prof._session.events(addresses=True)))
         fold(attributed, attribution.places.all, self.prof._layers)
         allocations.result()
