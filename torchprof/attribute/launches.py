@@ -1,4 +1,4 @@
-"""Which kernels were launched before a recording began. Knows no torch."""
+"""Which kernels were launched before a recording began."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Options:
 
 @dataclass
 class Seen:
-    """What was seen beside the figures, and tells how far to believe them. It adds up over cycles."""
+    """Observations of one or more cycles, from which warnings are made."""
 
     callers: set[tuple[int, int]] = field(default_factory=set)
     labels: int = 0
@@ -59,8 +59,8 @@ class Seen:
     label_ns: float | None = None
     notes: list[Caveat] = field(default_factory=list)  # what else there is to say, first of all
     nothing: Caveat | None = None  # why nothing was recorded
-    unmatched: int = 0  # collectives of which nobody knows who asked for them
-    uncertain: int = 0  # buckets of gradients of which nobody knows whose they are
+    unmatched: int = 0  # collectives without a known caller
+    uncertain: int = 0  # buckets of gradients whose layers are unknown
 
     def add(self, cycle: Seen) -> None:
         """Add what was seen in one cycle more, and in no other."""
