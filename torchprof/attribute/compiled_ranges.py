@@ -26,28 +26,17 @@ from torchprof.run.words import (
     UNKNOWN_KERNEL,
 )
 
+PlaceOfLayers = Callable[[tuple[int, ...], str, Place], Place]
 Shares = Sequence[tuple[Place, int]]
 """The places that the time of one kernel is divided among, each with its weight."""
 
 
 class CompiledRanges:
-    """The part of the rule that is about torch.compile.
+    """The part of the rule that is about torch.compile."""
 
-    ``place_of_layers(layers, phase, around)`` is the place of work for several layers at once; ``name_layers`` names
-    such layers for the user.
-    """
-
-    def __init__(
-        self,
-        places: Places,
-        graphs: CompiledGraphs,
-        place_of_layers: Callable[[tuple[int, ...], str, Place], Place],
-        name_layers: Callable[[tuple[int, ...]], str],
-    ) -> None:
+    def __init__(self, places: Places, graphs: CompiledGraphs) -> None:
         self._places = places
         self._graphs = graphs
-        self._place_of_layers = place_of_layers
-        self._name_layers = name_layers
         self.has_inputs = False  # whether any GIVEN range has begun
         self._inputs: dict[int, tuple[int, str]] = {}  # by thread: the open GIVEN range's end and name
         self._inputs_of_node: dict[tuple[int, int], str] = {}  # (forward thread, sequence number) → that name
@@ -92,11 +81,25 @@ class CompiledRanges:
             region = inside(outer, "region", region_of(name))
         return region if kind is Kind.REGION else inside(region, "op", GUARDS)
 
-    def kernel(self, event: Event, around: Place, layer: int, graph: str, kernel: int | None) -> Shares:
+    def kernel(
+        self,
+        event: Event,
+        around: Place,
+        layer: int,
+        graph: str,
+        kernel: int | None,
+        place_of_layers: PlaceOfLayers,
+        name_layers: Callable[[tuple[int, ...]], str],
+    ) -> Shares:
         """The places of one kernel of a compiled graph: a single one, or those that its time is divided among.
 
-        ``kernel`` is its number in the graph, None if that is unknown.
+        ``kernel`` is its number in the graph, None if that is unknown. ``place_of_layers(layers, phase, around)`` is
+        the place of work for several layers at once; ``name_layers`` names such layers for the user.
         """
+
+        def for_layers(numbers: tuple[int, ...]) -> Place:
+            return self._for_layers(numbers, phase, around, place_of_layers)
+
         layers: tuple[tuple[int, int], ...] | str = UNKNOWN_KERNEL
         phase = around.phase
         if kernel is not None:
@@ -113,21 +116,17 @@ class CompiledRanges:
             return [(inner(outer, f"{NOT_ATTRIBUTABLE}: {layers}"), 1)]
         numbers = tuple(number for number, _ in layers)
         if len(layers) == 1:
-            return [(inner(self._for_layers(numbers, phase, around)), 1)]
-        divisor, names = self._graphs.divisor, self._name_layers(numbers)
+            return [(inner(for_layers(numbers)), 1)]
+        divisor, names = self._graphs.divisor, name_layers(numbers)
         if divisor is not None and any(weight for _, weight in layers):
             described = f"divided by {divisor}: {names}"
-            return [
-                (inner(self._for_layers((number,), phase, around), described), weight)
-                for number, weight in layers
-                if weight
-            ]
-        return [(inner(self._for_layers(numbers, phase, around), f"fused: {names}"), 1)]
+            return [(inner(for_layers((number,)), described), weight) for number, weight in layers if weight]
+        return [(inner(for_layers(numbers), f"fused: {names}"), 1)]
 
-    def _for_layers(self, layers: tuple[int, ...], phase: str, around: Place) -> Place:
+    def _for_layers(self, layers: tuple[int, ...], phase: str, around: Place, place_of_layers: PlaceOfLayers) -> Place:
         """The place of work for some layers; a negative number is code outside all layers."""
         if min(layers) >= 0:
-            return self._place_of_layers(layers, phase, around)
+            return place_of_layers(layers, phase, around)
         if (layers, phase) == ((around.layer,), around.phase):
             return around
         return self._places.of_layer(OUTSIDE, phase, around, tuple(layer for layer in layers if layer >= 0))

@@ -82,7 +82,7 @@ class Attribution:
         self._index = {path: index for index, path in enumerate(paths)}
         self._selected = selected
         self._outside = self.places.of_layer(OUTSIDE, FORWARD)
-        self._compiled = CompiledRanges(self.places, self.graphs, self._of_layers, self._name_layers)
+        self._compiled = CompiledRanges(self.places, self.graphs)
         self._compiled_kernels: dict[tuple[int, int, int], tuple[str, int | None]] = {}  # see LookAhead.kernels
         self._stacks: dict[int, list[_Open]] = {}  # by thread: the open ranges, outer to inner
         # Autograd nodes.
@@ -245,7 +245,7 @@ class Attribution:
         """The place of a kernel of a compiled graph; the last of its places if it is divided among several."""
         graph, number = self._compiled_kernels.pop((event.thread, event.start_ns, event.end_ns))
         _, around, _, layer, outer_range = open_range
-        shares = self._compiled.kernel(event, outer, layer, graph, number)
+        shares = self._compiled.kernel(event, outer, layer, graph, number, self._of_layers, self._name_layers)
         if len(shares) > 1:  # all that runs inside is divided with it
             shares[-1][0].is_closed = True
             self._shares[shares[-1][0]] = shares
