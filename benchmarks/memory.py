@@ -47,10 +47,10 @@ class Recording:
         """The same with addresses, peaks, kinds and what is kept for backward."""
         start = time.process_time()
         attribution = attribution_of(self.prof._plan)
-        allocations = Allocations(self.prof._layers, 0, self.prof._end_holding.addresses)
-        attributed = allocations.watch(attribution.attribute(self.prof._session.events(addresses=True)))
+        allocations = Allocations(self.prof._layers, 0, self.prof._cycles.last._end_memory.addresses, before={})
+        attributed = allocations.observe(attribution.attribute(self.prof._session.events(addresses=True)))
         fold(attributed, attribution.places.all, self.prof._layers)
-        allocations.result({})
+        allocations.result()
         return time.process_time() - start
 
 

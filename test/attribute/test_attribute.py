@@ -85,7 +85,7 @@ class Walked:
     def self_ns(self) -> dict[tuple[int, str, tuple[str, ...]], int]:
         """Self time of each place, by layer, phase and names of the frames: each event's time, less its children's."""
         found: dict[tuple[int, str, tuple[str, ...]], int] = {}
-        for event, place, around, _, ns in self.all:
+        for event, place, around, _, ns, _ in self.all:
             if event.kind in (Kind.MEMORY, Kind.KERNEL):
                 continue
             for each, signed in ((place, ns), (around, -ns)):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_attribute import ENGINE, MAIN, NODE_PREFIX, Walked, function, kernel, label, memory, node, op, user_label
 from test_laws import Forest, Span
 
-from torchprof.attribute.compiled import CompiledGraphs, CompiledKernel, Given, Module, Owner, Part, Step, pieces
+from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, Given, Module, Owner, Part, Step, pieces
 from torchprof.attribute.event_names import kind_of
 from torchprof.attribute.events import GIVEN, Event, Kind, Site
 from torchprof.attribute.places import Place
@@ -554,7 +554,7 @@ class Ran(Walked):
         self.attribution = Attribution(SITES, PATHS, chosen, graphs=graphs)
         attributed = self.attribution.attribute(iter(sorted(events, key=lambda event: event.start_ns)))
         self.estimate = Estimate(flops or ())
-        self.all = list(attributed if flops is None else self.estimate.watch(attributed))
+        self.all = list(attributed if flops is None else self.estimate.observe(attributed))
         rows, samples, busy = fold(
             self.all,
             self.attribution.places.all,
@@ -594,7 +594,7 @@ class Ran(Walked):
     def own(self) -> dict[str, int]:
         """The time of the CPU by the way to it, what it was called from among it; nothing that took none."""
         found: dict[str, int] = {}
-        for _, place, around, _, ns in (one for one in self.all if one.event.kind is not Kind.KERNEL):
+        for _, place, around, _, ns, _ in (one for one in self.all if one.event.kind is not Kind.KERNEL):
             for each, signed in ((place, ns), (around, -ns)):
                 if each is not None:
                     found[in_words(each)] = found.get(in_words(each), 0) + signed

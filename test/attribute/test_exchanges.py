@@ -18,8 +18,8 @@ import torchprof
 from torchprof import Profile
 from torchprof.attribute.collectives import Exchanges, fqns_of
 from torchprof.attribute.events import Kind, Site
-from torchprof.attribute.groups import mesh_of_groups, sole_group
 from torchprof.attribute.places import Attributed
+from torchprof.attribute.process_groups import mesh_of_groups, sole_group
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.warnings import about_buckets
 from torchprof.record import plan as record_plan

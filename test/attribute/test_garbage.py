@@ -67,7 +67,7 @@ def folded(*observers: Any) -> Run:
     attribution = Attribution(SITES, PATHS)
     attributed: Iterator[Any] = attribution.attribute(EVENTS)
     for observer in observers:
-        attributed = observer.watch(attributed)
+        attributed = observer.observe(attributed)
     rows, samples, _ = fold(attributed, attribution.places.all, LAYERS)
     return Run((Meta(("Net",)),), LAYERS, rows, samples)
 
@@ -102,7 +102,7 @@ def test_calls_last_as_long_as_without_it() -> None:
 def test_a_step_has_a_part_for_it() -> None:
     steps = Steps(LAYERS)
     folded(steps)
-    of = {key.measure: one.sum for key, one in steps.samples().items() if key.layer == OUTSIDE and key.device == "cpu"}
+    of = {key.measure: one.sum for key, one in steps.result().items() if key.layer == OUTSIDE and key.device == "cpu"}
     assert of["step_gc_ns"] == 390  # with the operator of a finalizer
     assert "step_other_ns" not in of
     assert of["step_gap_ns"] == 2000 - 900 - 50 - 300
@@ -113,7 +113,7 @@ def test_it_is_the_ranks_own_work_while_a_collective_is_under_way() -> None:
     attribution = Attribution(SITES, PATHS)
     locksteps = Locksteps(LAYERS, 0, (), GROUP)
     events = [step(0), label(NET, 0, 100), exchange("gloo:all_reduce", 10, 90), garbage(20, 50), step(100)]
-    for _ in locksteps.watch(attribution.attribute(events)):
+    for _ in locksteps.observe(attribution.attribute(events)):
         pass
     found = locksteps.result()
     assert found[LockstepKey(OUTSIDE, FORWARD, "cpu", WORK)].ns == (30,)
@@ -128,7 +128,7 @@ def test_a_rank_that_waits_waits_whatever_is_collected_before() -> None:
     late = 10 * MS  # what comes after a collective has ended does not go on promptly
     events = [step(0), label(NET, 0, 3 * late), op("c10d::allreduce_", 10, 20), exchange("gloo:all_reduce", 20, late)]
     events += [garbage(30, 40), op("aten::add", 2 * late, 2 * late + 10), step(3 * late)]
-    for _ in locksteps.watch(attribution.attribute(events)):
+    for _ in locksteps.observe(attribution.attribute(events)):
         pass
     own = locksteps.result()[LockstepKey(OUTSIDE, FORWARD, "cpu", STEP)].ns[0]
     assert own == 3 * late - 10 - (late - 40)  # the op that asks is no work, either

@@ -59,7 +59,7 @@ def watched(ran: Iterable[Ran], rank: int = 0) -> tuple[tuple[DeviceTime, ...], 
     layers = (Layer(("Net",), "Net"),)
     attribution = Attribution({}, [layer.path for layer in layers])
     device_times = DeviceTimes(rank)
-    found = device_times.watch(attribution.attribute(map(event_of, ran)))
+    found = device_times.observe(attribution.attribute(map(event_of, ran)))
     _, _, busy = fold(found, attribution.places.all, layers, rank)
     return device_times.result(), {device: ns for device, ns in busy.items() if device != "cpu"}
 
@@ -107,14 +107,14 @@ def test_devices_stay_apart() -> None:
 def test_everything_is_passed_on() -> None:
     attribution = Attribution({}, [("Net",)])
     events = [Event(Kind.OP, "aten::mm", 0, 10, 1), Event(Kind.MEMORY, "[memory]", 5, 5, 1), *map(event_of, STEP)]
-    found = [each.event for each in DeviceTimes().watch(attribution.attribute(events))]
+    found = [each.event for each in DeviceTimes().observe(attribution.attribute(events))]
     assert found == events
 
 
 def test_without_work_on_a_device_there_are_none() -> None:
     attribution = Attribution({}, [("Net",)])
     device_times = DeviceTimes()
-    list(device_times.watch(attribution.attribute([Event(Kind.OP, "aten::mm", 0, 10, 1)])))
+    list(device_times.observe(attribution.attribute([Event(Kind.OP, "aten::mm", 0, 10, 1)])))
     assert device_times.result() == ()
 
 
@@ -250,7 +250,7 @@ def recorded(stream_of_reduce: int = 20) -> Run:
     attribution = Attribution({MODEL: Site((0,))}, [layer.path for layer in layers])
     device_times = DeviceTimes()
     events = events_of(sorted(raws, key=lambda raw: raw.start_ns()))
-    rows, samples, busy = fold(device_times.watch(attribution.attribute(events)), attribution.places.all, layers)
+    rows, samples, busy = fold(device_times.observe(attribution.attribute(events)), attribution.places.all, layers)
     meta = Meta(("Model",), wall_ns=6500, busy_ns=tuple(busy.items()), **CUDA)
     return Run((meta,), layers, rows, samples, device_times=device_times.result())
 

@@ -1346,7 +1346,7 @@ def estimated(*calls: Call) -> Count:
     for call in calls:
         end = record(call, end)
     estimate = Estimate(signatures)
-    for _ in estimate.watch(Attribution({}, []).attribute(events)):
+    for _ in estimate.observe(Attribution({}, []).attribute(events)):
         pass
     return Count(*map(sum, zip((0, 0, 0), *estimate.counts.values())))
 

@@ -56,7 +56,7 @@ def seen(
     """By what is in lockstep, of rank 3."""
     attribution = Attribution(SITES, PATHS)
     locksteps = Locksteps(LAYERS, 3, signatures, group, from_first_mark)
-    for _ in locksteps.watch(attribution.attribute(events)):
+    for _ in locksteps.observe(attribution.attribute(events)):
         pass
     return locksteps.result()
 
@@ -239,7 +239,7 @@ def test_a_function_of_the_users_waits_as_python_does() -> None:
 def unfinished(*events: Event, ended: int | None = None) -> Unfinished:
     attribution = Attribution(SITES, PATHS)
     locksteps = Locksteps(LAYERS, 3, (), GROUP)
-    for _ in locksteps.watch(attribution.attribute(in_ms(*events))):
+    for _ in locksteps.observe(attribution.attribute(in_ms(*events))):
         pass
     (found,) = locksteps.unfinished(None if ended is None else ended * MS)
     return found
@@ -427,7 +427,7 @@ def rank_that_loads(rank: int, steps: int = 8, ranks: int = 4) -> Run:
         ]
     attribution = Attribution(SITES, PATHS)
     locksteps = Locksteps(LAYERS, rank, (), group)
-    found = [*locksteps.watch(attribution.attribute(in_ms(*sorted(events, key=lambda one: one.start_ns))))]
+    found = [*locksteps.observe(attribution.attribute(in_ms(*sorted(events, key=lambda one: one.start_ns))))]
     rows, samples, _ = fold(found, attribution.places.all, LAYERS, rank)
     samples[SampleKey(OUTSIDE, FORWARD, rank, "cpu", "step_ns")] = Spread.of([(at, 75 * MS) for at in range(steps)])
     meta = Meta(("Net",), rank, ranks, device="cuda", measured=("cpu_ns", "device_ns"), steps=steps)

@@ -287,12 +287,12 @@ class Replay:
         attributed = list(attribution_of(prof._plan).attribute(prof._session.events()))
         self.nodes = [  # those inside no other: layer, start, end
             (place.layer, event.start_ns, event.end_ns)
-            for event, place, around, _, _ in attributed
+            for event, place, around, *_ in attributed
             if place.is_node and (around is None or around.phase == FORWARD)
         ]
         self.ranges = [
             (place.layer, event.start_ns, event.start_ns + ns)
-            for event, place, _, calls, ns in attributed
+            for event, place, _, calls, ns, _ in attributed
             if event.kind is Kind.LABEL and calls
         ]
 
@@ -839,12 +839,12 @@ def walked(
     """What allocations make of hand-made events, in the order of their start. The clock of ``start`` reads 1,000,000 ns
     when that of the events reads 0."""
     attribution = Attribution(SITES, [layer.path for layer in LAYERS])
-    allocations = Allocations(LAYERS, 0, parameters)
+    allocations = Allocations(LAYERS, 0, parameters, before={}, with_timeline=True)
     begin = Event(Kind.STEP, "step", 0, 0, MAIN)
     in_order = sorted((begin, *events), key=lambda event: event.start_ns)
-    attributed = list(allocations.watch(attribution.attribute(with_frees(in_order, start, CLOCK_NS))))
+    attributed = list(allocations.observe(attribution.attribute(with_frees(in_order, start, CLOCK_NS))))
     assert start is not NOTHING or len(attributed) == len(in_order)
-    memory, samples, timeline = allocations.result({}, timeline=True)
+    memory, samples, timeline = allocations.result()
     assert timeline is not None
     return {one.device: one for one in memory}, samples, timeline
 

@@ -148,7 +148,7 @@ def attributed_of(
     attribution = Attribution(sites, paths, selected)
     watcher = OpenSpans([Layer(path, "Module") for path in paths], selected, start_ns=0)
     attributed = list(attribution.attribute(events))
-    assert list(watcher.watch(attributed)) == attributed
+    assert list(watcher.observe(attributed)) == attributed
     return attributed, watcher.result()
 
 
@@ -183,7 +183,7 @@ def test_a_wrapper_and_what_it_wraps_are_one_call() -> None:
     watcher = OpenSpans([Layer(path, "Module") for path in PATHS], start_ns=0)
     calls = [("wrapper", 10, 50), ("wrapped", 12, 48), ("a", 20, 30), ("wrapped", 60, 70)]
     events = [Event(Kind.LABEL, name, start, end, MAIN) for name, start, end in calls]
-    list(watcher.watch(Attribution(sites, PATHS).attribute(events)))
+    list(watcher.observe(Attribution(sites, PATHS).attribute(events)))
     assert of_phase(watcher.result(), FORWARD) == [(10, 50, NET), (20, 30, A), (60, 70, NET)]
 
 
@@ -192,7 +192,7 @@ def test_times_are_after_the_first_mark() -> None:
     assert of_phase(attributed_of(events)[1], FORWARD) == [(10, 50, NET)]
     watcher = OpenSpans([Layer(path, "Module") for path in PATHS], start_ns=900)
     attribution = Attribution({"label 0": Site((0,))}, PATHS)
-    list(watcher.watch(attribution.attribute(events[1:])))
+    list(watcher.observe(attribution.attribute(events[1:])))
     assert of_phase(watcher.result(), FORWARD) == [(110, 150, NET)]
 
 
@@ -359,7 +359,7 @@ def test_steps_are_from_mark_to_mark() -> None:
     events = [mark(100), call(NET, 110, 120), mark(130), mark(150)]
     assert attributed_of(events)[1].steps == (0, 30, 50)
     watcher = OpenSpans([Layer(path, "Module") for path in PATHS], from_first_mark=False)
-    list(watcher.watch(Attribution({"label 0": Site((0,))}, PATHS).attribute(events)))
+    list(watcher.observe(Attribution({"label 0": Site((0,))}, PATHS).attribute(events)))
     assert watcher.result().steps == (30, 50)
 
 
@@ -395,7 +395,7 @@ def stretches_by_hand(
     nodes: list[Node] = []
     breaks: list[tuple[int, int, int | None, tuple[tuple[int, str], ...]]] = []  # where, when, its thread (None: any)
     open_ones: defaultdict[int, list[tuple[int, tuple[int, str]]]] = defaultdict(list)
-    for at, (event, place, _, calls, ns) in enumerate(attributed):
+    for at, (event, place, _, calls, ns, _) in enumerate(attributed):
         kind = event.kind
         if kind is Kind.KERNEL:
             continue
@@ -460,7 +460,7 @@ def test_the_rule_on_random_events(session: tuple[Paths, Any], data: st.DataObje
     assert_all_nested(spans)
     ranges: Counter[tuple[Any, ...]] = Counter()
     threads: dict[int, None] = {}  # in the order of their first spans
-    for event, place, _, calls, ns in attributed:
+    for event, place, _, calls, ns, _ in attributed:
         is_call = event.kind is Kind.LABEL and calls and place.layer >= 0
         if is_call or event.kind in (Kind.USER_LABEL, Kind.KERNEL):
             name = None if is_call else event.name
@@ -489,7 +489,7 @@ def test_every_node_is_in_a_span_of_its_layer_and_of_those_above(session: tuple[
     for one in lines(spans):
         if one.phase == BACKWARD and one.name is None:
             stretches[one.layer].append((one.start, one.end))
-    for event, place, _, _, ns in attributed:
+    for event, place, _, _, ns, _ in attributed:
         if place.is_node and event.kind in (Kind.NODE, Kind.BACKWARD_FUNCTION) and place.layer >= 0:
             for steps in range(1, len(paths[place.layer]) + 1):
                 layer = paths.index(paths[place.layer][:steps])
@@ -573,7 +573,7 @@ def check_backward(prof: Profile, of_layer: dict[tuple[int, str], list[tuple[int
     zero = next(one.event.start_ns for one in attributed if one.event.kind is Kind.STEP)
     nodes = [
         (event.start_ns - zero, event.start_ns + ns - zero, place.layer)
-        for event, place, _, _, ns in attributed
+        for event, place, _, _, ns, _ in attributed
         if place.is_node and event.kind in (Kind.NODE, Kind.BACKWARD_FUNCTION)
     ]
     others = [
@@ -791,7 +791,7 @@ def test_nobody_watches_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     def watch(*_: Any) -> None:
         raise AssertionError("nobody asked for spans")
 
-    monkeypatch.setattr(OpenSpans, "watch", watch)
+    monkeypatch.setattr(OpenSpans, "observe", watch)
     model = Mlp()
     with Profile(model, profile_memory=True) as prof:
         model(torch.rand(3, 4))

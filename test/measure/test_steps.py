@@ -96,11 +96,11 @@ def count(
     marks = [event.start_ns for event in events if event.kind is Kind.STEP]
     attribution = Attribution(SITES, PATHS, selected)
     watched = Steps(layers)
-    attributed = watched.watch(
+    attributed = watched.observe(
         attribution.attribute([*sorted(events, key=lambda e: (e.start_ns, -e.end_ns)), *kernels])
     )
     rows, _, _ = fold(attributed, attribution.places.all, layers)
-    samples = watched.samples()
+    samples = watched.result()
     order = [Spread.of([(start, 0)]).hashes[0] for start in sorted(marks)[:-1]]
     meta = Meta(("Net",), steps=watched.count, wall_ns=sum(marks[-1:]) - sum(marks[:1]))
     return Counted(samples, order, Run((meta,), layers, rows, samples))

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import torchprof
-from torchprof.attribute.compiled import Step
+from torchprof.attribute.compiled_graphs import Step
 from torchprof.attribute.events import GIVEN
 from torchprof.errors import TorchprofError
 from torchprof.record.compiler import Provenance, _Calls, _telling

@@ -10,7 +10,7 @@ import pytest
 from torchprof.analyze.caveats import about_compiled
 from torchprof.analyze.compiled import compiled_in
 from torchprof.analyze.figures import incomplete_phases
-from torchprof.attribute.compiled import CompiledGraphs, CompiledKernel, Module, Part, Step
+from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, Module, Part, Step
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.errors import TorchprofError

@@ -1,5 +1,4 @@
-"""Whose the exchanges between ranks are: which op asked for one that another thread carries out, and which layers it
-serves. Knows no torch."""
+"""The owners of collectives: which op asked for one that another thread runs, and which layers it is for."""
 
 from __future__ import annotations
 
@@ -16,17 +15,17 @@ if TYPE_CHECKING:
     from torchprof.run.words import Signature
 
 RECORDS_COLLECTIVE = "record_param_comms"
-"""The op by which torch records what a collective is called on, where it is carried out by kernels."""
+"""The op by which torch records the inputs of a collective that runs as kernels."""
 ACCUMULATES = "AccumulateGrad"
-"""How the name of the node ends at which a gradient arrives, and DistributedDataParallel looks at its buckets."""
+"""Suffix of the name of the node at which a gradient is ready, and DistributedDataParallel fills its buckets."""
 
 _FSDP = re.compile(r"FSDP::\w+(?: for (?P<next>.*)| \((?P<own>.*)\))?", re.DOTALL)
-"""What FSDP2 calls its ranges: with the names of the modules whose parameters they are about, as the root has them, and
-without one for the root itself (``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py``)."""
+"""The names of FSDP2's ranges: with the names, below its root, of the modules whose parameters they are about; without
+one for the root itself (``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py``)."""
 
 
 class _Asked(NamedTuple):
-    """An exchange that was asked for, and has not begun."""
+    """A collective that an op asked for and that has not begun."""
 
     name: str
     place: Place
@@ -34,14 +33,15 @@ class _Asked(NamedTuple):
 
 
 class Exchanges:
-    """What the attribution of one session notes of exchanges.
+    """The collectives of one session: those that were asked for, and the gradients that wait to be exchanged.
 
-    ``fqns``: the layers by the names that FSDP has for them, of each of its roots; ``signatures``: what ops were called
-    on; ``replicated``: the layers whose gradients DistributedDataParallel exchanges, and for each the sizes of those
-    that it ignores; empty where there is no such module, None where that is not known;
-    ``is_one_group``: whether all exchanges are between the same ranks. ``unmatched`` counts the collectives of which
-    nobody knows who asked for them, ``uncertain`` the buckets that have another size than the gradients that came
-    before them.
+    ``fqns``: the layers by their names in FSDP, for each of its roots. ``signatures``: the inputs of ops, by number.
+    ``replicated``: the layers whose gradients DistributedDataParallel exchanges, each with the sizes of the gradients
+    that it ignores; empty if there is no such module, None if that is unknown. ``is_one_group``: whether all
+    collectives are between the same ranks.
+
+    ``unmatched`` counts the collectives without a known caller; ``uncertain`` the buckets whose size differs from that
+    of the gradients that became ready before them.
     """
 
     def __init__(
@@ -61,16 +61,16 @@ class Exchanges:
         self._is_one_group = is_one_group
         self._asked: deque[_Asked] = deque()
         self._accumulated: defaultdict[int, list[tuple[int, int | None]]] = defaultdict(list)
-        self._names_in: dict[str, tuple[str, ...] | None] = {}  # what labels say, by label
+        self._names_in: dict[str, tuple[str, ...] | None] = {}  # by label: the module names in it
 
-    # Who asked
+    # Callers
 
     def ask(self, name: str, place: Place, signature: int) -> None:
-        """An op asks for an exchange."""
+        """An op asks for a collective."""
         self._asked.append(_Asked(name, place, signature))
 
     def begun_inside(self, place: Place) -> None:
-        """An exchange begins on the thread that asked for it, inside this place: nobody else will."""
+        """A collective begins on the thread that asked for it, inside this place: it is not one of another thread's."""
         last = self._asked[-1].place if self._asked else None
         outer: Place | None = place
         while outer is not None and last is not None:
@@ -80,11 +80,11 @@ class Exchanges:
             outer = outer.outer
 
     def asker(self, name: str, signature: int) -> Place | None:
-        """The op that asked for an exchange that begins now on a thread of the backend's, None where none is known.
+        """The op that asked for a collective that begins now on a thread of the backend, None if it is unknown.
 
-        A group's exchanges begin in the order in which they were asked for: it is the first that asked for one of this
-        name, and of this size where sizes were recorded. Of several groups each has an order of its own: there the
-        sizes have to tell them apart.
+        The collectives of one group begin in the order in which they were asked for: so it is the first op that asked
+        for one of this name, and of this size if sizes were recorded. Each of several groups has its own order: there
+        the match counts only if it is unique or if sizes were recorded.
         """
         size = self._size(signature)
         found = [
@@ -101,7 +101,7 @@ class Exchanges:
         self.unmatched += 1
         return None
 
-    # Whom it serves
+    # The layers that a collective is for
 
     def accumulate(self, thread: int, layer: int) -> None:
         """The gradient of a parameter of a layer is ready."""
@@ -109,12 +109,12 @@ class Exchanges:
             self._accumulated[thread].append((layer, None))
 
     def forget_gradients(self) -> None:
-        """A forward begins: gradients that were not exchanged until now will not be exchanged any more."""
+        """A forward begins: gradients that were not exchanged until now will not be."""
         if self._accumulated:
             self._accumulated.clear()
 
     def accumulated(self, thread: int, signature: int) -> None:
-        """How large the last gradient was. One that DistributedDataParallel ignores is in no bucket."""
+        """The size of the last gradient is recorded. One that DistributedDataParallel ignores is in no bucket."""
         gradients = self._accumulated[thread]
         size = self._size(signature)
         if gradients and size is not None:
@@ -125,9 +125,9 @@ class Exchanges:
     def bucket(self, thread: int, op: str, signature: int) -> tuple[int, ...]:
         """The layers whose gradients are in a bucket that is exchanged now: those that became ready since the last one.
 
-        DistributedDataParallel fills its buckets in that order from its second backward on. ``()`` where the sizes,
-        where they were recorded, say that it did not, and for what is no bucket: others exchange a gradient when it is
-        there, too, as FullyShardedDataParallel does, which scatters it, and hooks of the user's.
+        DistributedDataParallel fills its buckets in that order from its second backward on. ``()`` if recorded sizes
+        contradict that, and if it is no bucket: FullyShardedDataParallel and hooks of the user's exchange a gradient
+        when it is ready, too.
         """
         gradients = self._accumulated.pop(thread, [])
         if self._replicated is not None and not self._replicated:
@@ -140,8 +140,8 @@ class Exchanges:
         return tuple(dict.fromkeys(layer for layer, _ in gradients if layer >= 0))
 
     def named_by(self, label: str, around: int) -> tuple[int, ...] | None:
-        """The layers that a range of FSDP2's is about, which is inside of a layer (negative: none); ``()`` where it
-        names none of ours, or where they are of another root than that layer. None for all other ranges."""
+        """The layers that a range of FSDP2's is about; ``around``: the layer around it (negative: none). ``()`` if it
+        names no layer, or layers of another root than that of ``around``. None for all other ranges."""
         if label not in self._names_in:
             found = _FSDP.fullmatch(label)
             names = None if found is None else tuple((found["next"] or found["own"] or "").split(", "))
@@ -153,7 +153,7 @@ class Exchanges:
         return () if None in layers else tuple(layer for layer in layers if layer is not None)
 
     def _called(self, name: str, around: int) -> int | None:
-        """The layer that FSDP calls so: of several roots, below that which is around."""
+        """The layer with this name in FSDP; of several roots, the one that ``around`` is below."""
         layers = self._fqns.get(name, ())
         if len(layers) > 1:
             path = self._paths[around] if around >= 0 else ()
@@ -163,7 +163,7 @@ class Exchanges:
         return layers[0] if len(layers) == 1 else None
 
     def common(self, layers: Iterable[int]) -> tuple[str, ...]:
-        """The path of the nearest common ancestor of some layers; ``()`` where they are of several models."""
+        """The path of the nearest common ancestor of some layers; ``()`` if they are of several models."""
         first, *others = (self._paths[layer] for layer in layers)
         steps = len(first)
         for other in others:
@@ -171,19 +171,19 @@ class Exchanges:
         return first[:steps]
 
     def _size(self, signature: int) -> int | None:
-        """How many elements all inputs of a call have together, None where that was not recorded."""
+        """The number of elements of all inputs of a call together, None if it was not recorded."""
         sizes = self._sizes(signature)
         return sum(sizes) if sizes else None
 
     def _sizes(self, signature: int) -> list[int]:
-        """How many elements each input of a call has; none where that was not recorded."""
+        """The number of elements of each input of a call; empty if it was not recorded."""
         if not signature:
             return []
         return [size for shape in self._signatures[signature].shapes if (size := _elements(shape)) is not None]
 
 
 def _elements(shape: object) -> int | None:
-    """Of a tensor, or of all tensors of a list; None for what is neither."""
+    """The number of elements of a tensor, or of all tensors of a list; None for other inputs."""
     if not isinstance(shape, tuple) or not shape:
         return None
     if all(type(size) is int for size in shape):
@@ -193,13 +193,13 @@ def _elements(shape: object) -> int | None:
 
 
 def _is_for(op: str, collective: str) -> bool:
-    """Whether an op asks for collectives of this name. gloo reduces and scatters by reducing for all."""
+    """Whether an op asks for collectives of this name. gloo runs a reduce_scatter as an all_reduce."""
     asked, begun = name_of_collective(op), name_of_collective(collective)
     return asked == begun or (begun, asked) == ("all_reduce", "reduce_scatter")
 
 
 def fqns_of(paths: Iterable[tuple[str, ...]]) -> dict[str, list[int]]:
-    """The layers by the names that FSDP has for them where its roots are the models."""
+    """The layers by their names in FSDP, if its roots are the models."""
     found: dict[str, list[int]] = {}
     for index, path in enumerate(paths):
         found.setdefault(".".join(path[1:]), []).append(index)

@@ -1,19 +1,18 @@
-"""What the name of an event tells, in a session and in a trace of one: our labels and marks, torch's own bookkeeping,
-and what torch calls a step. Knows no torch."""
+"""The names of events, in a session and in a trace: our labels and marks, torch's bookkeeping, and steps."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
 
-from torchprof.attribute.compiled import CALL, COMPILES, COMPILES_TOO, REGION
+from torchprof.attribute.compiled_graphs import CALL, COMPILES, COMPILES_TOO, REGION
 from torchprof.attribute.events import GIVEN, PREFIX, Event, Kind
 from torchprof.run.words import ANY_STEP, GUARDS
 
 RAISED = PREFIX + "!raised"
 """A label of no length inside the range of a call that did not finish."""
 STOPPED = PREFIX + "!stopped"
-"""The same where torch's activation checkpointing has seen enough: the last op before it was not carried out."""
+"""The same if torch's activation checkpointing stops a recompute early: the last op before it was not executed."""
 STEP_MARK = PREFIX + "!step"
 """A label of no length at the start of a session, and at the end of each step in it."""
 STARTED = PREFIX + "!started"
@@ -21,11 +20,11 @@ STARTED = PREFIX + "!started"
 GARBAGE = PREFIX + "!gc"
 """A label around a collection of Python's garbage collector."""
 MEMORY = "[memory]"
-"""What torch calls every allocation, and every free."""
+"""The name of every allocation and free."""
 NODE_PREFIX = "autograd::engine::evaluate_function: "
-"""What the name of the engine's range around an autograd node begins with; the node's own follows."""
+"""Prefix of the engine's range around an autograd node; the node's name follows."""
 
-# What torch's own EventList leaves out: bookkeeping of record_function and of autograd (torch.autograd.profiler_util).
+# Left out by torch's EventList, too: bookkeeping of record_function and of autograd (torch.autograd.profiler_util).
 _BOOKKEEPING = frozenset(
     {
         "profiler::_record_function_enter",
@@ -41,7 +40,7 @@ _TORCHS_STEP = re.compile(r"ProfilerStep#\d+")
 
 
 def kind_of(name: str) -> Kind | None:
-    """The kind of the CPU events of one name, None for what is left out; OP where the name does not tell."""
+    """The kind of the CPU events of one name, None for events to leave out; OP for all other names."""
     if name == MEMORY:
         return Kind.MEMORY
     if name in _BOOKKEEPING or name == RAISED:
@@ -70,7 +69,7 @@ def kind_of(name: str) -> Kind | None:
 
 
 def is_a_common_name(name: str) -> bool:
-    """Whether torch.compile calls a range of its own so, and a user may well call one so too."""
+    """Whether torch.compile has a range of this name that a user could easily choose, too."""
     return name in COMPILES
 
 
@@ -85,19 +84,19 @@ def is_engine(name: str) -> bool:
 
 
 def numbers_of_devices(of_work: Iterable[int], of_memory: Iterable[int]) -> dict[int, int]:
-    """What ROCm calls the devices that worked, and as which torch counts them: in kernels a device has its number among
-    all agents of the machine, CPUs among them, in memory events the one that torch's ``cuda:0`` has.
+    """Of ROCm: the number of each device in kernel events → its number in torch (``cuda:0``) and in memory events.
 
-    Both are in the same order. Empty where they are not as many: then nobody knows which is which.
+    Kernel events count all agents of the machine, CPUs included. Both are in the same order. Empty if there are more of
+    one than of the other: then the devices cannot be matched.
     """
     work, memory = sorted(set(of_work)), sorted(set(of_memory))
     return dict(zip(work, memory)) if len(work) == len(memory) else {}
 
 
 def with_steps(events: Iterable[Event], steps: int) -> Iterator[Event]:
-    """Mark where each step of ``torch.profiler.profile`` begins, and where the last of so many ends.
+    """Add a mark where each step of ``torch.profiler.profile`` begins, and where the last of ``steps`` ends.
 
-    torch numbers their ranges; here they have one name. Events come, and go on, in the order of their start.
+    torch numbers the ranges of steps; here they all get one name. Events stay in the order of their start.
     """
     last: Event | None = None
     user_label = Kind.USER_LABEL

@@ -1,4 +1,4 @@
-"""Which kernels were launched before a recording began. Knows no torch."""
+"""Which kernels were launched before a recording began."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ _ENOUGH = 1000  # kernels: where so many have no number of a call, no others wil
 
 
 def first_call(calls: Iterable[int], launched: Iterable[int]) -> int:
-    """The number from which on the device's runtime numbered its calls in a recording: a kernel whose launch was not
-    recorded, and has a lower number, was launched before. 0 where that cannot be told.
+    """The lowest number of a runtime call in a recording. A kernel without a recorded launch and with a lower number
+    was launched before the recording began. 0 if that cannot be known.
 
     ``calls`` are the numbers of all recorded calls of the runtime. It counts them up over the life of a process (CUPTI
     Activity API, "correlation ID"), and kernels have the number of the call that launched them. ``launched``: these
-    numbers of the kernels whose launch was recorded. Where none of them is the number of a call, kernels are numbered
-    otherwise.
+    numbers of the kernels whose launch was recorded. If none of them is the number of a call, kernels are numbered in
+    another way.
 
-    That a kernel comes before all others on its stream tells less: runtimes of which torch recorded no calls, as the
-    driver's before torch 2.1, launch kernels in a recording that look alike.
+    That a kernel comes before all others on its stream is not enough: some launches in a recording are not recorded
+    either, such as those of the CUDA driver before torch 2.1.
     """
     first, is_known = 0, False
     numbers = set(islice(launched, _ENOUGH))

@@ -1,4 +1,4 @@
-"""Events in the order of their start, with a look at those that follow."""
+"""Events in the order of their start, completed by what only later events say about them."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from torchprof.attribute.collectives import ACCUMULATES
-from torchprof.attribute.compiled import CompiledGraphs, graph_of
+from torchprof.attribute.compiled_graphs import CompiledGraphs, graph_of
 from torchprof.attribute.events import Event, Kind
 
 
 class LookAhead:
-    """Events, and what comes after them: some tell only there what they are.
+    """Passes events on; three kinds of them need a look at the events that follow.
 
-    - torch leaves the number of an autograd node out of the engine's range around it where a hook of the user's, or of
-      FSDP's, runs an op or a range before the node itself. Of AccumulateGrad alone there is no number to be had.
-    - Guards are those of the region that comes right after them: their name becomes its.
-    - What runs in a call of a compiled graph tells which of its kernels they are: ``kernels`` has their numbers (None:
-      nobody knows), by thread, start and end.
+    - NODE: torch leaves the sequence number out of the engine's range around an autograd node if a hook of the user's
+      or of FSDP's runs an op or a range before the node. The BACKWARD_FUNCTION inside has it, except for
+      AccumulateGrad.
+    - GUARDS belong to the region that comes right after them: they get its name.
+    - GRAPH: the ops in a call of a compiled graph together show which of its kernels each one is. ``kernels``: the
+      graph's key and the kernel's number (None: unknown), by thread, start and end.
     """
 
     def __init__(self, graphs: CompiledGraphs) -> None:
         self.kernels: dict[tuple[int, int, int], tuple[str, int | None]] = {}
         self._graphs = graphs
-        self._ahead: deque[Event] = deque()  # what was looked at, and is still to come
+        self._ahead: deque[Event] = deque()  # already read, not yet passed on
         self._later: Iterator[Event] = iter(())
 
     def pass_on(self, events: Iterable[Event]) -> Iterator[Event]:
@@ -46,12 +47,12 @@ class LookAhead:
             yield event
 
     def _coming(self, thread: int) -> Iterator[Event]:
-        """What comes next on a thread; it will still come."""
+        """The next events on a thread, up to the first kernel; they are passed on later all the same."""
         looked: list[Event] = []
         try:
             for event in chain(self._ahead, self._later):
                 looked.append(event)
-                if event.kind is Kind.KERNEL:  # the device's work comes after all
+                if event.kind is Kind.KERNEL:  # device work comes after all other events
                     return
                 if event.thread == thread:
                     yield event
@@ -79,12 +80,12 @@ class LookAhead:
             if event.start_ns >= call.end_ns:
                 break
             if event.start_ns >= until and event.kind in (Kind.OP, Kind.GARBAGE):
-                until = event.end_ns  # what is inside of it is none of the graph's
+                until = event.end_ns  # what runs inside it is not called by the graph
                 if event.kind is Kind.OP:
                     inside.append(event)
         graph = graph_of(call.name)
         kernels = self._graphs.called(graph, [event.name for event in inside])
         has_all = self._graphs.has_all(graph, kernels)
         for event, kernel in zip(inside, kernels):
-            if kernel is not None or not has_all:  # where all are found, the others are none, as copies of inputs
+            if kernel is not None or not has_all:  # if all are found, other ops are no kernels: copies of inputs, say
                 self.kernels[event.thread, event.start_ns, event.end_ns] = graph, kernel

@@ -12,9 +12,9 @@ class Place:
     """Where work belongs: a layer, a phase, and the frames from the layer's range inward to the work itself.
 
     There is one object for each distinct place, numbered in the order of first use; calls of an op with different
-    ``signature`` are different places. ``within`` is the op or label that the layer's range is inside of, None where
-    it is inside of none, as nearly always. ``is_closed``: nobody asks what runs inside of it. ``shared``:
-    where it works for several layers at once, which; ``layer`` is their nearest common ancestor then.
+    ``signature`` are different places. ``within``: the op or label that the layer's range is inside, usually None.
+    ``is_node``: whether it is an autograd node. ``is_closed``: whether all that runs inside it counts as this place.
+    ``shared``: the layers if it works for several at once; ``layer`` is then their nearest common ancestor.
     """
 
     __slots__ = (
@@ -52,11 +52,11 @@ class Place:
         self.shared = shared
         self.is_node = False
         self.is_closed = False
-        self._inner: dict[Any, Place] | None = None  # most have none: a dict only for those that do
+        self._inner: dict[Any, Place] | None = None  # most places contain no other: they get no dict
 
     @property
     def frames(self) -> tuple[Frame, ...]:
-        """Outer to inner, without signatures; ``()`` is the layer's own time between ops."""
+        """Outer to inner, without signatures; ``()`` is the layer's self time, between ops."""
         frames = []
         place: Place | None = self
         while place is not None and place.frame is not None:
@@ -66,14 +66,24 @@ class Place:
 
 
 class Attributed(NamedTuple):
-    """An event with its place. ``around`` is the place whose time it interrupts, ``calls`` is 0 where the event only
-    continues a call (an op directly inside one of its name, a module inside its wrapper), ``ns`` its time."""
+    """An event with its place.
+
+    ``around`` is the place whose time it interrupts. ``calls`` is 0 if the event only continues a call: an op directly
+    inside one of its name, a module inside its wrapper. ``ns`` is its time: shorter than the event's own if it sticks
+    out of the range around it. ``outer`` is the innermost range around it on its thread, None if there is none. So
+    the open ranges of a thread are the last one that began on it, its ``outer``, and so on, if they have not ended.
+    """
 
     event: Event
     place: Place
     around: Place | None
     calls: int
     ns: int
+    outer: Attributed | None = None
+
+    @property
+    def end_ns(self) -> int:
+        return self.event.start_ns + self.ns
 
 
 class Places:
@@ -85,7 +95,7 @@ class Places:
         self._frames: dict[str, Frame] = {}
 
     def of_layer(self, layer: int, phase: str, around: Place | None = None, shared: tuple[int, ...] = ()) -> Place:
-        """The place of a layer's own time, where its range is inside ``around``."""
+        """The place of a layer's self time; its range is inside ``around``."""
         within = around if around is None or around.frame is not None else around.within
         key = (layer, phase, within, shared)
         place = self._layers.get(key)
@@ -110,7 +120,8 @@ class Places:
         return place
 
     def close(self) -> None:
-        """No place is new from now on. Places hold each other in circles: without this they wait for the collector."""
+        """Break the reference cycles between places, which would keep them until a garbage collection. No place can be
+        added after that."""
         self._layers.clear()
         for place in self.all:
             place._inner = None

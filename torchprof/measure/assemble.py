@@ -1,22 +1,25 @@
-"""What was recorded and what the model is, assembled into a ``Run``: the left half of the picture, in its order."""
+"""A recording and the plan of a model, assembled into a ``Run``: attribution, observers, sums, in this order."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torchprof.attribute.collectives import Exchanges
-from torchprof.attribute.compiled import CompiledGraphs
+from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.event_names import with_steps
 from torchprof.attribute.events import Detail, Event, Kind
+from torchprof.attribute.places import Attributed, Place
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.devices import DeviceTimes
 from torchprof.measure.fold import fold
-from torchprof.measure.live_memory import NOTHING, Holding, allocators_between, with_frees
+from torchprof.measure.live_memory import NOTHING, allocators_between, with_frees
 from torchprof.measure.lockstep import Locksteps
 from torchprof.measure.memory import Allocations
-from torchprof.measure.recording import Asked, Planned, Recorded, Seen
+from torchprof.measure.observer import Observer
+from torchprof.measure.recording import Options, Planned, RecordedCycle, Seen
 from torchprof.measure.steps import Steps
 from torchprof.measure.timeline import OpenSpans
 from torchprof.measure.warnings import (
@@ -29,22 +32,27 @@ from torchprof.measure.warnings import (
 )
 from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.lockstep import NOT_RECORDED, GroupOfRanks
+from torchprof.run.lockstep import NOT_RECORDED
 from torchprof.run.memory import Memory
 from torchprof.run.meta import CompiledRegion, Meta
 from torchprof.run.paused_gc import paused_gc
 from torchprof.run.rows import Rows
 from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import Timeline
 from torchprof.run.warnings import Caveat
 from torchprof.run.words import OUTSIDE, Signature
 
+if TYPE_CHECKING:
+    from torchprof.measure.flops.estimate import Estimate
 
-def wanted_detail(asked: Asked) -> Callable[[str], Detail] | None:
-    """How much is to be read of an op's inputs, by its name; None for nothing at all."""
-    least = Detail.SHAPES if asked.record_shapes or asked.with_stack else Detail.NOTHING
-    if asked.with_flops:
-        from torchprof.measure.flops.estimate import Estimate  # which asks torch's registry: a trace may do without
+
+def wanted_detail(options: Options) -> Callable[[str], Detail] | None:
+    """How much to read of an op's inputs, by its name; None to read nothing."""
+    least = Detail.SHAPES if options.record_shapes or options.with_stack else Detail.NOTHING
+    if options.with_flops:
+        # It asks torch's registry of operators: not imported where it is not needed, as for a trace.
+        from torchprof.measure.flops.estimate import Estimate
 
         return lambda name: Estimate.detail(name) if Estimate.detail(name) is not Detail.NOTHING else least
     return None if least is Detail.NOTHING else lambda name: least
@@ -57,140 +65,173 @@ def attribution_of(
     is_one_group: bool = True,
     graphs: CompiledGraphs | None = None,
 ) -> Attribution:
-    """The rule of ownership for the labels of a plan. ``signatures``: what ops were called on; ``is_one_group``:
-    whether all exchanges are between the same ranks; ``graphs``: what is known of compiled ones."""
+    """The rule of ownership for the labels of a plan. ``signatures``: the inputs of ops, by number; ``is_one_group``:
+    whether all collectives are between the same ranks; ``graphs``: the compiled graphs that are known."""
     exchanges = Exchanges(plan.fqns, plan.layer_paths, signatures, plan.replicated, is_one_group)
     return Attribution(plan.sites, plan.layer_paths, plan.selected, called_from, exchanges, graphs)
 
 
+class _Observers:
+    """The observers of one recording; None for what was not asked for or cannot be measured."""
+
+    def __init__(self, recording: RecordedCycle, plan: Planned, options: Options) -> None:
+        source, layers, origin = recording.source, recording.layers, recording.origin
+        rank, from_first_mark = origin.rank, recording.from_first_mark
+        self.flops: Estimate | None = None
+        self.memory: Allocations | None = None
+        self.steps: Steps | None = None
+        self.timeline: OpenSpans | None = None
+        self.devices: DeviceTimes | None = None
+        self.lockstep: Locksteps | None = None
+        if options.with_flops:
+            from torchprof.measure.flops.estimate import Estimate
+
+            self.flops = Estimate(source.signatures)
+        if options.profile_memory:
+            start = recording.start
+            before = None if start is NOTHING else start.sizes
+            addresses = recording.end.addresses
+            self.memory = Allocations(layers, rank, addresses, source.start_ns, before, options.with_timeline)
+        if recording.has_steps or source.torchs_steps:
+            self.steps = Steps(layers, rank, from_first_mark)
+        if options.with_timeline:
+            self.timeline = OpenSpans(layers, plan.selected, source.start_ns, from_first_mark)
+        if source.device:
+            self.devices = DeviceTimes(rank)
+        if origin.world_size > 1 and options.timed:
+            self.lockstep = Locksteps(layers, rank, source.signatures, recording.group, from_first_mark)
+
+    def observe(self, attributed: Iterator[Attributed]) -> Iterator[Attributed]:
+        """The same events, read by all observers as they pass."""
+        observers: tuple[Observer[object] | None, ...] = (
+            self.flops,
+            self.memory,
+            self.steps,
+            self.timeline,
+            self.devices,
+            self.lockstep,
+        )
+        for observer in observers:
+            if observer is not None:
+                attributed = observer.observe(attributed)
+        return attributed
+
+
 @paused_gc()
-def assemble(
-    recording: Recorded,
-    events: Iterable[Event],
-    plan: Planned,
-    layers: tuple[Layer, ...],
-    asked: Asked,
-    seen: Seen,
-    *,
-    origin: Meta,
-    start: Holding = NOTHING,
-    end: Holding = NOTHING,
-    steps: bool = False,
-    from_first_mark: bool = True,
-    group: GroupOfRanks | None = None,
-    graphs: CompiledGraphs | None = None,
-    regions: Iterable[CompiledRegion] = (),
-    python_samples: Iterable[tuple[int, str, int]] | None = None,
-    began_ns: int = 0,
-) -> Run:
-    """The run of one recording, without its warnings; ``seen`` grows by what was noticed on the way.
-
-    ``events`` are those of the recording, with what ``wanted_detail`` says of their inputs. ``layers`` are those of the
-    plan, as they were at the end; ``origin``: what is known of where it was recorded; ``start`` and ``end``: what
-    memory was held then; ``steps``: whether steps were marked in the recording by us; ``from_first_mark``: whether one
-    began with it; ``group``: between which ranks collectives are that do not say so, as ``sole_group`` has it;
-    ``graphs``: what is known of compiled graphs, and ``regions`` of compiled code, of that which ran and of other;
-    ``python_samples``: at which time Python was seen at which line, and for how many intervals that stands.
-    ``began_ns``: when the recording's first mark was made. Both, and the notes of frees in ``start``, are on the clock
-    of ``time.perf_counter_ns``, which never jumps; that of the events may be another.
-    """
-    rank = origin.rank
-    signatures = recording.signatures
-    called_from = recording.called_from if asked.with_stack else None
-    is_one_group = group not in (None, NOT_RECORDED) or origin.world_size == 1
-    attribution = attribution_of(plan, signatures, called_from, is_one_group, graphs)
+def assemble(recording: RecordedCycle, plan: Planned, options: Options) -> Run:
+    """The run of one recording, without its warnings; the observations of ``recording`` grow."""
+    source, origin, layers = recording.source, recording.origin, recording.layers
+    is_one_group = recording.group not in (None, NOT_RECORDED) or origin.world_size == 1
+    called_from = source.called_from if options.with_stack else None
+    attribution = attribution_of(plan, source.signatures, called_from, is_one_group, recording.graphs)
     places = attribution.places.all
-    estimate = None
-    if asked.with_flops:
-        from torchprof.measure.flops.estimate import Estimate
-
-        estimate = Estimate(signatures)
-    allocations = Allocations(layers, rank, end.addresses, recording.start_ns) if asked.profile_memory else None
-    steps_seen = Steps(layers, rank, from_first_mark) if steps or recording.torchs_steps else None
-    spans = OpenSpans(layers, plan.selected, recording.start_ns, from_first_mark) if asked.with_timeline else None
-
-    if start.blocks:
-        events = with_frees(events, start, began_ns)
-    if recording.torchs_steps:
-        events = with_steps(events, recording.torchs_steps)
-    if python_samples is not None:
-        events = _with_samples(events, python_samples, began_ns)
-    attributed = attribution.attribute(events)
-    device_times = DeviceTimes(rank) if recording.device else None
-    locksteps = None
-    if origin.world_size > 1 and asked.timed:
-        locksteps = Locksteps(layers, rank, signatures, group, from_first_mark)
-    for watcher in (estimate, allocations, steps_seen, spans, device_times, locksteps):
-        if watcher is not None:
-            attributed = watcher.watch(attributed)
+    observers = _Observers(recording, plan, options)
     rows, samples, busy = fold(
-        attributed,
+        observers.observe(attribution.attribute(_events_of(recording))),
         places,
         layers,
-        rank,
-        counts=estimate.counts if estimate else None,
-        signatures=signatures,
-        timed=asked.timed,
+        origin.rank,
+        counts=observers.flops.result() if observers.flops else None,
+        signatures=source.signatures,
+        timed=options.timed,
     )
     attribution.places.close()
-    if not asked.on_cpu:
+    if not options.on_cpu:
         busy.pop("cpu", None)
-    memory: tuple[Memory, ...] = ()
-    timeline = None
-    if allocations is not None:
-        memory, of_memory, timeline = allocations.result(None if start is NOTHING else start.sizes, asked.with_timeline)
-        allocators = allocators_between(start, end)
-        memory = tuple(replace(one, allocator=allocators.get(one.device, ())) for one in memory)
-        samples.update(of_memory)
-    if spans is not None:
-        without_memory = Timeline((), {name: array("q") for name in Timeline.COLUMNS}, rank=rank)
-        timeline = replace(without_memory if timeline is None else timeline, spans=spans.result())
-    if steps_seen is not None:
-        samples.update(steps_seen.samples())
-    seen.callers |= attribution.callers
-    seen.labels += attribution.labels
-    if origin.world_size > 1:
-        seen.unmatched += attribution.exchanges.unmatched
-        seen.uncertain += attribution.exchanges.uncertain
+    memory, timeline = _memory_and_timeline(observers, recording, samples)
+    if observers.steps is not None:
+        samples.update(observers.steps.result())
+    _note_observations(recording, attribution)
 
-    ran = {place.frame.name for place in places if place.frame is not None and place.frame.kind == "region"}
-    regions_in = {place.layer for place in places if place.frame is not None and place.frame.kind == "region"}
-    layers = _with_inlined(layers, regions_in, {layer for (layer, _), (_, calls) in rows.by_layer.items() if calls})
+    regions = [place for place in places if place.frame is not None and place.frame.kind == "region"]
+    called = {layer for (layer, _), (_, calls) in rows.by_layer.items() if calls}
+    layers = _with_inlined(layers, {place.layer for place in regions}, called)
     rows = replace(rows, layers=layers)
-    names = [name for name in FIELDS if asked.measures(name)]
-    of_cpu = [name for name in names if not name.startswith("device_")]
     meta = replace(
-        origin,
+        _meta(recording, plan, options),
         model=tuple(layer.kind for layer in layers if len(layer.path) == 1 and layer.kind),
-        device=asked.device,
-        requested=tuple(names if asked.device else of_cpu),
-        measured=tuple(names if recording.device else of_cpu),
-        paths=plan.selected_paths,
-        wall_ns=recording.wall_ns,
-        process_cpu_ns=recording.cpu_time.process_ns if recording.cpu_time else None,
-        run_delay_ns=recording.cpu_time.run_delay_ns if recording.cpu_time else None,
-        steps=steps_seen.count if steps_seen else 0,
+        steps=observers.steps.count if observers.steps else 0,
         busy_ns=tuple(sorted(busy.items())),
-        flags=(
-            ("use_cuda", asked.device == "cuda"),
-            ("profile_memory", asked.profile_memory),
-            ("with_flops", asked.with_flops),
-            ("record_shapes", asked.record_shapes),
-            ("with_stack", asked.with_stack),
-            ("compile_layers", asked.compile_layers),
-        ),
-        regions=tuple(region for region in regions if region.name in ran),
+        regions=_regions_that_ran(recording, regions),
     )
-    times = device_times.result() if device_times else ()
-    ended = None if recording.start_ns is None else recording.start_ns + recording.wall_ns
-    unfinished = locksteps.unfinished(ended) if locksteps else ()
-    lockstep = locksteps.result() if locksteps else {}
+    times = observers.devices.result() if observers.devices else ()
+    ended = None if source.start_ns is None else source.start_ns + source.wall_ns
+    unfinished = observers.lockstep.unfinished(ended) if observers.lockstep else ()
+    lockstep = observers.lockstep.result() if observers.lockstep else {}
     return Run((meta,), Layers.of(layers), rows, samples, memory, timeline, times, lockstep, unfinished)
 
 
+def _events_of(recording: RecordedCycle) -> Iterable[Event]:
+    """The events of a recording, with those that torch's profiler does not record itself: frees, steps, samples."""
+    events = recording.events
+    if recording.start.blocks:
+        events = with_frees(events, recording.start, recording.began_ns)
+    if recording.source.torchs_steps:
+        events = with_steps(events, recording.source.torchs_steps)
+    if recording.python_samples is not None:
+        events = _with_samples(events, recording.python_samples, recording.began_ns)
+    return events
+
+
+def _memory_and_timeline(
+    observers: _Observers, recording: RecordedCycle, samples: dict[SampleKey, Spread]
+) -> tuple[tuple[Memory, ...], Timeline | None]:
+    """Memory by device, and the timeline of memory and spans; the samples of memory are added to ``samples``."""
+    memory: tuple[Memory, ...] = ()
+    timeline: Timeline | None = None
+    if observers.memory is not None:
+        memory, of_memory, timeline = observers.memory.result()
+        allocators = allocators_between(recording.start, recording.end)
+        memory = tuple(replace(one, allocator=allocators.get(one.device, ())) for one in memory)
+        samples.update(of_memory)
+    if observers.timeline is not None:
+        empty = Timeline((), {name: array("q") for name in Timeline.COLUMNS}, rank=recording.origin.rank)
+        timeline = replace(empty if timeline is None else timeline, spans=observers.timeline.result())
+    return memory, timeline
+
+
+def _note_observations(recording: RecordedCycle, attribution: Attribution) -> None:
+    seen = recording.seen
+    seen.callers |= attribution.callers
+    seen.labels += attribution.labels
+    if recording.origin.world_size > 1:
+        seen.unmatched += attribution.exchanges.unmatched
+        seen.uncertain += attribution.exchanges.uncertain
+
+
+def _meta(recording: RecordedCycle, plan: Planned, options: Options) -> Meta:
+    """What a run says of itself, as far as it does not depend on the events."""
+    source = recording.source
+    names = [name for name in FIELDS if options.measures(name)]
+    of_cpu = [name for name in names if not name.startswith("device_")]
+    return replace(
+        recording.origin,
+        device=options.device,
+        requested=tuple(names if options.device else of_cpu),
+        measured=tuple(names if source.device else of_cpu),
+        paths=plan.selected_paths,
+        wall_ns=source.wall_ns,
+        process_cpu_ns=source.cpu_time.process_ns if source.cpu_time else None,
+        run_delay_ns=source.cpu_time.run_delay_ns if source.cpu_time else None,
+        flags=(
+            ("use_cuda", options.device == "cuda"),
+            ("profile_memory", options.profile_memory),
+            ("with_flops", options.with_flops),
+            ("record_shapes", options.record_shapes),
+            ("with_stack", options.with_stack),
+            ("compile_layers", options.compile_layers),
+        ),
+    )
+
+
+def _regions_that_ran(recording: RecordedCycle, places: Iterable[Place]) -> tuple[CompiledRegion, ...]:
+    ran = {place.frame.name for place in places if place.frame is not None}
+    return tuple(region for region in recording.regions if region.name in ran)
+
+
 def _with_inlined(layers: tuple[Layer, ...], regions_in: Set[int], called: Set[int]) -> tuple[Layer, ...]:
-    """Layers of which those that were not called may have run all the same: below one that compiled code ran in, and
-    where it ran outside of all, anywhere."""
+    """The layers; ``compiled`` is set on those that were not called but may have run inside compiled code: those below
+    a layer that such code ran in, and all if it ran outside all layers."""
     anywhere = any(index < 0 for index in regions_in)
     above = {layers[index].path for index in regions_in if index >= 0}
 
@@ -204,7 +245,7 @@ def _with_inlined(layers: tuple[Layer, ...], regions_in: Set[int], called: Set[i
 
 
 def _with_samples(events: Iterable[Event], samples: Iterable[tuple[int, str, int]], began_ns: int) -> Iterator[Event]:
-    """Events with those of the samples between them, in the order of time, on the thread that began the session: it
+    """Events, with SAMPLE events between them in the order of time. They are on the thread that began the session: it
     made the first mark, at ``began_ns`` on the clock of the samples."""
     thread: int | None = None
     waiting: Iterator[Event] = iter(())

@@ -1,7 +1,4 @@
-"""How long each device and each of its streams was busy, and with what: computing, communicating, copying.
-
-Knows no torch.
-"""
+"""How long each device and each of its streams was busy, and with what: computing, communicating, copying."""
 
 from __future__ import annotations
 
@@ -14,13 +11,14 @@ from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.timeline import DeviceTime, StreamTime
 
 _BESIDE = (KernelWork.COMMUNICATION.value, KernelWork.COMPUTING.value, None)
-"""For each kind of work the one with which its overlap counts."""
+"""For each kind of work, the kind whose overlap with it is counted."""
 
 
 class _Times:
-    """What a device, or one of its streams, did up to now: how long unions of intervals are, and how far they reach.
+    """The busy time of a device or of one of its streams so far: the lengths of unions of intervals, in ns.
 
-    ``by_work`` and ``until_by_work`` are numbered as ``KernelWork`` is.
+    ``busy_ns`` is that of all work and ``until`` its end; ``by_work`` and ``until_by_work`` are the same for each kind
+    of work, in the order of ``KernelWork``.
     """
 
     __slots__ = ("busy_ns", "by_work", "kernels", "overlap_ns", "start_ns", "until", "until_by_work")
@@ -32,7 +30,7 @@ class _Times:
         self.until_by_work = [start] * len(KernelWork)
 
     def add(self, work: int, start: int, end: int) -> None:
-        """Take in what began no earlier than all before it."""
+        """Add an interval. It begins no earlier than those before it."""
         self.kernels += 1
         if start >= self.until:  # nothing else runs, as nearly always
             self.busy_ns += end - start
@@ -47,8 +45,8 @@ class _Times:
         self.until_by_work[work] = max(end, until)
         other = _BESIDE[work]
         if other is not None:
-            # All before it has begun by now: from here on, what the other kind covers so far is one piece, to its end.
-            # What it covers later than that, it compares with us.
+            # All intervals before have begun: from here on, the other kind covers one piece so far, up to its end. A
+            # later interval of that kind adds its overlap with this one itself.
             self.overlap_ns += max(0, min(end, self.until_by_work[other]) - new_from)
 
     def kinds(self) -> tuple[int, int, int, int]:
@@ -58,20 +56,20 @@ class _Times:
 
 
 class DeviceTimes:
-    """One walk over the events of one session, between the attribution and the fold.
+    """Observes kernels: the busy time of each device and stream.
 
-    The work of one device comes in the order of its start. So of all that was, only the ends have to be kept: one for
-    each kind of work, on each stream.
+    The work of one device comes in the order of its start. So only the latest ends are kept: one for each kind of work
+    on each stream.
     """
 
     def __init__(self, rank: int = 0) -> None:
         self._rank = rank
         self._devices: dict[str, _Times] = {}
-        self._streams: dict[tuple[str, int], tuple[_Times, _Times]] = {}  # the times of the device, and of the stream
+        self._streams: dict[tuple[str, int], tuple[_Times, _Times]] = {}  # those of the device, and of the stream
         self._works: dict[str, int] = {}  # by name
 
-    def watch(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
-        """Pass everything on, and note how long devices were busy."""
+    def observe(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
+        """Pass all events on, and add up the busy times of devices."""
         kernel = Kind.KERNEL
         for item in attributed:
             yield item

@@ -1,4 +1,4 @@
-"""Attributed events, summed: rows and samples. And runs of one rank, cycle after cycle, summed into one."""
+"""Attributed events, summed into rows and samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import PHASES, Frame, Signature
 
 _Call = tuple[int, int, int]
-"""When a call, or a garbage collection, started, how long it lasted, and on which thread."""
+"""Start, duration and thread of a call or of a garbage collection."""
 
 
 def fold(
@@ -30,11 +30,11 @@ def fold(
 ) -> tuple[Rows, dict[SampleKey, Spread], dict[str, int]]:
     """Sum events into rows, the durations of calls into samples, and the time in which each device was busy.
 
-    Of the CPU that is how long any thread that was recorded was inside any op or range.
+    The CPU is busy while any recorded thread is inside any op or range.
 
-    ``places`` is the list that the attribution fills while ``attributed`` is read, and ``counts`` (MACs, FLOPs, and the
-    calls and kernels that are in neither, by the index of a place) may fill meanwhile, too. Self time: each event adds
-    its time to its place and takes it from the place around it; without ``timed`` all times are 0, and there are no
+    ``places`` is the list that the attribution fills while ``attributed`` is read. ``counts`` may fill meanwhile, too:
+    by the index of a place, MACs, FLOPs, and the calls and kernels without a formula. Self time: each event adds its
+    time to its place and subtracts it from the place around it. Without ``timed`` all times are 0, and there are no
     samples.
     """
     cpu_ns: list[int] = []
@@ -51,7 +51,7 @@ def fold(
     collective, garbage = Kind.COLLECTIVE, Kind.GARBAGE
     covered = covered_until = 0
 
-    for event, place, around, counted, ns in attributed:
+    for event, place, around, counted, ns, _ in attributed:
         kind = event[0]
         if kind is memory or kind is kernel:
             device = event.device
@@ -67,7 +67,7 @@ def fold(
             else:
                 values[freed[device == "cpu"]] -= event.nbytes
             continue
-        if kind is step or (kind is garbage and not timed):  # of a collection nothing but its time is of interest
+        if kind is step or (kind is garbage and not timed):  # a collection has nothing but its time
             continue
         index = place.index
         if index >= len(cpu_ns):
@@ -84,7 +84,7 @@ def fold(
         cpu_ns[index] += ns
         if around is not None:
             cpu_ns[around.index] -= ns
-        else:  # in no range of its thread; beside one of another thread it adds only what sticks out
+        else:  # outermost on its thread: it adds only the time that no earlier one, on any thread, covers
             end = event.start_ns + ns
             covered += max(0, end - max(covered_until, event.start_ns))
             covered_until = max(covered_until, end)
@@ -118,7 +118,7 @@ def fold(
 
 
 def _by_thread(collections: Iterable[_Call]) -> dict[int, tuple[list[int], list[int]]]:
-    """By thread: when garbage collections started, in order, and what the first so many took, from none to all."""
+    """By thread: the starts of garbage collections, in order, and the total times of the first 0, 1, 2, … of them."""
     found: dict[int, tuple[list[int], list[int]]] = {}
     for start, ns, thread in collections:
         starts, sums = found.setdefault(thread, ([], [0]))

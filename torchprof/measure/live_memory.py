@@ -1,5 +1,4 @@
-"""What memory is allocated beside what a session records, by the model and by torch's allocators: the value, for one
-moment; and what of that was freed in the recording. Knows no torch."""
+"""The memory of the model and of torch's allocators at one moment; and which of it was freed during the recording."""
 
 from __future__ import annotations
 
@@ -13,12 +12,12 @@ from torchprof.attribute.event_names import MEMORY
 from torchprof.attribute.events import Event, Kind
 
 _UNKNOWN_THREAD = -1
-"""A thread that no event has: what happens there is inside no range."""
+"""The number of no real thread: an event on it is inside no range."""
 
 
 class Freed(NamedTuple):
-    """A block that was freed: ``at_ns`` on the clock of ``time.perf_counter_ns``; ``at_home``: whether that was on the
-    thread that looked at the model; ``block``: its device and address."""
+    """A block that was freed. ``at_ns``: on the clock of ``time.perf_counter_ns``. ``at_home``: whether that was on the
+    thread that made the ``Holding``. ``block``: its device and address."""
 
     at_ns: int
     at_home: bool
@@ -27,12 +26,12 @@ class Freed(NamedTuple):
 
 @dataclass(frozen=True)
 class Holding:
-    """What was held at one moment.
+    """The allocated memory at one moment.
 
     ``sizes``: (kind, bytes) of the model's parameters, buffers and gradients, by device. ``addresses``: (device,
     address) of the parameters and buffers. ``allocator``: figures of torch's caching allocator in bytes, by device;
-    none for the CPU, which has none. ``blocks``: the bytes of each storage, by device and address. ``freed``: which of
-    these were freed since, in the order of time, where that was watched.
+    the CPU has none. ``blocks``: the bytes of each storage, by device and address. ``freed``: those that were freed
+    since, in the order of time, if ``watches`` noted them.
     """
 
     sizes: Mapping[str, tuple[tuple[str, int], ...]]
@@ -43,18 +42,18 @@ class Holding:
     watches: list[finalize[Any, Any]] = field(default_factory=list)
 
     def stop_watching(self) -> None:
-        """Note no more of what is freed."""
+        """Do not note frees any more."""
         for one in self.watches:
             one.detach()
         self.watches.clear()
 
 
 NOTHING = Holding({}, frozenset(), {})
-"""Where nobody looked."""
+"""The memory was not looked up."""
 
 
 def allocators_between(start: Holding, end: Holding) -> dict[str, tuple[tuple[str, int, int], ...]]:
-    """For each device, each figure of its allocator: name, bytes at the start, bytes at the end."""
+    """By device, the figures of its allocator: (name, bytes at the start, bytes at the end)."""
     return {
         device: tuple((name, start.allocator.get(device, {}).get(name, 0), size) for name, size in figures.items())
         for device, figures in end.allocator.items()
@@ -64,14 +63,14 @@ def allocators_between(start: Holding, end: Holding) -> dict[str, tuple[tuple[st
 def with_frees(events: Iterable[Event], start: Holding, began_ns: int) -> Iterator[Event]:
     """The events of a recording, in which each block that the model had at the start is freed once, if it is freed.
 
-    torch says little of these: its CPU allocator records a free only of an address that some session has seen being
-    allocated, with the size that it had then. So a block counts as freed at the first of: its free event, its entry in
-    ``start.freed``, an allocation at its address. It has its true size, and a later event of the same free is left out.
+    torch records few of these: its CPU allocator records a free only if some session recorded the allocation at that
+    address, and with the size of that one. So a block counts as freed at the first of: its free event, its entry in
+    ``start.freed``, an allocation at its address. It gets its true size; a later event of the same free is left out.
 
     ``began_ns``: when the first mark of the recording was made, on the clock of ``start.freed``: the first STEP event.
     """
     there = dict(start.blocks)
-    noted: set[tuple[str, int]] = set()  # freed, as ``start.freed`` says: torch may still record it
+    noted: set[tuple[str, int]] = set()  # freed according to ``start.freed``: torch may record it later
     notes = deque(start.freed)
     while notes and notes[0].at_ns < began_ns:
         there.pop(notes.popleft().block, None)

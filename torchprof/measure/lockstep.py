@@ -1,7 +1,4 @@
-"""What a rank does in lockstep with the others of its job: its own work, step by step, and its collectives.
-
-Knows no torch.
-"""
+"""What a rank does in lockstep with the others of its job: its own work, step by step, and its collectives."""
 
 from __future__ import annotations
 
@@ -24,18 +21,18 @@ from torchprof.run.unfinished import Entered, Unfinished
 from torchprof.run.words import BEFORE, FORWARD, OUTSIDE, Frame, Signature, is_collective, is_host_collective
 
 _COMMUNICATION = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "record_param_comms", "FSDP::")
-"""How the names of ops and ranges begin that exchange data between ranks, wait for it, or make it ready."""
+"""Prefixes of the ops and ranges that exchange data between ranks, wait for it, or prepare it."""
 _POINT_TO_POINT = ("send", "recv", "coalesced")
-"""How the names begin of what only two ranks do, each something else."""
+"""Prefixes of operations between two ranks, in which each does something else."""
 PROMPTLY_NS = 1_000_000
-"""A thread that goes on so soon after an exchange has ended had waited for it."""
+"""A thread that continues within this time after the end of an exchange had waited for it."""
 _RECORDED_LATE_NS = 100_000
-"""By so much later than a thread goes on a collective may be recorded to end."""
+"""A collective may be recorded to end this much later than the thread that waited for it continues."""
 
 
 def is_communication(frames: Sequence[Frame]) -> bool:
-    """Whether what the innermost of these frames, outer to inner, took was for an exchange between ranks, and no work
-    of the rank's own: a collective's range or kernel, and all in torch's ops and ranges around them."""
+    """Whether the innermost of these frames, outer to inner, is communication and not the rank's own work: the range or
+    kernel of a collective, and all that is inside torch's ops and ranges around one."""
     return any(map(_communicates, frames))
 
 
@@ -51,7 +48,7 @@ def _communicates(frame: Frame) -> bool:
 
 
 class _Union:
-    """Intervals that come in the order of their start, as a union."""
+    """A union of intervals, which are added in the order of their start."""
 
     def __init__(self) -> None:
         self._starts = array("q")
@@ -65,7 +62,7 @@ class _Union:
             self._ends.append(end)
 
     def within(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """What it covers of an interval, the last piece first."""
+        """Its pieces inside an interval, the last one first."""
         at = bisect_right(self._starts, end) - 1
         while at >= 0 and self._ends[at] > start:
             yield max(start, self._starts[at]), min(end, self._ends[at])
@@ -73,7 +70,7 @@ class _Union:
 
 
 def _covered(pieces: Iterable[tuple[int, int]]) -> int:
-    """How much intervals cover together."""
+    """The length of the union of intervals."""
     covered = until = 0
     for start, end in sorted(pieces):
         covered += max(0, end - max(start, until))
@@ -82,19 +79,19 @@ def _covered(pieces: Iterable[tuple[int, int]]) -> int:
 
 
 class _Waiting:
-    """When the threads of the CPU waited for the exchanges between ranks that the CPU carries out.
+    """When CPU threads waited for exchanges between ranks that run on the CPU.
 
-    torch records no event for a wait. An exchange may be posted long before somebody needs it, so that one is under way
-    says nothing: a thread that works meanwhile does not wait. What tells is how a gap ends, a stretch in which a thread
-    runs no operator and calls nothing:
+    torch records no event for a wait. An exchange can be started long before its result is needed, and a thread that
+    works meanwhile does not wait. So a wait is found by how a gap ends; a gap is an interval in which a thread runs no
+    operator and calls nothing:
 
-    - with the end of an exchange, so that the thread goes on within ``PROMPTLY_NS``: until then it waited;
-    - later, but in the gap a collective ended that the thread most likely waited for: the last thing that it did before
-      the gap was to ask for one, or the gap is in the loop around the model, as at the end of backward, where
-      DistributedDataParallel waits. Until then it waited, and the rest is Python. Sends and receives are posted ahead
-      as a rule, and for them this does not hold.
+    - An exchange ended, and the thread continues within ``PROMPTLY_NS``: until then it waited.
+    - The thread continues later, but a collective ended in the gap that it most likely waited for: its last action
+      before the gap was to ask for one, or the gap is in the loop around the model, as at the end of backward, where
+      DistributedDataParallel waits. Until that end it waited; the rest is Python. This does not hold for sends and
+      receives, which are usually started ahead of time.
 
-    In all other gaps Python itself was at work.
+    In all other gaps Python itself was running.
     """
 
     def __init__(self) -> None:
@@ -104,12 +101,12 @@ class _Waiting:
         insort(self._by_end, (end, start, is_collective))
 
     def within(self, start: int, end: int, for_any: bool) -> list[tuple[int, int]]:
-        """The parts of a gap in which its thread waited; ``for_any``: for any collective that ended in it."""
+        """The parts of a gap in which its thread waited. ``for_any``: any collective that ended in it counts."""
         at = bisect_right(self._by_end, (end + _RECORDED_LATE_NS, end, True))
         ended = []
         while at and self._by_end[at - 1][0] > start:
             at -= 1
-            # A receive is recorded until somebody waits for it, which may be soon after a gap that was none.
+            # A receive is recorded until a thread waits for it, which may be soon after a gap in which none waited.
             if self._by_end[at][2] or self._by_end[at][0] <= end:
                 ended.append(self._by_end[at])
         if not ended or ended[0][0] < end - PROMPTLY_NS:
@@ -118,20 +115,22 @@ class _Waiting:
 
 
 class _Thread:
-    """The open ranges of a thread, outer to inner, each with its end; up to when its time is shared out; whether what
-    it did last was to ask for an exchange; when its first range began, and its last."""
+    """A thread: ``innermost``, the inner one of its ranges that have not ended at ``until``, up to which its time is
+    counted; whether the last thing it did was to ask for a collective; when its first range began, and its last."""
 
-    __slots__ = ("began", "first", "has_asked", "ranges", "until")
+    __slots__ = ("began", "first", "has_asked", "innermost", "until")
 
     def __init__(self, until: int) -> None:
-        self.ranges: list[tuple[int, Place]] = []
+        self.innermost: Attributed | None = None
         self.first = self.began = self.until = until
         self.has_asked = False
 
 
 class _LastStep:
-    """What a rank did since its last step ended, as far as it tells where the rank was if that is never to end: in
-    what its thread was for the longest without beginning anything else."""
+    """What a rank did since its last step ended: if the recording ends in the middle of a hang, this says where.
+
+    ``longest`` is the longest time in which a thread began nothing new.
+    """
 
     def __init__(self) -> None:
         self.longest: _Stay = (0, 0, None, False)
@@ -141,7 +140,7 @@ class _LastStep:
         self._exchanges: list[tuple[int, int, Place]] = []
 
     def note_request(self, place: Place) -> None:
-        """An op or range that communicates has begun."""
+        """An op or range of communication has begun."""
         name = _requested(place)
         if name is not None:
             self._request = place
@@ -157,7 +156,7 @@ class _LastStep:
         if main not in threads:
             return ()
         since = min(one.first for one in threads.values()) if since is None else since
-        ends = [end for one in threads.values() for end, _ in one.ranges] + [end for _, end, _ in self._exchanges]
+        ends = [*map(_open_until, threads.values()), *(end for _, end, _ in self._exchanges)]
         ended = max([since, *ends, *([] if ended is None else [ended])])
         longest, elsewhere = self.longest, self.longest_elsewhere
         for number, thread in threads.items():
@@ -167,7 +166,7 @@ class _LastStep:
                 elif stay[2] is not None:
                     elsewhere = max(elsewhere, stay, key=itemgetter(0))
         if longest[2] is None and 2 * elsewhere[0] > longest[0]:
-            longest = elsewhere  # as autograd's, where the first thread waits for it
+            longest = elsewhere  # autograd's thread, say, for which the main thread waits
         ns, start, place, has_asked = longest
         waits = self._waits_in(ns, start, place, has_asked)
         at = waits or place
@@ -178,8 +177,8 @@ class _LastStep:
         return (Unfinished(rank, ended - since, ns, layer, phase, name, waits is not None, entered),)
 
     def _waits_in(self, ns: int, start: int, place: Place | None, has_asked: bool) -> Place | None:
-        """The exchange in which the rank waits, if it is in one: it has called it, or one is under way nearly all the
-        time; sends and receives are under way ahead of time, and tell nothing."""
+        """The exchange in which the rank waits, None if it waits in none: one that it called, or one that is running
+        for most of the time. Sends and receives do not count: they are started ahead of time."""
         if place is not None and is_communication(place.frames):
             return place
         if has_asked and self._request is not None:
@@ -196,19 +195,29 @@ class _LastStep:
 
 
 _Stay = tuple[int, int, "Place | None", bool]
-"""How long a thread did nothing new, from when on, in which place (None: in no range), and whether it had just asked
-for an exchange."""
+"""A time in which a thread began nothing new: its length and start, its place (None: in no range), and whether the
+thread had just asked for an exchange."""
+
+
+def _open_until(thread: _Thread) -> int:
+    """When the last of the open ranges of a thread ends, 0 if there is none."""
+    end, item = 0, thread.innermost
+    while item is not None:
+        end, item = max(end, item.end_ns), item.outer
+    return end
 
 
 def _tail(thread: _Thread, since: int, ended: int) -> Iterator[_Stay]:
-    """What a thread was in after its last range had begun."""
+    """The ranges that a thread was in after its last range had begun, inner to outer."""
     at = max(thread.began, since)
     has_asked = thread.has_asked
-    for end, place in reversed(thread.ranges):
-        if end > at:
-            yield end - at, at, place, has_asked
-            at = end
-        has_asked = is_communication(place.frames)
+    item = thread.innermost
+    while item is not None:
+        if item.end_ns > at:
+            yield item.end_ns - at, at, item.place, has_asked
+            at = item.end_ns
+        has_asked = is_communication(item.place.frames)
+        item = item.outer
     if ended > at:
         yield ended - at, at, None, has_asked
 
@@ -234,11 +243,11 @@ def _exchange_of(place: Place) -> str:
 
 
 class Locksteps:
-    """One walk over the events of one rank, between the attribution and the fold.
+    """Observes all events of one rank: its own work in each step, and its collectives.
 
-    Own work on the CPU is all time in ops, and that between ops, in layers or not, in which the thread did not wait for
-    an exchange (see ``_Waiting``). Communication is none, whatever is in it. On a device it is the time of all kernels,
-    copies and sets but those of communication. Each is of the step in which it ran or was launched.
+    Own work on the CPU is all time in ops and between ops, inside layers or not, but for waits for an exchange (see
+    ``_Waiting``) and for communication with all inside it. Own work on a device is the time of all kernels, copies and
+    sets but those of communication. Each counts in the step in which it ran or was launched.
     """
 
     def __init__(
@@ -249,9 +258,8 @@ class Locksteps:
         group: GroupOfRanks | None,
         from_first_mark: bool = True,
     ) -> None:
-        """``group``: between which ranks a collective is that does not say so itself, as on the CPU; None where it may
-        be of one or another, ``NOT_RECORDED`` where nothing is known of groups. ``from_first_mark``: whether a step
-        begins where the session does."""
+        """``group``: the group of collectives that do not name one, as on the CPU; None if there are several,
+        ``NOT_RECORDED`` if no groups are known. ``from_first_mark``: whether the session begins with a step."""
         self._layers = Layers.of(layers)
         self._rank = rank
         self._signatures = signatures
@@ -259,11 +267,11 @@ class Locksteps:
         self._from_first_mark = from_first_mark
         self._threads: dict[int, _Thread] = {}
         self._main = 0
-        self._own: defaultdict[Place, int] = defaultdict(int)  # of the step that is under way
-        self._gap = 0  # in it, in no range of any thread
+        self._own: defaultdict[Place, int] = defaultdict(int)  # of the current step
+        self._gap = 0  # of the current step: time in no range of any thread
         self._steps: list[tuple[defaultdict[tuple[int, str], int], int]] = []
         self._marks: list[int] = []
-        self._launched: dict[int, int] = {}  # the number of an op → how many marks were before
+        self._launched: dict[int, int] = {}  # correlation number of an op → number of marks before it
         self._kernels: defaultdict[int, defaultdict[tuple[int, str], int]] = defaultdict(lambda: defaultdict(int))
         self._streams: defaultdict[str, set[int]] = defaultdict(set)  # by device: of collectives of an unknown group
         self._device_collectives: dict[Place, LockstepKey | None] = {}
@@ -272,18 +280,18 @@ class Locksteps:
         self._reach_of_group: dict[LockstepKey, int] = {}
         self._together: defaultdict[LockstepKey, Counter[int]] = defaultdict(Counter)  # by step
         self._waiting = _Waiting()
-        self._elsewhere = _Union()  # what other threads do than the one that takes the steps
+        self._elsewhere = _Union()  # outermost ranges of other threads than the one with the steps
         self._is_work: dict[Place, tuple[bool, bool]] = {}
         self._last = _LastStep()
 
-    def watch(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
-        """Pass everything on, and note what each step took."""
+    def observe(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
+        """Pass all events on, and add up the work of each step."""
         kernel, collective, step = Kind.KERNEL, Kind.COLLECTIVE, Kind.STEP
         no_ranges = (Kind.MEMORY, Kind.STOPPED, Kind.SAMPLE)
         threads = self._threads
         for item in attributed:
             yield item
-            event, place, _, _, ns = item
+            event, place, _, _, ns, _ = item
             kind, _, start, end, number, _, _, correlation, _, _, _ = event
             if kind is kernel:
                 if correlation != BEFORE:
@@ -308,9 +316,9 @@ class Locksteps:
                     thread = threads[number] = _Thread(start)
                     self._main = self._main or number
                 self._advance(number, start)
-                if not thread.ranges and number != self._main:
+                if thread.innermost is None and number != self._main:
                     self._elsewhere.add(start, start + ns)
-                thread.ranges.append((start + ns, place))
+                thread.innermost = item
                 thread.began = start
                 thread.has_asked &= kind is Kind.GARBAGE  # a collection comes whenever it is due
                 if not self._kind_of(place)[0]:
@@ -330,7 +338,7 @@ class Locksteps:
         self._from_first_mark = True
 
     def _go_on_from(self, at: int) -> None:
-        """What was before is of no step that is under way."""
+        """Forget what was before: it belongs to no current step."""
         for number in self._threads:
             self._advance(number, at)
         self._own.clear()
@@ -345,19 +353,20 @@ class Locksteps:
         self._steps.append((sums, self._gap))
 
     def _advance(self, number: int, until: int) -> None:
-        """Share out the time of a thread up to then among the innermost of its ranges."""
+        """Count the time of a thread up to ``until``, each part for the innermost range then."""
         thread = self._threads[number]
-        ranges, at = thread.ranges, thread.until
-        while ranges and ranges[-1][0] <= until:
-            end, place = ranges.pop()
+        item, at = thread.innermost, thread.until
+        while item is not None and (end := item.event.start_ns + item.ns) <= until:
+            place, item = item.place, item.outer
             if end > at:
                 self._share(number, place, at, end, thread.has_asked)
                 at = end
             if not _is_collection(place):
                 thread.has_asked = not self._kind_of(place)[0]
+        thread.innermost = item
         if until > at:
-            if ranges:
-                self._share(number, ranges[-1][1], at, until, thread.has_asked)
+            if item is not None:
+                self._share(number, item.place, at, until, thread.has_asked)
             elif number == self._main:
                 if until - at > self._last.longest[0]:
                     self._last.longest = until - at, at, None, thread.has_asked
@@ -370,10 +379,10 @@ class Locksteps:
         """Whether time in a place is own work, and whether an op of torch's takes it, which does not wait."""
         known = self._is_work.get(place)
         if known is None:
-            # A Function of the user's, and the engine around it, may call what waits: those are Python, too.
+            # A Function of the user's, and the engine's range around it, may call something that waits, as Python may.
             frame = place.frame
             is_op = frame is not None and frame.kind == "op" and "::" in frame.name and not is_engine(frame.name)
-            is_op |= _is_collection(place)  # it waits for nobody, whatever it interrupts
+            is_op |= _is_collection(place)  # it never waits, whatever it interrupts
             known = self._is_work[place] = not is_communication(place.frames), is_op
         return known
 
@@ -391,7 +400,7 @@ class Locksteps:
 
     def _note_kernel(self, event: Event, place: Place, ns: int) -> None:
         marks = self._launched.get(event.correlation)
-        if marks is None:  # nobody knows who launched it: it counts where it ran
+        if marks is None:  # its launch was not recorded: it counts in the step in which it ran
             marks = bisect_right(self._marks, event.start_ns)
         if place not in self._device_collectives:
             self._device_collectives[place] = self._collective_of(place)
@@ -407,7 +416,7 @@ class Locksteps:
             self._kernels[self._step_of(marks)][place.layer, place.phase] += ns
 
     def _step_of(self, marks: int) -> int:
-        """The number of the step before which so many marks were; without steps all is one."""
+        """The number of the step after so many marks; without steps, all is one step."""
         return marks - 1 if len(self._marks) > 1 else 0
 
     def _note_collective(self, key: LockstepKey, start: int, end: int, marks: int) -> None:
@@ -420,7 +429,7 @@ class Locksteps:
             self._reach_of_group[whole] = max(self._reach_of_group.get(whole, end), end)
 
     def _collective_of(self, place: Place) -> LockstepKey | None:
-        """What a kernel of all ranks of a group does; None for other work."""
+        """The collective of all ranks of a group that a kernel runs; None for other work."""
         if place.frame is None or not _communicates(place.frame._replace(signature=self._signature_of(place))):
             return None
         frames: list[Frame] = []
@@ -438,9 +447,9 @@ class Locksteps:
         return self._signatures[place.signature] if place.signature else None
 
     def result(self) -> dict[LockstepKey, Lockstep]:
-        """Own work, each key with a value for each step, 0 where a layer did nothing in it; and collectives."""
-        if len(self._marks) < 2:  # no step: all that was recorded is one
-            self._end_step(max((end for one in self._threads.values() for end, _ in one.ranges), default=0))
+        """Own work, with one value for each step, 0 if a layer did nothing in it; and collectives."""
+        if len(self._marks) < 2:  # no step: the whole recording is one
+            self._end_step(max(map(_open_until, self._threads.values()), default=0))
         count = len(self._steps)
         found: dict[LockstepKey, Lockstep] = {}
 
@@ -469,7 +478,7 @@ class Locksteps:
         for key, times in sorted(self._collectives.items(), key=lambda item: str(item[0])):
             if key.group == NOT_RECORDED and not is_one_group:
                 key = key._replace(group=None)
-            # As own work, they count in steps, where there are any.
+            # If there are steps, only collectives in steps count, like own work.
             if len(self._marks) > 1:
                 times = [one for one in times if 0 < one[2] < len(self._marks)]
             if not times:
@@ -479,6 +488,7 @@ class Locksteps:
         return found
 
     def unfinished(self, ended: int | None = None) -> tuple[Unfinished, ...]:
-        """Where the rank was when the recording ended, at a time that the events need not tell. Before ``result``."""
+        """Where the rank was when the recording ended: ``ended``, None for the end of the last event. Call it before
+        ``result``."""
         since = self._marks[-1] if self._marks else None
         return self._last.unfinished(self._rank, self._threads, self._main, since, ended)

@@ -1,4 +1,4 @@
-"""Who holds memory, and until when: peaks of calls and of the run, and what each block was for. Knows no torch."""
+"""Memory: peaks of calls and of the run, what was allocated at the peak, and what each block was for."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NONE = -1
 
 
 class _Stage:
-    """What went on when a block was made: a call of a model, a backward pass, an optimizer's step, or none of these,
-    until the next call or pass begins. A block that is there when its stage ends was made to be kept, and ``keeps``
-    says what for. Of a stage that ``has_graph``, what a later backward pass frees was part of the graph."""
+    """What was running when a block was allocated: a call of a model, a backward pass, an optimizer's step, or none of
+    these, until the next call or pass begins. ``keeps``: the kind of the blocks that still exist when it ends.
+    ``has_graph``: whether it made an autograd graph: blocks that a later backward pass frees were part of that."""
 
     __slots__ = ("end_ns", "has_graph", "keeps", "start_ns")
 
@@ -35,9 +35,9 @@ class _Stage:
 
 
 class _Range:
-    """A stretch of time whose peak is asked for: a call, in a stage; or work of a layer's backward without a break,
-    which has none, and is ``within`` a node that ends then, or none. ``base`` is what each device held at its start,
-    ``top`` the most after that, where it was more."""
+    """An interval whose peak is measured: a call, with its ``stage``; or a stretch of a layer's backward, without one.
+    ``within``: the end of the node around such a stretch, infinity if there is none. By device, in bytes: ``base``,
+    what was allocated at the start, and ``top``, the most after that if it was more."""
 
     __slots__ = ("base", "call", "end_ns", "layer", "phase", "stage", "start_ns", "top", "within")
 
@@ -68,17 +68,23 @@ class _Range:
 
 
 class Allocations:
-    """One walk over the memory events of one session, between the attribution and the fold.
+    """Observes memory events, and the calls, nodes and optimizer steps that they happen in.
 
-    What a block was for shows in its life. Made in a forward (or recomputed) call and there when the outermost call
-    ended: an *activation*, kept for backward or returned. Made in backward and there when that pass ended: a
-    *gradient*; where a later pass freed it, an activation. Made in an optimizer's step and there when it ended:
-    *optimizer state*. Made outside all of these and there when the next of them began: an *input* where that was a call
-    of a model, an activation (a loss) where it was backward; an activation, too, where a call had made a graph before,
-    and a backward pass freed the block. At the address of a parameter or buffer, and there at the end: a *parameter*.
-    All else is *temporary*.
+    The kind of a block follows from when it was allocated and freed:
 
-    A pass lasts from its first node to its last; the next node is one of another pass where an op ran in between.
+    - *activation*: allocated in a forward (or recomputed) call, and live when the outermost call ended: saved for
+      backward, or returned. Also, allocated outside, and live when backward began (a loss); and allocated outside after
+      a call that made a graph, and freed by a backward pass.
+    - *gradient*: allocated in backward, and live when that pass ended; if a later pass freed it, an activation.
+    - *optimizer state*: allocated in an optimizer's step, and live when it ended.
+    - *input*: allocated outside of all these, and live when the next call of a model began.
+    - *parameter*: at the address of a parameter or buffer, and live at the end.
+    - *temporary*: all others.
+
+    A backward pass lasts from its first node to its last; a node after a forward op belongs to the next pass.
+
+    It keeps its own stack of open ranges: a stretch of backward is not an event, and lasts longer than the node that
+    begins it; and a memory event counts for the ranges of all threads, not only for those around it.
     """
 
     def __init__(
@@ -87,22 +93,27 @@ class Allocations:
         rank: int = 0,
         parameters: frozenset[tuple[str, int]] = frozenset(),
         start_ns: int | None = None,
+        before: Mapping[str, tuple[tuple[str, int], ...]] | None = None,
+        with_timeline: bool = False,
     ) -> None:
         """``parameters``: (device, address) of what the model's parameters and buffers use at the end. ``start_ns``:
-        when the recording began, where no mark says so.
+        when the recording began, used if no mark was recorded. ``before``: what the model had allocated at the start,
+        (kind, bytes) by device; None if that was not looked up. ``with_timeline``: whether every event is kept.
         """
         self._rank = rank
+        self._before = before
+        self._with_timeline = with_timeline
         self._parameters = parameters
         self._ways = [*map(Layers.of(layers).lineage, range(len(layers)))]
         self._begun_ns = start_ns
         self._start_ns: int | None = None
-        self._held: dict[str, int] = {}  # by device
+        self._held: dict[str, int] = {}  # by device: the bytes allocated now
         self._peaks: dict[str, tuple[int, int, Place]] = {}  # by device: bytes, number of the event, where
-        self._ranges: dict[int, list[_Range]] = {}  # by thread, outer to inner; an inner one ends first
+        self._ranges: dict[int, list[_Range]] = {}  # by thread, outer to inner
         self._node_ends: dict[int, int] = {}  # by thread, of the outermost node
         self._samples: defaultdict[tuple[int, str, str], list[tuple[int, int]]] = defaultdict(list)
         self._calls: list[tuple[int, int, _Stage]] = []  # forward calls: layer, start, the outermost call around
-        self._no_graph_yet: _Stage | None = None  # the outermost call, as long as no op in it could make a graph
+        self._no_graph_yet: _Stage | None = None  # the outermost call, until an op in it makes a graph
         self._passes: list[_Stage] = []
         self._in_pass = False
         self._optimizer = _Stage(OPTIMIZER_STATE, 0, 0)
@@ -120,8 +131,8 @@ class Allocations:
         self._died = array("q")
         self._alive: dict[tuple[str, int], int] = {}  # by device and address
 
-    def watch(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
-        """Pass everything on, and note what concerns memory."""
+    def observe(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
+        """Pass all events on, and note what concerns memory."""
         op, label, node, memory, kernel = Kind.OP, Kind.LABEL, Kind.NODE, Kind.MEMORY, Kind.KERNEL
         backward, user_label, step = Kind.BACKWARD_FUNCTION, Kind.USER_LABEL, Kind.STEP
         for item in attributed:
@@ -129,7 +140,7 @@ class Allocations:
             event = item[0]
             kind = event[0]
             if kind is op:
-                if self._no_graph_yet is not None and event.sequence >= 0:  # it has a number: gradients are on
+                if self._no_graph_yet is not None and event.sequence >= 0:  # a sequence number: gradients are enabled
                     self._on_graph(event.start_ns)
             elif kind is memory:
                 self._on_memory(item)
@@ -149,16 +160,16 @@ class Allocations:
         for ranges in self._ranges.values():
             self._leave(ranges, 0)
 
-    # What happens
+    # Events
 
     def _on_memory(self, item: Attributed) -> None:
-        event, place, _, _, _ = item
+        event, place, _, _, _, _ = item
         _, _, time, _, thread, _, _, address, device, size, _ = event
         if self._in_pass and place.phase == FORWARD and place.frame is not None and place.frame.kind == "op":
-            self._end_pass()  # what the engine frees between two nodes is inside no op
+            self._end_pass()  # not for what the engine frees between two nodes: that is inside no op
         block = self._alive.pop((device, address), _NONE) if address else _NONE
         if size > 0 and block != _NONE:
-            # Something else is there now: its free was not recorded, as those on threads that nobody observes.
+            # The address is used again: its free was not recorded, as on threads that the profiler does not observe.
             freed = self._sizes[self._born[block]]
             self._held[device] -= freed
             self._died[block] = len(self._times)
@@ -194,7 +205,7 @@ class Allocations:
             stage = self._passes[-1]
         if time < self._optimizer.end_ns:
             started = stage.start_ns if inner is None else inner.start_ns
-            # Some optimizers call the model: what is made in that call, for its loss and in its pass is not theirs.
+            # Some optimizers call the model: blocks of that call, of its loss and of its backward are not theirs.
             if started <= self._optimizer.start_ns or (stage is self._between and not stage.has_graph):
                 stage, call = self._optimizer, _NONE
         self._places.append(place)
@@ -204,19 +215,19 @@ class Allocations:
         self._died.append(_NONE)
 
     def _on_graph(self, time: int) -> None:
-        """An op ran while gradients were on."""
+        """An op ran with gradients enabled."""
         call, self._no_graph_yet = self._no_graph_yet, None
         if call is not None and time < call.end_ns:
             call.has_graph = self._between.has_graph = True
 
     def _on_optimizer(self, item: Attributed) -> None:
-        event, place, _, _, _ = item
-        if place.phase == FORWARD:  # else backward itself updates a weight that has its gradient
+        event, place, _, _, _, _ = item
+        if place.phase == FORWARD:  # otherwise it runs inside backward, for a weight whose gradient is ready
             self._end_pass()
         self._optimizer = _Stage(OPTIMIZER_STATE, event.start_ns, event.end_ns)
 
     def _on_call(self, item: Attributed) -> None:
-        event, place, _, _, ns = item
+        event, place, _, _, ns, _ = item
         start, end = event.start_ns, event.start_ns + ns
         ranges = self._ranges.setdefault(event.thread, [])
         if place.phase == FORWARD:
@@ -235,7 +246,7 @@ class Allocations:
         ranges.append(_Range(start, end, place.layer, place.phase, self._held, stage, call))
 
     def _on_node(self, item: Attributed) -> None:
-        event, place, around, _, ns = item
+        event, place, around, _, ns, _ = item
         start, end, thread = event.start_ns, event.start_ns + ns, event.thread
         ranges = self._ranges.setdefault(thread, [])
         self._leave_ended(ranges, start)
@@ -243,15 +254,15 @@ class Allocations:
             self._in_pass = True
             self._next_begins(start, ACTIVATIONS)
             self._passes.append(_Stage(GRADIENTS, start, end, has_graph=True))
-        if around is not None and around.phase != FORWARD:  # a pass inside a node: of a checkpoint, say
+        if around is not None and around.phase != FORWARD:  # a backward pass inside a node, as with checkpoints
             within: float = self._node_ends[thread]
         else:
             within = inf
             self._node_ends[thread] = end
             self._passes[-1].end_ns = max(self._passes[-1].end_ns, end)
             if ranges and ranges[-1].stage is None and ranges[-1].layer == place.layer:
-                return  # as with most nodes: it goes on where the one before was
-        first = len(ranges)  # of the stretches that this node may go on with
+                return  # as with most nodes: it continues the stretch of the node before
+        first = len(ranges)  # index of the first stretch that this node may continue
         while first and ranges[first - 1].stage is None and ranges[first - 1].within == within:
             first -= 1
         limit = min(within, ranges[first - 1].end_ns) if first else within
@@ -265,13 +276,13 @@ class Allocations:
             ranges.append(_Range(start, limit, layer, BACKWARD, self._held, within=within))
 
     def _next_begins(self, time: int, keeps: str) -> None:
-        """What was made outside until now and is still there is what the next call, or pass, works on."""
+        """The next call or pass begins: blocks from outside that are still live are what it works on."""
         self._between.end_ns = time
         self._between.keeps = keeps
         self._between = _Stage(TEMPORARIES, time, has_graph=self._between.has_graph and keeps == INPUTS)
 
     def _end_pass(self) -> None:
-        """What is no part of backward begins: a pass is over, and all unbroken stretches of it."""
+        """Other work than backward begins: the pass ends, with all its stretches."""
         if self._in_pass:
             self._in_pass = False
             for ranges in self._ranges.values():
@@ -283,7 +294,7 @@ class Allocations:
             self._leave(ranges, len(ranges) - 1)
 
     def _leave(self, ranges: list[_Range], size: int) -> None:
-        """End the innermost ranges, so that ``size`` are left: what one has seen, the one around it has, too."""
+        """End the innermost ranges, until ``size`` are left. The peak of each is one of the range around it, too."""
         while len(ranges) > size:
             inner = ranges.pop()
             for device in {**inner.base, **inner.top}:
@@ -294,17 +305,16 @@ class Allocations:
                 if inner.layer >= 0:
                     self._samples[inner.layer, inner.phase, device].append((inner.start_ns, top - base))
 
-    # What came of it
+    # Results
 
-    def result(
-        self, before: Mapping[str, tuple[tuple[str, int], ...]] | None, timeline: bool = False
-    ) -> tuple[tuple[Memory, ...], dict[SampleKey, Spread], Timeline | None]:
-        """The peak of each device with what was alive then, peaks and kept bytes of calls, and on request every step.
+    def result(self) -> tuple[tuple[Memory, ...], dict[SampleKey, Spread], Timeline | None]:
+        """The peak of each device with what was allocated then; peaks and kept bytes of calls; the timeline if it was
+        asked for.
 
-        ``before``: what the model had at the start, (kind, bytes) by device, None where nobody looked. Σ ``held`` is
-        the peak. Of the kind "unknown" are blocks without an address, and with a minus, what was there at the start and
-        had been freed.
+        Σ ``held`` is the peak. Blocks of the kind "unknown" are those without an address and, negative, those that were
+        allocated before the start and had been freed by then.
         """
+        before = self._before
         ends = [self._times[died] if died != _NONE else inf for died in self._died]
         kinds = self._kinds(ends)
         devices = sorted({*self._held, *(before or ())})
@@ -318,10 +328,10 @@ class Allocations:
             key = SampleKey(place.layer, place.phase, self._rank, device, "device_peak_bytes")
             samples[key] = Spread.of([(self._times[at], peak)])
         samples.update(self._kept(ends))
-        return memory, samples, self._timeline(kinds) if timeline else None
+        return memory, samples, self._timeline(kinds) if self._with_timeline else None
 
     def _kinds(self, ends: Sequence[float]) -> list[str]:
-        """What each block was for."""
+        """The kind of each block."""
         starts = [one.start_ns for one in self._passes]
         kinds = []
         for stage, end in zip(self._stages, ends):
@@ -365,10 +375,10 @@ class Allocations:
         return known[0] if known else self._times[0]
 
     def _kept(self, ends: Sequence[float]) -> Iterator[tuple[SampleKey, Spread]]:
-        """What was made in forward calls for backward: what is there when the first pass after the outermost call
-        begins. Where nothing of that call is (its graph was dropped), what was there when the call ended."""
+        """The bytes that each forward call saved for backward: its blocks that are live when the first pass after the
+        outermost call begins. If no block of that call is (its graph was dropped), those live when the call ended."""
         starts = [one.start_ns for one in self._passes]
-        needed: dict[_Stage, float] = {}  # by outermost call: what is there at that time counts
+        needed: dict[_Stage, float] = {}  # by outermost call: the time at which its live blocks count
         for stage in {stage for _, _, stage in self._calls if stage.has_graph}:
             at = bisect_left(starts, stage.end_ns)
             needed[stage] = starts[at] if at < len(starts) else inf

@@ -1,13 +1,18 @@
-"""What measuring needs to know of a recording, live or from a trace file."""
+"""The inputs of ``assemble``: one recording, live or from a trace file; the plan of a model; the options."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from torchprof.attribute.events import Site
+from torchprof.attribute.compiled_graphs import CompiledGraphs
+from torchprof.attribute.events import Event, Site
+from torchprof.measure.live_memory import NOTHING, Holding
+from torchprof.run.layers import Layer
+from torchprof.run.lockstep import GroupOfRanks
+from torchprof.run.meta import CompiledRegion, Meta
 from torchprof.run.warnings import Caveat
 from torchprof.run.words import Signature
 
@@ -16,9 +21,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the figures of a run are to be: ``device`` is the kind that was asked for, None for the CPU alone.
-    ``on_cpu``: whether the CPU was recorded, as it is but in traces of devices alone."""
+class Options:
+    """What is measured. ``device``: the kind of device that was asked for, None for the CPU alone. ``timed``: whether
+    times are measured. ``on_cpu``: whether the CPU was recorded, as always but for traces of devices alone."""
 
     device: str | None = None
     profile_memory: bool = False
@@ -43,7 +48,7 @@ class Asked:
 
 @dataclass
 class Seen:
-    """What was seen beside the figures, and tells how far to believe them. It adds up over cycles."""
+    """Observations of one or more cycles, from which warnings are made."""
 
     callers: set[tuple[int, int]] = field(default_factory=set)
     labels: int = 0
@@ -54,8 +59,8 @@ class Seen:
     label_ns: float | None = None
     notes: list[Caveat] = field(default_factory=list)  # what else there is to say, first of all
     nothing: Caveat | None = None  # why nothing was recorded
-    unmatched: int = 0  # collectives of which nobody knows who asked for them
-    uncertain: int = 0  # buckets of gradients of which nobody knows whose they are
+    unmatched: int = 0  # collectives without a known caller
+    uncertain: int = 0  # buckets of gradients whose layers are unknown
 
     def add(self, cycle: Seen) -> None:
         """Add what was seen in one cycle more, and in no other."""
@@ -66,14 +71,14 @@ class Seen:
         self.uncertain += cycle.uncertain
 
 
-class Recorded(Protocol):
-    """What is known of all events that were recorded, here or elsewhere.
+class Source(Protocol):
+    """Where events come from: a profiler session, a recording of torch's, or a trace file.
 
-    ``device`` is the kind of device whose work was recorded, None for the CPU alone; ``start_ns`` when it began, on
-    the clock of the events, None where that is not known; ``signatures`` what ops were called on, by their number;
-    ``cpu_time``: how much processor time the process had meanwhile, None where that is not known;
-    ``called_from`` gives the number of one that is like the first and has the source lines of the second;
-    ``torchs_steps``: how many of the events are ranges of steps of ``torch.profiler.profile``.
+    ``device``: the kind of device whose work was recorded, None for the CPU alone. ``start_ns``: when it began, on the
+    clock of the events, None if that is unknown. ``signatures``: the inputs of ops, by their number. ``cpu_time``: the
+    processor time of the process meanwhile, None if that is unknown. ``called_from(signature, source)``: the number of
+    a signature like the first, with the source lines of the second. ``torchs_steps``: how many of the events are ranges
+    of steps of ``torch.profiler.profile``.
     """
 
     device: str | None
@@ -94,10 +99,44 @@ class Recorded(Protocol):
     def called_from(self, signature: int, source: int) -> int: ...
 
 
+@dataclass(frozen=True)
+class RecordedCycle:
+    """One recording: its events, and what was known of the process and the model when it began and ended.
+
+    ``events`` are those of ``source``, with what ``wanted_detail`` says of their inputs. ``layers`` are those of the
+    plan, as they were at the end. ``origin``: the process that was recorded. ``seen``: the observations so far;
+    ``assemble`` adds its own. ``start`` and ``end``: the memory that was allocated then. ``has_steps``: whether our own
+    marks of steps are among the events; ``from_first_mark``: whether a step began with the recording. ``group``: the
+    group of the collectives that do not name one, see ``sole_group``. ``graphs``: the compiled graphs that are known;
+    ``regions``: all compiled code of the process. ``python_samples``: (time, source line, number of sampling intervals)
+    of each sample of Python, None if it was not sampled.
+
+    ``began_ns``: when the recording's first mark was made. That, the samples, and the frees noted in ``start`` are on
+    the clock of ``time.perf_counter_ns``, which never jumps; events may be on another.
+    """
+
+    source: Source
+    events: Iterable[Event]
+    layers: tuple[Layer, ...]
+    origin: Meta
+    seen: Seen
+    start: Holding = NOTHING
+    end: Holding = NOTHING
+    has_steps: bool = False
+    from_first_mark: bool = True
+    group: GroupOfRanks | None = None
+    graphs: CompiledGraphs | None = None
+    regions: Iterable[CompiledRegion] = ()
+    python_samples: Iterable[tuple[int, str, int]] | None = None
+    began_ns: int = 0
+
+
 class Planned(Protocol):
-    """Which layers there are, and what each label stands for. See ``Plan``, which knows the modules. ``fqns``: the
-    layers by the names that FSDP has for them; ``replicated``: those whose gradients DistributedDataParallel exchanges,
-    and the sizes of those that it ignores, None where that is not known."""
+    """The layers of the models, and what each label stands for. ``Plan`` implements it for modules.
+
+    ``fqns``: the layers by their names in FSDP. ``replicated``: the layers whose gradients DistributedDataParallel
+    exchanges, each with the sizes of the gradients that it ignores; None if that is unknown.
+    """
 
     @property
     def sites(self) -> Mapping[str, Site]: ...

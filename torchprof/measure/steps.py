@@ -1,4 +1,4 @@
-"""What single steps of a loop took: by layer and phase, and outside all layers by what it went into. Knows no torch."""
+"""The time of each step of a loop: by layer and phase, and outside all layers by its purpose (data, optimizer, …)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from torchprof.run.words import BEFORE, FORWARD, OPTIMIZER_RANGE, OUTSIDE
 DATA, OPTIMIZER, COPY, WAIT, GARBAGE, OTHER, GAP, OVERLAP = (
     f"step_{part}_ns" for part in ("data", "optimizer", "copy", "wait", "gc", "other", "gap", "overlap")
 )
-"""What a step spends outside all layers; see ``SampleKey``."""
+"""The parts of a step outside all layers; see ``SampleKey``."""
 
 _IN_RANGES = (COPY, WAIT)
-"""What counts inside of ranges that are layers, too: these may be around anything."""
+"""The parts that count inside layers, too, if the layers are only ranges of a trace: these may be around anything."""
 
 _WAITING = re.compile(r"(cuda|hip|xpu|musa)\w*Synchronize")
 _COPYING = re.compile(r"(cuda|hip|musa)Memcpy\w*")
@@ -29,29 +29,25 @@ _BETWEEN_HOST_AND_DEVICE = re.compile(r"Memcpy (HtoD|DtoH)\b.*")
 _WITHIN_DEVICES = re.compile(r"Memcpy (DtoD|PtoP)\b.*")
 _LOADING = "enumerate(Data"  # of a DataLoader, or of a DataPipe
 
-_Range = tuple[int, Place, "Place | None", int]
-"""An open range: its end, its place, the place whose time it interrupts, and its number as a launcher of kernels."""
-
-
 _Sums = dict[str, "array[int]"]
-"""By device: a sum for each step."""
+"""By device: one sum for each step."""
 
 
 class Steps:
-    """One walk over the events of one session, between the attribution and the fold.
+    """Observes all events: the time of each step.
 
-    A step lasts from the end of one mark to that of the next. Of a range that is open at a mark, each side gets what
-    lies on it; a kernel counts in the step that launched it. What comes after the last mark is in no step.
+    A step lasts from the end of one mark to the end of the next. The time of a range that is open at a mark is split
+    there; a kernel counts in the step that launched it. What comes after the last mark is in no step.
     """
 
     def __init__(self, layers: Sequence[Layer], rank: int = 0, from_first_mark: bool = True) -> None:
-        """``from_first_mark``: whether a step begins where the session does, and not in its middle."""
+        """``from_first_mark``: whether the session begins with a step, and not in the middle of one."""
         self._from_first_mark = from_first_mark
         self._layers = Layers.of(layers)
-        # Of a trace that tells of no model: a range may as well be around what is no forward.
+        # Layers that were found in a trace without its model: such a range may be around work that is no forward.
         self._are_ranges = not any(layer.kind for layer in layers if len(layer.path) == 1)
         self._rank = rank
-        self._starts: list[int] = []  # of the steps, and the end of the last
+        self._starts: list[int] = []  # of the steps; and last, the end of the last step
         self._cpu: dict[tuple[int, str], array[int]] = {}  # (layer, phase) → total, by step
         self._outside: list[defaultdict[str, int]] = []  # by step: part → time
         self._device: defaultdict[tuple[int, str], _Sums] = defaultdict(dict)
@@ -60,32 +56,32 @@ class Steps:
 
     @property
     def count(self) -> int:
-        """How many steps ended."""
+        """The number of steps that ended."""
         return max(len(self._starts) - 1, 0)
 
-    def watch(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
-        """Pass everything on, and note what each step took."""
+    def observe(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
+        """Pass all events on, and add up the time of each step."""
         own: defaultdict[Place, int] = defaultdict(int)
-        opened: defaultdict[int, list[_Range]] = defaultdict(list)  # by thread, outer to inner
-        bare: set[Place] = set()  # labels of the user's outside all layers: they explain nothing
+        last: dict[int, Attributed] = {}  # by thread: the range that began last
+        bare: set[Place] = set()  # labels of the user's outside all layers: time in them alone has no known purpose
         explained = 0  # time of this step in which any thread is inside a range that is not bare
-        until = 0  # when the last of these ends
+        until = 0  # when the last of these ranges ends
         launched: dict[int, int] = {}  # the number of an op → its step
         copies: dict[int, tuple[int, Place, int]] = {}  # the number of an op → step, place and time of its copy
         step, kernel, user_label = Kind.STEP, Kind.KERNEL, Kind.USER_LABEL
         memory, stopped, sample = Kind.MEMORY, Kind.STOPPED, Kind.SAMPLE
         closure = _Closure(self._part_of)
-        in_optimizer = 0  # when the last step of an optimizer's ends
+        in_optimizer = 0  # when the latest range of an optimizer's step ends
 
         for item in attributed:
             yield item
-            event, place, around, _, ns = item
+            event, place, around, _, ns, outer = item
             kind, _, start, _, thread, _, _, correlation, _, _, _ = event
             if kind is kernel:
                 self._note_kernel(item, launched, copies)
             elif kind is step:
-                at = event.end_ns  # the first mark of a session pays for its buffers
-                beyond = _beyond(at, opened.values())
+                at = event.end_ns  # the first mark of a session lasts long: it allocates buffers
+                beyond = _beyond(at, last.values())
                 for inside, rest in beyond.items():
                     own[inside] -= rest
                 rest = max(until - at, 0)
@@ -98,9 +94,6 @@ class Steps:
                 own, explained = beyond, rest
             elif kind is not memory and kind is not stopped and kind is not sample:
                 end = start + ns
-                ranges = opened[thread]
-                while ranges and ranges[-1][0] <= start:
-                    ranges.pop()
                 if kind is user_label and self._part_of(place) == OPTIMIZER:
                     in_optimizer = max(in_optimizer, end)
                 elif start < in_optimizer:
@@ -116,10 +109,10 @@ class Steps:
                 if correlation:
                     launched[correlation] = len(self._starts) - 1
                 # The work of a copy names the op around it, or the call of the runtime that it is itself.
-                by = correlation or (ranges[-1][3] if ranges else 0)
+                by = correlation or (outer.event.correlation if outer is not None else 0)
                 if by and correlation <= 0 and self._part_of(place) == COPY:
                     copies[by] = len(self._starts) - 1, place, ns
-                ranges.append((end, place, around, correlation))
+                last[thread] = item
 
     def _end_step(self, own: dict[Place, int], bare: set[Place], explained: int, lasted: int) -> None:
         totals: defaultdict[tuple[int, str], int] = defaultdict(int)
@@ -145,11 +138,11 @@ class Steps:
     def _note_kernel(
         self, item: Attributed, launched: dict[int, int], copies: dict[int, tuple[int, Place, int]]
     ) -> None:
-        event, place, _, _, ns = item
+        event, place, _, _, ns, _ = item
         if event.correlation == BEFORE:
-            return  # work of what was before the first step, though it may run in a later one
+            return  # launched before the first step, though it may run in a later one
         at = launched.get(event.correlation)
-        if at is None:  # nobody knows who launched it: it counts where it ran
+        if at is None:  # its launch was not recorded: it counts in the step in which it ran
             at = bisect_right(self._starts, event.start_ns) - 1
         if not 0 <= at < self.count:
             return
@@ -172,8 +165,8 @@ class Steps:
                 self._outside[step][OVERLAP] -= took
 
     def _part_of(self, place: Place) -> str:
-        """What the time of a place outside all layers went into. Of a place in a range that is a layer, whether it is
-        waiting or copying; nothing in particular in a layer of a model."""
+        """The part of a step that the time of a place belongs to. Inside layers it is OTHER, but for waits and copies
+        in layers that are only ranges of a trace."""
         part = self._parts.get(place)
         if part is None:
             part = _part_of(place) if place.layer == OUTSIDE or self._are_ranges else OTHER
@@ -182,7 +175,7 @@ class Steps:
             self._parts[place] = part
         return part
 
-    def samples(self) -> dict[SampleKey, Spread]:
+    def result(self) -> dict[SampleKey, Spread]:
         """A value for each step, 0 where a layer did nothing in it."""
         starts = self._starts[: self.count]
         if not starts:
@@ -221,8 +214,11 @@ def _both(one: _Sums, other: _Sums) -> _Sums:
 
 
 class _Closure:
-    """What an optimizer's step does by calling back, as LBFGS and Lightning do: from the first call of a layer in it to
-    the end of backward, a loss is no work of the optimizer's. Nor is the Python around it, all through that range."""
+    """A closure that the optimizer's step calls, as with LBFGS and Lightning: it runs the model and backward.
+
+    From the first call of a layer in it to the end of backward, ops outside layers (a loss) are not the optimizer's
+    work. Nor is the Python time of the optimizer's range itself.
+    """
 
     def __init__(self, part_of: Callable[[Place], str]) -> None:
         self._part_of = part_of
@@ -249,7 +245,7 @@ class _Closure:
                     self._own[around] -= ns
 
     def move(self, own: Mapping[Place, int], parts: dict[str, int]) -> None:
-        """At the end of a step: from the optimizer's part to others."""
+        """At the end of a step: move the closure's time from the optimizer's part to other parts."""
         of_closure = sum(self._own.values())
         parts[OPTIMIZER] -= of_closure
         parts[OTHER] += of_closure
@@ -260,20 +256,24 @@ class _Closure:
         self._own.clear()
 
 
-def _beyond(at: int, opened: Iterable[list[_Range]]) -> defaultdict[Place, int]:
-    """What of the open ranges of all threads lies after a time, as self time of their places."""
+def _beyond(at: int, last: Iterable[Attributed]) -> defaultdict[Place, int]:
+    """The part of the open ranges after a time, as self time of their places. ``last``: the range that began last on
+    each thread."""
     beyond: defaultdict[Place, int] = defaultdict(int)
-    for ranges in opened:
-        for end, place, around, _ in ranges:
-            if end > at:
-                beyond[place] += end - at
-                if around is not None:
-                    beyond[around] -= end - at
+    for innermost in last:
+        item: Attributed | None = innermost
+        while item is not None:
+            rest = item.end_ns - at
+            if rest > 0:
+                beyond[item.place] += rest
+                if item.around is not None:
+                    beyond[item.around] -= rest
+            item = item.outer
     return beyond
 
 
 def _part_of(place: Place) -> str:
-    """To wait and to copy comes first, wherever that is; then what torch's own labels around it say."""
+    """The part of a place: waiting and copying come first, whatever is around; then torch's own labels around it."""
     if place.frames and place.frames[0].kind == "gc":
         return GARBAGE
     labels = [frame.name for frame in place.frames if frame.kind == "label"]

@@ -1,4 +1,4 @@
-"""What ran when: each call of a layer, each stretch of its backward, each label and kernel. Knows no torch."""
+"""What ran when: each call of a layer, each stretch of its backward, each label and kernel."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _NONE = -1
 
 
 class _Open:
-    """A range that is open on a thread: of a call, a label or a node, until ``end_ns``; or a stretch of backward, which
-    is a ``layer``'s, has a ``row``, and lasts until what is around it ends, at most."""
+    """A span that is open on a thread: of a call, a label or a node, until ``end_ns``; or a stretch of backward of a
+    ``layer``, with its ``row``, which lasts until the span around it ends, at most."""
 
     __slots__ = ("end_ns", "layer", "row")
 
@@ -29,7 +29,7 @@ class _Open:
 
 
 class OpenSpans:
-    """One walk over the events of one session, between the attribution and the fold.
+    """Observes all events: the spans of the timeline.
 
     A call of a layer is a span, in forward and in recompute; so is a label of the user's, a garbage collection, and a
     kernel.
@@ -42,6 +42,9 @@ class OpenSpans:
 
     So on each thread, of two spans one is inside the other, or they lie apart. A kernel that begins before the one
     before it on its stream has ended goes to the stream's next lane.
+
+    It keeps its own stack of open spans: a stretch of backward is not an event, and lasts longer than the node that
+    begins it, so ``Attributed.outer`` cannot show which stretches are open.
     """
 
     def __init__(
@@ -51,8 +54,8 @@ class OpenSpans:
         start_ns: int | None = None,
         from_first_mark: bool = True,
     ) -> None:
-        """``selected``: the layers that have spans, None for all; ``start_ns``: when the recording began, where no mark
-        says so; ``from_first_mark``: whether a step begins there, and not in its middle."""
+        """``selected``: the layers that have spans, None for all. ``start_ns``: when the recording began, used if no
+        mark was recorded. ``from_first_mark``: whether it began with a step, and not in the middle of one."""
         ways = map(Layers.of(layers).lineage, range(len(layers)))
         self._ways = [[one for one in way if selected is None or one in selected] for way in ways]
         self._begun_ns = start_ns
@@ -63,20 +66,20 @@ class OpenSpans:
         self._in_backward = False  # whether any stretch is open
         self._lanes: list[Lane] = []
         self._of_thread: dict[int, int] = {}  # its lane
-        self._of_stream: dict[tuple[str, int], list[list[int]]] = {}  # its lanes, and until when the last kernel ran
+        self._of_stream: dict[tuple[str, int], list[list[int]]] = {}  # its lanes: number, and end of the last kernel
         self._names: dict[str, int] = {}
         self._columns = {name: array("q") for name in Spans.COLUMNS}
         self._ends = self._columns["end_ns"]
         self._dropped = 0
 
-    def watch(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
-        """Pass everything on, and note when it was."""
+    def observe(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
+        """Pass all events on, and collect spans."""
         op, label, user_label, node, kernel = Kind.OP, Kind.LABEL, Kind.USER_LABEL, Kind.NODE, Kind.KERNEL
         backward, step, garbage = Kind.BACKWARD_FUNCTION, Kind.STEP, Kind.GARBAGE
         region, compiling = Kind.REGION, Kind.COMPILING
         for item in attributed:
             yield item
-            event, place, _, _, _ = item
+            event, place, _, _, _, _ = item
             kind = event[0]
             if kind is op:
                 if self._in_backward and place.phase == FORWARD:
@@ -98,23 +101,23 @@ class OpenSpans:
                 self._break(event.start_ns)
 
     def _break(self, time: int) -> None:
-        """Work that is no backward begins: with the next node, all stretches that are not inside of one are new."""
+        """Forward work begins: it ends all stretches of backward that are not inside a node."""
         self._in_backward = False
         for ranges in self._open.values():
             while ranges and (ranges[-1].end_ns <= time or ranges[-1].layer != _NONE):
                 ranges.pop()
-            if ranges and any(one.layer != _NONE for one in ranges):  # a node of another thread is under way
+            if ranges and any(one.layer != _NONE for one in ranges):  # a node of another thread is still running
                 self._in_backward = True
 
     def _entered(self, thread: int, time: int) -> list[_Open]:
-        """The ranges that are around whatever begins now on a thread, and the stretches it may go on with."""
+        """The open spans of a thread at a time, with the stretches that a node that begins now may continue."""
         ranges = self._open.setdefault(thread, [])
         while ranges and ranges[-1].end_ns <= time:
             ranges.pop()
         return ranges
 
     def _on_label(self, item: Attributed) -> None:
-        event, place, _, calls, ns = item
+        event, place, _, calls, ns, _ = item
         start, end = event.start_ns, event.start_ns + ns
         if self._in_backward and place.phase == FORWARD:
             self._break(start)
@@ -129,11 +132,11 @@ class OpenSpans:
         self._add(start, end, self._lane_of(event.thread), place.layer, place.phase, name)
 
     def _on_node(self, item: Attributed) -> None:
-        event, place, _, _, ns = item
+        event, place, _, _, ns, _ = item
         start, end = event.start_ns, event.start_ns + ns
         self._in_backward = True
         ranges = self._entered(event.thread, start)
-        first = len(ranges)  # of the stretches that this node may go on with
+        first = len(ranges)  # index of the first stretch that this node may continue
         while first and ranges[first - 1].layer != _NONE:
             first -= 1
         limit = ranges[first - 1].end_ns if first else inf
@@ -152,7 +155,7 @@ class OpenSpans:
         ranges.append(_Open(end))
 
     def _on_kernel(self, item: Attributed) -> None:
-        event, place, _, _, _ = item
+        event, place, _, _, _, _ = item
         stream = self._of_stream.setdefault((event.device, event.thread), [])
         lane = next((one for one in stream if one[1] <= event.start_ns), None)
         if lane is None:
@@ -173,7 +176,7 @@ class OpenSpans:
         return self._names.setdefault(name, len(self._names))
 
     def _add(self, start: int, end: int, lane: int, layer: int, phase: str, name: int) -> int:
-        """The row of a new span; _NONE where there are too many."""
+        """Add a span; its row, or _NONE if there are too many."""
         row = len(self._ends)
         if row >= Spans.LIMIT:
             self._dropped += 1
@@ -183,7 +186,7 @@ class OpenSpans:
         return row
 
     def result(self) -> Spans:
-        """All spans of the session, their times after its start."""
+        """All spans, with times in ns after the start of the session."""
         starts = self._columns["start_ns"]
         known = [start for start in (self._start_ns, self._begun_ns, *starts[:1]) if start is not None]
         zero = known[0] if known else 0

@@ -11,7 +11,7 @@ from torch import nn
 from torchprof.errors import TorchprofError
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
 from torchprof.measure.live_memory import NOTHING
-from torchprof.measure.recording import Asked, Seen
+from torchprof.measure.recording import Options, RecordedCycle, Seen
 from torchprof.profile.sigterm import DelayedSignals, undisturbed
 from torchprof.record.compiled_code import compiled_regions
 from torchprof.record.environment import this_process
@@ -71,7 +71,7 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
             f"{', '.join(sorted(labels)[:3])}. Give from_profiler the model, and the paths, that annotate got."
         )
     has = recording.has
-    asked = Asked(
+    asked = Options(
         device=recording.device,
         profile_memory=has["profile_memory"],
         with_flops=has["record_shapes"],
@@ -82,16 +82,7 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
     end = held_now(plan.models) if asked.profile_memory else NOTHING
     events = recording.events(wanted_detail(asked), asked.profile_memory)
     job = this_job(plan.models)
-    run = assemble(
-        recording,
-        events,
-        plan,
-        plan.layers(),
-        asked,
-        seen,
-        origin=this_process(job),
-        end=end,
-        group=job.group,
-        regions=compiled_regions(),
-    )
+    origin, regions = this_process(job), compiled_regions()
+    cycle = RecordedCycle(recording, events, plan.layers(), origin, seen, end=end, group=job.group, regions=regions)
+    run = assemble(cycle, plan, asked)
     return with_warnings(run, plan, seen)

@@ -14,7 +14,7 @@ from threading import get_ident
 
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
 from torchprof.measure.live_memory import NOTHING
-from torchprof.measure.recording import Asked, Seen
+from torchprof.measure.recording import Options, RecordedCycle, Seen
 from torchprof.measure.warnings import about_clock
 from torchprof.record.compiled_code import StackWarning, compiled_regions
 from torchprof.record.compiler import Provenance
@@ -45,7 +45,7 @@ class Setup:
     """
 
     plan: Plan
-    asked: Asked
+    asked: Options
     device: str | None = None
     provenance: Provenance | None = None
     from_first_mark: bool = True
@@ -121,24 +121,23 @@ class Cycle:
     def read(self, layers: tuple[Layer, ...], seen: Seen) -> Run:
         """The run of this cycle, without warnings; ``seen`` grows by the observations that are made while reading."""
         setup, session = self._setup, self.session
-        return assemble(
+        recording = RecordedCycle(
             session,
             session.events(wanted_detail(setup.asked), setup.asked.profile_memory),
-            setup.plan,
             layers,
-            dataclasses.replace(setup.asked, with_stack=session.with_stack),
+            this_process(self.job),
             seen,
-            origin=this_process(self.job),
             group=self.job.group,
             graphs=None if setup.provenance is None else setup.provenance.graphs(setup.plan),
             regions=self._regions,
             start=self._start_memory,
             end=self._end_memory,
-            steps=session.steps > 0,
+            has_steps=session.steps > 0,
             from_first_mark=setup.from_first_mark,
             python_samples=None if self._sampler is None else _lines(self._sampler),
             began_ns=session.began_ns,
         )
+        return assemble(recording, setup.plan, dataclasses.replace(setup.asked, with_stack=session.with_stack))
 
     def _stop_watching(self) -> None:
         with ExitStack() as each:  # whatever error another one raises

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerAction
 
 from torchprof.encoding import fitting
 from torchprof.errors import TorchprofError
-from torchprof.measure.recording import Asked
+from torchprof.measure.recording import Options
 from torchprof.measure.warnings import about_buckets
 from torchprof.profile.arguments import action_of, checked_device, checked_provenance, checked_schedule
 from torchprof.profile.calibration import label_ns
@@ -129,7 +129,7 @@ class Profile:
         self._layers: tuple[Layer, ...] = ()  # as the block ended; none where an error came then
         self._failed = False  # whether an error ended the block
         self._plan = Plan([], None)
-        self._cycles = Cycles(Setup(self._plan, Asked()), [])
+        self._cycles = Cycles(Setup(self._plan, Options()), [])
         self._labels = Labels(())
         self._guard = Guard()
         self._provenance: Provenance | None = None
@@ -186,8 +186,8 @@ class Profile:
         self.entered = True
         self.traces = self._plan.traces
 
-    def _asked(self) -> Asked:
-        return Asked(
+    def _asked(self) -> Options:
+        return Options(
             device=checked_device(self.use_cuda, self.use_device),
             profile_memory=bool(self.profile_memory),
             with_flops=bool(self.with_flops),

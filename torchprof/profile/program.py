@@ -14,7 +14,7 @@ from torch.nn.modules.loss import _Loss
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torchprof.errors import TorchprofError
-from torchprof.measure.recording import Asked
+from torchprof.measure.recording import Options
 from torchprof.profile.cycle import Cycles, Setup
 from torchprof.profile.sigterm import DelayedSignals, undisturbed
 from torchprof.record.compiler import Provenance
@@ -71,7 +71,7 @@ class Program:
         missing = missing_device(device) if device else None
         notes = [missing] if missing else []
         self._provenance = Provenance.if_told(None, notes) if compile_layers else None
-        asked = Asked(
+        asked = Options(
             device=device,
             profile_memory=profile_memory,
             with_flops=with_flops,

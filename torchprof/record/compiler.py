@@ -17,7 +17,7 @@ from weakref import ref
 
 from torch import nn
 
-from torchprof.attribute.compiled import CompiledGraphs, CompiledKernel, Given, Module
+from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, Given, Module
 from torchprof.attribute.events import GIVEN
 from torchprof.errors import TorchprofError
 from torchprof.record.compiler_graph import Graph, Taken, taken_by

@@ -11,7 +11,7 @@ from math import prod
 from types import CodeType
 from typing import Any, NamedTuple
 
-from torchprof.attribute.compiled import SELF, CompiledKernel, Owner, Part, Step
+from torchprof.attribute.compiled_graphs import SELF, CompiledKernel, Owner, Part, Step
 from torchprof.run.words import GRAPH_NOT_READ, NESTED_GRAPHS
 
 _GRADIENT_SUM = "Gradient addition node"

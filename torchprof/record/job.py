@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from torchprof.attribute.groups import mesh_of_groups, sole_group
+from torchprof.attribute.process_groups import mesh_of_groups, sole_group
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.meta import MeshDim
 

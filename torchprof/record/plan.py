@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from torchprof.attribute.collectives import fqns_of
-from torchprof.attribute.compiled import Module
+from torchprof.attribute.compiled_graphs import Module
 from torchprof.attribute.events import Site
 from torchprof.record.compiled_code import is_under_compile
 from torchprof.record.labels import Target, label_of

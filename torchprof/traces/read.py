@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from torchprof.attribute.collectives import fqns_of
 from torchprof.attribute.events import Detail, Site
-from torchprof.attribute.groups import mesh_of_groups, sole_group
+from torchprof.attribute.process_groups import mesh_of_groups, sole_group
 from torchprof.errors import TorchprofError, some
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
-from torchprof.measure.recording import Asked, Seen
+from torchprof.measure.recording import Options, RecordedCycle, Seen
 from torchprof.run.cycles import add_cycle
 from torchprof.run.file_read import is_run_file
 from torchprof.run.layers import Layer
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torchprof.record.plan import Plan
 
 
-_WITH_SHAPES = Asked(with_flops=True, record_shapes=True)
+_WITH_SHAPES = Options(with_flops=True, record_shapes=True)
 _GIGABYTE = 2**30
 _SUFFIXES = (".json", ".json.gz")
 _HOW_TO_TELL = (
@@ -221,7 +221,7 @@ def _read(
             )
         )
     planned, layers = _layers(path, events, model, seen)
-    asked = Asked(
+    asked = Options(
         device=events.device,
         profile_memory=events.has_memory,
         with_flops=events.has_shapes,
@@ -229,18 +229,17 @@ def _read(
         with_timeline=with_timeline,
         on_cpu=events.has_operators or events.device is None,
     )
-    run = assemble(
+    recording = RecordedCycle(
         events,
         events.events(planned.sites),
-        planned,
         layers,
-        asked,
+        _origin(path, file.header),
         seen,
-        origin=_origin(path, file.header),
         group=sole_group(_groups(file.header)),
-        steps=events.marks > 1,
+        has_steps=events.marks > 1,
         from_first_mark=events.from_first_mark,
     )
+    run = assemble(recording, planned, asked)
     return _Found(path, run, planned, seen, events.first_ns, (run.meta.machine, events.processes))
 
 

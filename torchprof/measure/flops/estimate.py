@@ -1,12 +1,12 @@
-"""Count the arithmetic of a session: which op counts, which is part of another, and which nobody can count."""
+"""Count the arithmetic of a session: which ops count, which are part of another one, and which have no formula."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
-from torchprof.attribute.compiled import CALL, pieces
+from torchprof.attribute.compiled_graphs import CALL, pieces
 from torchprof.attribute.events import Detail, Kind
 from torchprof.attribute.places import Attributed, Place
 from torchprof.measure.flops.formulas import detail_of, formula_of, work_of
@@ -31,23 +31,23 @@ def _atens(*names: str) -> frozenset[str]:
 
 
 _DENSE_SHAPE = _atens("_indices _nnz _values indices values crow_indices ccol_indices sparse_dim")
-"""What only an op on a sparse tensor asks for: the shape that was recorded is the dense one, and tells nothing."""
+"""Called only by ops on sparse tensors: the recorded shape is the dense one, which does not give the work."""
 _PADDING = _atens("matmul bmm _native_multi_head_attention _transformer_encoder_layer_fwd", *FORWARD_ATTENTION)
-"""What pads nested tensors, which have no shape: the shapes of the ops inside are not those of the data."""
+"""Ops that pad nested tensors, which have no shape: the shapes of the ops inside are larger than the data."""
 _AROUND_OTHER_CODE = (
     *_atens("empty new_empty resize_ detach to resolve_conj resolve_neg lift_fresh"),
     "detach",
 )
-"""How the names of ops begin that prepare work by other means: memory for a kernel; the way to NumPy and back."""
+"""Prefixes of ops that prepare work of other code: memory for a kernel; conversion to NumPy and back."""
 _VIEWS = _atens(
     """
     _reshape_alias _unsafe_view alias as_strided chunk expand expand_as flatten movedim narrow permute reshape select
     slice split squeeze swapaxes t transpose unbind unflatten unsqueeze view view_as
     """
 )
-"""What hands a tensor on, and says nothing of who did the work."""
+"""Ops that only return a view of a tensor."""
 _PYTHON_BACKWARD = "Backward"
-"""How the backward of a Function of the user's ends; torch's own nodes end in a number."""
+"""Suffix of the backward of a Function of the user's; the names of torch's own nodes end in a number."""
 _SAVES_RESULTS = _atens(
     """
     exp expm1 sqrt rsqrt reciprocal sigmoid tanh tan relu relu_ log_sigmoid_forward _softmax _log_softmax logsumexp
@@ -58,25 +58,25 @@ _SAVES_RESULTS = _atens(
     """,
     *FORWARD_ATTENTION,
 )
-"""What keeps something of its result for backward, and so has it when that is saved (torch's derivatives.yaml)."""
+"""Ops that save a part of their result for backward: they have been executed when it is saved (derivatives.yaml)."""
 _HANDS_ON = _atens("_trilinear _embedding_bag_backward embedding_renorm_ linalg_matrix_exp")
-"""What has a kernel of its own that calls other ops for all its work."""
+"""Ops with a kernel of their own that calls other ops for all its work."""
 _MAY_BE_EMPTY = ("aten::_trilinear", "Redistribute", "NestedRedistribute")
-"""What calls nothing where there is nothing to do, and does nothing then: of a ``DTensor``, to move what is there."""
+"""What calls no op if there is nothing to do, as the redistribution of a ``DTensor`` that is in place already."""
 _DISPATCHED = "PythonSubclass"
-"""What torch calls the range in which a tensor's class carries out an op by itself, in Python: of a ``DTensor``, the op
-has the shapes of the whole, and the ops inside it those of what this rank computes."""
+"""The range in which a tensor's class runs an op itself, in Python. Of a ``DTensor``, the op has the shapes of the
+whole tensor, and the ops inside those of the part on this rank."""
 _ATTENTION = "aten::scaled_dot_product_attention"
 _REPLAYED = Frame("kernels", REPLAY)
 
 
 _MOST = 1 << 61
-"""FLOPs that one op is believed to do. A column of a run holds less than four times that, and where shapes say
-more, a damaged trace made them up: the op is not counted."""
+"""The most FLOPs that one op can have. A column of a run holds less than four times as many; shapes that give more are
+from a damaged trace, and the op is not counted."""
 
 
 class Count(NamedTuple):
-    """The work that was found in one place, and the calls there that have no formula."""
+    """The work of one place, and the number of its calls without a formula."""
 
     macs: int
     flops: int
@@ -84,8 +84,8 @@ class Count(NamedTuple):
 
 
 class _Open:
-    """An op that has not ended: its own work (None: not known), what was found inside it, and where it is divided, the
-    places and the times of its parts."""
+    """An op that has not ended: its own ``work`` by formula (None: unknown), the counts ``found`` inside it; ``parts``:
+    (place, ns) of each part if it is divided among layers."""
 
     __slots__ = (
         "end",
@@ -111,45 +111,48 @@ class _Open:
         self.parts: Sequence[tuple[int, int]] = ()
         self.found: list[tuple[int, Count]] = []
         self.repeats = False  # an op of its own name is inside it
-        self.is_batch = False  # the ops inside it work on a whole batch, of which its own inputs are one example
-        self.is_dispatched = False  # the ops inside it are what was computed, whatever its own inputs are
-        self.is_opaque = False  # no recorded shape tells of its work, and none of the ops inside it
-        self.views = False  # an op is inside it that hands a tensor on
-        self.prepares = False  # one that other code needs
-        self.works = False  # one that does something itself, if only to move data
+        self.is_batch = False  # its inputs are one example, and those of the ops inside it a whole batch
+        self.is_dispatched = False  # only the ops inside it count, whatever its inputs are
+        self.is_opaque = False  # neither its shapes nor the ops inside it give its work
+        self.views = False  # an op is inside it that returns a view
+        self.prepares = False  # an op is inside it that prepares work of other code
+        self.works = False  # an op is inside it that does something itself, if only to move data
 
 
 class Estimate:
-    """MACs and FLOPs of attributed events, in ``counts`` by the index of their place.
+    """Observes ops: their MACs and FLOPs, in ``counts`` by the index of their place.
 
-    The outermost op with a formula counts, and what it calls is part of it. An op without a formula is transparent
-    where ops inside it count, and otherwise uncounted. A kernel is uncounted where no op around it says what it does:
-    where Python launched it directly, where a CUDA graph replays it, and where its launch is not recorded.
+    The outermost op with a formula counts, and includes the ops that it calls. An op without a formula counts as the
+    ops inside it if these count, and is uncounted otherwise. A kernel is uncounted if no op around it has known work:
+    if Python launched it directly, if a CUDA graph replays it, and if its launch was not recorded.
 
-    Under ``torch.func.vmap`` an op shows the shapes of a single example, and inside it, once more, the op on the whole
-    batch: there the inner one counts. What a tensor's class carries out by itself counts as what it calls.
+    Under ``torch.func.vmap`` an op has the shapes of a single example, and inside it is the same op on the whole batch:
+    there the inner one counts. An op that a tensor's class runs itself counts as the ops that it calls.
+
+    It keeps its own stack of open ops: work is added up from inner to outer ops, and a part of the ranges takes no part
+    in that: those without arithmetic with all inside them, labels, and an op that was stopped before it was executed.
     """
 
     def __init__(self, signatures: Sequence[Signature]) -> None:
         self.counts: dict[int, Count] = {}
         self._signatures = signatures
         self._work: dict[tuple[str, int], Work | None] = {}
-        self._is_idle: dict[str, bool] = {}  # by name: counts 0, with all that is inside
+        self._is_idle: dict[str, bool] = {}  # by name: counts 0, with all inside it
         self._is_transparent: dict[tuple[str, bool], bool] = {}
         self._opaque_calls: set[tuple[str, int]] = set()
-        self._opaque: set[str] = set()  # Functions of the user's whose work is no ops
+        self._opaque: set[str] = set()  # Functions of the user's that do not work by ops
         self._known: set[int] = set()  # by the index of their place: ops whose work is known, with all inside them
         self._kernels: Counter[Place] = Counter()
         self._replays: Counter[Place] = Counter()  # calls that replay a graph of kernels
 
     @staticmethod
     def has_formula(name: str) -> bool:
-        """Whether an op would be counted, had its shapes been recorded."""
+        """Whether an op is counted if its shapes are recorded."""
         return formula_of(name) is not None or registered_formula(name) is not None
 
     @staticmethod
     def detail(name: str) -> Detail:
-        """What is to be read of an op's inputs."""
+        """How much to read of an op's inputs."""
         if _has_users_formula(name):
             return Detail.SCALARS
         if does_no_arithmetic(name) or "::" not in name:
@@ -158,8 +161,8 @@ class Estimate:
             return Detail.SCALARS
         return detail_of(name)
 
-    def watch(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
-        """Pass the events on, and count them; when all have passed, ``counts`` is complete."""
+    def observe(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
+        """Pass all events on, and count them; after the last one, ``counts`` is complete."""
         stacks: dict[int, list[_Open]] = {}
         idle_until: dict[int, int] = {}
         op, function, stopped = Kind.OP, Kind.BACKWARD_FUNCTION, Kind.STOPPED
@@ -181,7 +184,7 @@ class Estimate:
                 if stack is None:
                     stack = stacks[thread] = []
                 if kind is stopped and stack and stack[-1].end <= start and _saves_before(stack[-1].name):
-                    stack.pop()  # it had only begun
+                    stack.pop()  # it began, and was not executed
                 while stack and stack[-1].end <= start:
                     self._close(stack)
                 if kind is stopped:
@@ -212,8 +215,12 @@ class Estimate:
                 self._close(stack)
         self._count_kernels()
 
+    def result(self) -> Mapping[int, Count]:
+        """By the index of a place: its work, and its calls without a formula. It fills while events are observed."""
+        return self.counts
+
     def _count_kernels(self) -> None:
-        """Kernels of which no op says what they do; copies, sets and exchanges between ranks do no arithmetic."""
+        """Count the kernels whose work no op gives; copies, sets and collectives do no arithmetic."""
         uncounted = {index for index, count in self.counts.items() if count.uncounted}
         for place, calls in self._kernels.items():
             assert place.frame is not None
@@ -225,8 +232,9 @@ class Estimate:
                 self._add(place.index, Count(0, 0, calls))
 
     def _is_explained(self, kernel: Place, uncounted: Set[int]) -> bool:
-        """Whether the work of an op around a kernel is known, or is uncounted in the same row of the table: a layer, a
-        label or a replayed graph in between has a row of its own, which holds the kernel and not the op."""
+        """Whether the kernel needs no count of its own: the work of an op around it is known, or that op is uncounted
+        in the same row of the table. A layer, label or replayed graph between them has a row of its own, with the
+        kernel and without the op."""
         is_in_another_row = False
         for around in _around(kernel):
             if around.index in self._known or (around.frame is not None and around.frame.kind == "collective"):
@@ -243,11 +251,11 @@ class Estimate:
         self.counts[place] = count
 
     def _pass_by(self, stack: list[_Open], name: str) -> None:
-        """An op that counts nothing tells something of those around it."""
+        """An op without arithmetic: note what it shows about the ops around it."""
         if name in _DENSE_SHAPE:
             for around in stack:
                 if around.work is not None:
-                    # An elementwise op on the values that are there is inside it; a product is by other means.
+                    # If it is elementwise, an op on the stored values is inside it; a product runs in other code.
                     around.is_opaque = around.work.macs > 0
                     around.work = None
                     around.found = []
@@ -264,7 +272,7 @@ class Estimate:
         if "::" not in name and event[5] < 0 and not name.startswith(CALL) and not is_generated:
             if name in REPLAYS:
                 self._replays[item[1]] += item[3]
-            return  # a call of a device's runtime; a range of torch's own that is no op
+            return  # a call of the device's runtime, or a range of torch's that is no op
         try:
             work = self._work[name, signature]
         except KeyError:
@@ -293,7 +301,7 @@ class Estimate:
         on = self._signatures[signature]
         if _has_users_formula(name):
             work = registered_work(name, on)
-            if work is None:  # what its formula cannot say, we do not know better
+            if work is None:  # the user's formula comes first, even if it gives no result
                 self._opaque_calls.add((name, signature))
             return work
         if formula_of(name) is None:
@@ -301,7 +309,7 @@ class Estimate:
         return work_of(Operation(name, on))
 
     def _close(self, stack: list[_Open]) -> None:
-        """An op has ended: settle what it counts, and hand that to the op around it, or to the counts."""
+        """An op has ended: add its count to the op around it, or to ``counts`` if there is none."""
         done = stack.pop()
         found, work = done.found, None if done.is_dispatched else done.work
         if work is None:
@@ -327,7 +335,7 @@ class Estimate:
         flops = sum(count.flops for _, count in done.found)
         if done.repeats or done.is_batch:
             return macs > done.work.macs or (macs == done.work.macs and flops > done.work.flops)
-        # Attention kernels are called on heads that were padded to a width they like.
+        # Attention pads the heads to a width that its kernels support: then the inner op has more work than the data.
         return macs > done.work.macs and done.name != _ATTENTION
 
     def _explains(self, done: _Open) -> bool:
@@ -336,14 +344,14 @@ class Estimate:
             done.found.clear()
             return False
         name = done.name
-        if name.startswith(CALL):  # kernels that are no ops, or that stand for several of them
+        if name.startswith(CALL):  # its kernels are no ops, or fuse several of them
             return False
         if "::" not in name or done.is_dispatched:
             return bool(done.found) or name in _MAY_BE_EMPTY or self._is_all_ops(done)
         key = (name, bool(done.found))
         explains = self._is_transparent.get(key)
         if explains is None:
-            if done.found:  # where a formula could not tell, the op is one on nested tensors: what runs on its values
+            if done.found:  # if a formula gave no result, the tensors are nested: the ops inside run on their values
                 explains = name in _HANDS_ON or formula_of(name) is not None or is_made_of_ops(name)
             else:
                 explains = name in _MAY_BE_EMPTY or calls_only_ops(name)
@@ -351,10 +359,11 @@ class Estimate:
         return explains
 
     def _is_all_ops(self, function: _Open) -> bool:
-        """Whether a Function of the user's does nothing but what its ops do, none of which count.
+        """Whether all work of a Function of the user's is in its ops, none of which count.
 
-        One that only prepares for other code works by that. One that hands its input on views it in forward, and in
-        backward does nothing at all; so may the backward of a Function that works by other code.
+        If its ops only prepare work of other code, the work is in that code. A Function that returns its input makes a
+        view in forward, and calls nothing in backward; but the backward of one that works in other code may call
+        nothing, too.
         """
         name = function.name
         is_ops = function.works or (function.views and not function.prepares)
@@ -374,7 +383,7 @@ def _around(place: Place) -> Iterator[Place]:
 
 
 def _divided(count: Count, parts: Sequence[tuple[int, int]]) -> list[tuple[int, Count]]:
-    """What an op counts, divided as its time is; what is unknown of it is so in every place."""
+    """The count of an op, divided among its parts like its time; if it is uncounted, it is so in every part."""
     weights = [ns for _, ns in parts] if any(ns for _, ns in parts) else [1] * len(parts)
     shares = zip(*([end - start for start, end in pieces(0, whole, weights)] for whole in count[:2]))
     return [(place, Count(macs, flops, count.uncounted)) for (place, _), (macs, flops) in zip(parts, shares)]
@@ -386,5 +395,5 @@ def _has_users_formula(name: str) -> bool:
 
 
 def _saves_before(name: str) -> bool:
-    """Whether what an op keeps for backward is saved before the op is carried out. A Function's is saved after it."""
+    """Whether an op saves its tensors for backward before it is executed. A Function saves them after that."""
     return "::" in name and name not in _SAVES_RESULTS

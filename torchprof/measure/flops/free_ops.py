@@ -1,4 +1,4 @@
-"""The ops that do no floating-point arithmetic: they count 0 because they stand here, not because nobody looked.
+"""The ops that do no floating-point arithmetic: they count 0, while an op in no list is uncounted.
 
 Views, moves, new tensors, random numbers, selection, logic, questions, and communication between processes. Knows no
 torch.

@@ -13,7 +13,7 @@ Shape = tuple[int, ...]
 
 
 class Unknown(Exception):
-    """The recorded inputs do not tell how much work it was."""
+    """The recorded inputs do not determine the work."""
 
 
 class Work(NamedTuple):
@@ -24,7 +24,7 @@ class Work(NamedTuple):
 
 
 class Operation:
-    """One op with what it was called on, as a formula sees it."""
+    """One call of an op with its recorded inputs, as a formula sees it."""
 
     def __init__(self, name: str, signature: Signature) -> None:
         self.name = name
@@ -99,14 +99,14 @@ _details: dict[str, Detail] = {}
 
 
 def work_of(operation: Operation) -> Work | None:
-    """The work of one call of an op; None where there is no formula or the recorded inputs do not tell."""
+    """The work of one call of an op; None if it has no formula or the recorded inputs do not determine the work."""
     formula = formula_of(operation.name)
     if formula is None or operation.is_quantised:
         return None
     try:
         macs, others = formula(operation)
     except (Unknown, ArithmeticError, LookupError, TypeError, ValueError):
-        return None  # inputs that the op itself refused, too: of the wrong rank, say, or with a stride of 0
+        return None  # inputs that the op itself rejects, too: of the wrong rank, say, or with a stride of 0
     if operation.is_complex:
         macs, others = 4 * macs, others * (6 if bare(operation.name) in _COMPLEX_PRODUCTS else 2)
     elif not operation.is_floating:
@@ -142,7 +142,7 @@ def _is_tensor(dtype: str) -> bool:
 
 
 def broadcast(shapes: Iterable[Shape]) -> Shape:
-    """The shape that several make together, by torch's rules of broadcasting."""
+    """The shape of the result of broadcasting."""
     result: list[int] = []
     for shape in shapes:
         result = [1] * (len(shape) - len(result)) + result
@@ -169,7 +169,7 @@ def counts(*names: str, scalars: bool = False, ones: bool = False) -> Callable[[
 
 
 def windows_along(length: int, kernel: int, stride: int, dilation: int = 1, round_up: bool = False) -> int:
-    """How often a window fits along one dimension that was padded to ``length``."""
+    """The number of windows along one dimension that is padded to ``length``."""
     free = length - dilation * (kernel - 1) - 1
     return (-(-free // stride) if round_up else free // stride) + 1
 

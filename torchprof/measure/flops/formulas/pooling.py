@@ -64,7 +64,7 @@ def _adaptive_backward(op: Operation) -> tuple[int, int]:
 
 
 def _dims_of(op: Operation) -> int:
-    """The number of spatial dimensions, which the name of an op tells: ``avg_pool2d_backward``."""
+    """The number of spatial dimensions, from the name of an op: ``avg_pool2d_backward``."""
     return next(int(letter) for letter in op.name if letter.isdigit())
 
 

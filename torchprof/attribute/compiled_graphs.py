@@ -1,4 +1,4 @@
-"""Whose the kernels of compiled graphs are: from what each was made of to the layers of a model. Knows no torch."""
+"""The kernels of compiled graphs, and the layers they work for, found by the modules that each kernel was traced in."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import NamedTuple
 from torchprof.run.words import AMBIGUOUS_MODULE, COMPILED_BEFORE, OTHER_MODULE, UNKNOWN_MODULE
 
 REGION = "Torch-Compiled Region"
-"""What the name of the range begins with in which code of torch.compile's runs; its compile id (``: 0/1``: the second
-version of the first function) follows (``torch/_dynamo/convert_frame.py``)."""
+"""Prefix of the range in which code of torch.compile's runs; its compile id (``: 0/1``: the second version of the first
+function) follows (``torch/_dynamo/convert_frame.py``)."""
 CALL = "## Call CompiledFxGraph "
-"""What the name of the range begins with in which Inductor's kernels run; the key of their graph follows
+"""Prefix of the range in which Inductor's kernels run; the key of their graph follows
 (``torch/_inductor/output_code.py``)."""
 COMPILES_BACKWARD = "compiled_autograd"
 """The range in which compiled autograd makes a graph of a whole backward (``torch/_dynamo/compiled_autograd.py``)."""
 COMPILES = frozenset({"dynamo", "entire_frame_compile", "entire_backward_compile", COMPILES_BACKWARD})
-"""The ranges in which torch.compile is at work."""
+"""The ranges in which torch.compile compiles."""
 COMPILES_TOO = "(dynamo_timed)"
-"""How the names of the steps of that end, which older versions of torch show without a range around them."""
+"""Suffix of the names of single steps of compilation, which older versions of torch record without a range around."""
 
 OF_BACKWARD = "!"
-"""What the compile id of a region begins with that compiled autograd made, of the backward of a whole model
+"""Prefix of the compile id of a region that compiled autograd made of the backward of a whole model
 (``torch/_guards.py``, ``CompileId``)."""
 SELF = "L['self']"
-"""The root of what was traced from the module whose forward was compiled, whatever the forward calls it."""
+"""The root of all that was traced from the module whose forward was compiled, whatever its first argument is named."""
 _LARGEST_TABLE = 4_000_000
 """So many entries the table for matching kernels with ops may have; it takes a second or two."""
 _PREFIX = re.compile(r"graph_\d+_")
 
 
 class Step(NamedTuple):
-    """A module that an operation was traced in: the compiled function's name for what it comes from ("L['self']"), the
-    steps from there, and the name of its class."""
+    """A module that an operation was traced in: ``root``, the variable of the compiled function that it was reached
+    from ("L['self']"); the attribute names from there; and the name of its class."""
 
     root: str
     path: tuple[str, ...]
@@ -45,7 +45,7 @@ Owner = tuple[Step, ...]
 
 
 class Part(NamedTuple):
-    """What a kernel does for one owner (None: nobody knows whom): so many FLOPs, and bytes read and written."""
+    """The work of a kernel for one owner (None: unknown): FLOPs, and bytes read and written."""
 
     owner: Owner | None
     flops: int
@@ -56,8 +56,8 @@ class Part(NamedTuple):
 
 
 class CompiledKernel(NamedTuple):
-    """A kernel that a graph calls: its name, and what it does. ``recomputes``: a backward graph has it only to compute
-    again what the forward inside a checkpoint computed."""
+    """A kernel that a graph calls. ``recomputes``: whether a backward graph has it only to repeat work of the forward
+    inside a checkpoint."""
 
     name: str
     parts: tuple[Part, ...]
@@ -65,9 +65,9 @@ class CompiledKernel(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A tensor that a compiled function took from a module: what the function calls that module (see ``Step``), and
-    the real paths of the modules of a profile that have this very tensor; ``()`` where only others have it, None where
-    it is not known which module has it. ``is_gone``: the tensor was freed meanwhile, perhaps with its module."""
+    """A tensor that a compiled function took from a module. ``root`` and ``path``: the function's name for that module
+    (see ``Step``). ``holders``: the real paths of the profiled modules that have this tensor; ``()`` if only other
+    modules have it, None if that is unknown. ``is_gone``: the tensor was freed meanwhile, perhaps with its module."""
 
     root: str
     path: tuple[str, ...]
@@ -76,7 +76,7 @@ class Given(NamedTuple):
 
 
 class Module(NamedTuple):
-    """A module of the models that are profiled: the layer it is shown as, and the name of its class."""
+    """A module of the profiled models: the layer it is shown as, and the name of its class."""
 
     layer: int
     kind: str
@@ -85,11 +85,11 @@ class Module(NamedTuple):
 class CompiledGraphs:
     """The kernels of compiled graphs, and the layers of the models that are profiled.
 
-    ``graphs``: the kernels of each graph in the order in which it calls them, by its key, or the reason why they are
-    not known; None where nobody asked for layers. ``modules``: by real path. ``divisor``: by which of ``DIVISORS`` a
-    kernel of several layers is divided among them, None: not at all. ``is_alone``: whether the module with a path is
-    the only one of its class that there is. ``given``: what compiled functions took from modules in a call, by the name
-    of the range of that call.
+    ``graphs``: by key, the kernels of each graph in the order of their calls, or the reason why they are unknown; None
+    if layers of compiled code were not asked for. ``modules``: by real path. ``divisor``: by which of ``DIVISORS`` the
+    time of a kernel of several layers is divided among them, None: not at all. ``is_alone``: whether the module with a
+    path is the only one of its class in the process. ``given``: by the name of the GIVEN range of a call, the tensors
+    that the compiled function took from modules.
     """
 
     def __init__(
@@ -117,16 +117,16 @@ class CompiledGraphs:
         self._layers: dict[tuple[str, int, int, str], tuple[tuple[int, int], ...] | str] = {}
 
     def why_unknown(self, graph: str) -> str:
-        """Why nothing is known of the kernels of a graph; "" where something is."""
+        """Why the kernels of a graph are unknown; "" if they are known."""
         return "" if graph in self._graphs else self._unknown.get(graph, COMPILED_BEFORE)
 
     def called(self, graph: str, names: Sequence[str]) -> list[int | None]:
-        """Which kernel of a graph each of the ops is that ran in one call of it; None for those of which nobody knows.
+        """For each of the ops that ran in one call of a graph, the number of its kernel; None if it is unknown.
 
         Both are in the order of their calls. They are matched by name so that as many as possible have a partner (a
-        longest common subsequence, as in a diff); where that can be done in several ways, only the pairs that all of
-        these have in common count. So an op that is called as no kernel is, and a kernel that ran under another name,
-        cost nothing but themselves.
+        longest common subsequence, as in a diff); if that can be done in several ways, only the pairs that all of them
+        have in common count. So an op with a name of no kernel, and a kernel that ran under another name, do not spoil
+        the match of the others.
         """
         plain = tuple(map(_plain, names))
         if (graph, plain) not in self._called:
@@ -141,9 +141,10 @@ class CompiledGraphs:
         return self._graphs[graph][kernel].recomputes
 
     def layers_of(self, graph: str, kernel: int, around: int, given: str = "") -> tuple[tuple[int, int], ...] | str:
-        """The layers that a kernel works for where its graph runs in a layer, each with its weight; the reason where
-        that is not known of all that it does. A negative layer is the compiled function's own code, outside of all
-        layers. ``given`` is the name of the range that tells what the function took from modules, "" where none does.
+        """The layers that a kernel works for, each with its weight; the reason if not all of them are known.
+
+        ``around``: the layer in which the graph runs; negative, also in the result, for code outside all layers.
+        ``given``: the name of the GIVEN range around the call, "" if there is none.
         """
         key = (graph, kernel, around, given)
         if key not in self._layers:
@@ -168,8 +169,8 @@ class CompiledGraphs:
     def _places_in(
         self, graph: str, around: int, given: str
     ) -> dict[tuple[str, tuple[str, ...]], tuple[str, ...] | str]:
-        """By root and path, the real path of each module that a graph was traced in, where the graph runs in a layer;
-        the reason where that is not known."""
+        """By root and path, the real path of each module that a graph was traced in, or the reason why it is unknown.
+        ``around``: the layer in which the graph runs."""
         key = (graph, around, given)
         if key in self._places:
             return self._places[key]
@@ -199,12 +200,12 @@ class CompiledGraphs:
         held: Sequence[tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]],
         may_be_gone: bool,
     ) -> tuple[str, ...] | str:
-        """The real path of a module, of which it is known what was traced below it, the reason where that is not known.
+        """The real path of a module with these traced ``steps`` below it, or the reason why it is unknown.
 
-        ``SELF`` is the module whose forward the graph is: its label has to be around. Any other is told by the tensors
-        that are ``held`` in it: below it, and at some real paths. Where there are none it has to be the only place in
-        all models that fits, and the only module of its class: a function may be called with another. Where that other
-        one ``may_be_gone``, being the only one tells nothing.
+        ``SELF`` is the module whose forward the graph is: its label must be around. Any other module is identified by
+        the tensors ``held`` in it: (path below it, real paths of the modules that have the tensor). Without such
+        tensors it must be the only module in all models that fits, and the only one of its class in the process,
+        because a function can be called with other modules. If such another one ``may_be_gone``, this proves nothing.
         """
         if root == SELF:
             fitting = {self._path_of[around]} if around in self._path_of else set()
@@ -226,7 +227,7 @@ class CompiledGraphs:
 
 
 def _aligned(kernels: Sequence[str], ran: Sequence[str]) -> list[int | None]:
-    """Which of the kernels each op is that ran; see ``CompiledGraphs.called``."""
+    """For each op that ran, the number of its kernel; see ``CompiledGraphs.called``."""
     both = set(kernels) & set(ran)
     ours = [at for at, name in enumerate(kernels) if name in both]
     theirs = [at for at, name in enumerate(ran) if name in both]
@@ -258,7 +259,7 @@ def _common_pairs(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int,
 
 
 def _lengths(ours: Sequence[str], theirs: Sequence[str]) -> list[list[int]]:
-    """How long the longest common subsequence is, of so many first items of one and so many of the other."""
+    """The lengths of the longest common subsequences of the first m items of one and the first n of the other."""
     table = [[0] * (len(theirs) + 1)]
     for name in ours:
         row, above = [0], table[-1]
@@ -283,13 +284,13 @@ def _below(top: tuple[str, ...], path: tuple[str, ...]) -> tuple[str, ...] | Non
 
 
 def _above(rest: tuple[str, ...], path: tuple[str, ...]) -> tuple[str, ...]:
-    """A path without these last steps; ``()``, which is no module's, where it ends otherwise."""
+    """A path without these last steps; ``()``, which is no module's, if it does not end in them."""
     start = len(path) - len(rest)
     return path[:start] if start > 0 and path[start:] == rest else ()
 
 
 def _unwrapped(path: tuple[str, ...]) -> tuple[str, ...]:
-    """A path without the steps into compiled modules: torch names some, and leaves others out."""
+    """A path without the steps into compiled modules: torch's names contain some of them and not others."""
     return tuple(step for step in path if step != "_orig_mod")
 
 
@@ -304,12 +305,12 @@ def graph_of(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """The name of a kernel in an event without what tells of its graph, or of the library that it is from."""
+    """The name of a kernel in an event, without the parts that depend on its graph or its library."""
     return _PREFIX.sub("", name, count=1).rpartition("::")[2]
 
 
 def pieces(start: int, end: int, weights: Sequence[int]) -> list[tuple[int, int]]:
-    """A stretch of time cut in proportion to weights, at least one of which is not 0."""
+    """An interval of time cut in proportion to weights, at least one of which is not 0: (start, end) of each piece."""
     whole, before = sum(weights), 0
     found = []
     for weight in weights:

@@ -1,4 +1,4 @@
-"""Which layer created an autograd node."""
+"""Which op created an autograd node."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from bisect import bisect_right, insort
 from torchprof.attribute.places import Place
 
 
-class Makers:
-    """Which op made the autograd nodes of one forward thread, by sequence number: its place.
+class NodeMakers:
+    """The places of the ops that made the autograd nodes of one forward thread, by sequence number.
 
-    Several ops can carry one number: the one that started last made the node. An in-place write to a view gives a node
-    a number that no op carries, so the last op at or below the number is the maker. TorchScript numbers the node of a
-    whole graph before it runs the graph's ops: there the maker is the first op above the number.
+    Several ops can have one number: the one that started last made the node. An in-place write to a view gives a node a
+    number that no op has, so the maker is the last op at or below the number. TorchScript numbers the node of a whole
+    graph before it runs the graph's ops: there the maker is the first op above the number.
     """
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
-        self._first: dict[int, Place] = {}  # where that is another place than the last
+        self._first: dict[int, Place] = {}  # if it is not the same place as the last
         self._last: dict[int, Place] = {}
 
     def add(self, number: int, place: Place) -> None:
@@ -32,6 +32,7 @@ class Makers:
         self._last[number] = place
 
     def find(self, number: int, of_graph: bool = False) -> Place | None:
+        """The place of the maker of a node, None if it was not recorded. ``of_graph``: a node of TorchScript."""
         at = bisect_right(self._numbers, number)
         if of_graph:
             if at == len(self._numbers):

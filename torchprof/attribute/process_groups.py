@@ -1,4 +1,4 @@
-"""What torch tells of the groups that a rank is in, in a job and in a trace of one. Knows no torch."""
+"""The process groups of a rank, from what torch writes about them in a job and in a trace."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from torchprof.run.lockstep import NOT_RECORDED, GroupOfRanks
 from torchprof.run.meta import MeshDim
 
 _OF_MESH = "mesh_"
-"""How the description of a group begins that is one dimension of a ``DeviceMesh``; the dimension's name follows."""
+"""Prefix of the description of a group that is one dimension of a ``DeviceMesh``; the dimension's name follows."""
 
 
 def sole_group(groups: Iterable[Mapping[str, Any]]) -> GroupOfRanks | None:
-    """The group of a collective that does not say its group: None where it may be of one or another, ``NOT_RECORDED``
-    where nothing says which groups there are.
+    """The group of collectives that do not name one: None if there are several, ``NOT_RECORDED`` if none is known.
 
-    ``groups`` are what torch calls "pg_config" in a trace: name, description, and ranks, none where they are all ranks
-    of the job. Groups of one rank exchange nothing, and groups of the same ranks are as good as one.
+    ``groups`` are the entries of "pg_config" in a trace: name, description, and ranks, empty for all ranks of the job.
+    Groups of one rank exchange nothing and do not count; groups of the same ranks count as one.
     """
     groups = list(groups)
     if not groups:
@@ -33,7 +32,7 @@ def sole_group(groups: Iterable[Mapping[str, Any]]) -> GroupOfRanks | None:
 
 
 def mesh_of_groups(groups: Iterable[Mapping[str, Any]], rank: int) -> tuple[MeshDim, ...]:
-    """The dimensions of a mesh, as far as groups are called after them."""
+    """The dimensions of a ``DeviceMesh`` that groups are named after, with the size and the position of ``rank``."""
     dims: dict[str, MeshDim] = {}
     for group in groups:
         name, ranks = str(group.get("pg_desc", "")), _ranks(group)

@@ -1,0 +1,152 @@
+"""Where the ranges of torch.compile and the kernels of its graphs belong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torchprof.attribute.compiled_graphs import (
+    COMPILES_BACKWARD,
+    OF_BACKWARD,
+    REGION,
+    CompiledGraphs,
+    graph_of,
+    pieces,
+    region_of,
+)
+from torchprof.attribute.events import Event, Kind
+from torchprof.attribute.places import Place, Places
+from torchprof.run.words import (
+    BACKWARD,
+    COMPILING,
+    GRAPH,
+    GUARDS,
+    NOT_ATTRIBUTABLE,
+    OUTSIDE,
+    RECOMPUTE,
+    UNKNOWN_KERNEL,
+)
+
+PlaceOfLayers = Callable[[tuple[int, ...], str, Place], Place]
+Shares = Sequence[tuple[Place, int]]
+"""The places that the time of one kernel is divided among, each with its weight."""
+
+
+class CompiledRanges:
+    """The part of the rule that is about torch.compile."""
+
+    def __init__(self, places: Places, graphs: CompiledGraphs) -> None:
+        self._places = places
+        self._graphs = graphs
+        self.has_inputs = False  # whether any GIVEN range has begun
+        self._inputs: dict[int, tuple[int, str]] = {}  # by thread: the open GIVEN range's end and name
+        self._inputs_of_node: dict[tuple[int, int], str] = {}  # (forward thread, sequence number) → that name
+
+    def enter_call(self, event: Event, end: int) -> None:
+        """A GIVEN range begins: its name stands for the tensors that the compiled function took from modules."""
+        self.has_inputs = True
+        self._inputs[event.thread] = end, event.name
+
+    def note_op(self, thread: int, sequence: int, start: int) -> None:
+        """An op with a sequence number: if a GIVEN range is around it, its backward is a call on the same tensors."""
+        if name := self._inputs_at(thread, start):
+            self._inputs_of_node[thread, sequence] = name
+
+    def enter_node(self, node: Event) -> None:
+        """An autograd node begins, which may be the backward of a compiled function."""
+        if name := self._inputs_of_node.get((node.forward_thread, node.sequence)):
+            self._inputs[node.thread] = node.end_ns, name
+
+    def _inputs_at(self, thread: int, at: int) -> str:
+        """The name of the GIVEN range around a time on a thread, "" if there is none."""
+        until, name = self._inputs.get(thread, (at, ""))
+        return name if at < until else ""
+
+    def range(self, kind: Kind, name: str, outer: Place) -> Place:
+        """The place of a range of torch.compile's, which is always a call."""
+        inside = self._places.inside
+        if kind is Kind.COMPILING:
+            if name == COMPILES_BACKWARD:
+                outer = self._in_backward(outer)
+            place = inside(outer, "region", COMPILING)
+            place.is_closed = True
+            return place
+        if kind is Kind.GRAPH:
+            if self._graphs.is_asked and (reason := self._graphs.why_unknown(graph_of(name))):
+                outer = inside(outer, "kernels", f"{NOT_ATTRIBUTABLE}: {reason}")
+            return inside(outer, "op", GRAPH)
+        region = outer
+        if name.startswith(REGION):
+            if region_of(name).startswith(OF_BACKWARD):
+                outer = self._in_backward(outer)
+            region = inside(outer, "region", region_of(name))
+        return region if kind is Kind.REGION else inside(region, "op", GUARDS)
+
+    def kernel(
+        self,
+        event: Event,
+        around: Place,
+        layer: int,
+        graph: str,
+        kernel: int | None,
+        place_of_layers: PlaceOfLayers,
+        name_layers: Callable[[tuple[int, ...]], str],
+    ) -> Shares:
+        """The places of one kernel of a compiled graph: a single one, or those that its time is divided among.
+
+        ``kernel`` is its number in the graph, None if that is unknown. ``place_of_layers(layers, phase, around)`` is
+        the place of work for several layers at once; ``name_layers`` names such layers for the user.
+        """
+
+        def for_layers(numbers: tuple[int, ...]) -> Place:
+            return self._for_layers(numbers, phase, around, place_of_layers)
+
+        layers: tuple[tuple[int, int], ...] | str = UNKNOWN_KERNEL
+        phase = around.phase
+        if kernel is not None:
+            inputs = self._inputs_at(event.thread, event.start_ns)
+            layers = self._graphs.layers_of(graph, kernel, layer, inputs)
+            phase = RECOMPUTE if phase == BACKWARD and self._graphs.recomputes(graph, kernel) else phase
+
+        def inner(outer: Place, described: str = "") -> Place:
+            outer = self._places.inside(outer, "kernels", described) if described else outer
+            return self._places.inside(outer, "op", event.name, event.signature)
+
+        if isinstance(layers, str):
+            outer = around if phase == around.phase else self._places.of_layer(around.layer, phase, around)
+            return [(inner(outer, f"{NOT_ATTRIBUTABLE}: {layers}"), 1)]
+        numbers = tuple(number for number, _ in layers)
+        if len(layers) == 1:
+            return [(inner(for_layers(numbers)), 1)]
+        divisor, names = self._graphs.divisor, name_layers(numbers)
+        if divisor is not None and any(weight for _, weight in layers):
+            described = f"divided by {divisor}: {names}"
+            return [(inner(for_layers((number,)), described), weight) for number, weight in layers if weight]
+        return [(inner(for_layers(numbers), f"fused: {names}"), 1)]
+
+    def _for_layers(self, layers: tuple[int, ...], phase: str, around: Place, place_of_layers: PlaceOfLayers) -> Place:
+        """The place of work for some layers; a negative number is code outside all layers."""
+        if min(layers) >= 0:
+            return place_of_layers(layers, phase, around)
+        if (layers, phase) == ((around.layer,), around.phase):
+            return around
+        return self._places.of_layer(OUTSIDE, phase, around, tuple(layer for layer in layers if layer >= 0))
+
+    def _in_backward(self, around: Place) -> Place:
+        """The place of backward work without an autograd node around it, as compiled autograd runs it."""
+        return around if around.phase == BACKWARD else self._places.of_layer(around.layer, BACKWARD, around)
+
+
+def divide(shares: Shares, start: int, end: int) -> list[tuple[Place, int, int]]:
+    """Divide an interval among places in proportion to their weights: each place with its start and end."""
+    cuts = pieces(start, end, [weight for _, weight in shares])
+    return [(place, *cut) for (place, _), cut in zip(shares, cuts)]
+
+
+def regions_around(place: Place | None) -> list[str]:
+    """The compiled regions around a place within its layer, outer to inner."""
+    found = []
+    while place is not None:
+        if place.frame is not None and place.frame.kind == "region":
+            found.append(place.frame.name)
+        place = place.outer
+    return found[::-1]

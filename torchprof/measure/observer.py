@@ -1,0 +1,22 @@
+"""What computes a part of a run from the attributed events while they stream by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol, TypeVar
+
+from torchprof.attribute.places import Attributed
+
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+class Observer(Protocol[Result_co]):
+    """One walk over the attributed events of one session: memory, steps, FLOPs, timeline, devices, lockstep.
+
+    ``observe`` passes every event on unchanged and in order, and reads it meanwhile; ``result`` is what it found, valid
+    when all events have passed. ``assemble`` lists the observers of a run.
+    """
+
+    def observe(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]: ...
+
+    def result(self) -> Result_co: ...
