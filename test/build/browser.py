@@ -6,7 +6,6 @@ Playwright or a page that is looked at is missing, its tests are skipped and say
 
 from __future__ import annotations
 
-from build.places import ROOT
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import pytest
+
+from build.places import ROOT
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Route

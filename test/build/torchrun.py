@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from build.places import ROOT
 import os
 import signal
 import subprocess
@@ -10,6 +9,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from build.places import ROOT
 
 _GRACE_S = 60  # torchrun itself gives its processes 30 s after SIGTERM, and then kills them
 

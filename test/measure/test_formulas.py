@@ -17,8 +17,8 @@ import torchprof
 from torchprof.attribute.events import Detail, Event, Kind
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.flops.estimate import Count, Estimate
-from torchprof.measure.flops.free_ops import COMMUNICATION, NO_ARITHMETIC, does_no_arithmetic
 from torchprof.measure.flops.formulas import detail_of, formula_of, operators_with_formula, work_of
+from torchprof.measure.flops.free_ops import COMMUNICATION, NO_ARITHMETIC, does_no_arithmetic
 from torchprof.measure.flops.operation import Operation, Work
 from torchprof.run.words import Signature
 
@@ -1020,7 +1020,9 @@ _ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "gelu_backward": lambda: (x(2, 3), x(2, 3)),
 }
 _NAMED = {case.name for case in HAND_MADE} | BY_HAND.keys() | BACKWARD.keys()
-ELEMENTWISE = sorted(name for name in operators_with_formula() if name not in _NAMED and not name.startswith("_foreach_"))
+ELEMENTWISE = sorted(
+    name for name in operators_with_formula() if name not in _NAMED and not name.startswith("_foreach_")
+)
 FOREACH = sorted(name for name in operators_with_formula() if name.startswith("_foreach_") and name not in _NAMED)
 
 
@@ -1286,7 +1288,9 @@ def real_ops() -> set[str]:
 @pytest.mark.skipif(RELEASE < (2, 13), reason="older torch lacks some of the ops")
 def test_every_name_is_an_op_of_torch() -> None:
     real = real_ops()
-    assert not {name for name in operators_with_formula() if "::" not in name and not name.startswith("_foreach_")} - real
+    assert (
+        not {name for name in operators_with_formula() if "::" not in name and not name.startswith("_foreach_")} - real
+    )
     assert not NO_ARITHMETIC - real
 
 

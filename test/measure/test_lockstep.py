@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from build.events import MAIN, kernel, label, memory, op, user_label
+from build.exchanges import GROUP, exchange, step
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_attribute import MAIN, kernel, label, memory, op, user_label
 from torch import nn
 
 import torchprof
@@ -33,18 +34,9 @@ NET, A, B = "torchprof:Net", "torchprof:Net.a", "torchprof:Net.b"
 PATHS = [("Net",), ("Net", "a"), ("Net", "b")]
 SITES = {NET: Site((0,)), A: Site((1,)), B: Site((2,))}
 LAYERS = tuple(Layer(path, "Module") for path in PATHS)
-GROUP = GroupOfRanks("0", "default_pg", 2)
 OTHER = 2  # a thread
 MS = 1_000_000
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-
-
-def step(at: int) -> Event:
-    return Event(Kind.STEP, "torchprof:!step", at, at, MAIN)
-
-
-def exchange(name: str, start: int, end: int, thread: int = 9) -> Event:
-    return Event(Kind.COLLECTIVE, name, start, end, thread)
 
 
 def seen(

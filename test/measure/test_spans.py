@@ -22,12 +22,12 @@ import pytest
 import torch
 from build.architectures import ARCHITECTURES
 from build.browser import Tab, chromium, open_tab, speedscope  # noqa: F401
+from build.forests import Paths, sessions
 from build.hand_made import row, run_of
 from build.models import Checkpointed, Holder, Mlp, Raises, Recursive, Several, Tied
 from build.places import DATA, ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_laws import Paths, sessions
 from torch import nn
 
 import torchprof
