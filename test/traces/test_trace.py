@@ -1640,7 +1640,7 @@ def test_what_could_not_be_read_is_said(trace: Path) -> None:
     whole = trace_in(trace)
     whole["traceEvents"] += [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 5}] * 2
     read = torchprof.from_trace(write(trace, whole), model)
-    assert "2 trace_event(s) of trace.json are missing" in read.meta.warnings[0]
+    assert "2 event(s) of trace.json are missing" in read.meta.warnings[0]
 
 
 # Several ranks
