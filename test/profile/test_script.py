@@ -19,6 +19,8 @@ from build.places import ROOT
 from torchprof.profile.cprofile import PythonFunction, profile_python
 from torchprof.profile.script import Script
 
+pytestmark = pytest.mark.jobs
+
 PYTHON = sys.executable
 
 # What stands in for the command line: it prints nothing, so that all that is seen is the script's.

@@ -45,6 +45,7 @@ from torchprof.run.words import BACKWARD, FORWARD, OTHER_MODULE, RECOMPUTE, Fram
 
 RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 pytestmark = [
+    pytest.mark.compiler,
     pytest.mark.skipif(RELEASE < (2, 13), reason="torch before 2.13 does not tell what this needs"),
     pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor's kernels for the CPU need a compiler of C++"),
 ]
