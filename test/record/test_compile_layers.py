@@ -1302,7 +1302,7 @@ def test_a_model_that_another_thread_compiles() -> None:
     compiled: Any = torch.compile(Small())
     with torchprof.Profile(compiled, compile_layers=True) as prof:
         with ThreadPoolExecutor(1) as other:
-            other.submit(train, compiled).result()
+            other.submit(train, compiled).result(timeout=300)
         with no_new_graphs():
             train(compiled)
     assert kernels_of(prof.run) == SMALL
