@@ -34,6 +34,7 @@ test: $(TOOLS)
 test-slow: $(TOOLS)
 	$(PYTEST) -m "$(SLOW)" $(ARGS)
 
+# Random examples: a third of those that FULL_EXAMPLES=1 make test-all tries.
 test-all: test test-slow
 
 lint: $(TOOLS)

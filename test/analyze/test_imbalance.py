@@ -9,9 +9,10 @@ from statistics import median
 from typing import Any
 
 import pytest
+from build.examples import examples
 from build.hand_made_ranks import NOWHERE, PATHS, everybody, lockstep, run_of_ranks
 from build.jobs import FOUR, MS, PAIR, even, experts, fed_slowly, planted, rank
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from torchprof.analyze.ranks.balance import Balance, balance_of
@@ -378,7 +379,7 @@ def jobs(draw: st.DrawFn) -> dict[tuple[str, str], dict[int, list[int]]]:
     return {(path, draw(st.sampled_from(PHASES))): {number: draw(times) for number in range(ranks)} for path in places}
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(jobs())
 def test_figures_of_layers_are_those_of_every_step_counted_anew(
     own: dict[tuple[str, str], dict[int, list[int]]],

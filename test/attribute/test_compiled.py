@@ -32,8 +32,9 @@ from build.compiled import (
     work,
 )
 from build.events import ENGINE, MAIN, NODE_PREFIX, function, kernel, label, memory, node, op, user_label
+from build.examples import examples
 from build.forests import Forest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from torchprof.attribute.compiled import CompiledGraphs, Given, Module, Owner, Step, pieces
@@ -141,7 +142,7 @@ def test_a_graph_that_is_not_known_says_why() -> None:
     assert graphs.called("nested", ["addmm"]) == [None]
 
 
-@settings(deadline=None)
+@examples(100)
 @given(st.data())
 def test_any_graphs_kernels_are_found_among_any_other_ops(data: st.DataObject) -> None:
     names = data.draw(st.lists(st.sampled_from(["mm", "bmm", "cpp_fused_0", "cpp_fused_1"]), min_size=1, max_size=8))
@@ -157,7 +158,7 @@ def test_any_graphs_kernels_are_found_among_any_other_ops(data: st.DataObject) -
     assert graphs.called("any", ran) == expected
 
 
-@settings(deadline=None)
+@examples(100)
 @given(st.data())
 def test_a_kernel_under_another_name_never_makes_another_wrong(data: st.DataObject) -> None:
     """Some kernels leave no op, some one of another name: each other is known as itself, or not at all. Where no two
@@ -177,7 +178,7 @@ def test_a_kernel_under_another_name_never_makes_another_wrong(data: st.DataObje
         assert found == truth
 
 
-@settings(deadline=None)
+@examples(100)
 @given(st.lists(st.sampled_from("ab"), max_size=6), st.lists(st.sampled_from("abc"), max_size=6))
 def test_only_what_all_longest_matches_have_in_common_is_known(kernels: list[str], ran: list[str]) -> None:
     """Held against all that there are."""
@@ -430,7 +431,7 @@ def test_weights_of_a_layer_are_the_sum_of_its_parts() -> None:
     }
 
 
-@settings(deadline=None)
+@examples(100)
 @given(
     st.integers(-(2**40), 2**62),
     st.integers(0, 2**40),
@@ -1192,7 +1193,7 @@ def sessions(draw: st.DrawFn) -> Forest:
     return Forest(threads, draw(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 50)), max_size=5)))
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(
     sessions(),
     st.sampled_from([None, "flops", "bytes", "nobody asked"]),
@@ -1214,7 +1215,7 @@ def test_the_rows_of_any_session_add_up_to_its_events(
     assert sum(row.cost.cpu_allocated - row.cost.cpu_freed for row in rows) == sum(changes)
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(sessions(), st.booleans())
 def test_what_is_looked_at_ahead_comes_once_and_in_its_order(session: Forest, asked: bool) -> None:
     """Each event comes out as it went in, but for the names of guards and the numbers of nodes."""
@@ -1230,7 +1231,7 @@ def test_what_is_looked_at_ahead_comes_once_and_in_its_order(session: Forest, as
         assert after == before
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(sessions())
 def test_all_work_of_torch_compile_in_any_session_is_in_one_place_each_time(session: Forest) -> None:
     """Nothing that it does is shown by itself: how long it was at work is how long its outermost ranges lasted."""

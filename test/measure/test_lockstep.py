@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from build.events import MAIN, kernel, label, memory, op, user_label
+from build.examples import examples
 from build.exchanges import GROUP, exchange, step
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -479,7 +480,7 @@ def event_of(one: Range) -> Event:
 
 
 @given(sessions())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_own_work_is_what_counting_each_ns_gives(
     session: tuple[list[Range], list[tuple[int, int]], list[int]],
 ) -> None:

@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from build.examples import examples
 from build.forests import SIGNATURES, Forest, Paths, Span, forests, layer_trees, sessions
 from build.torchs_list import torchs_list
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -94,7 +95,7 @@ def no_layer(run: Run, phase: str) -> Cost:
 # Law 1
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(sessions())
 def test_the_rows_add_up_to_the_events(session: tuple[Paths, Forest]) -> None:
     """Σ rows = Σ events: self times, calls of layers, device time and memory; nothing dropped, nothing twice."""
@@ -114,7 +115,7 @@ def test_the_rows_add_up_to_the_events(session: tuple[Paths, Forest]) -> None:
     assert all(row.cost.cpu_ns >= 0 for row in rows), "no self time is negative"
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(sessions())
 def test_each_layer_owns_its_forward(session: tuple[Paths, Forest]) -> None:
     """The self time of each layer in forward, from a walk of the forest that knows nothing of stacks and clocks."""
@@ -139,7 +140,7 @@ def test_each_layer_owns_its_forward(session: tuple[Paths, Forest]) -> None:
     assert {layer: ns for layer, ns in owned.items() if ns} == {layer: ns for layer, ns in expected.items() if ns}
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(sessions())
 def test_each_call_of_an_op_counts_with_what_it_was_called_on(session: tuple[Paths, Forest]) -> None:
     """Calls by signature, where no op is inside another of its name: there the inner one is no call of its own."""
@@ -270,7 +271,7 @@ def spots_in(run: Run) -> Iterator[tuple[Spot, Op]]:
             yield from below(ops, layer, phase, ())
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(sessions(), st.none() | st.sets(st.integers(0, 8)))
 def test_the_total_of_a_label_is_how_long_its_outermost_ranges_lasted(
     session: tuple[Paths, Forest], selected: set[int] | None
@@ -298,7 +299,7 @@ def test_the_total_of_a_label_is_how_long_its_outermost_ranges_lasted(
     assert sum(op.total.device_ns for spot, op in spots_in(run) if spot.name == LAUNCH_NOT_RECORDED) == sum(stray)
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(sessions())
 def test_the_total_of_an_op_over_the_whole_run(session: tuple[Paths, Forest]) -> None:
     """All that ran inside ops of one name, wherever that counts, is the time of the outermost of them."""
@@ -324,7 +325,7 @@ def test_the_total_of_an_op_over_the_whole_run(session: tuple[Paths, Forest]) ->
     assert found == expected
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(sessions())
 def test_lines_of_python_are_seen_where_no_op_explains_the_time(session: tuple[Paths, Forest]) -> None:
     """Directly in a layer, in a label or in no layer: there each counts, and costs nothing; inside ops none does.
@@ -464,7 +465,7 @@ def runs(draw: st.DrawFn) -> Run:
     return Run((meta,), layers, rows, samples, memory, draw(st.none() | timelines(count)))
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(runs(), st.sampled_from([None, *PHASES]))
 def test_total_is_self_and_the_totals_of_the_children(run: Run, phase: str | None) -> None:
     """In every tree, at every node; and the trees and what has no layer hold all rows."""
@@ -497,7 +498,7 @@ def spots_through(layer: int, phase: str, frames: Sequence[Frame]) -> Iterator[S
             labels = (*labels, name)
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(runs())
 def test_the_operators_of_a_layer_add_up_to_its_self(run: Run) -> None:
     """Σ op self + (between ops), those inside labels included, = the layer's self, for every layer and phase, and for
@@ -562,7 +563,7 @@ def as_a_set(run: Run) -> Counter[Row]:
     return Counter(run.rows)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(cycles())
 def test_cycles_sum_to_what_one_session_of_all_of_them_gives(recorded: tuple[Paths, list[list[Event]]]) -> None:
     """Rows of equal keys sum, samples join, devices were busy as long; the order of the rows is free."""
@@ -580,7 +581,7 @@ def test_cycles_sum_to_what_one_session_of_all_of_them_gives(recorded: tuple[Pat
     assert summed.tree() == whole.tree()
 
 
-@settings(deadline=None, max_examples=25)
+@examples(25)
 @given(cycles(), st.data())
 def test_cycles_may_be_summed_in_any_groups(recorded: tuple[Paths, list[list[Event]]], data: st.DataObject) -> None:
     """``add_cycle`` is associative: rows, samples, what was alive at the highest peak, and all else."""
@@ -620,7 +621,7 @@ def test_cycles_may_be_summed_in_any_groups(recorded: tuple[Paths, list[list[Eve
 # Law 4
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(runs(), st.sampled_from(["run.json", "run.json.gz"]))
 def test_a_saved_run_loads_as_it_was(run: Run, name: str) -> None:
     """``load(save(run)) == run``, plain and gzipped, and saving changes nothing."""
@@ -636,7 +637,7 @@ def test_a_saved_run_loads_as_it_was(run: Run, name: str) -> None:
         assert torchprof.load(path) == run, "and once more"
 
 
-@settings(deadline=None, max_examples=20)
+@examples(20)
 @given(runs())
 def test_a_stripped_run_differs_only_in_names_of_machines(run: Run) -> None:
     """``strip=True`` leaves the machine's and the script's names out, all else stays."""
@@ -695,7 +696,7 @@ def rendered(run: Run, name: str) -> str:
         return str(error)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(runs())
 def test_reports_are_pure(run: Run) -> None:
     """Every report gives the same text for the same run, and leaves the run as it was."""
@@ -710,7 +711,7 @@ def test_reports_are_pure(run: Run) -> None:
     assert run == before
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(runs())
 def test_show_events_adds_rows_and_changes_no_figure(run: Run) -> None:
     """``show_events`` adds rows, and a self column for each other phase; the layers' figures stay."""
@@ -739,7 +740,7 @@ def test_show_events_adds_rows_and_changes_no_figure(run: Run) -> None:
 # Samples
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.lists(st.tuples(st.integers(0, 10**15), st.integers(0, 10**9)), min_size=1, max_size=600), st.randoms())
 def test_a_spread_does_not_depend_on_the_order_of_the_calls(calls: list[tuple[int, int]], rng: random.Random) -> None:
     """The same calls in any order give the same spread; up to its size it holds all values."""
@@ -776,7 +777,7 @@ START = st.integers(0, 10**15)
 CALLS = st.lists(st.tuples(START, st.integers(0, 10**9)), min_size=1, max_size=400)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.lists(CALLS, min_size=2, max_size=4), st.data())
 def test_spreads_add_up_in_any_groups(groups: list[list[tuple[int, int]]], data: st.DataObject) -> None:
     """The sum is the spread of all calls, whatever is added to what first; ``first`` is that of the first group."""
@@ -844,7 +845,7 @@ def calls_of(model: nn.Module) -> dict[tuple[str, ...], int]:
     return found
 
 
-@settings(deadline=None, max_examples=15)
+@examples(15)
 @given(modules(), st.booleans())
 def test_the_laws_hold_on_random_models(model: nn.Module, backward: bool) -> None:
     """Laws 1 and 2, the calls known from the construction, and the operators, on a real run."""
