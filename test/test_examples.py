@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from build.torchrun import torchrun
+from build.warnings import sentences
 
 import torchprof
 from torchprof import reports
@@ -100,7 +101,7 @@ def test_the_trace_of_the_examples_is_what_record_trace_writes(tmp_path: Path) -
     ]
     assert told[0] == told[1]
     assert [run.meta.steps for run in runs] == [3, 3]
-    assert runs[0].meta.warnings == ()
+    assert sentences(runs[0]) == ()
     # 3 steps of 16 images; by hand, LeNet-5 takes 416,520 multiply-accumulates an image.
     assert told[0][0] == (("LeNet5",), "forward", 3, 3 * 16 * 416_520, runs[0].tree("forward").total.flops)
 

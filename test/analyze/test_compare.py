@@ -20,6 +20,7 @@ from build.hand_made import cells, label, op, row, run_of
 from build.pairs import BACKWARD, COUNTED, FC, FORWARD, MEMORY, calls, layer, made, simple, stepped
 from build.places import DATA
 from build.processes import run_fresh
+from build.warnings import caveats
 from torch import nn
 
 import torchprof
@@ -1020,8 +1021,8 @@ def test_conditions_that_differ_are_notes() -> None:
         assert words in notes
 
 
-def test_the_doubts_of_the_runs_are_told() -> None:
-    before, after = run_of([row(0)], warnings=("one", "both")), run_of([row(0)], warnings=("both", "two"))
+def test_the_warnings_of_the_runs_are_told() -> None:
+    before, after = run_of([row(0)], warnings=caveats("one", "both")), run_of([row(0)], warnings=caveats("both", "two"))
     assert torchprof.compare(before, after).doubts == ("Before: one", "Both runs: both", "After: two")
 
 
@@ -1206,7 +1207,7 @@ HOSTILE = (
 def hostile(ns: int) -> Run:
     layers = [layer("Net"), *(Layer(("Net", name), f"K{name}", 1, settings=f"s{name}{ns}") for name in HOSTILE)]
     rows = [row(at, cpu_ns=ns + at) for at in range(len(layers))]
-    return made(layers, [*rows, row(OUTSIDE, label("x|y"), cpu_ns=ns)], warnings=(f"doubt {HOSTILE[0]}\n|{ns}",))
+    return made(layers, [*rows, row(OUTSIDE, label("x|y"), cpu_ns=ns)], warnings=caveats(f"doubt {HOSTILE[0]}\n|{ns}"))
 
 
 def test_hostile_names_stay_text() -> None:

@@ -5,17 +5,18 @@ from dataclasses import replace
 
 import pytest
 from build.hand_made import op, row, run_of
+from build.warnings import caveats
 
-from torchprof.analyze.caveats import about_start
+from torchprof.analyze.caveats import about_processors, about_start
 from torchprof.errors import some
 from torchprof.measure.assemble import _own_ns
 from torchprof.measure.warnings import about_calls, about_cost, about_labels, about_modules
+from torchprof.reports.notes import about_flops, about_sums, warnings_of
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.warnings import about_flops, about_processors, about_sums, doubts_of
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, PHASES
 
 NET, A, B = (Layer(path, "Module") for path in [("Net",), ("Net", "a"), ("Net", "b")])
@@ -51,34 +52,34 @@ def test_ranks_in_words(ranks: list[int], words: str) -> None:
 def of_ranks(warnings: Sequence[Sequence[str]], ranks: Sequence[int] | None = None, size: int = 1) -> Run:
     run = run_of([row(0, cpu_ns=1)])
     numbers = range(len(warnings)) if ranks is None else ranks
-    metas = tuple(Meta(("Net",), rank, size, warnings=tuple(said)) for rank, said in zip(numbers, warnings))
+    metas = tuple(Meta(("Net",), rank, size, warnings=caveats(*said)) for rank, said in zip(numbers, warnings))
     return replace(run, metas=metas)
 
 
 def test_a_warning_of_several_ranks_is_said_once_with_whose_it_is() -> None:
     run = of_ranks([["Mine.", "All.", "All."], ["All."], ["Ours.", "All."], ["Ours.", "All."]])
-    assert doubts_of(run) == ["All.", "Ranks 2 and 3: Ours.", "Rank 0: Mine."]
-    assert doubts_of(of_ranks([["One.", "Two."]])) == ["One.", "Two."]
+    assert warnings_of(run) == ["All.", "Ranks 2 and 3: Ours.", "Rank 0: Mine."]
+    assert warnings_of(of_ranks([["One.", "Two."]])) == ["One.", "Two."]
     for report in ("tree", "top", "summary", "ops", "between"):
         assert run.report(report).endswith("All.\nRanks 2 and 3: Ours.\nRank 0: Mine."), report
 
 
 def test_of_a_thousand_ranks_the_first_doubts_are_shown() -> None:
     run = of_ranks([[f"It took {rank} ms.", "All."] for rank in range(1000)])
-    *shown, last = doubts_of(run)
+    *shown, last = warnings_of(run)
     assert shown == ["All.", *(f"Rank {rank}: It took {rank} ms." for rank in range(9))]
     assert last.startswith("More of single ranks are hidden: 991.")
-    assert len(doubts_of(of_ranks([[f"{number}." for number in range(20)]]))) == 20
+    assert len(warnings_of(of_ranks([[f"{number}." for number in range(20)]]))) == 20
 
 
 def test_ranks_that_are_missing_are_named() -> None:
-    assert doubts_of(of_ranks([["All."]] * 6, [0, 1, 3, 4, 6, 7], 8)) == [
+    assert warnings_of(of_ranks([["All."]] * 6, [0, 1, 3, 4, 6, 7], 8)) == [
         "Ranks 2 and 5 of 8 are missing: they are not in this run.",
         "All.",
     ]
-    assert doubts_of(of_ranks([[]] * 3, [0, 1, 3], 4)) == ["Rank 2 of 4 is missing: it is not in this run."]
-    assert doubts_of(of_ranks([[]], [1], 2)) == []  # not merged yet
-    assert doubts_of(of_ranks([[]] * 4, size=4)) == doubts_of(of_ranks([[]], [3])) == []
+    assert warnings_of(of_ranks([[]] * 3, [0, 1, 3], 4)) == ["Rank 2 of 4 is missing: it is not in this run."]
+    assert warnings_of(of_ranks([[]], [1], 2)) == []  # not merged yet
+    assert warnings_of(of_ranks([[]] * 4, size=4)) == warnings_of(of_ranks([[]], [3])) == []
 
 
 def test_sums_over_ranks_are_called_so() -> None:
@@ -106,12 +107,12 @@ def test_nothing_to_doubt() -> None:
 
 
 def test_a_layer_that_was_never_called() -> None:
-    (sentence,) = about_calls(LAYERS, ALL, {0, 1}, {2}, set())
+    (sentence,) = map(str, about_calls(LAYERS, ALL, {0, 1}, {2}, set()))
     assert sentence.startswith("Never called: Net.b. ")
 
 
 def test_a_layer_whose_children_are_called_is_not_said_to_be_idle() -> None:
-    (sentence,) = about_calls(LAYERS, ALL, {1}, {0, 2}, {(NOT_SELECTED, 1)})
+    (sentence,) = map(str, about_calls(LAYERS, ALL, {1}, {0, 2}, {(NOT_SELECTED, 1)}))
     assert sentence.startswith("Never called: Net.b. ")
 
 
@@ -124,7 +125,7 @@ def test_a_module_that_is_called_at_another_of_its_paths_is_not_idle() -> None:
     ("caller", "said"), [((1, 2), "Net.b by Net.a"), ((OUTSIDE, 2), "Net.b by code outside the model")]
 )
 def test_a_layer_that_is_called_by_other_than_the_layer_above(caller: tuple[int, int], said: str) -> None:
-    (sentence,) = about_calls(LAYERS, ALL, {0, 1, 2}, set(), {(0, 1), caller, (NOT_SELECTED, 1)})
+    (sentence,) = map(str, about_calls(LAYERS, ALL, {0, 1, 2}, set(), {(0, 1), caller, (NOT_SELECTED, 1)}))
     assert sentence.startswith(f"Called by other than the layer above them: {said}. ")
 
 
@@ -143,7 +144,7 @@ def called(samples: Mapping[SampleKey, Spread], same_shapes: bool | None = True)
 
 @pytest.mark.parametrize(("durations", "said"), [((300, 100, 140), True), ((200, 100, 100), False), ((900,), False)])
 def test_a_slow_first_call_of_the_model(durations: tuple[int, ...], said: bool) -> None:
-    sentences = list(about_start(called(forward(0, *durations))))
+    sentences = [*map(str, about_start(called(forward(0, *durations))))]
     assert bool(sentences) == said
     if said:
         assert "first call of Net took 0.300us, the later ones 0.120us on average: that start-up, " in sentences[0]
@@ -157,23 +158,23 @@ def test_a_slow_first_call_of_the_model(durations: tuple[int, ...], said: bool) 
     ],
 )
 def test_a_slow_first_call_is_start_up_where_all_were_on_the_same_shapes(same_shapes: bool | None, said: str) -> None:
-    (sentence,) = about_start(called(forward(0, 300, 100, 140), same_shapes))
+    (sentence,) = map(str, about_start(called(forward(0, 300, 100, 140), same_shapes)))
     assert sentence.endswith(said)
 
 
 def test_calls_on_another_thread_and_what_could_not_be_labelled() -> None:
-    once, often, bare = about_labels(LAYERS, {1: 1, 2: 3}, [2])
+    once, often, bare = map(str, about_labels(LAYERS, {1: 1, 2: 3}, [2]))
     assert "1 call of Net.a" in once and "3 calls of Net.b" in often and "labelled" in bare and "Net.b" in bare
 
 
 def test_the_cost_of_the_labels() -> None:
-    (sentence,) = about_cost(500, 2_000.0, 5_000_000, 10_000_000)
+    (sentence,) = map(str, about_cost(500, 2_000.0, 5_000_000, 10_000_000))
     assert "about 1.000ms of 10.000ms (10%): 500 calls of 2.000us." in sentence
 
 
 def test_labels_took_no_longer_than_what_they_are_part_of() -> None:
     """Calibrated at 82 us a call while the machine was busy: half of all time. The ranges themselves took less."""
-    (sentence,) = about_cost(500, 82_000.0, 2_000_000, 80_000_000)
+    (sentence,) = map(str, about_cost(500, 82_000.0, 2_000_000, 80_000_000))
     assert "at most 2.000ms of 80.000ms (2%): 500 calls of 4.000us." in sentence
     assert list(about_cost(500, 82_000.0, 1_000_000, 80_000_000)) == []
 
@@ -193,7 +194,7 @@ def test_the_ranges_own_time_is_that_of_layers_in_no_operator() -> None:
 def test_a_busy_machine() -> None:
     """For a fifth of the time the thread was ready to run, and others had the processors."""
     meta = Meta(("Net",), wall_ns=100_000_000, process_cpu_ns=80_000_000, run_delay_ns=20_000_000)
-    (sentence,) = about_processors(meta)
+    (sentence,) = map(str, about_processors(meta))
     assert sentence.startswith("The machine was busy: for 20.000ms of 100.000ms (20%) the main thread was ready to run")
     for quiet in (
         replace(meta, run_delay_ns=5_000_000),
@@ -208,16 +209,16 @@ def test_busy_machines_of_many_ranks_are_one_sentence() -> None:
     metas = []
     for rank in range(16):
         meta = Meta(("Net",), rank=rank, wall_ns=100_000_000, run_delay_ns=(rank + 1) * 1_000_000)
-        metas.append(replace(meta, warnings=tuple(about_processors(meta))))
-    metas[12] = replace(metas[12], warnings=("Something else.", *metas[12].warnings))
+        metas.append(meta)
+    metas[12] = replace(metas[12], warnings=caveats("Something else."))
     run = replace(run_of([row(0, calls=1)]), metas=tuple(metas))
-    other, busy = doubts_of(run)
+    other, busy = warnings_of(run)
     assert other == "Rank 12: Something else."
     assert busy.startswith(
         "The machine was busy on 11 of 16 ranks: for up to 16% of the time (rank 15) the main thread"
     )
-    quiet = replace(run, metas=tuple(replace(meta, warnings=()) for meta in metas))
-    assert doubts_of(quiet) == []
+    quiet = replace(run, metas=tuple(replace(meta, warnings=(), run_delay_ns=0) for meta in metas))
+    assert warnings_of(quiet) == []
 
 
 def test_what_flops_are_summed_over() -> None:
@@ -238,5 +239,5 @@ def test_what_flops_are_summed_over() -> None:
 
 
 def test_modules_that_changed() -> None:
-    added, removed = about_modules(["Net.new"], ["Net.old"])
+    added, removed = map(str, about_modules(["Net.new"], ["Net.old"]))
     assert "Net.new" in added and "Net.old" in removed

@@ -27,6 +27,7 @@ from build.models import (
     WritesToViews,
 )
 from build.torchs_list import torchs_list
+from build.warnings import sentences
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -1696,6 +1697,6 @@ def test_doubts_name_only_what_was_selected() -> None:
         thread = threading.Thread(target=model, args=(torch.rand(1, 2),))
         thread.start()
         thread.join(60)
-    told = "\n".join(prof.run.meta.warnings)
+    told = "\n".join(sentences(prof.run))
     assert "1 call of Sequential.0 on a thread" in told
     assert "of Sequential on" not in told and "Sequential.1" not in told

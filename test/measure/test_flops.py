@@ -15,6 +15,7 @@ import torch
 from build.architectures import ARCHITECTURES, Experts, attention_macs, encoder
 from build.models import Checkpointed, Several, Tied
 from build.snapshots import snapshot
+from build.warnings import sentences
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn import functional as F  # noqa: N812
@@ -52,7 +53,7 @@ def macs(step: Callable[[], Any]) -> int:
 
 def uncounted(run: torchprof.Run) -> list[str]:
     """The ops that are listed as not counted, as the table names them and as the rows do."""
-    listed = [warning for warning in run.meta.warnings if warning.startswith("Not counted")]
+    listed = [warning for warning in sentences(run) if warning.startswith("Not counted")]
     assert bool(listed) == any(total(run, "uncounted", phase) for phase in run.phases())
     return listed
 

@@ -19,6 +19,7 @@ import torch
 from build.architectures import ARCHITECTURES
 from build.examples import examples
 from build.models import Checkpointed, Mlp, Raises
+from build.warnings import caveats
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -1170,7 +1171,7 @@ def step_of_a_run(**options: Any) -> Run:
         model=("Net",),
         device="cuda",
         requested=("cpu_ns", "cpu_allocated", "cpu_freed", "device_allocated", "device_freed"),
-        warnings=("A doubt.",),
+        warnings=caveats("A doubt."),
         **options,
     )
     rows = Rows(layers, ((),), devices, columns)

@@ -22,6 +22,7 @@ import torch
 from build.examples import examples
 from build.models import Mlp
 from build.snapshots import snapshot
+from build.warnings import sentences
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ from torchprof.attribute.places import Place
 from torchprof.record.labels import label_of
 from torchprof.record.session import refuse_if_profiled
 from torchprof.run.samples import SampleKey
+from torchprof.run.warnings import Caveat
 from torchprof.run.words import BACKWARD, FORWARD
 
 NONE, WARMUP, RECORD, SAVE = (
@@ -848,12 +850,12 @@ def test_a_cycle_has_no_warnings_of_another(monkeypatch: pytest.MonkeyPatch) -> 
         return ended[-1:]
 
     monkeypatch.setattr("torchprof.profile.profile.about_clock", about_clock)
-    monkeypatch.setattr("torchprof.profile.profile.missing_device", lambda _: "No such device.")
+    monkeypatch.setattr("torchprof.profile.profile.missing_device", lambda _: Caveat("No such device."))
     model, x = Mlp(), torch.rand(2, 4)
     shown: list[list[str]] = []
 
     def own(run: Run) -> list[str]:
-        return [one for one in run.meta.warnings if "clock" in one or "device" in one or "Called by other" in one]
+        return [one for one in sentences(run) if "clock" in one or "device" in one or "Called by other" in one]
 
     record = torch.profiler.ProfilerAction.RECORD_AND_SAVE
     with Profile(

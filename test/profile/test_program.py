@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from build.models import Mlp, Recursive, Several
+from build.warnings import sentences
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim.optimizer import _global_optimizer_post_hooks
@@ -379,15 +380,15 @@ def test_calls_on_other_threads_are_told_and_run_as_ever() -> None:
     run = profiled(program)
     assert [root.name for root in run.roots] == ["Mlp"] and calls(run)["Mlp"] == 1
     assert torch.equal(results[0], model(x))
-    assert any("threads that torch's profiler does not record: calls of Several (2)" in w for w in run.meta.warnings)
-    assert any("1 call of Mlp on a thread" in warning for warning in run.meta.warnings)
+    assert any("threads that torch's profiler does not record: calls of Several (2)" in w for w in sentences(run))
+    assert any("1 call of Mlp on a thread" in warning for warning in sentences(run))
 
 
 def test_many_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "_MOST_MODELS", 3)
     run = profiled(lambda: [Several()(torch.rand(2, 4)) for _ in range(5)])
     assert [root.name for root in run.roots] == ["Several", "Several#2", "Several#3"]
-    assert "Only the first 3 models are told apart; later ones are (outside)." in run.meta.warnings
+    assert "Only the first 3 models are told apart; later ones are (outside)." in sentences(run)
     outside = sum(
         row.calls for row in run.rows if row.layer is None and row.frames[-1:] and row.frames[-1].name == "aten::linear"
     )
@@ -404,13 +405,13 @@ def test_layers_put_in_after_the_first_call_are_told() -> None:
 
     run = profiled(program)
     assert calls(run)["Mlp"] == 2 and calls(run)["Mlp.fc2"] == 1
-    assert any("Mlp.fc2" in warning and "replaced" in warning for warning in run.meta.warnings)
+    assert any("Mlp.fc2" in warning and "replaced" in warning for warning in sentences(run))
 
 
 def test_no_model_and_no_operator() -> None:
     run = profiled(lambda: time.sleep(0.05))
     assert not run.layers and run.meta.wall_ns >= 50_000_000
-    assert run.meta.warnings == ("No model was called: all that was recorded is outside of models.",)
+    assert sentences(run) == ("No model was called: all that was recorded is outside of models.",)
     assert run.report("tree") and run.report("top").splitlines()[2].startswith("100.0%")
 
 
@@ -430,13 +431,13 @@ def test_calls_before_and_no_more_calls_than_asked() -> None:
     run = profiled(program, warmup_calls=2, max_calls=3)
     assert calls(run)["Mlp"] == calls(run)["Mlp.fc1"] == 3
     assert seen == [False] * 3 + [True] * 3 + [False] * 3
-    assert run.meta.warnings[0] == "3 calls of models recorded, as asked; the program went on."
+    assert sentences(run)[0] == "3 calls of models recorded, as asked; the program went on."
     assert sum(row.calls for row in run.rows if row.frames and row.frames[-1].name == "aten::ones") == 3
 
 
 def test_too_few_calls_for_the_warmup() -> None:
     run = profiled(lambda: Mlp()(torch.rand(1, 4)), warmup_calls=2)
-    assert run.meta.warnings == ("Nothing was recorded: 2 calls of models were to come first, and there were 1.",)
+    assert sentences(run) == ("Nothing was recorded: 2 calls of models were to come first, and there were 1.",)
     assert run.roots and not calls(run)
     assert all(run.report(name) for name in ("top", "between", "tree", "ops"))
 
@@ -466,7 +467,7 @@ def test_a_long_start_is_told() -> None:
     warned = [warning for warning in profiled(program).meta.warnings if "before the first call of a model" in warning]
     assert len(warned) == 1 and warned[0].startswith("2") and "ms of" in warned[0]
     run = profiled(lambda: (program(), program()), warmup_calls=1)
-    assert not any("before the first call" in warning for warning in run.meta.warnings)
+    assert not any("before the first call" in warning for warning in sentences(run))
 
 
 def sleeps(seconds: float) -> None:
@@ -663,11 +664,11 @@ def test_we_give_way_to_another_profiler(others: Callable[[nn.Module], Any], war
 
     run = profiled(program, warmup_calls=warmup_calls)
     assert got == [expected]
-    assert run.meta.warnings[0].startswith("The program started a profiler of its own, and this one gave way")
+    assert sentences(run)[0].startswith("The program started a profiler of its own, and this one gave way")
     waited = 1 if others is with_a_schedule else 0  # its first step is one to wait: it is still ours
     assert calls(run)["Mlp"] == 4 - warmup_calls + waited
     again = profiled(lambda: train(model))
-    assert calls(again)["Mlp"] == 3 and not any("gave way" in warning for warning in again.meta.warnings)
+    assert calls(again)["Mlp"] == 3 and not any("gave way" in warning for warning in sentences(again))
 
 
 def test_we_give_way_before_we_have_begun() -> None:
@@ -680,7 +681,7 @@ def test_we_give_way_before_we_have_begun() -> None:
 
     run = profiled(program, warmup_calls=2)
     assert got == [with_torchs_profiler(model)]
-    gave_way, nothing, *_ = run.meta.warnings
+    gave_way, nothing, *_ = sentences(run)
     assert "gave way" in gave_way and nothing.startswith("Nothing was recorded") and not calls(run)
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 from build.models import Mlp
 from build.snapshots import snapshot
+from build.warnings import sentences
 from torch.autograd import profiler as torch_profiler
 
 import torchprof
@@ -219,7 +220,7 @@ def test_an_error_while_torch_stops_its_session(monkeypatch: pytest.MonkeyPatch,
         model(x)
     assert not session.is_profiled()
     assert prof.run.tree("forward").calls == (0 if lost else 1)
-    assert [("is lost" in warning) for warning in prof.run.meta.warnings] == ([True] if lost else [])
+    assert [("is lost" in warning) for warning in sentences(prof.run)] == ([True] if lost else [])
     with Profile(model) as following:
         model(x)
     assert following.run.tree("forward").calls == 1
@@ -389,7 +390,7 @@ def test_a_clock_that_is_set_is_said_and_changes_nothing_of_ours(
         model(torch.rand(8, 256)).sum().backward()
         time.sleep(0.005)
     run = prof.run
-    warnings = [warning for warning in run.meta.warnings if "clock" in warning]
+    warnings = [warning for warning in sentences(run) if "clock" in warning]
     assert len(warnings) == (said is not None) and all(said in warning for warning in warnings if said)
     assert 5_000_000 < run.meta.wall_ns < 60_000_000_000
     (memory,) = run.memory

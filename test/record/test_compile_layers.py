@@ -30,6 +30,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from build.warnings import sentences
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -509,7 +510,7 @@ def test_what_was_compiled_before_the_block_is_not_attributable_until_it_is_comp
     assert {layers for _, _, layers in kernels} == {UNKNOWN}
     # Without ranges of their own, kernels of C++ are no events: what is left are the seven of libraries.
     assert [(name, calls) for (_, name, _), calls in sorted(kernels.items())] == [("addmm", 1), ("mm", 3), ("addmm", 2)]
-    assert any("Not attributable: 100% of the time" in warning for warning in before.run.meta.warnings)
+    assert any("Not attributable: 100% of the time" in warning for warning in sentences(before.run))
     with torchprof.Profile(compiled, compile_layers=True) as inside:
         start_anew()
         train(compiled)
@@ -1044,7 +1045,7 @@ def test_a_backend_without_kernels_of_its_own(backend: str) -> None:
         if row.layer and row.frames and row.frames[0] == Frame("region", "0/0")
     }
     assert in_region["aten::addmm"] == in_region["aten::mm"] == in_region["aten::gelu"] == ("Small",)
-    assert not any("ttributable" in warning for warning in found.run.meta.warnings)
+    assert not any("ttributable" in warning for warning in sentences(found.run))
 
 
 class Holder(nn.Module):
@@ -1250,7 +1251,7 @@ def test_backward_that_compiled_autograd_made() -> None:
     assert {(phase, layers) for phase, _, layers in kernels} == {(BACKWARD, UNKNOWN)}
     assert sum(calls for (_, name, _), calls in kernels.items() if name == "mm") == 2
     assert in_rows(prof.run, BACKWARD) == sum(ns for call in graph_calls(prof) for _, ns in call.ops)
-    assert any("torch does not record which module" in said for said in prof.run.meta.warnings)
+    assert any("torch does not record which module" in said for said in sentences(prof.run))
 
 
 def test_max_autotune() -> None:
@@ -1423,9 +1424,9 @@ def test_a_torch_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, room: str, 
         result = compiled(x)
         prof.stop()
         torch.testing.assert_close(result, model(x))
-    (sentence,) = [one for one in prof.run.meta.warnings if "does not tell" in one]
+    (sentence,) = [one for one in sentences(prof.run) if "does not tell" in one]
     assert "regions are shown whole" in sentence and name.split(".")[-1] in sentence
-    assert not any("ttributable" in one for one in prof.run.meta.warnings)
+    assert not any("ttributable" in one for one in sentences(prof.run))
     assert {layers for _, _, layers in kernels_of(prof.run)} == {("Small",)}
     assert not [row for row in prof.run.rows if is_fused(row)]
 
@@ -1441,7 +1442,7 @@ def test_what_goes_wrong_in_reading_a_graph_is_not_the_users(monkeypatch: pytest
     found = recorded(Small, train)
     assert {layers for _, _, layers in kernels_of(found.run)} == {UNKNOWN}
     check(found, unknown=SMALL.total())
-    assert not any("planted" in one for one in found.run.meta.warnings)
+    assert not any("planted" in one for one in sentences(found.run))
 
 
 def test_a_node_that_tells_nothing_leaves_its_kernel_unknown_and_no_other() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from build.warnings import sentences
 from torch import Tensor, nn
 
 import torchprof
@@ -138,7 +139,7 @@ def test_source_lines_are_left_out_where_the_model_is_compiled_inside_the_block(
         model(torch.rand(2, 4))
     assert python_calls(prof) == 0
     assert ("with_stack", False) in prof.run.meta.flags
-    [said] = [one for one in prof.run.meta.warnings if "Source lines were left out" in one]
+    [said] = [one for one in sentences(prof.run) if "Source lines were left out" in one]
     assert "Net had still to be compiled" in said
     with pytest.raises(TorchprofError, match="source lines"):
         prof.run.report("ops", group_by_stack_n=1)
@@ -154,7 +155,7 @@ def test_source_lines_are_recorded_where_it_was_compiled_before(warmup: int) -> 
             model(torch.rand(2, 4))
     assert 0 < python_calls(prof) < 10_000
     assert ("with_stack", True) in prof.run.meta.flags
-    assert not any("Source lines" in one for one in prof.run.meta.warnings)
+    assert not any("Source lines" in one for one in sentences(prof.run))
     stacks = [frame.signature.stack for row in prof.run.rows for frame in row.frames if frame.signature is not None]
     assert any(Path(__file__).name in line for stack in stacks for line in stack)
 
@@ -171,7 +172,7 @@ def test_a_model_that_is_compiled_in_the_warm_up_of_a_schedule_has_source_lines(
             prof.step()
     assert ("with_stack", in_warmup) in prof.run.meta.flags
     assert bool(python_calls(prof)) == in_warmup
-    assert any("Source lines" in one for one in prof.run.meta.warnings) != in_warmup
+    assert any("Source lines" in one for one in sentences(prof.run)) != in_warmup
 
 
 def test_torch_compile_at_work_is_warned_of_once() -> None:

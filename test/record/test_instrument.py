@@ -25,6 +25,7 @@ import pytest
 import torch
 from build.places import ROOT
 from build.snapshots import snapshot
+from build.warnings import sentences
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils import _pytree
@@ -52,7 +53,7 @@ def calls_of(prof: Profile, root: int = 0) -> dict[str, int]:
 
 
 def doubts(prof: Profile) -> str:
-    return "\n".join(prof.run.meta.warnings)
+    return "\n".join(sentences(prof.run))
 
 
 SCRIPTS: dict[str, str] = {}
@@ -1282,7 +1283,7 @@ def test_profiling_on_a_thread_that_is_not_the_main_one(untouched) -> None:
     thread.start()
     thread.join(60)
     assert calls_of(profs[0]) == NET_ONCE
-    assert not [doubt for doubt in profs[0].run.meta.warnings if "thread" in doubt]
+    assert not [doubt for doubt in sentences(profs[0].run) if "thread" in doubt]
     assert profs[0].run.tree("backward").total.cpu_ns > 0
 
 

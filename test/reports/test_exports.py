@@ -21,6 +21,7 @@ from build.browser import Tab, chromium, missing, open_tab, speedscope  # noqa: 
 from build.hand_made import FORWARD, cells, kernel, label, op, row, run_of
 from build.models import Checkpointed, Mlp
 from build.places import ROOT
+from build.warnings import caveats, sentences
 from torch import Tensor, nn
 from torch.profiler import record_function
 
@@ -555,14 +556,14 @@ def test_markdown_says_what_was_recorded_and_what_is_in_doubt(real: Run) -> None
     assert "- Recorded with: profile\\_memory; with\\_flops; record\\_shapes" in lines
     _, tokens = parsed(text)
     shown = [token.content for token in tokens if token.type == "inline"]
-    for warning in real.meta.warnings:
+    for warning in sentences(real):
         assert any(warning in re.sub(r"\\(.)", r"\1", content) for content in shown)
-    assert real.meta.warnings
+    assert sentences(real)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_is_text_in_markdown(name: str) -> None:
-    run = run_of([row(1, op(name), cpu_ns=1)], warnings=(f"Never called: {name}.",), device=name)
+    run = run_of([row(1, op(name), cpu_ns=1)], warnings=caveats(f"Never called: {name}."), device=name)
     layers = (Layer(("Net",), name), Layer(("Net", name), name))
     columns = {**run.rows.columns}
     run = replace(run, layers=layers, rows=replace(run.rows, layers=layers, columns=columns))

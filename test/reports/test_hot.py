@@ -17,6 +17,7 @@ import torch
 from build.hand_made import label, names, op, row, run_of
 from build.places import ROOT
 from build.processes import killed_after
+from build.warnings import caveats
 from tabulate import tabulate_formats
 
 import torchprof
@@ -190,7 +191,7 @@ def test_every_colour_is_readable_on_light_and_on_dark(share: float) -> None:
 
 
 def test_names_with_escapes_stay_harmless() -> None:
-    run = run_of([*LINES, row(3, op("evil\x1b[2J"), cpu_ns=1)], warnings=("Never called: x\x1b[31m\ny.",))
+    run = run_of([*LINES, row(3, op("evil\x1b[2J"), cpu_ns=1)], warnings=caveats("Never called: x\x1b[31m\ny."))
     layers = tuple(
         replace(layer, path=tuple(step.replace("b", "b\x1b[31m\r") for step in layer.path)) for layer in run.layers
     )

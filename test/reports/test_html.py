@@ -29,6 +29,7 @@ from build.hand_made import cells, headings, kernel, label, op, row, run_of
 from build.hand_made_ranks import everybody, run_of_ranks
 from build.models import Checkpointed, DoublesInside, Holder, Mlp, Recursive, Tied
 from build.page import READ_TABLE, button, choice
+from build.warnings import caveats
 from torch import Tensor, nn
 
 import torchprof
@@ -301,7 +302,7 @@ def of_ranks() -> Run:
             continue
         for name, column in run.rows.columns.items():
             columns[name].append(3 if name == "rank" else column[at] * (3 if name == "cpu_ns" else 1))
-    metas = (run.meta, replace(run.meta, rank=3, warnings=("The second rank doubts.",)))
+    metas = (run.meta, replace(run.meta, rank=3, warnings=caveats("The second rank doubts.")))
     samples = {
         SampleKey(1, FORWARD, rank, "cpu", "cpu_ns"): Spread.of([(at, 1000 * at * (rank + 1)) for at in range(1, 6)])
         for rank in (0, 3)
@@ -1581,7 +1582,13 @@ def hostile_run() -> Run:
         ]
     every = ("cpu_ns", "device_ns", "cpu_allocated", "cpu_freed", "macs", "flops", "uncounted")
     pairs = tuple((name, name) for name in HOSTILE)
-    meta = {"device": "cuda", "requested": every, "measured": every, "warnings": tuple(HOSTILE), "environment": pairs}
+    meta = {
+        "device": "cuda",
+        "requested": every,
+        "measured": every,
+        "warnings": caveats(*HOSTILE),
+        "environment": pairs,
+    }
     run = run_of(rows, machine=HOSTILE[0], script=HOSTILE[1], versions=pairs, **meta)
     layers = list(run.layers)
     for name in HOSTILE:
@@ -1750,7 +1757,7 @@ def everything() -> Run:
         SampleKey(layer, FORWARD, 0, "cpu", "cpu_ns"): Spread.of([(at, 100 * at) for at in range(1, 8)])
         for layer in range(4)
     }
-    metas = (replace(run.meta, warnings=("A doubt.",), environment=(("CPU", "a processor of a long name"),)),)
+    metas = (replace(run.meta, warnings=caveats("A doubt."), environment=(("CPU", "a processor of a long name"),)),)
     measured = replace(run, metas=metas, samples=samples, device_times=(DEVICE,))
     return with_memory(measured, steps, Memory("cpu", peak_bytes=900, peak_ns=50, held=held))
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from build.hand_made import cells, headings, kernel, label, op, row, run_of
 from build.raw_events import MARKED, attributed, small_step
+from build.warnings import caveats
 from tabulate import tabulate_formats
 
 from torchprof import TorchprofError
@@ -29,7 +30,7 @@ STEP = [
 
 def test_the_table() -> None:
     """A row for each kernel of an op of a layer in a phase; shares of the 10 us of all; how long it was idle."""
-    run = run_of(STEP, wall_ns=40_000, busy_ns=(("cuda:0", 8_000),), warnings=("Beware.",), **CUDA)
+    run = run_of(STEP, wall_ns=40_000, busy_ns=(("cuda:0", 8_000),), warnings=caveats("Beware."), **CUDA)
     assert run.report("kernels").splitlines() == [
         "cuda:0 was busy for 8.000us of 40.000us, idle for 32.000us (80.0%).",
         "",
@@ -198,7 +199,7 @@ def test_full_names_on_request() -> None:
     ("meta", "options", "words"),
     [
         ({}, {}, ["recorded no device", "use_cuda=True"]),
-        ({**CUDA, "measured": ("cpu_ns",)}, {}, ["CUDA was asked for", "run.meta.warnings"]),
+        ({**CUDA, "measured": ("cpu_ns",)}, {}, ["CUDA was asked for", "run.warnings"]),
         (CUDA, {"layer": "c"}, ["No module", "'c'"]),
         (CUDA, {"phase": "fore"}, ["no phase 'fore'"]),
         (CUDA, {"sort_by": "cpu_total"}, ["no column 'cpu_total'", "cuda_total"]),

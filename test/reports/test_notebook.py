@@ -16,6 +16,7 @@ import pytest
 import torch
 from build.browser import chromium, open_tab  # noqa: F401
 from build.hand_made import cells, headings, label, op, row, run_of
+from build.warnings import caveats
 from torch import nn
 
 from torchprof import Profile, TorchprofError, compare
@@ -76,7 +77,7 @@ def runs() -> Iterator[Run]:
         row(3, op("aten::y"), phase=BACKWARD, cpu_ns=77, cpu_allocated=2_048),
     ]
     doubts = ("One doubt.", "Another, of x < y.")
-    yield run_of(more, requested=fields, measured=fields[:1] + fields[2:], device="cuda", warnings=doubts)
+    yield run_of(more, requested=fields, measured=fields[:1] + fields[2:], device="cuda", warnings=caveats(*doubts))
 
 
 @pytest.mark.parametrize("run", [*runs()], ids=["plain", "rich"])
@@ -101,7 +102,7 @@ def test_bars_are_as_long_as_the_share_of_the_column() -> None:
 
 
 def test_nothing_in_it_runs_or_loads() -> None:
-    shown = read(run_of(LINES, warnings=("x",)))
+    shown = read(run_of(LINES, warnings=caveats("x")))
     known = {"div", "style", "table", "thead", "tbody", "tr", "th", "td", "i", "p"}
     assert {tag for tag, _ in shown.tags} == known
     assert {name for _, attributes in shown.tags for name in attributes} <= {"class", "style", "title"}
@@ -112,7 +113,7 @@ def test_nothing_in_it_runs_or_loads() -> None:
 def test_hostile_names_stay_text() -> None:
     evil = "<script>alert(1)</script>&amp;\"'\n\x1b[31m\udc80"
     run = run_of(
-        [*LINES, row(1, label(evil), cpu_ns=5)], warnings=(evil,), requested=("cpu_ns", "device_ns"), device=evil
+        [*LINES, row(1, label(evil), cpu_ns=5)], warnings=caveats(evil), requested=("cpu_ns", "device_ns"), device=evil
     )
     layers = tuple(replace(one, path=tuple(step.replace("b", evil) for step in one.path)) for one in run.layers)
     run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))

@@ -18,6 +18,7 @@ from build.hand_made import cells, headings, kernel, label, line, names, op, row
 from build.models import Checkpointed, DoublesInside, Mlp, PackedLstm, Recursive, Several, Tied, WritesToViews
 from build.places import ROOT
 from build.torchs_list import torchs_list
+from build.warnings import caveats
 from tabulate import tabulate_formats
 from torch import nn
 from torch.profiler import record_function
@@ -696,7 +697,7 @@ def test_long_names_are_cut_in_the_middle() -> None:
 
 
 def test_doubts_stand_under_the_tables() -> None:
-    run = run_of(STEP, warnings=("Beware.",))
+    run = run_of(STEP, warnings=caveats("Beware."))
     for table in (run.report("ops"), run.report("layers", op="aten::add")):
         assert table.endswith("\nBeware.")
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from build.hand_made_ranks import NOWHERE, everybody, lockstep, run_of_ranks
 from build.jobs import PAIR, even, experts, fed_slowly, planted
+from build.warnings import caveats
 
 import torchprof
 from torchprof import Run, TorchprofError
@@ -423,8 +424,8 @@ def test_without_collectives_there_is_no_table_of_them() -> None:
     assert "Waiting" not in run.report("ranks")
 
 
-def test_doubts_of_several_ranks_once() -> None:
-    run = of_work(10, 20, warnings=("A doubt.",), world_size=3)
+def test_warnings_of_several_ranks_once() -> None:
+    run = of_work(10, 20, warnings=caveats("A doubt."), world_size=3)
     assert run.report("ranks").endswith("\n\nA doubt.")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from build.warnings import caveats, sentences
 from tabulate import tabulate_formats
 from torch import nn
 
@@ -401,7 +402,7 @@ def test_what_was_asked_for_and_not_measured_is_unknown_and_never_zero() -> None
         device="cuda",
         requested=ALL,
         measured=("cpu_ns", *CPU_MEMORY),
-        warnings=("No CUDA here.",),
+        warnings=caveats("No CUDA here."),
     )
     table = run.report("tree")
     assert cells(table, "Net")[:9] == ["1.000us", "1.000us", "–", "–", "2 B", "2 B", "–", "–", "1"]
@@ -410,7 +411,7 @@ def test_what_was_asked_for_and_not_measured_is_unknown_and_never_zero() -> None
 
 
 def test_doubts_stand_under_the_table() -> None:
-    table = run_of(["Net"], [row(0, cpu_ns=1)], warnings=("One thing.", "Another.")).report("tree")
+    table = run_of(["Net"], [row(0, cpu_ns=1)], warnings=caveats("One thing.", "Another.")).report("tree")
     assert table.split("\n")[-3:] == ["", "One thing.", "Another."]
     assert not run_of(["Net"], [row(0, cpu_ns=1)]).report("tree").endswith("\n")
 
@@ -756,7 +757,7 @@ def test_cuda_without_a_cuda_device_is_unknown_and_said_once() -> None:
     for heading in ("Self CUDA total", "CUDA total", "Self CUDA Mem", "CUDA Mem"):
         assert set(column(table, heading)) == {"–"}, heading
     assert "–" not in column(table, "Self CPU total")
-    assert len([doubt for doubt in prof.run.meta.warnings if "CUDA" in doubt]) == 1
+    assert len([doubt for doubt in sentences(prof.run) if "CUDA" in doubt]) == 1
 
 
 @pytest.mark.parametrize("device", ["mps", "xpu"])
@@ -770,13 +771,13 @@ def test_other_devices_give_cpu_figures_and_say_so_once(device) -> None:
     heading = f"Self {device.upper()} total"
     assert set(column(str(prof), heading)) == {"–"}
     assert "–" not in column(str(prof), "CPU total")
-    assert len([doubt for doubt in prof.run.meta.warnings if device.upper() in doubt]) == 1
+    assert len([doubt for doubt in sentences(prof.run) if device.upper() in doubt]) == 1
 
 
 def test_a_saved_run_prints_the_same(tmp_path) -> None:
     from torchprof import load
 
-    run = run_of(["Net", "Net.a"], EVENT_LINES, warnings=("Doubt.",))
+    run = run_of(["Net", "Net.a"], EVENT_LINES, warnings=caveats("Doubt."))
     run.save(tmp_path / "run.json")
     assert load(tmp_path / "run.json") == run
     for options in ({}, {"show_events": True}, {"percent": True}, {"top": 1}):

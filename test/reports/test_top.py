@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from build.hand_made import op, row
+from build.warnings import caveats
 
 from build import hand_made
 from torchprof import Run, TorchprofError
@@ -155,7 +156,7 @@ def test_all_parts_and_none(run: Run) -> None:
 
 
 def test_doubts_stand_below(run: Run) -> None:
-    doubtful = replace(run, metas=(replace(run.meta, warnings=("One thing.", "Another.")),))
+    doubtful = replace(run, metas=(replace(run.meta, warnings=caveats("One thing.", "Another.")),))
     assert doubtful.report("top").endswith("\n\nOne thing.\nAnother.")
 
 

@@ -13,6 +13,7 @@ import torch
 from build.collectives import ALL_REDUCE, NCCL, kernel
 from build.hand_made import cells, headings, label, op, row, run_of
 from build.places import TRACES
+from build.warnings import caveats
 
 from torchprof import Run, TorchprofError, load
 from torchprof.run.collectives import (
@@ -207,7 +208,7 @@ ROWS = [
 
 def test_the_tables() -> None:
     """8192 bytes four times in 32.768 us are 1 GB/s, 16000 twice in 4 us are 8 GB/s; 40 us are all communication."""
-    assert run_of(ROWS, warnings=("Beware.",), **CUDA).report("collectives").splitlines() == [
+    assert run_of(ROWS, warnings=caveats("Beware."), **CUDA).report("collectives").splitlines() == [
         "Collective     | Group      | Ranks | Type     | In      | Out      | Calls | CUDA time | Avg     | Share | "
         "Bandwidth",
         "---------------|------------|-------|----------|---------|----------|-------|-----------|---------|-------|-"
@@ -304,7 +305,7 @@ def test_groups_of_one_description_are_one_line() -> None:
 
 
 def test_a_run_without_communication_says_so() -> None:
-    run = run_of([row(1, op("aten::mm"), kernel(name="gemm"), device_ns=9)], warnings=("Beware.",), **CUDA)
+    run = run_of([row(1, op("aten::mm"), kernel(name="gemm"), device_ns=9)], warnings=caveats("Beware."), **CUDA)
     assert run.report("collectives") == "This run recorded no communication between ranks.\nBeware."
 
 

@@ -37,6 +37,7 @@ from torchprof.run.rows import Around, Row, Rows
 from torchprof.run.run import Op, Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import Timeline
+from torchprof.run.warnings import caveat
 from torchprof.run.words import (
     BACKWARD,
     BETWEEN_OPS,
@@ -51,6 +52,13 @@ from torchprof.run.words import (
 )
 
 # Random models: paths of layers, depth first, and a label for each
+
+WARNINGS = [
+    (),
+    (caveat("of_a_newer_torchprof", ["Net.“quoted”", "naïve"], count=3, ratio=0.1, names=("a", ("b", 2)), is_so=True),),
+    (caveat("never_called", ["Net.a"]), replace(caveat("clock_set", jump_ns=-9, wall_ns=10), added=(((1, 3), 3),))),
+]
+"""Stored warnings: of any code, of layers and without, with facts of every kind, and of a sum of runs."""
 
 
 # Random events: a forest on each of several threads, written down with start and end
@@ -455,7 +463,7 @@ def runs(draw: st.DrawFn) -> Run:
         steps=draw(st.integers(0, 9)),
         busy_ns=draw(st.sampled_from([(), (("cuda:0", 12_345),)])),
         peaks=draw(st.sampled_from([(), (Peak("cpu", "float32", 2, 1.5e12, 3e10),)])),
-        warnings=draw(st.sampled_from([(), ("Careful: “quoted”, and naïve.",)])),
+        warnings=draw(st.sampled_from(WARNINGS)),
         versions=(("torch", "2.13.0"),),
         flags=(("use_cuda", True),),
         machine="host",

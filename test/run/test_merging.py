@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from build.examples import examples
 from build.places import ROOT
+from build.warnings import caveats, sentences
 from hypothesis import given
 from hypothesis import strategies as st
 
 import torchprof
 from torchprof import TorchprofError
-from torchprof.analyze.caveats import following_from
 from torchprof.run.cost import Cost
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import EXCHANGES, GAP, NOBODY, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
@@ -534,12 +534,12 @@ def test_runs_of_one_rank_add_up_as_cycles_where_that_is_asked_for() -> None:
     """Of a model that had no ``b`` at first."""
     early = run_of(0, line(1, MUL, cpu_ns=3), line(0, cpu_ns=1), layers=["Net", "Net.a"])
     late = run_of(0, line(2, MUL, cpu_ns=10), line(1, MUL, cpu_ns=4), layers=["Net", "Net.b", "Net.a"])
-    early = replace(early, metas=(replace(early.meta, wall_ns=5, warnings=("Early.",)),))
-    late = replace(late, metas=(replace(late.meta, wall_ns=6, warnings=("Late.",)),))
+    early = replace(early, metas=(replace(early.meta, wall_ns=5, warnings=caveats("Early.")),))
+    late = replace(late, metas=(replace(late.meta, wall_ns=6, warnings=caveats("Late.")),))
     other = run_of(1, line(1, MUL, cpu_ns=100))
     merged = torchprof.merge([early, other, late], add_cycles=True)
     assert (merged.meta.cycles, merged.meta.wall_ns) == (2, 11)
-    assert merged.meta.warnings == ("Run 1 of the 2 added: Early.", "Run 2 of the 2 added: Late.")
+    assert sentences(merged) == ("Run 1 of the 2 added: Early.", "Run 2 of the 2 added: Late.")
     found = {(row.layer.name, row.rank): (row.calls, row.cost.cpu_ns) for row in merged.rows if row.layer}
     assert found == {("Net", 0): (1, 1), ("Net.a", 0): (2, 13), ("Net.b", 0): (1, 4), ("Net.a", 1): (1, 100)}
     both = torchprof.merge([run_of(2), run_of(3)])
@@ -553,22 +553,22 @@ def test_warnings_of_cycles_that_were_added_are_those_of_the_sum() -> None:
     def recorded(wall_ns: int, *others: str) -> Run:
         run = run_of(0, line(1, MUL, calls=2, uncounted=2), layers=["Net", "Net.a"])
         run = replace(run, metas=(replace(run.meta, wall_ns=wall_ns, run_delay_ns=wall_ns // 2),))
-        warnings = (*others, *following_from(run, lambda name: False))
-        assert sum("(2 calls, in Net.a)" in text or "The machine was busy" in text for text in warnings) == 2
-        return replace(run, metas=(replace(run.meta, warnings=warnings),))
+        run = replace(run, metas=(replace(run.meta, warnings=caveats(*others)),))
+        assert sum("(2 calls, in Net.a)" in text or "The machine was busy" in text for text in sentences(run)) == 2
+        return run
 
     cycles = [recorded(340_000_000, "Never called: x."), recorded(348_000_000), recorded(312_000_000)]
     total = torchprof.merge(cycles, add_cycles=True)
-    said = total.meta.warnings
+    said = sentences(total)
     assert said[0] == "Run 1 of the 3 added: Never called: x."
     assert said[1] == "Not counted: mul (6 calls, in Net.a)."
     assert said[2].startswith("The machine was busy: for 500.000ms of 1.000s (50%)")
     assert len(said) == 3
     assert torchprof.merge([total]) == total
     alike = [recorded(1000, "Once."), recorded(1000, "Once.")]
-    assert torchprof.merge(alike, add_cycles=True).meta.warnings[0] == "Each of the 2 runs added: Once."
+    assert sentences(torchprof.merge(alike, add_cycles=True))[0] == "Each of the 2 runs added: Once."
     # A sum is added to others as a run is.
-    again = torchprof.merge([total, recorded(1000)], add_cycles=True).meta.warnings
+    again = sentences(torchprof.merge([total, recorded(1000)], add_cycles=True))
     assert again[:2] == (
         "Run 1 of the 2 added: Run 1 of the 3 added: Never called: x.",
         "Not counted: mul (8 calls, in Net.a).",

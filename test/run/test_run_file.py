@@ -11,6 +11,7 @@ import pytest
 import torch
 from build.models import Mlp
 from build.places import DATA
+from build.warnings import sentences
 
 import torchprof
 from torchprof import TorchprofError
@@ -104,7 +105,7 @@ def test_what_torchprof_2_1_printed_of_its_run() -> None:
     assert ops["(between ops)"] == (0, 48_472, 48_472, 0)
     (label,) = [op for op in run.ops()[0] if op.kind == "label"]
     assert (label.name, label.calls, label.total.cpu_ns) == ("mine", 3, 178_325)
-    assert "the totals of labels leave out the layers" in run.meta.warnings[-1]
+    assert "the totals of labels leave out the layers" in sentences(run)[-1]
     linear = next(row for row in run.rows if row.frames and row.frames[-1].name == "aten::linear")
     assert linear.signature == Signature(((2, 4), (8, 4), (8,)), ("float", "float", "float"))
     spread = run.samples[SampleKey(0, FORWARD, 0, "cpu", "cpu_ns")]

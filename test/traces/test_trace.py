@@ -37,6 +37,7 @@ from build.models import (
 )
 from build.places import TRACES
 from build.trace_files import session, trace_event, write
+from build.warnings import sentences
 from torch import Tensor, nn
 from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
@@ -119,7 +120,7 @@ def layers_of(run: Run) -> list[Any]:
 
 def warnings_of(run: Run) -> list[str]:
     """Without what the labels cost, and whether a slow first call had other shapes: only the process knows that."""
-    warnings = [warning for warning in run.meta.warnings if not warning.startswith("The labels themselves")]
+    warnings = [warning for warning in sentences(run) if not warning.startswith("The labels themselves")]
     return [re.sub(r"^(The first call of .* on average): .*", r"\1", warning) for warning in warnings]
 
 
@@ -347,7 +348,7 @@ def test_labels_inside_what_paths_selected_are_no_rows(trace: Path) -> None:
     read = torchprof.from_trace(trace, model, paths=["0"])
     assert {row.layer.name for row in read.rows if row.layer} == {"Sequential.0"}
     assert not [frame for row in read.rows for frame in row.frames if frame.name.startswith("torchprof:")]
-    assert not [warning for warning in read.meta.warnings if warning.startswith("Labelled")]
+    assert not [warning for warning in sentences(read) if warning.startswith("Labelled")]
     live = profiled(model, step, trace, paths=["0"])
 
     def calls(run: Run) -> Counter[Any]:
@@ -616,8 +617,8 @@ def test_cycles_that_call_different_layers(tmp_path: Path) -> None:
     for which, file in zip("ab", files):
         annotated(model, lambda which=which: model(X, which), file)  # type: ignore[misc]
     read = torchprof.from_trace(files, model)
-    assert not [warning for warning in read.meta.warnings if "Never called" in warning]
-    assert "Never called: Chooses.b" in torchprof.from_trace(files[0], model).meta.warnings[0]
+    assert not [warning for warning in sentences(read) if "Never called" in warning]
+    assert "Never called: Chooses.b" in sentences(torchprof.from_trace(files[0], model))[0]
     for run in (read, torchprof.from_trace(files)):
         calls = {node.layer.name: node.calls for node in run.tree("forward").walk() if node.layer}
         assert calls == {"Chooses": 2, "Chooses.a": 1, "Chooses.b": 1, "Chooses.last": 2}
@@ -628,7 +629,7 @@ def test_a_warning_stands_there_once(tmp_path: Path) -> None:
     for file in files:
         annotated(model, lambda: [training(model, X)() for _ in range(3)], file)
         write(file, {**trace_in(file), "traceEvents": [*events_in(file), {"ph": "X", "cat": "cpu_op", "name": "?"}]})
-    warnings = torchprof.from_trace(files, model).meta.warnings
+    warnings = sentences(torchprof.from_trace(files, model))
     assert len({warning.partition(" took ")[0] for warning in warnings}) == len(warnings)
     assert sum("missing" in warning for warning in warnings) == 2  # each names its file
 
@@ -638,8 +639,8 @@ def test_a_doubt_about_modules_is_told_once(tmp_path: Path) -> None:
     model, files = Several(), [tmp_path / "1.json", tmp_path / "2.json"]
     for file in files:
         with_modules(model, training(model, X), file)
-    alone = torchprof.from_trace(files[0], model).meta.warnings
-    doubts = [warning for warning in torchprof.from_trace(files, model).meta.warnings if warning in alone]
+    alone = sentences(torchprof.from_trace(files[0], model))
+    doubts = [warning for warning in sentences(torchprof.from_trace(files, model)) if warning in alone]
     assert len(set(doubts)) == len(doubts) > 0
 
 
@@ -656,7 +657,7 @@ def test_a_trace_that_was_merged_with_itself_is_the_same_run(trace: Path, tmp_pa
     run, twice = torchprof.from_trace(trace), torchprof.from_trace(write(tmp_path / "twice.json", doubled))
     assert_same(run, twice, with_model=False)
     assert memory_of(twice) == memory_of(run)
-    (said,) = [warning for warning in twice.meta.warnings if "in it twice" in warning]
+    (said,) = [warning for warning in sentences(twice) if "in it twice" in warning]
     events = trace_in(trace)["traceEvents"]
     read = sum(one["name"] == "[memory]" or (one["ph"] == "X" and one["cat"] != "Trace") for one in events)
     assert said.startswith(f"{read} events of twice.json stand in it twice")
@@ -705,7 +706,7 @@ def test_a_session_may_begin_when_the_one_before_ends(lasted: float | None, wall
     assert (run.meta.cycles, run.meta.wall_ns, sum(row.cost.cpu_ns for row in run.rows)) == (3, wall_ns, 15_000)
 
 
-def test_the_doubts_of_a_sum_are_about_the_sum(tmp_path: Path) -> None:
+def test_the_warnings_of_a_sum_are_about_the_sum(tmp_path: Path) -> None:
     """Calls of 50, 10 and 10 us, then of 30, 10 and 10 us: by its own, each file's first call is a slow one; of all six
     only the first is, and the others took 14 us on average. An op without a formula is called 2 and 3 times."""
     files = []
@@ -721,12 +722,12 @@ def test_the_doubts_of_a_sum_are_about_the_sum(tmp_path: Path) -> None:
         ]
         marks = session(1000 * at + 1, 900)
         files.append(write(tmp_path / f"{at}.json", {"traceEvents": [marks, *calls, *ops]}))
-    singles = [torchprof.from_trace(file).meta.warnings for file in files]
+    singles = [sentences(torchprof.from_trace(file)) for file in files]
     assert [[warning[:37] for warning in warnings] for warnings in singles] == [
         ["The first call of Net took 50.000us, ", "Not counted: aten::special_bessel_j0 "],
         ["The first call of Net took 30.000us, ", "Not counted: aten::special_bessel_j0 "],
     ]
-    start, uncounted = torchprof.from_trace(files).meta.warnings
+    start, uncounted = sentences(torchprof.from_trace(files))
     assert start.startswith("The first call of Net took 50.000us, the later ones 14.000us on average")
     assert uncounted.startswith("Not counted: aten::special_bessel_j0 (5 calls")
 
@@ -1030,7 +1031,7 @@ def test_kernels_that_were_launched_before_the_recording_count_nowhere(trace: Pa
     assert sum(run.rows.columns["device_ns"]) == 8 * 3_000 + 18_000
     assert run.left_over.device_ns == 8 * 3_000
     assert run.tree().total.device_ns + run.no_layer("forward").device_ns == 18_000
-    said = [one for one in run.meta.warnings if "launched before" in one]
+    said = [one for one in sentences(run) if "launched before" in one]
     assert [one[:72] for one in said] == ["8 kernels were launched before the recording began: 24.000us, 57.1% of t"]
     assert {key: spread for key, spread in run.samples.items() if key.measure.startswith("step_")} == {
         key: spread for key, spread in bare.samples.items() if key.measure.startswith("step_")
@@ -1086,7 +1087,7 @@ def test_a_trace_of_a_device_alone_names_its_kernels_and_says_nothing_of_the_cpu
     run = torchprof.from_trace(write(trace, {"traceEvents": events}))
     assert (run.meta.requested, run.meta.measured) == (("device_ns",), ("device_ns",))
     assert dict(run.meta.busy_ns) == {"cuda:0": 40_000}
-    (said,) = run.meta.warnings
+    (said,) = sentences(run)
     assert said.startswith("trace.json holds no operators, as without ProfilerActivity.CPU")
     assert "gemm<float>" in run.report("headline") and "CPU" not in run.report("headline")
     assert main(["trace", str(trace)]) == 0
@@ -1131,7 +1132,7 @@ def test_a_collective_that_goes_on_is_around_no_other_range(trace: Path) -> None
     ]
     run = torchprof.from_trace(write(trace, {"traceEvents": events}))
     assert {name: own_ns(run, name) for name in names_of(run)} == {"first": 10_000, "second": 30_000}
-    assert not run.meta.warnings
+    assert not sentences(run)
 
 
 @pytest.mark.parametrize("shapes", [{}, {"Input_Dims": [[4]], "Input_type": ["float"]}], ids=["bare", "with shapes"])
@@ -1166,7 +1167,7 @@ def test_a_range_in_many_places_counts_in_each(trace: Path) -> None:
         (f"layer {layer}", f"expert {expert}", "w1"): 1 for layer in range(32) for expert in range(8)
     }
     assert set(called.values()) == {1}
-    assert not run.meta.warnings
+    assert not sentences(run)
 
 
 def held(start: float, nbytes: int, address: int) -> dict[str, Any]:
@@ -1235,21 +1236,21 @@ def test_several_processes_in_one_file_are_said(trace: Path) -> None:
     """Their numbers of ops, of launches and of autograd are the same ones."""
     own = [trace_event("user_annotation", "forward", 0.5, 100), trace_event("cpu_op", "aten::a", 1, 10, External_id=5)]
     others = [{**one, "pid": 2} for one in own]
-    (said,) = torchprof.from_trace(write(trace, {"traceEvents": own + others})).meta.warnings
+    (said,) = sentences(torchprof.from_trace(write(trace, {"traceEvents": own + others})))
     assert said.startswith("trace.json holds 2 processes")
-    assert not torchprof.from_trace(write(trace, {"traceEvents": own})).meta.warnings
+    assert not sentences(torchprof.from_trace(write(trace, {"traceEvents": own})))
 
 
 def test_a_backward_without_sequence_numbers_is_nobodys_and_that_is_said(trace: Path) -> None:
     model = Mlp()
     annotated(model, training(model, X), trace)
-    assert not torchprof.from_trace(trace).meta.warnings
+    assert not sentences(torchprof.from_trace(trace))
     whole = trace_in(trace)
     for one in whole["traceEvents"]:
         for key in ("Sequence number", "Fwd thread id"):
             one.get("args", {}).pop(key, None)
     run = torchprof.from_trace(write(trace, whole))
-    (said,) = run.meta.warnings
+    (said,) = sentences(run)
     assert said.startswith("trace.json has no sequence numbers")
     assert not [row for row in run.rows if row.phase == "backward" and row.layer]
     assert any(row.phase == "backward" for row in run.rows)
@@ -1266,7 +1267,7 @@ def test_the_backward_of_the_oldest_traces_is_nobodys_and_that_is_said(trace: Pa
     assert names_of(run) == ["forward"]
     of_backward = {row.frames[-1].name: row.cost.cpu_ns for row in run.rows if row.phase == "backward"}
     assert of_backward == {"MmBackward": 20_000, "aten::mm": 30_000}
-    assert [warning[:40] for warning in run.meta.warnings] == ["trace.json has no sequence numbers, like"]
+    assert [warning[:40] for warning in sentences(run)] == ["trace.json has no sequence numbers, like"]
 
 
 @pytest.mark.parametrize("model", [None, Mlp()], ids=["alone", "with the model"])
@@ -1278,7 +1279,7 @@ def test_source_lines_of_operators_are_no_modules(model: nn.Module | None, trace
         with pytest.raises(torchprof.TorchprofError, match="by an old torch, which wrote source lines"):
             torchprof.from_trace(trace, model)
     else:
-        (said,) = torchprof.from_trace(trace).meta.warnings
+        (said,) = sentences(torchprof.from_trace(trace))
         assert "by an old torch, which wrote source lines" in said
 
 
@@ -1328,7 +1329,7 @@ def test_a_model_that_is_not_the_one_that_was_traced_is_refused(labels: bool, tr
     ):
         torchprof.from_trace(trace, other)
     run = torchprof.from_trace(trace, Residual(Block, 2, 2))
-    assert not [warning for warning in run.meta.warnings if "Never called" in warning or "Not found" in warning]
+    assert not [warning for warning in sentences(run) if "Never called" in warning or "Not found" in warning]
     compiled = trace_in(trace)  # what is inlined shows no calls
     compiled["traceEvents"].append(trace_event("cpu_op", "Torch-Compiled Region: 0/0", 0, 1))
     torchprof.from_trace(write(trace, compiled), other)
@@ -1537,7 +1538,7 @@ def test_labels_that_the_model_has_not_are_told(trace: Path) -> None:
     (said,) = torchprof.from_trace(trace, nn.Sequential(nn.Linear(4, 4))).meta.warnings
     assert said.startswith("Labelled in the trace and not in the model")
     assert said.endswith(": Sequential.1, Sequential.2.")
-    assert not torchprof.from_trace(trace, longer).meta.warnings
+    assert not sentences(torchprof.from_trace(trace, longer))
 
 
 def test_modules_of_another_model_are_refused(trace: Path) -> None:
@@ -1629,7 +1630,7 @@ def test_a_file_that_was_cut_off_is_read_as_far_as_it_goes(trace: Path, capsys: 
     assert 0 < read.tree("forward").calls < 20
     assert main(["trace", str(trace)]) == 0
     assert "ends in the middle" in capsys.readouterr().out
-    (warning,) = [one for one in read.meta.warnings if "ends in the middle" in one]
+    (warning,) = [one for one in sentences(read) if "ends in the middle" in one]
     assert trace.name in warning
     assert warning in read.report("tree")
 
@@ -1640,7 +1641,7 @@ def test_what_could_not_be_read_is_said(trace: Path) -> None:
     whole = trace_in(trace)
     whole["traceEvents"] += [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 5}] * 2
     read = torchprof.from_trace(write(trace, whole), model)
-    assert "2 event(s) of trace.json are missing" in read.meta.warnings[0]
+    assert "2 event(s) of trace.json are missing" in sentences(read)[0]
 
 
 # Several ranks

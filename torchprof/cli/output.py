@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -15,6 +15,7 @@ import torchprof
 from torchprof.cli.options import OF_THE_TABLE, given_options, in_words, report_options, table_options
 from torchprof.errors import TorchprofError
 from torchprof.reports import format_of
+from torchprof.run.warnings import Caveat
 
 _LAYERS_SHOWN = 50
 _OPERATORS_SHOWN = 12
@@ -72,6 +73,14 @@ def failure_to_write(export: Callable[[Path], None], path: Path, shown: str) -> 
     return ""
 
 
+class _Warned(torchprof.Run):
+    """A run whose warnings are shown already."""
+
+    @property
+    def warnings(self) -> tuple[Caveat, ...]:
+        return ()
+
+
 def report_of(run: torchprof.Run, arguments: argparse.Namespace, written: Sequence[str], color: bool) -> Iterator[str]:
     """What is known of a run that somebody sees for the first time, section after section, the answer first.
 
@@ -87,10 +96,10 @@ def report_of(run: torchprof.Run, arguments: argparse.Namespace, written: Sequen
         yield section("What to change", advice)
     timed = not {"cpu_ns", "device_ns"}.isdisjoint(run.meta.measured)
     yield section("Where the time goes" if timed else "Where the FLOPs are", run.report("top"))
-    # What there is to doubt was said, once: the warnings, and which ranks of the job are missing. The verdicts on ranks
+    # What to know before was said, once: the warnings, and which ranks of the job are missing. The verdicts on ranks
     # depend on how many the job has.
-    of_job = replace(run, metas=tuple(replace(meta, warnings=()) for meta in run.metas))
-    run = replace(run, metas=tuple(replace(meta, warnings=(), world_size=1) for meta in run.metas))
+    of_job = _Warned(**{field.name: getattr(run, field.name) for field in fields(run)})
+    run = replace(of_job, metas=tuple(replace(meta, world_size=1) for meta in run.metas))
     depth = fitting_depth(run, _LAYERS_SHOWN) if arguments.depth is None else arguments.depth
     if run.layers:
         deepest = max(len(layer.path) for layer in run.layers) - 1

@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 
-from torchprof.analyze.caveats import following_from
 from torchprof.attribute.collectives import Exchanges
 from torchprof.attribute.compiled import CompiledGraphs
 from torchprof.attribute.event_names import with_steps
@@ -20,7 +19,14 @@ from torchprof.measure.memory import Allocations
 from torchprof.measure.recording import Asked, Planned, Recorded, Seen
 from torchprof.measure.steps import Steps
 from torchprof.measure.timeline import OpenSpans
-from torchprof.measure.warnings import about_calls, about_cost, about_exchanges, about_labels, about_modules
+from torchprof.measure.warnings import (
+    about_calls,
+    about_cost,
+    about_exchanges,
+    about_labels,
+    about_modules,
+    about_shapes,
+)
 from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import NOT_RECORDED, GroupOfRanks
@@ -30,6 +36,7 @@ from torchprof.run.paused_gc import collector_at_rest
 from torchprof.run.rows import Rows
 from torchprof.run.run import Run
 from torchprof.run.timeline import Timeline
+from torchprof.run.warnings import Caveat
 from torchprof.run.words import OUTSIDE, Signature
 
 
@@ -76,7 +83,7 @@ def assemble(
     python_samples: Iterable[tuple[int, str, int]] | None = None,
     began_ns: int = 0,
 ) -> Run:
-    """The run of one recording, without its doubts; ``seen`` grows by what was noticed on the way.
+    """The run of one recording, without its warnings; ``seen`` grows by what was noticed on the way.
 
     ``events`` are those of the recording, with what ``wanted_detail`` says of their inputs. ``layers`` are those of the
     plan, as they were at the end; ``origin``: what is known of where it was recorded; ``start`` and ``end``: what
@@ -220,8 +227,8 @@ def _with_samples(events: Iterable[Event], samples: Iterable[tuple[int, str, int
         sample = next(waiting, None)
 
 
-def with_doubts(run: Run, plan: Planned, seen: Seen) -> Run:
-    """The run with the sentences that say how far to believe it, and what only its calls tell of layers."""
+def with_warnings(run: Run, plan: Planned, seen: Seen) -> Run:
+    """The run with the warnings that do not follow from it, and what only its calls tell of layers."""
     paths = [layer.path for layer in run.layers]
     recursive = {
         inner for outer, inner in seen.callers if outer >= 0 and paths[outer][: len(paths[inner])] == paths[inner]
@@ -229,10 +236,10 @@ def with_doubts(run: Run, plan: Planned, seen: Seen) -> Run:
     if recursive:
         layers = tuple(replace(layer, recursive=index in recursive) for index, layer in enumerate(run.layers))
         run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))
-    return replace(run, metas=(replace(run.meta, warnings=tuple(_doubts(run, plan, seen))),))
+    return replace(run, metas=(replace(run.meta, warnings=tuple(_warnings(run, plan, seen))),))
 
 
-def _doubts(run: Run, plan: Planned, seen: Seen) -> Iterator[str]:
+def _warnings(run: Run, plan: Planned, seen: Seen) -> Iterator[Caveat]:
     yield from seen.notes
     yield from about_modules(seen.added, seen.removed)
     yield from about_exchanges(seen.unmatched, seen.uncertain)
@@ -252,7 +259,7 @@ def _doubts(run: Run, plan: Planned, seen: Seen) -> Iterator[str]:
     inlined = {index for index, layer in enumerate(run.layers) if layer.compiled}
     silent = plan.callable_layers - called - set(unobserved) - inlined
     yield from about_calls(run.layers, plan.callable_layers, called, silent, seen.callers)
-    yield from following_from(run, _has_formula)
+    yield from about_shapes(run.rows, _has_formula)
     if seen.label_ns is not None:
         yield from about_cost(seen.labels, seen.label_ns, _own_ns(run.rows), run.meta.wall_ns)
 

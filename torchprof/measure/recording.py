@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from torchprof.attribute.events import Site
+from torchprof.run.warnings import Caveat
 from torchprof.run.words import Signature
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ class Seen:
     added: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     label_ns: float | None = None
-    notes: list[str] = field(default_factory=list)  # what else there is to say, first of all
-    nothing: str | None = None  # why nothing was recorded
+    notes: list[Caveat] = field(default_factory=list)  # what else there is to say, first of all
+    nothing: Caveat | None = None  # why nothing was recorded
     unmatched: int = 0  # collectives of which nobody knows who asked for them
     uncertain: int = 0  # buckets of gradients of which nobody knows whose they are
 

@@ -1,57 +1,47 @@
-"""What a reader of a run should know before believing it: each doubt a sentence or two, shown under the table."""
+"""The warnings of a recording that do not follow from its run: what was seen of labels, calls and communication."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
-from torchprof.errors import some
-from torchprof.run.cost import format_time
 from torchprof.run.layers import Layer
-from torchprof.run.words import NOT_SELECTED, OUTSIDE
+from torchprof.run.rows import Rows
+from torchprof.run.warnings import WITHOUT_SHAPES, Caveat, caveat
+from torchprof.run.words import NOT_SELECTED, OUTSIDE, is_left_over
 
 _CLOCK_JUMP, _CLOCK_JUMP_NS = 0.01, 1_000_000  # the share of the recorded time, and the time, that a clock may jump by
-_WORTH_SAYING = 0.02  # the share of the time from which on the labels' own cost is told
+_LABELS_MATTER = 0.02  # the share of the time from which on the labels' own cost is a warning
 
 
-def about_modules(added: Sequence[str], removed: Sequence[str]) -> Iterator[str]:
+def about_modules(added: Sequence[str], removed: Sequence[str]) -> Iterator[Caveat]:
     """Modules that changed inside the block."""
     if added:
-        yield f"Added or replaced inside the block, and part of the layer above: {some(added)}."
+        yield caveat("modules_added", added)
     if removed:
-        yield f"Removed inside the block: {some(removed)}. They show what they did until then."
+        yield caveat("modules_removed", removed)
 
 
-def about_exchanges(unmatched: int, uncertain: int) -> Iterator[str]:
-    """Collectives that nobody was seen to ask for, and buckets of which nobody knows whose gradients are in them."""
+def about_exchanges(unmatched: int, uncertain: int) -> Iterator[Caveat]:
+    """Collectives that no code was seen to call, and buckets of gradients whose layers are not known."""
     if unmatched:
-        yield f"Outside of layers: {unmatched} collective(s) of which nobody was seen to ask for them."
+        yield caveat("collectives_unmatched", count=unmatched)
     if uncertain:
-        yield (
-            f"{uncertain} bucket(s) of gradients held others than came before them, as in the first backward of "
-            "DistributedDataParallel: they count where the last of these came."
-        )
+        yield caveat("buckets_uncertain", count=uncertain)
 
 
-def about_buckets(unordered: Sequence[str]) -> Iterator[str]:
+def about_buckets(unordered: Sequence[str]) -> Iterator[Caveat]:
     """Models whose buckets of gradients are not in order."""
     if unordered:
-        yield (
-            f"DistributedDataParallel had not put the buckets of {some(unordered)} in order when the recording began: "
-            "it does so after its first backward, but not with find_unused_parameters=True. A bucket is said to serve "
-            "the layers whose gradients were ready before it, and may be of others."
-        )
+        yield caveat("buckets_unordered", unordered)
 
 
-def about_labels(layers: Sequence[Layer], unobserved: Mapping[int, int], unlabelled: Iterable[int]) -> Iterator[str]:
+def about_labels(layers: Sequence[Layer], unobserved: Mapping[int, int], unlabelled: Iterable[int]) -> Iterator[Caveat]:
     """Calls that the profiler did not see, by layer, and layers that could not be labelled."""
     for index, calls in sorted(unobserved.items()):
-        yield (
-            f"Not counted: {calls} call{'s' if calls > 1 else ''} of {layers[index].name} on a thread that torch's "
-            "profiler does not record. It records the thread that enters the block, and autograd's."
-        )
+        yield caveat("calls_not_recorded", [layers[index].name], calls=calls)
     bare = [layers[index].name for index in unlabelled]
     if bare:
-        yield f"Could not be labelled, and are part of the layer above: {some(bare)}."
+        yield caveat("layers_unlabelled", bare)
 
 
 def about_calls(
@@ -60,7 +50,7 @@ def about_calls(
     called: Set[int],
     silent: Set[int],
     callers: Iterable[tuple[int, int]],
-) -> Iterator[str]:
+) -> Iterator[Caveat]:
     """Layers that were never called, and layers called by other than the layer above them.
 
     ``callable_layers``: those with a forward to be called; ``called``: those that were; ``silent``: those that could
@@ -71,7 +61,7 @@ def about_calls(
     busy |= {path for index in called for path in layers[index].shared_with}
     idle = [layers[index].name for index in sorted(silent) if layers[index].path not in busy]
     if idle:
-        yield f"Never called: {some(idle)}. What ran of them, if anything did, is shown where it ran."
+        yield caveat("never_called", idle)
 
     def above(index: int) -> Iterator[int]:
         """The layers that may call one: up to the next that would have been called itself; nobody, where none is."""
@@ -83,38 +73,44 @@ def about_calls(
             path = path[:-1]
         yield OUTSIDE
 
-    past = []
-    for outer, inner in sorted(callers):
-        if outer not in (*above(inner), inner, NOT_SELECTED):
-            past.append(f"{layers[inner].name} by {layers[outer].name if outer >= 0 else 'code outside the model'}")
+    past = [(outer, inner) for outer, inner in sorted(callers) if outer not in (*above(inner), inner, NOT_SELECTED)]
     if past:
-        yield (
-            f"Called by other than the layer above them: {some(past)}. They count where they stand in the tree, so the "
-            "totals above them are not how long those layers' own calls lasted."
-        )
+        names = [layers[outer].name if outer >= 0 else "" for outer, _ in past]
+        yield caveat("called_by_others", [layers[inner].name for _, inner in past], callers=tuple(names))
 
 
-def about_cost(calls: int, label_ns: float, own_ns: int, wall_ns: int) -> Iterator[str]:
+def about_cost(calls: int, label_ns: float, own_ns: int, wall_ns: int) -> Iterator[Caveat]:
     """What the labels themselves took, where it is much of the time.
 
     ``label_ns`` is what one call took right after the recording. It is no more than ``own_ns``, the time of all
     labelled ranges in which nothing inside of them ran: the labels are part of that.
     """
     cost = min(calls * label_ns, own_ns)
-    if cost > _WORTH_SAYING * wall_ns:
-        about = "about" if cost < own_ns else "at most"
-        yield (
-            f"The labels themselves took {about} {format_time(cost)} of {format_time(wall_ns)} ({cost / wall_ns:.0%}): "
-            f"{calls} calls of {format_time(cost / calls)}."
-        )
+    if cost > _LABELS_MATTER * wall_ns:
+        yield caveat("label_cost", calls=calls, cost_ns=cost, is_at_most=cost >= own_ns, wall_ns=wall_ns)
 
 
-def about_clock(jump_ns: int, wall_ns: int) -> list[str]:
+def about_clock(jump_ns: int, wall_ns: int) -> list[Caveat]:
     """The system's clock was set while something was recorded: torch's profiler takes its times from it."""
     if abs(jump_ns) <= max(_CLOCK_JUMP * wall_ns, _CLOCK_JUMP_NS):
         return []
-    direction = "forward" if jump_ns > 0 else "back"
-    return [
-        f"The system's clock was set {direction} by {format_time(abs(jump_ns))} during a recording of "
-        f"{format_time(wall_ns)}. torch's profiler measures with it: the times of this run are wrong."
-    ]
+    return [caveat("clock_set", jump_ns=jump_ns, wall_ns=wall_ns)]
+
+
+def about_shapes(rows: Rows, has_formula: Callable[[str], bool]) -> Iterator[Caveat]:
+    """The operators that were not counted because their shapes were not recorded: ``has_formula`` of their names.
+
+    How often and where they were called follows from the run.
+    """
+    columns = rows.columns
+    last = {
+        rows.frames[chain][-1]: None
+        for chain, uncounted in zip(columns["frames"], columns["uncounted"])
+        if uncounted and not is_left_over(rows.frames[chain])
+    }
+    without = {
+        name: None for kind, name, signature in last if kind != "kernel" and not (signature and signature.shapes)
+    }
+    names = tuple(filter(has_formula, without))
+    if names:
+        yield caveat(WITHOUT_SHAPES, names=names)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from torchprof.errors import TorchprofError
-from torchprof.measure.assemble import assemble, wanted_detail, with_doubts
+from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
 from torchprof.measure.live_memory import NOTHING
 from torchprof.measure.recording import Asked, Seen
 from torchprof.profile.sigterm import HeldSignals, undisturbed
@@ -94,4 +94,4 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
         group=job.group,
         regions=compiled_regions(),
     )
-    return with_doubts(run, plan, seen)
+    return with_warnings(run, plan, seen)

@@ -18,6 +18,7 @@ from torchprof.errors import TorchprofError
 from torchprof.profile.profile import Profile
 from torchprof.record.modules import walk_modules, wrapped_step
 from torchprof.run.run import Run
+from torchprof.run.warnings import caveat
 
 _ON_DATA = "Profile it on data: torchprof.Profile(model, with_flops=True)."
 _SAYS_META = re.compile(r"\bmeta\b", re.IGNORECASE)
@@ -67,8 +68,8 @@ def flops(model: nn.Module, *args: Any, **kwargs: Any) -> Run:
                 failure = error
     run = prof.run
     if failure is not None:
-        doubt = f"Backward is incomplete: on the meta device it stopped with {_first_line(failure)}"
-        run = replace(run, metas=(replace(run.meta, warnings=(*run.meta.warnings, doubt)),))
+        incomplete = caveat("backward_incomplete", error=_first_line(failure))
+        run = replace(run, metas=(replace(run.meta, warnings=(*run.meta.warnings, incomplete)),))
     return run
 
 

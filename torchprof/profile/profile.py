@@ -25,7 +25,7 @@ from torch.profiler import ProfilerAction
 from torchprof.attribute.events import Kind
 from torchprof.encoding import fitting
 from torchprof.errors import TorchprofError, suggest
-from torchprof.measure.assemble import assemble, attribution_of, wanted_detail, with_doubts
+from torchprof.measure.assemble import assemble, attribution_of, wanted_detail, with_warnings
 from torchprof.measure.live_memory import NOTHING
 from torchprof.measure.recording import Asked, Seen
 from torchprof.measure.warnings import about_buckets, about_clock
@@ -46,6 +46,7 @@ from torchprof.run.cycles import add_cycle
 from torchprof.run.layers import Layer
 from torchprof.run.meta import CompiledRegion
 from torchprof.run.run import Run
+from torchprof.run.warnings import Caveat, caveat
 from torchprof.run.words import DIVISORS
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 __all__ = ["Profile", "Trace", "walk_modules"]
 
 _UNFINISHED = "<unfinished torchprof.profile>"
-_LOST = "What was recorded last is lost: an error came while torch's profiler was being stopped."
+_LOST = caveat("recording_lost")
 _DEVICES = ("cuda", "xpu", "mps", "mtia", "hpu")
 _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 _ACTIONS = (ProfilerAction.NONE, ProfilerAction.WARMUP, *_RECORDING)  # torch has another, for itself alone
@@ -423,7 +424,7 @@ class Profile:
                 seen.unobserved = self._seen.unobserved - unobserved
                 seen.unlabelled = self._seen.unlabelled
                 seen.added, seen.removed = self._seen.added, self._seen.removed
-                self._ended = with_doubts(cycle, self._plan, seen)
+                self._ended = with_warnings(cycle, self._plan, seen)
 
     def _show_cycle(self) -> None:
         """Call on_trace_ready, if a cycle has ended that it was not called for."""
@@ -491,8 +492,8 @@ class Profile:
         return self._run
 
     def _finish(self) -> None:
-        """The run of all cycles, with its doubts; without a schedule it is read only now. Where Ctrl-C breaks that off,
-        it begins anew when the run is asked for again."""
+        """The run of all cycles, with its warnings; without a schedule it is read only now. Where Ctrl-C breaks that
+        off, it begins anew when the run is asked for again."""
         run, seen = self._run, deepcopy(self._seen)
         is_lost = self._session is not None and self._session.is_lost
         if run is None:
@@ -502,16 +503,12 @@ class Profile:
             run = self._assemble(self._layers or self._plan.layers(), seen)
         elif is_lost:
             seen.notes.append(_LOST)
-        self._run, self._seen, self._finished = with_doubts(run, self._plan, seen), seen, True
+        self._run, self._seen, self._finished = with_warnings(run, self._plan, seen), seen, True
 
-    def _why_nothing(self) -> str:
+    def _why_nothing(self) -> Caveat:
         if self.schedule is not None:
-            return f"Nothing was recorded: after {self.step_num} calls of step() the schedule had not begun to record."
-        return (
-            f"Nothing was recorded: of warmup={self.warmup} calls of the model there were "
-            f"{self.warmup - self._warmup_left}. Only calls of its own forward count; a model that is used in other "
-            "ways is warmed up before the block."
-        )
+            return caveat("nothing_after_steps", steps=self.step_num)
+        return caveat("nothing_after_warmup", warmup=self.warmup, calls=self.warmup - self._warmup_left)
 
     def display(
         self,

@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn.modules.loss import _Loss
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from torchprof.errors import TorchprofError, some
-from torchprof.measure.assemble import assemble, wanted_detail, with_doubts
+from torchprof.errors import TorchprofError
+from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
 from torchprof.measure.live_memory import NOTHING
 from torchprof.measure.recording import Asked, Seen
 from torchprof.measure.warnings import about_clock
@@ -31,9 +31,9 @@ from torchprof.record.outermost_calls import OutermostCalls
 from torchprof.record.plan import Plan
 from torchprof.record.python_lines import Sampler
 from torchprof.record.session import Guard, Session, is_observed, missing_device, refuse_if_profiled
-from torchprof.run.cost import format_time
 from torchprof.run.cycles import add_cycle
 from torchprof.run.run import Run
+from torchprof.run.warnings import Caveat, caveat
 
 _MOST_MODELS = 32
 _CYCLE_S = 10.0
@@ -160,8 +160,7 @@ class Program:
             return
         if self._recording and self._calls == self._last_call:
             calls = self._calls - self._warmup_calls
-            why = f"{calls} call{'s' if calls > 1 else ''} of models recorded, as asked; the program went on."
-            undisturbed(functools.partial(self._end, why))
+            undisturbed(functools.partial(self._end, caveat("calls_reached", calls=calls)))
             return
         self._calls += 1
         if self._recording:
@@ -180,7 +179,7 @@ class Program:
         self._labels.add(self._plan.add(module))
         self._models += 1
         if self._models == _MOST_MODELS:
-            self._seen.notes.append(f"Only the first {_MOST_MODELS} models are told apart; later ones are (outside).")
+            self._seen.notes.append(caveat("too_many_models", count=_MOST_MODELS))
         return True
 
     def _note_elsewhere(self, module: nn.Module) -> None:
@@ -261,10 +260,9 @@ class Program:
     # The end
 
     def _give_way(self) -> None:
-        why = "The program started a profiler of its own, and this one gave way: recorded up to there."
-        undisturbed(functools.partial(self._end, why))
+        undisturbed(functools.partial(self._end, caveat("gave_way")))
 
-    def _end(self, why: str | None = None) -> None:
+    def _end(self, why: Caveat | None = None) -> None:
         """Take off all that was put on, and make the run. Only the first time."""
         if self._over:
             return
@@ -278,28 +276,21 @@ class Program:
         if why is not None:
             notes.insert(0, why)
         if self._run is None:
-            self._seen.nothing = (
-                f"Nothing was recorded: {self._warmup_calls} calls of models were to come first, and there were "
-                f"{self._calls}."
-            )
+            self._seen.nothing = caveat("nothing_after_calls", warmup=self._warmup_calls, calls=self._calls)
             origin = this_process(this_job(self._plan.models, self._job))
             self._run = assemble(
                 Session(None), (), self._plan, self._plan.layers(), self._asked, self._seen, origin=origin
             )
         elif not self._models:
-            notes.append("No model was called: all that was recorded is outside of models.")
+            notes.append(caveat("no_model_called"))
         elif self._start_ns > _LONG_START * self._run.meta.wall_ns:
-            notes.append(
-                f"{format_time(self._start_ns)} of {format_time(self._run.meta.wall_ns)} went by before the first call "
-                "of a model: imports, data, making it. `--warmup-calls 1` leaves that out."
-            )
+            notes.append(caveat("long_start", start_ns=self._start_ns, wall_ns=self._run.meta.wall_ns))
         if self._elsewhere:
-            calls = [f"{name} ({count})" for name, count in self._elsewhere.most_common()]
-            notes.append(f"Not seen, because on threads that torch's profiler does not record: calls of {some(calls)}.")
+            notes.append(caveat("calls_on_other_threads", classes=tuple(self._elsewhere.most_common())))
         self._seen.unobserved = self._labels.unobserved
         self._seen.unlabelled = set(self._labels.unlabelled)
         self._seen.added, self._seen.removed = self._plan.changes()
-        self._run = with_doubts(self._run, self._plan, self._seen)
+        self._run = with_warnings(self._run, self._plan, self._seen)
 
 
 def _is_model(module: nn.Module) -> bool:

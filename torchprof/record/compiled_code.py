@@ -14,12 +14,9 @@ import torch
 from torch import nn
 
 from torchprof.run.meta import CompiledRegion
+from torchprof.run.warnings import TOO_MUCH_FOR_STACKS, Caveat, caveat
 
 _RESUME = re.compile(r"__resume_at_(\d+)_\d+")
-_TOO_MUCH = (
-    "The profiler records every Python call of the compiler then, with the source lines that lead to it: gigabytes of "
-    "memory even for a small model. Call the model once before the block, or use warmup=1."
-)
 
 
 def awaiting_compilation(models: Iterable[nn.Module]) -> list[nn.Module]:
@@ -76,10 +73,11 @@ def _unwrapped(module: nn.Module) -> nn.Module:
     return wrapped if isinstance(wrapped, nn.Module) else module
 
 
-def about_left_out_stacks(modules: Sequence[nn.Module]) -> str:
-    """What is said where source lines are not recorded because these modules will be compiled meanwhile."""
-    names = ", ".join(dict.fromkeys(type(_unwrapped(module)).__name__ for module in modules))
-    return f"Source lines were left out: {names} had still to be compiled by torch.compile. {_TOO_MUCH}"
+def about_left_out_stacks(modules: Sequence[nn.Module]) -> Caveat:
+    """The warning where source lines are not recorded because these modules will be compiled meanwhile."""
+    return caveat(
+        "stacks_left_out", modules=tuple(dict.fromkeys(type(_unwrapped(module)).__name__ for module in modules))
+    )
 
 
 class StackWarning:
@@ -106,7 +104,9 @@ class StackWarning:
     def _warn(self, *args: Any) -> None:
         if not self._has_warned:
             self._has_warned = True
-            warnings.warn(f"torch.compile compiles while source lines are recorded. {_TOO_MUCH}", stacklevel=2)
+            warnings.warn(
+                f"torch.compile compiles while source lines are recorded. {TOO_MUCH_FOR_STACKS}", stacklevel=2
+            )
 
 
 def compiled_regions() -> tuple[CompiledRegion, ...]:

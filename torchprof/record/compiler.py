@@ -22,6 +22,7 @@ from torchprof.attribute.events import GIVEN
 from torchprof.errors import TorchprofError
 from torchprof.record.compiler_graph import Graph, Taken, taken_by
 from torchprof.record.session import is_observed, record
+from torchprof.run.warnings import Caveat, caveat
 
 _KEY = f"torchprof-{uuid4().hex[:8]}"
 """What the keys of graphs begin with: not as in another process, which may have saved what it compiled."""
@@ -39,6 +40,14 @@ class Planned(Protocol):
     def is_alone(self, path: tuple[str, ...]) -> bool: ...
 
     def holders_of(self, tensors: Sequence[Any]) -> list[tuple[tuple[str, ...], ...] | None]: ...
+
+
+class CompilerUnknown(TorchprofError):
+    """This torch's compiler lacks something that finding out the layers of its kernels needs."""
+
+    def __init__(self, reason: str) -> None:
+        self.warning: Caveat = caveat("compiler_unknown", reason=reason)
+        super().__init__(str(self.warning))
 
 
 class _Inductor:
@@ -69,10 +78,7 @@ class _Inductor:
             with self.uncached(), self.told():
                 pass
         except (ImportError, AttributeError) as missing:
-            raise TorchprofError(
-                f"This torch's compiler does not tell which layers its kernels are of ({missing}): regions are shown "
-                "whole. torch 2.13 is known to tell it."
-            ) from missing
+            raise CompilerUnknown(str(missing)) from missing
 
     def nodes_of(self, kernel: str, handle: int | None) -> Sequence[str]:
         """The names of the nodes that a kernel was made from."""
@@ -127,12 +133,12 @@ class Provenance:
         self._undo = ExitStack()
 
     @classmethod
-    def if_told(cls, divisor: str | None, notes: list[str]) -> Provenance | None:
+    def if_told(cls, divisor: str | None, notes: list[Caveat]) -> Provenance | None:
         """One where this torch tells what that needs; where not None, and why as one of the ``notes``."""
         try:
             return cls(divisor)
-        except TorchprofError as missing:
-            notes.append(str(missing))
+        except CompilerUnknown as missing:
+            notes.append(missing.warning)
             return None
 
     def on(self) -> None:

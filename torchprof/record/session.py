@@ -17,6 +17,7 @@ from torchprof.attribute.event_names import STARTED, STEP
 from torchprof.errors import TorchprofError
 from torchprof.record.cpu_time import CpuTime
 from torchprof.record.recording import OURS, TELLS_COLLECTIVES, Recording
+from torchprof.run.warnings import Caveat, caveat
 
 record: Callable[[str], Any] = getattr(torch._C._profiler, "_RecordFunctionFast", torch_profiler.record_function)
 """A context manager that puts a range of this name into the session."""
@@ -244,15 +245,15 @@ def _is_prepared() -> bool:
     )
 
 
-def missing_device(device: str) -> str | None:
+def missing_device(device: str) -> Caveat | None:
     """Why kernels of this kind of device cannot be recorded here, None where they can."""
     name = device.upper()
     if device == "mps":
-        return f"{name} reports no kernels to torch's profiler: its columns are unknown, the CPU's are right."
+        return caveat("device_without_kernels", device=name)
     module = getattr(torch, device, None)
     if module is None or not module.is_available():
-        return f"{name} was asked for, but torch finds no {name} device here: its columns are unknown."
+        return caveat("no_device", device=name)
     activity = getattr(torch.profiler.ProfilerActivity, name, torch.profiler.ProfilerActivity.CPU)
     if activity not in torch.profiler.supported_activities():
-        return f"{name} was asked for, but this torch cannot record its kernels: its columns are unknown."
+        return caveat("device_not_recordable", device=name)
     return None

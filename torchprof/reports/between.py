@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 from torchprof.reports import report
+from torchprof.reports.notes import about_sums, warnings_of
 from torchprof.reports.text import check_number, draw
 from torchprof.reports.top import parts_of, source_lines
 from torchprof.run.cost import UNKNOWN, format_time
 from torchprof.run.run import Run
-from torchprof.run.warnings import about_sums, doubts_of
 from torchprof.run.words import BETWEEN_OPS, PHASES
 
 
@@ -49,4 +49,4 @@ def between(run: Run, *, limit: int | None = 10, lines: int | None = 3, tablefmt
     text = draw(["Layer, and where in the source", "Phase", "Between ops", "Share", "Samples"], table, tablefmt)
     hidden = 0 if limit is None else max(len(parts) - limit, 0)
     more = [f"Layers with less are hidden: {hidden}."] if hidden else []
-    return "\n".join([text, *more, *about_sums(run), *doubts_of(run)])
+    return "\n".join([text, *more, *about_sums(run), *warnings_of(run)])

@@ -46,7 +46,7 @@ def chrome_trace(run: Run) -> str:
         )
     run = run.of_rank(timeline.rank)
     events = [*_tracks(run, timeline.spans), *_ranges(run, timeline.spans), *_memory(run, timeline)]
-    notes = [*_dropped(timeline), *run.meta.warnings]
+    notes = [*_dropped(timeline), *map(str, run.warnings)]
     # No displayTimeUnit: some versions of Perfetto take it for the unit of the times.
     about = {"otherData": {"model": ", ".join(run.meta.model), "notes": " ".join(notes)}}
     return '{"traceEvents":[\n' + ",\n".join(events) + "\n]," + json.dumps(about)[1:] + "\n"

@@ -9,13 +9,13 @@ from typing import NamedTuple, TypeVar
 
 from torchprof.reports import report
 from torchprof.reports.kernels import short_name
+from torchprof.reports.notes import about_sums, warnings_of
 from torchprof.reports.text import draw, printable
 from torchprof.run.collectives import Collective, collective_of, tells_collective
 from torchprof.run.cost import UNKNOWN, format_count, format_memory, format_time
 from torchprof.run.kernels import Work, kind_of_work
 from torchprof.run.rows import Row
 from torchprof.run.run import Run
-from torchprof.run.warnings import about_sums, doubts_of
 from torchprof.run.words import NOT_SELECTED_NAME, OUTSIDE_NAME, Frame, is_host_collective
 
 _Key = TypeVar("_Key")
@@ -103,7 +103,7 @@ def collectives(run: Run, *, tablefmt: str | None = None) -> str:
     ``tablefmt`` is any of tabulate's formats. Raises TorchprofError for an unknown one.
     """
     uses = list(_uses(run))
-    warnings = [*about_sums(run), *doubts_of(run)]
+    warnings = [*about_sums(run), *warnings_of(run)]
     if not uses:
         return "\n".join(["This run recorded no communication between ranks.", *warnings])
     names = {False: (run.meta.device or "device").upper(), True: "CPU"}

@@ -8,11 +8,11 @@ from pathlib import PurePath
 from torchprof.analyze.compiled import RESUMED, Compiled, PhaseOfRegion, RegionUse, compiled_in
 from torchprof.errors import some
 from torchprof.reports import report
+from torchprof.reports.notes import about_sums, warnings_of
 from torchprof.reports.text import draw, printable
 from torchprof.run.cost import UNKNOWN, Cost, format_time
 from torchprof.run.meta import CompiledRegion
 from torchprof.run.run import Run
-from torchprof.run.warnings import SAYS_WHY, about_sums, doubts_of
 from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED_NAME, OUTSIDE_NAME, RECOMPUTE
 
 
@@ -32,7 +32,7 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> str:
     found = compiled_in(run)
     uses = found.uses
     notes = [*_breaks(run, found), *_times(run, found), *about_sums(run)]
-    notes += [printable(doubt) for doubt in doubts_of(run) if SAYS_WHY not in doubt]  # here it is
+    notes += [*map(printable, warnings_of(run, without=["graph_breaks"]))]  # why is said here
     if not uses:
         return "\n".join(["No code of torch.compile's ran while this was recorded.", *notes])
     phases = [phase for phase in (FORWARD, RECOMPUTE, BACKWARD) if any(phase in use.phases for use in uses)]

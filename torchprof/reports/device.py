@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from torchprof.errors import TorchprofError
 from torchprof.reports import report
+from torchprof.reports.notes import warnings_of
 from torchprof.reports.text import draw, printable
 from torchprof.run.cost import format_time
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.timeline import DeviceTime
-from torchprof.run.warnings import doubts_of
 
 _HEADINGS = ("Stream", "Kernels", "Busy", "Of span", "Computing", "Communication", "Copying")
 
@@ -41,7 +41,7 @@ def device(run: Run, *, tablefmt: str | None = None) -> str:
     if not texts:
         wall = run.meta.wall_ns
         texts.append(f"Nothing ran on the device{f' in {format_time(wall)}' if wall else ''}.")
-    warnings = doubts_of(run)
+    warnings = warnings_of(run)
     return "\n\n".join([*texts, *(["\n".join(warnings)] if warnings else [])])
 
 
@@ -55,8 +55,7 @@ def _refuse_unknown(run: Run) -> None:
     if all("device_ns" not in meta.measured for meta in run.metas):
         kind = (run.meta.device or "device").upper()
         raise TorchprofError(
-            f"This run knows no device's time: {kind} was asked for, and could not be recorded. run.meta.warnings says "
-            "why."
+            f"This run knows no device's time: {kind} was asked for, and could not be recorded. run.warnings says why."
         )
     if not run.device_times and any(run.rows.columns["device_ns"]):
         raise TorchprofError(

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from torchprof.reports import report
+from torchprof.reports.notes import summed_over
 from torchprof.reports.ranking import shortened
 from torchprof.reports.text import printable
 from torchprof.reports.top import Part, parts_of, source_lines
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
-from torchprof.run.warnings import summed_over
 from torchprof.run.words import (
     BACKWARD,
     BETWEEN_OPS,

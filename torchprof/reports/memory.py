@@ -12,13 +12,13 @@ from torchprof.analyze.varying import varying_calls
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports import report
 from torchprof.reports.columns import Column, CostColumn, column_called
+from torchprof.reports.notes import warnings_of
 from torchprof.reports.text import branches, check_number, draw, printable
 from torchprof.reports.tree import Entry, keep_top, sort_entries, what_is_hidden
 from torchprof.run.cost import UNKNOWN, Cost, Measure, Unit, format_memory, format_time
 from torchprof.run.memory import KINDS, Memory
 from torchprof.run.run import Run
 from torchprof.run.timeline import Timeline
-from torchprof.run.warnings import doubts_of
 from torchprof.run.words import FORWARD, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES
 
 _HOLDERS_SHOWN = 10
@@ -170,7 +170,7 @@ def memory(
             if has_bytes
             else "No allocation was recorded."
         )
-    notes = doubts_of(run)
+    notes = warnings_of(run)
     if any(memory.before is None for memory in run.memory):
         notes.insert(0, "What was there before the recording is unknown, and its frees: peaks may be lower than shown.")
     if run.timeline is not None and len(run.metas) > 1:

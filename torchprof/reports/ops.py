@@ -7,11 +7,11 @@ from typing import Any
 
 from torchprof.analyze.operators import Operator, operators
 from torchprof.reports import report
+from torchprof.reports.notes import about_flops
 from torchprof.reports.ranking import figure_columns, largest_by, line_of, operator_name, ranked, said, shares_of
 from torchprof.reports.text import check_number
 from torchprof.run.cost import Cost
 from torchprof.run.run import Run
-from torchprof.run.warnings import about_flops
 from torchprof.run.words import LAUNCHED_BEFORE
 
 _SHAPES_SHOWN = 4

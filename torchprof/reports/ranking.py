@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from torchprof.analyze.figures import Figures
 from torchprof.analyze.operators import Operator, Sums
 from torchprof.reports.columns import CallsColumn, Column, CostColumn, column_called, columns_of
+from torchprof.reports.notes import about_sums, warnings_of
 from torchprof.reports.text import check_number, draw, printable
 from torchprof.run.cost import Bound, Cost, Figure, Unit, format_time
 from torchprof.run.lockstep import range_in_words
 from torchprof.run.run import Run
-from torchprof.run.warnings import about_sums, doubts_of
 from torchprof.run.words import FORWARD
 
 CALLS = "Calls"
@@ -159,7 +159,7 @@ def ranked(
     table = [row for line in shown for row in _rows(line, every, wholes)]
     text = draw([column.heading for column in every], table, tablefmt)
     hidden = [_hidden(len(lines), len(shown), order)] if len(shown) < len(lines) else []
-    below = [*notes, *hidden, *about_sums(run), *doubts_of(run)]
+    below = [*notes, *hidden, *about_sums(run), *warnings_of(run)]
     return "\n".join([text, *([""] if below else []), *below])
 
 

@@ -13,11 +13,11 @@ from torchprof.analyze.ranks.values import IN_NO_OP, OneCollective, OneLayer, On
 from torchprof.reports import report
 from torchprof.reports.columns import Column, column_called
 from torchprof.reports.hangs import about_hang, name_of_layer
+from torchprof.reports.notes import warnings_of
 from torchprof.reports.text import check_number, draw, printable
 from torchprof.run.cost import AT_LEAST, UNKNOWN, format_count, format_memory, format_time
 from torchprof.run.lockstep import GroupOfRanks, Lockstep, ranks_in_words
 from torchprof.run.run import Run
-from torchprof.run.warnings import doubts_of
 from torchprof.run.words import OUTSIDE
 
 _MANY_RANKS = 16  # of more, only the slowest and the fastest are shown
@@ -71,7 +71,7 @@ def ranks(
     ]
     if balance.collectives:
         sections.append(_table_of_collectives(run, balance, limit, tablefmt))
-    doubts = doubts_of(run)[1 if run.missing_ranks else 0 :]  # who is missing stands above
+    doubts = warnings_of(run)[1 if run.missing_ranks else 0 :]  # who is missing stands above
     return "\n\n".join([*sections, *(["\n".join(map(printable, doubts))] if doubts else [])])
 
 
@@ -94,7 +94,7 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
     mesh = " × ".join(f"{printable(dim.name)} {dim.size}" for dim in run.meta.mesh)
     yield f"{len(run.metas)} ranks{f'; mesh: {mesh}' if mesh else ''}."
     if run.missing_ranks:
-        yield doubts_of(run)[0]
+        yield warnings_of(run)[0]
     unit = unit_of(run)
     yield from about_hang(run)
     medians = [one.typical_ns for one in balance.ranks if one.typical_ns is not None]

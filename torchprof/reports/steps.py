@@ -8,12 +8,12 @@ from operator import attrgetter, itemgetter
 
 from torchprof.errors import TorchprofError
 from torchprof.reports import report
+from torchprof.reports.notes import warnings_of
 from torchprof.reports.text import branches, check_number, draw
 from torchprof.run.cost import UNKNOWN, format_time
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.warnings import doubts_of
 from torchprof.run.words import FORWARD, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES
 
 _MATTERS = 0.01  # the share of the recorded time that may lie in no step without a word
@@ -48,7 +48,7 @@ def steps(run: Run, *, depth: int | None = None, top: int | None = None, tablefm
         for headings, table in (_duration(loop), _parts(loop), _tree(loop, depth, top)):
             texts.append(draw(headings, table, tablefmt))
         notes += _outside_of_steps(loop)
-    notes += doubts_of(run)
+    notes += warnings_of(run)
     return "\n\n".join([*texts, *(["\n".join(notes)] if notes else [])])
 
 
@@ -72,7 +72,7 @@ class _Loop:
                     [
                         "No step of a loop was recorded: call prof.step() at the end of each pass, inside the block of "
                         "a Profile, or of torch.profiler.profile.",
-                        *meta.warnings,
+                        *(str(warning) for warning in run.warnings if meta.rank in warning.ranks),
                     ]
                 )
             )

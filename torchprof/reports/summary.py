@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from torchprof.analyze.figures import Figures, figures_of_layers
 from torchprof.analyze.varying import varying_calls, varying_work
 from torchprof.reports import report
+from torchprof.reports.notes import warnings_of
 from torchprof.reports.text import branches, check_number, draw, printable
 from torchprof.run.cost import MEASURES, UNKNOWN, Figure, format_count, format_memory, format_time
 from torchprof.run.layers import Layer
@@ -15,7 +16,6 @@ from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.meta import Peak
 from torchprof.run.run import Node, Run
 from torchprof.run.samples import SampleKey
-from torchprof.run.warnings import doubts_of
 from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
 
 _SHAPES_SHOWN = 3
@@ -45,7 +45,7 @@ def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) 
     Raises TorchprofError for an unknown format and a negative depth.
     """
     check_number("depth", depth, "levels")
-    notes = [*_about_processors(run), *doubts_of(run)]
+    notes = [*_about_processors(run), *warnings_of(run)]
     if len(run.metas) > 1:
         everyone = ranks_in_words(meta.rank for meta in run.metas)
         notes.insert(0, f"All this is rank {run.meta.rank}'s, of {everyone}: run.of_rank(N) has what is rank N's.")

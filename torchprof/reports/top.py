@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from torchprof.reports import report
 from torchprof.reports.kernels import short_name
+from torchprof.reports.notes import about_sums, warnings_of
 from torchprof.reports.text import check_number, draw, printable
 from torchprof.run.cost import format_count, format_time
 from torchprof.run.lockstep import range_in_words
 from torchprof.run.run import Run
-from torchprof.run.warnings import about_sums, doubts_of
 from torchprof.run.words import (
     ANY_STEP,
     BETWEEN_OPS,
@@ -97,7 +97,7 @@ def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> str:
         sections.append(_table(run, "flops", heading, limit, tablefmt))
     else:
         sections.append("Neither times nor FLOPs were measured.")
-    doubts = [*about_sums(run), *doubts_of(run)]
+    doubts = [*about_sums(run), *warnings_of(run)]
     return "\n\n".join([*sections, *(["\n".join(doubts)] if doubts else [])])
 
 

@@ -17,11 +17,11 @@ from torchprof.reports.columns import (
     path_column,
     usual_columns,
 )
+from torchprof.reports.notes import about_flops, about_sums, warnings_of
 from torchprof.reports.text import branches, check_number, draw, heat, painted, printable
 from torchprof.run.cost import Cost
 from torchprof.run.lockstep import range_in_words
 from torchprof.run.run import Op, Run
-from torchprof.run.warnings import about_flops, about_sums, doubts_of
 from torchprof.run.words import (
     BETWEEN_OPS,
     FORWARD,
@@ -157,7 +157,7 @@ def table_of(
     rows = [*branches([line for line in lines if line.shown], attrgetter("name"), below)]
     if any(frame.kind == "label" for within in run.rows.within for around in within for frame in around.frames):
         notes.append("The total of a label holds the layers called in it, which have rows of their own, too.")
-    notes += [*about_flops(run), *about_sums(run), *map(printable, doubts_of(run))]
+    notes += [*about_flops(run), *about_sums(run), *map(printable, warnings_of(run))]
     return Table(columns, rows, {column: column.whole(figures) for column in columns}, notes)
 
 

@@ -30,6 +30,7 @@ from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, Lane, Spans, Timeline
 from torchprof.run.unfinished import Entered, Unfinished
+from torchprof.run.warnings import Caveat
 from torchprof.run.words import NOT_SELECTED, PHASES, Frame, Signature, is_collective
 
 _START = 256  # bytes, within which a file says its format
@@ -321,6 +322,8 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
         return lambda value: None if value is None else known(value)
     if kind is Any:
         return _plain
+    if kind is Caveat:
+        return _warning
     if isinstance(kind, type) and is_dataclass(kind):
         readers = {name: _reader(hint) for name, hint in get_type_hints(kind).items()}
         return lambda value: kind(**{name: readers[name](each) for name, each in value.items()})
@@ -340,6 +343,20 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
         return value
 
     return as_it_is
+
+
+def _warning(value: Any) -> Caveat:
+    """A warning of any code: one that is not known here is of a newer torchprof."""
+    _demand(isinstance(value, dict), f"{value!r:.80} where a warning belongs")
+    _demand({"code"} <= {*value} <= {"code", "layers", "facts", "added"}, f"the parts of a warning: {value!r:.80}")
+    facts = value.get("facts", {})
+    _demand(isinstance(facts, dict), f"{facts!r:.80} where the facts of a warning belong")
+    added = _read(tuple[tuple[tuple[int, ...], int], ...], value.get("added", []))
+    _demand(
+        all(numbers and 1 <= min(numbers) <= max(numbers) <= of for numbers, of in added), f"the runs {added!r:.80}"
+    )
+    layers = _read(tuple[str, ...], value.get("layers", []))
+    return Caveat(_read(str, value["code"]), layers, {name: _plain(fact) for name, fact in facts.items()}, added)
 
 
 def _record_reader(kind: Any, readers: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:

@@ -18,6 +18,7 @@ from torchprof.run.lockstep import Lockstep
 from torchprof.run.meta import Meta
 from torchprof.run.samples import Spread
 from torchprof.run.timeline import Timeline
+from torchprof.run.warnings import Caveat
 from torchprof.run.words import Frame, Signature
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _parts(run: Run, strip: bool) -> Iterator[tuple[str, Any]]:
     yield "format", FORMAT
     yield "schema", SCHEMA
     yield "holds", f"layer paths, operator and kernel names, shapes, costs; no tensor data{named}"
-    yield "metas", map(asdict, metas)
+    yield "metas", ({**asdict(meta), "warnings": [*map(_of_warning, meta.warnings)]} for meta in metas)
     yield "layers", map(asdict, run.layers)
     yield "frames", map(frames.chain, run.rows.frames)
     yield "within", ([[*around[:2], frames.chain(around.frames)] for around in step] for step in run.rows.within)
@@ -106,6 +107,12 @@ def _parts(run: Run, strip: bool) -> Iterator[tuple[str, Any]]:
 def _stripped(meta: Meta) -> Meta:
     regions = tuple(region._replace(file="") for region in meta.regions)
     return replace(meta, machine="", script="", job="", regions=regions)
+
+
+def _of_warning(warning: Caveat) -> dict[str, Any]:
+    """A warning, without what only that of a sum has."""
+    values = {"code": warning.code, "layers": warning.layers, "facts": warning.facts}
+    return {**values, "added": warning.added} if warning.added else values
 
 
 def _json(value: Any) -> str:

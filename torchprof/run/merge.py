@@ -11,7 +11,6 @@ from os import PathLike
 from statistics import median_low
 from typing import Any
 
-from torchprof.analyze.caveats import not_following, of_sum
 from torchprof.errors import TorchprofError
 from torchprof.run.cycles import add_cycle, same_shapes
 from torchprof.run.layers import Layer
@@ -24,6 +23,7 @@ from torchprof.run.run import Run, on_layers, renumbered, stretches_of
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, Timeline
 from torchprof.run.unfinished import Unfinished
+from torchprof.run.warnings import WITHOUT_SHAPES, Caveat, caveat
 
 _Path = tuple[str, ...]
 
@@ -83,7 +83,7 @@ def _checked(run: Any) -> Run:
 def _sums_of_cycles(runs: Iterable[Run]) -> list[Run]:
     """One run for each rank, of all its cycles, with the warnings of all of it."""
     of_rank: dict[tuple[int, ...], Run] = {}
-    said: dict[tuple[int, ...], list[list[str]]] = {}  # by each run of a rank that has several
+    said: dict[tuple[int, ...], list[tuple[Caveat, ...]]] = {}  # by each run of a rank that has several
     for run in runs:
         ranks = tuple(meta.rank for meta in run.metas)
         before = of_rank.get(ranks)
@@ -95,12 +95,31 @@ def _sums_of_cycles(runs: Iterable[Run]) -> list[Run]:
         if before is None:
             of_rank[ranks] = run
         else:
-            said.setdefault(ranks, [not_following(before)]).append(not_following(run))
+            said.setdefault(ranks, [before.meta.warnings]).append(run.meta.warnings)
             of_rank[ranks] = _one_after_the_other(before, run)
     for ranks, of_parts in said.items():
         total = of_rank[ranks]
-        of_rank[ranks] = replace(total, metas=(replace(total.meta, warnings=of_sum(total, of_parts)),))
+        of_rank[ranks] = replace(total, metas=(replace(total.meta, warnings=_of_sum(of_parts)),))
     return [*of_rank.values()]
+
+
+def _of_sum(of_parts: Sequence[Sequence[Caveat]]) -> tuple[Caveat, ...]:
+    """The warnings of a sum of runs that do not follow from it, each with the numbers of the runs that said it.
+
+    Such a warning is about one recording: a layer that was never called in one of them may be called in the next.
+    Operators of which one recording knows that they have a formula, have one in all.
+    """
+    numbers: dict[Caveat, list[int]] = {}
+    without_shapes: dict[str, None] = {}
+    for number, said in enumerate(of_parts, 1):
+        for warning in dict.fromkeys(said):
+            if warning.code == WITHOUT_SHAPES:
+                without_shapes.update(dict.fromkeys(warning.facts.get("names", ())))
+            else:
+                numbers.setdefault(warning, []).append(number)
+    count = len(of_parts)
+    found = [replace(one, added=((tuple(by), count), *one.added)) for one, by in numbers.items()]
+    return (*found, *([caveat(WITHOUT_SHAPES, names=tuple(without_shapes))] if without_shapes else []))
 
 
 def _one_after_the_other(before: Run, after: Run) -> Run:

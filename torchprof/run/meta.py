@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from torchprof.run.warnings import Caveat
+
 
 class Peak(NamedTuple):
     """The most that a device was seen to do: ``flops_per_s`` in a product of matrices of this ``dtype`` ("float32"),
@@ -51,11 +53,12 @@ class Meta:
     and ``run_delay_ns`` for how long the thread that began the recording was ready to run and had no processor; None:
     not known. ``busy_ns`` is for each device how long anything ran on it, for the CPU how long any thread that was
     recorded was inside any op or range. ``peaks`` are what ``torchprof.peak`` had measured by then.
-    ``warnings`` are sentences for the user. ``environment`` says in words what it ran on, as (name, value),
-    ``switches`` how torch's own were set at the end, those that make it faster or slower. ``machine`` and ``script``
-    are names that ``save(strip=True)`` leaves out. ``regions``: what is known of the compiled regions that ran, by
-    their names in frames of that kind. ``world_size``: how many ranks the job has, this one among them; ``job``: its
-    name, where torchrun or Slurm gave it one; ``mesh``: what ranks are for one another, as far as that is known.
+    ``warnings``: those that do not follow from the run; ``Run.warnings`` has all. ``environment`` says in words what it
+    ran on, as (name, value), ``switches`` how torch's own were set at the end, those that make it faster or slower.
+    ``machine`` and ``script`` are names that ``save(strip=True)`` leaves out. ``regions``: what is known of the
+    compiled regions that ran, by their names in frames of that kind. ``world_size``: how many ranks the job has, this
+    one among them; ``job``: its name, where torchrun or Slurm gave it one; ``mesh``: what ranks are for one another, as
+    far as that is known.
     """
 
     model: tuple[str, ...]
@@ -74,7 +77,7 @@ class Meta:
     run_delay_ns: int | None = None
     busy_ns: tuple[tuple[str, int], ...] = ()
     peaks: tuple[Peak, ...] = ()
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Caveat, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
     flags: tuple[tuple[str, bool], ...] = ()
     environment: tuple[tuple[str, str], ...] = ()

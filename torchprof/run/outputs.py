@@ -14,6 +14,7 @@ _FILES = {
     "dataframe": "torchprof.analyze.dataframe",
     "export": "torchprof.reports",
     "render": "torchprof.reports",
+    "all_warnings": "torchprof.analyze.caveats",
     "show_page": "torchprof.reports.notebook",
 }
 

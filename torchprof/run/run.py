@@ -21,6 +21,7 @@ from torchprof.run.rows import NO_COST, Around, Rows, Way, tidy
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, Timeline
 from torchprof.run.unfinished import Unfinished
+from torchprof.run.warnings import Caveat
 from torchprof.run.words import (
     BETWEEN_OPS,
     FORWARD,
@@ -209,6 +210,13 @@ class Run:
     @property
     def meta(self) -> Meta:
         return self.metas[0]
+
+    @cached_property
+    def warnings(self) -> tuple[Caveat, ...]:
+        """What to know before its figures are believed: those that were stored and those that follow from the run, of
+        all ranks. Each has a ``code``, ``layers``, ``facts`` and the ``ranks`` that say it; ``str()`` is the sentence.
+        Those of most ranks come first."""
+        return output("all_warnings")(self)  # type: ignore[no-any-return]
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torchprof.errors import TorchprofError
+from torchprof.run.warnings import Caveat, caveat
 
 _CHUNK = 1 << 16
 """How many bytes are read at a time: few enough that what json makes of them stays in the cache of a core."""
@@ -72,7 +73,7 @@ class TraceFile:
     """One file that torch.profiler wrote, read from its start to its end, a piece at a time.
 
     ``header`` is the top level of the file beside its events: what is before them and what is after them, and of two
-    values of one key the last. ``doubts`` are sentences for the user on what is missing. Both are complete after the
+    values of one key the last. ``warnings`` say what is missing. Both are complete after the
     last piece.
 
     What is no proper JSON is read nevertheless: UTF-16 is recognized, bytes that are no UTF-8 are replaced, a value
@@ -83,7 +84,7 @@ class TraceFile:
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
         self.header: dict[str, Any] = {}
-        self.doubts: list[str] = []
+        self.warnings: list[Caveat] = []
         self._read = self._lost = self._first_lost = 0  # events; those that could not be read; where the first begins
 
     def pieces(self, progress: Callable[[float], None] | None = None) -> Iterator[list[TraceEvent]]:
@@ -95,7 +96,7 @@ class TraceFile:
         Raises OSError where the file cannot be read, and TorchprofError where it is empty, is no trace of
         torch.profiler, or ends before its first event.
         """
-        self.header, self.doubts = {}, []
+        self.header, self.warnings = {}, []
         self._read = self._lost = self._first_lost = 0
         with self.path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -162,7 +163,7 @@ class TraceFile:
                 is_list = not has_events and text.find(_FIRST_EVENT)
                 if has_events or is_list:
                     where = "behind" if has_events else "before"
-                    self.doubts.append(f"What stands {where} the events of {self.path.name} could not be read.")
+                    self.warnings.append(caveat("trace_around_unread", where=where, file=self.path.name))
                 if not is_list:
                     text.find_end()
                     break
@@ -229,24 +230,25 @@ class TraceFile:
                 f"{self.path} ends before its first event{why}: what wrote it did not get so far, or the copy is not "
                 f"whole. Copy or record it again. {_HOW}"
             )
-        events = "event" if self._read == 1 else "events"
-        self.doubts.append(
-            f"{self.path.name} ends in the middle (after {self._read:,} {events}{why}): what came later is missing."
-        )
+        self.warnings.append(caveat("trace_cut", file=self.path.name, events=self._read, reason=text.failure))
 
     def _look_behind(self, text: _Text) -> None:
         goes_on = text.find_end()
         if text.failure:
-            self.doubts.append(f"{self.path.name} was read to the end of its events, but {text.failure}.")
+            self.warnings.append(caveat("trace_end_unread", file=self.path.name, reason=text.failure))
         elif goes_on:
-            self.doubts.append(f"{self.path.name} goes on behind the end of its trace: that was not read.")
+            self.warnings.append(caveat("trace_goes_on", file=self.path.name))
 
     def _note_lost(self) -> None:
         if self._lost:
-            verb, which = ("is", "it") if self._lost == 1 else ("are", "the first of them")
-            self.doubts.append(
-                f"{self._lost:,} of {self._read + self._lost:,} events of {self.path.name} could not be read and "
-                f"{verb} missing: {which} begins at character {self._first_lost:,}."
+            self.warnings.append(
+                caveat(
+                    "trace_events_unread",
+                    file=self.path.name,
+                    lost=self._lost,
+                    events=self._read + self._lost,
+                    at=self._first_lost,
+                )
             )
 
 

@@ -15,8 +15,8 @@ from urllib.parse import unquote
 
 from torchprof.attribute.event_names import is_torchs_step
 from torchprof.attribute.events import PREFIX, Site
-from torchprof.errors import some
 from torchprof.run.layers import Layer
+from torchprof.run.warnings import Caveat, caveat
 
 _MODULE = "nn.Module: "
 
@@ -71,7 +71,7 @@ class Hierarchy:
 
     layers: tuple[Layer, ...]
     sites: dict[str, Site]
-    doubts: tuple[str, ...] = ()
+    warnings: tuple[Caveat, ...] = ()
 
 
 def path_of(label: str) -> tuple[str, ...]:
@@ -122,7 +122,7 @@ def layers_of_modules(calls: Sequence[ModuleCall]) -> Hierarchy:
     ``calls`` in the order of first calls. A model is named by its class where there is only one of that class. A module
     that several others call is a layer under each of them; what nothing calls but itself is a model. Calls from outside
     of all modules make no layer where there are others: mostly they compute again what a checkpoint did not keep. A
-    module that only wraps another one is the same layer. What would be at too many places is none: a doubt names it.
+    module that only wraps another one is the same layer. What would be at too many places is none: a warning names it.
     """
     parents = {call.name: call.parents for call in calls}
     wrapper_of = dict(wrappers(parents))
@@ -150,7 +150,7 @@ def layers_of_ranges(calls: Sequence[RangeCall]) -> Hierarchy:
     No layers are the ranges that torch sets itself around steps, optimizers, loaders and collectives, and those without
     any op. Names that differ in a number only are one layer, with N in its place, where there are more than 20 of them
     and the word before it is one of time ("step 17"), or more than 128 after any other ("block 17"). What would be at
-    too many places is no layer: a doubt names it.
+    too many places is no layer: a warning names it.
     """
     kept = [call for call in calls if call.has_ops and not _is_bookkeeping(call.name)]
     folded = _folded([call.name for call in kept])
@@ -179,11 +179,10 @@ def wrappers(parents: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
                 yield name, wrapper
 
 
-def about_crowded(names: Sequence[str]) -> Iterator[str]:
+def about_crowded(names: Sequence[str]) -> Iterator[Caveat]:
     """Modules or ranges that would be at more places than anybody can look at."""
     if names:
-        shown = some([short_name(name) for name in names])
-        yield f"In more than {MOST_PLACES} places, and no layers: {shown}. Their work is shown in what is around them."
+        yield caveat("too_many_places", most=MOST_PLACES, modules=tuple(map(short_name, names)))
 
 
 def other_places(paths: Iterable[Sequence[tuple[str, ...]]]) -> dict[tuple[str, ...], tuple[tuple[str, ...], ...]]:
@@ -277,7 +276,7 @@ def _hierarchy(
     kind_at: Mapping[tuple[str, ...], str],
     paths: Mapping[str, list[tuple[str, ...]]],
     wrapper_of: Mapping[str, str | None],
-    doubts: Iterable[str] = (),
+    warnings: Iterable[Caveat] = (),
 ) -> Hierarchy:
     """Layers by path and kind, and the paths of each event's name, as layers depth first and sites."""
     below: defaultdict[tuple[str, ...], list[tuple[str, ...]]] = defaultdict(list)
@@ -293,7 +292,7 @@ def _hierarchy(
         layers.append(layer_of_trace(path, kind_at[path], others.get(path, ())))
         waiting.extend(reversed(below[path]))
     sites = {name: Site(tuple(number[path] for path in found), wrapper_of.get(name)) for name, found in paths.items()}
-    return Hierarchy(tuple(layers), sites, tuple(doubts))
+    return Hierarchy(tuple(layers), sites, tuple(warnings))
 
 
 def layer_of_trace(path: tuple[str, ...], kind: str, shared_with: tuple[tuple[str, ...], ...] = ()) -> Layer:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torchprof.attribute.events import Site
 from torchprof.errors import TorchprofError, some
 from torchprof.run.layers import Layer
+from torchprof.run.warnings import Caveat, caveat
 from torchprof.traces.layers import (
     MOST_PLACES,
     Hierarchy,
@@ -515,8 +516,8 @@ class _Matching:
                 sites[name] = sites[name]._replace(wrapper=wrapping)
         own, places, crowded = self._own_layers(layers, sites)
         sites.update(places)
-        doubts = (*self._doubts(layers, sites, places, crowded), *about_crowded(crowded))
-        return Hierarchy((*layers, *own), sites, doubts)
+        warnings = (*self._warnings(layers, sites, places, crowded), *about_crowded(crowded))
+        return Hierarchy((*layers, *own), sites, warnings)
 
     def _own_layers(
         self, layers: Sequence[Layer], sites: Mapping[str, Site]
@@ -557,53 +558,32 @@ class _Matching:
             crowded,
         )
 
-    def _doubts(
+    def _warnings(
         self, layers: Sequence[Layer], sites: Mapping[str, Site], own: Mapping[str, Site], crowded: Sequence[str]
-    ) -> Iterator[str]:
+    ) -> Iterator[Caveat]:
         def shown(group: Iterable[int]) -> str:
             modules = list(group)
             names = [layers[self.model.layers(module)[0]].path for module in modules]
             return f"{_together(names)} ({self.model.entries[modules[0]].kind})"
 
-        if self.by_order:
-            yield (
-                "Told apart only by the order of their first calls, which is taken to be that in the source: "
-                f"{some([shown(group) for group in self.by_order])}."
-            )
-        if self.of_more:
-            yield (
-                "There are more of their kind that were never called, and the first ones are taken to be those that "
-                f"were: {some([shown(group) for group in self.of_more])}."
-            )
-        if self.of_fewer:
-            yield (
-                "The trace has more of their kind than the model, and the first that fit are taken to be these: "
-                f"{some([shown(group) for group in self.of_fewer])}."
-            )
-        if self.far:
-            yield (
-                "Not called by what holds them, and perhaps others of their class: "
-                f"{some([shown([module]) for module in self.far])}."
-            )
+        for code, groups in (
+            ("matched_by_order", self.by_order),
+            ("matched_of_more", self.of_more),
+            ("matched_of_fewer", self.of_fewer),
+            ("matched_far", [[module] for module in self.far]),
+        ):
+            if groups:
+                yield caveat(code, modules=tuple(map(shown, groups)))
         if own:
-            yield (
-                f"Not found in the model, and shown under what called them: {some([short_name(name) for name in own])}."
-            )
+            yield caveat("not_in_model_shown", modules=tuple(map(short_name, own)))
         outside = [short_name(name) for name in self.shapes if name not in sites and name not in crowded]
         if outside:
-            yield f"Not found in the model, and no layers: {some(outside)}."
+            yield caveat("not_in_model", modules=tuple(outside))
         if self._is_of_other_sizes():
-            yield (
-                "No operator in the trace was called on parameters of the shapes that the model's have: is it the "
-                "model that was traced, and of its size?"
-            )
+            yield caveat("model_of_other_sizes")
         mixed = self._of_one_name()
         if mixed:
-            yield (
-                f"The model has several classes of one name ({some(mixed)}), and torch counts the modules of each by "
-                "itself: different ones have one name in the trace, and what is shown of them may be another's. Record "
-                "inside torchprof.annotate(model) to tell them apart."
-            )
+            yield caveat("classes_of_one_name", classes=tuple(mixed))
 
     def _is_of_other_sizes(self) -> bool:
         """Whether shapes were recorded in modules that have parameters, and in none of them those of its own."""

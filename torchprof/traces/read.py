@@ -16,7 +16,7 @@ from torchprof.attribute.collectives import fqns_of
 from torchprof.attribute.events import Detail, Site
 from torchprof.attribute.groups import mesh_of_groups, sole_group
 from torchprof.errors import TorchprofError, some
-from torchprof.measure.assemble import assemble, wanted_detail, with_doubts
+from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
 from torchprof.measure.recording import Asked, Seen
 from torchprof.run.cycles import add_cycle
 from torchprof.run.file_read import is_run_file
@@ -25,6 +25,7 @@ from torchprof.run.merge import merge
 from torchprof.run.meta import Meta
 from torchprof.run.paused_gc import collector_at_rest
 from torchprof.run.run import Run, on_layers
+from torchprof.run.warnings import MODULES_OF_CALL_STACKS, Caveat, caveat
 from torchprof.traces.events import TraceEvents
 from torchprof.traces.file import TraceFile
 from torchprof.traces.layers import layers_of_labels, layers_of_modules, layers_of_ranges, path_of
@@ -179,8 +180,8 @@ def _end_quietly_by_sigint() -> None:
 
 @dataclass(frozen=True)
 class _Found:
-    """What one file gave: a run without its doubts. ``start_ns``: when its session began; ``process``: the name of the
-    machine, and the numbers of its processes."""
+    """What one file gave: a run without its warnings. ``start_ns``: when its session began; ``process``: the name of
+    the machine, and the numbers of its processes."""
 
     path: Path
     run: Run
@@ -206,13 +207,13 @@ def _read(
         events.add(piece)
     base = file.header.get("baseTimeNanoseconds")
     events.base_ns = base if type(base) is int else 0
-    seen = Seen(notes=[*file.doubts, *_doubts(path, events)])
+    seen = Seen(notes=[*file.warnings, *_warnings(path, events)])
     if not len(events):
         raise TorchprofError(
             " ".join(
                 [
                     f"{path} holds no event of torch's profiler that can be read: no operator, no range and no kernel.",
-                    *seen.notes,
+                    *map(str, seen.notes),
                     'A trace is what `prof.export_chrome_trace("trace.json")` writes after a `with '
                     "torch.profiler.profile() as prof:` block.",
                 ]
@@ -242,30 +243,17 @@ def _read(
     return _Found(path, run, planned, seen, events.first_ns, (run.meta.machine, events.processes))
 
 
-def _doubts(path: Path, events: TraceEvents) -> Iterator[str]:
+def _warnings(path: Path, events: TraceEvents) -> Iterator[Caveat]:
     """What a trace has not, or has too much of. What stands in it twice is left out."""
     doubles = events.drop_doubles()
     if doubles:
-        verb, count = ("stands", "counts") if doubles == 1 else ("stand", "count")
-        yield (
-            f"{doubles:,} event{'s' * (doubles > 1)} of {path.name} {verb} in it twice, with the same time, thread or "
-            f"stream, name and number, and {count} once: was it merged with a copy of itself?"
-        )
+        yield caveat("trace_events_twice", file=path.name, count=doubles)
     if events.unread:
-        yield (
-            f"{events.unread} event(s) of {path.name} are missing: they had no name, no time, no thread, or a time "
-            "that cannot be."
-        )
+        yield caveat("trace_events_missing", file=path.name, count=events.unread)
     if len(events.processes) > 1:
-        yield (
-            f"{path.name} holds {len(events.processes)} processes, and torch writes one a file: where their numbers "
-            "are the same, what they launched on devices, and whose backward is whose, may be mixed up."
-        )
+        yield caveat("trace_of_processes", file=path.name, count=len(events.processes))
     if events.has_nodes and not events.has_numbers:
-        yield (
-            f"{path.name} has no sequence numbers, like traces of torch 1.8: which layers its backward belongs to is "
-            "unknown, and it is shown outside of layers."
-        )
+        yield caveat("trace_without_numbers", file=path.name)
 
 
 @dataclass(frozen=True)
@@ -320,10 +308,7 @@ def _layers(path: Path, events: TraceEvents, model: _Model | None, seen: Seen) -
         known = {module.path for module in model.modules}
         foreign = [path for path in map(path_of, labels) if path not in known]
         if foreign:
-            seen.notes.append(
-                "Labelled in the trace and not in the model, so that their work counts where they were called: "
-                f"{some(['.'.join(path) for path in foreign])}."
-            )
+            seen.notes.append(caveat("labelled_in_trace_only", [".".join(path) for path in foreign]))
         return model.plan, model.layers
     if model is not None:
         modules = events.modules()
@@ -339,18 +324,11 @@ def _layers(path: Path, events: TraceEvents, model: _Model | None, seen: Seen) -
         hierarchy = layers_of_modules(modules)
     else:
         hierarchy = layers_of_ranges(events.ranges())
-    seen.notes += hierarchy.doubts
+    seen.notes += hierarchy.warnings
     if events.device is not None and not events.has_operators:
-        seen.notes.append(
-            f"{path.name} holds no operators, as without ProfilerActivity.CPU: what the CPU did is unknown, and so is "
-            "for which operator and layer a kernel ran."
-        )
+        seen.notes.append(caveat("trace_without_operators", file=path.name))
     elif not hierarchy.layers:
-        seen.notes.append(
-            f"{path.name} tells of no layers, so that all work is outside of them: it has no labels of "
-            "torchprof.annotate(model), no modules (with_stack=True) and no ranges of record_function around operators."
-            + (f" {_how_to_tell_modules(events)}." if events.has_call_stacks else "")
-        )
+        seen.notes.append(caveat("trace_without_layers", file=path.name, has_call_stacks=events.has_call_stacks))
     paths = [layer.path for layer in hierarchy.layers]
     called = {layer for site in hierarchy.sites.values() for layer in site.layers}
     layers = _Layers(hierarchy.sites, paths, called, fqns_of(paths))
@@ -366,10 +344,7 @@ def _layers(path: Path, events: TraceEvents, model: _Model | None, seen: Seen) -
 def _how_to_tell_modules(events: TraceEvents) -> str:
     """How to record a trace that has modules, where this one has none."""
     if events.has_call_stacks:
-        return (
-            'It was recorded with_stack=True by an old torch, which wrote source lines for each operator (its "Call '
-            'stack") and no modules: record it inside `torchprof.annotate(model)`, or with a newer torch'
-        )
+        return MODULES_OF_CALL_STACKS
     return "Record it inside `torchprof.annotate(model)`, or with `torch.profiler.profile(with_stack=True)`"
 
 
@@ -449,7 +424,7 @@ def _together(found: Iterable[_Found]) -> Run:
 
 
 def _sum_of_cycles(cycles: Sequence[_Found]) -> Run:
-    """The run of some cycles of one process, with the doubts about all of them."""
+    """The run of some cycles of one process, with the warnings of all of them."""
     layers: dict[tuple[str, ...], Layer] = {}
     for one in cycles:
         for layer in one.run.layers:
@@ -469,4 +444,4 @@ def _sum_of_cycles(cycles: Sequence[_Found]) -> Run:
         callable_layers |= {moved[layer] for layer in one.planned.callable_layers}
     assert run is not None
     planned = replace(cycles[0].planned, sites={}, layer_paths=list(number), callable_layers=callable_layers)
-    return with_doubts(run, planned, seen)
+    return with_warnings(run, planned, seen)

@@ -14,6 +14,7 @@ from itertools import compress
 from os import PathLike
 from typing import NamedTuple
 
+from torchprof.analyze.caveats import operators_without_shapes
 from torchprof.analyze.compare.comparison import as_run, compare
 from torchprof.analyze.compare.diff import FORMATS, SLOWER, UNKNOWN, Change, Diff, Pair, Quantity
 from torchprof.analyze.compare.layers import ADDED, REMOVED
@@ -351,8 +352,9 @@ def _why_unknown(diff: Diff, pair: Pair, quantity: Quantity, side: int) -> str:
     if isinstance(what, Measure):
         own = (OUTSIDE if pair.name == OUTSIDE_NAME else NOT_SELECTED,)
         inside = own if layer is None else _at_or_below(run, layer, quantity.is_self)
-        if what.doubt is not None:  # which operators have a formula, torch says: without it all have their names
-            reasons += about_uncounted(_rows_of(run.rows, inside, quantity.phase), lambda name: False)
+        if what.doubt is not None:
+            without_shapes = operators_without_shapes(warning for meta in run.metas for warning in meta.warnings)
+            reasons += map(str, about_uncounted(_rows_of(run.rows, inside, quantity.phase), without_shapes))
         incomplete = incomplete_phases(run).get(() if layer is None else layer.path)
         if incomplete is not None and quantity.phase in incomplete[quantity.is_self]:
             reasons.append("Compiled kernels that may have worked for it count for a layer above it.")

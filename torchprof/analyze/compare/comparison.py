@@ -87,7 +87,7 @@ class _Comparison:
             self.counts,
             whole,
             tuple(self._notes()),
-            tuple(self._doubts()),
+            tuple(self._warnings()),
         )
 
     def _counts(self) -> tuple[str | None, tuple[int, int], str]:
@@ -346,9 +346,9 @@ class _Comparison:
         if old.machine and new.machine and old.machine != new.machine:
             yield _unlike("machine", old.machine, new.machine)
 
-    def _doubts(self) -> Iterator[str]:
+    def _warnings(self) -> Iterator[str]:
         """The warnings of the runs, those of both once."""
-        said = [list(dict.fromkeys(text for meta in run.metas for text in meta.warnings)) for run in self.runs]
+        said = [list(dict.fromkeys(map(str, run.warnings))) for run in self.runs]
         for text in said[0]:
             yield f"{'Both runs' if text in said[1] else 'Before'}: {text}"
         for text in said[1]:

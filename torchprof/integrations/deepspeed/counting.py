@@ -173,7 +173,7 @@ class Recorded:
         self.flops = 0
         self.is_lower_bound = False
         self.device: str | None = None
-        self.doubts: dict[str, None] = {}
+        self.warnings: dict[str, None] = {}
 
     def add(self, profile: Profile, ignored: frozenset[type]) -> None:
         """Add a profile that has ended. The own work of modules of an ``ignored`` type is left out."""
@@ -197,7 +197,7 @@ class Recorded:
         self.macs += tree.total.macs
         self.flops += tree.total.flops
         self.is_lower_bound |= tree.total.uncounted > 0
-        self.doubts.update(dict.fromkeys(run.meta.warnings))
+        self.warnings.update(dict.fromkeys(map(str, run.warnings)))
 
     def total(self) -> Figures:
         """What all layers did together."""

@@ -188,4 +188,4 @@ class Page:
         )
         if self._recorded.device is not None:
             difference += f" Time is that of the work on the {self._recorded.device} device."
-        return "\n".join((difference, *self._recorded.doubts))
+        return "\n".join((difference, *self._recorded.warnings))

@@ -368,4 +368,4 @@ def summary_of(measured: Measured, step: int, engine: Any, recompute: float) -> 
         yield f"Outside of the model's forward (code around it, a loss), not among these figures: {measured.outside}."
     for name, calls in measured.unknown.items():
         yield f"Not counted: {name} ({calls} call{'s' if calls > 1 else ''} on tensors whose shapes are not known)."
-    yield from measured.run.meta.warnings
+    yield from map(str, measured.run.warnings)

@@ -17,6 +17,7 @@ from torchprof.analyze.operators import parts_of_operators
 from torchprof.analyze.ranks.balance import balance_of
 from torchprof.analyze.varying import varying_calls
 from torchprof.reports.columns import CallsColumn, Column, CostColumn, ParamsColumn, RateColumn, columns_of
+from torchprof.reports.notes import about_flops, warnings_of
 from torchprof.reports.page.cells import cells
 from torchprof.reports.ranks import sentences, unit_of
 from torchprof.run.cost import FIELDS, MEASURES, Measure, Unit
@@ -27,7 +28,6 @@ from torchprof.run.rows import Rows
 from torchprof.run.run import Run, of_ranks
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, Timeline
-from torchprof.run.warnings import about_flops, doubts_of
 from torchprof.run.words import (
     FORWARD,
     LAUNCHED_BEFORE,
@@ -201,7 +201,7 @@ def _each_rank_and_all(run: Run, ranks: bool) -> list[Run]:
 def _doubts(take: Take, takes: Sequence[Take]) -> list[str]:
     return [
         doubt if len(takes) == 1 else f"{take.name}: {doubt}"
-        for doubt in [*about_flops(take.run), *doubts_of(take.run)]
+        for doubt in [*about_flops(take.run), *warnings_of(take.run)]
     ]
 
 

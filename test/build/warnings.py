@@ -1,0 +1,14 @@
+"""Warnings of hand-made runs, and the sentences of all that a run has."""
+
+from torchprof.run.run import Run
+from torchprof.run.warnings import Caveat
+
+
+def caveats(*sentences: str) -> tuple[Caveat, ...]:
+    """Warnings whose sentences are these: a code that has no sentence of its own is shown as it is."""
+    return tuple(map(Caveat, sentences))
+
+
+def sentences(run: Run) -> tuple[str, ...]:
+    """The sentences of all warnings of a run."""
+    return tuple(map(str, run.warnings))

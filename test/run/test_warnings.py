@@ -1,0 +1,120 @@
+"""Warnings as data: each code has a sentence, which is made of its layers and facts, also after saving and loading."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from build.hand_made import row, run_of
+
+import torchprof
+from torchprof.errors import TorchprofError
+from torchprof.run.warnings import SENTENCES, Caveat, caveat
+from torchprof.run.words import COMPILED_BEFORE
+
+NAMES = ("Net.one", "Net.two")
+WHERE = {"names": ("aten::sort", "mine"), "count": 3}
+FACTS: dict[str, dict[str, Any]] = {
+    "calls_not_recorded": {"calls": 2},
+    "called_by_others": {"callers": ("Net", "")},
+    "label_cost": {"calls": 5, "cost_ns": 2500.5, "is_at_most": True, "wall_ns": 10_000},
+    "clock_set": {"jump_ns": -2_000_000, "wall_ns": 10_000_000},
+    "collectives_unmatched": {"count": 4},
+    "buckets_uncertain": {"count": 4},
+    "device_without_kernels": {"device": "MPS"},
+    "no_device": {"device": "CUDA"},
+    "device_not_recordable": {"device": "XPU"},
+    "nothing_after_steps": {"steps": 7},
+    "nothing_after_warmup": {"warmup": 7, "calls": 6},
+    "compiler_unknown": {"reason": "no attribute 'V'"},
+    "nothing_after_calls": {"warmup": 7, "calls": 6},
+    "backward_incomplete": {"error": "no way back {0}."},
+    "stacks_left_out": {"modules": ("Linear", "Net")},
+    "too_many_models": {"count": 64},
+    "calls_reached": {"calls": 3},
+    "long_start": {"start_ns": 3_000, "wall_ns": 5_000},
+    "calls_on_other_threads": {"classes": (("Net", 2), ("Head", 1))},
+    "trace_around_unread": {"where": "behind", "file": "t.json"},
+    "trace_end_unread": {"file": "t.json", "reason": "it is cut"},
+    "trace_goes_on": {"file": "t.json"},
+    "trace_cut": {"file": "t.json", "events": 1234, "reason": ""},
+    "trace_events_unread": {"file": "t.json", "lost": 2, "events": 9, "at": 12345},
+    "trace_events_twice": {"file": "t.json", "count": 2},
+    "trace_events_missing": {"file": "t.json", "count": 2},
+    "trace_of_processes": {"file": "t.json", "count": 2},
+    "trace_without_numbers": {"file": "t.json"},
+    "trace_without_operators": {"file": "t.json"},
+    "trace_without_layers": {"file": "t.json", "has_call_stacks": True},
+    "matched_by_order": {"modules": NAMES},
+    "matched_of_more": {"modules": NAMES},
+    "matched_of_fewer": {"modules": NAMES},
+    "matched_far": {"modules": NAMES},
+    "too_many_places": {"most": 4096, "modules": NAMES},
+    "not_in_model_shown": {"modules": NAMES},
+    "not_in_model": {"modules": NAMES},
+    "classes_of_one_name": {"classes": ("Block",)},
+    "slow_start": {"first_ns": 900, "later_ns": 100.5, "shapes": "varying"},
+    "launched_before": {"kernels": 2, "device": "CUDA", "device_ns": 40, "all_ns": 100},
+    "graph_breaks": {"places": ("net.py:3", "net.py:8")},
+    "compiled_meanwhile": {"cpu_ns": 4_000, "by_layers": False},
+    "kernels_divided": {"how": "divided by bytes"},
+    "not_attributable": {"reason": COMPILED_BEFORE, "share": 0.25},
+    "machine_busy": {"delay_ns": 20_000, "wall_ns": 100_000},
+    "uncounted_more": {"operators": 3, "calls": 17},
+    **{code: WHERE for code in SENTENCES if code.startswith("uncounted_") and code != "uncounted_more"},
+}
+SHOWN = {
+    "label_cost": "at most 2.501us of 10.000us (25%): 5 calls of 0.500us.",
+    "clock_set": "back by 2.000ms during a recording of 10.000ms",
+    "called_by_others": "Net.one by Net, Net.two by code outside the model.",
+    "trace_cut": "t.json ends in the middle (after 1,234 events): what came later is missing.",
+    "backward_incomplete": "stopped with no way back {0}.",
+    "uncounted_operator": "Not counted: aten::sort, mine (3 calls, in Net.one, Net.two).",
+    "uncounted_without_shapes": "3 calls of aten::sort, mine (in Net.one, Net.two), recorded without shapes",
+    "uncounted_more": "Not counted: 3 more without a formula (calls: 17).",
+    "not_attributable": "25% of the time in kernels of compiled graphs: they were compiled before the block",
+    "never_called": "Never called: Net.one, Net.two. ",
+    "graph_breaks": '2 graph breaks of torch.compile: net.py:3, net.py:8. The report "compiled" says why.',
+}
+ALL = [caveat(code, NAMES, **FACTS.get(code, {})) for code in SENTENCES]
+
+
+@pytest.mark.parametrize("warning", ALL, ids=lambda warning: warning.code)
+def test_each_code_has_a_sentence_of_its_facts(warning: Caveat) -> None:
+    said = str(warning)
+    assert said != warning.code and not said.startswith(f"{warning.code}:")
+    assert said.endswith((".", "?")) and "{" not in said.replace("{0}", "")
+    assert SHOWN.get(warning.code, "") in said
+
+
+def test_warnings_are_the_same_after_saving_and_loading(tmp_path: Path) -> None:
+    summed = replace(ALL[0], added=(((1, 3), 3), ((2,), 2)))
+    run = run_of([row(0, cpu_ns=1)], warnings=(*ALL, summed))
+    run.save(tmp_path / "run.json")
+    loaded = torchprof.load(tmp_path / "run.json")
+    assert loaded.meta.warnings == run.meta.warnings
+    assert loaded.warnings == run.warnings and [*map(str, loaded.warnings)] == [*map(str, run.warnings)]
+    assert all(warning.ranks == (0,) for warning in loaded.warnings)
+    assert str(summed).startswith("Runs 1, 3 of the 3 added: Run 2 of the 2 added: Added or replaced ")
+
+
+def test_a_code_of_a_newer_torchprof_is_shown_with_its_facts() -> None:
+    assert str(caveat("too_hot", ["Net.a"], degrees=95)) == "too_hot: Net.a; degrees=95"
+    assert str(caveat("never_called", ["Net.a"], why="asleep")) == "never_called: Net.a; why='asleep'"
+
+
+def test_what_follows_from_a_run_is_not_stored() -> None:
+    run = run_of([row(0, cpu_ns=1)], wall_ns=100, run_delay_ns=50)
+    assert run.meta.warnings == ()
+    assert [warning.code for warning in run.warnings] == ["machine_busy"]
+
+
+@pytest.mark.parametrize("bad", ['"x"', "{}", '{"code":1}', '{"code":"x","facts":[]}', '{"code":"x","layers":[1]}'])
+def test_a_warning_that_is_none_is_a_damaged_file(tmp_path: Path, bad: str) -> None:
+    path = tmp_path / "run.json"
+    run_of([row(0, cpu_ns=1)], warnings=(caveat("x"),)).save(path)
+    good = '{"code":"x","layers":[],"facts":{}}'
+    assert good in path.read_text()
+    path.write_text(path.read_text().replace(good, bad))
+    with pytest.raises(TorchprofError, match="damaged run file"):
+        torchprof.load(path)

@@ -1,0 +1,88 @@
+"""The warnings that a report prints below its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from torchprof.run.lockstep import ranks_in_words
+from torchprof.run.run import Run
+from torchprof.run.words import FORWARD, PHASES
+
+_WARNINGS_SHOWN = 10  # of several ranks: there may be a thousand, each with figures of its own in its sentences
+_BUSY = "machine_busy"
+
+
+def warnings_of(run: Run, without: Collection[str] = ()) -> list[str]:
+    """What a report says under its figures: who is missing, and each warning once, with its ranks where it is not of
+    all. ``without`` the warnings of these codes.
+
+    What the figures of several ranks are, ``about_sums`` says.
+    """
+    said: dict[str, set[int]] = {}
+    for warning in run.warnings:
+        is_once_for_all = len(run.metas) > 1 and warning.code == _BUSY
+        if not is_once_for_all and warning.code not in without:
+            said.setdefault(str(warning), set()).update(warning.ranks)
+    warnings = []
+    for sentence, ranks in sorted(said.items(), key=lambda item: -len(item[1])):
+        of_all = len(ranks) == len(run.metas)
+        warnings.append(sentence if of_all else f"{ranks_in_words(sorted(ranks)).capitalize()}: {sentence}")
+    if len(run.metas) > 1 and len(warnings) > _WARNINGS_SHOWN:
+        hidden = len(warnings) - _WARNINGS_SHOWN
+        warnings[_WARNINGS_SHOWN:] = [f"More of single ranks are hidden: {hidden}. run.of_rank(N) has those of rank N."]
+    return [*_about_missing_ranks(run), *warnings, *_about_busy_machines(run)]
+
+
+def _about_missing_ranks(run: Run) -> Iterator[str]:
+    missing = run.missing_ranks
+    if missing and len(run.metas) > 1:  # a run of one rank is not merged yet, or was taken out of others
+        words, size = ranks_in_words(missing).capitalize(), len(run.metas) + len(missing)
+        is_missing = "is missing: it is" if len(missing) == 1 else "are missing: they are"
+        yield f"{words} of {size} {is_missing} not in this run."
+
+
+def about_sums(run: Run) -> Iterator[str]:
+    """What the figures of several ranks are, where they stand for all of them."""
+    if len(run.metas) > 1:
+        ranks = ranks_in_words(meta.rank for meta in run.metas)
+        yield (
+            f"Times, calls, memory and FLOPs are sums over {ranks}, rates are of one rank on average, peaks the "
+            'highest of any: the report "ranks" compares them.'
+        )
+
+
+def summed_over(run: Run) -> str:
+    """What the sums of a run are over, in words: its steps, where any ended, else the calls of its models; "" for a
+    single call."""
+    steps = max(meta.steps for meta in run.metas)
+    if steps > 1:
+        return f"{steps} steps"
+    roots = [index for index, layer in enumerate(run.layers) if len(layer.path) == 1]
+    calls = sum(run.rows.by_layer.get((root, PHASES.index(FORWARD)), (None, 0))[1] for root in roots)
+    whose = run.layers[roots[0]].name if len(roots) == 1 else "the models"
+    return f"{calls} calls of {whose}" if calls > 1 else ""
+
+
+def about_flops(run: Run) -> Iterator[str]:
+    """That MACs and FLOPs in tables are not those of one call."""
+    over = summed_over(run)
+    if over and any(run.rows.columns["flops"]):
+        yield f"MACs and FLOPs are summed over {over}."
+
+
+def _about_busy_machines(run: Run) -> Iterator[str]:
+    """One sentence for several ranks: each has figures of its own, and their sentences would hide others."""
+    shares = {
+        rank: warning.facts["delay_ns"] / warning.facts["wall_ns"]
+        for warning in run.warnings
+        if warning.code == _BUSY and not warning.added
+        for rank in warning.ranks
+    }
+    if len(run.metas) > 1 and shares:
+        most = max(shares, key=shares.__getitem__)
+        yield (
+            f"The machine was busy on {len(shares)} of {len(run.metas)} ranks: for up to {shares[most]:.0%} of the "
+            f"time (rank {most}) the main thread was ready to run, and other threads or processes had all processors. "
+            "CPU times are elapsed times, so that is in the times of whatever ran then. Measure again on an idle "
+            "machine."
+        )
