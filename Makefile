@@ -1,6 +1,6 @@
 # Two commands on a fresh machine with Python 3.10 or newer:
 #   make demo     profiles a training step of AlexNet and prints its table
-#   make test     passes the tests
+#   make test     passes the tests, but for the slow ones (make test-slow); make test-all passes both
 # Each makes the virtual environment it needs. Another torch: make test TORCH=2.6.0. Another Python: PYTHON=python3.12.
 
 PYTHON ?= python3
@@ -16,13 +16,26 @@ NODE := test/page/node_modules
 # torch 2.13 writes two lines a session to stderr unless this is set before it is imported.
 export KINETO_LOG_LEVEL ?= 99
 
-.PHONY: demo test lint lint-page types browser bench clean
+.PHONY: demo test test-slow test-all lint lint-page types browser bench clean
 
 demo: $(READY)
 	$(BIN)/python examples/training_step.py
 
+# One thread for each process that runs tests: threads of several processes on the same cores wait for each other, which
+# makes operators up to ten times slower.
+test test-slow: export OMP_NUM_THREADS ?= 1
+SLOW := browser or compiler or jobs
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+
 test: $(TOOLS)
-	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+	$(PYTEST) -m "not ($(SLOW))" $(ARGS)
+
+# What make test leaves out: tests in a browser, with torch's compiler, and of whole jobs and scripts.
+test-slow: $(TOOLS)
+	$(PYTEST) -m "$(SLOW)" $(ARGS)
+
+# Random examples: a third of those that FULL_EXAMPLES=1 make test-all tries.
+test-all: test test-slow
 
 lint: $(TOOLS)
 	$(BIN)/ruff check .

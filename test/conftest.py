@@ -10,6 +10,14 @@ import pytest
 import torchprof.record.cpu_time
 
 
+@pytest.hookimpl(tryfirst=True)  # before those that -m leaves out are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that open a page are marked ``browser``."""
+    for item in items:
+        if "chromium" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.browser)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _frozen() -> Iterator[None]:
     """On entry, Profile looks through all objects for profilers in warm-up: spare it those of pytest and torch."""

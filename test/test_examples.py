@@ -27,6 +27,7 @@ def skip_without(needs: list[str]) -> None:
         pytest.skip(f"{missing} not installed")
 
 
+@pytest.mark.jobs
 @pytest.mark.parametrize(
     ("name", "needs", "says"),
     [
@@ -61,6 +62,7 @@ def test_an_example_runs(name: str, needs: list[str], says: list[str], tmp_path:
         assert words in result.stdout
 
 
+@pytest.mark.jobs
 def test_two_ranks_show_which_is_slow(tmp_path: Path) -> None:
     example = str(ROOT / "examples" / "two_ranks.py")
     job = torchrun(tmp_path, 2, example)
@@ -74,6 +76,7 @@ def test_two_ranks_show_which_is_slow(tmp_path: Path) -> None:
     assert alone.returncode == 1 and "torchrun --nproc-per-node 2 examples/two_ranks.py" in alone.stderr
 
 
+@pytest.mark.jobs
 def test_the_trace_of_the_examples_is_what_record_trace_writes(tmp_path: Path) -> None:
     """All but times and bytes, which are the machine's: the layers, their calls, and what they compute."""
     recorded = subprocess.run(
@@ -111,7 +114,7 @@ def test_the_trace_of_the_examples_is_what_record_trace_writes(tmp_path: Path) -
         ("training-loops.md", []),
         ("traces.md", []),
         ("exports.md", ["pandas"]),
-        ("compile.md", ["g++"]),
+        pytest.param("compile.md", ["g++"], marks=pytest.mark.compiler),
     ],
 )
 def test_the_blocks_of_a_page_run_in_order(

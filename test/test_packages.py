@@ -1,13 +1,12 @@
 """The packages, and which may import which: the table in CONTRIBUTING.md, held."""
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from build.processes import run_fresh
 
 ROOT = Path(__file__).parent.parent / "torchprof"
 
@@ -97,12 +96,6 @@ def test_only_some_packages_know_torch() -> None:
 def test_only_sessions_and_their_events_touch_the_profiler() -> None:
     touching = {name for name, found in IMPORTS.items() if "torch.autograd.profiler" in found}
     assert touching == {"torchprof.record.recording", "torchprof.record.session"}
-
-
-def run_fresh(code: str) -> str:
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
 
 
 def test_importing_torchprof_imports_no_torch() -> None:

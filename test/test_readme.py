@@ -35,6 +35,7 @@ def in_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.compiler
 def test_python_blocks_run_in_order_and_print_what_is_shown(in_root: Path) -> None:
     space: dict[str, object] = {}
     printed = code = ""
@@ -85,6 +86,7 @@ def test_python_blocks_run_in_order_and_print_what_is_shown(in_root: Path) -> No
     assert compared == 17
 
 
+@pytest.mark.jobs
 def test_console_blocks_run_and_print_what_is_shown(in_root: Path) -> None:
     commands = 0
     for language, block in BLOCKS:
@@ -130,7 +132,7 @@ def test_the_two_commands_are_in_the_makefile_and_in_ci() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for _, target in commands:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
-    assert "\nmake test\n" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "\nmake test\nmake test-slow\n" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert "bash .ci/run" in (ROOT / ".circleci" / "config.yml").read_text(encoding="utf-8")
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from build.collectives import ALL_REDUCE, kernel
 from build.hand_made import kernel as computing
 from build.hand_made import label, op, row, run_of
 from build.hand_made_ranks import everybody, lockstep
-from test_collectives import ALL_REDUCE, kernel
 
 from torchprof.analyze.advice import Advice, advise
 from torchprof.run.lockstep import LockstepKey

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from build.even_times import evenly
 from build.hand_made import FORWARD, op, row, run_of
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -48,14 +48,6 @@ class Blocks(nn.Module):
         for number, block in enumerate(self.blocks):
             x = checkpoint(block, x, use_reentrant=False) if number in self.checkpointed else block(x)
         return x
-
-
-def evenly(run: Run) -> Run:
-    """The same, as if each call in each row had taken 1 us by itself: on a busy machine any share may be small."""
-    columns = dict(run.rows.columns)
-    columns["cpu_ns"] = array("q", [1000 * calls for calls in columns["calls"]])
-    meta = replace(run.meta, wall_ns=sum(columns["cpu_ns"]))
-    return replace(run, metas=(meta,), rows=replace(run.rows, columns=columns))
 
 
 def trained(model: nn.Module, x: Tensor, **options: bool) -> Run:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from build.hand_made import FORWARD, kernel, label, op, row, run_of
-from test_kernels import MARKED, MODEL, USER, Raw, attributed
-from test_kernels import kernel as raw_kernel
+from build.raw_events import MARKED, MODEL, USER, Raw, attributed
+from build.raw_events import kernel as raw_kernel
 from torch import Tensor, nn
 
 from torchprof import Profile

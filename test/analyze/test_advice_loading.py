@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from build.even_times import evenly
 from build.hand_made import FORWARD, label, op, row, run_of
-from test_advice_gradients import evenly
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from build.examples import examples
 from build.hand_made import FORWARD, kernel, label, op, row, run_of
 from build.hand_made_ranks import NOWHERE, everybody, run_of_ranks
 from build.places import DATA, ROOT, TRACES
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import torchprof
@@ -191,7 +192,7 @@ def runs(draw: st.DrawFn) -> Run:
     )
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(runs())
 def test_no_rule_fails_on_a_random_run(run: Run) -> None:
     found, failed = judge(run)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from build.all_kinds import KINDS
 from build.hand_made import kernel, op, row, run_of
-from test_compare import COUNTED, FC, MEMORY, calls, layer, made, simple, stepped
+from build.pairs import COUNTED, FC, MEMORY, calls, layer, made, simple, stepped
 
 import torchprof
 from torchprof.analyze.compare.budget import BudgetExceeded, check, limit_of

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 import torch
 from build.hand_made import cells, label, op, row, run_of
+from build.pairs import BACKWARD, COUNTED, FC, FORWARD, MEMORY, calls, layer, made, simple, stepped
 from build.places import DATA
+from build.processes import run_fresh
 from build.warnings import caveats
-from test_packages import run_fresh
 from torch import nn
 
 import torchprof
@@ -33,22 +34,8 @@ from torchprof.run.layers import Layer
 from torchprof.run.memory import Memory
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.samples import SampleKey
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, PHASES
-
-FORWARD, BACKWARD = PHASES[:2]
-COUNTED = ("cpu_ns", "macs", "flops", "uncounted")
-MEMORY = ("cpu_ns", "cpu_allocated", "cpu_freed")
-
-
-def made(layers: Sequence[Layer], rows: Sequence[tuple[Any, ...]], samples: Any = (), **meta: Any) -> Run:
-    """A run of these layers; ``row`` names them by their number."""
-    run = run_of(rows, **meta)
-    return replace(run, layers=tuple(layers), rows=replace(run.rows, layers=tuple(layers)), samples=dict(samples))
-
-
-def layer(path: str, kind: str = "Module", params: int | None = 0, **what: Any) -> Layer:
-    return Layer(tuple(path.split(".")), kind, params, **what)
 
 
 def pair_of(diff: Diff, path: str) -> Pair:
@@ -70,27 +57,7 @@ def shown(text: str) -> list[list[str]]:
     return cells(text.split("\n\n", 1)[1])
 
 
-def calls(*values: int, start: int = 0) -> Spread:
-    return Spread.of([(start + number, value) for number, value in enumerate(values)])
-
-
 # The figures
-
-
-def simple(scale: int = 1, **meta: Any) -> Run:
-    """Net(a, b(0)): its own 10, a 20, b 5, b.0 40 in forward; backward a 7; outside 3."""
-    return run_of(
-        [
-            row(0, cpu_ns=10 * scale, calls=2),
-            row(1, cpu_ns=20 * scale, calls=2),
-            row(2, cpu_ns=5 * scale, calls=4),
-            row(3, op("aten::x"), cpu_ns=40 * scale, calls=3),
-            row(3, calls=2),
-            row(1, op("aten::y"), phase=BACKWARD, cpu_ns=7 * scale),
-            row(OUTSIDE, op("aten::loss"), cpu_ns=3 * scale),
-        ],
-        **meta,
-    )
 
 
 def test_self_and_total_before_and_after_by_hand() -> None:
@@ -379,7 +346,6 @@ def matched(before: Sequence[Layer], after: Sequence[Layer]) -> dict[str, tuple[
 
 
 CONV = {"kind": "Conv2d", "params": 100, "settings": "3, 64"}
-FC = {"kind": "Linear", "params": 40, "settings": "4, 8"}
 
 
 def test_a_renamed_layer_is_found_by_its_content() -> None:
@@ -839,24 +805,6 @@ def test_one_call_that_met_a_busy_machine_is_not_what_changed_most() -> None:
     diff = torchprof.compare(runs[0], made(layers, rows, samples))
     assert change(diff, "Net.hiccup", "cpu_total").verdict == "slower"
     assert [line[0] for line in shown(diff.report())] == ["Net", "Net.slower", "Net.hiccup"]
-
-
-STEP = SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_ns")
-
-
-def stepped(own: Sequence[int], child: Sequence[int], device: Sequence[int] = ()) -> Run:
-    """Steps in which Net itself takes ``own`` and Net.a ``child``; on a device Net.a takes ``device``."""
-    both = [mine + below for mine, below in zip(own, child)]
-    key = SampleKey(0, FORWARD, 0, "cpu", "step_cpu_ns")
-    samples = {STEP: calls(*(2 * value for value in both)), key: calls(*both), key._replace(layer=1): calls(*child)}
-    rows = [row(0, calls=len(own), cpu_ns=sum(own)), row(1, calls=len(own), cpu_ns=sum(child))]
-    meta: dict[str, Any] = {"steps": len(own)}
-    if device:
-        for number in (0, 1):
-            samples[SampleKey(number, FORWARD, 0, "cuda:0", "step_device_ns")] = calls(*device)
-        rows.append(row(1, op("aten::mm"), device="cuda:0", device_ns=sum(device)))
-        meta |= {"device": "cuda", "measured": ("cpu_ns", "device_ns"), "requested": ("cpu_ns", "device_ns")}
-    return made([layer("Net"), layer("Net.a")], rows, samples, **meta)
 
 
 def test_steps_tell_noise_of_what_a_layer_takes_itself() -> None:

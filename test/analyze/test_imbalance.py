@@ -9,29 +9,19 @@ from statistics import median
 from typing import Any
 
 import pytest
+from build.examples import examples
 from build.hand_made_ranks import NOWHERE, PATHS, everybody, lockstep, run_of_ranks
-from hypothesis import assume, given, settings
+from build.jobs import FOUR, MS, PAIR, even, experts, fed_slowly, planted, rank
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from torchprof.analyze.ranks.balance import Balance, balance_of
 from torchprof.analyze.ranks.slow import PARTS, Difference, Late, Slow
-from torchprof.analyze.ranks.values import IN_NO_OP, OneLayer, OneRank, OverRanks, Times
-from torchprof.run.lockstep import EXCHANGES, GAP, WORK, GroupOfRanks, LockstepKey
+from torchprof.analyze.ranks.values import IN_NO_OP, OneLayer, OverRanks, Times
+from torchprof.run.lockstep import EXCHANGES, GroupOfRanks, LockstepKey
 from torchprof.run.merge import merge
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES
-
-FOUR = range(4)
-PAIR = GroupOfRanks("7", "mesh_tp", 2, "[0, 1]")
-
-
-def even(ns: int, ranks: Any = FOUR, steps: int = 5) -> dict[int, list[int]]:
-    return {rank: [ns] * steps for rank in ranks}
-
-
-def rank(balance: Balance, number: int) -> OneRank:
-    (found,) = [one for one in balance.ranks if one.rank == number]
-    return found
 
 
 def layer(balance: Balance, path: str, phase: str = FORWARD) -> OneLayer:
@@ -44,24 +34,6 @@ def slow(run: Run) -> Slow:
     found = balance_of(run).slow
     assert found is not None
     return found
-
-
-def planted(steps: int = 20) -> Run:
-    """Rank 2 takes 13 ms instead of 4 in Net.b.0, in 18 of 20 steps; in the other two rank 0 takes 30. All others wait
-    for it in the all-reduce that Net asks for, which takes 1 ms of those who come last."""
-    here = {number: [4_000_000] * steps for number in FOUR}
-    here[2] = [13_000_000] * 18 + [4_000_000] * (steps - 18)
-    here[0] = [4_000_000] * 18 + [30_000_000] * (steps - 18)
-    own = {
-        ("Net.a", FORWARD): even(10_000_000, steps=steps),
-        ("Net.b.0", BACKWARD): here,
-        (NOWHERE, FORWARD): even(2_000_000, steps=steps),
-    }
-    reduced = {
-        number: [1_000_000 + max(ns[at] for ns in here.values()) - here[number][at] for at in range(steps)]
-        for number in FOUR
-    }
-    return run_of_ranks(own, {("Net", BACKWARD, "allreduce", everybody(4)): reduced})
 
 
 # The planted slow rank
@@ -177,27 +149,6 @@ def test_more_work_is_told_from_slow_work() -> None:
 # Who is late
 
 
-MS = 1_000_000
-
-
-def fed_slowly(steps: int = 8, ranks: int = 4, more: int = 60, **others: Any) -> Run:
-    """All ranks compute for 10 ms on the device; rank 2 begins 60 ms later, in each step of 75, and all others wait for
-    it in the all-reduce of 4 ms."""
-    late = {number: [more * MS if number == 2 else 0] * steps for number in range(ranks)}
-    reduced = {number: [(4 + more - late[number][0] // MS) * MS] * steps for number in range(ranks)}
-    device = run_of_ranks(
-        {("Net.a", FORWARD): even(10 * MS, range(ranks), steps)},
-        {("Net", BACKWARD, "allreduce", everybody(ranks)): reduced},
-        device="device",
-        parts={"step_ns": even(75 * MS, range(ranks), steps), **others},
-    )
-    cpu = run_of_ranks({("Net.a", FORWARD): even(8 * MS, range(ranks), steps)})
-    gaps = {number: [2 * MS + ns for ns in times] for number, times in late.items()}
-    key = LockstepKey(OUTSIDE, FORWARD, "cpu", GAP)
-    where = key if not others else key._replace(what=WORK)
-    return replace(device, lockstep={**cpu.lockstep, **device.lockstep, where: lockstep(gaps, where)})
-
-
 def test_a_rank_that_others_wait_for_is_late_though_its_kernels_are_as_fast() -> None:
     balance = balance_of(fed_slowly())
     assert balance.slow is None
@@ -269,19 +220,6 @@ def test_where_some_ranks_are_missing_nobody_is_late() -> None:
 
 
 # Layers
-
-
-def experts() -> Run:
-    """Two experts, one on each rank; that of rank 1 gets three quarters of the work."""
-    own = {
-        ("Net.a", FORWARD): even(50, range(2)),
-        ("Net.b.0", FORWARD): {0: [100] * 5},
-        ("Net.b.1", FORWARD): {1: [300] * 5},
-    }
-    flops = {("Net.a", FORWARD, 0): 70, ("Net.a", FORWARD, 1): 70}
-    flops |= {("Net.b.0", FORWARD, 0): 1_000, ("Net.b.1", FORWARD, 1): 3_000}
-    peaks = {("Net.b", FORWARD, 0): 4096, ("Net.b", FORWARD, 1): 12288, ("Net.b.0", FORWARD, 0): 4096}
-    return run_of_ranks(own, flops=flops, peaks=peaks, ranks_of={"Net.b.0": (0,), "Net.b.1": (1,)})
 
 
 def test_an_unbalanced_expert_shows_in_the_layer_above() -> None:
@@ -441,7 +379,7 @@ def jobs(draw: st.DrawFn) -> dict[tuple[str, str], dict[int, list[int]]]:
     return {(path, draw(st.sampled_from(PHASES))): {number: draw(times) for number in range(ranks)} for path in places}
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(jobs())
 def test_figures_of_layers_are_those_of_every_step_counted_anew(
     own: dict[tuple[str, str], dict[int, list[int]]],

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from build.compiled import Ran, call, region
+from build.events import kernel, label, op, user_label
 from build.hand_made import kernel as kernel_frame
 from build.hand_made import label as label_frame
 from build.hand_made import line, row, run_of
 from build.hand_made import op as op_frame
-from test_attribute import kernel, label, op, user_label
-from test_compiled import Ran, call, region
 
 import torchprof
 from torchprof.analyze.uncounted import about_uncounted

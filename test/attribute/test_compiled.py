@@ -4,32 +4,49 @@ these with the layers that they work for."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from build.compiled import (
+    ACT,
+    ANY,
+    BLOCK,
+    FC1,
+    FC2,
+    KINDS,
+    MODULES,
+    NAMES,
+    OWN,
+    PATHS,
+    SELF,
+    SITES,
+    Ran,
+    call,
+    graphs_of,
+    in_words,
+    layer,
+    region,
+    spans,
+    traced,
+    work,
+)
+from build.events import ENGINE, MAIN, NODE_PREFIX, function, kernel, label, memory, node, op, user_label
+from build.examples import examples
+from build.forests import Forest
+from hypothesis import given
 from hypothesis import strategies as st
-from test_attribute import ENGINE, MAIN, NODE_PREFIX, Walked, function, kernel, label, memory, node, op, user_label
-from test_laws import Forest, Span
 
-from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, Given, Module, Owner, Part, Step, pieces
+from torchprof.attribute.compiled_graphs import CompiledGraphs, Given, Module, Owner, Step, pieces
 from torchprof.attribute.event_names import kind_of
-from torchprof.attribute.events import GIVEN, Event, Kind, Site
-from torchprof.attribute.places import Place
+from torchprof.attribute.events import GIVEN, Event, Kind
 from torchprof.attribute.rule import Attribution
-from torchprof.measure.flops.estimate import Estimate
-from torchprof.measure.fold import fold
-from torchprof.run.layers import Layer
-from torchprof.run.meta import Meta
-from torchprof.run.run import Run
 from torchprof.run.words import (
     AMBIGUOUS_MODULE,
     BACKWARD,
     COMPILED_BEFORE,
     FORWARD,
     NESTED_GRAPHS,
-    NOT_SELECTED,
     OTHER_MODULE,
     OUTSIDE,
     RECOMPUTE,
@@ -40,40 +57,8 @@ from torchprof.run.words import (
 
 # A model of two equal blocks, and graphs of it
 
-KINDS = {
-    "": "Net",
-    "blocks": "ModuleList",
-    "blocks.0": "Block",
-    "blocks.0.fc1": "Linear",
-    "blocks.0.act": "GELU",
-    "blocks.0.fc2": "Linear",
-    "blocks.1": "Block",
-    "blocks.1.fc1": "Linear",
-    "blocks.1.act": "GELU",
-    "blocks.1.fc2": "Linear",
-    "head": "Linear",
-}
 """The classes of its modules, by their names; the number of each layer is where it stands here."""
-NAMES = list(KINDS)
-PATHS = [("Net", *filter(None, name.split("."))) for name in NAMES]
-MODULES = {path: Module(number, kind) for number, (path, kind) in enumerate(zip(PATHS, KINDS.values()))}
-SITES = {f"@{name}": Site((number,)) for number, name in enumerate(NAMES)}
 NET, FIRST, SECOND, HEAD = (NAMES.index(name) for name in ("", "blocks.0", "blocks.1", "head"))
-SELF, FN = "L['self']", "L['fn']"
-
-
-def layer(name: str) -> int:
-    return NAMES.index(name)
-
-
-def traced(name: str, below: str = "blocks.0", root: str = SELF) -> Owner:
-    """The owner of an operation in a module of the model, as torch names it where that below which it is was compiled:
-    each module on the way, but for the first."""
-    steps = name.split(".")
-    base = [below] if below else []
-    return tuple(
-        Step(root, tuple(steps[:end]), KINDS[".".join([*base, *steps[:end]])]) for end in range(1, len(steps) + 1)
-    )
 
 
 def in_function(name: str, below: str, root: str) -> Owner:
@@ -81,27 +66,7 @@ def in_function(name: str, below: str, root: str) -> Owner:
     return (Step(root, (), KINDS[below]), *(traced(name, below, root) if name else ()))
 
 
-def work(name: str, *owners: Owner | None, flops: Sequence[int] = (), nbytes: Sequence[int] = ()) -> CompiledKernel:
-    """A kernel of these owners: so many FLOPs and bytes for each of them, 1 where nothing is said."""
-    return CompiledKernel(name, tuple(map(Part, owners, flops or [1] * len(owners), nbytes or [1] * len(owners))))
-
-
-FC1, ACT, FC2, OWN = traced("fc1"), traced("act"), traced("fc2"), ()
-BLOCK = (
-    work("addmm", FC1),
-    work("cpp_fused_addmm_gelu_0", FC1, ACT, flops=(100, 300), nbytes=(30, 10)),
-    work("addmm", FC2),
-    work("cpp_fused_add_1", OWN),
-)
 """A block: fc1 with its activation in a kernel of both, fc2, and the sum that the block's own forward takes."""
-
-
-def graphs_of(
-    modules: Mapping[tuple[str, ...], Module] = MODULES,
-    divisor: str | None = None,
-    **graphs: Sequence[CompiledKernel] | str,
-) -> CompiledGraphs:
-    return CompiledGraphs({"block": BLOCK, **graphs}, modules, divisor)
 
 
 # Which kernel an op is
@@ -177,7 +142,7 @@ def test_a_graph_that_is_not_known_says_why() -> None:
     assert graphs.called("nested", ["addmm"]) == [None]
 
 
-@settings(deadline=None)
+@examples(100)
 @given(st.data())
 def test_any_graphs_kernels_are_found_among_any_other_ops(data: st.DataObject) -> None:
     names = data.draw(st.lists(st.sampled_from(["mm", "bmm", "cpp_fused_0", "cpp_fused_1"]), min_size=1, max_size=8))
@@ -193,7 +158,7 @@ def test_any_graphs_kernels_are_found_among_any_other_ops(data: st.DataObject) -
     assert graphs.called("any", ran) == expected
 
 
-@settings(deadline=None)
+@examples(100)
 @given(st.data())
 def test_a_kernel_under_another_name_never_makes_another_wrong(data: st.DataObject) -> None:
     """Some kernels leave no op, some one of another name: each other is known as itself, or not at all. Where no two
@@ -213,7 +178,7 @@ def test_a_kernel_under_another_name_never_makes_another_wrong(data: st.DataObje
         assert found == truth
 
 
-@settings(deadline=None)
+@examples(100)
 @given(st.lists(st.sampled_from("ab"), max_size=6), st.lists(st.sampled_from("abc"), max_size=6))
 def test_only_what_all_longest_matches_have_in_common_is_known(kernels: list[str], ran: list[str]) -> None:
     """Held against all that there are."""
@@ -466,7 +431,7 @@ def test_weights_of_a_layer_are_the_sum_of_its_parts() -> None:
     }
 
 
-@settings(deadline=None)
+@examples(100)
 @given(
     st.integers(-(2**40), 2**62),
     st.integers(0, 2**40),
@@ -517,91 +482,12 @@ def test_the_name_of_an_event_of_torch_compile_tells_its_kind(name: str, kind: K
 # Regions: whose they are
 
 
-def region(name: str, start: int, end: int, thread: int = MAIN) -> Event:
-    return Event(Kind.REGION, f"Torch-Compiled Region: {name}", start, end, thread)
-
-
 def guards(start: int, end: int, thread: int = MAIN) -> Event:
     return Event(Kind.GUARDS, "TorchDynamo Cache Lookup", start, end, thread)
 
 
-def call(graph: str, start: int, end: int, thread: int = MAIN) -> Event:
-    return Event(Kind.GRAPH, f"## Call CompiledFxGraph {graph} ##", start, end, thread)
-
-
 def at_work(start: int, end: int, name: str = "dynamo", thread: int = MAIN) -> Event:
     return Event(Kind.COMPILING, name, start, end, thread)
-
-
-def in_words(place: Place) -> str:
-    """The way to a place, from the outermost layer's range inward: layers, each with the frames in it."""
-    layer = {OUTSIDE: "(outside)", NOT_SELECTED: "(not selected)"}.get(place.layer, ".".join(PATHS[place.layer]))
-    own = " / ".join([layer, *(frame.name.removeprefix(NODE_PREFIX) for frame in place.frames)])
-    return own if place.within is None else f"{in_words(place.within)} > {own}"
-
-
-class Ran(Walked):
-    """A walk over events of the model of two blocks, and the run that it gives."""
-
-    def __init__(
-        self,
-        *events: Event,
-        graphs: CompiledGraphs | None = None,
-        selected: Set[str] | None = None,
-        flops: Sequence[Signature] | None = None,
-    ) -> None:
-        chosen = None if selected is None else {layer(name) for name in selected}
-        self.attribution = Attribution(SITES, PATHS, chosen, graphs=graphs)
-        attributed = self.attribution.attribute(iter(sorted(events, key=lambda event: event.start_ns)))
-        self.estimate = Estimate(flops or ())
-        self.all = list(attributed if flops is None else self.estimate.observe(attributed))
-        rows, samples, busy = fold(
-            self.all,
-            self.attribution.places.all,
-            tuple(Layer(path, kind) for path, kind in zip(PATHS, KINDS.values())),
-            counts=self.estimate.counts,
-            signatures=flops or ((Signature((), ()),) * 2),
-        )
-        self.run = Run((Meta(("Net",), busy_ns=tuple(busy.items())),), rows.layers, rows, samples)
-        self.assert_all_is_there(events)
-
-    def assert_all_is_there(self, events: Sequence[Event]) -> None:
-        """Σ rows = Σ events: of the CPU how long the outermost ranges and ops of each thread lasted."""
-        ranges = [one for one in events if one.kind not in (Kind.KERNEL, Kind.MEMORY, Kind.SAMPLE)]
-        outermost = [
-            one
-            for one in ranges
-            if not any(
-                other is not one
-                and other.thread == one.thread
-                and other.start_ns <= one.start_ns
-                and one.end_ns <= other.end_ns
-                for other in ranges
-            )
-        ]
-        lasted = sum(one.end_ns - one.start_ns for one in outermost)
-        assert sum(row.cost.cpu_ns for row in self.run.rows) == lasted
-        assert all(row.cost.cpu_ns >= 0 for row in self.run.rows)
-        kernels = sum(one.end_ns - one.start_ns for one in events if one.kind is Kind.KERNEL)
-        assert sum(row.cost.device_ns for row in self.run.rows) == kernels
-
-    def way(self, name: str, number: int = 0) -> str:
-        return in_words(self[name, number].place)
-
-    def ways(self, kind: Kind) -> list[str]:
-        return [in_words(one.place) for one in self.all if one.event.kind is kind]
-
-    def own(self) -> dict[str, int]:
-        """The time of the CPU by the way to it, what it was called from among it; nothing that took none."""
-        found: dict[str, int] = {}
-        for _, place, around, _, ns, _ in (one for one in self.all if one.event.kind is not Kind.KERNEL):
-            for each, signed in ((place, ns), (around, -ns)):
-                if each is not None:
-                    found[in_words(each)] = found.get(in_words(each), 0) + signed
-        return {way: ns for way, ns in found.items() if ns}
-
-    def calls(self, way: str) -> int:
-        return sum(one.calls for one in self.all if in_words(one.place) == way)
 
 
 def block(at: int, graph: str = "block", name: str = "0/0", sequence: int = -1) -> list[Event]:
@@ -1301,64 +1187,13 @@ def test_kernels_that_a_device_replays_are_one_row_of_the_region() -> None:
 # Any session
 
 
-KERNELS = ("k_0", "k_1", "k_2", "k_3")
-ANY = {
-    "all": (
-        work("k_0", FC1),
-        work("k_1", FC1, ACT, FC2, flops=(1, 5, 0), nbytes=(1, 1, 1)),
-        work("k_2", None),
-        work("k_3", OWN, FC2, flops=(2, 3), nbytes=(0, 7)),
-    ),
-    "whole": (work("k_1", traced("blocks.0.fc1", ""), traced("head", "")), work("k_0", OWN)),
-}
-COMPILED = (Kind.REGION, Kind.GUARDS, Kind.GRAPH, Kind.COMPILING)
-
-
-@st.composite
-def spans(draw: st.DrawFn, depth: int) -> Span:
-    """A random event of a compiled model's session, with random events inside; of a graph often those that it calls."""
-    kind = draw(
-        st.sampled_from((*COMPILED, *COMPILED, Kind.OP, Kind.LABEL, Kind.USER_LABEL, Kind.NODE, Kind.BACKWARD_FUNCTION))
-    )
-    sequence = -1
-    children = draw(st.lists(spans(depth - 1), max_size=3)) if depth else []
-    if kind is Kind.REGION:
-        name = f"Torch-Compiled Region: {draw(st.integers(0, 1))}/0"
-    elif kind is Kind.GRAPH:
-        graph = draw(st.sampled_from(("all", "whole", "unknown")))
-        name = f"## Call CompiledFxGraph {graph} ##"
-        called = [one.name for one in ANY.get(graph, ())]
-        children = [draw(kernels(one, depth - 1)) for one in called if draw(st.integers(0, 19))] + children[:1]
-    elif kind is Kind.LABEL:
-        name = f"@{draw(st.sampled_from(NAMES))}"
-    elif kind is Kind.OP:
-        name = draw(st.sampled_from(("aten::copy_", "cudaGraphLaunch", *KERNELS)))
-    else:
-        name = {Kind.GUARDS: "TorchDynamo Cache Lookup", Kind.COMPILING: "dynamo"}.get(kind, f"{kind.name} Backward")
-    if kind in (Kind.OP, Kind.NODE, Kind.BACKWARD_FUNCTION):
-        sequence = draw(st.integers(-1, 6))
-    return written(draw, kind, name, children, sequence)
-
-
-@st.composite
-def kernels(draw: st.DrawFn, name: str, depth: int) -> Span:
-    inside = draw(st.lists(spans(depth - 1), max_size=1)) if depth > 0 else []
-    return written(draw, Kind.OP, name, inside, -1)
-
-
-def written(draw: st.DrawFn, kind: Kind, name: str, children: list[Span], sequence: int) -> Span:
-    own = [draw(st.integers(0, 9)) for _ in children]
-    changes = draw(st.lists(st.integers(-64, 64), max_size=1))
-    return Span(kind, name, children, [*own, draw(st.integers(1, 9))], sequence, 0, changes)
-
-
 @st.composite
 def sessions(draw: st.DrawFn) -> Forest:
     threads = draw(st.lists(st.lists(spans(4), max_size=3), min_size=1, max_size=2))
     return Forest(threads, draw(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 50)), max_size=5)))
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(
     sessions(),
     st.sampled_from([None, "flops", "bytes", "nobody asked"]),
@@ -1380,7 +1215,7 @@ def test_the_rows_of_any_session_add_up_to_its_events(
     assert sum(row.cost.cpu_allocated - row.cost.cpu_freed for row in rows) == sum(changes)
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(sessions(), st.booleans())
 def test_what_is_looked_at_ahead_comes_once_and_in_its_order(session: Forest, asked: bool) -> None:
     """Each event comes out as it went in, but for the names of guards and the numbers of nodes."""
@@ -1396,7 +1231,7 @@ def test_what_is_looked_at_ahead_comes_once_and_in_its_order(session: Forest, as
         assert after == before
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(sessions())
 def test_all_work_of_torch_compile_in_any_session_is_in_one_place_each_time(session: Forest) -> None:
     """Nothing that it does is shown by itself: how long it was at work is how long its outermost ranges lasted."""

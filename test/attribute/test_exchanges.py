@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from test_attribute import ENGINE, MAIN, Event, function, kernel, label, node, op, user_label
+from build.events import ENGINE, MAIN, function, kernel, label, node, op, user_label
 from torch import distributed as dist
 from torch import nn
 
 import torchprof
 from torchprof import Profile
 from torchprof.attribute.collectives import Exchanges, fqns_of
-from torchprof.attribute.events import Kind, Site
+from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.places import Attributed
 from torchprof.attribute.process_groups import mesh_of_groups, sole_group
 from torchprof.attribute.rule import Attribution

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from build.events import MAIN, label, memory, node, op
+from build.exchanges import GROUP, exchange, step
 from build.hand_made import cells, line, names, row, run_of
-from test_attribute import MAIN, label, memory, node, op
-from test_lockstep import GROUP, exchange, step
 from torch import Tensor, nn
 
 import torchprof

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from build.hand_made import cells
-from test_trace import event, session, write
+from build.trace_files import session, trace_event, write
 
 import torchprof
 from torchprof import Run
@@ -22,18 +22,18 @@ ALL_REDUCE_KERNEL = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWork*)"
 def old_collectives(durations: Sequence[float], streams: Sequence[int] = (20,), by_launch: bool = False) -> list[Any]:
     """An all-reduce of 3 × 4 floats, as often as there are durations of its kernel; each kernel tells of the op in
     which it was launched, or ``by_launch`` of its launch alone."""
-    events: list[Any] = [event("user_annotation", "layer", 1, 1000 * len(durations))]
+    events: list[Any] = [trace_event("user_annotation", "layer", 1, 1000 * len(durations))]
     for call, took in enumerate(durations):
         at, number = 1000.0 * call + 10, 100 * call
         about = {"Input_Dims": [[3, 4]], "Input_type": ["float"]}
         launch = number + 5
         linked = launch if by_launch else number + 2
         events += [
-            event("cpu_op", "c10d::allreduce_", at, 90, External_id=number + 1),
-            event("cpu_op", "record_param_comms", at + 1, 80, External_id=number + 2),
-            event("user_annotation", "nccl:all_reduce", at + 2, 60, External_id=number + 3, **about),
-            event("cuda_runtime", "cudaLaunchKernel", at + 3, 5, correlation=launch, External_id=launch),
-            event(
+            trace_event("cpu_op", "c10d::allreduce_", at, 90, External_id=number + 1),
+            trace_event("cpu_op", "record_param_comms", at + 1, 80, External_id=number + 2),
+            trace_event("user_annotation", "nccl:all_reduce", at + 2, 60, External_id=number + 3, **about),
+            trace_event("cuda_runtime", "cudaLaunchKernel", at + 3, 5, correlation=launch, External_id=launch),
+            trace_event(
                 "kernel",
                 ALL_REDUCE_KERNEL,
                 at + 50,

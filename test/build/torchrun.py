@@ -81,7 +81,11 @@ def torchrun(
         except subprocess.TimeoutExpired:
             late = True
             agent.send_signal(signal.SIGTERM)  # it ends its processes, too
-            said, _ = agent.communicate(timeout=_GRACE_S)
+            try:
+                said, _ = agent.communicate(timeout=_GRACE_S)
+            except subprocess.TimeoutExpired:
+                agent.kill()
+                raise
     job = Job(agent.returncode, *(tuple(_logs(logs, ranks, name)) for name in ("stdout.log", "stderr.log")), said)
     if late:
         raise TimeoutError(f"The job took longer than {timeout_s} s. {job}")

@@ -256,6 +256,7 @@ def test_output_fits_into_the_encoding_of_the_stream(net: Path, encoding: str) -
             env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             check=False,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
         text = done.stdout.decode(encoding)

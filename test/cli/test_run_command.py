@@ -16,6 +16,8 @@ from build.torchrun import torchrun
 
 import torchprof
 
+pytestmark = pytest.mark.jobs
+
 SCRIPTS = ROOT / "examples" / "scripts"
 
 MODEL = """

@@ -433,6 +433,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.jobs
 def test_each_rank_saves_its_run_without_the_steps_that_only_wrap(tmp_path: Path) -> None:
     pytest.importorskip("lightning.pytorch")
     if not torch.distributed.is_available():

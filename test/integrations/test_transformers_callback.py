@@ -286,6 +286,7 @@ def test_a_training_that_starts_anew_with_smaller_batches_is_profiled_anew(train
     assert calls(callback.run) == {"": 3, "body": 3, "head": 6}
 
 
+@pytest.mark.compiler
 def test_a_compiled_model_is_compiled_as_often_as_without(trainer: Any) -> None:
     graphs = []
     for callbacks in ([], [ProfileCallback()]):

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import pytest
 from build.hand_made import row, run_of
 from build.places import TRACES
+from build.raw_events import MARKED, MODEL, events_of, small_step
+from build.raw_events import kernel as raw_kernel
 from build.warnings import caveats
 from hypothesis import given
 from hypothesis import strategies as st
-from test_kernels import MARKED, MODEL, events_of, small_step
-from test_kernels import kernel as raw_kernel
 
 import torchprof
 from torchprof import Run, TorchprofError

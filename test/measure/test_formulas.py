@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from build.examples import examples
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -1170,7 +1171,7 @@ def test_a_product_of_complex_numbers_is_six_operations_and_others_two() -> None
 _SIZE = st.integers(1, 3)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.data())
 def test_a_convolution_is_as_large_as_torchs_result(data: st.DataObject) -> None:
     dims = data.draw(st.integers(1, 3))
@@ -1207,7 +1208,7 @@ def test_a_convolution_is_as_large_as_torchs_result(data: st.DataObject) -> None
         )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.data())
 def test_pooling_counts_its_windows(data: st.DataObject) -> None:
     dims = data.draw(st.integers(1, 3))
@@ -1247,7 +1248,7 @@ def test_pooling_counts_its_windows(data: st.DataObject) -> None:
     assert work(f"avg_pool{dims}d", inputs[None], kernel, stride, padding, round_up, True) == expected
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
 def test_adaptive_pooling_reads_each_element_as_often_as_its_gradient_says(
     h: int, w: int, height: int, width: int
@@ -1261,7 +1262,7 @@ def test_adaptive_pooling_reads_each_element_as_often_as_its_gradient_says(
     assert work("_adaptive_avg_pool2d_backward", t(3, height, width), t(3, h, w)) == expected
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.integers(1, 9), st.sampled_from([0.4, 0.75, 1.5, 2.0, 2.5]), st.integers(1, 3))
 def test_interpolation_is_as_large_as_torchs_result(length: int, factor: float, dims: int) -> None:
     assume(int(length * factor) > 0)

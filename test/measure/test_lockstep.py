@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
+from build.events import MAIN, kernel, label, memory, op, user_label
+from build.examples import examples
+from build.exchanges import GROUP, exchange, step
+from hypothesis import given
 from hypothesis import strategies as st
-from test_attribute import MAIN, kernel, label, memory, op, user_label
 from torch import nn
 
 import torchprof
@@ -33,18 +35,9 @@ NET, A, B = "torchprof:Net", "torchprof:Net.a", "torchprof:Net.b"
 PATHS = [("Net",), ("Net", "a"), ("Net", "b")]
 SITES = {NET: Site((0,)), A: Site((1,)), B: Site((2,))}
 LAYERS = tuple(Layer(path, "Module") for path in PATHS)
-GROUP = GroupOfRanks("0", "default_pg", 2)
 OTHER = 2  # a thread
 MS = 1_000_000
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-
-
-def step(at: int) -> Event:
-    return Event(Kind.STEP, "torchprof:!step", at, at, MAIN)
-
-
-def exchange(name: str, start: int, end: int, thread: int = 9) -> Event:
-    return Event(Kind.COLLECTIVE, name, start, end, thread)
 
 
 def seen(
@@ -487,7 +480,7 @@ def event_of(one: Range) -> Event:
 
 
 @given(sessions())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_own_work_is_what_counting_each_ns_gives(
     session: tuple[list[Range], list[tuple[int, int]], list[int]],
 ) -> None:

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 import torch
 from build.architectures import ARCHITECTURES
+from build.examples import examples
 from build.models import Checkpointed, Mlp, Raises
 from build.warnings import caveats
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -898,7 +899,7 @@ def histories(draw: st.DrawFn) -> History:
     return History(events, start, levels, freed)
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(histories())
 def test_each_block_is_freed_once_whoever_says_so(history: History) -> None:
     """The peak, the timeline and the rows, against the plain sum of what is allocated."""

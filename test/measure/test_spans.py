@@ -22,13 +22,14 @@ import pytest
 import torch
 from build.architectures import ARCHITECTURES
 from build.browser import Tab, chromium, open_tab, speedscope  # noqa: F401
+from build.examples import examples
+from build.forests import Paths, sessions
 from build.hand_made import row, run_of
 from build.models import Checkpointed, Holder, Mlp, Raises, Recursive, Several, Tied
 from build.places import ROOT
 from build.warnings import caveats
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from test_laws import Paths, sessions
 from torch import nn
 
 import torchprof
@@ -450,7 +451,7 @@ def stretches_by_hand(
     return found
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(sessions(), st.data())
 def test_the_rule_on_random_events(session: tuple[Paths, Any], data: st.DataObject) -> None:
     """Calls, labels and kernels are spans as they are; backward is as the rule says; all of it nests."""
@@ -480,7 +481,7 @@ def test_the_rule_on_random_events(session: tuple[Paths, Any], data: st.DataObje
     assert stretches == stretches_by_hand(attributed, paths, range(len(paths)) if selected is None else selected)
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(sessions())
 def test_every_node_is_in_a_span_of_its_layer_and_of_those_above(session: tuple[Paths, Any]) -> None:
     paths, forest = session
@@ -823,7 +824,7 @@ def timelines(draw: st.DrawFn, layers: int) -> Timeline:
     return Timeline((), {name: array("q") for name in Timeline.COLUMNS}, 0, draw(st.none() | st.just(spans)))
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(timelines(4))
 def test_a_saved_timeline_loads_as_it_was(timeline: Timeline) -> None:
     run = replace(run_of([row(0)]), timeline=timeline)

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from build.examples import examples
 from build.hand_made import row, run_of
 from build.models import Checkpointed, Mlp
 from build.warnings import caveats
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -432,7 +433,7 @@ def calls_back(spans: Sequence[Span], in_optimizer: bool = False) -> bool:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(spans(0, 40), spans(0, 40), st.sets(st.integers(0, 40), min_size=2, max_size=6))
 def test_every_nanosecond_of_every_step_has_its_owner(
     main: tuple[Span, ...], engine: tuple[Span, ...], marks: set[int]

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 from build.architectures import ARCHITECTURES
+from build.examples import examples
 from build.snapshots import snapshot
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.autograd import profiler as autograd_profiler
@@ -292,7 +293,7 @@ def recorded_names() -> Iterator[list[str]]:
         Label.record = before
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=14))
 def test_blocks_may_be_entered_and_left_in_any_order(moves: list[tuple[int, bool]]) -> None:
     """Labels of users' profilers and of ours, on models that share modules and classes. A call has one label: of ours

@@ -457,6 +457,7 @@ def gave(job: Job, rank: int) -> dict[str, str]:
     return dict(line.split(" gave ") for line in job.out[rank].splitlines() if " gave " in line)
 
 
+@pytest.mark.jobs
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_in_a_job_what_is_gathered_is_what_the_ranks_have_saved(ranks: int, tmp_path: Path) -> None:
     job = torchrun(tmp_path, ranks, MANY)
@@ -500,6 +501,7 @@ def documented(*, dies: str, dst: int = 0) -> str:
     return f"import os\n{script.replace('prof.gather()', f'prof.gather(dst={dst})')}"
 
 
+@pytest.mark.jobs
 def test_the_documented_script_gathers_all(tmp_path: Path) -> None:
     job = torchrun(tmp_path, 2, documented(dies="pass"))
     assert job.code == 0, job
@@ -508,6 +510,7 @@ def test_the_documented_script_gathers_all(tmp_path: Path) -> None:
     assert job.out[0].rstrip() == run.report("ranks") and not job.out[1]
 
 
+@pytest.mark.jobs
 @pytest.mark.parametrize(
     ("dies", "ranks", "dst", "missing", "counted"),
     [

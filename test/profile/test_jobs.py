@@ -215,6 +215,7 @@ def test_backward_belongs_to_the_layers_of_forward(how: str, of_block: int, requ
 # DistributedDataParallel
 
 
+@pytest.mark.jobs
 def test_a_bucket_serves_all_layers_whose_gradients_are_in_it(ddp: Finished) -> None:
     """As DDP itself says which parameters are in each of its buckets."""
     for rank, run in enumerate(ddp.runs):
@@ -236,6 +237,7 @@ def test_a_bucket_serves_all_layers_whose_gradients_are_in_it(ddp: Finished) -> 
             assert len(names) == 1 or len({*map(tuple, below)}) > 1  # and the nearest
 
 
+@pytest.mark.jobs
 def test_each_rank_of_ddp_computes_all_of_it_for_its_own_batch(ddp: Finished) -> None:
     for run in ddp.runs:
         assert total_macs(run, "Net") == STEPS * (EMBED + 3 * BLOCK + HEAD)
@@ -245,6 +247,7 @@ def test_each_rank_of_ddp_computes_all_of_it_for_its_own_batch(ddp: Finished) ->
 # FSDP2
 
 
+@pytest.mark.jobs
 def test_gathers_and_scatters_belong_to_the_layer_whose_parameters_they_are_of(fsdp: Finished) -> None:
     """Each block is gathered for forward and, its parameters having been let go, for backward; the root is kept. gloo
     scatters what it reduced by reducing it for all."""
@@ -260,6 +263,7 @@ def test_gathers_and_scatters_belong_to_the_layer_whose_parameters_they_are_of(f
         assert by_layer(run, "recompute") == Counter()
 
 
+@pytest.mark.jobs
 def test_each_rank_of_fsdp_computes_all_of_it_and_holds_its_part(fsdp: Finished) -> None:
     for rank, run in enumerate(fsdp.runs):
         assert total_macs(run, "Net") == STEPS * (EMBED + 3 * BLOCK + HEAD)
@@ -274,6 +278,7 @@ def test_each_rank_of_fsdp_computes_all_of_it_and_holds_its_part(fsdp: Finished)
 # Tensor parallel
 
 
+@pytest.mark.jobs
 def test_exchanges_in_hooks_belong_to_the_layer_that_has_the_hooks(tp: Finished) -> None:
     """The rows' product is summed after its forward, the gradient of the columns' input after its backward."""
     for run in tp.runs:
@@ -285,6 +290,7 @@ def test_exchanges_in_hooks_belong_to_the_layer_that_has_the_hooks(tp: Finished)
         )
 
 
+@pytest.mark.jobs
 def test_each_rank_of_tensor_parallel_counts_what_it_computes(tp: Finished) -> None:
     """Half of each block, and all of what is not split; in backward twice as much, but for the model's input."""
     for run in tp.runs:
@@ -294,6 +300,7 @@ def test_each_rank_of_tensor_parallel_counts_what_it_computes(tp: Finished) -> N
     assert total_macs(tp.run, "Net.layers") == STEPS * 3 * BLOCK  # those of the whole model
 
 
+@pytest.mark.jobs
 def test_calls_of_hooks_are_no_calls_of_the_layer(tp: Finished) -> None:
     for run in tp.runs:
         calls = {node.layer.name: node.calls for node in run.tree("forward").walk()}
@@ -305,6 +312,7 @@ def test_calls_of_hooks_are_no_calls_of_the_layer(tp: Finished) -> None:
 # Both
 
 
+@pytest.mark.jobs
 def test_a_mesh_of_two_dimensions(both: Finished) -> None:
     """There are groups of different ranks, and gloo does not say which one an exchange is between: what nobody knows is
     not paired."""
@@ -323,6 +331,7 @@ def test_a_mesh_of_two_dimensions(both: Finished) -> None:
 # What is planted
 
 
+@pytest.mark.jobs
 def test_a_slow_rank_is_found_where_it_is_slow(job: Callable[..., Finished]) -> None:
     """It sleeps 50 ms in each call of one layer; nothing else here takes as long."""
     run = job("slow", 2).run
@@ -338,6 +347,7 @@ def test_a_slow_rank_is_found_where_it_is_slow(job: Callable[..., Finished]) -> 
     assert "Most of the difference is Net.layers.1.2 in forward" in text
 
 
+@pytest.mark.jobs
 def test_work_does_not_hide_under_a_receive_that_was_posted_ahead(job: Callable[..., Finished]) -> None:
     """Rank 1 sleeps 50 ms in each call of one layer, while a receive is under way that rank 0 answers at once."""
     run = job("ahead", 2).run
@@ -350,6 +360,7 @@ def test_work_does_not_hide_under_a_receive_that_was_posted_ahead(job: Callable[
     assert "Most of the difference is Ahead.layers.1.2 in forward" in run.report("ranks")
 
 
+@pytest.mark.jobs
 def test_an_unbalanced_expert_is_found(job: Callable[..., Finished]) -> None:
     """Each rank has one expert; that of rank 2 gets 60 of 100 tokens: 2.4 times the mean."""
     done = job("experts", 4, "with_flops")

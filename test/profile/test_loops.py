@@ -19,10 +19,11 @@ from typing import Any
 
 import pytest
 import torch
+from build.examples import examples
 from build.models import Mlp
 from build.snapshots import snapshot
 from build.warnings import sentences
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.profiler import ProfilerAction, record_function
@@ -146,7 +147,7 @@ def test_a_schedule_does_what_it_does_in_torch(name: str, length: int, leave: st
     assert steps_in([row.frames[0].name for row in prof.run.rows if row.frames]) == recorded
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.lists(st.sampled_from([NONE, WARMUP, RECORD, SAVE]), min_size=1, max_size=8), st.integers(0, 2))
 def test_any_schedule_does_what_it_does_in_torch(of: list[ProfilerAction], more: int) -> None:
     """Where RECORD is followed by neither RECORD nor RECORD_AND_SAVE, torch drops the cycle with a warning, and dies of

@@ -15,9 +15,12 @@ from typing import NamedTuple
 
 import pytest
 from build.places import ROOT
+from build.processes import killed_after
 
 from torchprof.profile.cprofile import PythonFunction, profile_python
 from torchprof.profile.script import Script
+
+pytestmark = pytest.mark.jobs
 
 PYTHON = sys.executable
 
@@ -109,15 +112,16 @@ def both(folder: Path, *command: str, flags: tuple[str, ...] = (), send: int | N
     driver = write(folder.parent / "driver", "driver.py", DRIVER)
     seen = []
     processes = [start(folder, *flags, *command), start(folder, *flags, str(driver), *command)]
-    for process in processes:
-        ready = ""
-        if send is not None:
-            assert process.stdout is not None
-            ready = process.stdout.readline()
-            assert ready == "ready\n"
-            process.send_signal(send)
-        out, err = process.communicate("typed\n", timeout=60)
-        seen.append(Seen(process.returncode, ready + out, err))
+    with killed_after(120, processes[0]), killed_after(120, processes[1]):
+        for process in processes:
+            ready = ""
+            if send is not None:
+                assert process.stdout is not None
+                ready = process.stdout.readline()
+                assert ready == "ready\n"
+                process.send_signal(send)
+            out, err = process.communicate("typed\n", timeout=60)
+            seen.append(Seen(process.returncode, ready + out, err))
     return Ran(seen[0], seen[1], (folder / "log").read_text().splitlines())
 
 

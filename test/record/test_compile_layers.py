@@ -46,6 +46,7 @@ from torchprof.run.words import BACKWARD, FORWARD, OTHER_MODULE, RECOMPUTE, Fram
 
 RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 pytestmark = [
+    pytest.mark.compiler,
     pytest.mark.skipif(RELEASE < (2, 13), reason="torch before 2.13 does not tell what this needs"),
     pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor's kernels for the CPU need a compiler of C++"),
 ]
@@ -1302,7 +1303,7 @@ def test_a_model_that_another_thread_compiles() -> None:
     compiled: Any = torch.compile(Small())
     with torchprof.Profile(compiled, compile_layers=True) as prof:
         with ThreadPoolExecutor(1) as other:
-            other.submit(train, compiled).result()
+            other.submit(train, compiled).result(timeout=300)
         with no_new_graphs():
             train(compiled)
     assert kernels_of(prof.run) == SMALL

@@ -16,6 +16,7 @@ import pytest
 import torch
 from build.hand_made import label, names, op, row, run_of
 from build.places import ROOT
+from build.processes import killed_after
 from build.warnings import caveats
 from tabulate import tabulate_formats
 
@@ -220,7 +221,10 @@ def in_terminal(command: Sequence[str], **more: str) -> str:
     """What a command writes to a real (pseudo) terminal."""
     pty = pytest.importorskip("pty", reason="no pseudo terminals here")
     ours, theirs = pty.openpty()
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(**more)) as process:
+    with (
+        subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(**more)) as process,
+        killed_after(120, process),
+    ):
         os.close(theirs)
         written = b""
         with suppress(OSError):  # Linux says so when the other end is closed

@@ -28,6 +28,7 @@ from build.browser import Tab, chromium, open_tab  # noqa: F401
 from build.hand_made import cells, headings, kernel, label, op, row, run_of
 from build.hand_made_ranks import everybody, run_of_ranks
 from build.models import Checkpointed, DoublesInside, Holder, Mlp, Recursive, Tied
+from build.page import READ_TABLE, button, choice
 from build.warnings import caveats
 from torch import Tensor, nn
 
@@ -346,26 +347,6 @@ def of_rank(run: Run, rank: int) -> Run:
 
 # Reading the page
 
-READ_TABLE = """async () => {
-  const box = document.querySelector(".treetable");
-  const found = new Map();
-  box.scrollTop = 0;
-  for (let round = 0; round < 5000; round++) {
-    await new Promise(requestAnimationFrame);
-    for (const line of box.querySelectorAll(".lines .line")) {
-      found.set(parseFloat(line.style.top), {
-        node: Number(line.dataset.node), path: line.querySelector(".name").title,
-        name: line.querySelector(".name > span:nth-child(2)").textContent,
-        level: Number(line.getAttribute("aria-level")), expanded: line.getAttribute("aria-expanded"),
-        cells: [...line.querySelectorAll(".number")].map((cell) => cell.textContent),
-      });
-    }
-    if (box.scrollTop + box.clientHeight >= box.scrollHeight - 1) break;
-    box.scrollTop += Math.max(box.clientHeight - 60, 30);
-  }
-  box.scrollTop = 0;
-  return [...found.entries()].sort(([one], [other]) => one - other).map(([, line]) => line);
-}"""
 
 # For each choice of a phase and of a measure, what the panel of each layer says: all of its rows are asked for.
 READ_SHEET = """(box) => {
@@ -406,15 +387,6 @@ READ_PANELS = """(every) => {
   }
   return found;
 }""".replace("READ_SHEET", READ_SHEET)
-
-
-def button(page: Page, name: str) -> Any:
-    return page.get_by_role("button", name=name, exact=True)
-
-
-def choice(page: Page, name: str) -> Any:
-    """A button of the switches of measures and phases."""
-    return page.locator(".choice").get_by_role("button", name=name, exact=True)
 
 
 def table(page: Page, *, whole: bool = True) -> list[dict[str, Any]]:

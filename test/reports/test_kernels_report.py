@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from build.hand_made import cells, headings, kernel, label, op, row, run_of
+from build.raw_events import MARKED, attributed, small_step
 from build.warnings import caveats
 from tabulate import tabulate_formats
-from test_kernels import MARKED, attributed, small_step
 
 from torchprof import TorchprofError
 from torchprof.analyze.operators import Kernel, kernels

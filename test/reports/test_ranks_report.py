@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from build.hand_made_ranks import NOWHERE, everybody, lockstep, run_of_ranks
+from build.jobs import PAIR, even, experts, fed_slowly, planted
 from build.warnings import caveats
-from test_imbalance import PAIR, even, experts, fed_slowly, planted
 
 import torchprof
 from torchprof import Run, TorchprofError

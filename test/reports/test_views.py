@@ -17,7 +17,7 @@ import pytest
 from build.all_kinds import KINDS
 from build.browser import Tab, chromium, open_tab  # noqa: F401
 from build.hand_made import headings
-from test_html import READ_TABLE, button, choice
+from build.page import READ_TABLE, button, choice
 
 import torchprof
 from torchprof import Run, compare

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from build.collectives import ALL_REDUCE, NCCL, kernel
 from build.hand_made import cells, headings, label, op, row, run_of
 from build.places import TRACES
 from build.warnings import caveats
@@ -28,18 +29,6 @@ from torchprof.run.words import BACKWARD, NOT_SELECTED, OUTSIDE, Frame, Signatur
 
 A100 = TRACES / "a100_ddp_train_rank0_of_2.json.gz"
 CUDA: dict[str, Any] = {"device": "cuda", "requested": ("cpu_ns", "device_ns"), "measured": ("cpu_ns", "device_ns")}
-ALL_REDUCE: dict[str, Any] = {
-    "Collective name": "allreduce",
-    "In msg nelems": 2048,
-    "Out msg nelems": 2048,
-    "Group size": 2,
-    "dtype": "Float",
-    "In split size": "[]",
-    "Out split size": "[]",
-    "Process Group Name": "0",
-    "Process Group Description": "default_pg",
-    "Process Group Ranks": "[0, 1]",
-}
 ALL_GATHER = {
     **ALL_REDUCE,
     "Collective name": "_allgather_base",
@@ -53,11 +42,6 @@ ALL_GATHER = {
     "Seq": 12,
     "Is asynchronized op": 1,
 }
-NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
-
-
-def kernel(args: Mapping[str, Any] | None = None, name: str = NCCL) -> Frame:
-    return Frame("kernel", name, signature_of(args or {}))
 
 
 def recorded(args: Mapping[str, Any]) -> Frame:

@@ -9,14 +9,16 @@ import tempfile
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
+from build.examples import examples
+from build.forests import SIGNATURES, Forest, Paths, Span, forests, layer_trees, sessions
 from build.torchs_list import torchs_list
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -52,9 +54,6 @@ from torchprof.run.words import (
 
 # Random models: paths of layers, depth first, and a label for each
 
-Paths = tuple[tuple[str, ...], ...]
-
-
 WARNINGS = [
     (),
     (caveat("of_a_newer_torchprof", ["Net.“quoted”", "naïve"], count=3, ratio=0.1, names=("a", ("b", 2)), is_so=True),),
@@ -63,143 +62,11 @@ WARNINGS = [
 """Stored warnings: of any code, of layers and without, with facts of every kind, and of a sum of runs."""
 
 
-@st.composite
-def layer_trees(draw: st.DrawFn, most: int = 8) -> Paths:
-    """The paths of a random model, parents before children, depth first."""
-    above = draw(st.lists(st.integers(0, most), max_size=most))
-    children: dict[int, list[int]] = {}
-    for child, at in enumerate(above, 1):
-        children.setdefault(min(at, child - 1), []).append(child)
-    paths: list[tuple[str, ...]] = []
-    waiting: list[tuple[int, tuple[str, ...]]] = [(0, ("Net",))]
-    while waiting:
-        number, path = waiting.pop()
-        paths.append(path)
-        waiting.extend((child, (*path, str(child))) for child in reversed(children.get(number, [])))
-    return tuple(paths)
-
-
 # Random events: a forest on each of several threads, written down with start and end
 
 
-@dataclass
-class Span:
-    """An event of the forest and what is inside it; ``own`` times lie before, between and after the children."""
-
-    kind: Kind
-    name: str
-    children: list[Span]
-    own: list[int]
-    sequence: int = -1
-    signature: int = 0
-    bytes_inside: list[int] = field(default_factory=list)
-    lines_inside: list[str] = field(default_factory=list)  # where Python was seen, at the start
-
-    @property
-    def duration(self) -> int:
-        return sum(self.own) + sum(child.duration for child in self.children)
-
-
-KINDS = [Kind.OP, Kind.OP, Kind.LABEL, Kind.LABEL, Kind.USER_LABEL, Kind.NODE, Kind.BACKWARD_FUNCTION]
 IN_BACKWARD = (Kind.NODE, Kind.BACKWARD_FUNCTION)
-SIGNATURES = (
-    Signature((), ()),
-    Signature(((4, 3), (), None), ("float", "Scalar", "TensorList"), (None, 1.5, None)),
-    Signature((((2,), (3, 1)), ()), ("TensorList", "ScalarList"), (None, (1, 2)), ("net.py(3): forward", "a.py(1): b")),
-)
 """As a recording numbers them: 0 is none."""
-
-
-@st.composite
-def spans(draw: st.DrawFn, layers: int, depth: int) -> Span:
-    """A random event with random events inside."""
-    kind = draw(st.sampled_from(KINDS))
-    if kind is Kind.LABEL:
-        name = f"label {draw(st.integers(0, layers - 1))}"
-    elif kind is Kind.USER_LABEL:
-        name = f"user {draw(st.integers(0, 1))}"
-    elif kind is Kind.OP:
-        name = f"op {draw(st.integers(0, 2))}"
-    else:
-        name = f"{kind.name} {draw(st.integers(0, 2))}"
-    children = draw(st.lists(spans(layers, depth - 1), max_size=3)) if depth else []
-    sequence = draw(st.integers(-1, 12)) if kind is not Kind.LABEL and kind is not Kind.USER_LABEL else -1
-    signature = draw(st.integers(0, len(SIGNATURES) - 1)) if kind is Kind.OP else 0
-    changes = draw(st.lists(st.integers(-64, 64), max_size=2))
-    lines = draw(st.lists(st.sampled_from(["net.py(3)", "loss.py(7)"]), max_size=2))
-    own = [draw(st.integers(0, 50)) for _ in children]
-    own.append(draw(st.integers(1 if children or changes or lines else 0, 50)))  # in no time at all, nothing happens
-    return Span(kind, name, children, own, sequence, signature, changes, lines)
-
-
-@dataclass
-class Forest:
-    """Everything that one random session recorded."""
-
-    threads: list[list[Span]]
-    kernels: list[tuple[int, int]]  # (number of the op that launched it, or of none; duration)
-
-    def events(self) -> list[Event]:
-        """As the profiler would give them: in the order of start, an outer one before an inner one; kernels last."""
-        found: list[Event] = []
-        numbers = itertools.count(1)
-        for thread, roots in enumerate(self.threads, 1):
-            at = 0
-            for root in roots:
-                at += 3
-                found.extend(self._written(root, at, thread, numbers))
-                at += root.duration
-        end = max((event.end_ns for event in found), default=0)
-        kernels = [
-            Event(Kind.KERNEL, f"kernel {number}", end + number, end + number + ns, 0, correlation=op, device="cuda:0")
-            for number, (op, ns) in enumerate(self.kernels)
-        ]
-        return sorted(found, key=lambda event: event.start_ns) + kernels
-
-    def _written(self, span: Span, at: int, thread: int, numbers: Iterator[int]) -> Iterator[Event]:
-        end = at + span.duration
-        yield Event(
-            span.kind,
-            span.name,
-            at,
-            end,
-            thread,
-            span.sequence,
-            1 if span.sequence >= 0 else 0,
-            next(numbers),
-            "cpu",
-            0,
-            span.signature,
-        )
-        for nbytes in span.bytes_inside:
-            yield Event(Kind.MEMORY, "[memory]", at, at, thread, nbytes=nbytes)
-        for line in span.lines_inside:
-            yield Event(Kind.SAMPLE, line, at, at, thread)
-        for child, before in zip(span.children, span.own):
-            yield from self._written(child, at + before, thread, numbers)
-            at += before + child.duration
-
-    def walk(self) -> Iterator[Span]:
-        """Every span of every thread."""
-        waiting = [root for roots in self.threads for root in roots]
-        while waiting:
-            span = waiting.pop()
-            yield span
-            waiting.extend(span.children)
-
-
-@st.composite
-def forests(draw: st.DrawFn, layers: int, depth: int = 4) -> Forest:
-    """A random session of a model with so many layers."""
-    threads = draw(st.lists(st.lists(spans(layers, depth), max_size=3), min_size=1, max_size=2))
-    return Forest(threads, draw(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 500)), max_size=6)))
-
-
-@st.composite
-def sessions(draw: st.DrawFn) -> tuple[Paths, Forest]:
-    """A random model and a random session of it."""
-    paths = draw(layer_trees())
-    return paths, draw(forests(len(paths)))
 
 
 def folded(paths: Paths, events: Sequence[Event], selected: Set[int] | None = None) -> Run:
@@ -237,7 +104,7 @@ def no_layer(run: Run, phase: str) -> Cost:
 # Law 1
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(sessions())
 def test_the_rows_add_up_to_the_events(session: tuple[Paths, Forest]) -> None:
     """Σ rows = Σ events: self times, calls of layers, device time and memory; nothing dropped, nothing twice."""
@@ -257,7 +124,7 @@ def test_the_rows_add_up_to_the_events(session: tuple[Paths, Forest]) -> None:
     assert all(row.cost.cpu_ns >= 0 for row in rows), "no self time is negative"
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(sessions())
 def test_each_layer_owns_its_forward(session: tuple[Paths, Forest]) -> None:
     """The self time of each layer in forward, from a walk of the forest that knows nothing of stacks and clocks."""
@@ -282,7 +149,7 @@ def test_each_layer_owns_its_forward(session: tuple[Paths, Forest]) -> None:
     assert {layer: ns for layer, ns in owned.items() if ns} == {layer: ns for layer, ns in expected.items() if ns}
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(sessions())
 def test_each_call_of_an_op_counts_with_what_it_was_called_on(session: tuple[Paths, Forest]) -> None:
     """Calls by signature, where no op is inside another of its name: there the inner one is no call of its own."""
@@ -413,7 +280,7 @@ def spots_in(run: Run) -> Iterator[tuple[Spot, Op]]:
             yield from below(ops, layer, phase, ())
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(sessions(), st.none() | st.sets(st.integers(0, 8)))
 def test_the_total_of_a_label_is_how_long_its_outermost_ranges_lasted(
     session: tuple[Paths, Forest], selected: set[int] | None
@@ -441,7 +308,7 @@ def test_the_total_of_a_label_is_how_long_its_outermost_ranges_lasted(
     assert sum(op.total.device_ns for spot, op in spots_in(run) if spot.name == LAUNCH_NOT_RECORDED) == sum(stray)
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(sessions())
 def test_the_total_of_an_op_over_the_whole_run(session: tuple[Paths, Forest]) -> None:
     """All that ran inside ops of one name, wherever that counts, is the time of the outermost of them."""
@@ -467,7 +334,7 @@ def test_the_total_of_an_op_over_the_whole_run(session: tuple[Paths, Forest]) ->
     assert found == expected
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(sessions())
 def test_lines_of_python_are_seen_where_no_op_explains_the_time(session: tuple[Paths, Forest]) -> None:
     """Directly in a layer, in a label or in no layer: there each counts, and costs nothing; inside ops none does.
@@ -607,7 +474,7 @@ def runs(draw: st.DrawFn) -> Run:
     return Run((meta,), layers, rows, samples, memory, draw(st.none() | timelines(count)))
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(runs(), st.sampled_from([None, *PHASES]))
 def test_total_is_self_and_the_totals_of_the_children(run: Run, phase: str | None) -> None:
     """In every tree, at every node; and the trees and what has no layer hold all rows."""
@@ -640,7 +507,7 @@ def spots_through(layer: int, phase: str, frames: Sequence[Frame]) -> Iterator[S
             labels = (*labels, name)
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(runs())
 def test_the_operators_of_a_layer_add_up_to_its_self(run: Run) -> None:
     """Σ op self + (between ops), those inside labels included, = the layer's self, for every layer and phase, and for
@@ -705,7 +572,7 @@ def as_a_set(run: Run) -> Counter[Row]:
     return Counter(run.rows)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(cycles())
 def test_cycles_sum_to_what_one_session_of_all_of_them_gives(recorded: tuple[Paths, list[list[Event]]]) -> None:
     """Rows of equal keys sum, samples join, devices were busy as long; the order of the rows is free."""
@@ -723,7 +590,7 @@ def test_cycles_sum_to_what_one_session_of_all_of_them_gives(recorded: tuple[Pat
     assert summed.tree() == whole.tree()
 
 
-@settings(deadline=None, max_examples=25)
+@examples(25)
 @given(cycles(), st.data())
 def test_cycles_may_be_summed_in_any_groups(recorded: tuple[Paths, list[list[Event]]], data: st.DataObject) -> None:
     """``add_cycle`` is associative: rows, samples, what was alive at the highest peak, and all else."""
@@ -763,7 +630,7 @@ def test_cycles_may_be_summed_in_any_groups(recorded: tuple[Paths, list[list[Eve
 # Law 4
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(runs(), st.sampled_from(["run.json", "run.json.gz"]))
 def test_a_saved_run_loads_as_it_was(run: Run, name: str) -> None:
     """``load(save(run)) == run``, plain and gzipped, and saving changes nothing."""
@@ -779,7 +646,7 @@ def test_a_saved_run_loads_as_it_was(run: Run, name: str) -> None:
         assert torchprof.load(path) == run, "and once more"
 
 
-@settings(deadline=None, max_examples=20)
+@examples(20)
 @given(runs())
 def test_a_stripped_run_differs_only_in_names_of_machines(run: Run) -> None:
     """``strip=True`` leaves the machine's and the script's names out, all else stays."""
@@ -838,7 +705,7 @@ def rendered(run: Run, name: str) -> str:
         return str(error)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(runs())
 def test_reports_are_pure(run: Run) -> None:
     """Every report gives the same text for the same run, and leaves the run as it was."""
@@ -853,7 +720,7 @@ def test_reports_are_pure(run: Run) -> None:
     assert run == before
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(runs())
 def test_show_events_adds_rows_and_changes_no_figure(run: Run) -> None:
     """``show_events`` adds rows, and a self column for each other phase; the layers' figures stay."""
@@ -882,7 +749,7 @@ def test_show_events_adds_rows_and_changes_no_figure(run: Run) -> None:
 # Samples
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.lists(st.tuples(st.integers(0, 10**15), st.integers(0, 10**9)), min_size=1, max_size=600), st.randoms())
 def test_a_spread_does_not_depend_on_the_order_of_the_calls(calls: list[tuple[int, int]], rng: random.Random) -> None:
     """The same calls in any order give the same spread; up to its size it holds all values."""
@@ -919,7 +786,7 @@ START = st.integers(0, 10**15)
 CALLS = st.lists(st.tuples(START, st.integers(0, 10**9)), min_size=1, max_size=400)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.lists(CALLS, min_size=2, max_size=4), st.data())
 def test_spreads_add_up_in_any_groups(groups: list[list[tuple[int, int]]], data: st.DataObject) -> None:
     """The sum is the spread of all calls, whatever is added to what first; ``first`` is that of the first group."""
@@ -987,7 +854,7 @@ def calls_of(model: nn.Module) -> dict[tuple[str, ...], int]:
     return found
 
 
-@settings(deadline=None, max_examples=15)
+@examples(15)
 @given(modules(), st.booleans())
 def test_the_laws_hold_on_random_models(model: nn.Module, backward: bool) -> None:
     """Laws 1 and 2, the calls known from the construction, and the operators, on a real run."""

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from build.examples import examples
 from build.places import ROOT
 from build.warnings import caveats, sentences
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import torchprof
@@ -666,7 +667,7 @@ def runs_of(draw: st.DrawFn, rank: int) -> Run:
     )
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(jobs(), st.data())
 def test_runs_may_be_merged_in_any_groups_and_order(runs: list[Run], data: st.DataObject) -> None:
     """``merge`` is associative and does not ask for the order: what comes out is equal, down to each number."""
@@ -683,7 +684,7 @@ def test_runs_may_be_merged_in_any_groups_and_order(runs: list[Run], data: st.Da
     assert torchprof.merge([merged]) == merged
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(jobs())
 def test_nothing_is_lost_and_nothing_added(runs: list[Run]) -> None:
     """Every row, sample, peak and time is there, under the layer with its path, and under nothing else."""
@@ -726,7 +727,7 @@ def test_nothing_is_lost_and_nothing_added(runs: list[Run]) -> None:
             assert rank == (last[0] if len(last) == 1 else NOBODY)
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(jobs())
 def test_each_rank_comes_out_as_it_went_in(runs: list[Run]) -> None:
     """But for what the layers are, which is what the lowest rank says, and for pairs, which are of several ranks."""
@@ -747,7 +748,7 @@ def test_each_rank_comes_out_as_it_went_in(runs: list[Run]) -> None:
         }
 
 
-@settings(deadline=None, max_examples=20)
+@examples(20)
 @given(jobs(), st.sampled_from(["run.json", "run.json.gz"]))
 def test_a_merged_run_loads_as_it_was_saved(runs: list[Run], name: str) -> None:
     merged = torchprof.merge(runs)

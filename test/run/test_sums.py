@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.checkpoint
+from build.examples import examples
 from build.hand_made import NET, kernel, label, op, row, run_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -158,7 +159,7 @@ rows = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(st.lists(rows, min_size=1, max_size=12))
 def test_any_rows_at_all(lines: list[tuple[Any, ...]]) -> None:
     run = run_of(lines)

@@ -36,6 +36,7 @@ from build.models import (
     WritesToViews,
 )
 from build.places import TRACES
+from build.trace_files import session, trace_event, write
 from build.warnings import sentences
 from torch import Tensor, nn
 from torch.profiler import record_function
@@ -193,11 +194,6 @@ def trace_in(path: Path) -> dict[str, Any]:
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     found: dict[str, Any] = json.loads(data, parse_float=Decimal)
     return found
-
-
-def write(path: Path, trace: dict[str, Any]) -> Path:
-    path.write_text(json.dumps(trace, default=float))
-    return path
 
 
 def ns(microseconds: Any) -> int:
@@ -649,10 +645,6 @@ def test_a_doubt_about_modules_is_told_once(tmp_path: Path) -> None:
     assert len(set(doubts)) == len(doubts) > 0
 
 
-def session(start: float, lasted: float) -> dict[str, Any]:
-    return {**event("Trace", "PyTorch Profiler (0)", start, lasted), "pid": "Spans", "tid": "PyTorch Profiler"}
-
-
 def test_a_trace_that_was_merged_with_itself_is_the_same_run(trace: Path, tmp_path: Path) -> None:
     """Every figure, steps included; and it is said."""
     model = Mlp()
@@ -695,7 +687,7 @@ def test_sessions_at_the_same_time_are_refused(second: float, process: int, tmp_
     """The first lasts from 100 to 200 us."""
     files = []
     for at, (start, pid) in enumerate([(100, 1), (second, process)]):
-        events = [session(start, 100), {**event("cpu_op", "aten::mm", start + 1, 5), "pid": pid}]
+        events = [session(start, 100), {**trace_event("cpu_op", "aten::mm", start + 1, 5), "pid": pid}]
         files.append(write(tmp_path / f"{at}.json", {"traceEvents": events}))
     for order in (files, files[::-1]):
         with pytest.raises(torchprof.TorchprofError, match="two processes that do not tell their rank"):
@@ -706,7 +698,10 @@ def test_sessions_at_the_same_time_are_refused(second: float, process: int, tmp_
 def test_a_session_may_begin_when_the_one_before_ends(lasted: float | None, wall_ns: int, tmp_path: Path) -> None:
     files = []
     for start in (100, 200, 300):
-        events = [event("cpu_op", "aten::mm", start + 1, 5), *([] if lasted is None else [session(start, lasted)])]
+        events = [
+            trace_event("cpu_op", "aten::mm", start + 1, 5),
+            *([] if lasted is None else [session(start, lasted)]),
+        ]
         files.append(write(tmp_path / f"{start}.json", {"traceEvents": events}))
     run = torchprof.from_trace(files)
     assert (run.meta.cycles, run.meta.wall_ns, sum(row.cost.cpu_ns for row in run.rows)) == (3, wall_ns, 15_000)
@@ -717,9 +712,11 @@ def test_the_warnings_of_a_sum_are_about_the_sum(tmp_path: Path) -> None:
     only the first is, and the others took 14 us on average. An op without a formula is called 2 and 3 times."""
     files = []
     for at, lasted in enumerate([(50, 10, 10), (30, 10, 10)]):
-        calls = [event("cpu_op", "torchprof:Net", 1000 * at + 100 * call, ns) for call, ns in enumerate(lasted, 1)]
+        calls = [
+            trace_event("cpu_op", "torchprof:Net", 1000 * at + 100 * call, ns) for call, ns in enumerate(lasted, 1)
+        ]
         ops = [
-            event(
+            trace_event(
                 "cpu_op", "aten::special_bessel_j0", 1000 * at + 500 + call, 0.5, Input_Dims=[[8]], Input_type=["float"]
             )
             for call in range(2 + at)
@@ -983,28 +980,14 @@ def test_old_traces_give_the_same_run(shapes: bool, trace: Path, tmp_path: Path)
     assert_same(new, old)
 
 
-def event(category: str, name: str, start: float, lasted: float, thread: int = 1, **args: Any) -> dict[str, Any]:
-    about = {key.replace("_", " "): value for key, value in args.items()}
-    return {
-        "ph": "X",
-        "cat": category,
-        "name": name,
-        "pid": 1,
-        "tid": thread,
-        "ts": start,
-        "dur": lasted,
-        "args": about,
-    }
-
-
 def test_kernels_without_a_launch_have_a_row_of_their_own(trace: Path) -> None:
     events = [
-        event("user_annotation", "forward", 0, 50),
-        event("cpu_op", "aten::mm", 10, 20, External_id=2),
-        event("cuda_runtime", "cudaLaunchKernel", 12, 5, correlation=5),
-        event("kernel", "gemm", 40, 8, External_id=2, correlation=5, device=0, stream=7),
-        event("kernel", "gemm", 60, 3.5, External_id=90, correlation=91, device=0, stream=7),
-        event("gpu_user_annotation", "forward", 40, 30),
+        trace_event("user_annotation", "forward", 0, 50),
+        trace_event("cpu_op", "aten::mm", 10, 20, External_id=2),
+        trace_event("cuda_runtime", "cudaLaunchKernel", 12, 5, correlation=5),
+        trace_event("kernel", "gemm", 40, 8, External_id=2, correlation=5, device=0, stream=7),
+        trace_event("kernel", "gemm", 60, 3.5, External_id=90, correlation=91, device=0, stream=7),
+        trace_event("gpu_user_annotation", "forward", 40, 30),
     ]
     run = torchprof.from_trace(write(trace, {"traceEvents": events}))
     kernels = {
@@ -1026,17 +1009,19 @@ def two_steps(left_over: int, rank: int = 0) -> dict[str, Any]:
     for number in (0, 1):
         start, launch = 100 * number, 50 + number
         events += [
-            event("user_annotation", f"ProfilerStep#{number + 1}", start, 100),
-            event("user_annotation", "forward", start + 5, 50),
-            event("cpu_op", "aten::mm", start + 10, 20, External_id=2 + number),
-            event("cuda_runtime", "cudaLaunchKernel", start + 12, 5, correlation=launch, External_id=2 + number),
-            event("kernel", "gemm", start + 60, 8, External_id=2 + number, correlation=launch, device=0, stream=7),
+            trace_event("user_annotation", f"ProfilerStep#{number + 1}", start, 100),
+            trace_event("user_annotation", "forward", start + 5, 50),
+            trace_event("cpu_op", "aten::mm", start + 10, 20, External_id=2 + number),
+            trace_event("cuda_runtime", "cudaLaunchKernel", start + 12, 5, correlation=launch, External_id=2 + number),
+            trace_event(
+                "kernel", "gemm", start + 60, 8, External_id=2 + number, correlation=launch, device=0, stream=7
+            ),
         ]
     events += [
-        event("kernel", "old", 2 + 4 * number, 3, correlation=20 + number, device=0, stream=7 + number % 2)
+        trace_event("kernel", "old", 2 + 4 * number, 3, correlation=20 + number, device=0, stream=7 + number % 2)
         for number in range(left_over)
     ]
-    events.append(event("kernel", "lost", 150, 2, correlation=77, device=0, stream=7))
+    events.append(trace_event("kernel", "lost", 150, 2, correlation=77, device=0, stream=7))
     return {"traceEvents": events, "distributedInfo": {"rank": rank, "world_size": 2}}
 
 
@@ -1097,9 +1082,9 @@ def test_a_trace_of_a_device_alone_names_its_kernels_and_says_nothing_of_the_cpu
 ) -> None:
     """Nobody recorded what the CPU did: that is no Python. Calls of the runtime come with the device."""
     name = "void at::native::gemm<float>(int)"
-    events = [event("kernel", name, 10 * at, 8, correlation=5 + at, device=0, stream=7) for at in range(5)]
+    events = [trace_event("kernel", name, 10 * at, 8, correlation=5 + at, device=0, stream=7) for at in range(5)]
     if with_launches:
-        events += [event("cuda_runtime", "cudaLaunchKernel", 10 * at, 1, correlation=5 + at) for at in range(5)]
+        events += [trace_event("cuda_runtime", "cudaLaunchKernel", 10 * at, 1, correlation=5 + at) for at in range(5)]
     run = torchprof.from_trace(write(trace, {"traceEvents": events}))
     assert (run.meta.requested, run.meta.measured) == (("device_ns",), ("device_ns",))
     assert dict(run.meta.busy_ns) == {"cuda:0": 40_000}
@@ -1120,10 +1105,10 @@ def test_a_rank_is_not_slow_for_what_was_launched_before_the_recording(tmp_path:
 @pytest.mark.parametrize(("runtime", "kind"), [("xpu_runtime", "xpu"), ("mtia_runtime", "mtia"), ("Runtime", "cuda")])
 def test_devices_have_their_names(runtime: str, kind: str, trace: Path) -> None:
     events = [
-        event("user_annotation", "forward", 0, 50),
-        event("cpu_op", "aten::mm", 10, 20, External_id=2),
-        event(runtime, "launch", 12, 5, correlation=5),
-        event("kernel", "gemm", 40, 8, External_id=2, correlation=5, device=1),
+        trace_event("user_annotation", "forward", 0, 50),
+        trace_event("cpu_op", "aten::mm", 10, 20, External_id=2),
+        trace_event(runtime, "launch", 12, 5, correlation=5),
+        trace_event("kernel", "gemm", 40, 8, External_id=2, correlation=5, device=1),
     ]
     run = torchprof.from_trace(write(trace, {"traceEvents": events}))
     assert run.meta.device == kind
@@ -1140,11 +1125,11 @@ def own_ns(run: Run, name: str) -> int:
 
 def test_a_collective_that_goes_on_is_around_no_other_range(trace: Path) -> None:
     events = [
-        event("user_annotation", "first", 0.001, 10),
-        event("cpu_op", "aten::mm", 1, 2),
-        event("user_annotation", "nccl:all_gather", 5, 1000),
-        event("user_annotation", "second", 20, 30),
-        event("cpu_op", "aten::mm", 21, 5),
+        trace_event("user_annotation", "first", 0.001, 10),
+        trace_event("cpu_op", "aten::mm", 1, 2),
+        trace_event("user_annotation", "nccl:all_gather", 5, 1000),
+        trace_event("user_annotation", "second", 20, 30),
+        trace_event("cpu_op", "aten::mm", 21, 5),
     ]
     run = torchprof.from_trace(write(trace, {"traceEvents": events}))
     assert {name: own_ns(run, name) for name in names_of(run)} == {"first": 10_000, "second": 30_000}
@@ -1154,10 +1139,10 @@ def test_a_collective_that_goes_on_is_around_no_other_range(trace: Path) -> None
 @pytest.mark.parametrize("shapes", [{}, {"Input_Dims": [[4]], "Input_type": ["float"]}], ids=["bare", "with shapes"])
 def test_what_runs_while_an_old_collective_goes_on_is_not_its_own(shapes: dict[str, Any], trace: Path) -> None:
     events = [
-        event("Operator", "nccl:all_reduce", 5, 1000, **shapes),
-        event("Operator", "layer", 20, 30),
-        event("Operator", "aten::mm", 21, 5),
-        event("Operator", "aten::mm", 61, 5),
+        trace_event("Operator", "nccl:all_reduce", 5, 1000, **shapes),
+        trace_event("Operator", "layer", 20, 30),
+        trace_event("Operator", "aten::mm", 21, 5),
+        trace_event("Operator", "aten::mm", 61, 5),
     ]
     run = torchprof.from_trace(write(trace, {"traceEvents": events}))
     assert dict(run.meta.busy_ns) == {"cpu": 30_000 + 5000}
@@ -1169,13 +1154,13 @@ def test_a_range_in_many_places_counts_in_each(trace: Path) -> None:
     """32 layers of 8 experts each, in which "w1" is called once: as many of its own rows as there are experts."""
     events = []
     for layer in range(32):
-        events.append(event("user_annotation", f"layer {layer}", 1000 * layer + 0.5, 900))
+        events.append(trace_event("user_annotation", f"layer {layer}", 1000 * layer + 0.5, 900))
         for expert in range(8):
             start = 1000 * layer + 100 * expert
             events += [
-                event("user_annotation", f"expert {expert}", start + 1, 90),
-                event("user_annotation", "w1", start + 2, 50),
-                event("cpu_op", "aten::mm", start + 3, 10),
+                trace_event("user_annotation", f"expert {expert}", start + 1, 90),
+                trace_event("user_annotation", "w1", start + 2, 50),
+                trace_event("cpu_op", "aten::mm", start + 3, 10),
             ]
     run = torchprof.from_trace(write(trace, {"traceEvents": events}))
     called = {row.layer.path: row.calls for row in run.rows if row.layer and not row.frames}
@@ -1195,8 +1180,8 @@ def held(start: float, nbytes: int, address: int) -> dict[str, Any]:
 def test_memory_in_whole_microseconds(nbytes: int, trace: Path) -> None:
     """An op allocates as it begins, frees, and allocates again in the same microsecond: never twice at a time."""
     events = [
-        event("user_annotation", "layer", 0, 100),
-        event("cpu_op", "aten::b", 60, 20),
+        trace_event("user_annotation", "layer", 0, 100),
+        trace_event("cpu_op", "aten::b", 60, 20),
         held(60, nbytes, 0x10),
         held(65, -nbytes, 0x10),
         held(65, nbytes, 0x20),
@@ -1212,10 +1197,10 @@ def test_memory_in_whole_microseconds(nbytes: int, trace: Path) -> None:
 
 def test_a_launch_as_long_as_its_op_is_inside_it(trace: Path) -> None:
     events = [
-        event("user_annotation", "layer", 0, 100),
-        event("cpu_op", "aten::fill_", 10, 5, External_id=500),
-        event("cuda_runtime", "cudaMemsetAsync", 10, 5, correlation=9),
-        event("gpu_memset", "Memset", 50, 5, correlation=9, device=0, stream=7),
+        trace_event("user_annotation", "layer", 0, 100),
+        trace_event("cpu_op", "aten::fill_", 10, 5, External_id=500),
+        trace_event("cuda_runtime", "cudaMemsetAsync", 10, 5, correlation=9),
+        trace_event("gpu_memset", "Memset", 50, 5, correlation=9, device=0, stream=7),
     ]
     run = torchprof.from_trace(write(trace, {"traceEvents": events}))
     assert {tuple(frame.name for frame in row.frames) for row in run.rows} == {
@@ -1232,13 +1217,13 @@ COPIES = [("Memcpy HtoD (Pageable -> Device)", 20, 9), ("Memcpy DtoD (Device -> 
 @pytest.mark.parametrize("numbers", ["External ids", "correlations alone"])
 def test_copies_count_in_their_step_however_a_trace_names_the_op(numbers: str, trace: Path) -> None:
     """To the device copies the first op, for 5 us of the CPU and 7 of the device; the second within the device."""
-    events = [event("user_annotation", f"ProfilerStep#{at}", 100 * at + 0.5, 99) for at in range(2)]
+    events = [trace_event("user_annotation", f"ProfilerStep#{at}", 100 * at + 0.5, 99) for at in range(2)]
     for name, start, correlation in COPIES:
         of_op = {"External_id": correlation + 100} if numbers == "External ids" else {}
         events += [
-            event("cpu_op", "aten::copy_", start, 8, **of_op),
-            event("cuda_runtime", "cudaMemcpyAsync", start + 1, 5, correlation=correlation, **of_op),
-            event("gpu_memcpy", name, start + 30, 7, correlation=correlation, device=0, stream=7, **of_op),
+            trace_event("cpu_op", "aten::copy_", start, 8, **of_op),
+            trace_event("cuda_runtime", "cudaMemcpyAsync", start + 1, 5, correlation=correlation, **of_op),
+            trace_event("gpu_memcpy", name, start + 30, 7, correlation=correlation, device=0, stream=7, **of_op),
         ]
     run = torchprof.from_trace(write(trace, {"traceEvents": events}))
     found = {(key.measure, key.device): list(spread.sample) for key, spread in run.samples.items() if key.layer < 0}
@@ -1250,7 +1235,7 @@ def test_copies_count_in_their_step_however_a_trace_names_the_op(numbers: str, t
 
 def test_several_processes_in_one_file_are_said(trace: Path) -> None:
     """Their numbers of ops, of launches and of autograd are the same ones."""
-    own = [event("user_annotation", "forward", 0.5, 100), event("cpu_op", "aten::a", 1, 10, External_id=5)]
+    own = [trace_event("user_annotation", "forward", 0.5, 100), trace_event("cpu_op", "aten::a", 1, 10, External_id=5)]
     others = [{**one, "pid": 2} for one in own]
     (said,) = sentences(torchprof.from_trace(write(trace, {"traceEvents": own + others})))
     assert said.startswith("trace.json holds 2 processes")
@@ -1274,10 +1259,10 @@ def test_a_backward_without_sequence_numbers_is_nobodys_and_that_is_said(trace: 
 
 def test_the_backward_of_the_oldest_traces_is_nobodys_and_that_is_said(trace: Path) -> None:
     events = [
-        event("Operator", "forward", 0, 50),
-        event("Operator", "aten::mm", 5, 30),
-        event("Operator", "MmBackward", 100, 50, thread=2),
-        event("Operator", "aten::mm", 110, 30, thread=2),
+        trace_event("Operator", "forward", 0, 50),
+        trace_event("Operator", "aten::mm", 5, 30),
+        trace_event("Operator", "MmBackward", 100, 50, thread=2),
+        trace_event("Operator", "aten::mm", 110, 30, thread=2),
     ]
     run = torchprof.from_trace(write(trace, {"traceEvents": events}))
     assert names_of(run) == ["forward"]
@@ -1290,7 +1275,7 @@ def test_the_backward_of_the_oldest_traces_is_nobodys_and_that_is_said(trace: Pa
 def test_source_lines_of_operators_are_no_modules(model: nn.Module | None, trace: Path) -> None:
     """What with_stack=True gave in old versions of torch: it was recorded so, and tells none."""
     lines = {"Call_stack": "torch/nn/modules/module.py(1051): _call_impl;net.py(7): forward"}
-    write(trace, {"traceEvents": [event("Operator", "aten::mm", 5, 30, **lines)]})
+    write(trace, {"traceEvents": [trace_event("Operator", "aten::mm", 5, 30, **lines)]})
     if model is not None:
         with pytest.raises(torchprof.TorchprofError, match="by an old torch, which wrote source lines"):
             torchprof.from_trace(trace, model)
@@ -1347,7 +1332,7 @@ def test_a_model_that_is_not_the_one_that_was_traced_is_refused(labels: bool, tr
     run = torchprof.from_trace(trace, Residual(Block, 2, 2))
     assert not [warning for warning in sentences(run) if "Never called" in warning or "Not found" in warning]
     compiled = trace_in(trace)  # what is inlined shows no calls
-    compiled["traceEvents"].append(event("cpu_op", "Torch-Compiled Region: 0/0", 0, 1))
+    compiled["traceEvents"].append(trace_event("cpu_op", "Torch-Compiled Region: 0/0", 0, 1))
     torchprof.from_trace(write(trace, compiled), other)
 
 
@@ -1389,10 +1374,10 @@ def test_layers_without_a_class_are_no_models(trace: Path, tmp_path: Path) -> No
 def test_the_headline_calls_layers_what_they_are(trace: Path) -> None:
     """A label below the model does not tell a class, and is no range; and a range is no part of a forward."""
     events = [
-        event("cpu_op", "torchprof:Net", 0.5, 100),
-        event("cpu_op", "torchprof:Net.a", 1, 60),
-        event("cpu_op", "torchprof:Net.a.b", 2, 40),
-        event("cpu_op", "aten::mm", 5, 2),
+        trace_event("cpu_op", "torchprof:Net", 0.5, 100),
+        trace_event("cpu_op", "torchprof:Net.a", 1, 60),
+        trace_event("cpu_op", "torchprof:Net.a.b", 2, 40),
+        trace_event("cpu_op", "aten::mm", 5, 2),
     ]
     said = torchprof.from_trace(write(trace, {"traceEvents": events})).report("headline")
     assert said.startswith("60% of the forward is in `a`, 67% of that in the layer `a.b`.")
@@ -1410,9 +1395,9 @@ HALF = "\ud800x"
 @pytest.mark.parametrize("suffix", [".html", ".json", ".json.gz", ".md", ".csv", ".trace.json"])
 def test_half_a_character_in_a_name_can_be_saved_and_exported(suffix: str, trace: Path, tmp_path: Path) -> None:
     events = [
-        event("user_annotation", HALF, 0.5, 50),
-        event("cpu_op", f"aten::{HALF}", 10, 20, External_id=2),
-        event("kernel", HALF, 40, 8, External_id=2, device=0, stream=7),
+        trace_event("user_annotation", HALF, 0.5, 50),
+        trace_event("cpu_op", f"aten::{HALF}", 10, 20, External_id=2),
+        trace_event("kernel", HALF, 40, 8, External_id=2, device=0, stream=7),
     ]
     assert "\\ud800x" in write(trace, {"traceEvents": events}).read_text()
     run = torchprof.from_trace(trace, with_timeline=True)
@@ -1441,7 +1426,10 @@ def test_half_a_character_in_a_name_can_be_saved_and_exported(suffix: str, trace
     ids=str,
 )
 def test_a_header_may_say_anything(header: dict[str, Any], trace: Path, tmp_path: Path) -> None:
-    events = [event("user_annotation", "forward", 0, 50), event("cpu_op", "aten::mm", 10, 20, External_id=2)]
+    events = [
+        trace_event("user_annotation", "forward", 0, 50),
+        trace_event("cpu_op", "aten::mm", 10, 20, External_id=2),
+    ]
     run = torchprof.from_trace(write(trace, {**header, "traceEvents": events}))
     assert run.meta.rank == 0
     assert run.tree("forward").total.cpu_ns == 50_000
@@ -1714,9 +1702,9 @@ def of_two_ranks(folder: Path) -> list[Path]:
     for rank, times in enumerate((1, 3)):
         events = [
             session(0.5, 250 * times),
-            event("user_annotation", "layer", 1, 100 * times),
-            event("cpu_op", "aten::mm", 2, 50 * times, External_id=5),
-            event("kernel", "gemm", 60, 40 * times, External_id=5, correlation=9, device=0, stream=7),
+            trace_event("user_annotation", "layer", 1, 100 * times),
+            trace_event("cpu_op", "aten::mm", 2, 50 * times, External_id=5),
+            trace_event("kernel", "gemm", 60, 40 * times, External_id=5, correlation=9, device=0, stream=7),
         ]
         ranks = {"distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 2}}
         files.append(write(folder / f"rank{rank}.json", {**ranks, "traceEvents": events}))
@@ -1839,7 +1827,9 @@ def test_every_report_and_every_format_works(trace: Path, tmp_path: Path) -> Non
 def test_whatever_a_trace_says_of_inputs_is_saved_and_loaded(trace: Path, tmp_path: Path) -> None:
     kinds = ["text", 5, {"a": 1}, [["a"]], [[1.5]], [[2**70]], [[2**61, 2**61]], [[-1]], [None]]
     events = [
-        event("cpu_op", name, 10 * number, 2, Input_Dims=dims * 2 if isinstance(dims, list) else dims, Input_type=types)
+        trace_event(
+            "cpu_op", name, 10 * number, 2, Input_Dims=dims * 2 if isinstance(dims, list) else dims, Input_type=types
+        )
         for number, (name, dims, types) in enumerate(
             itertools.product(["aten::mm", "nccl:all_reduce"], kinds, [["float", "float"], "float", [3], None])
         )

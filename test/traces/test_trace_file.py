@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 import torch
+from build.examples import examples
 from build.hand_made import run_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from torchprof import TorchprofError
@@ -191,7 +192,7 @@ headers = st.dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(
     st.lists(events, max_size=6),
     headers,

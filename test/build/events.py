@@ -1,0 +1,83 @@
+"""Events as the rule of ownership gets them, made by hand, and what the rule makes of them, found again by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torchprof.attribute.events import Event, Kind, Site
+from torchprof.attribute.places import Attributed
+from torchprof.attribute.rule import Attribution
+
+MAIN, ENGINE = 1, 2  # threads
+
+NODE_PREFIX = "autograd::engine::evaluate_function: "
+
+
+def op(name: str, start: int, end: int, **fields: int) -> Event:
+    """An operator on the main thread, if nothing else is said."""
+    return Event(Kind.OP, name, start, end, fields.pop("thread", MAIN), **fields)
+
+
+def label(name: str, start: int, end: int, thread: int = MAIN) -> Event:
+    """The forward range of a labelled module."""
+    return Event(Kind.LABEL, name, start, end, thread)
+
+
+def user_label(name: str, start: int, end: int, thread: int = MAIN) -> Event:
+    """A ``record_function`` of the user's own."""
+    return Event(Kind.USER_LABEL, name, start, end, thread)
+
+
+def node(name: str, start: int, end: int, sequence: int = -1, forward_thread: int = MAIN, thread: int = MAIN) -> Event:
+    """An autograd node with the engine's work around it."""
+    return Event(Kind.NODE, NODE_PREFIX + name, start, end, thread, sequence, forward_thread if sequence >= 0 else 0)
+
+
+def function(
+    name: str, start: int, end: int, sequence: int = -1, forward_thread: int = MAIN, thread: int = MAIN
+) -> Event:
+    """The autograd node itself."""
+    return Event(Kind.BACKWARD_FUNCTION, name, start, end, thread, sequence, forward_thread if sequence >= 0 else 0)
+
+
+def memory(at: int, nbytes: int, device: str = "cpu", thread: int = MAIN) -> Event:
+    """An allocation, or a free where ``nbytes`` is negative."""
+    return Event(Kind.MEMORY, "[memory]", at, at, thread, device=device, nbytes=nbytes)
+
+
+def kernel(name: str, start: int, end: int, correlation: int, device: str = "cuda:0") -> Event:
+    """A kernel on the device, launched by the op of that correlation number."""
+    return Event(Kind.KERNEL, name, start, end, 0, correlation=correlation, device=device)
+
+
+class Walked:
+    """The events of one walk, found again by name and, where a name occurs more than once, by number."""
+
+    def __init__(self, events: Sequence[Event], sites: dict[str, Site], paths: Sequence[tuple[str, ...]]) -> None:
+        self.attribution = Attribution(sites, paths)
+        self.all: list[Attributed] = list(self.attribution.attribute(events))
+
+    def __getitem__(self, key: str | tuple[str, int]) -> Attributed:
+        name, number = key if isinstance(key, tuple) else (key, 0)
+        return [each for each in self.all if each.event.name == name][number]
+
+    def owner(self, name: str, number: int = 0) -> tuple[int, str]:
+        """Layer and phase of an event."""
+        place = self[name, number].place
+        return place.layer, place.phase
+
+    def frames(self, name: str, number: int = 0) -> list[str]:
+        """The names of the frames of an event's place, outer to inner."""
+        return [frame.name for frame in self[name, number].place.frames]
+
+    def self_ns(self) -> dict[tuple[int, str, tuple[str, ...]], int]:
+        """Self time of each place, by layer, phase and names of the frames: each event's time, less its children's."""
+        found: dict[tuple[int, str, tuple[str, ...]], int] = {}
+        for event, place, around, _, ns, _ in self.all:
+            if event.kind in (Kind.MEMORY, Kind.KERNEL):
+                continue
+            for each, signed in ((place, ns), (around, -ns)):
+                if each is not None:
+                    key = (each.layer, each.phase, tuple(frame.name for frame in each.frames))
+                    found[key] = found.get(key, 0) + signed
+        return found
