@@ -519,7 +519,7 @@ def test_buckets_that_are_not_in_order_yet_are_told() -> None:
     assert Plan([net], None).unordered() == said  # as it is given to callbacks
     assert said == (["Sequential"] if model._get_ddp_logging_data()["bucket_sizes"].count(",") else [])
     (told,) = about_buckets(["Sequential"])
-    assert told.startswith("DistributedDataParallel had not put the buckets of Sequential in order")
+    assert str(told).startswith("DistributedDataParallel had not put the buckets of Sequential in order")
     assert list(about_buckets([])) == []
     model(torch.randn(1, 64)).sum().backward()
     assert plan.unordered() == []

@@ -464,7 +464,7 @@ def test_a_long_start_is_told() -> None:
         time.sleep(0.2)
         model(torch.rand(1, 4))
 
-    warned = [warning for warning in profiled(program).meta.warnings if "before the first call of a model" in warning]
+    warned = [warning for warning in sentences(profiled(program)) if "before the first call of a model" in warning]
     assert len(warned) == 1 and warned[0].startswith("2") and "ms of" in warned[0]
     run = profiled(lambda: (program(), program()), warmup_calls=1)
     assert not any("before the first call" in warning for warning in sentences(run))

@@ -1536,7 +1536,7 @@ def test_labels_that_the_model_has_not_are_told(trace: Path) -> None:
     step = training(longer, X)
     settle(step)
     annotated(longer, step, trace)
-    (said,) = torchprof.from_trace(trace, nn.Sequential(nn.Linear(4, 4))).meta.warnings
+    (said,) = sentences(torchprof.from_trace(trace, nn.Sequential(nn.Linear(4, 4))))
     assert said.startswith("Labelled in the trace and not in the model")
     assert said.endswith(": Sequential.1, Sequential.2.")
     assert not sentences(torchprof.from_trace(trace, longer))

@@ -45,7 +45,8 @@ def following_from(run: Run) -> Iterator[Caveat]:
     yield from about_start(run)
     yield from about_left_over(run)
     yield from about_compiled(run)
-    yield from about_uncounted(run.rows, operators_without_shapes(run.meta.warnings))
+    if "flops" in run.meta.measured:
+        yield from about_uncounted(run.rows, operators_without_shapes(run.meta.warnings))
     yield from about_processors(run.meta)
 
 
