@@ -81,13 +81,13 @@ class Lockstep:
     ``times`` are the numbers of those that are kept, ``()`` where all are; ``kept_ns`` is the sum over them for each
     rank, ``()`` where that is ``ns``. ``last_rank`` is for each of them the rank that the others waited for,
     ``NOBODY`` where several took equally long, and ``last_ns`` how long it took: the longest work; of a collective the
-    shortest, since it ends for all of them when the last has come, and that one waits for nobody. Both are empty where
-    the counts differ, and where it is not known between which ranks a collective was: then nobody knows which time of
-    one belongs to which of another.
+    shortest, since it ends for all of them when the last has come, and that one does not wait. Both are empty if
+    the counts differ, or if the group of a collective is unknown: then it is unknown which time of one rank belongs
+    to which of another.
 
     Of one rank ``last_ns`` are its own times. Of several, ``medians`` has the median over them for each rank (not for
     collectives), and ``values`` the times themselves, for each rank (only where ``LockstepKey.keeps_values``); both are
-    ``()`` where that is not known, as in runs of torchprof 2.6.
+    ``()`` if that is unknown.
     """
 
     ranks: tuple[int, ...]

@@ -17,7 +17,7 @@ WORTH = 0.01
 for less nobody should change code, and below it the figures are noise."""
 
 PER_RULE = 3
-"""So many findings of a rule are told. How many more there are is said with the last of them."""
+"""So many findings of a rule are reported. The last of them says how many more there are."""
 
 
 class Advice(NamedTuple):
@@ -55,8 +55,8 @@ def rule(function: Rule) -> Rule:
 
 def rules() -> dict[str, Rule]:
     """All rules, by name."""
-    for room in iter_modules(__path__):
-        import_module(f"{__name__}.{room.name}")
+    for file in iter_modules(__path__):
+        import_module(f"{__name__}.{file.name}")
     return _rules
 
 
@@ -68,7 +68,7 @@ class Judgement(NamedTuple):
 
 
 def advise(run: Run) -> list[Advice]:
-    """What all rules found worth saying, the largest gain first, the findings whose gain nobody knows last.
+    """What all rules found worth saying, the largest gain first, the findings with unknown gain last.
 
     Of each rule the ``PER_RULE`` that gain most. A rule that fails finds nothing; ``judge`` says which those are.
     """
@@ -82,14 +82,14 @@ def judge(run: Run) -> Judgement:
     failed: dict[str, Exception] = {}
     for name, find in rules().items():
         try:
-            found += _told(list(find(evidence)), evidence)
+            found += _reported(list(find(evidence)), evidence)
         except Exception as error:  # a file may hold anything: one rule more or less must not cost the report
             failed[name] = error
     return Judgement(sorted(found, key=lambda one: _share(one, evidence), reverse=True), failed)
 
 
-def _told(advice: list[Advice], evidence: Evidence) -> list[Advice]:
-    """Of the findings of one rule those to tell: none where all of them together are not worth it."""
+def _reported(advice: list[Advice], evidence: Evidence) -> list[Advice]:
+    """The findings of one rule that are reported: none if all of them together gain too little."""
     advice = [_within_recorded_time(one, evidence) for one in advice]
     unknown = [one for one in advice if one.gain_ns is None and one.gain_bytes is None]
     known = [one for one in advice if one.gain_ns is not None or one.gain_bytes is not None]
@@ -97,11 +97,11 @@ def _told(advice: list[Advice], evidence: Evidence) -> list[Advice]:
         known = []
     known.sort(key=lambda one: _share(one, evidence), reverse=True)
     known += unknown
-    told, rest = known[:PER_RULE], known[PER_RULE:]
+    reported, rest = known[:PER_RULE], known[PER_RULE:]
     if rest:
-        last = told[-1]
-        told[-1] = last._replace(finding=f"{last.finding} {_the_same(rest)}")
-    return told
+        last = reported[-1]
+        reported[-1] = last._replace(finding=f"{last.finding} {_the_same(rest)}")
+    return reported
 
 
 def _within_recorded_time(advice: Advice, evidence: Evidence) -> Advice:
@@ -120,7 +120,7 @@ def _the_same(rest: list[Advice]) -> str:
 
 
 def _share(advice: Advice, evidence: Evidence) -> float:
-    """What it could gain, of the time or of the memory, whichever is more; -1 where nobody knows."""
+    """What it could gain, of the time or of the memory, whichever is more; -1 if both are unknown."""
     if advice.gain_ns is None and advice.gain_bytes is None:
         return -1.0
     of_time = (advice.gain_ns or 0) / evidence.recorded_ns if evidence.recorded_ns else 0.0

@@ -122,7 +122,7 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
 
     Where shapes were recorded, one of the products must make as many numbers as a softmax takes, and one must sum over
     the softmax's last size and take all of its numbers. Without them a mixture of experts looks the same, so all but
-    torch's MultiheadAttention is told as a condition.
+    torch's MultiheadAttention is stated as a condition.
 
     A fused kernel never stores the scores. What could be saved is at most 7/8 of the time of products and softmax
     (FlashAttention, Dao et al. 2022, figure 1: 7.6 times as fast as the same in separate ops), and, where backward
@@ -174,11 +174,11 @@ def bias_before_batch_norm(evidence: Evidence) -> Iterator[Advice]:
 
     Evidence: settings without bias=False; the next layer beside it is a batch norm of as many channels, that was called
     as often, and on what the convolution returned by its shape. In a ``Sequential`` that was itself called as often one
-    goes into the other; elsewhere ``forward`` decides, which nobody sees, so it is told as a condition.
+    goes into the other; elsewhere ``forward`` decides, which is not recorded, so it is stated as a condition.
 
     What the bias took is known where it has ops of its own (``add_`` in forward, ``sum`` in backward, on a GPU); where
-    it is part of the convolution's kernel nobody knows, it is little, and is said once, where these convolutions take
-    at least a tenth of the time (those in a ``Sequential`` and the others are counted apart).
+    it is part of the convolution's kernel it is unknown and small, and is reported once, if these convolutions take at
+    least a tenth of the time (those in a ``Sequential`` and the others are counted apart).
     """
     layers, calls = evidence.run.layers, _forward_calls(evidence)
     biased = [
@@ -228,7 +228,7 @@ def bias_before_batch_norm(evidence: Evidence) -> Iterator[Advice]:
 
 def _many_in_a_call(evidence: Evidence, holds: Holds, number: int) -> dict[int, _OpsOf]:
     """The layers that call at least so many of some ops in each forward call, on average, but for compiled ones, and
-    for those whose class nobody knows: a range of a trace may hold a whole model."""
+    for those whose class is unknown: a range of a trace may hold a whole model."""
     calls = _forward_calls(evidence)
     return {
         layer: _OpsOf(took, took.calls / calls[layer])

@@ -1,4 +1,4 @@
-"""Work for gradients that could be spared: what is computed twice, and what nobody needs."""
+"""Work for gradients that could be spared: what is computed twice, and what is not needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def recomputed_layers(evidence: Evidence) -> Iterator[Advice]:
     it saves in memory at most.
 
     Evidence is the time of recomputed calls, the layers below included, of the outermost layers that were called so; it
-    is told from 5 % of the recorded time on: a cheaper saving of memory is worth its price. How much memory the device
+    is reported from 5 % of the recorded time on: a cheaper saving of memory is worth its price. How much memory the device
     has is not known here, so the remedy is only a choice. Without checkpointing a layer would hold back, at most, by
     how much memory rises in its recomputed call, for each such call in one forward of its model; that needs a run with
     memory. The gain is the time.
@@ -71,13 +71,13 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
     """Frozen layers at the front of a model through which gradients go all the same, because its input needs one.
 
     Gradients go through a frozen layer for good reason where something trainable runs before it. So evidence is the
-    backward of layers that were first called before anything with parameters to be trained (or with parameters that
-    nobody knows), and once in each call of the model: a layer that is called twice may come after, too. Layers without
-    parameters among them count, those with layers below do not. It is told from 5 % of the recorded time on; the gain
+    backward of layers that were first called before anything with parameters to be trained (or with unknown
+    parameters), and once in each call of the model: a layer that is called twice may come after, too. Layers without
+    parameters among them count, those with layers below do not. It is reported from 5 % of the recorded time on; the gain
     is that backward.
 
     Nothing is said where all of the model is frozen (then the gradient of its input is what is wanted), and where two
-    models are trained (one may feed the other). What is before the model, outside of the run, nobody knows: so the
+    models are trained (one may feed the other). What is before the model, outside of the run, is unknown: so the
     remedy has an if. Frozen is what was frozen at the end.
     """
     layers, columns = evidence.run.layers, evidence.run.rows.columns
@@ -122,7 +122,7 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
 
 
 def _trained(layers: Layers, called: Collection[int]) -> set[int]:
-    """The layers that have something to be trained, or may have: those whose parameters nobody knows; other paths of
+    """The layers that have something to be trained, or may have: those whose parameters are unknown; other paths of
     such a layer; layers without parameters of a class that has some elsewhere, as where two share a weight; and the
     layer around one that is never called, because it then uses those parameters itself."""
     numbers = layers.index_of

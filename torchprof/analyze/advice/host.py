@@ -55,7 +55,7 @@ def copies_in_layers(evidence: Evidence) -> Iterator[Advice]:
 
     Evidence are the copies on the device's timeline, and the time that the CPU is in the runtime's calls for them.
     Without them the run could be shorter by that time at most, and by no more than the device is idle or copies.
-    Needs the time of a CUDA device (or of its like); elsewhere nobody sees such copies.
+    Needs the time of a CUDA device (or of its like); elsewhere such copies are not recorded.
     """
     found = {layer: seen for layer, seen in _copies(evidence).items() if layer >= 0}
     limit = idle_ns(evidence) + sum(seen.device_ns for seen in found.values())

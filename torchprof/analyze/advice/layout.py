@@ -19,7 +19,7 @@ def channels_last_missed(evidence: Evidence) -> Iterator[Advice]:
     ``nhwcToNchwKernel``).
 
     Tensor cores want channels last, so cuDNN converts what comes otherwise: all the time of these kernels can be saved,
-    and nothing else is claimed. On the CPU oneDNN reorders inside of an op, where nobody sees it. Needs a device.
+    and nothing else is claimed. On the CPU oneDNN reorders inside of an op, where it is not recorded. Needs a device.
     """
     for number, one in evidence.took(_is_conversion).items():
         yield Advice(

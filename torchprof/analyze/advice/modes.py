@@ -20,7 +20,7 @@ def eval_forgotten(evidence: Evidence) -> Iterator[Advice]:
 
     If that is inference, its results are random, or depend on what else is in the batch, and the running statistics
     change: so it is said however little time it takes. A dropout of p=0 and a norm without running statistics do the
-    same in both modes. One finding for each model. How much time it would save nobody knows; what the dropouts took is
+    same in both modes. One finding for each model. How much time it would save is unknown; what the dropouts took is
     in the evidence.
     """
     if _trains(evidence):
@@ -88,7 +88,7 @@ def anomaly_detection_on(evidence: Evidence) -> Iterator[Advice]:
     """``torch.autograd.set_detect_anomaly`` was on at the end: each backward op is checked for NaN, and each forward op
     remembers its stack.
 
-    It is said at any size: all that was recorded is slower than it would be, and nobody can know by how much.
+    It is said at any size: all that was recorded is slower than it would be, by an unknown amount.
     """
     if evidence.switches.get("detect_anomaly") == "True":
         yield Advice(
@@ -106,7 +106,7 @@ def deterministic_algorithms_on(evidence: Evidence) -> Iterator[Advice]:
     """``torch.use_deterministic_algorithms`` was on at the end, which takes slower kernels, and fills all memory that
     ``torch.empty`` hands out.
 
-    Said at any size, since nobody can know what the others would have taken.
+    Said at any size, since the time of the others is unknown.
     """
     if evidence.switches.get("deterministic_algorithms") == "True":
         yield Advice(

@@ -167,8 +167,8 @@ def layers_of_slow_python(evidence: Evidence) -> dict[int, SlowPython]:
 
 
 def _has_python(layer: Layer) -> bool:
-    """Whether what runs in a layer between operators may be Python of the user's: of the ranges of a trace nobody knows
-    what they are, and what torch says of its own layers (``settings``) it says of no others."""
+    """Whether what runs in a layer between operators may be the user's Python. The ranges of a trace have no class, so
+    they may be anything; only torch's own layers have ``settings``."""
     return bool(layer.kind) and not layer.compiled and layer.kind not in _OF_TORCH and not layer.settings
 
 

@@ -15,7 +15,7 @@ from torchprof.run.samples import SampleKey
 from torchprof.run.words import FORWARD, OUTSIDE, PHASES
 
 INFERRED = "all ranks (inferred)"
-"""What the group is called of collectives that did not say theirs, and were between all ranks as far as can be told."""
+"""The name of the group of collectives that recorded no group and, as far as is known, were between all ranks."""
 
 
 class Times(NamedTuple):
@@ -75,8 +75,9 @@ class OneRank:
     ``work_ns``: its own work, in layers or not; ``typical_ns``: the same, the median over the steps. ``slowest``: in
     how many steps all others were faster, None where the steps of ranks cannot be paired. ``waiting_ns``: how long it
     waited in collectives for the last to come, at least so long where ``waits_longer``, since not all of them can be
-    told; ``last``: how often it was that last one. ``peaks``: (kind of device, bytes) by which memory rose, of several
-    devices of a kind the most. ``flops`` are those of all that was recorded, a lower bound where ``has_more_flops``.
+    measured; ``last``: how often it was that last one. ``peaks``: (kind of device, peak bytes above the start), the
+    largest if there are several devices of a kind. ``flops`` are those of all that was recorded, a lower bound if
+    ``has_more_flops``.
     """
 
     rank: int
@@ -93,7 +94,7 @@ class OneRank:
 
 
 IN_NO_OP = -3
-"""Where a layer's index stands: what a rank did in no operator and no range, as waiting for data."""
+"""In place of a layer's index: the time of a rank in no operator and no range, for example waiting for data."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,10 @@ class OneLayer:
     """A layer (by its index, negative for none) with all below it in one phase, over the ranks that have it.
 
     All is of one step. ``work``: own work in ns, the mean over the steps, ``typical``: their median; ``slowest``: how
-    often the rank with the most of it was the last; ``flops``, and whether there are ``more_flops`` that nobody
-    counted; ``peak``: how far memory rose in a call, in bytes. ``waiting``: ns in the collectives of the layer and
-    those below, of the ranks that were in them; None where it is not known, or where there are no ``collectives``; at
-    least so long where they ``wait_longer``.
+    often the rank with the most of it was the last; ``flops``, a lower bound if there are ``more_flops`` that were not
+    counted; ``peak``: peak bytes above the start of a call. ``waiting``: ns in the collectives of the layer and those
+    below, of the ranks that were in them; None if that is not known, or if there are no ``collectives``; a lower bound
+    if they ``wait_longer``.
     """
 
     layer: int
@@ -122,13 +123,13 @@ class OneLayer:
 
 @dataclass(frozen=True)
 class OneCollective:
-    """A collective that a layer asked for, between the ranks of one group. ``ranks`` are those that recorded it.
+    """A collective that a layer called, between the ranks of one group. ``ranks`` are those that recorded it.
 
     ``calls`` are those of all ranks. ``waiting``: ns in one step, of each rank; None where it is not known which call
-    of one rank belongs to which of another. The ranks in ``longer`` wait at least so long: all where others of the
-    group are missing, and those on which several such are under way at once. ``beside``: for how long in a step another
-    collective may have been under way, too, of which this waiting does not know. ``last``: how often each rank was the
-    last to come, ``of`` so many calls; where several came at once, nobody was.
+    of one rank belongs to which of another. For the ranks in ``longer`` that is a lower bound: for all if other ranks
+    of the group are missing, and for those on which several such collectives ran at once. ``beside``: for how long in
+    a step another collective may have run at the same time that this waiting does not include. ``last``: how often
+    each rank was the last to come, in ``of`` calls; if several came at once, none was.
     """
 
     layer: int

@@ -33,7 +33,11 @@ _TAKES_TWO = frozenset(("div", "eq", "ge", "gt", "le", "lt", "maximum", "minimum
 
 
 def _elementwise(tensors: int, times: int = 1) -> Formula:
-    """``tensors``: how many inputs from the first on make the shape of the result; one more may be where it is put."""
+    """The formula of an operator on each element: ``times`` FLOPs for each.
+
+    ``tensors``: how many of the first inputs are broadcast to the shape of the result. An input after them may be the
+    ``out=`` tensor.
+    """
 
     def formula(op: Operation) -> tuple[int, int]:
         if op.is_missing(0) or (op.is_missing(1) and bare(op.name) in _TAKES_TWO):
