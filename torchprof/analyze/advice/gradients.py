@@ -22,8 +22,8 @@ def recomputed_layers(evidence: Evidence) -> Iterator[Advice]:
     it saves in memory at most.
 
     Evidence is the time of recomputed calls, the layers below included, of the outermost layers that were called so; it
-    is reported from 5 % of the recorded time on: a cheaper saving of memory is worth its price. How much memory the device
-    has is not known here, so the remedy is only a choice. Without checkpointing a layer would hold back, at most, by
+    is reported from 5 % of the recorded time on: a cheaper saving of memory is worth its price. How much memory the
+    device has is not known here, so the remedy is only a choice. Without checkpointing a layer would hold back, at most, by
     how much memory rises in its recomputed call, for each such call in one forward of its model; that needs a run with
     memory. The gain is the time.
     """
@@ -73,8 +73,8 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
     Gradients go through a frozen layer for good reason where something trainable runs before it. So evidence is the
     backward of layers that were first called before anything with parameters to be trained (or with unknown
     parameters), and once in each call of the model: a layer that is called twice may come after, too. Layers without
-    parameters among them count, those with layers below do not. It is reported from 5 % of the recorded time on; the gain
-    is that backward.
+    parameters among them count, those with layers below do not. It is reported from 5 % of the recorded time on; the
+    gain is that backward.
 
     Nothing is said where all of the model is frozen (then the gradient of its input is what is wanted), and where two
     models are trained (one may feed the other). What is before the model, outside of the run, is unknown: so the
