@@ -1438,7 +1438,7 @@ def test_what_goes_wrong_in_reading_a_graph_is_not_the_users(monkeypatch: pytest
     def fails(*args: Any, **kwargs: Any) -> None:
         raise LookupError("planted")
 
-    monkeypatch.setattr(f"torchprof.record.compiler.{name}", fails)
+    monkeypatch.setattr(f"torchprof.record.compiler_graph.{name}", fails)
     found = recorded(Small, train)
     assert {layers for _, _, layers in kernels_of(found.run)} == {UNKNOWN}
     check(found, unknown=SMALL.total())

@@ -15,7 +15,7 @@ from torchprof.run.words import DIVISORS
 
 _DEVICES = ("cuda", "xpu", "mps", "mtia", "hpu")
 _ACTIONS = (ProfilerAction.NONE, ProfilerAction.WARMUP, ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
-"""torch has one more, which is private."""
+"""The actions of torch's schedules. Its one other action is private."""
 
 
 def checked_schedule(schedule: Any, warmup: Any, on_trace_ready: Any) -> None:

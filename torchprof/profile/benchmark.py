@@ -124,7 +124,7 @@ class _Timing:
         repeat: int,
         show: Callable[[str], None],
     ) -> None:
-        self.grad_model = model
+        self.model = model
         self.train = train
         self.loss = loss
         self.optimizer = optimizer
@@ -189,16 +189,16 @@ class _Timing:
         return tuple(seconds[self.warmup :])
 
     def _switch(self) -> None:
-        if getattr(self.grad_model, "training", self.train) is not self.train:
+        if getattr(self.model, "training", self.train) is not self.train:
             try:
-                self.grad_model.train(self.train)
+                self.model.train(self.train)
             except NotImplementedError:  # a module of torch.export has one mode
                 mode = "train" if self.train else "eval"
                 said = f"The model cannot be switched to {mode} mode, and ran as it is."
                 self.warnings += [] if said in self.warnings else [said]
 
     def _step(self, batch: Batch) -> None:
-        output = self.grad_model(*batch.args, **batch.kwargs)
+        output = self.model(*batch.args, **batch.kwargs)
         if self.train:
             _loss_of(output, self.loss).backward()
             if self.optimizer is not None:

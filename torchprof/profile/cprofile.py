@@ -99,6 +99,17 @@ def record_functions(file: str, kind: str, target: str, *args: str) -> NoReturn:
     """In the child process: run the script, write its functions to a file, and end as the script ended."""
     profile = cProfile.Profile()
     ending = Script(target, args, is_module=kind == "module").run(lambda: profile)
+    rows = _functions_of(profile)
+    Path(file).write_text(json.dumps(rows), encoding="utf-8")
+    ending.end()
+
+
+def _functions_of(profile: cProfile.Profile) -> list[PythonFunction]:
+    """The functions of a profile, by self time, the largest first.
+
+    Nothing of cProfile's own rows outlives this call: Python's shutdown may clear their type before a frame that holds
+    one, and then writes a SystemError to stderr.
+    """
     found: dict[tuple[str, int, str], list[float]] = {}
     for code, calls, _, total_s, self_s, _ in profile.getstats():
         where = ("~", 0, code) if isinstance(code, str) else (code.co_filename, code.co_firstlineno, code.co_name)
@@ -107,10 +118,8 @@ def record_functions(file: str, kind: str, target: str, *args: str) -> NoReturn:
         sums = found.setdefault(where, [0, 0, 0])  # a function that is defined in a loop has several code objects
         for column, value in enumerate((calls, self_s, total_s)):
             sums[column] += value
-    rows = [
+    functions = [
         PythonFunction(*where, round(calls), round(self_s * 1e9), round(total_s * 1e9))
         for where, (calls, self_s, total_s) in found.items()
     ]
-    rows.sort(key=lambda row: -row.self_ns)
-    Path(file).write_text(json.dumps(rows), encoding="utf-8")
-    ending.end()
+    return sorted(functions, key=lambda one: -one.self_ns)

@@ -254,8 +254,9 @@ class Cycles:
         """
         run, seen = self.run, deepcopy(self.seen)
         if run is None:
-            cycle = self.last or Cycle(dataclasses.replace(self.setup, device=None))
-            if not cycle.session.started:
+            cycle = self.last
+            if cycle is None or not cycle.session.started:  # what a device did is unknown then, too
+                cycle = Cycle(dataclasses.replace(self.setup, device=None))
                 seen.nothing = _LOST if self._is_lost else why_nothing
             run = cycle.read(layers, seen)
         elif self._is_lost:

@@ -47,7 +47,8 @@ from torchprof.run.words import BEFORE, Signature, is_collective, is_runtime_cal
 OURS = "_is_torchprofs"
 """The attribute that marks a profiler of torch's as ours."""
 _USER_SCOPE, _BACKWARD_SCOPE = 7, 1
-# No source lines: Python's builtins, torch's marks of modules, what every call of a module goes through, our labels.
+# No source lines: Python's builtins, torch's marks of modules, what every call of a module goes through, and the labels
+# and stand-ins of torchprof/record.
 _NO_SOURCE = ("<", "nn.Module: ", "torch/nn/modules/module.py(", "torchprof/record/")
 
 _RawEvent = torch._C._autograd._KinetoEvent

@@ -23,9 +23,9 @@ def recomputed_layers(evidence: Evidence) -> Iterator[Advice]:
 
     Evidence is the time of recomputed calls, the layers below included, of the outermost layers that were called so; it
     is reported from 5 % of the recorded time on: a cheaper saving of memory is worth its price. How much memory the
-    device has is not known here, so the remedy is only a choice. Without checkpointing a layer would hold back, at most, by
-    how much memory rises in its recomputed call, for each such call in one forward of its model; that needs a run with
-    memory. The gain is the time.
+    device has is not known here, so the remedy is only a choice. Without checkpointing a layer would keep allocated, at
+    most, the peak of its recomputed call, for each such call in one forward of its model; that needs a run with memory.
+    The gain is the time.
     """
     if PHASES.index(RECOMPUTE) not in evidence.run.rows.columns["phase"]:
         return
