@@ -154,7 +154,7 @@ def test_a_slow_first_call_of_the_model(durations: tuple[int, ...], said: bool) 
     ("same_shapes", "said"),
     [
         (False, "not all were on the same shapes, so how much of that is start-up is not known."),
-        (None, "that is start-up or other shapes, which were not recorded, and is in the totals."),
+        (None, "that is start-up or other shapes, and is in the totals."),
     ],
 )
 def test_a_slow_first_call_is_start_up_where_all_were_on_the_same_shapes(same_shapes: bool | None, said: str) -> None:

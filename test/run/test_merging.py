@@ -552,8 +552,8 @@ def test_warnings_of_cycles_that_were_added_are_those_of_the_sum() -> None:
 
     def recorded(wall_ns: int, *others: str) -> Run:
         run = run_of(0, line(1, MUL, calls=2, uncounted=2), layers=["Net", "Net.a"])
-        run = replace(run, metas=(replace(run.meta, wall_ns=wall_ns, run_delay_ns=wall_ns // 2),))
-        run = replace(run, metas=(replace(run.meta, warnings=caveats(*others)),))
+        meta = replace(run.meta, wall_ns=wall_ns, run_delay_ns=wall_ns // 2, measured=("flops",))
+        run = replace(run, metas=(replace(meta, warnings=caveats(*others)),))
         assert sum("(2 calls, in Net.a)" in text or "The machine was busy" in text for text in sentences(run)) == 2
         return run
 

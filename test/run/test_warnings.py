@@ -118,3 +118,8 @@ def test_a_warning_that_is_none_is_a_damaged_file(tmp_path: Path, bad: str) -> N
     path.write_text(path.read_text().replace(good, bad))
     with pytest.raises(TorchprofError, match="damaged run file"):
         torchprof.load(path)
+
+
+def test_a_code_without_the_layers_and_facts_that_it_needs_is_shown_as_it_is() -> None:
+    assert str(caveat("slow_start")) == "slow_start"
+    assert str(caveat("calls_not_recorded", calls=2)) == "calls_not_recorded: calls=2"

@@ -26,23 +26,26 @@ def all_warnings(run: Run) -> tuple[Caveat, ...]:
     of_one = [run] if len(run.metas) == 1 else of_ranks(run, [meta.rank for meta in run.metas])
     found: dict[Caveat, list[int]] = {}
     for one in of_one:
-        for warning in dict.fromkeys(_of_rank(one)):
+        for warning in dict.fromkeys(_of_rank(one, len(run.metas) > 1)):
             found.setdefault(warning, []).append(one.meta.rank)
     most_first = sorted(found.items(), key=lambda item: -len(item[1]))
     return tuple(replace(warning, ranks=tuple(ranks)) for warning, ranks in most_first)
 
 
-def _of_rank(run: Run) -> Iterator[Caveat]:
+def _of_rank(run: Run, is_merged: bool) -> Iterator[Caveat]:
     stored = [warning for warning in run.meta.warnings if warning.code != WITHOUT_SHAPES]
     last = [warning for warning in stored if warning.code in _AT_THE_END and not warning.added]
     yield from (warning for warning in stored if warning not in last)
-    yield from following_from(run)
+    yield from following_from(run, is_merged)
     yield from last
 
 
-def following_from(run: Run) -> Iterator[Caveat]:
-    """The warnings that need nothing but the run of one rank: computed for a sum, they hold for all of it."""
-    yield from about_start(run)
+def following_from(run: Run, is_merged: bool = False) -> Iterator[Caveat]:
+    """The warnings that need nothing but the run of one rank: computed for a sum, they hold for all of it.
+
+    ``is_merged``: it was taken out of the run of several ranks, whose layers are those of all ranks.
+    """
+    yield from about_start(run, is_merged)
     yield from about_left_over(run)
     yield from about_compiled(run)
     if "flops" in run.meta.measured:
@@ -64,14 +67,17 @@ def about_processors(meta: Meta) -> Iterator[Caveat]:
         yield caveat("machine_busy", delay_ns=waited, wall_ns=wall)
 
 
-def about_start(run: Run) -> Iterator[Caveat]:
-    """Models whose first call took much longer than the later ones: start-up, where all were on the same shapes."""
+def about_start(run: Run, is_merged: bool = False) -> Iterator[Caveat]:
+    """Models whose first call took much longer than the later ones: start-up, where all were on the same shapes.
+
+    In a merged run, shapes that vary may do so only between ranks: it is unknown whether they vary on this one.
+    """
     for key, spread in run.samples.items():
         later = (spread.sum - spread.first) / (spread.count - 1) if spread.count > 1 else 0
         of_calls = key.measure == "cpu_ns" and key.phase == FORWARD and len(run.layers[key.layer].path) == 1
         if of_calls and 0 < later * _SLOW_START < spread.first:
             layer = run.layers[key.layer]
-            shapes = {False: "same", True: "varying", None: ""}[varying_work(run)[layer.path]]
+            shapes = {False: "same", True: "" if is_merged else "varying", None: ""}[varying_work(run)[layer.path]]
             yield caveat("slow_start", [layer.name], first_ns=spread.first, later_ns=later, shapes=shapes)
 
 
@@ -88,7 +94,8 @@ def about_left_over(run: Run) -> Iterator[Caveat]:
 def about_compiled(run: Run) -> Iterator[Caveat]:
     """Graph breaks, compiling while it was recorded, kernels that were divided, and those of unknown layers."""
     found = compiled_in(run)
-    places = [f"{PurePath(region.file).name}:{region.break_line}" for region in found.breaks]
+    files = [(PurePath(region.file).name, region.break_line) for region in found.breaks]
+    places = [f"{name}:{line}" if name else f"line {line}" for name, line in files]  # a stripped run has no names
     if places:
         yield caveat("graph_breaks", places=tuple(places))
     by_layers = ("compile_layers", True) in run.meta.flags

@@ -188,7 +188,7 @@ def _is_kernel(frames: Sequence[Frame]) -> bool:
 
 
 def _why_unknown(frame: Frame) -> str | None:
-    """Why the layers of the kernels in a frame are not known; None where they are. Older files have no reason."""
+    """Why the layers of the kernels in a frame are not known; None where they are."""
     if frame.kind != "kernels" or not frame.name.startswith(NOT_ATTRIBUTABLE):
         return None
     return frame.name.removeprefix(f"{NOT_ATTRIBUTABLE}: ")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def dataframe(run: Run, of: str = "layers") -> pandas.DataFrame:
-    """The records as ``torchprof.records`` has them. Raises TorchprofError for unknown ones, and without pandas.
+    """The records of ``torchprof.analyze.records``. Raises TorchprofError for unknown ones, and without pandas.
 
     Integers are pandas's nullable ``Int64`` and texts its nullable ``string``, so that what is not known is
     ``pandas.NA``; as a column of NumPy's it would be 0 or make all of them floats.

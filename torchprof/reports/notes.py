@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from torchprof.analyze.caveats import about_processors
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, PHASES
@@ -73,12 +74,11 @@ def about_flops(run: Run) -> Iterator[str]:
 def _about_busy_machines(run: Run) -> Iterator[str]:
     """One sentence for several ranks: each has figures of its own, and their sentences would hide others."""
     shares = {
-        rank: warning.facts["delay_ns"] / warning.facts["wall_ns"]
-        for warning in run.warnings
-        if warning.code == _BUSY and not warning.added
-        for rank in warning.ranks
+        meta.rank: (meta.run_delay_ns or 0) / meta.wall_ns
+        for meta in run.metas
+        if len(run.metas) > 1 and any(about_processors(meta))
     }
-    if len(run.metas) > 1 and shares:
+    if shares:
         most = max(shares, key=shares.__getitem__)
         yield (
             f"The machine was busy on {len(shares)} of {len(run.metas)} ranks: for up to {shares[most]:.0%} of the "

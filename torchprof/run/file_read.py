@@ -28,7 +28,7 @@ from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, Lane, Spans, Timeline
 from torchprof.run.unfinished import Entered, Unfinished
-from torchprof.run.warnings import Caveat
+from torchprof.run.warnings import WITHOUT_SHAPES, Caveat
 from torchprof.run.words import NOT_SELECTED, PHASES, Frame, Signature
 
 _START = 256  # bytes, within which a file says its format
@@ -290,9 +290,15 @@ def _warning(value: Any) -> Caveat:
     _demand(isinstance(facts, dict), f"{facts!r:.80} where the facts of a warning belong")
     added = _read(tuple[tuple[tuple[int, ...], int], ...], value.get("added", []))
     _demand(
-        all(numbers and 1 <= min(numbers) <= max(numbers) <= of for numbers, of in added), f"the runs {added!r:.80}"
+        all(
+            numbers and [*numbers] == sorted({*numbers}) and numbers[0] >= 1 and numbers[-1] <= of
+            for numbers, of in added
+        ),
+        f"the runs {added!r:.80}",
     )
     layers = _read(tuple[str, ...], value.get("layers", []))
+    if value["code"] == WITHOUT_SHAPES:  # more is computed from it than its sentence
+        _read(tuple[str, ...], facts.get("names", []))
     return Caveat(_read(str, value["code"]), layers, {name: _plain(fact) for name, fact in facts.items()}, added)
 
 

@@ -1,4 +1,4 @@
-"""Runs of the ranks of a job, merged into one, and one run taken apart by rank. Knows only the standard library."""
+"""Runs of the ranks of a job, merged into one."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def of_ranks(run: Run, ranks: Collection[int]) -> Iterator[Run]:
             unfinished=tuple(one for one in run.unfinished if one.rank == rank),
         )
         its_layers = (layer for layer in run.layers if not layer.ranks or rank in layer.ranks)
-        yield on_layers(part, tuple(replace(layer, ranks=()) for layer in its_layers))
+        yield on_layers(part, tuple(replace(layer, ranks=()) if layer.ranks else layer for layer in its_layers))
 
 
 def _of_one_rank(together: Lockstep, at: int) -> Lockstep:

@@ -25,7 +25,7 @@ class DeviceTime:
     """What one device of one rank did with its time, from the start of its first work to the end of its last.
 
     Each time is that of a union: what runs on several streams at once counts once. ``busy_ns``: anything ran;
-    ``communication_ns``: a collective or another transfer between ranks (see ``torchprof.device_times``); ``copy_ns``:
+    ``communication_ns``: a collective or another transfer between ranks (``torchprof.measure.devices``); ``copy_ns``:
     a copy or a set; ``compute_ns``: anything else. ``overlap_ns`` is how long it communicated and computed at once.
     In a run of several cycles all this is summed, and what lies between two cycles is in none of it.
     """
@@ -74,8 +74,8 @@ class Spans:
     ``start_ns`` and ``end_ns`` are after the start; ``lane`` is a number in ``lanes``, ``layer`` in the run's layers
     (negative: none), ``phase`` in ``PHASES``, and ``name`` in ``names``: of a label, on a device of a kernel. It is -1
     where the span is the layer's: a call, in backward an unbroken stretch of work of the layer and those below it (see
-    ``torchprof.spans``). ``steps`` are the times when steps began, and last when the last one ended; empty where none
-    did. ``dropped``: how many came after the first ``Spans.LIMIT`` and are not here.
+    ``torchprof.measure.timeline``). ``steps`` are the times when steps began, and last when the last one ended; empty
+    if none did. ``dropped``: how many came after the first ``Spans.LIMIT`` and are not here.
     """
 
     lanes: tuple[Lane, ...]

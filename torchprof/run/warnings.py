@@ -51,7 +51,7 @@ class Caveat:
     def _sentence(self) -> str:
         try:
             return SENTENCES[self.code](list(self.layers), **self.facts)
-        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):  # of a newer torchprof
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):  # of a newer torchprof
             facts = [f"{name}={value!r}" for name, value in self.facts.items()]
             about = "; ".join([*([some(list(self.layers))] if self.layers else []), *facts])
             return f"{self.code}: {about}" if about else self.code
@@ -367,13 +367,13 @@ _WHY_UNKNOWN = {
 _WHY_SLOW = {
     "same": "that start-up, the model's or the profiler's own, is in the totals",
     "varying": "not all were on the same shapes, so how much of that is start-up is not known",
-    "": "that is start-up or other shapes, which were not recorded, and is in the totals",
+    "": "that is start-up or other shapes, and is in the totals",
 }
 
 
 @_sentence
 def slow_start(layers: list[str], first_ns: int, later_ns: float, shapes: str) -> str:
-    """``shapes``: whether those of all calls were the "same" or "varying", "" where they were not recorded."""
+    """``shapes``: whether those of all calls were the "same" or "varying", "" where that is unknown."""
     return (
         f"The first call of {layers[0]} took {format_time(first_ns)}, the later ones "
         f"{format_time(later_ns)} on average: {_WHY_SLOW[shapes]}."

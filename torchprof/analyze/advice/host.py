@@ -14,7 +14,7 @@ from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import FORWARD, OPTIMIZER_RANGE, OUTSIDE, Frame
 
 _RUNTIME = re.compile(r"(cuda|hip|musa)Memcpy\w*|(cuda|hip|xpu|musa)\w*Synchronize")
-"""The calls of a device's runtime in which the CPU copies or waits, as ``torchprof.steps`` knows them."""
+"""The calls of a device's runtime in which the CPU copies or waits, as ``torchprof.measure.steps`` knows them."""
 _BETWEEN_HOST_AND_DEVICE = re.compile(r"Memcpy (HtoD|DtoH)\b.*")
 _PAGEABLE = "Memcpy HtoD (Pageable"
 _VALUES = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::nonzero"})
