@@ -38,6 +38,7 @@ import torchprof
 from torchprof.attribute.compiled_graphs import Step
 from torchprof.attribute.events import GIVEN
 from torchprof.errors import TorchprofError
+from torchprof.record import compiler, compiler_graph
 from torchprof.record.compiler import Provenance, _Calls, _telling
 from torchprof.record.compiler_graph import Taken, _step
 from torchprof.run.rows import Row
@@ -1438,7 +1439,8 @@ def test_what_goes_wrong_in_reading_a_graph_is_not_the_users(monkeypatch: pytest
     def fails(*args: Any, **kwargs: Any) -> None:
         raise LookupError("planted")
 
-    monkeypatch.setattr(f"torchprof.record.compiler_graph.{name}", fails)
+    where = compiler if hasattr(compiler, name) else compiler_graph
+    monkeypatch.setattr(where, name, fails)
     found = recorded(Small, train)
     assert {layers for _, _, layers in kernels_of(found.run)} == {UNKNOWN}
     check(found, unknown=SMALL.total())
