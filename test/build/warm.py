@@ -42,7 +42,7 @@ class WarmPython:
         self._process.start()
 
     def wait(self, until: float) -> subprocess.CompletedProcess[str]:
-        """How it ended. One that still runs at ``until`` (of ``time.monotonic``) is killed, and TimeoutExpired raised."""
+        """How it ended. It is killed if it still runs at ``until`` (``time.monotonic``): TimeoutExpired is raised."""
         self._process.join(max(0.0, until - time.monotonic()))
         code = self._process.exitcode
         if code is None:
