@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -374,3 +375,12 @@ def test_formats() -> None:
     assert run_of(FORWARD_EVENTS).report("compiled", tablefmt="github").startswith("| Region")
     with pytest.raises(TorchprofError, match="no format 'nonsense'"):
         run_of(FORWARD_EVENTS).report("compiled", tablefmt="nonsense")
+
+
+def test_the_json_without_file_names_has_none_in_its_warnings() -> None:
+    run = run_of(FORWARD_EVENTS)
+    for strip, place in ((False, "net.py:12"), (True, "line 12")):
+        text = run.report("json", strip=strip)
+        breaks = [one for one in json.loads(text)["warnings"] if one["code"] == "graph_breaks"]
+        assert [one["facts"] for one in breaks] == [{"places": [place]}]
+        assert ("net.py" in text) is not strip

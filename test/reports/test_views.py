@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import unescape
@@ -23,6 +24,7 @@ import torchprof
 from torchprof import Run, compare
 from torchprof.analyze.records import table as records
 from torchprof.run.cost import AT_LEAST, UNKNOWN, format_count, format_memory, format_time
+from torchprof.run.warnings import Caveat
 from torchprof.run.words import FORWARD, PHASES
 
 if TYPE_CHECKING:
@@ -146,8 +148,29 @@ def test_markdown_and_the_notebook_show_the_terminals_rows(run: Run) -> None:
 def test_the_json_is_the_run(run: Run, tmp_path: Path) -> None:
     run.export(tmp_path / "run.json")
     again = torchprof.load(tmp_path / "run.json")
+    assert again == run
     assert terminal(again, show_events=True) == terminal(run, show_events=True)
     assert again.report("tree") == run.report("tree") and again.report("summary") == run.report("summary")
+
+
+@every_kind
+def test_the_json_has_every_warning_of_the_run_as_data(run: Run, tmp_path: Path) -> None:
+    shown = json.loads(run.report("json"))["warnings"]
+    assert [one["sentence"] for one in shown] == [str(warning) for warning in run.warnings]
+    again = [
+        Caveat(one["code"], tuple(one["layers"]), one["facts"], frozen(one.get("added", [])), tuple(one["ranks"]))
+        for one in frozen(shown)
+    ]
+    assert again == [*run.warnings]
+    run.save(tmp_path / "saved.json")
+    assert "warnings" not in json.loads((tmp_path / "saved.json").read_text(encoding="utf-8"))
+
+
+def frozen(value: Any) -> Any:
+    """A value of JSON with tuples in place of lists, as a warning holds them."""
+    if isinstance(value, dict):
+        return {name: frozen(each) for name, each in value.items()}
+    return tuple(map(frozen, value)) if isinstance(value, list) else value
 
 
 @every_kind
