@@ -369,7 +369,7 @@ READ_PANELS = """(every) => {
       for (const node of [...document.querySelectorAll(".lines .line")].map((line) => line.dataset.node)) {
         document.querySelector(`.lines .line[data-node="${node}"] .number`).click();
         const panel = document.querySelector(".panel");
-        const all = (selector, told) => Object.fromEntries([...panel.querySelectorAll(selector)].map(told));
+        const all = (selector, read) => Object.fromEntries([...panel.querySelectorAll(selector)].map(read));
         const sheets = {};
         for (const heading of panel.querySelectorAll("h3")) {
           let next = heading.nextElementSibling;
@@ -397,8 +397,8 @@ def table(page: Page, *, whole: bool = True) -> list[dict[str, Any]]:
     return lines
 
 
-def told(page: Page) -> Any:
-    return page.evaluate("JSON.parse(document.getElementById('told').textContent)")
+def data_of(page: Page) -> Any:
+    return page.evaluate("JSON.parse(document.getElementById('data').textContent)")
 
 
 def text_rows(run: Run) -> list[list[str]]:
@@ -523,7 +523,7 @@ def test_panel_of_each_layer_tells_its_figures_and_operators(name: str, look: Ca
     page = look(run)
     columns = columns_of(run, show_events=True)
     figures = figures_by_path(run)
-    fields = [field for field in (measured_field(run, one["heading"]) for one in told(page)["measures"]) if field]
+    fields = [field for field in (measured_field(run, one["heading"]) for one in data_of(page)["measures"]) if field]
     seen = set()
     for panel in panels(page):
         field, phase = measured_field(run, panel["width"]), phase_of(panel["phase"], run)
@@ -687,7 +687,7 @@ def check_icicle(page: Page, run: Run, field: str, phases: Sequence[str]) -> Non
 def test_blocks_are_as_wide_as_their_part(name: str, look: Callable[..., Page]) -> None:
     run = RUNS[name]()
     page = look(run)
-    data = told(page)
+    data = data_of(page)
     for measure in data["measures"]:
         if len(data["measures"]) > 1:
             choice(page, measure["heading"]).click()
@@ -832,20 +832,20 @@ def check_upper_edge(page: Page, run: Run) -> None:
         total += nbytes
         left[at // length] = total
     assert max(highest.values()) == memory.peak_bytes
-    course = page.evaluate("JSON.parse(document.getElementById('told').textContent).memory[0].course")
-    told = [(at, sum(kinds)) for at, kinds in zip(course["timesNs"], course["heights"])]
+    course = page.evaluate("JSON.parse(document.getElementById('data').textContent).memory[0].course")
+    levels = [(at, sum(kinds)) for at, kinds in zip(course["timesNs"], course["heights"])]
     assert course["timesNs"] == sorted(course["timesNs"])
     for stretch in highest:
-        before = [level for at, level in told[1:] if at // length < stretch][-1:] or [0]
-        here = [level for at, level in told[1:] if at // length == stretch]
+        before = [level for at, level in levels[1:] if at // length < stretch][-1:] or [0]
+        here = [level for at, level in levels[1:] if at // length == stretch]
         assert max([*before, *here]) == highest[stretch]
         assert [*before, *here][-1] == left[stretch]
     chart = page.evaluate(READ_CHART)
     per_byte = (chart["start"] - chart["highest"]) / memory.peak_bytes
     edges = [points[: len(points) // 2] for points in chart["polygons"]]
     tops = [max((chart["start"] - y) / per_byte for _, y in column) for column in zip(*edges)]
-    assert tops == [pytest.approx(level, abs=0.06 / per_byte) for _, level in told for _ in ("begin", "end")]
-    x = [chart["left"] + (chart["right"] - chart["left"]) * at / last for at, _ in told]
+    assert tops == [pytest.approx(level, abs=0.06 / per_byte) for _, level in levels for _ in ("begin", "end")]
+    x = [chart["left"] + (chart["right"] - chart["left"]) * at / last for at, _ in levels]
     for edge in edges:
         assert [at for at, _ in edge[::2]] == pytest.approx(x, abs=0.06)
         ends = [max(begin + 1, end) for begin, end in zip(x, [*x[1:], chart["right"]])]
@@ -916,9 +916,9 @@ def test_memory_stays_at_its_level_until_the_next_step(look: Callable[..., Page]
     run = with_memory(run_of([row(0, cpu_ns=10)]), steps, Memory("cpu", peak_bytes=392, peak_ns=10_000))
     page = look(run)
     check_upper_edge(page, run)
-    course = page.evaluate("JSON.parse(document.getElementById('told').textContent).memory[0].course")
-    told = [(at, sum(kinds)) for at, kinds in zip(course["timesNs"], course["heights"])]
-    assert told == [(0, 0), (0, 50), (10_000, 392), (10_002, 0), (100_000, 18), (200_000, 0)]
+    course = page.evaluate("JSON.parse(document.getElementById('data').textContent).memory[0].course")
+    levels = [(at, sum(kinds)) for at, kinds in zip(course["timesNs"], course["heights"])]
+    assert levels == [(0, 0), (0, 50), (10_000, 392), (10_002, 0), (100_000, 18), (200_000, 0)]
 
 
 def test_what_was_freed_lifts_the_stack_off(look: Callable[..., Page]) -> None:
@@ -1334,7 +1334,9 @@ def test_sheet_sorts_and_shows_more(look: Callable[..., Page]) -> None:
 
 def test_spread_over_the_ranks(look: Callable[..., Page]) -> None:
     page = look(of_ranks())
-    assert "3: The second rank doubts." in page.inner_text("header") and "The second rank" in page.inner_text(".doubts")
+    assert "3: The second rank doubts." in page.inner_text("header") and "The second rank" in page.inner_text(
+        ".warnings"
+    )
     choice(page, "forward").click()
     sheets = {panel["path"]: panel["sheets"] for panel in panels(page, every=False) if panel["path"]}
     totals = [of_rank(of_ranks(), rank).tree(FORWARD).children[0].total.cpu_ns for rank in (0, 3)]
@@ -1823,7 +1825,21 @@ CONTRASTS = """(selectors) => {
 }"""
 
 TEXTS = [
-    *("h1", "h2", "h3", ".headline", "summary", "li", "dt", "dd", ".doubts li", ".hint", "footer", ".status", ".calls"),
+    *(
+        "h1",
+        "h2",
+        "h3",
+        ".headline",
+        "summary",
+        "li",
+        "dt",
+        "dd",
+        ".warnings li",
+        ".hint",
+        "footer",
+        ".status",
+        ".calls",
+    ),
     *(
         "label",
         "button",

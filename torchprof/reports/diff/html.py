@@ -31,10 +31,10 @@ def compare_html(diff: Diff) -> str:
         "headline": headline(diff),
         "comparison": {
             "scale": [1 / count if diff.unit else 1 for count in reversed(diff.counts)],
-            "of": diff.unit,
+            "per": diff.unit,
             "notes": [*diff.notes, *diff.doubts],
             "whole": whole_of(diff),
-            "told": [[what, lines] for what, lines in changes_of_layers(diff)],
+            "layerChanges": [[what, lines] for what, lines in changes_of_layers(diff)],
             "quantities": [
                 {
                     "key": one.key,

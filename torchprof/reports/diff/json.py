@@ -54,7 +54,7 @@ def as_json(diff: Diff) -> str:
         "whole": {key: _change(change) for key, change in diff.whole.items()},
         "layers": layers,
         "notes": diff.notes,
-        "doubts": diff.doubts,
+        "warnings": diff.doubts,
     }
     return json.dumps(document, separators=(",", ":"))
 

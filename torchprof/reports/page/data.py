@@ -62,7 +62,7 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
         "sources": sources.data(),
         "areRanks": sources.are_ranks,
         "ranks": None if of_job is None else compared_ranks(of_job, tree.nodes[0]),
-        "doubts": warnings,
+        "warnings": warnings,
         "layers": {"parent": tree.parents, "name": tree.names},
         "takes": [layers_of(take.run, tree, at) for at, take in enumerate(takes)],
         "columns": [column_data(column, where) for column, where in columns],
