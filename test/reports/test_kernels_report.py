@@ -13,7 +13,7 @@ from tabulate import tabulate_formats
 
 from torchprof import TorchprofError
 from torchprof.analyze.operators import Kernel, kernels
-from torchprof.reports.kernels import short_name
+from torchprof.reports.kernels import short_kernel_name
 from torchprof.run.words import BACKWARD, LAUNCH_NOT_RECORDED, OUTSIDE, RECOMPUTE
 
 MEASURES = ("cpu_ns", "device_ns")
@@ -179,8 +179,8 @@ def test_kernels_of_real_looking_events() -> None:
         ("", ""),
     ],
 )
-def test_short_names(name: str, short: str) -> None:
-    assert short_name(name) == short
+def test_short_kernel_names(name: str, short: str) -> None:
+    assert short_kernel_name(name) == short
 
 
 def test_full_names_on_request() -> None:
