@@ -4,7 +4,7 @@ const ROW_HEIGHT = 26;
 const TALL_ROW = 42; // if there are few rows
 const BOX_HEIGHT = 420;
 const MOST_ROWS = 60;
-const LEAST_WIDTH = 2; // pixels; smaller neighbours are drawn as one block
+const LEAST_WIDTH = 2; // pixels; smaller neighbors are drawn as one block
 
 /**
  * @typedef {object} IcicleDrawing

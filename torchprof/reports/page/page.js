@@ -386,7 +386,7 @@ class Page {
       this.table.toggle(this.selected);
       return;
     }
-    const moved = this.#neighbour(event.key);
+    const moved = this.#neighbor(event.key);
     if (moved === undefined) return;
     event.preventDefault();
     if (moved !== null) this.select(moved);
@@ -394,7 +394,7 @@ class Page {
 
   // The layer that a key selects: null if there is none in that direction, undefined for keys without a meaning.
   /** @param {string} key */
-  #neighbour(key) {
+  #neighbor(key) {
     const { run, selected } = this;
     const widths = this.measure ? run.totalIn(this.measure.field, this.phases, this.source) : null;
     const siblings = selected === this.top ? [selected] : run.children[run.parent[selected]];
