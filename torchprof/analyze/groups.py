@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -31,19 +31,30 @@ class Group(NamedTuple):
 
 def by_class(run: Run) -> list[Group]:
     """A group for each class of layers."""
-    groups = _grouped(run, lambda path, kind: kind)
+    groups = _grouped(run, [layer.kind for layer in run.layers])
     return [Group(kind, kind, sum_of([*members.values()], [*members]), members) for kind, members in groups]
 
 
 def by_pattern(run: Run) -> list[Group]:
-    """A group for each class and path in which numbers are left open: ``Net.layers.*.mlp`` for all blocks.
+    """A group for all layers that are alike: ``Net.layers.*.mlp`` for that of all blocks.
 
     A number that is the same in all paths of a group stays. A layer that is like no other has its own path as name.
     """
-    groups = _grouped(run, lambda path, kind: (tuple(_ANY if step.isdecimal() else step for step in path), kind))
+    groups = _grouped(run, likeness(run))
+    return [Group(pattern_of([*members]), kind, sum_of([*members.values()]), members) for kind, members in groups]
+
+
+def likeness(run: Run) -> list[Hashable]:
+    """For each layer a key, equal for layers that differ only in the numbers of their paths: equal are their class, its
+    settings and the types of their parameters."""
     return [
-        Group(pattern_of([*members]), kind, sum_of([*members.values()], [*members]), members)
-        for kind, members in groups
+        (
+            tuple(_ANY if step.isdecimal() else step for step in layer.path),
+            layer.kind,
+            layer.settings,
+            tuple(dtype for dtype, _ in layer.dtype_bytes),
+        )
+        for layer in run.layers
     ]
 
 
@@ -52,13 +63,13 @@ def pattern_of(paths: Sequence[_Path]) -> str:
     return ".".join(steps[0] if len(set(steps)) == 1 else _ANY for steps in zip(*paths))
 
 
-def _grouped(run: Run, key: Callable[[_Path, str], Hashable]) -> list[tuple[str, dict[_Path, Figures]]]:
-    """The class and the members of each group, in the order of the model. ``key``: of a layer's path and class."""
-    kinds = {layer.path: layer.kind or UNKNOWN_CLASS for layer in run.layers}
+def _grouped(run: Run, keys: Sequence[Hashable]) -> list[tuple[str, dict[_Path, Figures]]]:
+    """The class and the members of each group, in the order of the model. ``keys``: of each layer."""
     found: dict[Hashable, dict[_Path, Figures]] = {}
     for path, figures in figures_of_layers(run, run.phases()).items():
         if figures.total:  # blank for layers that were not selected
-            found.setdefault(key(path, kinds[path]), {})[path] = figures
+            found.setdefault(keys[run.layers.index_of[path]], {})[path] = figures
+    kinds = {layer.path: layer.kind or UNKNOWN_CLASS for layer in run.layers}
     return [(kinds[next(iter(members))], members) for members in found.values()]
 
 

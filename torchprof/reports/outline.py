@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import groupby
 
-from torchprof.analyze.columns import Column
+from torchprof.analyze.figures import Figures
 from torchprof.analyze.groups import sum_of
 from torchprof.reports.entries import Entry, all_entries
 
@@ -15,14 +15,15 @@ _EQUAL_SIBLINGS = 3  # so many become one row
 _CHILDREN = 12  # the most rows that one layer opens into
 
 
-def outline(lines: Sequence[Entry], kinds: Mapping[tuple[str, ...], str], by: Column, limit: int) -> list[Entry]:
+def outline(
+    lines: Sequence[Entry], kinds: Mapping[tuple[str, ...], str], size: Callable[[Figures], float], limit: int
+) -> list[Entry]:
     """The rows of a tree that has at most about ``limit`` of them.
 
     A tree that fits stays as it is. Else siblings with consecutive numbers, of one class and with equal layers below,
-    become one row with their sum. Then layers are opened, the one with the largest total of ``by`` first, while there
-    is room; of many layers below one, the smallest are one row with their sum. So the hottest path is open, and the totals
-    of the rows below an open layer add up as in the whole tree. Each row has in ``hidden`` how many layers below it are
-    not shown. ``kinds``: the class of each layer by its path.
+    become one row with their sum. Then layers are opened, the one of the largest ``size`` first, while there is room;
+    of many layers below one, the smallest are one row with their sum. So the hottest path is open, and the totals of
+    the rows below an open layer add up as in the whole tree. ``kinds``: the class of each layer by its path.
     """
     if sum(1 for _ in all_entries(lines)) + sum(map(_operators, all_entries(lines))) <= limit:
         return list(lines)
@@ -35,11 +36,11 @@ def outline(lines: Sequence[Entry], kinds: Mapping[tuple[str, ...], str], by: Co
         for line in opened:
             room -= 1 + _operators(line)
             number += 1
-            heappush(waiting, (-by.with_below.of(line.figures), number, line))
+            heappush(waiting, (-size(line.figures), number, line))
         if not waiting or room < 2:
             return [_with_shown(line, shown) for line in lines]
         _, _, line = heappop(waiting)
-        opened = shown[id(line)] = _largest(_below(line, shapes), by, min(room, _CHILDREN))
+        opened = shown[id(line)] = _largest(_below(line, shapes), size, min(room, _CHILDREN))
 
 
 def _operators(line: Entry) -> int:
@@ -90,11 +91,11 @@ def _as_one(parts: Sequence[Entry], name: str) -> Entry:
     )
 
 
-def _largest(rows: Sequence[Entry], by: Column, limit: int) -> list[Entry]:
+def _largest(rows: Sequence[Entry], size: Callable[[Figures], float], limit: int) -> list[Entry]:
     """At most so many rows: the largest, in their order, and one for the rest."""
     if len(rows) <= limit:
         return list(rows)
-    ranked = sorted(rows, key=lambda row: -by.with_below.of(row.figures))
+    ranked = sorted(rows, key=lambda row: -size(row.figures))
     kept = {id(row) for row in ranked[: limit - 1]}
     rest = [row for row in rows if id(row) not in kept]
     parts = [part for row in rest for part in (row.parts or (row,))]
