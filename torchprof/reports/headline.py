@@ -276,8 +276,7 @@ def _sentence(run: Run, measured: _Measured, of: str, whole: int, clauses: Seque
 
 
 def _share(part: float, whole: float) -> str:
-    """A share in whole percent. A part that is not 0 is never "0%", and a part that is not the whole is never
-    "100%"."""
+    """A share in whole percent. "0%" is only a part of 0; the whole is "all", and no other part is "100%"."""
     if part == whole:
         return "all"
     text = f"{part / whole:.0%}"
