@@ -276,7 +276,7 @@ def _sentence(run: Run, measured: _Measured, of: str, whole: int, clauses: Seque
 
 
 def _share(part: float, whole: float) -> str:
-    """A share in whole percent. "0%" is only a part of 0; the whole is "all", and no other part is "100%"."""
+    """In whole percent: "less than 1%" in place of 0 %, "more than 99%" in place of 100 %, "all" for the whole."""
     if part == whole:
         return "all"
     text = f"{part / whole:.0%}"
