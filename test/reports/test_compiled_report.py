@@ -7,70 +7,58 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
+from build.compiled import call, region
+from build.events import MAIN, function, label, node, op, run_of_events
 
 from torchprof.analyze.caveats import about_compiled
 from torchprof.analyze.compiled import compiled_in
 from torchprof.analyze.figures import incomplete_phases
 from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, Module, Part, Step
 from torchprof.attribute.events import Event, Kind, Site
-from torchprof.attribute.rule import Attribution
 from torchprof.errors import TorchprofError
-from torchprof.measure.fold import fold
 from torchprof.run.cost import Cost
 from torchprof.run.cycles import add_cycle
 from torchprof.run.layers import Layer
-from torchprof.run.meta import CompiledRegion, Meta
+from torchprof.run.meta import CompiledRegion
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD
 
 PATHS = [("Net",), ("Net", "fc"), ("Net", "act"), ("Net", "sub")]
 KINDS = ("Net", "Linear", "ReLU", "Sub")
 SITES = {"Net": Site((0,)), "sub": Site((3,))}
-ENGINE = "autograd::engine::evaluate_function: "
 
 FIRST = CompiledRegion("0/0", "Net.forward", "/home/me/net.py", 10, 12, "Call to print")
 REST = CompiledRegion("1/0", "Net.torch_dynamo_resume_in_forward_at_12", "/home/me/net.py", 12)
 
 
-def event(kind: Kind, name: str, start: int, end: int, sequence: int = -1, correlation: int = 0) -> Event:
-    return Event(kind, name, start, end, 1, sequence, 1 if sequence >= 0 else 0, correlation)
-
-
-def region(name: str, start: int, end: int) -> list[Event]:
+def guarded(name: str, start: int, end: int) -> list[Event]:
     """A region with 10 ns of guards right before it."""
-    return [
-        event(Kind.GUARDS, "TorchDynamo Cache Lookup", start, start + 10),
-        event(Kind.REGION, f"Torch-Compiled Region: {name}", start + 10, end),
-    ]
-
-
-def call(key: str, start: int, end: int) -> Event:
-    return event(Kind.GRAPH, f"## Call CompiledFxGraph {key} ##", start, end)
+    return [Event(Kind.GUARDS, "TorchDynamo Cache Lookup", start, start + 10, MAIN), region(name, start + 10, end)]
 
 
 # Net.forward has a region from 100 to 400 with guards before it. In the region are a prologue, an autograd function
 # with a graph of two kernels, an op outside of the graph, and the region of the rest of the function, from 310 to 390,
 # with a graph of one kernel.
 FORWARD_EVENTS = [
-    event(Kind.LABEL, "Net", 0, 1000),
-    event(Kind.COMPILING, "entire_frame_compile", 10, 60),
-    event(Kind.OP, "aten::mm", 20, 40),
-    *region("0/0", 90, 400),
-    event(Kind.OP, "AOTDispatcher Runtime Wrapper Prologue", 100, 120),
-    event(Kind.OP, "CompiledFunction", 120, 270, 7),
+    label("Net", 0, 1000),
+    Event(Kind.COMPILING, "entire_frame_compile", 10, 60, MAIN),
+    op("aten::mm", 20, 40),
+    *guarded("0/0", 90, 400),
+    op("AOTDispatcher Runtime Wrapper Prologue", 100, 120),
+    op("CompiledFunction", 120, 270, sequence=7),
     call("graph-a", 120, 260),
-    event(Kind.OP, "aten::mm", 130, 160),
-    event(Kind.OP, "graph_0_cpp_fused_relu_0", 170, 210),
-    event(Kind.OP, "aten::print", 270, 295),
-    *region("1/0", 300, 390),
+    op("aten::mm", 130, 160),
+    op("graph_0_cpp_fused_relu_0", 170, 210),
+    op("aten::print", 270, 295),
+    *guarded("1/0", 300, 390),
     call("graph-b", 320, 380),
-    event(Kind.OP, "aten::mm", 325, 375),
+    op("aten::mm", 325, 375),
 ]
 BACKWARD_EVENTS = [
-    event(Kind.NODE, f"{ENGINE}CompiledFunctionBackward", 2000, 2100, 7),
-    event(Kind.BACKWARD_FUNCTION, "CompiledFunctionBackward", 2010, 2090, 7),
+    node("CompiledFunctionBackward", 2000, 2100, 7),
+    function("CompiledFunctionBackward", 2010, 2090, 7),
     call("graph-c", 2020, 2080),
-    event(Kind.OP, "aten::mm", 2030, 2070),
+    op("aten::mm", 2030, 2070),
 ]
 
 
@@ -104,13 +92,11 @@ def run_of(
 ) -> Run:
     modules = {path: Module(layer, kind) for layer, (path, kind) in enumerate(zip(PATHS, KINDS))}
     known = CompiledGraphs(graphs, modules, divisor) if by_layers else None
-    attribution = Attribution(SITES, PATHS, graphs=known)
     layers = tuple(Layer(path, kind, compiled=len(path) > 1) for path, kind in zip(PATHS, KINDS))
-    rows, samples, _ = fold(attribution.attribute(events), attribution.places.all, layers)
     measured = ("cpu_ns", "device_ns") if device else ("cpu_ns",)
     flags = (("compile_layers", by_layers),)
-    meta = Meta(("Net",), device=device, requested=measured, measured=measured, flags=flags, regions=regions)
-    return Run((meta,), layers, rows, samples)
+    about = {"device": device, "requested": measured, "measured": measured, "flags": flags, "regions": regions}
+    return run_of_events(events, SITES, layers, known, **about)
 
 
 def cells(table: str, row: int) -> dict[str, str]:
@@ -147,7 +133,7 @@ def test_the_parts_of_all_regions_add_up_to_all_work_in_them(by_layers: bool) ->
 
 def test_a_garbage_collection_between_kernels_changes_no_layer_of_a_kernel() -> None:
     """It takes 6 ns from the graph around it. An op that a finalizer runs in it is no kernel of the graph."""
-    collection = [event(Kind.GARBAGE, "torchprof:!gc", 162, 168), event(Kind.OP, "aten::zero_", 163, 165)]
+    collection = [Event(Kind.GARBAGE, "torchprof:!gc", 162, 168, MAIN), op("aten::zero_", 163, 165)]
     events = sorted([*FORWARD_EVENTS, *collection], key=lambda one: (one.start_ns, -one.end_ns))
 
     def costs(run: Run) -> dict[object, int]:
@@ -235,7 +221,7 @@ def test_a_run_with_layers_inside_compiled_code_says_how_to_record_them() -> Non
 
 
 def test_kernels_of_a_device_are_measured_by_device_time() -> None:
-    launch = event(Kind.OP, "triton_relu", 325, 375, correlation=5)
+    launch = op("triton_relu", 325, 375, correlation=5)
     kernel = Event(Kind.KERNEL, "triton_relu", 340, 1340, 0, correlation=5, device="cuda:0")
     events = [launch if one.start_ns == 325 else one for one in FORWARD_EVENTS]
     table = run_of([*events, kernel], device="cuda").report("compiled")
@@ -276,7 +262,7 @@ def test_a_graph_break_that_did_not_occur_is_not_listed() -> None:
 
 def test_equal_graph_breaks_are_one() -> None:
     """Four blocks of one class break at the same line: one entry."""
-    events = [*FORWARD_EVENTS, event(Kind.LABEL, "sub", 1100, 1500), *region("0/0", 1110, 1400)]
+    events = [*FORWARD_EVENTS, label("sub", 1100, 1500), *guarded("0/0", 1110, 1400)]
     run = run_of(events)
     assert '1 graph break of torch.compile: net.py:12. The report "compiled" says why.' in map(str, about_compiled(run))
     said = "Graph break in Net, Net.sub at net.py:12, after region 0/0, 2 times: Call to print"
@@ -297,7 +283,7 @@ def test_regions_of_one_name_with_different_code_in_cycles_have_unknown_code() -
 
 
 def test_a_run_without_compiled_code() -> None:
-    text = run_of([event(Kind.LABEL, "Net", 0, 100), event(Kind.OP, "aten::mm", 10, 50)]).report("compiled")
+    text = run_of([label("Net", 0, 100), op("aten::mm", 10, 50)]).report("compiled")
     assert text == "No code of torch.compile's ran while this was recorded."
 
 

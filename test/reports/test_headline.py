@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import re
-from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from build.hand_made import label, op
+from build.hand_made import label, op, row
 from torch import nn
 
 import torchprof
+from build import hand_made
 from torchprof import Profile
 from torchprof.run.layers import Layer
-from torchprof.run.meta import Meta
-from torchprof.run.rows import Rows
 from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, PHASES, Frame
 
@@ -43,16 +41,9 @@ def run_of(kinds: dict[str, Any], *work: tuple[Any, ...], ranks: int = 1, **meta
         name, settings = (kind, "") if isinstance(kind, str) else kind
         layers.append(Layer(tuple(path.split(".")), name, settings=settings))
     at = {layer.name: number for number, layer in enumerate(layers)}
-    chains = list(dict.fromkeys(one[2] for one in work))
-    columns = {name: array("q") for name in Rows.COLUMNS}
-    for where, phase, frames, costs in work:
-        row = {"layer": at.get(where, where), "phase": PHASES.index(phase), "frames": chains.index(frames), "calls": 1}
-        for name in Rows.COLUMNS:
-            columns[name].append({**row, **costs}.get(name, 0))
-    roots = tuple(path for path in kinds if "." not in path)
-    given: dict[str, Any] = {"requested": ("cpu_ns",), "measured": ("cpu_ns",), **meta}
-    metas = tuple(Meta(roots, rank=rank, **given) for rank in range(ranks))
-    return Run(metas, tuple(layers), Rows(tuple(layers), tuple(chains), ("cpu",), columns), {})
+    rows = [row(at.get(where, where), *frames, phase=phase, **costs) for where, phase, frames, costs in work]
+    run = hand_made.run_of(rows, layers=layers, **meta)
+    return replace(run, metas=tuple(replace(run.meta, rank=rank) for rank in range(ranks)))
 
 
 def took(where: Any, ns: int, *frames: Frame, phase: str = FORWARD, **more: int) -> tuple[Any, ...]:

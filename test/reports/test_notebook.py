@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from build.browser import chromium, open_tab  # noqa: F401
+from build.colors import luminance
 from build.hand_made import cells, headings, label, op, row, run_of
 from build.warnings import caveats
 from torch import nn
@@ -131,13 +132,6 @@ PAPER_AND_INK = """cell => {
     const style = getComputedStyle(cell);
     return [style.backgroundColor, style.color].map(color => color.match(/[0-9.]+/g).map(Number));
 }"""
-
-
-def luminance(color: list[float]) -> float:
-    """Relative luminance by https://www.w3.org/TR/WCAG21/#dfn-relative-luminance."""
-    parts = [part / 255 for part in color[:3]]
-    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear))
 
 
 def test_names_that_are_cut_off_have_a_title() -> None:

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import io
-from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from build.hand_made import headings
 from build.warnings import caveats, sentences
 from tabulate import tabulate_formats
 from torch import nn
 
 import torchprof
+from build import hand_made
 from torchprof import Profile, TorchprofError
 from torchprof.run.cost import Cost
 from torchprof.run.layers import Layer
 from torchprof.run.meta import Meta
-from torchprof.run.rows import Around, Rows
+from torchprof.run.rows import Around
 from torchprof.run.run import Run
-from torchprof.run.words import NOT_SELECTED, OUTSIDE, Frame
+from torchprof.run.words import NOT_SELECTED, OUTSIDE, PHASES, Frame
 
 FORWARD, BACKWARD, RECOMPUTE = 0, 1, 2
 CPU_MEMORY = ("cpu_allocated", "cpu_freed")
@@ -40,7 +41,9 @@ def row(
 ) -> tuple:
     """A row of the run. ``ops``: frames from the outermost inward; the prefixes ``kernel:`` and ``label:`` set the
     kind."""
-    return (layer, phase, frames_of(ops), device, calls, within, Cost(**cost))
+    devices = ("cpu", "cuda:0")
+    of_row = {"phase": PHASES[phase], "within": within, "device": devices[device], "calls": calls}
+    return hand_made.row(layer, *frames_of(ops), **of_row, **cost)
 
 
 def frames_of(ops: str) -> tuple[Frame, ...]:
@@ -52,17 +55,8 @@ def frames_of(ops: str) -> tuple[Frame, ...]:
 
 
 def run_of(paths: Sequence[str], lines: Sequence[tuple], /, **meta: Any) -> Run:
-    layers = tuple(Layer(tuple(path.split(".")), "Module") for path in paths)
-    chains = tuple(dict.fromkeys(frames for _, _, frames, *_ in lines))
-    arounds = tuple(dict.fromkeys(within for *_, within, _ in lines))
-    columns = {name: array("q") for name in Rows.COLUMNS}
-    for layer, phase, frames, device, calls, within, cost in lines:
-        values = {"layer": layer, "phase": phase, "frames": chains.index(frames), "device": device, "rank": 0}
-        values |= {"calls": calls, "within": arounds.index(within)}
-        for name in Rows.COLUMNS:
-            columns[name].append(values.get(name, getattr(cost, name, 0)))
-    roots = tuple(layer.kind for layer in layers if len(layer.path) == 1)
-    return Run((Meta(roots, **meta),), layers, Rows(layers, chains, ("cpu", "cuda:0"), columns, arounds), {})
+    layers = [Layer(tuple(path.split(".")), "Module") for path in paths]
+    return hand_made.run_of(lines, layers=layers, **{"measured": Meta(()).measured, **meta})
 
 
 NET = ["Net", "Net.a", "Net.b", "Net.b.0", "Net.b.1"]
@@ -83,10 +77,6 @@ def names(table: str) -> list[str]:
     return [line[:width].rstrip() for line in lines[2:]]
 
 
-def columns(table: str) -> list[str]:
-    return [cell.strip() for cell in table.splitlines()[0].split("|")]
-
-
 def cells(table: str, name: str) -> list[str]:
     """The cells after the name, in the only row of that name."""
     (line,) = [
@@ -96,7 +86,7 @@ def cells(table: str, name: str) -> list[str]:
 
 
 def column(table: str, heading: str) -> list[str]:
-    at = columns(table).index(heading)
+    at = headings(table).index(heading)
     return [[cell.strip() for cell in line.split("|")][at] for line in table.split("\n\n")[0].splitlines()[2:]]
 
 
@@ -260,7 +250,7 @@ ALL = ("cpu_ns", *CPU_MEMORY, "device_ns", *DEVICE_MEMORY)
 
 
 @pytest.mark.parametrize(
-    ("fields", "headings"),
+    ("fields", "expected"),
     [
         (("cpu_ns",), ["Self CPU total", "CPU total", "Number of Calls"]),
         (
@@ -288,11 +278,11 @@ ALL = ("cpu_ns", *CPU_MEMORY, "device_ns", *DEVICE_MEMORY)
     ],
     ids=["cpu", "memory", "cuda", "cuda and memory"],
 )
-def test_the_headings_and_their_order(fields, headings) -> None:
+def test_the_headings_and_their_order(fields, expected) -> None:
     lines = [row(0, cpu_ns=1)]
     device = "cuda" if "device_ns" in fields else None
     run = run_of(["Net"], lines, device=device, requested=fields, measured=fields)
-    assert columns(run.report("tree")) == ["Module", *headings]
+    assert headings(run.report("tree")) == ["Module", *expected]
 
 
 def test_backward_and_recompute_follow_after_the_calls() -> None:
@@ -306,7 +296,7 @@ def test_backward_and_recompute_follow_after_the_calls() -> None:
     ]
     run = run_of(["Net"], lines, device="cuda", requested=ALL, measured=ALL)
     table = run.report("tree")
-    assert columns(table) == [
+    assert headings(table) == [
         "Module",
         "Self CPU total",
         "CPU total",
@@ -336,14 +326,14 @@ def test_backward_and_recompute_follow_after_the_calls() -> None:
 
 def test_recompute_columns_need_no_backward_and_the_other_way_round() -> None:
     only = run_of(["Net"], [row(0, cpu_ns=1), row(0, BACKWARD, "X", cpu_ns=1)])
-    assert columns(only.report("tree"))[4:] == ["Backward CPU total"]
+    assert headings(only.report("tree"))[4:] == ["Backward CPU total"]
 
 
 @pytest.mark.parametrize(("device", "heading"), [("cuda", "CUDA"), ("xpu", "XPU"), ("mps", "MPS")])
 def test_the_device_is_named_in_the_headings(device, heading) -> None:
     fields = ("cpu_ns", "device_ns")
     run = run_of(["Net"], [row(0, cpu_ns=1)], device=device, requested=fields, measured=fields)
-    assert columns(run.report("tree"))[3:5] == [f"Self {heading} total", f"{heading} total"]
+    assert headings(run.report("tree"))[3:5] == [f"Self {heading} total", f"{heading} total"]
 
 
 # Figures
@@ -754,7 +744,7 @@ def test_cuda_without_a_cuda_device_is_unknown_with_one_warning() -> None:
     with Profile(model, use_cuda=True, profile_memory=True) as prof:
         model(x).sum()
     table = str(prof)
-    assert columns(table)[3:5] == ["Self CUDA total", "CUDA total"]
+    assert headings(table)[3:5] == ["Self CUDA total", "CUDA total"]
     for heading in ("Self CUDA total", "CUDA total", "Self CUDA Mem", "CUDA Mem"):
         assert set(column(table, heading)) == {"–"}, heading
     assert "–" not in column(table, "Self CPU total")

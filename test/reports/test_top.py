@@ -6,17 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from build.events import run_of_events
 from build.hand_made import op, row
 from build.warnings import caveats
 
 from build import hand_made
 from torchprof import Run, TorchprofError
 from torchprof.attribute.events import Event, Kind, Site
-from torchprof.attribute.rule import Attribution
-from torchprof.measure.fold import fold
 from torchprof.reports.top import Where, parts_of, source_lines
 from torchprof.run.layers import Layer
-from torchprof.run.meta import Meta
 from torchprof.run.words import BETWEEN_OPS, FORWARD, NOT_SELECTED, OUTSIDE
 
 MS = 1_000_000
@@ -75,10 +73,7 @@ PARTS = {
 
 
 def run_of(events: list[Event], **meta: Any) -> Run:
-    attribution = Attribution(SITES, [layer.path for layer in LAYERS])
-    rows, samples, busy = fold(attribution.attribute(events), attribution.places.all, LAYERS)
-    fields: dict[str, Any] = {"wall_ns": WALL_MS * MS, "busy_ns": tuple(sorted(busy.items())), **meta}
-    return Run((Meta(("Net",), **fields),), LAYERS, rows, samples)
+    return run_of_events(events, SITES, LAYERS, **{"wall_ns": WALL_MS * MS, **meta})
 
 
 @pytest.fixture

@@ -276,8 +276,7 @@ def _sentence(run: Run, measured: _Measured, of: str, whole: int, clauses: Seque
 
 
 def _share(part: float, whole: float) -> str:
-    """A share in whole percent. A part that is not 0 is never "0%", and a part that is not the whole is never
-    "100%"."""
+    """In whole percent: "less than 1%" in place of 0 %, "more than 99%" in place of 100 %, "all" for the whole."""
     if part == whole:
         return "all"
     text = f"{part / whole:.0%}"

@@ -28,8 +28,7 @@ _MAY_BE_CHANCE = "That may be chance: the steps are too few to tell, do not belo
 
 
 def sentences(run: Run, balance: Balance) -> Iterator[str]:
-    """The number of ranks and the missing ones; hangs; stragglers, where they are slow, and how long the others
-    wait."""
+    """The number of ranks and the missing ones; hangs; stragglers, where they are slow, and how long others wait."""
     mesh = " × ".join(f"{printable(dim.name)} {dim.size}" for dim in run.meta.mesh)
     yield f"{len(run.metas)} ranks{f'; mesh: {mesh}' if mesh else ''}."
     if run.missing_ranks:

@@ -46,8 +46,7 @@ class TextColumn(Column):
 
 @dataclass(frozen=True)
 class SumColumn(CostColumn):
-    """One measure, self or total, in all requested phases. MACs and FLOPs are blank if an op around it includes
-    them."""
+    """One measure, self or total, in all requested phases. MACs and FLOPs are blank in rows of nested ops."""
 
     phase: str = _PHASES
 
@@ -81,8 +80,7 @@ class AverageColumn(Column):
 
 
 def line_of(texts: Mapping[str, Sequence[str]], sums: Sums, *, left_over: bool = False) -> TableLine:
-    """A line with these figures; calls are blank if they are 0. ``left_over``: launched before the recording, in no
-    share."""
+    """A line with these figures; 0 calls are blank. ``left_over``: it was launched before the recording."""
     return TableLine(
         {_PHASES: sums.self},
         {_PHASES: sums.total},

@@ -99,7 +99,7 @@ def _pairs(diff: Diff, tree: Tree, takes: list[Take]) -> list[dict[str, Any]]:
         if at_before is not None:
             found[at_before] = data if at_after is None else {**data, "how": _MOVED_AWAY}
         if at_after is not None:
-            moved_along = at_before not in (None, at_after) and pair.how == "same"  # with the layer above it
+            moved_along = at_before not in (None, at_after) and pair.how == "same"  # its parent moved
             found[at_after] = {**data, "how": MOVED} if moved_along else data
     return found
 

@@ -66,8 +66,7 @@ def diff_table(
 
 @dataclass(frozen=True)
 class View:
-    """What a table of a diff shows: ``main`` before and after, ``others`` as differences, and the ``pairs`` in
-    order."""
+    """The content of the table: ``main`` before and after, ``others`` as differences, and the ``pairs`` in order."""
 
     main: Quantity
     others: tuple[Quantity, ...]

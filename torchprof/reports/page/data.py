@@ -30,8 +30,7 @@ _POINTS = 24
 """The number of values that show the distribution of a layer's calls."""
 _PER_CALL = ("cpu_ns", "step_cpu_ns", "step_device_ns")
 _MOST_RANKS = 64
-"""Up to so many ranks are sources of their own. With more ranks, the page has their sums, and the comparison of
-ranks."""
+"""The largest number of ranks that are sources of their own. With more, the page has their sums and comparison."""
 
 
 def page_data(takes: Sequence[Take]) -> dict[str, Any]:
