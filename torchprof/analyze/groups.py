@@ -80,20 +80,35 @@ def sum_of(members: Sequence[Figures], paths: Sequence[_Path] = ()) -> Figures:
     bound.
     """
     called = [one for one in members if not one.unknown]
-    above = {path for path, one in zip(paths, members) if not one.unknown}
-    nested = [any(path[:steps] in above for steps in range(1, len(path))) for path in paths]
-    outermost = [one for one, is_nested in zip_longest(members, nested) if not (one.unknown or is_nested)]
+    outermost = _outermost(members, paths)
+    ran = _outermost(called, [path for path, one in zip(paths, members) if not one.unknown])
     phases = frozenset(phase for one in members for phase in one.total)
     inlined = any(one.unknown and one.inlined for one in members)
     return Figures(
         own=_added(one.own for one in called) or dict.fromkeys(phases, Cost()),
-        total=_added(one.total for one in outermost) or dict.fromkeys(phases, Cost()),
+        total=_added(one.total for one in ran) or dict.fromkeys(phases, Cost()),
         calls=sum(max(0, one.calls) for one in called),
+        params=_sum([one.params for one in outermost]),
+        own_params=_sum([one.own_params for one in members]),
+        has_params=any(one.has_params for one in members),
         unknown=not called,
         inlined=inlined and not called,
-        incomplete=phases if inlined else _union(one.incomplete for one in outermost),
+        incomplete=phases if inlined else _union(one.incomplete for one in ran),
         incomplete_self=phases if inlined else _union(one.incomplete_self for one in called),
     )
+
+
+def _outermost(members: Sequence[Figures], paths: Sequence[_Path]) -> list[Figures]:
+    """Without those that have another one above them."""
+    known = {*paths}
+    nested = [any(path[:steps] in known for steps in range(1, len(path))) for path in paths]
+    return [one for one, is_nested in zip_longest(members, nested) if not is_nested]
+
+
+def _sum(numbers: Sequence[int | None]) -> int | None:
+    """Unknown if any of them is."""
+    known = [number for number in numbers if number is not None]
+    return sum(known) if len(known) == len(numbers) else None
 
 
 def _added(costs: Iterable[Mapping[str, Cost]]) -> dict[str, Cost]:

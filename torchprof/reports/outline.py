@@ -37,10 +37,12 @@ def outline(
             room -= 1 + _operators(line)
             number += 1
             heappush(waiting, (-size(line.figures), number, line))
-        if not waiting or room < 2:
+        if not waiting or room < 1:
             return [_with_shown(line, shown) for line in lines]
         _, _, line = heappop(waiting)
-        opened = shown[id(line)] = _largest(_below(line, shapes), size, min(room, _CHILDREN))
+        below = _below(line, shapes)
+        opened = _largest(below, size, min(room, _CHILDREN)) if len(below) == 1 or room > 1 else []
+        shown[id(line)] = opened
 
 
 def _operators(line: Entry) -> int:

@@ -118,7 +118,8 @@ def _size(figures: Figures, by: Column) -> float:
 
 
 def _with_class(text: str, entry: Entry, kinds: Mapping[tuple[str, ...], str]) -> str:
-    kind = printable(kinds.get(entry.path, "")) if entry.is_layer else ""
+    is_root = len(entry.path) == 1  # its name is that of its class
+    kind = "" if is_root else printable(kinds.get(entry.path, ""))
     if entry.parts and entry.path:
         kind = f"{len(entry.parts)} × {kind}" if kind else f"{len(entry.parts)} layers"
     below = f" (+{entry.hidden})" if entry.hidden and entry.path else ""
