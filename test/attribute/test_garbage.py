@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import torchprof
 from torchprof import Profile
 from torchprof.analyze.advice import Advice, advise
-from torchprof.attribute.event_names import GARBAGE
+from torchprof.attribute.event_names import GARBAGE_COLLECTION_LABEL
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
@@ -43,7 +43,7 @@ OLDEST = 2
 
 
 def garbage(start: int, end: int, thread: int = MAIN) -> Event:
-    return Event(Kind.GARBAGE, GARBAGE, start, end, thread)
+    return Event(Kind.GARBAGE, GARBAGE_COLLECTION_LABEL, start, end, thread)
 
 
 EVENTS = [

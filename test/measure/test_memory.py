@@ -31,7 +31,7 @@ from torchprof import Profile, Run, TorchprofError
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.assemble import attribution_of
-from torchprof.measure.live_memory import NOTHING, Freed, Holding, allocators_between, with_frees
+from torchprof.measure.live_memory import NOT_MEASURED, Freed, LiveMemory, allocators_between, with_frees
 from torchprof.measure.memory import Allocations
 from torchprof.record.model_memory import held_now
 from torchprof.run.cost import format_memory
@@ -835,7 +835,7 @@ def node(start: int, end: int, sequence: int, thread: int = MAIN) -> Event:
 
 
 def walked(
-    *events: Event, parameters: frozenset[tuple[str, int]] = frozenset(), start: Holding = NOTHING
+    *events: Event, parameters: frozenset[tuple[str, int]] = frozenset(), start: LiveMemory = NOT_MEASURED
 ) -> tuple[dict[str, Memory], dict[SampleKey, Spread], Timeline]:
     """What allocations make of hand-made events, in the order of their start. The clock of ``start`` reads 1,000,000 ns
     when that of the events reads 0."""
@@ -844,7 +844,7 @@ def walked(
     begin = Event(Kind.STEP, "step", 0, 0, MAIN)
     in_order = sorted((begin, *events), key=lambda event: event.start_ns)
     attributed = list(allocations.observe(attribution.attribute(with_frees(in_order, start, CLOCK_NS))))
-    assert start is not NOTHING or len(attributed) == len(in_order)
+    assert start is not NOT_MEASURED or len(attributed) == len(in_order)
     memory, samples, timeline = allocations.result()
     assert timeline is not None
     return {one.device: one for one in memory}, samples, timeline
@@ -859,7 +859,7 @@ class History:
     model; and the truth, a plain sum: ``levels`` of each device after each change, and the bytes ``freed`` of each."""
 
     events: list[Event]
-    start: Holding
+    start: LiveMemory
     levels: dict[str, list[int]]
     freed: Counter[str]
 
@@ -895,7 +895,7 @@ def histories(draw: st.DrawFn) -> History:
         if noted:
             at_ns = CLOCK_NS + time + draw(st.integers(-40, 40))
             notes.append(Freed(at_ns, draw(st.booleans()), block))
-    start = Holding({}, frozenset(), {}, at_start, sorted(notes))
+    start = LiveMemory({}, frozenset(), {}, at_start, sorted(notes))
     return History(events, start, levels, freed)
 
 
@@ -917,7 +917,7 @@ def test_each_block_is_freed_once_whoever_says_so(history: History) -> None:
 
 
 def test_a_free_that_nobody_recorded_shows_when_the_address_is_used_again() -> None:
-    start = Holding({}, frozenset(), {}, {("cpu", 7): 1000})
+    start = LiveMemory({}, frozenset(), {}, {("cpu", 7): 1000})
     memory, _, timeline = walked(alloc(20, 300, 7), alloc(30, -300, 7), alloc(40, 500, 8), start=start)
     assert list(timeline.columns["nbytes"]) == [-1000, 300, -300, 500]
     assert memory["cpu"].peak_bytes == 0
@@ -925,7 +925,7 @@ def test_a_free_that_nobody_recorded_shows_when_the_address_is_used_again() -> N
 
 def test_what_was_freed_before_the_recording_is_no_free_in_it() -> None:
     """Between our look at the model and the first mark."""
-    start = Holding({}, frozenset(), {}, {("cpu", 7): 1000}, [Freed(CLOCK_NS - 1, True, ("cpu", 7))])
+    start = LiveMemory({}, frozenset(), {}, {("cpu", 7): 1000}, [Freed(CLOCK_NS - 1, True, ("cpu", 7))])
     memory, _, timeline = walked(alloc(20, 300, 7), alloc(30, 500, 8), start=start)
     assert list(timeline.columns["nbytes"]) == [300, 500]
     assert memory["cpu"].peak_bytes == 800

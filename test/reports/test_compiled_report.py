@@ -10,7 +10,7 @@ import pytest
 from torchprof.analyze.caveats import about_compiled
 from torchprof.analyze.compiled import compiled_in
 from torchprof.analyze.figures import incomplete_phases
-from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, Module, Part, Step
+from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, OwnedWork, ProfiledModule, TracedModule
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.errors import TorchprofError
@@ -76,19 +76,19 @@ WITH_SHARED_KERNEL = [one for one in FORWARD_EVENTS if one.start_ns < 310]
 """Without the region of which no kernel is known."""
 
 
-def step(*path: str, kind: str) -> tuple[Step, ...]:
-    return (Step("L['self']", path, kind),)
+def step(*path: str, kind: str) -> tuple[TracedModule, ...]:
+    return (TracedModule("L['self']", path, kind),)
 
 
 FC, ACT = step("fc", kind="Linear"), step("act", kind="ReLU")
 GRAPHS = {
     "graph-a": (
-        CompiledKernel("mm", (Part(FC, 8, 16),)),
-        CompiledKernel("cpp_fused_relu_0", (Part(FC, 1, 4), Part(ACT, 3, 4))),
+        CompiledKernel("mm", (OwnedWork(FC, 8, 16),)),
+        CompiledKernel("cpp_fused_relu_0", (OwnedWork(FC, 1, 4), OwnedWork(ACT, 3, 4))),
     ),
-    "graph-c": (CompiledKernel("mm", (Part(FC, 8, 16),)),),
+    "graph-c": (CompiledKernel("mm", (OwnedWork(FC, 8, 16),)),),
 }
-ALL_KNOWN = {**GRAPHS, "graph-b": (CompiledKernel("mm", (Part((), 8, 16),)),)}
+ALL_KNOWN = {**GRAPHS, "graph-b": (CompiledKernel("mm", (OwnedWork((), 8, 16),)),)}
 
 
 def run_of(
@@ -100,7 +100,7 @@ def run_of(
     device: str | None = None,
     graphs: Mapping[str, tuple[CompiledKernel, ...] | str] = GRAPHS,
 ) -> Run:
-    modules = {path: Module(layer, kind) for layer, (path, kind) in enumerate(zip(PATHS, KINDS))}
+    modules = {path: ProfiledModule(layer, kind) for layer, (path, kind) in enumerate(zip(PATHS, KINDS))}
     known = CompiledGraphs(graphs, modules, divisor) if by_layers else None
     attribution = Attribution(SITES, PATHS, graphs=known)
     layers = tuple(Layer(path, kind, compiled=len(path) > 1) for path, kind in zip(PATHS, KINDS))
@@ -202,8 +202,8 @@ def test_how_the_time_of_kernels_divides() -> None:
 
 def test_why_kernels_are_not_attributable() -> None:
     """Each reason has its sentence, with its share of the time of all kernels: 60 of 170 ns, 40, 40 and 30."""
-    unknown = CompiledKernel("mm", (Part(None, 8, 16),))
-    elsewhere = CompiledKernel("cpp_fused_relu_0", (Part(step("head", kind="Linear"), 1, 4),))
+    unknown = CompiledKernel("mm", (OwnedWork(None, 8, 16),))
+    elsewhere = CompiledKernel("cpp_fused_relu_0", (OwnedWork(step("head", kind="Linear"), 1, 4),))
     graphs = {"graph-a": (elsewhere, elsewhere._replace(name="bmm")), "graph-b": "nested graphs", "graph-c": (unknown,)}
     run = run_of(FORWARD_EVENTS + BACKWARD_EVENTS, by_layers=True, graphs=graphs)
     shares = {"nested graphs": 60, "other module": 40, "unknown module": 40, "unknown kernel": 30}
@@ -329,8 +329,8 @@ def test_a_kernel_of_two_blocks_leaves_both_with_a_lower_bound() -> None:
 
 def test_a_kernel_of_unknown_layers_leaves_all_that_may_be_meant_with_a_lower_bound() -> None:
     """Those below the layer that its graph ran in which were not called, unless it is of another model."""
-    fc = CompiledKernel("mm", (Part(FC, 8, 16),))
-    kernels = {"unknown": Part(None, 1, 4), "of another model": Part(step("head", kind="Linear"), 1, 4)}
+    fc = CompiledKernel("mm", (OwnedWork(FC, 8, 16),))
+    kernels = {"unknown": OwnedWork(None, 1, 4), "of another model": OwnedWork(step("head", kind="Linear"), 1, 4)}
     runs = {
         name: run_of(
             FORWARD_EVENTS + BACKWARD_EVENTS,

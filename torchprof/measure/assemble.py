@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchprof.attribute.collectives import Exchanges
+from torchprof.attribute.collectives import CollectiveOwners
 from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.event_names import with_steps
 from torchprof.attribute.events import Detail, Event, Kind
@@ -15,11 +15,11 @@ from torchprof.attribute.places import Attributed, Place
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.devices import DeviceTimes
 from torchprof.measure.fold import fold
-from torchprof.measure.live_memory import NOTHING, allocators_between, with_frees
+from torchprof.measure.live_memory import NOT_MEASURED, allocators_between, with_frees
 from torchprof.measure.lockstep import Locksteps
 from torchprof.measure.memory import Allocations
 from torchprof.measure.observer import Observer
-from torchprof.measure.recording import Options, Planned, RecordedCycle, Seen
+from torchprof.measure.recording import LayerPlan, Observations, Options, RecordedCycle
 from torchprof.measure.steps import Steps
 from torchprof.measure.timeline import OpenSpans
 from torchprof.measure.warnings import (
@@ -59,7 +59,7 @@ def wanted_detail(options: Options) -> Callable[[str], Detail] | None:
 
 
 def attribution_of(
-    plan: Planned,
+    plan: LayerPlan,
     signatures: Sequence[Signature] = (),
     called_from: Callable[[int, int], int] | None = None,
     is_one_group: bool = True,
@@ -67,14 +67,14 @@ def attribution_of(
 ) -> Attribution:
     """The rule of ownership for the labels of a plan. ``signatures``: the inputs of ops, by number; ``is_one_group``:
     whether all collectives are between the same ranks; ``graphs``: the compiled graphs that are known."""
-    exchanges = Exchanges(plan.fqns, plan.layer_paths, signatures, plan.replicated, is_one_group)
-    return Attribution(plan.sites, plan.layer_paths, plan.selected, called_from, exchanges, graphs)
+    owners = CollectiveOwners(plan.fqns, plan.layer_paths, signatures, plan.replicated, is_one_group)
+    return Attribution(plan.sites, plan.layer_paths, plan.selected, called_from, owners, graphs)
 
 
 class _Observers:
     """The observers of one recording; None for what was not asked for or cannot be measured."""
 
-    def __init__(self, recording: RecordedCycle, plan: Planned, options: Options) -> None:
+    def __init__(self, recording: RecordedCycle, plan: LayerPlan, options: Options) -> None:
         source, layers, origin = recording.source, recording.layers, recording.origin
         rank, from_first_mark = origin.rank, recording.from_first_mark
         self.flops: Estimate | None = None
@@ -89,7 +89,7 @@ class _Observers:
             self.flops = Estimate(source.signatures)
         if options.profile_memory:
             start = recording.start
-            before = None if start is NOTHING else start.sizes
+            before = None if start is NOT_MEASURED else start.sizes
             addresses = recording.end.addresses
             self.memory = Allocations(layers, rank, addresses, source.start_ns, before, options.with_timeline)
         if recording.has_steps or source.torchs_steps:
@@ -118,7 +118,7 @@ class _Observers:
 
 
 @paused_gc()
-def assemble(recording: RecordedCycle, plan: Planned, options: Options) -> Run:
+def assemble(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Run:
     """The run of one recording, without its warnings; the observations of ``recording`` grow."""
     source, origin, layers = recording.source, recording.origin, recording.layers
     is_one_group = recording.group not in (None, NOT_RECORDED) or origin.world_size == 1
@@ -195,11 +195,11 @@ def _note_observations(recording: RecordedCycle, attribution: Attribution) -> No
     seen.callers |= attribution.callers
     seen.labels += attribution.labels
     if recording.origin.world_size > 1:
-        seen.unmatched += attribution.exchanges.unmatched
-        seen.uncertain += attribution.exchanges.uncertain
+        seen.unmatched += attribution.collective_owners.unmatched
+        seen.uncertain += attribution.collective_owners.uncertain
 
 
-def _meta(recording: RecordedCycle, plan: Planned, options: Options) -> Meta:
+def _meta(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Meta:
     """What a run says of itself, as far as it does not depend on the events."""
     source = recording.source
     names = [name for name in FIELDS if options.measures(name)]
@@ -268,7 +268,7 @@ def _with_samples(events: Iterable[Event], samples: Iterable[tuple[int, str, int
         sample = next(waiting, None)
 
 
-def with_warnings(run: Run, plan: Planned, seen: Seen) -> Run:
+def with_warnings(run: Run, plan: LayerPlan, seen: Observations) -> Run:
     """The run with the warnings that do not follow from it, and what only its calls tell of layers."""
     paths = [layer.path for layer in run.layers]
     recursive = {
@@ -280,7 +280,7 @@ def with_warnings(run: Run, plan: Planned, seen: Seen) -> Run:
     return replace(run, metas=(replace(run.meta, warnings=tuple(_warnings(run, plan, seen))),))
 
 
-def _warnings(run: Run, plan: Planned, seen: Seen) -> Iterator[Caveat]:
+def _warnings(run: Run, plan: LayerPlan, seen: Observations) -> Iterator[Caveat]:
     yield from seen.notes
     yield from about_modules(seen.added, seen.removed)
     yield from about_exchanges(seen.unmatched, seen.uncertain)

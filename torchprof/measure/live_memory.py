@@ -17,7 +17,7 @@ _UNKNOWN_THREAD = -1
 
 class Freed(NamedTuple):
     """A block that was freed. ``at_ns``: on the clock of ``time.perf_counter_ns``. ``at_home``: whether that was on the
-    thread that made the ``Holding``. ``block``: its device and address."""
+    thread that made the ``LiveMemory``. ``block``: its device and address."""
 
     at_ns: int
     at_home: bool
@@ -25,7 +25,7 @@ class Freed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Holding:
+class LiveMemory:
     """The allocated memory at one moment.
 
     ``sizes``: (kind, bytes) of the model's parameters, buffers and gradients, by device. ``addresses``: (device,
@@ -48,11 +48,11 @@ class Holding:
         self.watches.clear()
 
 
-NOTHING = Holding({}, frozenset(), {})
+NOT_MEASURED = LiveMemory({}, frozenset(), {})
 """The memory was not looked up."""
 
 
-def allocators_between(start: Holding, end: Holding) -> dict[str, tuple[tuple[str, int, int], ...]]:
+def allocators_between(start: LiveMemory, end: LiveMemory) -> dict[str, tuple[tuple[str, int, int], ...]]:
     """By device, the figures of its allocator: (name, bytes at the start, bytes at the end)."""
     return {
         device: tuple((name, start.allocator.get(device, {}).get(name, 0), size) for name, size in figures.items())
@@ -60,7 +60,7 @@ def allocators_between(start: Holding, end: Holding) -> dict[str, tuple[tuple[st
     }
 
 
-def with_frees(events: Iterable[Event], start: Holding, began_ns: int) -> Iterator[Event]:
+def with_frees(events: Iterable[Event], start: LiveMemory, began_ns: int) -> Iterator[Event]:
     """The events of a recording, in which each block that the model had at the start is freed once, if it is freed.
 
     torch records few of these: its CPU allocator records a free only if some session recorded the allocation at that

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.events import Event, Site
-from torchprof.measure.live_memory import NOTHING, Holding
+from torchprof.measure.live_memory import NOT_MEASURED, LiveMemory
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.meta import CompiledRegion, Meta
@@ -47,7 +47,7 @@ class Options:
 
 
 @dataclass
-class Seen:
+class Observations:
     """Observations of one or more cycles, from which warnings are made."""
 
     callers: set[tuple[int, int]] = field(default_factory=set)
@@ -62,7 +62,7 @@ class Seen:
     unmatched: int = 0  # collectives without a known caller
     uncertain: int = 0  # buckets of gradients whose layers are unknown
 
-    def add(self, cycle: Seen) -> None:
+    def add(self, cycle: Observations) -> None:
         """Add what was seen in one cycle more, and in no other."""
         self.callers |= cycle.callers
         self.labels += cycle.labels
@@ -71,7 +71,7 @@ class Seen:
         self.uncertain += cycle.uncertain
 
 
-class Source(Protocol):
+class EventSource(Protocol):
     """Where events come from: a profiler session, a recording of torch's, or a trace file.
 
     ``device``: the kind of device whose work was recorded, None for the CPU alone. ``start_ns``: when it began, on the
@@ -115,13 +115,13 @@ class RecordedCycle:
     the clock of ``time.perf_counter_ns``, which never jumps; events may be on another.
     """
 
-    source: Source
+    source: EventSource
     events: Iterable[Event]
     layers: tuple[Layer, ...]
     origin: Meta
-    seen: Seen
-    start: Holding = NOTHING
-    end: Holding = NOTHING
+    seen: Observations
+    start: LiveMemory = NOT_MEASURED
+    end: LiveMemory = NOT_MEASURED
     has_steps: bool = False
     from_first_mark: bool = True
     group: GroupOfRanks | None = None
@@ -131,7 +131,7 @@ class RecordedCycle:
     began_ns: int = 0
 
 
-class Planned(Protocol):
+class LayerPlan(Protocol):
     """The layers of the models, and what each label stands for. ``Plan`` implements it for modules.
 
     ``fqns``: the layers by their names in FSDP. ``replicated``: the layers whose gradients DistributedDataParallel

@@ -15,12 +15,12 @@ from torchprof.run.layers import Layer, Layers
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import BEFORE, FORWARD, OPTIMIZER_RANGE, OUTSIDE
 
-DATA, OPTIMIZER, COPY, WAIT, GARBAGE, OTHER, GAP, OVERLAP = (
+DATA_NS, OPTIMIZER_NS, COPY_NS, WAIT_NS, GC_NS, OTHER_NS, GAP_NS, OVERLAP_NS = (
     f"step_{part}_ns" for part in ("data", "optimizer", "copy", "wait", "gc", "other", "gap", "overlap")
 )
 """The parts of a step outside all layers; see ``SampleKey``."""
 
-_IN_RANGES = (COPY, WAIT)
+_IN_RANGES = (COPY_NS, WAIT_NS)
 """The parts that count inside layers, too, if the layers are only ranges of a trace: these may be around anything."""
 
 _WAITING = re.compile(r"(cuda|hip|xpu|musa)\w*Synchronize")
@@ -94,11 +94,11 @@ class Steps:
                 own, explained = beyond, rest
             elif kind is not memory and kind is not stopped and kind is not sample:
                 end = start + ns
-                if kind is user_label and self._part_of(place) == OPTIMIZER:
+                if kind is user_label and self._part_of(place) == OPTIMIZER_NS:
                     in_optimizer = max(in_optimizer, end)
                 elif start < in_optimizer:
                     closure.note(place, around, ns)
-                if kind is user_label and self._part_of(place) == GAP:
+                if kind is user_label and self._part_of(place) == GAP_NS:
                     bare.add(place)
                 elif end > until and (around is None or around in bare):
                     explained += end - max(until, start)
@@ -110,7 +110,7 @@ class Steps:
                     launched[correlation] = len(self._starts) - 1
                 # The work of a copy names the op around it, or the call of the runtime that it is itself.
                 by = correlation or (outer.event.correlation if outer is not None else 0)
-                if by and correlation <= 0 and self._part_of(place) == COPY:
+                if by and correlation <= 0 and self._part_of(place) == COPY_NS:
                     copies[by] = len(self._starts) - 1, place, ns
                 last[thread] = item
 
@@ -121,14 +121,14 @@ class Steps:
             totals[place.layer, place.phase] += ns
             if place not in bare:
                 part = self._part_of(place)
-                parts[OVERLAP] += ns
+                parts[OVERLAP_NS] += ns
                 if place.layer == OUTSIDE:
                     parts[part] += ns
                 elif part in _IN_RANGES:  # where it counts, too
                     parts[part] += ns
-                    parts[OVERLAP] += ns
-        parts[OVERLAP] -= explained
-        parts[GAP] = lasted - explained
+                    parts[OVERLAP_NS] += ns
+        parts[OVERLAP_NS] -= explained
+        parts[GAP_NS] = lasted - explained
         for key, ns in self._layers.roll_up_by_phase(totals).items():
             column = self._cpu.setdefault(key, array("q"))
             column.frombytes(bytes(8 * (len(self._outside) - len(column))))  # nothing in the steps before
@@ -151,27 +151,27 @@ class Steps:
         if place.layer == OUTSIDE:
             by_step.append(self._device_outside[part])
         elif part in _IN_RANGES:
-            by_step += [self._device_outside[part], self._device_outside[OVERLAP]]
+            by_step += [self._device_outside[part], self._device_outside[OVERLAP_NS]]
         for sums in by_step:
             if event.device not in sums:
                 sums[event.device] = array("q", bytes(8 * self.count))
             sums[event.device][at] += ns
         if event.correlation in copies and _WITHIN_DEVICES.fullmatch(event.name):
             step, copying, took = copies.pop(event.correlation)
-            self._outside[step][COPY] -= took
+            self._outside[step][COPY_NS] -= took
             if copying.layer == OUTSIDE:
-                self._outside[step][OTHER if copying.outer is None else self._part_of(copying.outer)] += took
+                self._outside[step][OTHER_NS if copying.outer is None else self._part_of(copying.outer)] += took
             else:
-                self._outside[step][OVERLAP] -= took
+                self._outside[step][OVERLAP_NS] -= took
 
     def _part_of(self, place: Place) -> str:
-        """The part of a step that the time of a place belongs to. Inside layers it is OTHER, but for waits and copies
-        in layers that are only ranges of a trace."""
+        """The part of a step that the time of a place belongs to. Inside layers it is OTHER_NS, except for waits and
+        copies in layers that are only ranges of a trace."""
         part = self._parts.get(place)
         if part is None:
-            part = _part_of(place) if place.layer == OUTSIDE or self._are_ranges else OTHER
+            part = _part_of(place) if place.layer == OUTSIDE or self._are_ranges else OTHER_NS
             if place.layer != OUTSIDE and part not in _IN_RANGES:
-                part = OTHER
+                part = OTHER_NS
             self._parts[place] = part
         return part
 
@@ -195,7 +195,7 @@ class Steps:
             spread(layer, phase, "cpu", "step_cpu_ns", [*totals, *[0] * (self.count - len(totals))])
         for (layer, phase), sums in sorted(self._layers.roll_up_by_phase(self._device, _both).items()):
             device_spreads(layer, phase, "step_device_ns", sums)
-        for measure in (DATA, OPTIMIZER, COPY, WAIT, GARBAGE, OTHER, GAP, OVERLAP):
+        for measure in (DATA_NS, OPTIMIZER_NS, COPY_NS, WAIT_NS, GC_NS, OTHER_NS, GAP_NS, OVERLAP_NS):
             values = [parts[measure] for parts in self._outside]
             if any(values):
                 spread(OUTSIDE, FORWARD, "cpu", measure, values)
@@ -231,11 +231,11 @@ class _Closure:
         if place.phase != FORWARD:
             self._in_backward = self._called
         elif place.layer != OUTSIDE:
-            while around is not None and around.layer == OUTSIDE and self._part_of(around) == OPTIMIZER:
+            while around is not None and around.layer == OUTSIDE and self._part_of(around) == OPTIMIZER_NS:
                 self._called = True
                 self._ranges.add(around)
                 around = around.outer
-        elif place.frame is not None and place.frame.kind == "op" and self._part_of(place) == OPTIMIZER:
+        elif place.frame is not None and place.frame.kind == "op" and self._part_of(place) == OPTIMIZER_NS:
             if self._in_backward:
                 self._called = self._in_backward = False
             inside_step = place.outer is not None and place.outer in self._ranges
@@ -247,12 +247,12 @@ class _Closure:
     def move(self, own: Mapping[Place, int], parts: dict[str, int]) -> None:
         """At the end of a step: move the closure's time from the optimizer's part to other parts."""
         of_closure = sum(self._own.values())
-        parts[OPTIMIZER] -= of_closure
-        parts[OTHER] += of_closure
+        parts[OPTIMIZER_NS] -= of_closure
+        parts[OTHER_NS] += of_closure
         for place in self._ranges:
             ns = own.get(place, 0)
             parts[self._part_of(place)] -= ns
-            parts[GAP] += ns
+            parts[GAP_NS] += ns
         self._own.clear()
 
 
@@ -275,17 +275,17 @@ def _beyond(at: int, last: Iterable[Attributed]) -> defaultdict[Place, int]:
 def _part_of(place: Place) -> str:
     """The part of a place: waiting and copying come first, whatever is around; then torch's own labels around it."""
     if place.frames and place.frames[0].kind == "gc":
-        return GARBAGE
+        return GC_NS
     labels = [frame.name for frame in place.frames if frame.kind == "label"]
     if len(labels) < len(place.frames):
         kind, name, _ = place.frames[-1]
         if _WAITING.fullmatch(name):
-            return WAIT
+            return WAIT_NS
         if (_BETWEEN_HOST_AND_DEVICE if kind == "kernel" else _COPYING).fullmatch(name):
-            return COPY
+            return COPY_NS
     for label in labels:
         if label.startswith(_LOADING):
-            return DATA
+            return DATA_NS
         if label.startswith(OPTIMIZER_RANGE):
-            return OPTIMIZER
-    return OTHER if len(labels) < len(place.frames) else GAP
+            return OPTIMIZER_NS
+    return OTHER_NS if len(labels) < len(place.frames) else GAP_NS

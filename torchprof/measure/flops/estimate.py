@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
-from torchprof.attribute.compiled_graphs import CALL, pieces
+from torchprof.attribute.compiled_graphs import CALL, cut_in_proportion
 from torchprof.attribute.events import Detail, Kind
 from torchprof.attribute.places import Attributed, Place
 from torchprof.measure.flops.formulas import detail_of, formula_of, work_of
@@ -385,7 +385,7 @@ def _around(place: Place) -> Iterator[Place]:
 def _divided(count: Count, parts: Sequence[tuple[int, int]]) -> list[tuple[int, Count]]:
     """The count of an op, divided among its parts like its time; if it is uncounted, it is so in every part."""
     weights = [ns for _, ns in parts] if any(ns for _, ns in parts) else [1] * len(parts)
-    shares = zip(*([end - start for start, end in pieces(0, whole, weights)] for whole in count[:2]))
+    shares = zip(*([end - start for start, end in cut_in_proportion(0, whole, weights)] for whole in count[:2]))
     return [(place, Count(macs, flops, count.uncounted)) for (place, _), (macs, flops) in zip(parts, shares)]
 
 
