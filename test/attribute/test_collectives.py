@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from build.events import ENGINE, MAIN, function, kernel, label, node, op, user_label
+from build.exchanges import exchange
 from torch import distributed as dist
 from torch import nn
 
@@ -36,10 +37,6 @@ LISTED = Signature((((3,), (5,)), None), ("TensorList", ""))
 SIGNATURES = [Signature((), ()), *SIZED.values(), LISTED, Signature(((10,), (5,)), ("float", "float"))]
 THREE, FIVE, EIGHT, LIST_OF_EIGHT, TEN_FROM_FIVE = range(1, 6)
 ACCUMULATE = "torch::autograd::AccumulateGrad"
-
-
-def exchange(name: str, at: int, thread: int = 9, signature: int = 0) -> Event:
-    return Event(Kind.COLLECTIVE, name, at, at + 100, thread, signature=signature)
 
 
 class Walked:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from build.events import MAIN, label, memory, node, op
-from build.exchanges import GROUP, exchange, step
+from build.events import MAIN, label, memory, node, op, step
+from build.exchanges import GROUP, exchange
 from build.hand_made import cells, line, names, row, run_of
 from torch import Tensor, nn
 
