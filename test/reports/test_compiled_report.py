@@ -13,7 +13,7 @@ from build.events import MAIN, function, label, node, op, run_of_events
 from torchprof.analyze.caveats import about_compiled
 from torchprof.analyze.compiled import compiled_in
 from torchprof.analyze.figures import incomplete_phases
-from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, Module, Part, Step
+from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, OwnedWork, ProfiledModule, TracedModule
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import Cost
@@ -66,19 +66,19 @@ WITH_SHARED_KERNEL = [one for one in FORWARD_EVENTS if one.start_ns < 310]
 """Without the second region, whose kernels are unknown."""
 
 
-def step(*path: str, kind: str) -> tuple[Step, ...]:
-    return (Step("L['self']", path, kind),)
+def step(*path: str, kind: str) -> tuple[TracedModule, ...]:
+    return (TracedModule("L['self']", path, kind),)
 
 
 FC, ACT = step("fc", kind="Linear"), step("act", kind="ReLU")
 GRAPHS = {
     "graph-a": (
-        CompiledKernel("mm", (Part(FC, 8, 16),)),
-        CompiledKernel("cpp_fused_relu_0", (Part(FC, 1, 4), Part(ACT, 3, 4))),
+        CompiledKernel("mm", (OwnedWork(FC, 8, 16),)),
+        CompiledKernel("cpp_fused_relu_0", (OwnedWork(FC, 1, 4), OwnedWork(ACT, 3, 4))),
     ),
-    "graph-c": (CompiledKernel("mm", (Part(FC, 8, 16),)),),
+    "graph-c": (CompiledKernel("mm", (OwnedWork(FC, 8, 16),)),),
 }
-ALL_KNOWN = {**GRAPHS, "graph-b": (CompiledKernel("mm", (Part((), 8, 16),)),)}
+ALL_KNOWN = {**GRAPHS, "graph-b": (CompiledKernel("mm", (OwnedWork((), 8, 16),)),)}
 
 
 def run_of(
@@ -90,7 +90,7 @@ def run_of(
     device: str | None = None,
     graphs: Mapping[str, tuple[CompiledKernel, ...] | str] = GRAPHS,
 ) -> Run:
-    modules = {path: Module(layer, kind) for layer, (path, kind) in enumerate(zip(PATHS, KINDS))}
+    modules = {path: ProfiledModule(layer, kind) for layer, (path, kind) in enumerate(zip(PATHS, KINDS))}
     known = CompiledGraphs(graphs, modules, divisor) if by_layers else None
     layers = tuple(Layer(path, kind, compiled=len(path) > 1) for path, kind in zip(PATHS, KINDS))
     measured = ("cpu_ns", "device_ns") if device else ("cpu_ns",)
@@ -191,8 +191,8 @@ def test_the_shares_of_kernel_time_by_layers() -> None:
 
 def test_why_kernels_are_not_attributable() -> None:
     """Each reason has its sentence, with its share of the time of all kernels: 60 of 170 ns, 40, 40 and 30."""
-    unknown = CompiledKernel("mm", (Part(None, 8, 16),))
-    elsewhere = CompiledKernel("cpp_fused_relu_0", (Part(step("head", kind="Linear"), 1, 4),))
+    unknown = CompiledKernel("mm", (OwnedWork(None, 8, 16),))
+    elsewhere = CompiledKernel("cpp_fused_relu_0", (OwnedWork(step("head", kind="Linear"), 1, 4),))
     graphs = {"graph-a": (elsewhere, elsewhere._replace(name="bmm")), "graph-b": "nested graphs", "graph-c": (unknown,)}
     run = run_of(FORWARD_EVENTS + BACKWARD_EVENTS, by_layers=True, graphs=graphs)
     shares = {"nested graphs": 60, "other module": 40, "unknown module": 40, "unknown kernel": 30}
@@ -318,8 +318,8 @@ def test_a_kernel_of_two_blocks_leaves_both_with_a_lower_bound() -> None:
 
 def test_a_kernel_of_unknown_layers_leaves_all_possible_owners_with_a_lower_bound() -> None:
     """The possible owners are the layers below the graph's layer that were not called, in the same model."""
-    fc = CompiledKernel("mm", (Part(FC, 8, 16),))
-    kernels = {"unknown": Part(None, 1, 4), "of another model": Part(step("head", kind="Linear"), 1, 4)}
+    fc = CompiledKernel("mm", (OwnedWork(FC, 8, 16),))
+    kernels = {"unknown": OwnedWork(None, 1, 4), "of another model": OwnedWork(step("head", kind="Linear"), 1, 4)}
     runs = {
         name: run_of(
             FORWARD_EVENTS + BACKWARD_EVENTS,
