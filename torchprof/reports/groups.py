@@ -26,7 +26,7 @@ from torchprof.run.run import Run
 _SPREAD = ("Smallest", "Median", "Largest", "Largest layer")
 
 
-@report("types")
+@report("types", "all layers of a class together: Linear, BatchNorm2d, …", answers="time")
 def types(
     run: Run,
     *,
@@ -52,7 +52,7 @@ def types(
     return _table(run, groups, texts, sort_by, row_limit, phase, tablefmt)
 
 
-@report("patterns")
+@report("patterns", "the same layer of every block together, with its spread: layers.*.mlp", answers="time")
 def patterns(
     run: Run,
     *,

@@ -22,7 +22,7 @@ _POINTERS = re.compile(r", Array<char\*, \d+>")
 _WIDTH = 64
 
 
-@report("kernels")
+@report("kernels", "every kernel of a device, by the operator that launched it", answers="time")
 def kernels_report(
     run: Run,
     *,

@@ -47,7 +47,7 @@ _BARS = (
 )  # the smallest share of each class; smaller ones have no bar
 
 
-@report("notebook")
+@report("notebook", "the table that a notebook shows")
 def notebook(run: Run, *, depth: int | None = None) -> str:
     """The tree table as HTML: what a notebook shows for a run or a profile.
 

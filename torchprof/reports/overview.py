@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
+from shutil import get_terminal_size
 from statistics import median
 
 from torchprof.analyze.columns import CallsColumn, Column, CostColumn, columns_of, hot_path_column
@@ -24,7 +25,7 @@ _GAP = len(" | ")
 _CLASS = "  "  # between a name and its class
 
 
-@report("overview")
+@report("overview", "the headline, the largest places and the layers in few rows: read it first", answers="time")
 def overview(
     run: Run,
     *,
@@ -52,6 +53,11 @@ def overview(
         sections.append("\n".join(_tree(run, rows, width, whole, color)))
     notes = [*about_flops(run), *about_sums(run), *map(printable, warnings_of(run, without=_SAID_FIRST))]
     return "\n\n".join([*sections, *(["\n".join(notes)] if notes else [])])
+
+
+def printed(run: Run, whole: str = 'run.report("tree") shows all.') -> str:
+    """What ``print`` shows of a run: the overview, as wide as the terminal, or 120 characters where there is none."""
+    return overview(run, width=get_terminal_size((120, 50)).columns, whole=whole)
 
 
 def _about_times(run: Run) -> Iterator[str]:

@@ -60,7 +60,7 @@ class WorkPart(NamedTuple):
     work: str
 
 
-@report("top")
+@report("top", "the largest places: an operator in a layer and phase", answers="time")
 def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> str:
     """The largest parts of all recorded time: the self of an operator in one layer and phase, or the time there between
     operators, which is Python and libraries that it calls.
