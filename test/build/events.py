@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.event_names import MEMORY, NODE_PREFIX, STEP_MARK
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.places import Attributed
 from torchprof.attribute.rule import Attribution
+from torchprof.measure.fold import fold
+from torchprof.run.layers import Layer
+from torchprof.run.meta import Meta
+from torchprof.run.run import Run
 
 MAIN, ENGINE = 1, 2  # threads
 
@@ -52,6 +58,20 @@ def memory(at: int, nbytes: int, device: str = "cpu", thread: int = MAIN, addres
 def kernel(name: str, start: int, end: int, correlation: int, device: str = "cuda:0") -> Event:
     """A kernel on the device, launched by the op with this correlation."""
     return Event(Kind.KERNEL, name, start, end, 0, correlation=correlation, device=device)
+
+
+def run_of_events(
+    events: Sequence[Event],
+    sites: Mapping[str, Site],
+    layers: Sequence[Layer],
+    graphs: CompiledGraphs | None = None,
+    **meta: Any,
+) -> Run:
+    """The run of events of one model. ``sites``: the layers of labels by name."""
+    attribution = Attribution(sites, [layer.path for layer in layers], graphs=graphs)
+    rows, samples, busy = fold(attribution.attribute(events), attribution.places.all, layers)
+    about = Meta((layers[0].path[0],), **{"busy_ns": tuple(sorted(busy.items())), **meta})
+    return Run((about,), tuple(layers), rows, samples)
 
 
 class Walked:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 
 from torchprof.attribute.events import Kind
+from torchprof.attribute.nesting import OpenRanges
 from torchprof.attribute.places import Attributed, Place
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.memory import KINDS, Held, Memory
@@ -90,7 +91,7 @@ class Allocations:
 
     A backward pass lasts from its first node to its last. A node after a forward op belongs to the next pass.
 
-    It keeps its own stack of open ranges: a stretch of backward is not an event, and it lasts longer than the node that
+    It has open ranges of its own: a stretch of backward is not an event, and it lasts longer than the node that
     begins it. Also, a memory event counts for the ranges of all threads, not only for those around it.
     """
 
@@ -116,7 +117,7 @@ class Allocations:
         self._start_ns: int | None = None
         self._live_bytes: dict[str, int] = {}  # by device: the live bytes now
         self._peaks: dict[str, tuple[int, int, Place]] = {}  # by device: bytes, number of the event, its place
-        self._ranges: dict[int, list[_Range]] = {}  # by thread, outer to inner
+        self._ranges: OpenRanges[_Range] = OpenRanges(self._leave)
         self._node_ends: dict[int, int] = {}  # by thread: the end of the outermost node
         self._samples: defaultdict[tuple[int, str, str], list[tuple[int, int]]] = defaultdict(list)
         self._calls: list[tuple[int, int, _Stage]] = []  # forward calls: layer, start, the outermost call around
@@ -164,8 +165,7 @@ class Allocations:
                     self._on_optimizer(item)
             elif kind is step and self._start_ns is None:
                 self._start_ns = event.start_ns
-        for ranges in self._ranges.values():
-            self._leave(ranges, 0)
+        self._ranges.close_all()
 
     # Events
 
@@ -185,14 +185,14 @@ class Allocations:
         live_bytes = self._live_bytes[device] = self._live_bytes.get(device, 0) + size
         if live_bytes > 0 and (device not in self._peaks or live_bytes > self._peaks[device][0]):
             self._peaks[device] = live_bytes, number, place
-        for ranges in self._ranges.values():
+        for on, ranges in self._ranges.by_thread.items():
             if ranges and ranges[-1].end_ns <= time:
-                self._leave_ended(ranges, time)
+                self._ranges.at(on, time)
             if ranges and size > 0:
                 ranges[-1].rise(device, live_bytes)
         if size > 0 and address:
             block = self._live_blocks[device, address] = len(self._places)
-            self._new_block(place, number, time, self._ranges.get(thread))
+            self._new_block(place, number, time, self._ranges.by_thread.get(thread))
         elif block != _NONE:
             self._died[block] = number
         self._note(time, size, device, block)
@@ -236,10 +236,9 @@ class Allocations:
     def _on_call(self, item: Attributed) -> None:
         event, place, _, _, ns, _ = item
         start, end = event.start_ns, event.start_ns + ns
-        ranges = self._ranges.setdefault(event.thread, [])
         if place.phase == FORWARD:
             self._end_pass()
-        self._leave_ended(ranges, start)
+        ranges = self._ranges.at(event.thread, start)
         stage = ranges[-1].stage if ranges else None
         if stage is None:
             stage = _Stage(ACTIVATIONS, start, end)
@@ -255,8 +254,7 @@ class Allocations:
     def _on_node(self, item: Attributed) -> None:
         event, place, around, _, ns, _ = item
         start, end, thread = event.start_ns, event.start_ns + ns, event.thread
-        ranges = self._ranges.setdefault(thread, [])
-        self._leave_ended(ranges, start)
+        ranges = self._ranges.at(thread, start)
         if not self._in_pass:
             self._in_pass = True
             self._next_begins(start, ACTIVATIONS)
@@ -280,7 +278,8 @@ class Allocations:
         same = 0
         while same < len(lineage) and first + same < len(ranges) and ranges[first + same].layer == lineage[same]:
             same += 1
-        self._leave(ranges, first + same)
+        while len(ranges) > first + same:
+            self._leave(ranges)
         for layer in lineage[same:]:
             ranges.append(_Range(start, limit, layer, BACKWARD, self._live_bytes, within=within))
 
@@ -294,25 +293,20 @@ class Allocations:
         """Other work than backward begins: end the pass and all its stretches."""
         if self._in_pass:
             self._in_pass = False
-            for ranges in self._ranges.values():
+            for ranges in self._ranges.by_thread.values():
                 while ranges and ranges[-1].stage is None:
-                    self._leave(ranges, len(ranges) - 1)
+                    self._leave(ranges)
 
-    def _leave_ended(self, ranges: list[_Range], time: int) -> None:
-        while ranges and ranges[-1].end_ns <= time:
-            self._leave(ranges, len(ranges) - 1)
-
-    def _leave(self, ranges: list[_Range], size: int) -> None:
-        """End the innermost ranges until ``size`` are left. The peak of each also counts for the range around it."""
-        while len(ranges) > size:
-            inner = ranges.pop()
-            for device in {**inner.base, **inner.top}:
-                base = inner.base.get(device, 0)
-                top = inner.top.get(device, base)
-                if ranges:
-                    ranges[-1].rise(device, top)
-                if inner.layer >= 0:
-                    self._samples[inner.layer, inner.phase, device].append((inner.start_ns, top - base))
+    def _leave(self, ranges: list[_Range]) -> None:
+        """The innermost range has ended. Its peak also counts for the range around it."""
+        inner = ranges.pop()
+        for device in {**inner.base, **inner.top}:
+            base = inner.base.get(device, 0)
+            top = inner.top.get(device, base)
+            if ranges:
+                ranges[-1].rise(device, top)
+            if inner.layer >= 0:
+                self._samples[inner.layer, inner.phase, device].append((inner.start_ns, top - base))
 
     # Results
 
