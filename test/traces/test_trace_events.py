@@ -14,6 +14,7 @@ import pytest
 from torchprof.attribute.events import Detail, Event, Kind
 from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.words import BEFORE
+from torchprof.traces.event_table import EventTable
 from torchprof.traces.events import TraceEvents
 
 FIRST = 1  # the number of the first thread
@@ -59,9 +60,9 @@ def node(name: str, start: Any, lasted: Any, sequence: int, forward: int, **more
 
 
 def read(events: Iterable[Any]) -> TraceEvents:
-    trace = TraceEvents(lambda name: Detail.SCALARS)
-    trace.add(events)
-    return trace
+    table = EventTable(lambda name: Detail.SCALARS)
+    table.add(events)
+    return TraceEvents(table)
 
 
 def events_of(*events: Any, sites: Iterable[str] = ()) -> list[Event]:
@@ -267,7 +268,7 @@ def test_a_range_of_the_user_may_be_called_as_one_of_torch_compile_at_work() -> 
 def test_what_is_no_work_is_passed_over_and_nothing_is_missing(event: Any) -> None:
     trace = read([op("aten::mm", 0, 100), event])
     assert [found.name for found in trace.events(())] == ["aten::mm"]
-    assert trace.unread == 0
+    assert trace.table.unread == 0
 
 
 def test_what_stands_for_a_layer_is_a_label() -> None:
@@ -513,11 +514,12 @@ def test_equal_signatures_have_one_number_and_only_as_much_as_was_asked_for() ->
     def wanted(name: str) -> Detail:
         return {"aten::ones": Detail.ONES, "aten::mm": Detail.SHAPES}.get(name, Detail.SCALARS)
 
-    trace = TraceEvents(wanted)
+    table = EventTable(wanted)
     about = {"Input_Dims": [[2, 3], []], "Input_type": ["float", "Scalar"]}
-    trace.add(op("aten::ones", at, 0.5, Concrete_Inputs=["", str(at)], **about) for at in range(6))
-    trace.add(op("aten::mm", 10 + at, 0.5, Concrete_Inputs=["", str(at)], **about) for at in range(6))
-    trace.add(op("aten::all", 20 + at, 0.5, Concrete_Inputs=["", str(at)], **about) for at in range(6))
+    table.add(op("aten::ones", at, 0.5, Concrete_Inputs=["", str(at)], **about) for at in range(6))
+    table.add(op("aten::mm", 10 + at, 0.5, Concrete_Inputs=["", str(at)], **about) for at in range(6))
+    table.add(op("aten::all", 20 + at, 0.5, Concrete_Inputs=["", str(at)], **about) for at in range(6))
+    trace = TraceEvents(table)
     names: dict[str, list[int]] = {}
     for event in trace.events(()):
         names.setdefault(event.name, []).append(event.signature)
@@ -547,7 +549,7 @@ def test_two_processes_may_have_threads_of_one_number() -> None:
     )
     found = {event.name: event.thread for event in trace.events(())}
     assert found["aten::a"] == found["aten::c"] != found["aten::b"]
-    assert trace.processes == ("1", "2")
+    assert trace.table.processes == ("1", "2")
 
 
 def test_numbers_of_threads_as_text_are_the_same_threads() -> None:
@@ -691,7 +693,7 @@ def test_of_inputs_that_are_not_as_torch_writes_them_nothing_is_known(
     """The event is read, with its time; what would be no file of a run is not taken over."""
     trace = read([{**GOOD, "args": args}])
     (event,) = trace.events(())
-    assert trace.unread == 0
+    assert trace.table.unread == 0
     assert trace.signatures[event.signature] == (shapes, dtypes, scalars, ())
 
 
@@ -699,7 +701,7 @@ def test_of_inputs_that_are_not_as_torch_writes_them_nothing_is_known(
 def test_dims_that_are_no_list_are_no_shapes(dims: Any) -> None:
     trace = read([op("aten::mm", 1, 9, Input_Dims=dims, Input_type=["float"])])
     assert [event.signature for event in trace.events(())] == [0]
-    assert (trace.unread, trace.has_shapes) == (0, False)
+    assert (trace.table.unread, trace.has_shapes) == (0, False)
 
 
 def test_empty_lists_of_shapes_are_no_shapes() -> None:
@@ -747,7 +749,7 @@ GOOD = op("aten::mm", 100, 100, External_id=1)
 )
 def test_a_broken_op_is_counted_and_the_others_are_read(change: dict[str, Any]) -> None:
     trace = read([GOOD, {**GOOD, "ts": 300, **change}, {**GOOD, "ts": 500}])
-    assert trace.unread == 1
+    assert trace.table.unread == 1
     assert [event.start_ns for event in trace.events(())] == [100_000, 500_000]
 
 
@@ -755,13 +757,13 @@ def test_a_broken_op_is_counted_and_the_others_are_read(change: dict[str, Any]) 
 def test_an_op_without_what_it_must_have_is_counted(key: str) -> None:
     broken = {name: value for name, value in GOOD.items() if name != key}
     trace = read([broken, GOOD])
-    assert (trace.unread, len(trace)) == (1, 1)
+    assert (trace.table.unread, len(trace.table)) == (1, 1)
 
 
 @pytest.mark.parametrize("event", [5, "text", [], {}])
 def test_what_is_no_event_is_counted(event: Any) -> None:
     trace = read([event, GOOD])
-    assert (trace.unread, len(trace)) == (1, 1)
+    assert (trace.table.unread, len(trace.table)) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -783,7 +785,7 @@ def test_what_is_no_event_is_counted(event: Any) -> None:
 def test_a_broken_kernel_is_counted(change: dict[str, Any]) -> None:
     good = kernel("k", 1, 1, correlation=4, device=0, stream=7)
     trace = read([good, {**good, **change}, {**good, "ts": 3}])
-    assert trace.unread == 1
+    assert trace.table.unread == 1
     assert [event.start_ns for event in trace.events(())] == [1000, 3000]
 
 
@@ -794,13 +796,13 @@ def test_a_broken_kernel_is_counted(change: dict[str, Any]) -> None:
 )
 def test_broken_memory_is_counted(args: Any) -> None:
     trace = read([memory(1, 8), {**memory(2, 8), "args": args}])
-    assert (trace.unread, len(trace)) == (1, 1)
+    assert (trace.table.unread, len(trace.table)) == (1, 1)
 
 
 @pytest.mark.parametrize("number", [None, "x", [1]])
 def test_a_broken_arrow_is_counted(number: Any) -> None:
     trace = read([GOOD, {**arrow(1, "s", 1), "id": number}, {**arrow(1, "f", 1), "id": number}])
-    assert trace.unread == 2
+    assert trace.table.unread == 2
     assert len(list(trace.events(()))) == 1
 
 
@@ -808,7 +810,7 @@ def test_a_broken_arrow_is_counted(number: Any) -> None:
 def test_a_broken_session_is_none(change: dict[str, Any]) -> None:
     session = span("Trace", "PyTorch Profiler (0)", 8, 50, pid="Spans", tid="PyTorch Profiler")
     trace = read([GOOD, {**session, **change}])
-    assert (trace.unread, trace.start_ns, trace.wall_ns) == (1, None, 100_000)
+    assert (trace.table.unread, trace.start_ns, trace.wall_ns) == (1, None, 100_000)
 
 
 def test_args_may_be_missing() -> None:
@@ -837,10 +839,10 @@ def test_events_that_stand_there_twice_count_once(times: int, whole_us: bool) ->
         return {**event, "ts": int(event["ts"])} if whole_us else event
 
     once, several = read(map(at, EVERYTHING)), read([*map(at, EVERYTHING)] * times)
-    assert once.drop_doubles() == 0
-    assert several.drop_doubles() == (times - 1) * len(EVERYTHING)
+    assert once.table.drop_doubles() == 0
+    assert several.table.drop_doubles() == (times - 1) * len(EVERYTHING)
     assert list(several.events(())) == list(once.events(()))
-    assert (several.wall_ns, len(several)) == (once.wall_ns, len(once))
+    assert (several.wall_ns, len(several.table)) == (once.wall_ns, len(once.table))
 
 
 @pytest.mark.parametrize(
@@ -856,7 +858,7 @@ def test_events_that_stand_there_twice_count_once(times: int, whole_us: bool) ->
     ],
 )
 def test_events_that_only_look_alike_are_no_doubles(events: list[Any]) -> None:
-    assert read(events).drop_doubles() == 0
+    assert read(events).table.drop_doubles() == 0
 
 
 # What it tells of layers
@@ -1020,13 +1022,14 @@ def test_a_piece_at_a_time_is_the_same() -> None:
         kernel("k", 9, 1, correlation=3),
         5,
     ]
-    whole, parts = read(events), TraceEvents(lambda name: Detail.SCALARS)
+    table = EventTable(lambda name: Detail.SCALARS)
     for event in events:
-        parts.add([event])
+        table.add([event])
+    whole, parts = read(events), TraceEvents(table)
     assert list(parts.events(())) == list(whole.events(()))
     assert Counter(event.kind for event in parts.events(()))[Kind.NODE] == 1
-    assert len(parts) == len(whole) == 5
-    assert parts.unread == whole.unread == 1
+    assert len(parts.table) == len(whole.table) == 5
+    assert parts.table.unread == whole.table.unread == 1
 
 
 def test_what_mtia_did_and_not_what_it_waited_for() -> None:
@@ -1050,7 +1053,7 @@ def test_what_mtia_did_and_not_what_it_waited_for() -> None:
         took[kind_of_work(event.name)] += event.end_ns - event.start_ns
     assert took == {KernelWork.COMPUTING: 7000, KernelWork.COPYING: 2000}
     assert [event.correlation for event in work] == [3, 3, 0]
-    assert trace.unread == 0
+    assert trace.table.unread == 0
     alone = read([kernel("fbgemm_mm", 10, 4, category="mtia_ccp_events")])
     assert alone.device == "mtia"
 

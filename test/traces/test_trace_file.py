@@ -24,7 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchprof import TorchprofError
-from torchprof.traces import file as trace_file
+from torchprof.traces import json_text
 from torchprof.traces.file import TraceFile
 
 NASTY = [
@@ -119,14 +119,14 @@ def refused(path: Path, *words: str) -> None:
 def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test reads with the extra "fast" and without."""
     if request.param == "json":
-        monkeypatch.setattr(trace_file, "_quick", None)
+        monkeypatch.setattr(json_text, "_quick", None)
     else:
         pytest.importorskip("orjson")
 
 
 @pytest.fixture(params=[1 << 16, 1000, 7], ids=lambda size: f"{size} bytes at a time")
 def any_chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_file, "_CHUNK", request.param)
+    monkeypatch.setattr(json_text, "_CHUNK", request.param)
 
 
 @pytest.mark.usefixtures("any_chunk")
@@ -214,7 +214,7 @@ def test_whatever_is_in_it_and_however_much_is_read_at_a_time(
     data = text.encode("utf-8", "replace")
     expected = json.loads(data.decode().removeprefix("\ufeff"))
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trace_file, "_CHUNK", chunk)
+        patch.setattr(json_text, "_CHUNK", chunk)
         path = written(Path(folder), gzip.compress(data) if is_packed else data)
         assert read(path) == (expected.pop("traceEvents"), expected, [])
 
@@ -305,8 +305,8 @@ def test_several_events_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_an_event_longer_than_any_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its quote never ends: without a limit, all of the file would be kept to look for it."""
-    monkeypatch.setattr(trace_file, "_LONGEST", 10_000)
-    monkeypatch.setattr(trace_file, "_CHUNK", 1000)
+    monkeypatch.setattr(json_text, "_LONGEST", 10_000)
+    monkeypatch.setattr(json_text, "_CHUNK", 1000)
     text = of_events('{"ph": "X"}', '{"ph": "X", "name": "' + "a" * 50_000 + '"}', '{"ph": "i"}')
     events, _, doubts = read(written(tmp_path, text))
     assert events == [{"ph": "X"}, {"ph": "i"}]
@@ -533,6 +533,6 @@ def test_a_large_file_needs_little_memory(tmp_path: Path, pack: Callable[[bytes]
 
 @pytest.mark.parametrize("number", ["0.0", "12.5", "1e5", "1.5E-3", "-0.25"])
 def test_a_number_may_be_cut_between_two_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str) -> None:
-    monkeypatch.setattr(trace_file, "_CHUNK", 1)
+    monkeypatch.setattr(json_text, "_CHUNK", 1)
     path = written(tmp_path, f'{{"traceEvents": [], "after": {number}, "last": {number}}}')
     assert read(path) == ([], {"after": float(number), "last": float(number)}, [])

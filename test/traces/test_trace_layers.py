@@ -10,15 +10,15 @@ from torchprof.traces.layers import (
     Hierarchy,
     ModuleCall,
     RangeCall,
-    class_of,
     layers_of_labels,
     layers_of_modules,
     layers_of_ranges,
     path_of,
+    traced_class_name,
 )
 
 
-def told(made: Hierarchy) -> tuple[str, ...]:
+def warning_texts(made: Hierarchy) -> tuple[str, ...]:
     return tuple(map(str, made.warnings))
 
 
@@ -80,7 +80,7 @@ def test_module_events_are_layers_under_their_callers() -> None:
     made = layers_of_modules([*calls, module("Linear_1", "Net_0")])
     assert names(made) == ["Net", "Net.My_Block2_0", "Net.My_Block2_0.Linear_0", "Net.Linear_1", "Loss"]
     assert [layer.kind for layer in made.layers] == ["Net", "My_Block2", "Linear", "Linear", "Loss"]
-    assert class_of("nn.Module: My_Block2_0") == "My_Block2"
+    assert traced_class_name("nn.Module: My_Block2_0") == "My_Block2"
 
 
 def test_two_models_of_a_class_keep_their_numbers() -> None:
@@ -105,7 +105,7 @@ def test_modules_that_all_call_each_other_come_to_an_end() -> None:
     made = layers_of_modules([module(name, *(other for other in everyone if other != name)) for name in everyone])
     assert all(len(set(layer.path)) == len(layer.path) for layer in made.layers)
     assert len(made.layers) <= 4096 * len(everyone)
-    assert len(told(made)) == 1
+    assert len(warning_texts(made)) == 1
 
 
 def test_a_wrapper_and_what_it_wraps_are_one_layer() -> None:
@@ -163,11 +163,11 @@ def test_a_range_in_many_places_is_a_layer_in_each_or_in_none() -> None:
     made = layers_of_ranges(tower(32, 8, 1))
     assert len(made.layers) == 32 + 32 * 8 + 32 * 8
     assert len({made.layers[index].path for index in made.sites["c 0"].layers}) == 256
-    assert told(made) == ()
+    assert warning_texts(made) == ()
     crowded = layers_of_ranges(tower(64, 65, 1, 2))
     assert len(crowded.layers) == 64 + 64 * 65
     assert {"c 0", "d 0", "d 1"}.isdisjoint(crowded.sites)
-    assert told(crowded) == (
+    assert warning_texts(crowded) == (
         "In more than 4096 places, and no layers: c 0, d 0, d 1. Their work is shown in what is around them.",
     )
 
@@ -187,4 +187,4 @@ def test_the_places_of_a_range_list_each_other_as_long_as_they_are_few() -> None
 
 def test_a_trace_with_nothing_to_tell_has_no_layers() -> None:
     for made in (layers_of_labels([], {}), layers_of_modules([]), layers_of_ranges([])):
-        assert (made.layers, made.sites, told(made)) == ((), {}, ())
+        assert (made.layers, made.sites, warning_texts(made)) == ((), {}, ())

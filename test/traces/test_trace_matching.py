@@ -21,10 +21,11 @@ from torchprof.record.modules import walk_modules
 from torchprof.run.layers import Layer
 from torchprof.traces.call_order import call_order
 from torchprof.traces.layers import Hierarchy, ModuleCall
-from torchprof.traces.matching import ModelModule, match_modules, refuse_another_model
+from torchprof.traces.matching import match_modules
+from torchprof.traces.module_trees import ModelModule, refuse_another_model
 
 
-def told(made: Hierarchy) -> tuple[str, ...]:
+def warning_texts(made: Hierarchy) -> tuple[str, ...]:
     return tuple(map(str, made.warnings))
 
 
@@ -104,7 +105,7 @@ def test_every_module_of_an_architecture_is_found(name: str, tmp_path: Path) -> 
     assert wrong(match(calls, entries(model)), truth) == set()
     without = match([call._replace(shapes=frozenset()) for call in calls], entries(model))
     assert wrong(without, truth) == OUT_OF_ORDER.get(name, set())
-    assert told(without) or name not in OUT_OF_ORDER
+    assert warning_texts(without) or name not in OUT_OF_ORDER
 
 
 @pytest.mark.parametrize("make", [Several, Recursive, Tied, lambda: Checkpointed(True), lambda: Checkpointed(False)])
@@ -146,7 +147,7 @@ def test_shapes_tell_modules_of_one_class_apart_for_certain() -> None:
     calls = [call("Net_0"), call("Linear_0", "Net_0", shapes=((3, 8), (2, 8), (2,)))]
     made = match([*calls, call("Linear_1", "Net_0", shapes=((3, 4), (8, 4), (8,)))], model)
     assert found(made) == {"Net_0": ["Net"], "Linear_0": ["Net.fc2"], "Linear_1": ["Net.fc1"]}
-    assert told(made) == ()
+    assert warning_texts(made) == ()
 
 
 def test_what_is_below_tells_modules_apart_for_certain() -> None:
@@ -155,7 +156,7 @@ def test_what_is_below_tells_modules_apart_for_certain() -> None:
     made = match([*calls, call("ReLU_0", "Block_1")], model)
     assert found(made)["Block_0"] == ["Net.b"]
     assert found(made)["ReLU_0"] == ["Net.a.act"]
-    assert told(made) == ()
+    assert warning_texts(made) == ()
 
 
 def test_what_only_the_order_tells_is_doubted() -> None:
@@ -164,7 +165,7 @@ def test_what_only_the_order_tells_is_doubted() -> None:
     calls = [call("Net_0"), *(call(f"Block_{number}", "Net_0") for number in range(12))]
     made = match([*calls, call("Linear_0", "Net_0"), call("Linear_1", "Net_0")], model)
     assert found(made)["Block_11"] == ["Net.blocks.11"]
-    assert told(made) == (
+    assert warning_texts(made) == (
         "Told apart only by the order of their first calls, which is taken to be that in the source: Net.blocks.0 to "
         ".11 (Block), Net.key, .query (Linear).",
     )
@@ -175,7 +176,7 @@ def test_the_source_tells_in_which_order_a_module_calls() -> None:
     model[0] = model[0]._replace(calls={"query": True, "key": True})
     made = match([call("Net_0"), call("Linear_0", "Net_0"), call("Linear_1", "Net_0")], model)
     assert found(made)["Linear_0"] == ["Net.query"]
-    assert len(told(made)) == 1
+    assert len(warning_texts(made)) == 1
 
 
 def test_what_is_always_called_goes_before_what_a_branch_calls() -> None:
@@ -183,7 +184,7 @@ def test_what_is_always_called_goes_before_what_a_branch_calls() -> None:
     model[0] = model[0]._replace(calls={"drop": False, "parts": True})
     made = match([call("Net_0"), call("Dropout_0", "Net_0")], model)
     assert found(made)["Dropout_0"] == ["Net.parts.0"]
-    assert told(made) == (
+    assert warning_texts(made) == (
         "There are more of their kind that were never called, and the first ones are taken to be those that were: "
         "Net.parts.0 (Dropout).",
     )
@@ -194,10 +195,10 @@ def test_a_part_of_what_was_traced_is_found_by_its_shapes() -> None:
     calls.append(call("Linear_1", "Sequential_0", shapes=((4, 16), (4, 16), (4,))))
     made = match(calls, [ModelModule(("Linear",), "Linear", 0, param_shapes=((4, 16), (4,)))])
     assert found(made) == {"Linear_1": ["Linear"]}
-    assert told(made) == ("Not found in the model, and no layers: Sequential_0, Linear_0.",)
+    assert warning_texts(made) == ("Not found in the model, and no layers: Sequential_0, Linear_0.",)
     without = match([one._replace(shapes=frozenset()) for one in calls], [ModelModule(("Linear",), "Linear", 0)])
     assert found(without) == {"Linear_0": ["Linear"]}
-    assert told(without)[0] == (
+    assert warning_texts(without)[0] == (
         "The trace has more of their kind than the model, and the first that fit are taken to be these: "
         "Linear (Linear)."
     )
@@ -205,23 +206,23 @@ def test_a_part_of_what_was_traced_is_found_by_its_shapes() -> None:
 
 def test_a_model_of_another_size_is_doubted() -> None:
     traced = [call("Net_0"), call("Linear_0", "Net_0", shapes=((2, 32), (10, 32), (10,)))]
-    assert told(match(traced, net(("fc", "Linear", ((10, 32), (10,)))))) == ()
-    assert told(match(traced, net(("fc", "ReLU", ()), ("fc2", "Linear", ())))) == ()
+    assert warning_texts(match(traced, net(("fc", "Linear", ((10, 32), (10,)))))) == ()
+    assert warning_texts(match(traced, net(("fc", "ReLU", ()), ("fc2", "Linear", ())))) == ()
     other = match(traced, net(("fc", "Linear", ((10, 64), (10,)))))
-    assert told(other) == (
+    assert warning_texts(other) == (
         "No operator in the trace was called on parameters of the shapes that the model's have: is it the model that "
         "was traced, and of its size?",
     )
     unseen = [one._replace(shapes=frozenset()) for one in traced]
-    assert told(match(unseen, net(("fc", "Linear", ((10, 64), (10,)))))) == ()
+    assert warning_texts(match(unseen, net(("fc", "Linear", ((10, 64), (10,)))))) == ()
 
 
 def test_classes_of_one_name_are_doubted() -> None:
     model = net(("a", "Linear", ((2, 4),)), ("b", "Linear", ((4, 4),)), ("c", "GELU", ()), ("d", "GELU", ()))
     calls = [call("Net_0"), call("Linear_0", "Net_0", shapes=((2, 4),))]
-    assert not any("one name" in doubt for doubt in told(match(calls, model)))
+    assert not any("one name" in doubt for doubt in warning_texts(match(calls, model)))
     several = [one._replace(cls=number) for number, one in enumerate(model)]
-    (doubt,) = (doubt for doubt in told(match(calls, several)) if "one name" in doubt)
+    (doubt,) = (doubt for doubt in warning_texts(match(calls, several)) if "one name" in doubt)
     assert "several classes of one name (Linear)" in doubt
 
 
@@ -235,16 +236,16 @@ def test_what_is_not_in_the_model_and_everywhere_is_no_layer() -> None:
     made = match([*calls, call("Hidden_0", *around), call("Linear_1", "Hidden_0")], net(("fc", "Linear", ())))
     assert len(made.layers) == 2 + 17 + 17**2 + 17**3
     assert set(found(made)).isdisjoint({"Hidden_0", "Linear_1"})
-    assert "In more than 4096 places, and no layers: Hidden_0, Linear_1." in told(made)[-1]
+    assert "In more than 4096 places, and no layers: Hidden_0, Linear_1." in warning_texts(made)[-1]
 
 
 def test_a_sequential_calls_in_its_order_for_certain() -> None:
     model = net(("0", "ReLU", ()), ("1", "ReLU", ()), kind="Sequential")
     made = match([call("Sequential_0"), call("ReLU_0", "Sequential_0"), call("ReLU_1", "Sequential_0")], model)
     assert found(made)["ReLU_1"] == ["Sequential.1"]
-    assert told(made) == ()
+    assert warning_texts(made) == ()
     fewer = match([call("Sequential_0"), call("ReLU_0", "Sequential_0")], model)
-    assert told(fewer) == (
+    assert warning_texts(fewer) == (
         "There are more of their kind that were never called, and the first ones are taken to be those that were: "
         "Sequential.0 (ReLU).",
     )
@@ -255,7 +256,7 @@ def test_a_module_called_by_its_owners_caller_is_found() -> None:
     calls = [call("Net_0"), call("Linear_0", "Net_0", shapes=((4, 4),)), call("Linear_1", "Net_0", shapes=((2, 4),))]
     made = match(calls, model)
     assert found(made) == {"Net_0": ["Net"], "Linear_0": ["Net.block.fc"], "Linear_1": ["Net.head"]}
-    assert told(made) == ()
+    assert warning_texts(made) == ()
 
 
 def test_a_part_of_a_model_and_a_model_in_a_wrapper_are_found() -> None:
@@ -266,7 +267,7 @@ def test_a_part_of_a_model_and_a_model_in_a_wrapper_are_found() -> None:
     made = match(calls, model)
     assert found(made) == {"DistributedDataParallel_0": ["Net"], "Net_0": ["Net"], "Linear_0": ["Net.fc"]}
     assert made.sites["nn.Module: Net_0"] == Site((0,), "nn.Module: DistributedDataParallel_0")
-    assert told(made) == ()
+    assert warning_texts(made) == ()
 
 
 def test_a_wrapper_in_the_model_is_the_layer_that_it_wraps() -> None:
@@ -301,7 +302,7 @@ def test_what_is_not_in_the_model_is_a_layer_of_its_own_or_none() -> None:
     }
     own = made.layers[2]
     assert (own.kind, own.params, own.training) == ("Hidden", None, None)
-    assert told(made) == (
+    assert warning_texts(made) == (
         "Not found in the model, and shown under what called them: Hidden_0, ReLU_0.",
         "Not found in the model, and no layers: MSELoss_0.",
     )
@@ -311,7 +312,7 @@ def test_one_of_many_that_could_be_it_is_not_guessed() -> None:
     model = net(("body", "Body", ()), ("body.a", "Linear", ()), ("body.b", "Linear", ()), ("act", "ReLU", ()))
     made = match([call("Net_0"), call("ReLU_0", "Net_0"), call("Linear_0")], model)
     assert "Linear_0" not in found(made)
-    assert told(made) == ("Not found in the model, and no layers: Linear_0.",)
+    assert warning_texts(made) == ("Not found in the model, and no layers: Linear_0.",)
 
 
 def test_a_call_that_breaks_off_refuses_no_model() -> None:
@@ -363,4 +364,4 @@ def test_calls_in_the_order_of_the_source_are_found(tmp_path: Path) -> None:
     calls, truth = record(model, lambda: model(torch.rand(2, 4)), tmp_path / "trace.json", with_shapes=True)
     made = match(calls, entries(model))
     assert wrong(made, truth) == set()
-    assert len(told(made)) == 1
+    assert len(warning_texts(made)) == 1
