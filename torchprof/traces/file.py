@@ -17,7 +17,7 @@ from typing import Any
 
 from torchprof.errors import TorchprofError
 from torchprof.run.warnings import Caveat, caveat
-from torchprof.traces.json_text import GAP, JsonText, TraceEvent
+from torchprof.traces.json_text import SEPARATOR, JsonText, TraceEvent
 
 _GZIP = b"\x1f\x8b"
 _FOREIGN = {
@@ -118,7 +118,7 @@ class TraceFile:
         """The events in the top-level object, from ``{`` to behind ``}``. Raises EOFError if the file ends before."""
         text.at += 1
         has_events = False
-        while text.next(GAP) != "}":
+        while text.next(SEPARATOR) != "}":
             try:
                 key = text.key()
                 is_list = key == "traceEvents" and text.ahead(1) == "["
@@ -158,7 +158,7 @@ class TraceFile:
     def _events(self, text: JsonText) -> Iterator[list[TraceEvent]]:
         """The events in their list, from its ``[`` to behind its ``]``. Raises EOFError if the file ends before."""
         text.at += 1
-        while (first := text.next(GAP)) != "]":
+        while (first := text.next(SEPARATOR)) != "]":
             if not first:
                 raise EOFError
             piece = text.piece()
@@ -189,7 +189,7 @@ class TraceFile:
             else:
                 if isinstance(entry, dict):
                     events.append(entry)
-            text.step(GAP)
+            text.step(SEPARATOR)
             if text.ahead(1) == "]":
                 return events
 

@@ -37,7 +37,7 @@ _ESCAPED = re.compile(r'[^\\]*(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^\\]*)*')
 _BACKSLASH = re.compile(r'\\(["\\]?)')
 
 _BLANK = re.compile(r"[ \t\r\n]*")
-GAP = re.compile(r"[ \t\r\n,]*")
+SEPARATOR = re.compile(r"[ \t\r\n,]*")
 
 TraceEvent = dict[str, Any]
 """An object of ``traceEvents``, as in the file."""

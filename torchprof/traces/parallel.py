@@ -14,7 +14,7 @@ _Result = TypeVar("_Result")
 
 
 def read_in_processes(
-    files: Sequence[Path], read: Callable[[Path], _Result], processes: int, progress: Callable[[float], None]
+    files: Sequence[Path], read: Callable[[Path], _Result], processes: int, progress: Callable[[int], None]
 ) -> list[_Result]:
     """``read`` of each file, called in several processes; results and ``read`` must be picklable.
 

@@ -56,7 +56,7 @@ def from_trace(
 
     The layers are torchprof's labels, if the trace was recorded inside ``torchprof.annotate`` or ``Profile``; else the
     modules of ``with_stack=True``; else the ranges of ``record_function``. Memory, FLOPs and device time are in the run
-    if they were recorded, FLOPs if ``record_shapes=True`` was. Everything that a trace does not have is unknown.
+    if they were recorded, FLOPs only with ``record_shapes=True``. Everything that a trace does not have is unknown.
 
     - ``traces``: the path of a file, or several paths: ranks of one job, or cycles of one process, which are added up.
       A folder stands for all traces directly in it: see ``traces_in``.
@@ -88,24 +88,9 @@ def from_trace(
         from torchprof.record.plan import Plan
 
         known = ModelPlan.of(Plan(checked_models(model), paths))
-    sizes = [file.stat().st_size for file in files]
-    whole = max(sum(sizes), 1)
-
-    def report_bytes(read: float) -> None:
-        if progress is not None:
-            progress(read / whole)
-
     if processes > 1 and len(files) > 1:
-        read = partial(_read, model=known, with_timeline=with_timeline)
-        return _combined(read_in_processes(files, read, min(processes, len(files)), report_bytes))
-    runs: list[_FileRun] = []
-    for at, file in enumerate(files):
-
-        def report_fraction(fraction: float, before: int = sum(sizes[:at]), size: int = sizes[at]) -> None:
-            report_bytes(before + fraction * size)
-
-        runs.append(_read(file, known, with_timeline, report_fraction))
-    return _combined(runs)
+        return _combined(_read_at_once(files, known, with_timeline, progress, min(processes, len(files))))
+    return _combined(_read_in_turn(files, known, with_timeline, progress))
 
 
 def traces_in(paths: Iterable[str | PathLike[str]]) -> list[Path]:
@@ -196,6 +181,40 @@ def _read(
     )
     run = assemble(recording, planned, options)
     return _FileRun(path, run, planned, seen, events.first_ns, (run.meta.machine, table.processes))
+
+
+def _read_in_turn(
+    files: Sequence[Path], model: ModelPlan | None, with_timeline: bool, progress: Callable[[float], None] | None
+) -> list[_FileRun]:
+    """The runs of all files, read one after the other."""
+    sizes = [file.stat().st_size for file in files]
+    whole = max(sum(sizes), 1)
+    runs: list[_FileRun] = []
+    for at, file in enumerate(files):
+
+        def report(fraction: float, before: int = sum(sizes[:at]), size: int = sizes[at]) -> None:
+            if progress is not None:
+                progress((before + fraction * size) / whole)
+
+        runs.append(_read(file, model, with_timeline, report))
+    return runs
+
+
+def _read_at_once(
+    files: Sequence[Path],
+    model: ModelPlan | None,
+    with_timeline: bool,
+    progress: Callable[[float], None] | None,
+    processes: int,
+) -> list[_FileRun]:
+    """The runs of all files, read by several processes."""
+    whole = max(sum(file.stat().st_size for file in files), 1)
+
+    def report(bytes_read: int) -> None:
+        if progress is not None:
+            progress(bytes_read / whole)
+
+    return read_in_processes(files, partial(_read, model=model, with_timeline=with_timeline), processes, report)
 
 
 def _warnings(path: Path, events: TraceEvents, doubles: int) -> Iterator[Caveat]:
