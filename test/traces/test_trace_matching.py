@@ -1,4 +1,4 @@
-"""Which of a model's modules the modules of a trace are: against the calls that hooks saw, and by hand."""
+"""Matching the modules of a trace with those of a model: compared with the calls that hooks record, and by hand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def warning_texts(made: Hierarchy) -> tuple[str, ...]:
 
 
 def entries(*models: nn.Module) -> list[ModelModule]:
-    """The modules of models, each shown as a layer of its own."""
+    """The modules of models, each with a layer of its own."""
     made: list[ModelModule] = []
     first: dict[int, int] = {}
     for model in models:
@@ -51,7 +51,7 @@ def match(calls: list[ModuleCall], modules: list[ModelModule]) -> Hierarchy:
 def record(
     model: nn.Module, run: Callable[[], Any], file: Path, with_shapes: bool
 ) -> tuple[list[ModuleCall], dict[str, str]]:
-    """What the trace of a run tells of modules, and which each of them is, by the order of all calls."""
+    """The modules in the trace of a run, and the path of each, which the order of all calls gives."""
     called: list[str] = []
     paths = {".".join((type(model).__name__, *name.split("."))).rstrip("."): one for name, one in model.named_modules()}
     hooks = [one.register_forward_pre_hook(lambda *_, path=path: called.append(path)) for path, one in paths.items()]
@@ -60,7 +60,7 @@ def record(
     for hook in hooks:
         hook.remove()
     prof.export_chrome_trace(str(file))
-    text = file.read_text(errors="replace")  # torch 2.4 now and then writes bytes that are no text
+    text = file.read_text(errors="replace")  # torch 2.4 sometimes writes invalid UTF-8
     events = [event for event in json.loads(text, strict=False)["traceEvents"] if event.get("ph") == "X"]
     frames = {event["args"]["Python id"]: event for event in events if event.get("cat") == "python_function"}
     modules = [event for event in frames.values() if event["name"].startswith("nn.Module: ")]
@@ -75,23 +75,25 @@ def record(
     starts = [event["ts"] for event in modules]
     for event in events:
         if event.get("cat") == "cpu_op" and "Input Dims" in event["args"]:
-            for at in range(bisect_right(starts, event["ts"]) - 1, -1, -1):  # the last to begin is the innermost
+            for at in range(
+                bisect_right(starts, event["ts"]) - 1, -1, -1
+            ):  # the last one that started is the innermost
                 if event["ts"] < starts[at] + modules[at]["dur"]:
                     dims = event["args"]["Input Dims"]
                     shapes[modules[at]["name"]] |= {tuple(dim) for dim in dims if all(type(x) is int for x in dim)}
                     break
     assert len(modules) == len(called)
-    truth = dict(zip((event["name"] for event in modules), called))
-    return [ModuleCall(name, tuple(parents[name]), frozenset(shapes[name])) for name in parents], truth
+    true_paths = dict(zip((event["name"] for event in modules), called))
+    return [ModuleCall(name, tuple(parents[name]), frozenset(shapes[name])) for name in parents], true_paths
 
 
-def wrong(made: Hierarchy, truth: dict[str, str]) -> set[str]:
+def wrong_paths(made: Hierarchy, true_paths: dict[str, str]) -> set[str]:
     found = {name: [made.layers[index].name for index in site.layers] for name, site in made.sites.items()}
-    return {path for name, path in truth.items() if path not in found.get(name, [])}
+    return {path for name, path in true_paths.items() if path not in found.get(name, [])}
 
 
-OUT_OF_ORDER = {
-    # Two lists whose convolutions take turns, and one from its end: without shapes nobody sees that.
+NOT_FOUND_WITHOUT_SHAPES = {
+    # Calls alternate between two lists, or start at the end of a list: only shapes show this.
     "WaveNet": {f"GatedConvolutions.{name}" for name in ("dilated.1", "dilated.2", "mix.0", "mix.1")},
     "feature pyramid": {"Fpn.lateral.0", "Fpn.lateral.1"},
 }
@@ -101,19 +103,19 @@ OUT_OF_ORDER = {
 def test_every_module_of_an_architecture_is_found(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, inputs = ARCHITECTURES[name].make(), ARCHITECTURES[name].inputs()
-    calls, truth = record(model, lambda: model(*inputs), tmp_path / "trace.json", with_shapes=True)
-    assert wrong(match(calls, entries(model)), truth) == set()
+    calls, true_paths = record(model, lambda: model(*inputs), tmp_path / "trace.json", with_shapes=True)
+    assert wrong_paths(match(calls, entries(model)), true_paths) == set()
     without = match([call._replace(shapes=frozenset()) for call in calls], entries(model))
-    assert wrong(without, truth) == OUT_OF_ORDER.get(name, set())
-    assert warning_texts(without) or name not in OUT_OF_ORDER
+    assert wrong_paths(without, true_paths) == NOT_FOUND_WITHOUT_SHAPES.get(name, set())
+    assert warning_texts(without) or name not in NOT_FOUND_WITHOUT_SHAPES
 
 
 @pytest.mark.parametrize("make", [Several, Recursive, Tied, lambda: Checkpointed(True), lambda: Checkpointed(False)])
 def test_every_call_of_a_module_is_found(make: Callable[[], nn.Module], tmp_path: Path) -> None:
     model, x = make(), torch.rand(2, 4, requires_grad=True)
-    calls, truth = record(model, lambda: model(x).sum().backward(), tmp_path / "trace.json", with_shapes=True)
+    calls, true_paths = record(model, lambda: model(x).sum().backward(), tmp_path / "trace.json", with_shapes=True)
     made = match(calls, entries(model))
-    assert wrong(made, truth) == set()
+    assert wrong_paths(made, true_paths) == set()
     if isinstance(model, Tied):
         (shared,) = (site for site in made.sites.values() if len(site.layers) == 2)
         assert [made.layers[index].name for index in shared.layers] == ["Tied.left.inner", "Tied.right.inner"]
@@ -132,7 +134,7 @@ def found(made: Hierarchy) -> dict[str, list[str]]:
 
 
 def net(*children: tuple[str, str, tuple[tuple[int, ...], ...]], kind: str = "Net") -> list[ModelModule]:
-    """A model by hand: dotted path, class, shapes of parameters."""
+    """A model by hand: each child with its dotted path, class, and shapes of parameters."""
     paths = [(kind,), *((kind, *path.split(".")) for path, _, _ in children)]
     kinds = [kind, *(cls for _, cls, _ in children)]
     shapes = [(), *(own for _, _, own in children)]
@@ -142,7 +144,7 @@ def net(*children: tuple[str, str, tuple[tuple[int, ...], ...]], kind: str = "Ne
     ]
 
 
-def test_shapes_tell_modules_of_one_class_apart_for_certain() -> None:
+def test_shapes_distinguish_modules_of_one_class() -> None:
     model = net(("fc1", "Linear", ((8, 4), (8,))), ("fc2", "Linear", ((2, 8), (2,))))
     calls = [call("Net_0"), call("Linear_0", "Net_0", shapes=((3, 8), (2, 8), (2,)))]
     made = match([*calls, call("Linear_1", "Net_0", shapes=((3, 4), (8, 4), (8,)))], model)
@@ -150,7 +152,7 @@ def test_shapes_tell_modules_of_one_class_apart_for_certain() -> None:
     assert warning_texts(made) == ()
 
 
-def test_what_is_below_tells_modules_apart_for_certain() -> None:
+def test_callees_distinguish_modules_of_one_class() -> None:
     model = net(("a", "Block", ()), ("a.act", "ReLU", ()), ("b", "Block", ()), ("b.act", "GELU", ()))
     calls = [call("Net_0"), call("Block_0", "Net_0"), call("GELU_0", "Block_0"), call("Block_1", "Net_0")]
     made = match([*calls, call("ReLU_0", "Block_1")], model)
@@ -159,7 +161,7 @@ def test_what_is_below_tells_modules_apart_for_certain() -> None:
     assert warning_texts(made) == ()
 
 
-def test_what_only_the_order_tells_is_doubted() -> None:
+def test_a_match_by_order_gives_a_warning() -> None:
     blocks = [(f"blocks.{number}", "Block", ()) for number in range(12)]
     model = net(("blocks", "ModuleList", ()), *blocks, ("key", "Linear", ()), ("query", "Linear", ()))
     calls = [call("Net_0"), *(call(f"Block_{number}", "Net_0") for number in range(12))]
@@ -171,7 +173,7 @@ def test_what_only_the_order_tells_is_doubted() -> None:
     )
 
 
-def test_the_source_tells_in_which_order_a_module_calls() -> None:
+def test_a_match_by_order_uses_the_order_in_the_source() -> None:
     model = net(("key", "Linear", ()), ("query", "Linear", ()))
     model[0] = model[0]._replace(calls={"query": True, "key": True})
     made = match([call("Net_0"), call("Linear_0", "Net_0"), call("Linear_1", "Net_0")], model)
@@ -179,7 +181,7 @@ def test_the_source_tells_in_which_order_a_module_calls() -> None:
     assert len(warning_texts(made)) == 1
 
 
-def test_what_is_always_called_goes_before_what_a_branch_calls() -> None:
+def test_modules_that_are_always_called_are_preferred_to_those_in_a_branch() -> None:
     model = net(("drop", "Dropout", ()), ("parts", "ModuleList", ()), ("parts.0", "Dropout", ()))
     model[0] = model[0]._replace(calls={"drop": False, "parts": True})
     made = match([call("Net_0"), call("Dropout_0", "Net_0")], model)
@@ -190,7 +192,7 @@ def test_what_is_always_called_goes_before_what_a_branch_calls() -> None:
     )
 
 
-def test_a_part_of_what_was_traced_is_found_by_its_shapes() -> None:
+def test_a_submodule_of_the_traced_model_is_found_by_its_shapes() -> None:
     calls = [call("Sequential_0"), call("Linear_0", "Sequential_0", shapes=((4, 8), (16, 8), (16,)))]
     calls.append(call("Linear_1", "Sequential_0", shapes=((4, 16), (4, 16), (4,))))
     made = match(calls, [ModelModule(("Linear",), "Linear", 0, param_shapes=((4, 16), (4,)))])
@@ -204,7 +206,7 @@ def test_a_part_of_what_was_traced_is_found_by_its_shapes() -> None:
     )
 
 
-def test_a_model_of_another_size_is_doubted() -> None:
+def test_a_model_of_another_size_gives_a_warning() -> None:
     traced = [call("Net_0"), call("Linear_0", "Net_0", shapes=((2, 32), (10, 32), (10,)))]
     assert warning_texts(match(traced, net(("fc", "Linear", ((10, 32), (10,)))))) == ()
     assert warning_texts(match(traced, net(("fc", "ReLU", ()), ("fc2", "Linear", ())))) == ()
@@ -217,16 +219,16 @@ def test_a_model_of_another_size_is_doubted() -> None:
     assert warning_texts(match(unseen, net(("fc", "Linear", ((10, 64), (10,)))))) == ()
 
 
-def test_classes_of_one_name_are_doubted() -> None:
+def test_several_classes_of_one_name_give_a_warning() -> None:
     model = net(("a", "Linear", ((2, 4),)), ("b", "Linear", ((4, 4),)), ("c", "GELU", ()), ("d", "GELU", ()))
     calls = [call("Net_0"), call("Linear_0", "Net_0", shapes=((2, 4),))]
-    assert not any("one name" in doubt for doubt in warning_texts(match(calls, model)))
+    assert not any("one name" in warning for warning in warning_texts(match(calls, model)))
     several = [one._replace(cls=number) for number, one in enumerate(model)]
-    (doubt,) = (doubt for doubt in warning_texts(match(calls, several)) if "one name" in doubt)
-    assert "several classes of one name (Linear)" in doubt
+    (warning,) = (warning for warning in warning_texts(match(calls, several)) if "one name" in warning)
+    assert "several classes of one name (Linear)" in warning
 
 
-def test_what_is_not_in_the_model_and_everywhere_is_no_layer() -> None:
+def test_an_unmatched_module_with_too_many_places_is_no_layer() -> None:
     levels = [[f"{kind}_{number}" for number in range(17)] for kind in ("A", "B", "C")]
     around = ["Net_0"]
     calls = [call("Net_0"), call("Linear_0", "Net_0")]
@@ -239,7 +241,7 @@ def test_what_is_not_in_the_model_and_everywhere_is_no_layer() -> None:
     assert "In more than 4096 places, and no layers: Hidden_0, Linear_1." in warning_texts(made)[-1]
 
 
-def test_a_sequential_calls_in_its_order_for_certain() -> None:
+def test_the_order_of_a_sequential_is_certain() -> None:
     model = net(("0", "ReLU", ()), ("1", "ReLU", ()), kind="Sequential")
     made = match([call("Sequential_0"), call("ReLU_0", "Sequential_0"), call("ReLU_1", "Sequential_0")], model)
     assert found(made)["ReLU_1"] == ["Sequential.1"]
@@ -251,7 +253,7 @@ def test_a_sequential_calls_in_its_order_for_certain() -> None:
     )
 
 
-def test_a_module_called_by_its_owners_caller_is_found() -> None:
+def test_a_module_that_its_owners_caller_calls_is_found() -> None:
     model = net(("block", "Block", ()), ("block.fc", "Linear", ((4, 4),)), ("head", "Linear", ((2, 4),)))
     calls = [call("Net_0"), call("Linear_0", "Net_0", shapes=((4, 4),)), call("Linear_1", "Net_0", shapes=((2, 4),))]
     made = match(calls, model)
@@ -259,7 +261,7 @@ def test_a_module_called_by_its_owners_caller_is_found() -> None:
     assert warning_texts(made) == ()
 
 
-def test_a_part_of_a_model_and_a_model_in_a_wrapper_are_found() -> None:
+def test_a_submodule_alone_and_a_wrapped_model_are_found() -> None:
     model = net(("encoder", "Encoder", ()), ("encoder.fc", "Linear", ()), ("fc", "Linear", ()))
     part = match([call("Encoder_0"), call("Linear_0", "Encoder_0")], model)
     assert found(part) == {"Encoder_0": ["Net.encoder"], "Linear_0": ["Net.encoder.fc"]}
@@ -270,7 +272,7 @@ def test_a_part_of_a_model_and_a_model_in_a_wrapper_are_found() -> None:
     assert warning_texts(made) == ()
 
 
-def test_a_wrapper_in_the_model_is_the_layer_that_it_wraps() -> None:
+def test_a_wrapper_in_the_model_has_the_layer_of_the_module_in_it() -> None:
     model = [
         ModelModule(("OptimizedModule",), "OptimizedModule", 0),
         ModelModule(("OptimizedModule", "_orig_mod"), "Net", 0),
@@ -290,7 +292,7 @@ def test_several_models_are_found() -> None:
     assert (made["Mlp_0"], made["Linear_0"], made["Several_0"]) == (["Mlp"], ["Mlp.fc1"], ["Several"])
 
 
-def test_what_is_not_in_the_model_is_a_layer_of_its_own_or_none() -> None:
+def test_a_module_that_is_not_in_the_model_is_a_layer_below_its_caller_or_none() -> None:
     model = net(("fc", "Linear", ()))
     calls = [call("Net_0"), call("Hidden_0", "Net_0"), call("Linear_0", "Hidden_0"), call("ReLU_0", "Hidden_0")]
     made = match([*calls, call("MSELoss_0")], model)
@@ -308,15 +310,15 @@ def test_what_is_not_in_the_model_is_a_layer_of_its_own_or_none() -> None:
     )
 
 
-def test_one_of_many_that_could_be_it_is_not_guessed() -> None:
+def test_a_module_without_a_caller_is_not_guessed_among_several() -> None:
     model = net(("body", "Body", ()), ("body.a", "Linear", ()), ("body.b", "Linear", ()), ("act", "ReLU", ()))
     made = match([call("Net_0"), call("ReLU_0", "Net_0"), call("Linear_0")], model)
     assert "Linear_0" not in found(made)
     assert warning_texts(made) == ("Not found in the model, and no layers: Linear_0.",)
 
 
-def test_a_call_that_breaks_off_refuses_no_model() -> None:
-    """The recording ended in the second of three blocks: it is the model all the same."""
+def test_the_model_is_accepted_if_the_recording_ends_inside_a_call() -> None:
+    """The recording ended in the second of three blocks."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)) for _ in range(3)))
     modules = entries(model)
     called = {("Sequential",), ("Sequential", "0"), ("Sequential", "1"), ("Sequential", "1", "0")}
@@ -326,8 +328,8 @@ def test_a_call_that_breaks_off_refuses_no_model() -> None:
         refuse_another_model(modules, {("Sequential",)} | blocks)
 
 
-def test_labels_of_a_selection_refuse_no_model() -> None:
-    """Inside a selected module only those have labels that are selected themselves."""
+def test_the_model_is_accepted_if_only_a_selection_has_labels() -> None:
+    """Inside a selected module, only modules that are selected themselves have labels."""
     modules = entries(nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), Mlp()) for _ in range(3))))
     root, blocks = ("Sequential",), [("Sequential", block) for block in "012"]
     linears, mlps = ([(*block, number) for block in blocks] for number in "01")
@@ -338,9 +340,11 @@ def test_labels_of_a_selection_refuse_no_model() -> None:
         refuse_another_model(modules, {root, *blocks, *linears})
     with pytest.raises(TorchprofError, match=r"Sequential\.0\.0 \(Linear\) each time"):
         refuse_another_model(modules, {root, *blocks, *mlps, *((*mlp, "fc1") for mlp in mlps)}, selected | both)
-    refuse_another_model(modules, {root, *blocks, *mlps})  # no Mlp is called without its parts
+    refuse_another_model(modules, {root, *blocks, *mlps})  # no submodule of an Mlp has a label: a selection
     with pytest.raises(TorchprofError, match=r"Sequential\.0\.0 \(Linear\) each time"):
-        refuse_another_model(modules, {root, *blocks, *mlps, (*root, "new")})  # which no selection has
+        refuse_another_model(
+            modules, {root, *blocks, *mlps, (*root, "new")}
+        )  # the model has no such module, so this is no selection
 
 
 def test_the_trace_of_another_model_is_refused() -> None:
@@ -359,9 +363,9 @@ class Shuffled(nn.Module):
         return self.out(self.query(x) @ self.key(x).T @ self.value(x))
 
 
-def test_calls_in_the_order_of_the_source_are_found(tmp_path: Path) -> None:
+def test_calls_in_another_order_than_the_definition_are_found(tmp_path: Path) -> None:
     model = Shuffled()
-    calls, truth = record(model, lambda: model(torch.rand(2, 4)), tmp_path / "trace.json", with_shapes=True)
+    calls, true_paths = record(model, lambda: model(torch.rand(2, 4)), tmp_path / "trace.json", with_shapes=True)
     made = match(calls, entries(model))
-    assert wrong(made, truth) == set()
+    assert wrong_paths(made, true_paths) == set()
     assert len(warning_texts(made)) == 1
