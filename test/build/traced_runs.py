@@ -143,10 +143,6 @@ def trace_in(path: Path) -> dict[str, Any]:
     return found
 
 
-def ns(microseconds: Any) -> int:
-    return int(Decimal(microseconds) * 1000)
-
-
 def two_steps(left_over: int, rank: int = 0) -> dict[str, Any]:
     """Two steps of 100 us with one kernel of 8 us each, and one kernel of 2 us without its launch.
 

@@ -13,7 +13,7 @@ from build.models import (
     Several,
 )
 from build.processes import run_fresh
-from build.trace_files import session, trace_event, write
+from build.trace_files import exact_ns, session, trace_event, write
 from build.traced_runs import (
     X,
     annotated,
@@ -21,7 +21,6 @@ from build.traced_runs import (
     events_in,
     layers_of,
     memory_of,
-    ns,
     of_two_ranks,
     rows_of,
     samples_of,
@@ -69,8 +68,8 @@ def test_steps_of_torchs_profiler_are_steps(tmp_path: Path) -> None:
     ]
     assert read.meta.steps == len(ranges) == 3
     ranges.sort(key=lambda event: event["ts"])
-    ends = [ns(event["ts"]) for event in ranges[1:]] + [ns(ranges[-1]["ts"]) + ns(ranges[-1]["dur"])]
-    lasted = [end - ns(event["ts"]) for event, end in zip(ranges, ends)]
+    ends = [exact_ns(event["ts"]) for event in ranges[1:]] + [exact_ns(ranges[-1]["ts"]) + exact_ns(ranges[-1]["dur"])]
+    lasted = [end - exact_ns(event["ts"]) for event, end in zip(ranges, ends)]
     (steps,) = [spread for key, spread in read.samples.items() if key.measure == "step_ns"]
     assert sorted(lasted) == list(steps.sample)
 

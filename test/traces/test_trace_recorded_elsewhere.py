@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build.trace_files import write
+from build.trace_files import exact_ns, write
 from build.traced_runs import (
     A100,
     MI250,
     NEEDS_TRACES,
     events_in,
-    ns,
     rows_of,
     samples_of,
     trace_in,
@@ -42,7 +41,7 @@ def test_the_rows_have_all_device_work(path: Path) -> None:
     run = run_of_file(path)
     truth: Counter[str] = Counter()
     for event in work:
-        truth[event["name"]] += ns(event["dur"])
+        truth[event["name"]] += exact_ns(event["dur"])
     found: Counter[str] = Counter()
     for row in run.rows:
         if row.frames and row.frames[-1].kind == "kernel":
@@ -57,8 +56,8 @@ def host_lanes(events: Iterable[dict[str, Any]]) -> dict[Any, list[tuple[int, in
     lanes: defaultdict[Any, list[tuple[int, int, dict[str, Any]]]] = defaultdict(list)
     for event in events:
         if event.get("ph") == "X" and event["cat"] in HOST_WORK:
-            lasts = 0 if event["name"].startswith("nccl:") else ns(event["dur"])
-            lanes[event["pid"], event["tid"]].append((ns(event["ts"]), ns(event["ts"]) + lasts, event))
+            lasts = 0 if event["name"].startswith("nccl:") else exact_ns(event["dur"])
+            lanes[event["pid"], event["tid"]].append((exact_ns(event["ts"]), exact_ns(event["ts"]) + lasts, event))
     for lane in lanes.values():
         lane.sort(key=lambda one: (one[0], -one[1]))
     return lanes
@@ -100,7 +99,7 @@ def test_backward_belongs_to_the_operators_at_the_start_of_the_arrows() -> None:
     nodes: dict[Any, bool] = {}
     for arrow in arrows.values():
         start, end = arrow["s"], arrow["f"]
-        nodes[end["tid"], ns(end["ts"])] = around(lanes[start["pid"], start["tid"]], ns(start["ts"]), ours)
+        nodes[end["tid"], exact_ns(end["ts"])] = around(lanes[start["pid"], start["tid"]], exact_ns(start["ts"]), ours)
     assert len(nodes) == 543
     truth: Counter[tuple[str, bool]] = Counter()
     for (_, tid), lane in lanes.items():

@@ -12,7 +12,7 @@ from build.models import (
     DoublesInside,
     Mlp,
 )
-from build.trace_files import trace_event, write
+from build.trace_files import memory_event, trace_event, write
 from build.traced_runs import (
     X,
     annotated,
@@ -236,21 +236,16 @@ def test_a_range_in_many_places_counts_at_each_place(trace: Path) -> None:
     assert not sentences(run)
 
 
-def memory_event(start: float, nbytes: int, address: int) -> dict[str, Any]:
-    about = {"Bytes": nbytes, "Addr": address, "Device Type": 0, "Device Id": -1}
-    return {"ph": "i", "s": "t", "name": "[memory]", "pid": 1, "tid": 1, "ts": start, "args": about}
-
-
 @pytest.mark.parametrize("nbytes", [512, 100_000_000], ids=["few bytes", "many bytes"])
 def test_memory_events_in_whole_microseconds_keep_their_order(nbytes: int, trace: Path) -> None:
     """An operator allocates when it starts, frees, and allocates again in the same microsecond: one block at a time."""
     events = [
         trace_event("user_annotation", "layer", 0, 100),
         trace_event("cpu_op", "aten::b", 60, 20),
-        memory_event(60, nbytes, 0x10),
-        memory_event(65, -nbytes, 0x10),
-        memory_event(65, nbytes, 0x20),
-        memory_event(70, -nbytes, 0x20),
+        memory_event(60, nbytes, Addr=0x10),
+        memory_event(65, -nbytes, Addr=0x10),
+        memory_event(65, nbytes, Addr=0x20),
+        memory_event(70, -nbytes, Addr=0x20),
     ]
     run = torchprof.from_trace(write(trace, {"traceEvents": events}))
     (memory,) = run.memory
@@ -326,8 +321,8 @@ def test_backward_in_the_oldest_traces_has_no_layer_and_gives_a_warning(trace: P
     events = [
         trace_event("Operator", "forward", 0, 50),
         trace_event("Operator", "aten::mm", 5, 30),
-        trace_event("Operator", "MmBackward", 100, 50, thread=2),
-        trace_event("Operator", "aten::mm", 110, 30, thread=2),
+        trace_event("Operator", "MmBackward", 100, 50, tid=2),
+        trace_event("Operator", "aten::mm", 110, 30, tid=2),
     ]
     run = torchprof.from_trace(write(trace, {"traceEvents": events}))
     assert names_of(run) == ["forward"]
