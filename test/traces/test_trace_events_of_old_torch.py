@@ -85,7 +85,7 @@ def test_the_oldest_nodes_are_recognized_by_their_names() -> None:
     node, function = Kind.BACKWARD_FUNCTION, Kind.USER_LABEL
     assert [event.kind for event in trace.events(())] == [function, Kind.OP, node, Kind.OP, node, node]
     assert [call.name for call in trace.ranges()] == ["MyFunction"]
-    assert (trace.has_nodes, trace.has_numbers) == (True, False)
+    assert (trace.has_nodes, trace.has_forward_threads) == (True, False)
 
 
 @pytest.mark.parametrize(

@@ -104,14 +104,14 @@ class TraceEvents:
         return not any(name == STARTED for _, name in self._names)
 
     @cached_property
-    def has_numbers(self) -> bool:
+    def has_forward_threads(self) -> bool:
         """Whether autograd nodes have the number of their forward thread."""
         return any(forward for _, forward in self.table.lanes)
 
     @property
     def has_nodes(self) -> bool:
         """Whether there are autograd nodes."""
-        return self.has_engine or any(self._is_bare_node(*one) for one in self._names)
+        return self.has_engine or any(self._is_node_by_name(*one) for one in self._names)
 
     @cached_property
     def has_engine(self) -> bool:
@@ -149,7 +149,7 @@ class TraceEvents:
             return {}
         names = [name for _, name in self._names]
         classes: dict[str, str] = {}
-        for number, _, around in nested(self._with_length(), self.table.lanes, names, of_module):
+        for number, _, around in nested(self._cpu_events(), self.table.lanes, names, of_module):
             if of_label[number]:
                 classes.setdefault(names[number], traced_class_name(around))
         return classes
@@ -160,20 +160,22 @@ class TraceEvents:
         if not any(wanted):
             return []
         names = [name for _, name in self._names]
-        seen: defaultdict[str, set[int]] = defaultdict(set)
+        signatures: defaultdict[str, set[int]] = defaultdict(set)  # of the operators directly in each module
         parents: dict[str, dict[str, None]] = {}
-        for number, signature, around in nested(self._with_length(), self.table.lanes, names, wanted):
+        for number, signature, around in nested(self._cpu_events(), self.table.lanes, names, wanted):
             if wanted[number]:
                 parents.setdefault(names[number], {})[around] = None
             elif signature:
-                seen[around].add(signature)
-        shapes = {name: frozenset(shapes_in(self.signatures[one] for one in numbers)) for name, numbers in seen.items()}
+                signatures[around].add(signature)
+        shapes = {
+            name: frozenset(shapes_in(self.signatures[one] for one in numbers)) for name, numbers in signatures.items()
+        }
         return [ModuleCall(name, tuple(above), shapes.get(name, frozenset())) for name, above in parents.items()]
 
     def ranges(self) -> list[RangeCall]:
-        """The ranges of users and of torch itself, in the order of first calls; without ranges of backward work (see
-        ``ranges_in``).
+        """The ranges of users and of torch, in the order of first calls, without ranges of backward work.
 
+        ``ranges_in`` decides which these are.
         After this call, ``events`` gives the ranges of backward work as user labels, even if their names are in
         ``sites``.
         """
@@ -182,30 +184,32 @@ class TraceEvents:
         if not any(wanted):
             return []
         names = [name for _, name in self._names]
-        found = ranges_in(self._with_length(), self.table.lanes, names, kinds, wanted, self._inner_nodes(kinds))
+        found = ranges_in(self._cpu_events(), self.table.lanes, names, kinds, wanted, self._are_nodes(kinds))
         self._in_backward = found.in_backward
         return found.calls
 
-    def _with_length(self) -> Iterator[Line]:
+    def _cpu_events(self) -> Iterator[Line]:
         """The CPU's events in the order of their start, without memory events, which have no duration."""
         is_memory = [group is MEMORY_EVENTS for group, _ in self._names]
         return (line for line in self._cpu.in_order(self.table.groups) if not is_memory[line[2]])
 
-    def _inner_nodes(self, kinds: Sequence[Kind | None]) -> list[bool]:
-        """For each name, by its number, whether it is the name of an autograd node: of the event inside the engine's
-        range. It is needed for nodes without a sequence number, which only their names show."""
+    def _are_nodes(self, kinds: Sequence[Kind | None]) -> list[bool]:
+        """Whether each name, by its number, is that of an autograd node (of the event inside the engine's range).
+
+        Nodes without a sequence number are recognized by these names.
+        """
         names = [name for _, name in self._names]
         inner = {name.removeprefix(NODE_PREFIX) for name, kind in zip(names, kinds) if kind is Kind.NODE}
-        return [name in inner or self._is_bare_node(*one) for name, one in zip(names, self._names)]
+        return [name in inner or self._is_node_by_name(*one) for name, one in zip(names, self._names)]
 
-    def _is_bare_node(self, group: str, name: str) -> bool:
+    def _is_node_by_name(self, group: str, name: str) -> bool:
         """Whether this is the name of a node, in a trace without ranges of the engine around nodes (torch 1.8).
 
         Unless nodes have the numbers of their forward threads, the pattern of the name decides.
         """
         if group not in (OP, OP_OR_RANGE) or self.has_engine:
             return False
-        return name.startswith(_AUTOGRAD_PREFIX) or (not self.has_numbers and _NODE_NAME.fullmatch(name) is not None)
+        return name.startswith(_AUTOGRAD_PREFIX) or (not self.has_forward_threads and _NODE_NAME.fullmatch(name) is not None)
 
     # The interface of a recording
 
@@ -219,7 +223,7 @@ class TraceEvents:
         ``sites``: the names of the ranges and modules that are layers.
         """
         kinds, names = self._kinds(sites), [name for _, name in self._names]
-        is_inner_node = self._inner_nodes(kinds)
+        is_node_name = self._are_nodes(kinds)
         is_runtime = [group is RUNTIME_CALLS for group, _ in self._names]
         forward_threads = self.table.arrows.forward_threads(self.table.lanes, self._cpu)
         launchers, launches = self._launchers()
@@ -245,7 +249,7 @@ class TraceEvents:
             if kind is op:
                 if is_runtime[name_number]:
                     correlation = launches.get(number, 0)
-                elif (forward and sequence >= 0) or (sequence < 0 and is_inner_node[name_number]):
+                elif (forward and sequence >= 0) or (sequence < 0 and is_node_name[name_number]):
                     kind, forward_thread = backward, forward_threads.get(forward, 0)
                     if not name.endswith(ACCUMULATES):
                         signature = 0
@@ -264,10 +268,11 @@ class TraceEvents:
         kind = self.device or "cuda"
         counted = numbers_of_devices((index for index, _ in self.table.streams), self.table.hip_devices)
         first = self._first_call(launchers, launches)
-        for start, ns, name, lane, by, launch, signature in self._work.in_order(self.table.groups):
-            index, stream = self.table.streams[lane]
-            start += self.base_ns
-            launcher = launchers.get(by, 0) if by != launch and by in launchers else launches.get(launch, 0)
+        streams, base = self.table.streams, self.base_ns
+        for start, ns, name, lane, op, launch, signature in self._work.in_order(self.table.groups):
+            index, stream = streams[lane]
+            start += base
+            launcher = launchers.get(op, 0) if op != launch and op in launchers else launches.get(launch, 0)
             yield Event(
                 Kind.KERNEL,
                 names[name],
@@ -284,17 +289,17 @@ class TraceEvents:
         is_runtime = [group is RUNTIME_CALLS for group, _ in self._names]
         launched = (
             launch
-            for by, launch in zip(self._work.sequence, self._work.number)
-            if (by in launchers and by != launch) or launch in launches
+            for op, launch in zip(self._work.sequence, self._work.number)
+            if (op in launchers and op != launch) or launch in launches
         )
         calls = (number for number, name in zip(self._cpu.number, self._cpu.name) if is_runtime[name])
         return first_call(calls, launched)
 
     def _launchers(self) -> tuple[dict[int, int], dict[int, int]]:
-        """What launched device work: operators by "External id", and runtime calls by correlation ID. The values are
-        the correlation numbers of these launchers in ``Event``: positive for operators, negative for runtime calls.
+        """What launched device work: operators by "External id", and runtime calls by correlation ID.
 
-        The work itself names its operator in recent traces, and in very old ones. In traces of 2022 and 2023, its
+        The values are the correlation numbers of these launchers in ``Event``: positive for operators, negative for
+        runtime calls. The work itself names its operator in recent traces, and in very old ones. In traces of 2022 and 2023, its
         "External id" repeats the correlation ID of the runtime call: the operator with this number, if there is one, is
         unrelated. Runtime calls are only in the result if their work names no operator.
         """
@@ -344,7 +349,7 @@ class TraceEvents:
                     group is OP_OR_RANGE
                     and "::" not in name
                     and number not in self.table.signatures.operators
-                    and not self._is_bare_node(group, name)
+                    and not self._is_node_by_name(group, name)
                 )
             ):
                 kind = Kind.LABEL if name in sites else Kind.USER_LABEL

@@ -226,7 +226,7 @@ def _warnings(path: Path, events: TraceEvents, doubles: int) -> Iterator[Caveat]
         yield caveat("trace_events_missing", file=path.name, count=table.unread)
     if len(table.processes) > 1:
         yield caveat("trace_of_processes", file=path.name, count=len(table.processes))
-    if events.has_nodes and not events.has_numbers:
+    if events.has_nodes and not events.has_forward_threads:
         yield caveat("trace_without_numbers", file=path.name)
 
 
