@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 
 from torchprof.attribute.events import Kind
+from torchprof.attribute.nesting import OpenRanges
 from torchprof.attribute.places import Attributed, Place
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.memory import KINDS, Held, Memory
@@ -83,8 +84,8 @@ class Allocations:
 
     A backward pass lasts from its first node to its last; a node after a forward op belongs to the next pass.
 
-    It keeps its own stack of open ranges: a stretch of backward is not an event, and lasts longer than the node that
-    begins it; and a memory event counts for the ranges of all threads, not only for those around it.
+    It has open ranges of its own: a stretch of backward is not an event, and lasts longer than the node that begins it;
+    and a memory event counts for the ranges of all threads, not only for those around it.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Allocations:
         self._start_ns: int | None = None
         self._held: dict[str, int] = {}  # by device: the bytes allocated now
         self._peaks: dict[str, tuple[int, int, Place]] = {}  # by device: bytes, number of the event, where
-        self._ranges: dict[int, list[_Range]] = {}  # by thread, outer to inner
+        self._ranges: OpenRanges[_Range] = OpenRanges(self._leave)
         self._node_ends: dict[int, int] = {}  # by thread, of the outermost node
         self._samples: defaultdict[tuple[int, str, str], list[tuple[int, int]]] = defaultdict(list)
         self._calls: list[tuple[int, int, _Stage]] = []  # forward calls: layer, start, the outermost call around
@@ -157,8 +158,7 @@ class Allocations:
                     self._on_optimizer(item)
             elif kind is step and self._start_ns is None:
                 self._start_ns = event.start_ns
-        for ranges in self._ranges.values():
-            self._leave(ranges, 0)
+        self._ranges.close_all()
 
     # Events
 
@@ -178,14 +178,14 @@ class Allocations:
         held = self._held[device] = self._held.get(device, 0) + size
         if held > 0 and (device not in self._peaks or held > self._peaks[device][0]):
             self._peaks[device] = held, number, place
-        for ranges in self._ranges.values():
+        for on, ranges in self._ranges.by_thread.items():
             if ranges and ranges[-1].end_ns <= time:
-                self._leave_ended(ranges, time)
+                self._ranges.at(on, time)
             if ranges and size > 0:
                 ranges[-1].rise(device, held)
         if size > 0 and address:
             block = self._alive[device, address] = len(self._places)
-            self._new_block(place, number, time, self._ranges.get(thread))
+            self._new_block(place, number, time, self._ranges.by_thread.get(thread))
         elif block != _NONE:
             self._died[block] = number
         self._note(time, size, device, block)
@@ -229,10 +229,9 @@ class Allocations:
     def _on_call(self, item: Attributed) -> None:
         event, place, _, _, ns, _ = item
         start, end = event.start_ns, event.start_ns + ns
-        ranges = self._ranges.setdefault(event.thread, [])
         if place.phase == FORWARD:
             self._end_pass()
-        self._leave_ended(ranges, start)
+        ranges = self._ranges.at(event.thread, start)
         stage = ranges[-1].stage if ranges else None
         if stage is None:
             stage = _Stage(ACTIVATIONS, start, end)
@@ -248,8 +247,7 @@ class Allocations:
     def _on_node(self, item: Attributed) -> None:
         event, place, around, _, ns, _ = item
         start, end, thread = event.start_ns, event.start_ns + ns, event.thread
-        ranges = self._ranges.setdefault(thread, [])
-        self._leave_ended(ranges, start)
+        ranges = self._ranges.at(thread, start)
         if not self._in_pass:
             self._in_pass = True
             self._next_begins(start, ACTIVATIONS)
@@ -271,7 +269,8 @@ class Allocations:
         same = 0
         while same < len(way) and first + same < len(ranges) and ranges[first + same].layer == way[same]:
             same += 1
-        self._leave(ranges, first + same)
+        while len(ranges) > first + same:
+            self._leave(ranges)
         for layer in way[same:]:
             ranges.append(_Range(start, limit, layer, BACKWARD, self._held, within=within))
 
@@ -285,25 +284,20 @@ class Allocations:
         """Other work than backward begins: the pass ends, with all its stretches."""
         if self._in_pass:
             self._in_pass = False
-            for ranges in self._ranges.values():
+            for ranges in self._ranges.by_thread.values():
                 while ranges and ranges[-1].stage is None:
-                    self._leave(ranges, len(ranges) - 1)
+                    self._leave(ranges)
 
-    def _leave_ended(self, ranges: list[_Range], time: int) -> None:
-        while ranges and ranges[-1].end_ns <= time:
-            self._leave(ranges, len(ranges) - 1)
-
-    def _leave(self, ranges: list[_Range], size: int) -> None:
-        """End the innermost ranges, until ``size`` are left. The peak of each is one of the range around it, too."""
-        while len(ranges) > size:
-            inner = ranges.pop()
-            for device in {**inner.base, **inner.top}:
-                base = inner.base.get(device, 0)
-                top = inner.top.get(device, base)
-                if ranges:
-                    ranges[-1].rise(device, top)
-                if inner.layer >= 0:
-                    self._samples[inner.layer, inner.phase, device].append((inner.start_ns, top - base))
+    def _leave(self, ranges: list[_Range]) -> None:
+        """The innermost range has ended. Its peak is one of the range around it, too."""
+        inner = ranges.pop()
+        for device in {**inner.base, **inner.top}:
+            base = inner.base.get(device, 0)
+            top = inner.top.get(device, base)
+            if ranges:
+                ranges[-1].rise(device, top)
+            if inner.layer >= 0:
+                self._samples[inner.layer, inner.phase, device].append((inner.start_ns, top - base))
 
     # Results
 

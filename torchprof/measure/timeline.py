@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from math import inf
 
 from torchprof.attribute.events import Kind
+from torchprof.attribute.nesting import OpenRanges
 from torchprof.attribute.places import Attributed
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.timeline import Lane, Spans
@@ -43,7 +44,7 @@ class OpenSpans:
     So on each thread, of two spans one is inside the other, or they lie apart. A kernel that begins before the one
     before it on its stream has ended goes to the stream's next lane.
 
-    It keeps its own stack of open spans: a stretch of backward is not an event, and lasts longer than the node that
+    It has open spans of its own: a stretch of backward is not an event, and lasts longer than the node that
     begins it, so ``Attributed.outer`` cannot show which stretches are open.
     """
 
@@ -62,7 +63,7 @@ class OpenSpans:
         self._start_ns: int | None = None
         self._marks: list[int] = []
         self._from_first_mark = from_first_mark
-        self._open: dict[int, list[_Open]] = {}  # by thread, outer to inner
+        self._open: OpenRanges[_Open] = OpenRanges()
         self._in_backward = False  # whether any stretch is open
         self._lanes: list[Lane] = []
         self._of_thread: dict[int, int] = {}  # its lane
@@ -103,18 +104,11 @@ class OpenSpans:
     def _break(self, time: int) -> None:
         """Forward work begins: it ends all stretches of backward that are not inside a node."""
         self._in_backward = False
-        for ranges in self._open.values():
+        for ranges in self._open.by_thread.values():
             while ranges and (ranges[-1].end_ns <= time or ranges[-1].layer != _NONE):
                 ranges.pop()
             if ranges and any(one.layer != _NONE for one in ranges):  # a node of another thread is still running
                 self._in_backward = True
-
-    def _entered(self, thread: int, time: int) -> list[_Open]:
-        """The open spans of a thread at a time, with the stretches that a node that begins now may continue."""
-        ranges = self._open.setdefault(thread, [])
-        while ranges and ranges[-1].end_ns <= time:
-            ranges.pop()
-        return ranges
 
     def _on_label(self, item: Attributed) -> None:
         event, place, _, calls, ns, _ = item
@@ -124,7 +118,7 @@ class OpenSpans:
         is_layers = event.kind is Kind.LABEL and place.frame is None
         if not calls or (is_layers and place.layer < 0):
             return
-        ranges = self._entered(event.thread, start)
+        ranges = self._open.at(event.thread, start)
         while ranges and ranges[-1].layer != _NONE:
             ranges.pop()
         ranges.append(_Open(end))
@@ -135,7 +129,7 @@ class OpenSpans:
         event, place, _, _, ns, _ = item
         start, end = event.start_ns, event.start_ns + ns
         self._in_backward = True
-        ranges = self._entered(event.thread, start)
+        ranges = self._open.at(event.thread, start)
         first = len(ranges)  # index of the first stretch that this node may continue
         while first and ranges[first - 1].layer != _NONE:
             first -= 1

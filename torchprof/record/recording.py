@@ -39,6 +39,7 @@ from torchprof.attribute.event_names import (
 )
 from torchprof.attribute.events import GIVEN, HOOKS, PREFIX, Detail, Event, Kind
 from torchprof.attribute.launches import first_call
+from torchprof.attribute.nesting import OpenRanges
 from torchprof.errors import TorchprofError
 from torchprof.record.cpu_time import CpuTime
 from torchprof.run.collectives import signature_of
@@ -72,6 +73,13 @@ class Call(NamedTuple):
     end_ns: int
     thread: int
     finished: bool
+
+
+class _OpenCall(NamedTuple):
+    """A call that has not ended, and its number in the order of start."""
+
+    end_ns: int
+    number: int
 
 
 class Recording:
@@ -300,20 +308,20 @@ class Recording:
     def calls(self) -> list[Call]:
         """The forward calls of labelled modules, in the order in which they ended."""
         found: list[Call] = []
-        open_calls: dict[int, list[int]] = {}  # by thread, outer to inner
+        open_calls: OpenRanges[_OpenCall] = OpenRanges()
         for raw in self._raw():
             name = raw.name()
             if not name.startswith(PREFIX) or raw.device_type() != DeviceType.CPU:
                 continue
             start, thread = raw.start_ns(), raw.start_thread_id()
-            around = open_calls.setdefault(thread, [])
-            while around and found[around[-1]].end_ns <= start:
-                around.pop()
+            around = open_calls.at(thread, start)
             if name in (RAISED, STOPPED) and around:
-                found[around[-1]] = found[around[-1]]._replace(finished=False)
+                number = around[-1].number
+                found[number] = found[number]._replace(finished=False)
             elif name not in (RAISED, STOPPED, STARTED, STEP_MARK, GARBAGE) and not name.startswith((HOOKS, GIVEN)):
-                around.append(len(found))
-                found.append(Call(name, start, _end_ns(raw), thread, True))
+                end = _end_ns(raw)
+                around.append(_OpenCall(end, len(found)))
+                found.append(Call(name, start, end, thread, True))
         return sorted(found, key=lambda call: call.end_ns)
 
     def event_list(self) -> EventList:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torchprof.attribute.compiled_graphs import CALL, pieces
 from torchprof.attribute.events import Detail, Kind
+from torchprof.attribute.nesting import OpenRanges
 from torchprof.attribute.places import Attributed, Place
 from torchprof.measure.flops.formulas import detail_of, formula_of, work_of
 from torchprof.measure.flops.formulas.attention import FORWARD_ATTENTION
@@ -88,7 +89,7 @@ class _Open:
     (place, ns) of each part if it is divided among layers."""
 
     __slots__ = (
-        "end",
+        "end_ns",
         "found",
         "is_batch",
         "is_dispatched",
@@ -103,8 +104,8 @@ class _Open:
         "works",
     )
 
-    def __init__(self, end: int, name: str, place: int, work: Work | None) -> None:
-        self.end = end
+    def __init__(self, end_ns: int, name: str, place: int, work: Work | None) -> None:
+        self.end_ns = end_ns
         self.name = name
         self.place = place
         self.work = work
@@ -163,7 +164,7 @@ class Estimate:
 
     def observe(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
         """Pass all events on, and count them; after the last one, ``counts`` is complete."""
-        stacks: dict[int, list[_Open]] = {}
+        open_ops: OpenRanges[_Open] = OpenRanges(self._close)
         idle_until: dict[int, int] = {}
         op, function, stopped = Kind.OP, Kind.BACKWARD_FUNCTION, Kind.STOPPED
         graph, compiling, piece, kernel = Kind.GRAPH, Kind.COMPILING, Kind.PIECE, Kind.KERNEL
@@ -180,16 +181,13 @@ class Estimate:
                 or kind is compiling
             ):
                 name, start, thread = event[1], event[2], event[4]
-                stack = stacks.get(thread)
-                if stack is None:
-                    stack = stacks[thread] = []
-                if kind is stopped and stack and stack[-1].end <= start and _saves_before(stack[-1].name):
-                    stack.pop()  # it began, and was not executed
-                while stack and stack[-1].end <= start:
-                    self._close(stack)
                 if kind is stopped:
+                    last = open_ops.by_thread.get(thread)
+                    if last and last[-1].end_ns <= start and _saves_before(last[-1].name):
+                        last.pop()  # it began, and was not executed
                     yield item
                     continue
+                stack = open_ops.at(thread, start)
                 if start >= idle_until.get(thread, start):
                     idle = known.get(name)
                     if idle is None:
@@ -210,9 +208,7 @@ class Estimate:
             elif kind is kernel:
                 self._kernels[item[1]] += item[3]
             yield item
-        for stack in stacks.values():
-            while stack:
-                self._close(stack)
+        open_ops.close_all()
         self._count_kernels()
 
     def result(self) -> Mapping[int, Count]:
