@@ -209,7 +209,9 @@ class TraceEvents:
         """
         if group not in (OP, OP_OR_RANGE) or self.has_engine:
             return False
-        return name.startswith(_AUTOGRAD_PREFIX) or (not self.has_forward_threads and _NODE_NAME.fullmatch(name) is not None)
+        return name.startswith(_AUTOGRAD_PREFIX) or (
+            not self.has_forward_threads and _NODE_NAME.fullmatch(name) is not None
+        )
 
     # The interface of a recording
 
@@ -299,8 +301,10 @@ class TraceEvents:
         """What launched device work: operators by "External id", and runtime calls by correlation ID.
 
         The values are the correlation numbers of these launchers in ``Event``: positive for operators, negative for
-        runtime calls. The work itself names its operator in recent traces, and in very old ones. In traces of 2022 and 2023, its
-        "External id" repeats the correlation ID of the runtime call: the operator with this number, if there is one, is
+        runtime calls.
+
+        The work names its operator in recent traces, and in very old ones. In traces of 2022 and 2023, its "External
+        id" repeats the correlation ID of the runtime call: the operator with this number, if there is one, is
         unrelated. Runtime calls are only in the result if their work names no operator.
         """
         is_runtime = [group is RUNTIME_CALLS for group, _ in self._names]
