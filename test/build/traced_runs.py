@@ -53,7 +53,7 @@ def comparable_frames(frames: Iterable[Frame]) -> tuple[Frame, ...]:
     )
 
 
-def path_of(run: Run, layer: int) -> Any:
+def path_or_number(run: Run, layer: int) -> Any:
     return run.layers[layer].path if layer >= 0 else layer
 
 
@@ -61,7 +61,7 @@ def rows_of(run: Run) -> dict[Any, tuple[int, Cost]]:
     rows: dict[Any, tuple[int, Cost]] = {}
     for row in run.rows:
         within = tuple(
-            (path_of(run, around.layer), around.phase, comparable_frames(around.frames)) for around in row.within
+            (path_or_number(run, around.layer), around.phase, comparable_frames(around.frames)) for around in row.within
         )
         path = row.layer.path if row.layer else None
         key = path, row.selected, row.phase, within, comparable_frames(row.frames), row.device, row.rank
@@ -72,7 +72,7 @@ def rows_of(run: Run) -> dict[Any, tuple[int, Cost]]:
 
 
 def samples_of(run: Run) -> dict[Any, Any]:
-    return {(path_of(run, key.layer), *key[1:]): spread for key, spread in run.samples.items()}
+    return {(path_or_number(run, key.layer), *key[1:]): spread for key, spread in run.samples.items()}
 
 
 def memory_of(run: Run) -> list[Memory]:

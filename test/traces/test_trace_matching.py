@@ -342,9 +342,8 @@ def test_the_model_is_accepted_if_only_a_selection_has_labels() -> None:
         refuse_another_model(modules, {root, *blocks, *mlps, *((*mlp, "fc1") for mlp in mlps)}, selected | both)
     refuse_another_model(modules, {root, *blocks, *mlps})  # no submodule of an Mlp has a label: a selection
     with pytest.raises(TorchprofError, match=r"Sequential\.0\.0 \(Linear\) each time"):
-        refuse_another_model(
-            modules, {root, *blocks, *mlps, (*root, "new")}
-        )  # the model has no such module, so this is no selection
+        # The model has no module "new", so this is no selection.
+        refuse_another_model(modules, {root, *blocks, *mlps, (*root, "new")})
 
 
 def test_the_trace_of_another_model_is_refused() -> None:

@@ -139,7 +139,7 @@ def test_a_range_ends_with_its_parent() -> None:
 
 
 def test_a_range_without_a_name_is_no_range() -> None:
-    """ "" stands for no parent, so it cannot be the name of a parent."""
+    """The name "" means no parent, so a range of this name would hide its children."""
     trace = read(
         [
             trace_event("user_annotation", "", 0, 100),

@@ -122,7 +122,7 @@ def test_backward_belongs_to_the_operators_at_the_start_of_the_arrows() -> None:
 def test_external_ids_and_launches_give_the_same_operator_of_a_kernel(path: Path) -> None:
     """Either the kernel has the External id, or the launch is inside the operator."""
     events = events_in(path)
-    innermost: dict[Any, Any] = {}  # the number of a launch → that of the op around it
+    innermost: dict[Any, Any] = {}  # correlation ID of a launch → External id of the operator around it
     for lane in host_lanes(events).values():
         stack: list[tuple[int, Any]] = []
         for start, end, event in lane:

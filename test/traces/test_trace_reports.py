@@ -212,7 +212,7 @@ def test_the_command_reads_the_trace_of_a_ddp_job(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["nothing.json"], "No such file"),
         (["empty_folder"], "is a folder without traces"),
@@ -229,7 +229,7 @@ def test_the_command_reads_the_trace_of_a_ddp_job(capsys: pytest.CaptureFixture[
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )
 def test_the_command_refuses_bad_arguments(
-    arguments: Sequence[str], says: str, spec: str, trace: Path, capsys: pytest.CaptureFixture[str]
+    arguments: Sequence[str], message: str, spec: str, trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with_ranges(trace)
     with torchprof.Profile(Mlp()) as prof:
@@ -245,5 +245,5 @@ def test_the_command_refuses_bad_arguments(
         code = exit.code  # type: ignore[assignment]
     out, err = capsys.readouterr()
     assert code == 2
-    assert says in err
+    assert message in err
     assert not out

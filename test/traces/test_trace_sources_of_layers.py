@@ -199,7 +199,7 @@ def test_layers_come_from_labels_else_from_modules_else_from_ranges(trace: Path)
 
 
 def test_modules_have_the_same_work_as_labels(trace: Path) -> None:
-    """The trace has both around the same operators: compare the calls of all operators by layer."""
+    """The trace has modules and labels around the same operators: compare the calls of all operators by layer."""
     model = Mlp()
     step = training(model, X)
     settle(step)
@@ -234,7 +234,7 @@ def test_values_that_a_trace_does_not_have_are_unknown(trace: Path) -> None:
     assert "Params" not in table and "MACs" not in table
 
 
-# What is refused
+# Refused files and models
 
 
 def test_a_model_is_refused_for_a_trace_without_modules(trace: Path) -> None:

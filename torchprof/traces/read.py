@@ -59,7 +59,7 @@ def from_trace(
     if they were recorded, FLOPs only with ``record_shapes=True``. Everything that a trace does not have is unknown.
 
     - ``traces``: the path of a file, or several paths: ranks of one job, or cycles of one process, which are added up.
-      A folder stands for all traces directly in it: see ``traces_in``.
+      A folder means all traces directly in it: see ``traces_in``.
     - ``model``: a module or a list of modules. A trace has only the class and the order of modules; with the model,
       they have their paths and parameters.
     - ``paths``: selects modules of the model, as for ``Profile``.
@@ -96,7 +96,7 @@ def from_trace(
 def traces_in(paths: Iterable[str | PathLike[str]]) -> list[Path]:
     """The files to read for some paths.
 
-    A folder stands for the files directly in it whose names end in .json or .json.gz, sorted by name, without runs that
+    A folder means the files directly in it whose names end in .json or .json.gz, sorted by name, without runs that
     torchprof saved. Raises TorchprofError for a folder without traces.
     """
     files: list[Path] = []
