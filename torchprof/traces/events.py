@@ -17,13 +17,13 @@ from torchprof.attribute.event_names import (
     NODE_PREFIX,
     STARTED,
     STEP_MARK,
+    event_kind,
     is_a_common_name,
     is_torchs_step,
-    kind_of,
     numbers_of_devices,
 )
 from torchprof.attribute.events import HOOKS, PREFIX, Event, Kind
-from torchprof.attribute.launches import first_call
+from torchprof.attribute.launches import first_correlation_id
 from torchprof.run.words import BEFORE, is_collective
 from torchprof.traces.categories import MODULE, OP, OP_OR_RANGE, RANGE
 from torchprof.traces.columns import BEYOND, DEVICE_WORK, MEMORY_EVENTS, RUNTIME_CALLS
@@ -126,7 +126,7 @@ class TraceEvents:
     @property
     def has_compiled(self) -> bool:
         """Whether code ran that torch.compile had compiled."""
-        return any(kind_of(name) is Kind.REGION for _, name in self._names)
+        return any(event_kind(name) is Kind.REGION for _, name in self._names)
 
     @property
     def has_memory(self) -> bool:
@@ -287,7 +287,7 @@ class TraceEvents:
             )
 
     def _first_call(self, launchers: Mapping[int, int], launches: Mapping[int, int]) -> int:
-        """The lowest correlation ID of a runtime call: see ``launches.first_call``."""
+        """The lowest correlation ID of a runtime call: see ``launches.first_correlation_id``."""
         is_runtime = [group is RUNTIME_CALLS for group, _ in self._names]
         launched = (
             launch
@@ -295,7 +295,7 @@ class TraceEvents:
             if (op in launchers and op != launch) or launch in launches
         )
         calls = (number for number, name in zip(self._cpu.number, self._cpu.name) if is_runtime[name])
-        return first_call(calls, launched)
+        return first_correlation_id(calls, launched)
 
     def _launchers(self) -> tuple[dict[int, int], dict[int, int]]:
         """What launched device work: operators by "External id", and runtime calls by correlation ID.
@@ -334,7 +334,7 @@ class TraceEvents:
         """
         kinds: list[Kind | None] = []
         for number, (group, name) in enumerate(self._names):
-            kind: Kind | None = Kind.OP if group is RUNTIME_CALLS else kind_of(name)
+            kind: Kind | None = Kind.OP if group is RUNTIME_CALLS else event_kind(name)
             if group is DEVICE_WORK:
                 kind = Kind.KERNEL
             elif group is MEMORY_EVENTS:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchprof.attribute.collectives import fqns_of
+from torchprof.attribute.collectives import layers_by_fqn
 from torchprof.attribute.events import Site
 from torchprof.errors import TorchprofError, some
-from torchprof.measure.recording import Seen
+from torchprof.measure.recording import Observations
 from torchprof.run.layers import Layer
 from torchprof.run.warnings import MODULES_OF_CALL_STACKS, caveat
 from torchprof.traces.events import TraceEvents
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TracePlan:
-    """The layers of a trace, with the fields of ``Planned``."""
+    """The layers of a trace, with the fields of ``LayerPlan``."""
 
     sites: Mapping[str, Site]
     layer_paths: Sequence[tuple[str, ...]]
@@ -62,7 +62,7 @@ class ModelPlan:
 
 
 def plan_trace(
-    path: Path, events: TraceEvents, model: ModelPlan | None, seen: Seen
+    path: Path, events: TraceEvents, model: ModelPlan | None, seen: Observations
 ) -> tuple[TracePlan, tuple[Layer, ...]]:
     """The layers of a trace, from the best source in it: labels, else events of modules, else ranges of users.
 
@@ -105,7 +105,7 @@ def plan_trace(
         seen.notes.append(caveat("trace_without_layers", file=path.name, has_call_stacks=events.table.has_call_stacks))
     paths = [layer.path for layer in hierarchy.layers]
     called = {layer for site in hierarchy.sites.values() for layer in site.layers}
-    layers = TracePlan(hierarchy.sites, paths, called, fqns_of(paths))
+    layers = TracePlan(hierarchy.sites, paths, called, layers_by_fqn(paths))
     if model is None:
         return layers, hierarchy.layers
     plan = model.plan

@@ -14,7 +14,7 @@ from torchprof.attribute.events import Detail
 from torchprof.attribute.process_groups import sole_group
 from torchprof.errors import TorchprofError
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
-from torchprof.measure.recording import Options, RecordedCycle, Seen
+from torchprof.measure.recording import Observations, Options, RecordedCycle
 from torchprof.run.cycles import add_cycle
 from torchprof.run.file_read import is_run_file
 from torchprof.run.layers import Layer
@@ -125,7 +125,7 @@ class _FileRun:
     path: Path
     run: Run
     planned: TracePlan
-    seen: Seen
+    seen: Observations
     start_ns: int
     process: tuple[str, tuple[str, ...]]
 
@@ -148,7 +148,7 @@ def _read(
     doubles = table.drop_doubles()
     base = file.header.get("baseTimeNanoseconds")
     events = TraceEvents(table, base if type(base) is int else 0)
-    seen = Seen(notes=[*file.warnings, *_warnings(path, events, doubles)])
+    seen = Observations(notes=[*file.warnings, *_warnings(path, events, doubles)])
     if not len(table):
         raise TorchprofError(
             " ".join(
@@ -259,7 +259,7 @@ def _sum_of_cycles(cycles: Sequence[_FileRun]) -> Run:
             layers.setdefault(layer.path, layer)
     number = {path: index for index, path in enumerate(layers)}
     run: Run | None = None
-    seen = Seen()
+    seen = Observations()
     callable_layers: set[int] = set()
     for one in cycles:
         moved = {index: number[layer.path] for index, layer in enumerate(one.run.layers)}
