@@ -610,7 +610,7 @@ def test_an_empty_session_has_no_rows() -> None:
     assert walked.attribution.callers == set()
 
 
-# Nodes whose number torch leaves out
+# Nodes without a number: torch omits it
 
 
 def test_a_node_after_a_hook_is_found_by_the_number_inside_it() -> None:

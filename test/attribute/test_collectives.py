@@ -515,8 +515,8 @@ def test_buckets_that_are_not_in_order_yet_give_a_warning() -> None:
     said = plan.unordered()
     assert Plan([net], None).unordered() == said  # as it is given to callbacks
     assert said == (["Sequential"] if model._get_ddp_logging_data()["bucket_sizes"].count(",") else [])
-    (told,) = about_buckets(["Sequential"])
-    assert str(told).startswith("DistributedDataParallel had not put the buckets of Sequential in order")
+    (warning,) = about_buckets(["Sequential"])
+    assert str(warning).startswith("DistributedDataParallel had not put the buckets of Sequential in order")
     assert list(about_buckets([])) == []
     model(torch.randn(1, 64)).sum().backward()
     assert plan.unordered() == []

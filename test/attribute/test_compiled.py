@@ -840,7 +840,7 @@ def test_kernels_belong_to_their_layers_within_the_region() -> None:
     assert [one.name for one in row.shared_by] == ["Net.blocks.0.fc1", "Net.blocks.0.act"]
     assert row.layer is not None and row.layer.name == "Net.blocks.0"
     assert all(not one.shared_by for one in walked.run.rows if one != row)
-    assert walked.calls("Net.blocks.0.fc1") == 0, "nobody called it"
+    assert walked.calls("Net.blocks.0.fc1") == 0, "no call of fc1 was recorded"
 
 
 def test_kernels_of_equal_blocks_belong_to_the_block_that_runs() -> None:
@@ -1219,7 +1219,7 @@ def sessions(draw: st.DrawFn) -> Forest:
 @examples(150)
 @given(
     sessions(),
-    st.sampled_from([None, "flops", "bytes", "nobody asked"]),
+    st.sampled_from([None, "flops", "bytes", "not requested"]),
     st.none() | st.sets(st.sampled_from(NAMES)),
 )
 def test_the_rows_of_any_session_add_up_to_its_events(
@@ -1227,7 +1227,7 @@ def test_the_rows_of_any_session_add_up_to_its_events(
 ) -> None:
     """With any nesting of regions, guards, graphs, layers, nodes and compilation: no time is lost or counted twice, and
     no time is negative."""
-    graphs = CompiledGraphs() if divisor == "nobody asked" else CompiledGraphs(ANY, MODULES, divisor)
+    graphs = CompiledGraphs() if divisor == "not requested" else CompiledGraphs(ANY, MODULES, divisor)
     walked = Ran(*session.events(), graphs=graphs, selected=selected)
     rows = list(walked.run.rows)
     everything = list(session.walk())

@@ -94,7 +94,7 @@ def without_layers_on_device(**meta: Any) -> Run:
         [
             row(OUTSIDE, op("aten::linear"), cpu_ns=1000, calls=3),
             row(OUTSIDE, op("aten::linear"), kernel("gemm"), device="cuda:0", device_ns=9000, calls=3),
-            row(OUTSIDE, kernel("nobody's"), device="cuda:0", device_ns=100, calls=2),
+            row(OUTSIDE, kernel("of unknown launch"), device="cuda:0", device_ns=100, calls=2),
         ],
         **on_device(busy_ns=(("cpu", 1000), ("cuda:0", 9100)), **meta),
     )

@@ -238,8 +238,8 @@ def test_the_limit_of_signatures_holds_over_many_cycles() -> None:
 
 
 def test_the_recorded_facts_of_a_collective_stay_beyond_the_limit_of_signatures() -> None:
-    told = ("collective", "alltoall", "7", "mesh_ep", 4, "[0, 1, 2, 3]")
-    signatures = [Signature((), ()), *(Signature(((n,), (n,)), ("Float", "Float"), told) for n in range(1, 100))]
+    recorded = ("collective", "alltoall", "7", "mesh_ep", 4, "[0, 1, 2, 3]")
+    signatures = [Signature((), ()), *(Signature(((n,), (n,)), ("Float", "Float"), recorded) for n in range(1, 100))]
     attribution = Attribution(SITES, [layer.path for layer in LAYERS])
     events = [ran("record_param_comms", 10 * at, 10 * at + 5, signature=at) for at in range(1, 100)]
     rows, _, _ = fold(attribution.attribute(events), attribution.places.all, LAYERS, signatures=signatures)

@@ -352,14 +352,14 @@ def test_kernels_launched_before_the_recording_do_not_count() -> None:
 
 
 def test_a_kernel_has_its_group() -> None:
-    told = Signature(
+    recorded = Signature(
         ((4,), (4,)), ("Float", "Float"), ("collective", "_allgather_base", "7", "mesh_tp", 4, "[0, 1, 2, 3]")
     )
     found = found_in(
         label(NET, 0, 50),
         op("c10d::_allgather_base_", 5, 10, correlation=1),
         kernel(ALL_REDUCE, 20, 30, 1)._replace(signature=1),
-        signatures=[Signature((), ()), told],
+        signatures=[Signature((), ()), recorded],
     )
     group = GroupOfRanks("7", "mesh_tp", 4, "[0, 1, 2, 3]")
     assert found[LockstepKey(0, FORWARD, "device", "all_gather", group)].ns == (10,)

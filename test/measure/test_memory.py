@@ -260,7 +260,7 @@ def test_a_training_step_of_a_chain_has_one_more_live_output() -> None:
     (key,) = [key for key in run.samples if key.measure == "device_peak_bytes"]
     assert (run.layers[key.layer].name, key.phase) == ("Chain.groups.0.7", BACKWARD)
     assert run.samples[key].max == cpu(run).peak_bytes
-    assert kept(run) == 7 * BLOCK  # a sum needs no value of its input, so nobody needs the last output
+    assert kept(run) == 7 * BLOCK  # a sum needs no value of its input, so nothing needs the last output
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
@@ -480,7 +480,7 @@ def test_casts_that_autocast_caches_are_saved() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         saved = saved_bytes(model, (x,))
     run = profiled(model, work).run
-    # What each layer works on, in two bytes, and but for the first, whose input needs no gradient, its weight.
+    # The input of each layer in two bytes, and its weight. The first has no weight here: its input needs no gradient.
     assert saved == 4 * BLOCK // 2 + 3 * WEIGHT // 2
     assert kept(run) == pytest.approx(saved, rel=0.02)
 
@@ -656,7 +656,7 @@ def test_a_loss_outside_the_model_is_an_activation() -> None:
     model, x, target = Chain(2), rows(), rows()
     run = profiled(model, lambda: (model(x) - target).square().mean().backward()).run
     assert made(run, "activations", "") == [BLOCK, 4, 4]  # the difference, which its square needs, the mean, a one
-    assert BLOCK in made(run, "temporaries", "")  # the square, which nobody needs
+    assert BLOCK in made(run, "temporaries", "")  # the square, which nothing needs
 
 
 def test_a_model_called_twice_before_backward() -> None:
@@ -1291,7 +1291,7 @@ def test_saved_bytes_are_the_mean_of_the_calls_and_add_up() -> None:
     at = table[0].index("Kept for backward")
     half = format_memory(BLOCK // 2)
     assert [row[at] for row in table[1:]] == [format_memory(2 * BLOCK)] * 3 + [half] * 4 + [""]
-    assert table[2][0] == "└── groups"  # a list, which nobody calls
+    assert table[2][0] == "└── groups"  # a list, which is never called
     assert table[2][table[0].index("Peak")] == "–"
 
 

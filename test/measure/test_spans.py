@@ -801,14 +801,14 @@ def test_memory_only_on_request() -> None:
 
 def test_no_spans_are_collected_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     def watch(*_: Any) -> None:
-        raise AssertionError("nobody asked for spans")
+        raise AssertionError("spans were not requested")
 
     monkeypatch.setattr(OpenSpans, "observe", watch)
     model = Mlp()
     with Profile(model, profile_memory=True) as prof:
         model(torch.rand(3, 4))
     assert prof.run.timeline is None
-    with pytest.raises(AssertionError, match="nobody asked"):
+    with pytest.raises(AssertionError, match="not requested"):
         profiled(model, lambda: model(torch.rand(3, 4))).run  # noqa: B018
 
 
