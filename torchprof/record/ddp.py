@@ -64,7 +64,7 @@ class Replicas:
         if not known or any(id(model) not in inside for model in models):
             known = [module for module, _ in modules if isinstance(module, DistributedDataParallel)]
             if torch.distributed.is_available() and torch.distributed.is_initialized():
-                known += _all_replicas()
+                known += all_replicas()
             ours = {id(module) for module, _ in modules}
             known = [*{id(one): one for one in known if _is_built(one)}.values()]
             known = [one for one in known if any(id(module) in ours for module in one.modules())]
@@ -72,7 +72,7 @@ class Replicas:
         return known
 
 
-def _all_replicas() -> list[DistributedDataParallel]:
+def all_replicas() -> list[DistributedDataParallel]:
     """All DistributedDataParallel modules of this process: instances are among the objects that refer to the class."""
     classes = [DistributedDataParallel]
     for cls in classes:

@@ -95,7 +95,7 @@ class Session(Recording):
         return self._wall_ns
 
     def prepare(self) -> None:
-        """Do work that the first recorded step should not pay for. Call ``refuse_if_profiled`` before; call ``start`` or
+        """Do work that the first recorded step should not pay for. Call ``refuse_if_profiled`` before, and ``start`` or
         ``discard`` after."""
         self._guard.on()
         self._profiler._prepare_trace()
