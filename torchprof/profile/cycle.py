@@ -13,8 +13,8 @@ from copy import deepcopy
 from threading import get_ident
 
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
-from torchprof.measure.live_memory import NOTHING
-from torchprof.measure.recording import Options, RecordedCycle, Seen
+from torchprof.measure.live_memory import NOT_MEASURED
+from torchprof.measure.recording import Observations, Options, RecordedCycle
 from torchprof.measure.warnings import about_clock
 from torchprof.record.compiled_code import StackWarning, compiled_regions
 from torchprof.record.compiler import Provenance
@@ -62,7 +62,7 @@ class Cycle:
     def __init__(self, setup: Setup, *, with_stack: bool = False, before: Job | None = None) -> None:
         """``before``: what was known of the job in an earlier cycle."""
         asked = setup.asked
-        self.seen = Seen()
+        self.seen = Observations()
         self.job = this_job(setup.plan.models, before)
         self.session = Session(
             setup.device,
@@ -72,7 +72,7 @@ class Cycle:
             in_job=self.job.world_size > 1,
         )
         self._setup = setup
-        self._start_memory = self._end_memory = NOTHING
+        self._start_memory = self._end_memory = NOT_MEASURED
         self._regions: tuple[CompiledRegion, ...] = ()
         self._stack_warning = StackWarning()
         self._sampler: Sampler | None = None
@@ -118,7 +118,7 @@ class Cycle:
         """Note which rank of which job this is: a process group may come and go while we record."""
         self.job = this_job(self._setup.plan.models, self.job)
 
-    def read(self, layers: tuple[Layer, ...], seen: Seen) -> Run:
+    def read(self, layers: tuple[Layer, ...], seen: Observations) -> Run:
         """The run of this cycle, without warnings; ``seen`` grows by the observations that are made while reading."""
         setup, session = self._setup, self.session
         recording = RecordedCycle(
@@ -158,7 +158,7 @@ class Cycles:
     def __init__(self, setup: Setup, notes: list[Caveat]) -> None:
         """``notes``: what is to be said of the recording as a whole, before anything else."""
         self.setup = setup
-        self.seen = Seen(notes=[*notes])
+        self.seen = Observations(notes=[*notes])
         self.run: Run | None = None
         self.last: Cycle | None = None
         self.prepared: Cycle | None = None

@@ -18,8 +18,8 @@ from weakref import ref
 
 from torch import nn
 
-from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, Given, Module
-from torchprof.attribute.events import GIVEN
+from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, ModuleTensor, ProfiledModule
+from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.errors import TorchprofError
 from torchprof.record.compiler_graph import Graph
 from torchprof.record.dynamo_sources import Taken, taken_by
@@ -37,7 +37,7 @@ class PlannedModules(Protocol):
     """The modules of a profile. ``Plan`` implements it."""
 
     @property
-    def modules(self) -> Mapping[tuple[str, ...], Module]: ...
+    def modules(self) -> Mapping[tuple[str, ...], ProfiledModule]: ...
 
     def is_alone(self, path: tuple[str, ...]) -> bool: ...
 
@@ -290,14 +290,16 @@ class _Calls:
         self._numbers[key] = number
         return number
 
-    def given(self, holders_of: Callable[[Sequence[Any]], Sequence[Any]]) -> dict[str, list[Given]]:
+    def given(self, holders_of: Callable[[Sequence[Any]], Sequence[Any]]) -> dict[str, list[ModuleTensor]]:
         """The tensors taken in each call, by the name of its range. ``holders_of``: see ``Plan``."""
         calls = [*self._tensors.items()]
         tensors = [tensor() for _, call in calls for _, tensor in call]
         holders = iter(holders_of(tensors))
         alive = iter(tensors)
         return {
-            f"{GIVEN}{number}": [Given(one.root, one.path, next(holders), next(alive) is None) for one, _ in call]
+            f"{COMPILED_INPUTS}{number}": [
+                ModuleTensor(one.root, one.path, next(holders), next(alive) is None) for one, _ in call
+            ]
             for number, call in calls
         }
 
@@ -323,7 +325,7 @@ def _noting_calls(compiled: Callable[..., Any], taken: Sequence[Taken]) -> Calla
             number = calls.number_of(taken, args[0] if len(args) == 1 and isinstance(args[0], list) else args)
         except (IndexError, TypeError):  # not the inputs of the compiled graph: nothing is noted
             return compiled(*args, **kwargs)
-        with record(f"{GIVEN}{number}"):
+        with record(f"{COMPILED_INPUTS}{number}"):
             return compiled(*args, **kwargs)
 
     # With these attributes, copied from the inner function, Dynamo would trace through this one.

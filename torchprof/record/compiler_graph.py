@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from torchprof.attribute.compiled_graphs import CompiledKernel, Owner, Part
+from torchprof.attribute.compiled_graphs import CompiledKernel, OwnedWork, Owner
 from torchprof.record.dynamo_sources import called_module, root_of
 from torchprof.record.graph_nodes import (
     flops_of,
@@ -180,19 +180,19 @@ class Graph:
         return tuple(
             CompiledKernel(
                 name,
-                tuple(self._parts(works, made_for)) or (Part(None, 0, 0),),
+                tuple(self._parts(works, made_for)) or (OwnedWork(None, 0, 0),),
                 self._is_backward and bool(works) and all(work.recomputes for work in works),
             )
             for name, made_for, works in self._kernels
         )
 
-    def _parts(self, works: Iterable[_Work], made_for: Set[str]) -> Iterator[Part]:
+    def _parts(self, works: Iterable[_Work], made_for: Set[str]) -> Iterator[OwnedWork]:
         for work in works:
             # A kernel may only prepare the inputs of a library op: that does not cost the FLOPs of the op.
             prepares = work.node in self._of_library and work.node not in made_for
             flops = work.elements if work.flops is None or prepares else work.flops
             for owner in work.owners:
-                yield Part(self._from_self(owner), flops // len(work.owners), work.nbytes // len(work.owners))
+                yield OwnedWork(self._from_self(owner), flops // len(work.owners), work.nbytes // len(work.owners))
 
     def _from_self(self, owner: Owner | None) -> Owner | None:
         """An owner with the root ``SELF`` for the module whose forward this graph is."""

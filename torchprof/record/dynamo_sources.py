@@ -10,7 +10,7 @@ import re
 from types import CodeType
 from typing import Any, NamedTuple
 
-from torchprof.attribute.compiled_graphs import SELF, Step
+from torchprof.attribute.compiled_graphs import SELF, TracedModule
 
 _SOURCE = re.compile(r"([LG]\['[^']*'\])(.*)")
 """A source: a local or a global variable of the compiled function, and the steps from there."""
@@ -25,7 +25,7 @@ writes all."""
 
 class Taken(NamedTuple):
     """A graph input of a compiled function that is a tensor of a module: the number of the input, and the function's
-    name for the module (see ``Step``)."""
+    name for the module (see ``TracedModule``)."""
 
     number: int
     root: str
@@ -52,16 +52,16 @@ def taken_by(graph: Any) -> list[Taken]:
     return [*{**found["buffers"], **found["parameters"]}.values()]
 
 
-def step_of(source: str, cls: Any) -> Step:
+def step_of(source: str, cls: Any) -> TracedModule:
     """The module of a source, such as ``L['self'].layers.0``, ``L['self']._modules['fc']`` or
     ``L['self'].__dict__['_modules']['fc']``. A source of another form is a root without a path. ``cls``: the class of
     the module, or its qualified name."""
     kind = (cls if isinstance(cls, str) else getattr(cls, "__name__", "")).rpartition(".")[2]
     found = _SOURCE.fullmatch(source)
     if found is None or _STEP.sub("", found[2]):
-        return Step(source, (), kind)
+        return TracedModule(source, (), kind)
     path = (next(filter(None, step), "") for step in _STEP.findall(found[2]))
-    return Step(found[1], tuple(step for step in path if step not in _NO_STEPS), kind)
+    return TracedModule(found[1], tuple(step for step in path if step not in _NO_STEPS), kind)
 
 
 def root_of(root: str, called: str | None) -> str:

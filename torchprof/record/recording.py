@@ -23,19 +23,19 @@ from torch.autograd.profiler_util import EventList
 
 from torchprof.attribute.collectives import ACCUMULATES, RECORDS_COLLECTIVE
 from torchprof.attribute.event_names import (
-    GARBAGE,
+    GARBAGE_COLLECTION_LABEL,
     MEMORY,
     RAISED,
     STARTED,
     STEP_MARK,
     STOPPED,
+    event_kind,
     is_a_common_name,
     is_torchs_step,
-    kind_of,
     numbers_of_devices,
 )
-from torchprof.attribute.events import GIVEN, HOOKS, PREFIX, Detail, Event, Kind
-from torchprof.attribute.launches import first_call
+from torchprof.attribute.events import COMPILED_INPUTS, HOOKS, PREFIX, Detail, Event, Kind
+from torchprof.attribute.launches import first_correlation_id
 from torchprof.attribute.nesting import OpenRanges
 from torchprof.errors import TorchprofError
 from torchprof.record.cpu_time import CpuTime
@@ -247,7 +247,9 @@ class Recording:
             if name in (RAISED, STOPPED) and around:
                 number = around[-1].number
                 found[number] = found[number]._replace(finished=False)
-            elif name not in (RAISED, STOPPED, STARTED, STEP_MARK, GARBAGE) and not name.startswith((HOOKS, GIVEN)):
+            elif name not in (RAISED, STOPPED, STARTED, STEP_MARK, GARBAGE_COLLECTION_LABEL) and not name.startswith(
+                (HOOKS, COMPILED_INPUTS)
+            ):
                 end = _end_ns(raw)
                 around.append(_OpenCall(end, len(found)))
                 found.append(Call(name, start, end, thread, True))
@@ -310,7 +312,7 @@ def finished_recording(profiler: Any) -> Recording:
 
 def _kind(raw: Any, name: str) -> Kind | None:
     """The kind of the CPU events of one name; None if they are left out."""
-    kind = kind_of(name)
+    kind = event_kind(name)
     if kind is not Kind.OP:
         return kind
     if _is_python_function(raw):
@@ -345,7 +347,7 @@ def _device_work(
     name. ``devices``: the names of the devices of memory events; more are added."""
     hip = [index for device_type, index in devices if device_type.name == "HIP"]
     counted = numbers_of_devices((raw.device_index() for raw in work), hip)
-    first = first_call(calls, (raw.correlation_id() for raw in work if raw.linked_correlation_id()))
+    first = first_correlation_id(calls, (raw.correlation_id() for raw in work if raw.linked_correlation_id()))
     new = tuple.__new__
     for raw in work:
         name = raw.name()
