@@ -23,7 +23,7 @@ from torchprof.attribute.places import Attributed
 from torchprof.attribute.process_groups import mesh_of_groups, sole_group
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.warnings import about_buckets
-from torchprof.record import plan as record_plan
+from torchprof.record import ddp
 from torchprof.record.plan import Plan
 from torchprof.run.lockstep import NOT_RECORDED, GroupOfRanks
 from torchprof.run.meta import MeshDim
@@ -562,8 +562,8 @@ def test_the_wrapper_around_a_model_is_searched_until_it_is_found(monkeypatch: p
         looked.append(1)
         return actual()
 
-    actual = record_plan._all_replicas
-    monkeypatch.setattr(record_plan, "_all_replicas", all_replicas)
+    actual = ddp.all_replicas
+    monkeypatch.setattr(ddp, "all_replicas", all_replicas)
     first, second = nn.Linear(2, 2), nn.Linear(2, 2)
     plan = Plan([first, second], None)
 

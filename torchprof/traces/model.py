@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.nn.parameter import is_lazy
 
-from torchprof.record.modules import class_of
+from torchprof.record.modules import user_class_of
 from torchprof.record.plan import Plan
 from torchprof.traces.call_order import call_order
 from torchprof.traces.module_trees import ModelModule
@@ -21,7 +21,7 @@ def model_modules(plan: Plan) -> list[ModelModule]:
         before = at if module is None else first.setdefault(id(module), at)
         if module is not None and type(module) not in orders:
             classes[type(module)] = len(classes)
-            orders[type(module)] = call_order(class_of(module))
+            orders[type(module)] = call_order(user_class_of(module))
         params = () if module is None else tuple(module._parameters.values())
         found.append(
             ModelModule(
