@@ -31,10 +31,10 @@ from torchprof.profile.gather import gather
 from torchprof.profile.sigterm import DelayedSignals, DelayedSigterm, undisturbed
 from torchprof.record.compiled_code import about_left_out_stacks, awaiting_compilation
 from torchprof.record.compiler import Provenance
+from torchprof.record.event_lists import empty_event_list
 from torchprof.record.labels import Labels
 from torchprof.record.modules import Trace, checked_models, walk_modules
 from torchprof.record.plan import Plan
-from torchprof.record.recording import empty_event_list
 from torchprof.record.session import Guard, Session, is_profiled, missing_device, refuse_if_profiled
 from torchprof.run.layers import Layer
 from torchprof.run.outputs import output
