@@ -6,16 +6,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from copy import deepcopy
+from functools import cached_property
 from threading import get_ident
+
+from torch.autograd.profiler_util import EventList
 
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
 from torchprof.measure.live_memory import NOTHING
 from torchprof.measure.recording import Options, RecordedCycle, Seen
 from torchprof.measure.warnings import about_clock
+from torchprof.profile.event_lists import event_lists_by_path
 from torchprof.record.compiled_code import StackWarning, compiled_regions
 from torchprof.record.compiler import Provenance
 from torchprof.record.environment import this_process
@@ -138,6 +142,11 @@ class Cycle:
             began_ns=session.began_ns,
         )
         return assemble(recording, setup.plan, dataclasses.replace(setup.asked, with_stack=session.with_stack))
+
+    @cached_property
+    def event_lists(self) -> defaultdict[tuple[str, ...], list[EventList]]:
+        """torch's own events of each call, by the real path of the module; read when first asked for."""
+        return event_lists_by_path(self.session, self._setup.plan)
 
     def _stop_watching(self) -> None:
         with ExitStack() as each:  # whatever error another one raises

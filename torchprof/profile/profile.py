@@ -21,21 +21,19 @@ from torch.profiler import ProfilerAction
 from torchprof.encoding import fitting
 from torchprof.errors import TorchprofError
 from torchprof.measure.recording import Options
-from torchprof.measure.warnings import about_buckets
 from torchprof.profile.arguments import action_of, checked_device, checked_provenance, checked_schedule
 from torchprof.profile.calibration import label_ns
-from torchprof.profile.cycle import Cycles, Setup
+from torchprof.profile.cycle import Setup
 from torchprof.profile.decorator import decorated
-from torchprof.profile.event_lists import event_lists_by_path
 from torchprof.profile.gather import gather
+from torchprof.profile.scheduled import ScheduledCycles
 from torchprof.profile.sigterm import DelayedSignals, DelayedSigterm, undisturbed
-from torchprof.record.compiled_code import about_left_out_stacks, awaiting_compilation
 from torchprof.record.compiler import Provenance
 from torchprof.record.labels import Labels
 from torchprof.record.modules import Trace, checked_models, walk_modules
 from torchprof.record.plan import Plan
 from torchprof.record.recording import empty_event_list
-from torchprof.record.session import Guard, Session, is_profiled, missing_device, refuse_if_profiled
+from torchprof.record.session import Guard, Session, missing_device, refuse_if_profiled
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
 from torchprof.run.warnings import Caveat, caveat
@@ -47,7 +45,6 @@ if TYPE_CHECKING:
 __all__ = ["Profile", "Trace", "walk_modules"]
 
 _UNFINISHED = "<unfinished torchprof.profile>"
-_RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 
 class Profile:
@@ -120,17 +117,14 @@ class Profile:
         self.entered = False
         self.exited = False
         self.traces: tuple[Trace, ...] = ()
-        self._event_lists: defaultdict[tuple[str, ...], list[EventList]] | None = None
         self._result: Run | None = None  # of all cycles, as soon as it was asked for
-        self._ended: Run | None = None  # a cycle, until on_trace_ready is called with it
         self._shown: Run | None = None  # a cycle, while on_trace_ready looks at it
         self.step_num = 0
-        self._action = ProfilerAction.NONE
         self._layers: tuple[Layer, ...] = ()  # as the block ended; none where an error came then
         self._failed = False  # whether an error ended the block
         self._plan = Plan([], None)
-        self._cycles = Cycles(Setup(self._plan, Options()), [])
         self._labels = Labels(())
+        self._cycles = ScheduledCycles(Setup(self._plan, Options()), [], (), self._labels)
         self._guard = Guard()
         self._provenance: Provenance | None = None
 
@@ -168,9 +162,9 @@ class Profile:
         setup = Setup(
             self._plan, asked, None if missing else asked.device, self._provenance, from_first_mark=not self.warmup
         )
-        self._cycles = Cycles(setup, notes)
-        refuse_if_profiled()
         self._labels = Labels(self._plan.targets)
+        self._cycles = ScheduledCycles(setup, notes, self._models, self._labels)
+        refuse_if_profiled()
         self._warmup_left = self.warmup
         if self.warmup:
             self._labels.trigger = self._models
@@ -180,9 +174,9 @@ class Profile:
             self._provenance.on()
         if self.schedule is not None:
             self._guard.on()
-            self._go_on(action_of(self.schedule, 0))
+            self._begin_step(action_of(self.schedule, 0))
         elif not self.warmup:
-            self._start_cycle()
+            self._cycles.start_cycle()
         self.entered = True
         self.traces = self._plan.traces
 
@@ -241,7 +235,7 @@ class Profile:
     def _end_session(self) -> None:
         cycles = self._cycles
         if cycles.is_recording and self.schedule is not None:
-            self._end_cycle()
+            cycles.end_cycle(keep_run=self.on_trace_ready is not None)
         elif cycles.is_recording:
             cycles.stop()
         else:
@@ -280,7 +274,7 @@ class Profile:
         if self._cycles.is_recording and self._session is not None:
             self._session.mark_step()
         self.step_num += 1
-        self._go_on(action)
+        self._begin_step(action)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model; or, with a function alone, decorate it."""
@@ -292,58 +286,19 @@ class Profile:
 
     # Cycles
 
-    def _go_on(self, action: ProfilerAction | None) -> None:
-        """From one step to the next, as torch.profiler.profile does. A cycle ends with RECORD_AND_SAVE; and where the
-        schedule stops without that, for which torch has a warning and no call of on_trace_ready."""
+    def _begin_step(self, action: ProfilerAction | None) -> None:
+        """Begin a step for which the schedule gave this action. Without a schedule, the one cycle just goes on."""
         if action is None:
             return
-        cycles = self._cycles
-        before, self._action = self._action, action
-        if cycles.is_recording and (before is ProfilerAction.RECORD_AND_SAVE or action not in _RECORDING):
-            self._end_cycle()
-            self._show_cycle()
-        if action is ProfilerAction.WARMUP and cycles.prepared is None:
-            with DelayedSignals():
-                if is_profiled():
-                    refuse_if_profiled()
-                cycles.prepare(cycles.setup.asked.with_stack)
-        elif action in _RECORDING and not cycles.is_recording:
-            with DelayedSignals():
-                self._start_cycle()
-        elif action is ProfilerAction.NONE and cycles.prepared is not None:
-            with DelayedSignals():
-                cycles.discard_prepared()
-
-    def _start_cycle(self) -> None:
-        cycles, notes = self._cycles, []
-        with_stack = cycles.setup.asked.with_stack
-        waiting = awaiting_compilation(self._models) if with_stack else []
-        if waiting:
-            notes.append(about_left_out_stacks(waiting))
-            cycles.discard_prepared()
-        if cycles.last is None:
-            notes += about_buckets(self._plan.unordered())
-        if cycles.prepared is None and is_profiled():
-            refuse_if_profiled()
-        self._event_lists = None
-        cycles.start(with_stack and not waiting, notes)
-
-    def _end_cycle(self) -> None:
-        """Read what was recorded and add it up at once: the next cycle needs the memory. ``_show_cycle`` is to follow,
-        when signals are no longer held."""
-        cycles = self._cycles
-        with DelayedSignals():
-            unobserved = cycles.seen.unobserved
-            cycle = cycles.end()
-            cycles.note(self._labels)
-            if self.on_trace_ready is not None:
-                self._ended = cycles.with_its_warnings(cycle, unobserved)
+        self._cycles.end_step(action, keep_run=self.on_trace_ready is not None)
+        self._show_cycle()
+        self._cycles.begin_step()
 
     def _show_cycle(self) -> None:
-        """Call on_trace_ready, if a cycle has ended that it was not called for."""
-        if self.on_trace_ready is None or self._ended is None:
+        """Call on_trace_ready if a cycle has ended for which it was not called yet. Signals are not delayed here."""
+        if self.on_trace_ready is None or self._cycles.ended is None:
             return
-        self._shown, self._ended = self._ended, None
+        self._shown = self._cycles.take_ended()
         try:
             self.on_trace_ready(self)
         finally:
@@ -356,7 +311,7 @@ class Profile:
             return False
         with DelayedSignals():
             refuse_if_profiled()
-            self._start_cycle()
+            self._cycles.start_cycle()
         return True
 
     # The result
@@ -468,11 +423,8 @@ class Profile:
     @property
     def trace_profile_events(self) -> defaultdict[tuple[str, ...], list[EventList]]:
         """The mapping that ``raw()`` gives; empty before the end."""
-        if not self._readable or self._session is None:
-            return defaultdict(list)
-        if self._event_lists is None:
-            self._event_lists = event_lists_by_path(self._session, self._plan)
-        return self._event_lists
+        cycle = self._cycles.last
+        return defaultdict(list) if not self._readable or cycle is None else cycle.event_lists
 
     def key_averages(self, *args: Any, **kwargs: Any) -> EventList:
         """torch's own averages over all events, with torch's arguments (``group_by_input_shape`` needs
