@@ -1,6 +1,8 @@
 """The packages, and which may import which: the table in CONTRIBUTING.md, held."""
 
 import ast
+import pickle
+import pydoc
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -113,6 +115,24 @@ def test_the_names_of_torchprof_1() -> None:
         "print(Profile is torchprof.Profile, [one.path for one in walk_modules(torch.nn.Linear(1, 1))])"
     )
     assert run_fresh(code) == "True [('Linear',)]"
+
+
+@pytest.mark.parametrize("name", ["Profile", "Run", "TorchprofError"])
+def test_a_public_class_has_the_name_that_users_import(name: str) -> None:
+    import torchprof
+
+    cls = getattr(torchprof, name)
+    assert repr(cls) == f"<class 'torchprof.{name}'>"
+    assert pickle.loads(pickle.dumps(cls)) is cls
+    assert pydoc.locate(f"torchprof.{name}") is cls
+    assert f"class {name} in module torchprof" in pydoc.render_doc(cls, renderer=pydoc.plaintext)
+
+
+def test_a_pickled_error_is_loaded_where_torchprof_is_not_imported_yet() -> None:
+    import torchprof
+
+    data = pickle.dumps(torchprof.TorchprofError("what went wrong"))
+    assert run_fresh(f"import pickle; print(repr(pickle.loads({data!r})))") == "TorchprofError('what went wrong')"
 
 
 def test_showing_a_saved_run_imports_no_torch(tmp_path: Path) -> None:

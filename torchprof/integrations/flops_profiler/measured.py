@@ -76,11 +76,7 @@ class Measured:
         after = [node for phase in ("backward", "recompute") for node in run.tree(phase).walk()]
         self.backward_ns = sum(getattr(node.self, self.time) for node in after)
         self.backward_flops = sum(node.self.flops for node in after if not self._is_ignored(node.layer.path))
-        self.step_ns = sum(
-            getattr(row.cost, self.time)
-            for row in run.rows
-            if row.frames and row.frames[0].name.startswith("Optimizer.step#")
-        )
+        self.step_ns = getattr(run.optimizer_steps, self.time)
         own = run.tree("forward").total
         own_flops = own.flops or (None if own.uncounted else 0)
         self.own_flops = at_least(number_text(own_flops), own.uncounted > 0)  # torchprof's own count
