@@ -15,7 +15,7 @@ from torchprof.cli.options import (
     add_traced_model_options,
     check_output,
     check_report,
-    whole_number,
+    non_negative_int,
 )
 from torchprof.cli.output import print_report, print_table, progress, write_files
 from torchprof.cli.trace import read_traces, traced_model
@@ -53,7 +53,7 @@ def add_to(commands: Commands) -> None:
         "--add-cycles", action="store_true", help="saved runs of one rank are cycles, in this order, and add up"
     )
     parser.add_argument(
-        "--jobs", type=whole_number, metavar="N", help="so many processes read traces (default: one a CPU)"
+        "--jobs", type=non_negative_int, metavar="N", help="so many processes read traces (default: one a CPU)"
     )
     add_report_options(parser)
     add_output_option(parser)

@@ -23,7 +23,7 @@ _TOP_IN_REPORTS = ("top", "row_limit", "limit")  # the names that reports have f
 _BY_SHAPE_IN_REPORTS = "group_by_input_shape"
 
 
-def whole_number(text: str) -> int:
+def non_negative_int(text: str) -> int:
     """The type of an option that takes an integer of 0 or more."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
@@ -34,7 +34,7 @@ _SHARED: dict[str, dict[str, Any]] = {
     "--memory": {"action": "store_true", "help": "record allocations"},
     "--flops": {"action": "store_true", "help": "count parameters, MACs and FLOPs"},
     "--shapes": {"action": "store_true", "help": "record shapes and types: more advice, ops by shape"},
-    "--depth": {"type": whole_number, "metavar": "N", "help": "hide the layers below this depth; totals stay"},
+    "--depth": {"type": non_negative_int, "metavar": "N", "help": "hide the layers below this depth; totals stay"},
     "--hot": {"action": "store_true", "help": "order siblings by their total, and mark the hottest path"},
     "--tablefmt": {"metavar": "FORMAT", "help": "any of tabulate's formats: github, html, …"},
 }
@@ -89,7 +89,9 @@ def add_table_options(parser: argparse.ArgumentParser) -> None:
     add_options(table, "--depth")
     table.add_argument("--show-events", action="store_true", help="list the operators of each layer")
     table.add_argument("--sort-by", metavar="COLUMN", help="order siblings: cpu_total, self_cpu_mem, calls, …")
-    table.add_argument("--top", type=whole_number, metavar="N", help="only the N largest layers, with those above them")
+    table.add_argument(
+        "--top", type=non_negative_int, metavar="N", help="only the N largest layers, with those above them"
+    )
     table.add_argument("--percent", action="store_true", help="write the share beside each time")
     add_options(table, "--hot", "--tablefmt")
     table.add_argument("--summary", action="store_true", help="shapes and the model's figures instead of the tree")

@@ -16,8 +16,8 @@ from torchprof.cli.options import (
     add_options,
     add_output_option,
     check_output,
+    non_negative_int,
     wants_timeline,
-    whole_number,
 )
 from torchprof.cli.output import in_color, overview, section, silence_kineto, write_file
 from torchprof.encoding import errors_of
@@ -57,10 +57,10 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
     parser.add_argument(
-        "--warmup-calls", type=whole_number, default=0, metavar="N", help="calls of models before, not recorded"
+        "--warmup-calls", type=non_negative_int, default=0, metavar="N", help="calls of models before, not recorded"
     )
     parser.add_argument(
-        "--max-calls", type=whole_number, metavar="N", help="record so many calls of models, then no more"
+        "--max-calls", type=non_negative_int, metavar="N", help="record so many calls of models, then no more"
     )
     add_options(parser, "--memory", "--flops", "--shapes")
     parser.add_argument(

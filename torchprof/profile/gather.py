@@ -185,15 +185,15 @@ class _Table:
                     yield run_of(data, f"the run of rank {rank}")
             missing = [rank for rank in missing if rank not in there]
             if is_last_look and missing:
-                told = f"{ranks_in_words(missing).capitalize()} gave no run to gather in time."
-                warnings.warn(told, stacklevel=2)
+                message = f"{ranks_in_words(missing).capitalize()} gave no run to gather in time."
+                warnings.warn(message, stacklevel=2)
                 self._sigterm.expected = True  # a rank has died, probably, and torchrun is about to notice
             if is_last_look or not missing:
                 return
             if time.monotonic() > silent_until:
                 silent_until = math.inf
-                told = f"Still waiting for the runs of ranks: {_some(missing)}."
-                warnings.warn(f"{told} Each has to call gather, and gather(timeout=…) waits less.", stacklevel=2)
+                message = f"Still waiting for the runs of ranks: {_some(missing)}."
+                warnings.warn(f"{message} Each has to call gather, and gather(timeout=…) waits less.", stacklevel=2)
 
     def close(self) -> None:
         """Mark that no more runs are taken."""
