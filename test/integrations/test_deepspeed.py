@@ -1191,7 +1191,7 @@ def test_the_recent_keys_are_passed_to_the_profiler(monkeypatch: pytest.MonkeyPa
 def test_without_enabled_nothing_is_profiled(
     config: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchprof.integrations.deepspeed.recording.Profile", None)
+    monkeypatch.setattr("torchprof.integrations.deepspeed.profile_methods.Profile", None)
     profiler = from_config(config)
     assert not profiler.enabled
     assert isinstance(profiler.step(Mlp()), nullcontext)

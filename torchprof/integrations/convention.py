@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 from torchprof import Run
@@ -11,8 +12,11 @@ from torchprof import Run
 PerCall = Callable[[Any], int]
 """Computes the FLOPs of one call from its signature: ``shapes``, ``dtypes``, ``scalars`` of the inputs."""
 
+_NOT_A_TENSOR = ("", "Scalar", "ScalarList", "TensorList")
+"""The dtypes of inputs that are not tensors. "" is also that of a tensor whose shape was not recorded."""
 
-class Rule(NamedTuple):
+
+class CountingRule(NamedTuple):
     """How a tool counts an operator.
 
     ``name`` is the tool's name for it. ``flops``: "macs" (2 × the multiply-accumulates that torchprof counted), "flops"
@@ -41,7 +45,26 @@ class Counted:
         self.device_ns += other.device_ns
 
 
-def count(run: Run, rules: Mapping[str, Rule]) -> dict[tuple[str, ...], dict[str, Counted]]:
+def input_shape(signature: Any, at: int = 0) -> tuple[int, ...] | None:
+    """The shape of the input number ``at`` of an operator; None if it is not a tensor or its shape is unknown."""
+    if signature is None or at >= len(signature.dtypes) or signature.dtypes[at] in _NOT_A_TENSOR:
+        return None
+    shape: tuple[int, ...] | None = signature.shapes[at]
+    return shape
+
+
+def input_elements(signature: Any) -> int:
+    """The number of elements of an operator's first input; 0 if its shape is unknown."""
+    shape = input_shape(signature)
+    return 0 if shape is None else prod(shape)
+
+
+def zero_flops(signature: Any) -> int:
+    """The FLOPs of an operator that the tool counts as 0."""
+    return 0
+
+
+def count(run: Run, rules: Mapping[str, CountingRule]) -> dict[tuple[str, ...], dict[str, Counted]]:
     """By path of a layer and the tool's name of an operator, the sums of what ran in the layer's forward.
 
     Child layers are not included. The keys of ``rules`` are torch's names (``aten::linear``). Where operators call

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerAction, schedule
 
 from torchprof import Profile, Run, TorchprofError
 
-WAIT, WARMUP, ACTIVE = 1, 1, 3
+_WAIT, _WARMUP, _ACTIVE = 1, 1, 3
 """The default schedule, in steps: wait, warm up, record, once."""
 
 
@@ -81,7 +81,7 @@ class LoopProfile:
             self._ended = self._paused = False
             self._step += 1
             self.profile.step()
-            if self._recorded is None and self._step >= WAIT + WARMUP + ACTIVE:
+            if self._recorded is None and self._step >= _WAIT + _WARMUP + _ACTIVE:
                 self._leave()
 
     def end_step(self) -> None:
@@ -124,5 +124,5 @@ class LoopProfile:
         """The action for the current step. The Profile's own number is not used, since it counts pauses, too."""
         if self._paused:
             return ProfilerAction.NONE
-        recorded = self._recorded or schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE, repeat=1)
+        recorded = self._recorded or schedule(wait=_WAIT, warmup=_WARMUP, active=_ACTIVE, repeat=1)
         return recorded(self._step)

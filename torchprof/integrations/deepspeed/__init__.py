@@ -10,7 +10,7 @@ softmax, two of batch norm; nothing else. docs/coming-from-deepspeed.md says whe
 from __future__ import annotations
 
 from torchprof.integrations.deepspeed.model_profile import get_model_profile
-from torchprof.integrations.deepspeed.recording import add_profile_methods
+from torchprof.integrations.deepspeed.profile_methods import add_profile_methods
 from torchprof.integrations.deepspeed.settings import StepProfiler, from_config
 from torchprof.integrations.deepspeed.strings import (
     duration_to_string,

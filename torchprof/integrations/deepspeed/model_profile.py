@@ -10,7 +10,7 @@ from torch import nn
 
 from torchprof import TorchprofError
 from torchprof.integrations.deepspeed.arguments import check_model, check_whole, checked_ignored_types, is_whole
-from torchprof.integrations.deepspeed.recording import Recording
+from torchprof.integrations.deepspeed.profile_methods import ProfileMethods
 from torchprof.integrations.deepspeed.strings import params_to_string
 from torchprof.integrations.modules import modules_of, parameters_of
 
@@ -43,7 +43,7 @@ def get_model_profile(
     check_whole("warm_up", warm_up, 0)
     checked_ignored_types(ignore_modules)
     inputs = _inputs_from(input_constructor, input_res) if input_constructor is not None else _ones(model, input_res)
-    recording = Recording(model)
+    methods = ProfileMethods(model)
     # A frozen ScriptModule has no attribute ``training``.
     modes = [(module, module.training) for module in modules_of(model) if hasattr(module, "training")]
     try:
@@ -53,14 +53,14 @@ def get_model_profile(
             args, kwargs = inputs()
             model(*args, **kwargs)
         args, kwargs = inputs()
-        recording.start_profile(ignore_modules)
+        methods.start_profile(ignore_modules)
         model(*args, **kwargs)
-        recording.stop_profile()
+        methods.stop_profile()
     finally:
-        recording.abandon()
+        methods.abandon()
         for module, mode in modes:
             module.training = mode
-    page, params = recording.page(), recording.get_total_params()
+    page, params = methods.page(), methods.get_total_params()
     page.show(depth, top_num, tree=print_profile, top=print_aggregated_profile)
     if as_strings:
         return page.total.macs_text(precision=2), params_to_string(params)

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from torch import nn
 
 from torchprof.encoding import fitting
-from torchprof.integrations.deepspeed.recorded import Figures, Recorded
+from torchprof.integrations.deepspeed.recorded import LayerSums, Recorded
 from torchprof.integrations.deepspeed.strings import (
     duration_to_string,
     flops_to_string,
     number_to_string,
     params_to_string,
 )
-from torchprof.integrations.figures import UNKNOWN, known_sum, share_text
+from torchprof.integrations.figures import UNKNOWN_TEXT, known_sum, share_text
 from torchprof.integrations.modules import Position, parameter_sizes, positions
 
 
@@ -39,10 +39,10 @@ class Page:
         self.total = recorded.total()
         self._params = known_sum(parameter_sizes(model).values())
 
-    def _figures(self, path: tuple[str, ...]) -> Figures:
+    def _figures(self, path: tuple[str, ...]) -> LayerSums:
         """The figures of the module at a path; empty if it was added after the recording."""
         layer = self._recorded.layer_of.get(path)
-        return self.totals.get(layer, Figures()) if layer is not None else Figures()
+        return self.totals.get(layer, LayerSums()) if layer is not None else LayerSums()
 
     def _line(self, position: Position, module: nn.Module) -> str:
         figures = self._figures(position.path)
@@ -59,7 +59,7 @@ class Page:
                 f"{share_text(macs, self.total.known_macs, 3)} MACs",
                 duration_to_string(seconds, precision=3),
                 f"{share_text(seconds, self.total.seconds, 2)} time",
-                f"{UNKNOWN} TFLOPS" if rate is None else flops_to_string(rate, "TFLOPS", 3),
+                f"{UNKNOWN_TEXT} TFLOPS" if rate is None else flops_to_string(rate, "TFLOPS", 3),
             )
         )
 
@@ -92,12 +92,12 @@ class Page:
         found = [(position, position.module) for position in positions(self._model) if position.module is not None]
         deepest = max(position.depth for position, _ in found)
         depth = deepest if depth == -1 else min(depth, deepest)
-        work: dict[str, Figures] = {}
+        work: dict[str, LayerSums] = {}
         sizes: dict[str, dict[int, int | None]] = {}
         for position, module in found:
             if position.depth == depth:
                 kind = type(module).__name__
-                work.setdefault(kind, Figures()).add(self._figures(position.path))
+                work.setdefault(kind, LayerSums()).add(self._figures(position.path))
                 sizes.setdefault(kind, {}).update(parameter_sizes(module))
         params = {kind: known_sum(each.values()) for kind, each in sizes.items()}
         columns: dict[str, dict[str, tuple[float | None, str]]] = {

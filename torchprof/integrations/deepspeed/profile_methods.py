@@ -17,7 +17,7 @@ from torchprof.integrations.figures import known_sum
 from torchprof.integrations.modules import modules_of, parameter_sizes
 
 
-class Recording:
+class ProfileMethods:
     """Profiles one model; its methods are those that ``add_profile_methods`` adds to the model.
 
     Reading figures while it is profiling ends the session, adds its figures, and begins the next session.
@@ -158,14 +158,14 @@ def add_profile_methods(model: nn.Module) -> nn.Module:
     """
     check_model(model)
     owners = {name: getattr(vars(model).get(name), "__self__", None) for name in _METHODS}
-    if any(isinstance(owner, Recording) and owner.model is model for owner in owners.values()):
+    if any(isinstance(owner, ProfileMethods) and owner.model is model for owner in owners.values()):
         return model
-    taken = [name for name, owner in owners.items() if name in vars(model) and not isinstance(owner, Recording)]
+    taken = [name for name, owner in owners.items() if name in vars(model) and not isinstance(owner, ProfileMethods)]
     if taken:
         raise TorchprofError(
             f"This {type(model).__name__} has an attribute of its own by the name {taken[0]!r}: rename it, or use "
             "get_model_profile(model, …) or from_config(…), which add nothing to the model."
         )
-    recording = Recording(model)
-    vars(model).update({name: getattr(recording, name) for name in _METHODS})
+    methods = ProfileMethods(model)
+    vars(model).update({name: getattr(methods, name) for name in _METHODS})
     return model

@@ -13,15 +13,15 @@ from torchprof.integrations.deepspeed.strings import macs_to_string
 
 
 @dataclass
-class Figures:
-    """Figures of one layer, or of several: forward calls, multiply-adds, nanoseconds, operator calls not counted."""
+class LayerSums:
+    """LayerSums of one layer, or of several: forward calls, multiply-adds, nanoseconds, operator calls not counted."""
 
     calls: int = 0
     macs: int = 0
     ns: int = 0
     uncounted: int = 0
 
-    def add(self, other: Figures) -> None:
+    def add(self, other: LayerSums) -> None:
         self.calls += other.calls
         self.macs += other.macs
         self.ns += other.ns
@@ -46,7 +46,7 @@ class Recorded:
     """The figures of a model while it was profiled. Several profiles add up."""
 
     def __init__(self) -> None:
-        self.own: dict[tuple[str, ...], Figures] = {}  # by path of a layer, without the layers below it
+        self.own: dict[tuple[str, ...], LayerSums] = {}  # by path of a layer, without the layers below it
         # Path of a module, wrappers included → path of its layer.
         self.layer_of: dict[tuple[str, ...], tuple[str, ...]] = {}
         self.macs = 0  # torchprof's own count
@@ -71,7 +71,7 @@ class Recorded:
         tree = run.tree("forward")
         for node in tree.walk():
             path = node.layer.path
-            own = self.own.setdefault(path, Figures())
+            own = self.own.setdefault(path, LayerSums())
             if path not in left_out:
                 own.calls += node.calls
                 own.macs += sum(macs_of(name, work, modules[path]) for name, work in counted.get(path, {}).items())
@@ -82,14 +82,14 @@ class Recorded:
         self.is_lower_bound |= tree.total.uncounted > 0
         self.warnings.update(dict.fromkeys(map(str, run.warnings)))
 
-    def total(self) -> Figures:
+    def total(self) -> LayerSums:
         """The sum over all layers."""
-        found = Figures()
+        found = LayerSums()
         for own in self.own.values():
             found.add(own)
         return found
 
-    def totals(self) -> dict[tuple[str, ...], Figures]:
+    def totals(self) -> dict[tuple[str, ...], LayerSums]:
         """By path of a layer, the sum over the layer and all below it."""
         found = {path: replace(own) for path, own in self.own.items()}
         for path in reversed(found):  # children come after their parents

@@ -16,7 +16,7 @@ from torch import nn
 
 from torchprof import TorchprofError
 from torchprof.integrations.deepspeed.arguments import check_model, choose, is_number, is_path, is_whole
-from torchprof.integrations.deepspeed.recording import Recording
+from torchprof.integrations.deepspeed.profile_methods import ProfileMethods
 
 
 class _Setting(NamedTuple):
@@ -118,14 +118,14 @@ def from_config(config: Mapping[str, Any] | str | PathLike[str]) -> StepProfiler
 
 @contextmanager
 def _early_step(model: nn.Module, settings: Mapping[str, Any]) -> Iterator[None]:
-    recording = Recording(model)
-    recording.start_profile()
+    methods = ProfileMethods(model)
+    methods.start_profile()
     try:
         yield
-        recording.stop_profile()
+        methods.stop_profile()
     finally:
-        recording.abandon()
-    recording.page().show(settings["profile_depth"], settings["profile_top_num"])
+        methods.abandon()
+    methods.page().show(settings["profile_depth"], settings["profile_top_num"])
 
 
 @contextmanager

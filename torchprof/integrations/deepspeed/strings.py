@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torchprof import TorchprofError
 from torchprof.integrations.deepspeed.arguments import choose, is_number
-from torchprof.integrations.figures import UNKNOWN
+from torchprof.integrations.figures import UNKNOWN_TEXT
 
 _MACS = {"GMac": 1e9, "MMac": 1e6, "KMac": 1e3, "Mac": 1.0}
 _FLOPS = {"TFLOPS": 1e12, "GFLOPS": 1e9, "MFLOPS": 1e6, "KFLOPS": 1e3, "FLOPS": 1.0}
@@ -56,7 +56,7 @@ def _text(
 ) -> str:
     """A value in ``units``; without them, in the largest unit of ``choices`` that is no larger than the value."""
     if value is None:
-        return UNKNOWN
+        return UNKNOWN_TEXT
     if not is_number(value):
         raise TorchprofError(f"{value!r} is no number: give the number that get_total_flops() and the like return.")
     known = {**choices, **(more or {})}
