@@ -23,14 +23,14 @@ import torchprof
 from torchprof import Profile, TorchprofError
 from torchprof.profile import cycle as cycle_module
 from torchprof.profile.program import Program
-from torchprof.profile.sigterm import DelayedSignals, undisturbed
+from torchprof.profile.sigterm import DelayedSignals, uninterrupted
 from torchprof.record import model_memory, session
 from torchprof.record.plan import Plan
 from torchprof.record.python_lines import Sampler
 
 PACKAGE = str(Path(torchprof.__file__).parent)
 UNDEFENDED = (
-    undisturbed.__code__,
+    uninterrupted.__code__,
     model_memory._note_freed.__code__,
     Profile.__exit__.__code__,
     Program.__exit__.__code__,

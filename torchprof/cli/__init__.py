@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torchprof
 from torchprof.cli import compare, flops, merge, profile, run, show, trace
 from torchprof.cli.output import INTERRUPTED
-from torchprof.encoding import readable
+from torchprof.encoding import no_encoding_errors
 from torchprof.errors import TorchprofError
 
 _COMMANDS = (profile, run, flops, trace, merge, show, compare)  # in the order of --help
@@ -27,12 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: success. 1: the model failed, or a limit of ``compare`` is exceeded. 2: bad input, or a file could not be
     written. 130: Ctrl-C. ``torchprof run`` does not return: it ends the process as its script ended.
     """
-    with readable(sys.stdout, sys.stderr):
+    with no_encoding_errors(sys.stdout, sys.stderr):
         arguments = _parser().parse_args(argv)
     try:
         if arguments.execute is run.execute:  # the script must get stdout and stderr unchanged
             run.execute(arguments)
-        with readable(sys.stdout, sys.stderr):
+        with no_encoding_errors(sys.stdout, sys.stderr):
             return _execute(arguments)
     except (TorchprofError, OSError) as error:
         if isinstance(error, BrokenPipeError):  # the reader of our output has closed it, as `| head` does

@@ -20,7 +20,7 @@ from torchprof.cli.options import (
     wants_timeline,
 )
 from torchprof.cli.output import in_color, overview, section, silence_kineto, write_file
-from torchprof.encoding import errors_of
+from torchprof.encoding import error_handler_for
 from torchprof.errors import TorchprofError
 from torchprof.reports import format_of
 
@@ -80,7 +80,9 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
     rank, world_size = _rank_and_world_size()
     files = _files(arguments, rank, world_size)
     # A copy of stdout, since the script may close or replace its own.
-    stdout = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding=sys.stdout.encoding, errors=errors_of(sys.stdout))
+    stdout = os.fdopen(
+        os.dup(sys.stdout.fileno()), "w", encoding=sys.stdout.encoding, errors=error_handler_for(sys.stdout)
+    )
     import torch
 
     from torchprof.profile.program import Program

@@ -20,7 +20,7 @@ _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 
 class ScheduledCycles(Cycles):
-    """Cycles that start and end as a schedule of torch's says, step by step, as in ``torch.profiler.profile``.
+    """Cycles that start and end, step by step, as a schedule says; the rules are those of ``torch.profiler.profile``.
 
     Without a schedule there is a single cycle: ``start_cycle`` starts it, and ``stop`` ends it. ``ended``: the run of
     the last ended cycle with its warnings, until ``take_ended``; None if ``end_cycle`` was not asked to keep it.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from torchprof.encoding import fitting
+from torchprof.encoding import encodable
 from torchprof.integrations.deepspeed.recorded import LayerSums, Recorded
 from torchprof.integrations.deepspeed.strings import (
     duration_to_string,
@@ -113,11 +113,11 @@ class Page:
     def show(self, depth: int, top_num: int, tree: bool = True, top: bool = True) -> None:
         """Print one of the two parts, or both, followed by the notes."""
         if tree:
-            print(fitting(self.tree(), sys.stdout))
+            print(encodable(self.tree(), sys.stdout))
         if top:
-            print(fitting(self.top(depth, top_num), sys.stdout))
+            print(encodable(self.top(depth, top_num), sys.stdout))
         if tree or top:
-            print(fitting(self.notes(), sys.stdout))
+            print(encodable(self.notes(), sys.stdout))
 
     def notes(self) -> str:
         """One line on the difference between this count and torchprof's own; then the run's warnings."""

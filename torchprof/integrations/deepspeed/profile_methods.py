@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from torchprof import Profile, TorchprofError
-from torchprof.encoding import fitting
+from torchprof.encoding import encodable
 from torchprof.integrations.deepspeed.arguments import check_model, check_whole, checked_ignored_types
 from torchprof.integrations.deepspeed.page import Page
 from torchprof.integrations.deepspeed.recorded import Recorded
@@ -85,7 +85,7 @@ class ProfileMethods:
         """
         check_whole("depth", depth, -1)
         check_whole("top_num", top_num, 1)
-        print(fitting(self.page().top(depth, top_num), sys.stdout))
+        print(encodable(self.page().top(depth, top_num), sys.stdout))
 
     def page(self) -> Page:
         return Page(self.model, self._read())

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 import torchprof
-from torchprof.encoding import fitting
+from torchprof.encoding import encodable
 from torchprof.integrations.flops_profiler.measured import Measured, is_one_of
 from torchprof.integrations.flops_profiler.page import lines_by_depth, page_text
 from torchprof.integrations.flops_profiler.strings import at_least, duration_text, macs_text, number_text, params_text
@@ -126,7 +126,7 @@ class FlopsProfiler:
         summary = summary_lines(measured, profile_step, self.ds_engine, self.recompute_fwd_factor)
         text = page_text(summary, measured, module_depth, top_modules, detailed)
         if not output_file:
-            print(fitting(text, sys.stdout))
+            print(encodable(text, sys.stdout))
             return
         try:
             Path(output_file).write_text(text + "\n", encoding="utf-8")
@@ -138,7 +138,7 @@ class FlopsProfiler:
         of parameters, flops, MACs and forward latency."""
         measured = self._measured()
         check_page(module_depth, top_modules, None)
-        print(fitting("\n".join(lines_by_depth(measured, module_depth, top_modules)), sys.stdout))
+        print(encodable("\n".join(lines_by_depth(measured, module_depth, top_modules)), sys.stdout))
 
     def _measured(self) -> Measured:
         if self._block is not None:
