@@ -1,4 +1,4 @@
-"""``torchprof compare``: what changed between two saved runs, and whether limits are kept."""
+"""``torchprof compare``: compare two saved runs, and check limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``torchprof merge``: one run from the saved runs and traces of all ranks."""
+"""``torchprof merge``: make one run from the saved runs and traces of all ranks."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _saved_runs(files: Sequence[str], add_cycles: bool) -> Iterator[torchprof.Run]:
-    """The saved runs, loaded one at a time. Raises TorchprofError for a second file of a rank without add_cycles."""
+    """Load the saved runs, one at a time. Raises TorchprofError for a second file of a rank without add_cycles."""
     file_of: dict[int, str] = {}
     for _, file in zip(progress("run", len(files)), files):
         run = torchprof.load(file)

@@ -90,7 +90,7 @@ def execute(arguments: argparse.Namespace) -> int:
         failure = error
     code = 0
     if prof.exited:
-        code = write_files(prof.run.export, arguments)  # before the table, which may fail: closed pipe, unknown column
+        code = write_files(prof.run.export, arguments)  # first, since the table may fail: closed pipe, unknown column
         print_table(prof.run, arguments)
         sys.stdout.flush()
     if isinstance(failure, KeyboardInterrupt):

@@ -19,8 +19,8 @@ _NOT_A_TENSOR = ("", "Scalar", "ScalarList", "TensorList")
 class CountingRule(NamedTuple):
     """How a tool counts an operator.
 
-    ``name`` is the tool's name for it. ``flops``: "macs" (2 × the multiply-accumulates that torchprof counted), "flops"
-    (the FLOPs that torchprof counted), or a function of one call's signature.
+    ``name``: the tool's name for the operator. ``flops``: "macs" (2 × the multiply-accumulates that torchprof counted),
+    "flops" (the FLOPs that torchprof counted), or a function of one call's signature.
     """
 
     name: str
@@ -29,7 +29,7 @@ class CountingRule(NamedTuple):
 
 @dataclass
 class Counted:
-    """Sums of one operator in one layer, called operators included. ``ns``: CPU time; ``device_ns``: device time."""
+    """Sums of one operator in one layer, with the operators that it calls. ``ns`` is CPU time."""
 
     calls: int = 0
     macs: int = 0
@@ -65,10 +65,10 @@ def zero_flops(signature: Any) -> int:
 
 
 def count(run: Run, rules: Mapping[str, CountingRule]) -> dict[tuple[str, ...], dict[str, Counted]]:
-    """By path of a layer and the tool's name of an operator, the sums of what ran in the layer's forward.
+    """The sums of the operators in each layer's forward, by the layer's path and the tool's name of the operator.
 
-    Child layers are not included. The keys of ``rules`` are torch's names (``aten::linear``). Where operators call
-    each other, the outermost one that has a rule counts, with all time and work inside. Others do not count.
+    Child layers are not included. The keys of ``rules`` are torch's names (``aten::linear``). If operators call each
+    other, the outermost one with a rule counts, with all time and work inside it. Others do not count.
     """
     found: dict[tuple[str, ...], dict[str, Counted]] = {}
     for row in run.rows:

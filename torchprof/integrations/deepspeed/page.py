@@ -20,7 +20,7 @@ from torchprof.integrations.modules import Position, parameter_sizes, positions
 
 
 def _largest(column: Mapping[str, tuple[float | None, str]], number: int) -> dict[str, str]:
-    """The texts of the ``number`` largest values, largest first; unknown ones last. Ties keep their order."""
+    """The texts of the ``number`` largest values, largest first, unknown values last. Equal values keep their order."""
 
     def size(kind: str) -> float:
         value = column[kind][0]
@@ -30,7 +30,7 @@ def _largest(column: Mapping[str, tuple[float | None, str]], number: int) -> dic
 
 
 class Page:
-    """What is printed for a model and its recorded figures."""
+    """The printed text for a model and its recorded figures."""
 
     def __init__(self, model: nn.Module, recorded: Recorded) -> None:
         self._model = model
@@ -40,7 +40,7 @@ class Page:
         self._params = known_sum(parameter_sizes(model).values())
 
     def _figures(self, path: tuple[str, ...]) -> LayerSums:
-        """The figures of the module at a path; empty if it was added after the recording."""
+        """The figures of the module at a path; all 0 if the module was added after the recording."""
         layer = self._recorded.layer_of.get(path)
         return self.totals.get(layer, LayerSums()) if layer is not None else LayerSums()
 
@@ -64,7 +64,7 @@ class Page:
         )
 
     def tree(self) -> str:
-        """The model's repr with figures, laid out as torch does: small leaves in one line."""
+        """The model's repr with figures, in torch's layout: a leaf with a short text is one line."""
         lines = []
         opened = 0
         for position in positions(self._model):
@@ -111,7 +111,7 @@ class Page:
         )
 
     def show(self, depth: int, top_num: int, tree: bool = True, top: bool = True) -> None:
-        """Print one of the two parts, or both, followed by the notes."""
+        """Print the tree, the largest modules, or both, and then the notes."""
         if tree:
             print(encodable(self.tree(), sys.stdout))
         if top:
@@ -120,7 +120,7 @@ class Page:
             print(encodable(self.notes(), sys.stdout))
 
     def notes(self) -> str:
-        """One line on the difference between this count and torchprof's own; then the run's warnings."""
+        """One line about the difference between this count and torchprof's own, and the run's warnings."""
         bound = "at least " if self._recorded.is_lower_bound else ""
         macs, flops = (
             number_to_string(number if self.total.calls else None)

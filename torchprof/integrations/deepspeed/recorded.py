@@ -1,4 +1,4 @@
-"""The figures of a model, layer by layer, while DeepSpeed's profiler was on."""
+"""The figures of a model, layer by layer, from the time while DeepSpeed's profiler was on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchprof.integrations.deepspeed.strings import macs_to_string
 
 @dataclass
 class LayerSums:
-    """LayerSums of one layer, or of several: forward calls, multiply-adds, nanoseconds, operator calls not counted."""
+    """Sums of one layer, or of several: forward calls, multiply-adds, nanoseconds, operator calls not counted."""
 
     calls: int = 0
     macs: int = 0
@@ -29,7 +29,7 @@ class LayerSums:
 
     @property
     def known_macs(self) -> int | None:
-        """The multiply-adds; None where nothing was called, or nothing of it could be counted."""
+        """The multiply-adds; None if nothing was called, or if nothing could be counted."""
         return self.macs if self.macs or (self.calls and not self.uncounted) else None
 
     @property
@@ -37,17 +37,17 @@ class LayerSums:
         return self.ns / 1e9 if self.calls or self.ns else None
 
     def macs_text(self, precision: int) -> str:
-        """The multiply-adds; with ``≥`` where some calls are not counted."""
+        """The multiply-adds as text, with ``≥`` if some calls are not counted."""
         bound = "≥ " if self.uncounted and self.known_macs is not None else ""
         return bound + macs_to_string(self.known_macs, precision=precision)
 
 
 class Recorded:
-    """The figures of a model while it was profiled. Several profiles add up."""
+    """The figures of all profiles of a model, added up."""
 
     def __init__(self) -> None:
-        self.own: dict[tuple[str, ...], LayerSums] = {}  # by path of a layer, without the layers below it
-        # Path of a module, wrappers included → path of its layer.
+        self.own: dict[tuple[str, ...], LayerSums] = {}  # by the path of the layer, without child layers
+        # The path of a module, with wrappers → the path of its layer.
         self.layer_of: dict[tuple[str, ...], tuple[str, ...]] = {}
         self.macs = 0  # torchprof's own count
         self.flops = 0
@@ -58,12 +58,14 @@ class Recorded:
     def add(self, profile: Profile, ignored: frozenset[type]) -> None:
         """Add a profile that has ended.
 
-        The work of modules of an ``ignored`` type is left out; that of the modules below them is not.
+        The self work of modules of an ``ignored`` type does not count; the work of their children does.
         """
         run = profile.run
         layer_of = _layers_of(profile.traces, run.layers)
         self.layer_of.update(layer_of)
-        modules = {layer_of[trace.path]: trace.module for trace in profile.traces}  # of wrappers, what they wrap
+        modules = {
+            layer_of[trace.path]: trace.module for trace in profile.traces
+        }  # a wrapper's layer has the inner module
         left_out = {layer_of[trace.path] for trace in profile.traces if type(trace.module) in ignored}
         counted, uncounted = count(run, RULES), uncounted_calls(run)
         if "device_ns" in run.meta.measured:
@@ -90,7 +92,7 @@ class Recorded:
         return found
 
     def totals(self) -> dict[tuple[str, ...], LayerSums]:
-        """By path of a layer, the sum over the layer and all below it."""
+        """For each layer, by path, the sum over the layer and all layers below it."""
         found = {path: replace(own) for path, own in self.own.items()}
         for path in reversed(found):  # children come after their parents
             if len(path) > 1:
@@ -99,9 +101,9 @@ class Recorded:
 
 
 def _layers_of(traces: Iterable[Any], layers: Iterable[Any]) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """By path of a module, wrappers included, the path of its layer. Parents come before their children.
+    """For each module, by its path with wrappers, the path of its layer. Parents come before their children.
 
-    A wrapper (DistributedDataParallel) and the module that it wraps share one layer.
+    A wrapper (DistributedDataParallel) and the module inside it share one layer.
     """
     kinds = {layer.path: layer.kind for layer in layers}
     above: dict[tuple[str, ...], Any] = {}

@@ -1,4 +1,4 @@
-"""flops-profiler's convention of counting: its names of functionals, and the flops of each."""
+"""flops-profiler's convention: its names of functionals, and the flops of each."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torchprof.integrations.convention import Counted, CountingRule, count, inpu
 
 LayerPath = tuple[str, ...]
 
-# The formulas. Each gets the signature of one call and returns flops; an input without a recorded shape counts 0.
+# The formulas. Each takes the signature of one call and returns flops; an input without a recorded shape counts 0.
 
 
 def _normalized(weight: int) -> Any:
-    """4 for each element, 5 if there is a weight. ``weight``: which input that is."""
+    """4 for each element, 5 if there is a weight. ``weight``: the number of the input that is the weight."""
 
     def flops(signature: Any) -> int:
         return input_elements(signature) * (4 + (input_shape(signature, weight) is not None))
@@ -25,7 +25,7 @@ def _normalized(weight: int) -> Any:
 
 
 def _batch_normalized(signature: Any) -> int:
-    """1 for each element, 4 in training (mean and variance are computed), and 1 more if there is a weight."""
+    """1 for each element, 4 in training (to compute mean and variance), and 1 more if there is a weight."""
     has_weight = input_shape(signature, 1) is not None
     in_training = len(signature.scalars) > 5 and signature.scalars[5] is True
     return input_elements(signature) * ((4 if in_training else 1) + has_weight)
@@ -40,7 +40,7 @@ def _added_product(signature: Any) -> int:
 
 
 def _interpolated(signature: Any) -> int:
-    """1 for each element of the result, from the scalar inputs: the output size, or the scale factors."""
+    """1 for each element of the result. The scalar inputs have the output size or the scale factors."""
     image, scalars = input_shape(signature), signature.scalars
     if image is None or len(scalars) < 2:
         return 0
@@ -56,7 +56,7 @@ _RULES: dict[str, CountingRule] = {}
 
 
 def _count_as(flops: Any, names: Mapping[str, str] | str) -> None:
-    """Add a rule for each of torch's operators in ``names``: by the tool's name, or names that are the same in both."""
+    """Add a rule for each operator in ``names``: torch's names by the tool's name, or names that both have."""
     named = names if isinstance(names, Mapping) else {name: name for name in names.split()}
     for name, ops in named.items():
         for op in ops.split():
@@ -91,23 +91,23 @@ _count_as(
 )
 _count_as(zero_flops, "embedding")
 _count_as(zero_flops, {"interpolate": "upsample_nearest1d upsample_nearest2d upsample_nearest3d"})
-_count_as(zero_flops, "batch_norm")  # counted by _BATCH_NORM: only the inner op has the training flag
+_count_as(zero_flops, "batch_norm")  # _BATCH_NORM counts it: only the inner operator has the training flag
 _BATCH_NORM = {
     "aten::instance_norm": CountingRule("", zero_flops),  # calls a batch norm, which is not counted
     "aten::native_batch_norm": CountingRule("batch_norm", _batch_normalized),
     "aten::cudnn_batch_norm": CountingRule("batch_norm", _batch_normalized),
     "aten::miopen_batch_norm": CountingRule("batch_norm", _batch_normalized),
 }
-_count_as(
-    zero_flops, {"": "selu selu_ celu celu_ rrelu rrelu_"}
-)  # call operators that count; that tool does not count them
+# These call operators that count, but flops-profiler does not count them.
+_count_as(zero_flops, {"": "selu selu_ celu celu_ rrelu rrelu_"})
 
 
 def functionals(run: Run) -> tuple[dict[LayerPath, dict[str, Counted]], Counter[str]]:
-    """By path of a layer and the tool's name of an operator, the sums of what ran in the layer's forward; and by name,
-    how many calls were not counted because their shapes are unknown (nested tensors).
+    """The sums of the operators in each layer's forward, by the layer's path and the tool's name of the operator; and,
+    by name, how many calls were not counted because their shapes are unknown (nested tensors).
 
-    Child layers are not included. An operator with multiply-accumulates that the tool does not know has torch's name.
+    Child layers are not included. If the tool does not know an operator with multiply-accumulates, torch's name is
+    used.
     """
     rules = dict(_RULES)
     unknown: Counter[str] = Counter()

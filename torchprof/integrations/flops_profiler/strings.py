@@ -1,4 +1,4 @@
-"""Numbers as text, as flops-profiler writes them; None is ``–``."""
+"""Numbers as text in flops-profiler's format; None becomes ``–``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torchprof.integrations.figures import UNKNOWN_TEXT
 
 
 def _scaled(number: float, *units: tuple[float, str]) -> str | None:
-    """In the first unit that is no larger than the number, with two decimals; None if all are larger."""
+    """The number with two decimals, in the first unit that is not larger than it; None if all units are larger."""
     for size, unit in units:
         if number >= size:
             return f"{round(number / size, 2)} {unit}"
@@ -50,5 +50,5 @@ def rate_text(flops: float | None, ns: float | None) -> str:
 
 
 def at_least(text: str, is_lower_bound: bool) -> str:
-    """A figure as text, with ``≥`` if it is a lower bound; an unknown one stays ``–``."""
+    """Put ``≥`` before a figure that is a lower bound; an unknown figure stays ``–``."""
     return f"≥ {text}" if is_lower_bound and text != UNKNOWN_TEXT else text
