@@ -1,4 +1,4 @@
-"""Text for streams that cannot hold all of it, against what Python itself can encode."""
+"""Text for streams that cannot encode all characters, compared with what Python can encode."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def test_streams_that_do_not_raise_or_have_no_encoding_are_unchanged() -> None:
 
 
 def test_undecodable_bytes_of_file_names_are_kept() -> None:
-    """As in the C locale, where Python itself has such names."""
+    """In the C locale, Python uses such characters in file names."""
     one = stream("ascii", "surrogateescape")
     with no_encoding_errors(one):
         one.write("caf\udce9 ≥ 层")
     assert written(one) == b"caf\xe9 >= \\u5c42"
 
 
-def test_a_stream_is_readable_for_a_while() -> None:
+def test_inside_the_block_a_stream_does_not_raise() -> None:
     one = stream("ascii")
     with no_encoding_errors(one, io.StringIO(), None):
         one.write(TREE)
@@ -76,7 +76,7 @@ def test_display_writes_only_characters_that_the_stream_can_encode(tmp_path: Pat
     assert (tmp_path / "table.txt").read_text(encoding="cp1252") == text.replace("└──", "`--") + "\n"
 
 
-def test_pages_of_other_tools_are_printed_as_the_stream_can_hold_them() -> None:
+def test_pages_of_the_drop_ins_have_only_characters_that_the_stream_can_encode() -> None:
     class Größe(nn.Linear):
         pass
 

@@ -516,7 +516,7 @@ def test_the_first_call_of_a_decorated_function_is_profiled() -> None:
 
     @prof
     def forward(x: Tensor, *, times: int = 1) -> Tensor:
-        """The docstring of the function."""
+        """What it does."""
         if times > 1:
             return forward(x, times=times - 1)  # the first call is still on
         return model(x)
