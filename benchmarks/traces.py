@@ -1,8 +1,8 @@
-"""What reading a trace takes: time and memory for each event, beside ``json.load`` of the same file.
+"""The time and memory per event to read a trace, compared with ``json.load`` of the same file.
 
-The traces are made up, of steps as they are on a GPU: of a million events 290,000 are operators and labels, 190,000
-calls of the runtime, 95,000 kernels, 50,000 of Python and 380,000 arrows. Each way runs in a process of its own, since
-a peak of memory never falls. Linux alone tells it.
+The traces are artificial and have the steps of a GPU: of a million events, 290,000 are operators and labels, 190,000
+runtime calls, 95,000 kernels, 50,000 Python functions and 380,000 flow events. Each variant runs in its own process,
+since the peak memory of a process never falls. It is measured on Linux only.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def of_a_large_one(trace: Path) -> None:
 
 
 def ask_fresh_process(way: str, trace: Path) -> dict[str, float]:
-    """What this very file answers in a process of its own."""
+    """The output of this file in a new process."""
     command = [sys.executable, "-m", "benchmarks.traces", "--way", way, "--trace", str(trace)]
     answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, float] = json.loads(answer.stdout)
@@ -97,7 +97,7 @@ def ask_fresh_process(way: str, trace: Path) -> dict[str, float]:
 
 
 def read(way: str, trace: Path) -> dict[str, float]:
-    """The seconds that one way takes, the bytes that the process grew by, and its peak in bytes."""
+    """The seconds of one variant, the growth of its process in bytes, and the peak in bytes."""
     from torchprof.traces.read import from_trace
 
     before = peak_resident()
@@ -120,7 +120,7 @@ def peak_resident() -> int:
 
 
 def write(path: Path, events: int) -> int:
-    """Write a trace of about so many events; returns how many."""
+    """Write a trace of about this many events. Returns their number."""
     count = 0
     with path.open("w", encoding="utf-8") as file:
         file.write('{\n  "schemaVersion": 1,\n  "traceEvents": [\n')
@@ -136,7 +136,7 @@ def write(path: Path, events: int) -> int:
 
 
 def of_step(step: int) -> Iterator[str]:
-    """The events of one training step, as Kineto writes them, each with numbers of its own."""
+    """The events of one training step in Kineto's format, each with different numbers."""
     at = 4_458_676_000_000.123 + step * 100_000
     number = step * 20 * LAYERS
     launch = 1_000_000_000 + step * 10 * LAYERS
