@@ -201,30 +201,36 @@ def block_of(layer: Layer, blocks: tuple[str, ...]) -> tuple[str, ...]:
 # What a call costs
 
 
+def measured_calls(one: Compiled, rounds: int) -> tuple[dict[str, list[float]], dict[str, Reading]]:
+    """The CPU seconds of a step of each variant, and what it took to read the profiled ones."""
+    say(f"compiling {one.name}, twice")
+    without, ranged = (torch.compile(with_code_of_its_own(one.model)) for _ in range(2))
+    for _ in range(2):
+        step(without, one.x)
+    with torchprof.Profile(ranged, compile_layers=True, schedule=after(2)) as prof:
+        for _ in range(3):
+            step(ranged, one.x)
+            prof.step()
+    graphs = count_graphs()
+    read = {way: Reading() for way in ("without", "with")}
+    took = take_turns(
+        {
+            "plain": partial(processor_time, without, one.x),
+            "profiled": partial(profiled, without, one.x, False, read["without"]),
+            "ranges": partial(processor_time, ranged, one.x),
+            "layers": partial(profiled, ranged, one.x, True, read["with"]),
+        },
+        rounds,
+        f"calls of {one.name}",
+    )
+    assert count_graphs() == graphs, "a graph was compiled meanwhile"
+    return took, read
+
+
 def of_calls(quick: bool) -> None:
     calls, reading = [], []
     for one in [tiny(), *models(quick)[1:2]]:
-        say(f"compiling {one.name}, twice")
-        without, ranged = (torch.compile(with_code_of_its_own(one.model)) for _ in range(2))
-        for _ in range(2):
-            step(without, one.x)
-        with torchprof.Profile(ranged, compile_layers=True, schedule=after(2)) as prof:
-            for _ in range(3):
-                step(ranged, one.x)
-                prof.step()
-        graphs = count_graphs()
-        read = {way: Reading() for way in ("without", "with")}
-        took = take_turns(
-            {
-                "plain": partial(processor_time, without, one.x),
-                "profiled": partial(profiled, without, one.x, False, read["without"]),
-                "ranges": partial(processor_time, ranged, one.x),
-                "layers": partial(profiled, ranged, one.x, True, read["with"]),
-            },
-            2 if quick else ROUNDS[one.name],
-            f"calls of {one.name}",
-        )
-        assert count_graphs() == graphs, "a graph was compiled meanwhile"
+        took, read = measured_calls(one, 2 if quick else ROUNDS[one.name])
         calls.append(
             [
                 one.name,

@@ -135,32 +135,35 @@ def write(path: Path, events: int) -> int:
     return count
 
 
+def ranged(category: str, name: str, start: float, length: float, thread: int, args: str) -> str:
+    return (
+        f'  {{\n    "ph": "X", "cat": "{category}", "name": "{name}", "pid": 4242, "tid": {thread},\n'
+        f'    "ts": {start:.3f}, "dur": {length:.3f},\n    "args": {{\n      {args}\n    }}\n  }}'
+    )
+
+
+def arrow(category: str, phase: str, which: int, start: float, thread: int) -> str:
+    return (
+        f'  {{\n    "ph": "{phase}", "id": {which}, "pid": 4242, "tid": {thread}, "ts": {start:.3f},\n'
+        f'    "cat": "{category}", "name": "{category}"\n  }}'
+    )
+
+
+def kernel(name: str, start: float, by: int, which: int) -> str:
+    return (
+        f'  {{\n    "ph": "X", "cat": "kernel", "name": "void {name}<float, 128, 2>(int, float*)", "pid": 0,\n'
+        f'    "tid": 7, "ts": {start:.3f}, "dur": 21.344,\n    "args": {{\n      "External id": {by}, "queued": 0, '
+        f'"device": 0, "context": 1, "stream": 7, "correlation": {which}, "registers per thread": 40, '
+        '"grid": [512, 1, 1], "block": [512, 1, 1]\n    }\n  }'
+    )
+
+
 def of_step(step: int) -> Iterator[str]:
     """The events of one training step in Kineto's format, each with different numbers."""
     at = 4_458_676_000_000.123 + step * 100_000
     number = step * 20 * LAYERS
     launch = 1_000_000_000 + step * 10 * LAYERS
     sequence = step * LAYERS
-
-    def ranged(category: str, name: str, start: float, length: float, thread: int, args: str) -> str:
-        return (
-            f'  {{\n    "ph": "X", "cat": "{category}", "name": "{name}", "pid": 4242, "tid": {thread},\n'
-            f'    "ts": {start:.3f}, "dur": {length:.3f},\n    "args": {{\n      {args}\n    }}\n  }}'
-        )
-
-    def arrow(category: str, phase: str, which: int, start: float, thread: int) -> str:
-        return (
-            f'  {{\n    "ph": "{phase}", "id": {which}, "pid": 4242, "tid": {thread}, "ts": {start:.3f},\n'
-            f'    "cat": "{category}", "name": "{category}"\n  }}'
-        )
-
-    def kernel(name: str, start: float, by: int, which: int) -> str:
-        return (
-            f'  {{\n    "ph": "X", "cat": "kernel", "name": "void {name}<float, 128, 2>(int, float*)", "pid": 0,\n'
-            f'    "tid": 7, "ts": {start:.3f}, "dur": 21.344,\n    "args": {{\n      "External id": {by}, "queued": 0, '
-            f'"device": 0, "context": 1, "stream": 7, "correlation": {which}, "registers per thread": 40, '
-            '"grid": [512, 1, 1], "block": [512, 1, 1]\n    }\n  }'
-        )
 
     whole = 900.0 * LAYERS
     yield ranged(
