@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from build.torchrun import torchrun
+from build.warm import run_warm, warm_job
 from build.warnings import sentences
 
 import torchprof
@@ -49,14 +49,7 @@ def skip_without(needs: list[str]) -> None:
 )
 def test_each_example_runs(name: str, needs: list[str], says: list[str], tmp_path: Path) -> None:
     skip_without(needs)
-    result = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / name)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        timeout=300,
-    )
+    result = run_warm([str(ROOT / "examples" / name)], tmp_path)
     assert result.returncode == 0, result.stderr
     for words in says:
         assert words in result.stdout
@@ -65,7 +58,7 @@ def test_each_example_runs(name: str, needs: list[str], says: list[str], tmp_pat
 @pytest.mark.jobs
 def test_the_example_with_two_ranks_shows_the_straggler(tmp_path: Path) -> None:
     example = str(ROOT / "examples" / "two_ranks.py")
-    job = torchrun(tmp_path, 2, example)
+    job = warm_job(tmp_path, 2, example)
     assert job.code == 0 and job.out[0].startswith("2 ranks. ") and not job.out[1], job
     of_1, of_0 = sorted(line for line in job.out[0].splitlines() if re.match(r"[01]  +\| 8 ", line))[::-1]
     # FLOPs of 16 sentences of 96 words, and of 32: three times as many, and nine times in what compares each word
@@ -79,14 +72,7 @@ def test_the_example_with_two_ranks_shows_the_straggler(tmp_path: Path) -> None:
 @pytest.mark.jobs
 def test_the_trace_of_the_examples_is_what_record_trace_writes(tmp_path: Path) -> None:
     """Compares layers, calls, MACs and FLOPs. Times and bytes depend on the machine."""
-    recorded = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "record_trace.py")],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        timeout=300,
-    )
+    recorded = run_warm([str(ROOT / "examples" / "record_trace.py")], tmp_path)
     assert recorded.returncode == 0, recorded.stderr
     committed = ROOT / "examples" / "trace.json.gz"
     assert committed.stat().st_size < 60_000

@@ -149,7 +149,10 @@ def test_the_line_at_which_python_was_seen_most() -> None:
     rows = [one for one in run.rows if one]
     with_lines = run_of(
         [
-            *((run.layers.index(one.layer), one.phase, (), one.frames, "cpu", one.calls, one.cost, ()) for one in rows),
+            *(
+                (run.layers.index(one.layer), one.phase, (), one.frames, "cpu", one.calls, one.cost, (), 0)
+                for one in rows
+            ),
             *seen,
         ],
         wall_ns=100 * MS,

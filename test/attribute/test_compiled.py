@@ -37,9 +37,16 @@ from build.forests import Forest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchprof.attribute.compiled_graphs import CompiledGraphs, Given, Module, Owner, Step, pieces
-from torchprof.attribute.event_names import kind_of
-from torchprof.attribute.events import GIVEN, Event, Kind
+from torchprof.attribute.compiled_graphs import (
+    CompiledGraphs,
+    ModuleTensor,
+    Owner,
+    ProfiledModule,
+    TracedModule,
+    cut_in_proportion,
+)
+from torchprof.attribute.event_names import event_kind
+from torchprof.attribute.events import COMPILED_INPUTS, Event, Kind
 from torchprof.attribute.rule import Attribution
 from torchprof.run.words import (
     AMBIGUOUS_MODULE,
@@ -63,7 +70,7 @@ NET, FIRST, SECOND, HEAD = (NAMES.index(name) for name in ("", "blocks.0", "bloc
 
 def in_function(name: str, below: str, root: str) -> Owner:
     """The same for a module that a compiled function calls: it is named too."""
-    return (Step(root, (), KINDS[below]), *(traced(name, below, root) if name else ()))
+    return (TracedModule(root, (), KINDS[below]), *(traced(name, below, root) if name else ()))
 
 
 """A block: fc1 with its activation in a kernel of both, fc2, and the sum that the block's own forward takes."""
@@ -202,11 +209,11 @@ def test_only_what_all_longest_matches_have_in_common_is_known(kernels: list[str
 # Which layers a kernel works for
 
 
-def layers_of(graphs: CompiledGraphs, graph: str, around: int, given: str = "") -> list[list[str] | str]:
+def layers_of(graphs: CompiledGraphs, graph: str, around: int, inputs: str = "") -> list[list[str] | str]:
     """The names of the layers of each kernel where its graph runs in a layer; the layer itself where that is none; the
     reason where they are not known."""
     kernels = graphs._graphs[graph]
-    found = [graphs.layers_of(graph, number, around, given) for number in range(len(kernels))]
+    found = [graphs.layers_of(graph, number, around, inputs) for number in range(len(kernels))]
     return [
         one if isinstance(one, str) else [NAMES[number] if number >= 0 else "(outside)" for number, _ in one]
         for one in found
@@ -244,7 +251,7 @@ def test_layers_of_a_whole_model_are_found_below_its_root() -> None:
 def test_a_graph_in_a_layer_that_has_not_its_modules_is_nobodys() -> None:
     """Where a class differs, or a path, the graph is that of something else."""
     assert layers_of(graphs_of(), "block", HEAD) == [OTHER_MODULE, OTHER_MODULE, OTHER_MODULE, ["head"]]
-    for wrong in (Step(SELF, ("fc1",), "Conv2d"), Step(SELF, ("fc3",), "Linear")):
+    for wrong in (TracedModule(SELF, ("fc1",), "Conv2d"), TracedModule(SELF, ("fc3",), "Linear")):
         graphs = graphs_of(wrong=[work("a", (wrong,)), work("b", FC2), work("c", OWN)])
         assert layers_of(graphs, "wrong", FIRST) == [OTHER_MODULE, OTHER_MODULE, ["blocks.0"]]
 
@@ -257,7 +264,7 @@ def test_a_graph_in_a_layer_that_has_not_its_modules_is_nobodys() -> None:
 def test_below_wrappers_layers_are_found_by_what_they_wrap(way: tuple[str, ...]) -> None:
     """A wrapper and what it wraps are one layer: what was compiled is what it wraps, or what it wraps in turn."""
     wraps = {"_orig_mod": "OptimizedModule", "module": "DistributedDataParallel"}
-    modules = {("Net", *way[:at]): Module(NET, wraps[step]) for at, step in enumerate(way)}
+    modules = {("Net", *way[:at]): ProfiledModule(NET, wraps[step]) for at, step in enumerate(way)}
     modules |= {("Net", *way, *path[1:]): module for path, module in MODULES.items()}
     whole = [work("a", traced("head", "")), work("b", OWN), work("c", traced("blocks.1.act", ""))]
     assert layers_of(graphs_of(modules, whole=whole), "whole", NET) == [["head"], [""], ["blocks.1.act"]]
@@ -268,7 +275,7 @@ def test_a_compiled_module_inside_one_is_called_as_if_it_were_not() -> None:
     modules = {}
     for path, module in MODULES.items():
         if path[:3] == ("Net", "blocks", "0"):
-            modules[path[:3]] = Module(FIRST, "OptimizedModule")
+            modules[path[:3]] = ProfiledModule(FIRST, "OptimizedModule")
             path = (*path[:3], "_orig_mod", *path[3:])
         modules[path] = module
     graphs = graphs_of(modules, whole=[work("a", traced("blocks.0.fc1", "")), work("b", traced("head", ""))])
@@ -292,7 +299,9 @@ def test_a_compiled_function_that_could_call_several_modules_is_nobodys() -> Non
     """Which of two equal blocks it was called with is not known; nor of which of two models."""
     function = [work("a", in_function("fc1", "blocks.0", "L['block']")), work("b", OWN)]
     assert layers_of(graphs_of(function=function), "function", OUTSIDE) == [AMBIGUOUS_MODULE, ["(outside)"]]
-    other = {("Net#2", *path[1:]): Module(len(NAMES) + module.layer, module.kind) for path, module in MODULES.items()}
+    other = {
+        ("Net#2", *path[1:]): ProfiledModule(len(NAMES) + module.layer, module.kind) for path, module in MODULES.items()
+    }
     whole = [work("a", in_function("head", "", "G['net']"))]
     assert layers_of(graphs_of(whole=whole), "whole", OUTSIDE) == [["head"]]
     assert layers_of(graphs_of(MODULES | other, whole=whole), "whole", OUTSIDE) == [AMBIGUOUS_MODULE]
@@ -339,20 +348,20 @@ def test_of_two_modules_that_could_both_be_the_one_called_neither_is() -> None:
     assert layers_of(graphs, "two", FIRST) == [*[AMBIGUOUS_MODULE] * 3, ["blocks.0"]]
 
 
-def taken(root: str, path: str, *holders: str) -> Given:
+def taken(root: str, path: str, *holders: str) -> ModuleTensor:
     """A tensor that a function took from a module, and the modules that have it, by their names."""
-    return Given(root, tuple(path.split(".")), tuple(("Net", *name.split(".")) for name in holders))
+    return ModuleTensor(root, tuple(path.split(".")), tuple(("Net", *name.split(".")) for name in holders))
 
 
-def freed(root: str, path: str) -> Given:
+def freed(root: str, path: str) -> ModuleTensor:
     return taken(root, path)._replace(holders=None, is_gone=True)
 
 
 def test_where_all_tensors_that_a_function_took_were_freed_another_module_may_have_had_them() -> None:
     """A module that was freed since is not seen any more: that a class has one module now says nothing."""
     function = {"function": [work("a", in_function("head", "", "L['net']"))]}
-    given = {"freed": [freed("L['net']", "head")], "gathered": [taken("L['net']", "head")._replace(holders=None)]}
-    graphs = CompiledGraphs(function, MODULES, given=given)
+    inputs = {"freed": [freed("L['net']", "head")], "gathered": [taken("L['net']", "head")._replace(holders=None)]}
+    graphs = CompiledGraphs(function, MODULES, inputs=inputs)
     assert layers_of(graphs, "function", OUTSIDE, "freed") == [AMBIGUOUS_MODULE]
     assert layers_of(graphs, "function", OUTSIDE, "gathered") == [["head"]]
 
@@ -361,7 +370,7 @@ def test_the_tensors_that_a_function_took_tell_which_module_it_called() -> None:
     """One graph of a function that is called with one block, then with the other, then with one that nobody profiles,
     while there are several of the class."""
     function = {"function": [work("a", in_function("fc1", "blocks.0", "L['block']")), work("b", OWN)]}
-    given = {
+    inputs = {
         "first": [taken("L['block']", "fc1", "blocks.0.fc1"), taken("L['block']", "fc2", "blocks.0.fc2")],
         "second": [taken("L['block']", "fc1", "blocks.1.fc1"), taken("L['block']", "fc2", "blocks.1.fc2")],
         "another": [taken("L['block']", "fc1"), taken("L['block']", "fc2")],
@@ -375,8 +384,8 @@ def test_the_tensors_that_a_function_took_tell_which_module_it_called() -> None:
         ],
         "one freed": [freed("L['block']", "fc1"), taken("L['block']", "fc2", "blocks.1.fc2")],
     }
-    graphs = CompiledGraphs(function, MODULES, is_alone=lambda path: False, given=given)
-    assert {name: layers_of(graphs, "function", OUTSIDE, name)[0] for name in ["", *given]} == {
+    graphs = CompiledGraphs(function, MODULES, is_alone=lambda path: False, inputs=inputs)
+    assert {name: layers_of(graphs, "function", OUTSIDE, name)[0] for name in ["", *inputs]} == {
         "": AMBIGUOUS_MODULE,
         "first": ["blocks.0.fc1"],
         "second": ["blocks.1.fc1"],
@@ -393,12 +402,18 @@ def test_the_tensors_that_a_function_took_tell_which_module_it_called() -> None:
 
 def test_modules_that_a_function_has_from_one_object_are_told_apart() -> None:
     """A trainer with a student and a teacher, both of one class, of which the student is profiled."""
-    student = (Step("L['trainer']", ("student",), "Net"), Step("L['trainer']", ("student", "head"), "Linear"))
-    teacher = (Step("L['trainer']", ("teacher",), "Net"), Step("L['trainer']", ("teacher", "head"), "Linear"))
+    student = (
+        TracedModule("L['trainer']", ("student",), "Net"),
+        TracedModule("L['trainer']", ("student", "head"), "Linear"),
+    )
+    teacher = (
+        TracedModule("L['trainer']", ("teacher",), "Net"),
+        TracedModule("L['trainer']", ("teacher", "head"), "Linear"),
+    )
     graphs = CompiledGraphs(
         {"step": [work("a", student), work("b", teacher), work("c", student, teacher)]},
         MODULES,
-        given={"1": [taken("L['trainer']", "student.head", "head"), taken("L['trainer']", "teacher.head")]},
+        inputs={"1": [taken("L['trainer']", "student.head", "head"), taken("L['trainer']", "teacher.head")]},
     )
     assert layers_of(graphs, "step", OUTSIDE, "1") == [["head"], OTHER_MODULE, OTHER_MODULE]
     assert layers_of(graphs, "step", OUTSIDE) == [OTHER_MODULE] * 3  # nobody knows what a trainer is
@@ -439,7 +454,7 @@ def test_weights_of_a_layer_are_the_sum_of_its_parts() -> None:
 )
 def test_pieces_tile_the_stretch_in_proportion(start: int, length: int, weights: list[int]) -> None:
     """In their order, without gap or overlap; each within 1 ns of its exact share, and none where that is none."""
-    cuts = pieces(start, start + length, weights)
+    cuts = cut_in_proportion(start, start + length, weights)
     assert len(cuts) == len(weights)
     assert (cuts[0][0], cuts[-1][1]) == (start, start + length)
     assert all(before[1] == after[0] for before, after in itertools.pairwise(cuts))
@@ -476,7 +491,7 @@ def test_pieces_tile_the_stretch_in_proportion(start: int, length: int, weights:
     ],
 )
 def test_the_name_of_an_event_of_torch_compile_tells_its_kind(name: str, kind: Kind) -> None:
-    assert kind_of(name) is kind
+    assert event_kind(name) is kind
 
 
 # Regions: whose they are
@@ -909,7 +924,7 @@ def test_backward_below_a_selected_layer_is_not_mistaken_for_that_layers() -> No
     """The model has an fc1 of its own, as has the block that was compiled: of the block are forward and backward."""
     kinds = {**KINDS, "fc1": "Linear", "fc2": "Linear", "act": "GELU"}
     paths = [("Net", *filter(None, name.split("."))) for name in kinds]
-    modules = {path: Module(number, kind) for number, (path, kind) in enumerate(zip(paths, kinds.values()))}
+    modules = {path: ProfiledModule(number, kind) for number, (path, kind) in enumerate(zip(paths, kinds.values()))}
     attribution = Attribution(SITES, paths, {NET, len(NAMES)}, graphs=graphs_of(modules, back=BACK))
     found = attribution.attribute(sorted(regional(), key=lambda event: event.start_ns))
     owners = {(one.event.name, one.place.phase): one.place.layer for one in found}
@@ -1004,15 +1019,16 @@ def test_backward_that_compiled_autograd_made_is_backward() -> None:
 def test_a_function_that_is_called_with_one_module_and_then_another() -> None:
     """What it took from them is told around the calls of its graphs, and holds for their backward, on any thread."""
     function = [work("addmm", in_function("fc1", "blocks.0", "L['block']"))]
-    given = {
-        f"{GIVEN}{number}": [taken("L['block']", "fc1", f"blocks.{block}.fc1")] for number, block in enumerate((1, 0))
+    inputs = {
+        f"{COMPILED_INPUTS}{number}": [taken("L['block']", "fc1", f"blocks.{block}.fc1")]
+        for number, block in enumerate((1, 0))
     }
-    graphs = CompiledGraphs({"function": function, "back": function}, MODULES, is_alone=lambda _: False, given=given)
+    graphs = CompiledGraphs({"function": function, "back": function}, MODULES, is_alone=lambda _: False, inputs=inputs)
     events = []
     for number, at in enumerate((0, 100)):
         events += [
             region("0/0", at, at + 90),
-            Event(Kind.GIVEN, f"{GIVEN}{number}", at + 5, at + 80, MAIN),
+            Event(Kind.COMPILED_INPUTS, f"{COMPILED_INPUTS}{number}", at + 5, at + 80, MAIN),
             op("CompiledFunction", at + 10, at + 70, sequence=number),
             call("function", at + 20, at + 60),
             op("aten::addmm", at + 30, at + 50),

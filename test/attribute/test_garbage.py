@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from build.events import MAIN, label, memory, node, op
-from build.exchanges import GROUP, exchange, step
+from build.events import MAIN, label, memory, node, op, step
+from build.exchanges import GROUP, exchange
 from build.hand_made import cells, line, names, row, run_of
 from torch import Tensor, nn
 
 import torchprof
 from torchprof import Profile
 from torchprof.analyze.advice import Advice, advise
-from torchprof.attribute.event_names import GARBAGE
+from torchprof.attribute.event_names import GARBAGE_COLLECTION_LABEL
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
@@ -43,7 +43,7 @@ OLDEST = 2
 
 
 def garbage(start: int, end: int, thread: int = MAIN) -> Event:
-    return Event(Kind.GARBAGE, GARBAGE, start, end, thread)
+    return Event(Kind.GARBAGE, GARBAGE_COLLECTION_LABEL, start, end, thread)
 
 
 EVENTS = [

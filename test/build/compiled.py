@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from build.events import MAIN, NODE_PREFIX, Walked
 from build.forests import Span
-from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, Module, Owner, Part, Step
+from torchprof.attribute.compiled_graphs import (
+    CompiledGraphs,
+    CompiledKernel,
+    OwnedWork,
+    Owner,
+    ProfiledModule,
+    TracedModule,
+)
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.places import Place
 from torchprof.attribute.rule import Attribution
@@ -37,7 +44,7 @@ NAMES = list(KINDS)
 
 PATHS = [("Net", *filter(None, name.split("."))) for name in NAMES]
 
-MODULES = {path: Module(number, kind) for number, (path, kind) in enumerate(zip(PATHS, KINDS.values()))}
+MODULES = {path: ProfiledModule(number, kind) for number, (path, kind) in enumerate(zip(PATHS, KINDS.values()))}
 
 SITES = {f"@{name}": Site((number,)) for number, name in enumerate(NAMES)}
 
@@ -54,13 +61,14 @@ def traced(name: str, below: str = "blocks.0", root: str = SELF) -> Owner:
     steps = name.split(".")
     base = [below] if below else []
     return tuple(
-        Step(root, tuple(steps[:end]), KINDS[".".join([*base, *steps[:end]])]) for end in range(1, len(steps) + 1)
+        TracedModule(root, tuple(steps[:end]), KINDS[".".join([*base, *steps[:end]])])
+        for end in range(1, len(steps) + 1)
     )
 
 
 def work(name: str, *owners: Owner | None, flops: Sequence[int] = (), nbytes: Sequence[int] = ()) -> CompiledKernel:
     """A kernel of these owners: so many FLOPs and bytes for each of them, 1 where nothing is said."""
-    return CompiledKernel(name, tuple(map(Part, owners, flops or [1] * len(owners), nbytes or [1] * len(owners))))
+    return CompiledKernel(name, tuple(map(OwnedWork, owners, flops or [1] * len(owners), nbytes or [1] * len(owners))))
 
 
 FC1, ACT, FC2, OWN = traced("fc1"), traced("act"), traced("fc2"), ()
@@ -74,7 +82,7 @@ BLOCK = (
 
 
 def graphs_of(
-    modules: Mapping[tuple[str, ...], Module] = MODULES,
+    modules: Mapping[tuple[str, ...], ProfiledModule] = MODULES,
     divisor: str | None = None,
     **graphs: Sequence[CompiledKernel] | str,
 ) -> CompiledGraphs:

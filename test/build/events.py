@@ -1,20 +1,25 @@
-"""Events as the rule of ownership gets them, made by hand, and what the rule makes of them, found again by name."""
+"""Hand-made events, as the rule of ownership reads them; and a walk over events, with its results by name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from torchprof.attribute.compiled_graphs import CompiledGraphs
+from torchprof.attribute.event_names import MEMORY, NODE_PREFIX, STEP_MARK
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.places import Attributed
 from torchprof.attribute.rule import Attribution
+from torchprof.measure.fold import fold
+from torchprof.run.layers import Layer
+from torchprof.run.meta import Meta
+from torchprof.run.run import Run
 
 MAIN, ENGINE = 1, 2  # threads
 
-NODE_PREFIX = "autograd::engine::evaluate_function: "
-
 
 def op(name: str, start: int, end: int, **fields: int) -> Event:
-    """An operator on the main thread, if nothing else is said."""
+    """An operator, by default on the main thread."""
     return Event(Kind.OP, name, start, end, fields.pop("thread", MAIN), **fields)
 
 
@@ -24,8 +29,13 @@ def label(name: str, start: int, end: int, thread: int = MAIN) -> Event:
 
 
 def user_label(name: str, start: int, end: int, thread: int = MAIN) -> Event:
-    """A ``record_function`` of the user's own."""
+    """A ``record_function`` of the user."""
     return Event(Kind.USER_LABEL, name, start, end, thread)
+
+
+def step(at: int) -> Event:
+    """The mark at the end of a step, where the next one begins."""
+    return Event(Kind.STEP, STEP_MARK, at, at, MAIN)
 
 
 def node(name: str, start: int, end: int, sequence: int = -1, forward_thread: int = MAIN, thread: int = MAIN) -> Event:
@@ -40,18 +50,32 @@ def function(
     return Event(Kind.BACKWARD_FUNCTION, name, start, end, thread, sequence, forward_thread if sequence >= 0 else 0)
 
 
-def memory(at: int, nbytes: int, device: str = "cpu", thread: int = MAIN) -> Event:
-    """An allocation, or a free where ``nbytes`` is negative."""
-    return Event(Kind.MEMORY, "[memory]", at, at, thread, device=device, nbytes=nbytes)
+def memory(at: int, nbytes: int, device: str = "cpu", thread: int = MAIN, address: int = 0) -> Event:
+    """An allocation; or a free, if ``nbytes`` is negative."""
+    return Event(Kind.MEMORY, MEMORY, at, at, thread, correlation=address, device=device, nbytes=nbytes)
 
 
 def kernel(name: str, start: int, end: int, correlation: int, device: str = "cuda:0") -> Event:
-    """A kernel on the device, launched by the op of that correlation number."""
+    """A kernel on the device, launched by the op with this correlation."""
     return Event(Kind.KERNEL, name, start, end, 0, correlation=correlation, device=device)
 
 
+def run_of_events(
+    events: Sequence[Event],
+    sites: Mapping[str, Site],
+    layers: Sequence[Layer],
+    graphs: CompiledGraphs | None = None,
+    **meta: Any,
+) -> Run:
+    """The run of events of one model. ``sites``: the layers of labels by name."""
+    attribution = Attribution(sites, [layer.path for layer in layers], graphs=graphs)
+    rows, samples, busy = fold(attribution.attribute(events), attribution.places.all, layers)
+    about = Meta((layers[0].path[0],), **{"busy_ns": tuple(sorted(busy.items())), **meta})
+    return Run((about,), tuple(layers), rows, samples)
+
+
 class Walked:
-    """The events of one walk, found again by name and, where a name occurs more than once, by number."""
+    """The events of one walk, by name; if a name occurs more than once, by name and number."""
 
     def __init__(self, events: Sequence[Event], sites: dict[str, Site], paths: Sequence[tuple[str, ...]]) -> None:
         self.attribution = Attribution(sites, paths)
@@ -71,7 +95,7 @@ class Walked:
         return [frame.name for frame in self[name, number].place.frames]
 
     def self_ns(self) -> dict[tuple[int, str, tuple[str, ...]], int]:
-        """Self time of each place, by layer, phase and names of the frames: each event's time, less its children's."""
+        """The self time of each place, by layer, phase and names of the frames."""
         found: dict[tuple[int, str, tuple[str, ...]], int] = {}
         for event, place, around, _, ns, _ in self.all:
             if event.kind in (Kind.MEMORY, Kind.KERNEL):

@@ -1,4 +1,4 @@
-"""Runs that are put together by hand, row by row, and their tables read back, cell by cell."""
+"""Runs made by hand, row by row, and their tables read back, cell by cell."""
 
 from __future__ import annotations
 
@@ -40,27 +40,28 @@ def row(
     device: str = "cpu",
     calls: int = 1,
     shared: tuple[int, ...] = (),
+    rank: int = 0,
     **cost: int,
 ) -> tuple[Any, ...]:
-    return layer, phase, within, frames, device, calls, Cost(**cost), shared
+    return layer, phase, within, frames, device, calls, Cost(**cost), shared, rank
 
 
 def run_of(rows: Sequence[tuple[Any, ...]], *, layers: Sequence[Layer] | None = None, **meta: Any) -> Run:
-    """``layers``: those that the numbers in rows mean, where they are not those of ``NET``."""
+    """A run with these rows. ``layers``: the layers that the indices in rows refer to; None: those of ``NET``."""
     layers = tuple(Layer(tuple(path.split(".")), "Module") for path in NET) if layers is None else tuple(layers)
     chains = list(dict.fromkeys(one[3] for one in rows))
     withins = list(dict.fromkeys(one[2] for one in rows))
     devices = list(dict.fromkeys(["cpu", *(one[4] for one in rows)]))
     shares = list(dict.fromkeys([(), *(one[7] for one in rows)]))
     columns = {name: array("q") for name in Rows.COLUMNS}
-    for layer, phase, within, frames, device, calls, cost, shared in rows:
+    for layer, phase, within, frames, device, calls, cost, shared, rank in rows:
         values = {
             "layer": layer,
             "phase": PHASES.index(phase),
             "within": withins.index(within),
             "frames": chains.index(frames),
             "device": devices.index(device),
-            "rank": 0,
+            "rank": rank,
             "shared": shares.index(shared),
             "calls": calls,
         }
@@ -76,7 +77,7 @@ def headings(table: str) -> list[str]:
 
 
 def cells(table: str) -> list[list[str]]:
-    """The rows under the headings, first of them the names."""
+    """The rows below the headings; the first cell of each is the name."""
     return [[cell.strip() for cell in line.split("|")] for line in table.split("\n\n")[0].splitlines()[2:]]
 
 

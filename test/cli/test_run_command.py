@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from build.places import ROOT
 from build.torchrun import torchrun
+from build.warm import run_warm
 
 import torchprof
 
@@ -38,7 +40,15 @@ x = torch.rand(2, 4)
 """
 
 
-def run(folder: Path, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, *arguments: str, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """``python -m torchprof run`` in a process that has torch imported already."""
+    return run_warm(["-m", "torchprof", "run", *arguments], folder, environment)
+
+
+def start(folder: Path, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    """``python -m torchprof run``, from the start of Python to its end."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "KINETO_LOG_LEVEL": "99"}
     command = [sys.executable, "-m", "torchprof", "run", *arguments]
     options = {
@@ -117,7 +127,7 @@ def test_the_mask_made_with_numpy_is_named_first(tmp_path: Path) -> None:
 
 
 def test_the_whole_report_of_a_training_script(tmp_path: Path) -> None:
-    done = run(tmp_path, str(SCRIPTS / "train.py"), "1")
+    done = start(tmp_path, str(SCRIPTS / "train.py"), "1")
     assert done.returncode == 0 and done.stderr == ""
     before, _, report = done.stdout.partition("\ntorchprof: ")
     assert before.splitlines()[-1].endswith("% right")
@@ -251,7 +261,7 @@ def test_a_module_runs_with_its_arguments(tmp_path: Path) -> None:
 
 def test_scripts_without_a_model_or_without_torch(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text("import time\ntime.sleep(0.1)\n")
-    done = run(tmp_path, "plain.py")
+    done = start(tmp_path, "plain.py")
     assert done.returncode == 0
     shown = sections(done.stdout)
     assert list(shown) == ["Where the time goes", "Between the operators"]
@@ -269,7 +279,7 @@ def test_a_warning_is_printed_once(tmp_path: Path) -> None:
 
 
 def test_a_script_that_fails_has_its_traceback_its_report_and_its_exit_code(tmp_path: Path) -> None:
-    done = run(tmp_path, script(tmp_path, "model(x)\nmodel(torch.rand(3, 5))"))
+    done = start(tmp_path, script(tmp_path, "model(x)\nmodel(torch.rand(3, 5))"))
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback") and "torchprof" not in done.stderr.replace(str(ROOT), "")
     assert "torchprof: script.py failed: RuntimeError: " in done.stdout
@@ -278,7 +288,7 @@ def test_a_script_that_fails_has_its_traceback_its_report_and_its_exit_code(tmp_
 
 @pytest.mark.parametrize("code, status", [("sys.exit(7)", 7), ("sys.exit('bad')", 1), ("raise SystemExit", 0)])
 def test_the_exit_code_is_that_of_the_script(tmp_path: Path, code: str, status: int) -> None:
-    done = run(tmp_path, script(tmp_path, f"model(x)\n{code}"))
+    done = start(tmp_path, script(tmp_path, f"model(x)\n{code}"))
     assert done.returncode == status and calls(saved(tmp_path)) == 1
 
 
@@ -319,7 +329,7 @@ def test_an_interrupted_script_has_a_report_and_ends_by_the_signal(tmp_path: Pat
 def test_the_report_and_the_file_are_written_even_if_the_script_changes_folder_or_stdout(
     tmp_path: Path, code: str
 ) -> None:
-    done = run(tmp_path, "-o", "run.json", script(tmp_path, f"model(x)\n{code}"))
+    done = start(tmp_path, "-o", "run.json", script(tmp_path, f"model(x)\n{code}"))
     assert "Where the time goes" in done.stdout and calls(saved(tmp_path, "run.json")) == 1
     plain = subprocess.run(
         [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
@@ -332,7 +342,7 @@ def test_a_reader_that_closes_the_pipe(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
     try:
-        done = run(
+        done = start(
             tmp_path,
             script(tmp_path, "model(x)\nsys.exit(3)"),
             capture_output=False,
@@ -345,7 +355,7 @@ def test_a_reader_that_closes_the_pipe(tmp_path: Path) -> None:
 
 
 def test_a_script_that_ends_by_os_exit_has_no_report(tmp_path: Path) -> None:
-    done = run(tmp_path, script(tmp_path, "model(x)\nos._exit(4)"))
+    done = start(tmp_path, script(tmp_path, "model(x)\nos._exit(4)"))
     assert (done.returncode, done.stdout, done.stderr) == (4, "", "")
 
 
@@ -373,7 +383,7 @@ if __name__ == "__main__":
         process.join()
         assert process.exitcode == 0
 """
-    done = run(tmp_path, script(tmp_path, code))
+    done = start(tmp_path, script(tmp_path, code))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Where the time goes") == 1 and calls(saved(tmp_path)) == 4
 
@@ -401,7 +411,7 @@ profiler.start()
 model(x)
 sys.exit(5)
 """
-    done = run(tmp_path, script(tmp_path, code))
+    done = start(tmp_path, script(tmp_path, code))
     plain = subprocess.run(
         [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
     )
@@ -460,7 +470,7 @@ except UnicodeEncodeError:
     sys.exit(3)
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "KINETO_LOG_LEVEL": "99", "PYTHONIOENCODING": encoding}
-    done = run(tmp_path, script(tmp_path, code), env=environment, encoding=encoding)
+    done = start(tmp_path, script(tmp_path, code), env=environment, encoding=encoding)
     assert done.returncode == 3 and done.stderr == ""
     assert done.stdout.startswith(f"{encoding} strict\n")
     assert "\n`-- fc " in done.stdout
@@ -515,13 +525,13 @@ def test_after_one_rank_fails_the_others_write_what_ran_until_then(tmp_path: Pat
 
 def test_one_file_for_all_ranks_is_an_error_before_the_run(tmp_path: Path) -> None:
     name = script(tmp_path, "print('ran')")
-    job = {**os.environ, "PYTHONPATH": str(ROOT), "RANK": "1", "WORLD_SIZE": "2"}
-    done = run(tmp_path, "-o", "{rank}.json", "-o", "run.json", name, env=job)
+    job = {"RANK": "1", "WORLD_SIZE": "2"}
+    done = run(tmp_path, "-o", "{rank}.json", "-o", "run.json", name, environment=job)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "torchprof: -o run.json: all 2 ranks of the job would write this file. Put {rank} into its name.\n"
     )
-    done = run(tmp_path, "--python", name, env=job)
+    done = run(tmp_path, "--python", name, environment=job)
     assert (done.returncode, done.stdout) == (2, "") and "a rank of a job cannot run alone" in done.stderr
     done = run(tmp_path, "-o", "run{rank}.json", name)
     assert done.returncode == 0 and calls(saved(tmp_path, "run0.json")) == 0

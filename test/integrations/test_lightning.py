@@ -424,7 +424,7 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     callback = ProfileCallback(dirpath=sys.argv[1])
     trainer = pl.Trainer(
-        strategy="ddp_spawn", devices=2, accelerator="cpu", max_epochs=1, callbacks=[callback], logger=False,
+        strategy="ddp_fork", devices=2, accelerator="cpu", max_epochs=1, callbacks=[callback], logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
     )
     trainer.fit(Net(), torch.utils.data.DataLoader(torch.rand(32, 4), batch_size=2))

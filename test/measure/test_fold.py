@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from build.events import kernel as kernel_event
+from build.events import memory, step
 from build.models import Mlp
 
 import torchprof
@@ -48,7 +50,7 @@ def ran(name: str, start: int, end: int, **fields: Any) -> Event:
 
 
 def kernel(start: int, end: int, device: str = "cuda:0") -> Event:
-    return Event(Kind.KERNEL, "gemm", start, end, 0, device=device)
+    return kernel_event("gemm", start, end, 0, device)
 
 
 def run_of(*events: Event, layers: tuple[Layer, ...] = LAYERS, meta: Meta | None = None, **options: Any) -> Run:
@@ -283,7 +285,7 @@ def test_a_device_is_busy_while_anything_runs_on_it() -> None:
 
 def test_the_cpu_is_busy_while_the_thread_that_began_is_in_any_op_or_range() -> None:
     """100 ns in Net and 7 in an op beside it; what other threads do meanwhile is not its time."""
-    began = Event(Kind.STEP, "step", 0, 0, 1)
+    began = step(0)
     elsewhere = ran("mm", 15, 90)._replace(thread=2)
     events = [began, ran("Net", 10, 110), elsewhere, ran("mul", 20, 30), ran("sum", 120, 127)]
     assert dict(run_of(*events).meta.busy_ns) == {"cpu": 107}
@@ -295,7 +297,7 @@ def test_without_times_there_are_calls_and_memory() -> None:
     run = run_of(
         ran("Net", 0, 100),
         ran("mul", 10, 20),
-        Event(Kind.MEMORY, "[memory]", 12, 12, 1, nbytes=64),
+        memory(12, 64),
         timed=False,
     )
     assert run.samples == {}

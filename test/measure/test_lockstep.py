@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from build.events import MAIN, kernel, label, memory, op, user_label
+from build.events import MAIN, kernel, label, memory, node, op, step, user_label
 from build.examples import examples
-from build.exchanges import GROUP, exchange, step
+from build.exchanges import GROUP, exchange
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -20,7 +20,7 @@ from torch import nn
 import torchprof
 from torchprof import Profile, Run
 from torchprof.analyze.ranks.balance import balance_of
-from torchprof.attribute.events import Event, Kind, Site
+from torchprof.attribute.events import Event, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
 from torchprof.measure.lockstep import PROMPTLY_NS, Locksteps, is_communication
@@ -212,7 +212,7 @@ def test_while_another_thread_works_the_first_one_waits_for_it() -> None:
 
 def test_a_function_of_the_users_waits_as_python_does() -> None:
     """And the engine around it, and a node that is one: what an op of torch's own does meanwhile is work."""
-    backward = Event(Kind.NODE, "autograd::engine::evaluate_function: MineBackward", 60, 90, MAIN, 1, MAIN)
+    backward = node("MineBackward", 60, 90, 1)
     found = seen(
         *in_ms(
             step(0),
@@ -599,10 +599,10 @@ def test_where_nobody_waits_it_is_what_rows_and_steps_say() -> None:
     steps = run.samples[next(key for key in run.samples if key.measure == "step_ns")]
     assert sorted(run.lockstep[LockstepKey(OUTSIDE, FORWARD, "cpu", STEP)].last_ns) == list(steps.sample)
     for phase in (FORWARD, BACKWARD):
-        for node in run.tree(phase).walk():
-            index = run.layers.index(node.layer)
+        for branch in run.tree(phase).walk():
+            index = run.layers.index(branch.layer)
             key = LockstepKey(index, phase, "cpu", WORK)
-            assert run.lockstep[key].ns == (node.total.cpu_ns,)
+            assert run.lockstep[key].ns == (branch.total.cpu_ns,)
             sample = next(
                 spread
                 for of, spread in run.samples.items()

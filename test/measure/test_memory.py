@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import torch
 from build.architectures import ARCHITECTURES
+from build.events import ENGINE, label, node, op, step
+from build.events import memory as memory_event
 from build.examples import examples
 from build.models import Checkpointed, Mlp, Raises
 from build.warnings import caveats
@@ -31,7 +33,7 @@ from torchprof import Profile, Run, TorchprofError
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.assemble import attribution_of
-from torchprof.measure.live_memory import NOTHING, Freed, Holding, allocators_between, with_frees
+from torchprof.measure.live_memory import NOT_MEASURED, Freed, LiveMemory, allocators_between, with_frees
 from torchprof.measure.memory import Allocations
 from torchprof.record.model_memory import held_now
 from torchprof.run.cost import format_memory
@@ -812,39 +814,19 @@ def test_generate_grows_by_the_cache() -> None:
 NET, CONV, FC = 0, 1, 2
 LAYERS = (Layer(("Net",), "Net"), Layer(("Net", "conv"), "Conv2d"), Layer(("Net", "fc"), "Linear"))
 SITES = {"net": Site((NET,)), "conv": Site((CONV,)), "fc": Site((FC,))}
-MAIN, ENGINE = 1, 2
 CLOCK_NS = 1_000_000
-NODE_PREFIX = "autograd::engine::evaluate_function: "
-
-
-def alloc(time: int, nbytes: int, address: int, device: str = "cpu", thread: int = MAIN) -> Event:
-    """An allocation, or with a minus a free."""
-    return Event(Kind.MEMORY, "[memory]", time, time, thread, correlation=address, device=device, nbytes=nbytes)
-
-
-def call(name: str, start: int, end: int, thread: int = MAIN) -> Event:
-    return Event(Kind.LABEL, name, start, end, thread)
-
-
-def op(start: int, end: int, sequence: int = -1, thread: int = MAIN) -> Event:
-    return Event(Kind.OP, "aten::op", start, end, thread, sequence)
-
-
-def node(start: int, end: int, sequence: int, thread: int = MAIN) -> Event:
-    return Event(Kind.NODE, NODE_PREFIX + "Backward0", start, end, thread, sequence, MAIN)
 
 
 def walked(
-    *events: Event, parameters: frozenset[tuple[str, int]] = frozenset(), start: Holding = NOTHING
+    *events: Event, parameters: frozenset[tuple[str, int]] = frozenset(), start: LiveMemory = NOT_MEASURED
 ) -> tuple[dict[str, Memory], dict[SampleKey, Spread], Timeline]:
     """What allocations make of hand-made events, in the order of their start. The clock of ``start`` reads 1,000,000 ns
     when that of the events reads 0."""
     attribution = Attribution(SITES, [layer.path for layer in LAYERS])
     allocations = Allocations(LAYERS, 0, parameters, before={}, with_timeline=True)
-    begin = Event(Kind.STEP, "step", 0, 0, MAIN)
-    in_order = sorted((begin, *events), key=lambda event: event.start_ns)
+    in_order = sorted((step(0), *events), key=lambda event: event.start_ns)
     attributed = list(allocations.observe(attribution.attribute(with_frees(in_order, start, CLOCK_NS))))
-    assert start is not NOTHING or len(attributed) == len(in_order)
+    assert start is not NOT_MEASURED or len(attributed) == len(in_order)
     memory, samples, timeline = allocations.result()
     assert timeline is not None
     return {one.device: one for one in memory}, samples, timeline
@@ -859,7 +841,7 @@ class History:
     model; and the truth, a plain sum: ``levels`` of each device after each change, and the bytes ``freed`` of each."""
 
     events: list[Event]
-    start: Holding
+    start: LiveMemory
     levels: dict[str, list[int]]
     freed: Counter[str]
 
@@ -879,7 +861,7 @@ def histories(draw: st.DrawFn) -> History:
         time, (device, address) = 100 * number, block
         if block not in alive:
             alive[block] = draw(st.integers(1, 9)) * 100
-            events.append(alloc(time, alive[block], address, device))
+            events.append(memory_event(time, alive[block], device, address=address))
             levels[device].append(levels[device][-1] + alive[block])
             continue
         size = alive.pop(block)
@@ -891,11 +873,11 @@ def histories(draw: st.DrawFn) -> History:
             recorded, noted = draw(st.sampled_from([(True, False), (False, True), (True, True)]))
         if recorded or not noted:
             stale = draw(st.integers(1, 9)) * 100 if recorded and device == "cpu" else size
-            events.append(alloc(time, -stale, address, device))
+            events.append(memory_event(time, -stale, device, address=address))
         if noted:
             at_ns = CLOCK_NS + time + draw(st.integers(-40, 40))
             notes.append(Freed(at_ns, draw(st.booleans()), block))
-    start = Holding({}, frozenset(), {}, at_start, sorted(notes))
+    start = LiveMemory({}, frozenset(), {}, at_start, sorted(notes))
     return History(events, start, levels, freed)
 
 
@@ -917,16 +899,21 @@ def test_each_block_is_freed_once_whoever_says_so(history: History) -> None:
 
 
 def test_a_free_that_nobody_recorded_shows_when_the_address_is_used_again() -> None:
-    start = Holding({}, frozenset(), {}, {("cpu", 7): 1000})
-    memory, _, timeline = walked(alloc(20, 300, 7), alloc(30, -300, 7), alloc(40, 500, 8), start=start)
+    start = LiveMemory({}, frozenset(), {}, {("cpu", 7): 1000})
+    memory, _, timeline = walked(
+        memory_event(20, 300, address=7),
+        memory_event(30, -300, address=7),
+        memory_event(40, 500, address=8),
+        start=start,
+    )
     assert list(timeline.columns["nbytes"]) == [-1000, 300, -300, 500]
     assert memory["cpu"].peak_bytes == 0
 
 
 def test_what_was_freed_before_the_recording_is_no_free_in_it() -> None:
     """Between our look at the model and the first mark."""
-    start = Holding({}, frozenset(), {}, {("cpu", 7): 1000}, [Freed(CLOCK_NS - 1, True, ("cpu", 7))])
-    memory, _, timeline = walked(alloc(20, 300, 7), alloc(30, 500, 8), start=start)
+    start = LiveMemory({}, frozenset(), {}, {("cpu", 7): 1000}, [Freed(CLOCK_NS - 1, True, ("cpu", 7))])
+    memory, _, timeline = walked(memory_event(20, 300, address=7), memory_event(30, 500, address=8), start=start)
     assert list(timeline.columns["nbytes"]) == [300, 500]
     assert memory["cpu"].peak_bytes == 800
 
@@ -934,14 +921,14 @@ def test_what_was_freed_before_the_recording_is_no_free_in_it() -> None:
 def test_each_device_has_a_peak_of_its_own() -> None:
     """Blocks of one address on two devices are two blocks; what one device holds raises no peak of another."""
     memory, samples, timeline = walked(
-        call("net", 10, 100),
-        op(15, 80, 1),
-        alloc(20, 100, 7),
-        alloc(30, 1000, 7, "cuda:0"),
-        alloc(40, -100, 7),
-        alloc(50, 50, 8),
-        alloc(60, 10, 8, "cuda:1"),
-        alloc(70, -1000, 7, "cuda:0"),
+        label("net", 10, 100),
+        op("aten::op", 15, 80, sequence=1),
+        memory_event(20, 100, address=7),
+        memory_event(30, 1000, "cuda:0", address=7),
+        memory_event(40, -100, address=7),
+        memory_event(50, 50, address=8),
+        memory_event(60, 10, "cuda:1", address=8),
+        memory_event(70, -1000, "cuda:0", address=7),
     )
     assert {device: (one.peak_bytes, one.peak_ns) for device, one in memory.items()} == {
         "cpu": (100, 20),
@@ -959,21 +946,21 @@ def test_each_device_has_a_peak_of_its_own() -> None:
 def test_backward_on_a_thread_of_its_own() -> None:
     """As on a GPU: the engine's thread works and frees, the layers' stretches are its nodes, kinds are as ever."""
     memory, samples, timeline = walked(
-        call("net", 10, 100),
-        call("conv", 20, 40),
-        op(21, 39, 1),
-        alloc(25, 100, 1, "cuda:0"),
-        call("fc", 50, 70),
-        op(51, 69, 2),
-        alloc(55, 200, 2, "cuda:0"),
-        node(110, 130, 2, ENGINE),
-        alloc(115, 40, 3, "cuda:0", ENGINE),
-        alloc(120, 60, 4, "cuda:0", ENGINE),
-        alloc(125, -200, 2, "cuda:0", ENGINE),
-        node(140, 160, 1, ENGINE),
-        alloc(145, 30, 5, "cuda:0", ENGINE),
-        alloc(150, -40, 3, "cuda:0", ENGINE),
-        alloc(155, -100, 1, "cuda:0", ENGINE),
+        label("net", 10, 100),
+        label("conv", 20, 40),
+        op("aten::op", 21, 39, sequence=1),
+        memory_event(25, 100, "cuda:0", address=1),
+        label("fc", 50, 70),
+        op("aten::op", 51, 69, sequence=2),
+        memory_event(55, 200, "cuda:0", address=2),
+        node("Backward0", 110, 130, 2, thread=ENGINE),
+        memory_event(115, 40, "cuda:0", thread=ENGINE, address=3),
+        memory_event(120, 60, "cuda:0", thread=ENGINE, address=4),
+        memory_event(125, -200, "cuda:0", thread=ENGINE, address=2),
+        node("Backward0", 140, 160, 1, thread=ENGINE),
+        memory_event(145, 30, "cuda:0", thread=ENGINE, address=5),
+        memory_event(150, -40, "cuda:0", thread=ENGINE, address=3),
+        memory_event(155, -100, "cuda:0", thread=ENGINE, address=1),
     )
     assert memory["cuda:0"].peak_bytes == 400
     assert memory["cuda:0"].held == (
@@ -995,7 +982,10 @@ def test_backward_on_a_thread_of_its_own() -> None:
 
 def test_a_call_that_is_over_sees_nothing_that_another_thread_makes_later() -> None:
     _, samples, _ = walked(
-        call("conv", 10, 30, thread=7), alloc(20, 5, 1, thread=7), call("fc", 40, 60), alloc(50, 500, 2)
+        label("conv", 10, 30, thread=7),
+        memory_event(20, 5, thread=7, address=1),
+        label("fc", 40, 60),
+        memory_event(50, 500, address=2),
     )
     assert samples[SampleKey(CONV, FORWARD, 0, "cpu", "peak_bytes")].max == 5
     assert samples[SampleKey(FC, FORWARD, 0, "cpu", "peak_bytes")].max == 500
@@ -1003,19 +993,21 @@ def test_a_call_that_is_over_sees_nothing_that_another_thread_makes_later() -> N
 
 def test_a_call_sees_what_another_thread_makes_meanwhile() -> None:
     """Memory belongs to the device, not to a thread: a peak is a peak of the device."""
-    _, samples, _ = walked(call("conv", 10, 100), alloc(20, 5, 1), alloc(50, 500, 2, thread=7))
+    _, samples, _ = walked(
+        label("conv", 10, 100), memory_event(20, 5, address=1), memory_event(50, 500, thread=7, address=2)
+    )
     assert samples[SampleKey(CONV, FORWARD, 0, "cpu", "peak_bytes")].max == 505
 
 
 def test_a_block_freed_elsewhere_is_neither_lost_nor_counted_twice() -> None:
     """Made in one layer on one thread, freed in another on another: it is its maker's until then."""
     memory, _, timeline = walked(
-        call("conv", 10, 30),
-        alloc(20, 100, 1),
-        call("fc", 40, 90, thread=7),
-        alloc(50, -100, 1, thread=7),
-        alloc(60, 30, 1, thread=7),
-        alloc(70, 80, 2, thread=7),
+        label("conv", 10, 30),
+        memory_event(20, 100, address=1),
+        label("fc", 40, 90, thread=7),
+        memory_event(50, -100, thread=7, address=1),
+        memory_event(60, 30, thread=7, address=1),
+        memory_event(70, 80, thread=7, address=2),
     )
     assert list(timeline.columns["layer"]) == [CONV, CONV, FC, FC]
     assert memory["cpu"].peak_bytes == 110
@@ -1024,7 +1016,9 @@ def test_a_block_freed_elsewhere_is_neither_lost_nor_counted_twice() -> None:
 
 def test_a_free_that_nobody_saw_shows_when_its_address_is_used_again() -> None:
     """A thread that no profiler observes freed a block: it is not held any more, and the peak does not hold it."""
-    memory, _, timeline = walked(alloc(10, 100, 1), alloc(30, 70, 1), alloc(40, 80, 2))
+    memory, _, timeline = walked(
+        memory_event(10, 100, address=1), memory_event(30, 70, address=1), memory_event(40, 80, address=2)
+    )
     assert memory["cpu"].peak_bytes == 150
     assert memory["cpu"].held == (Held(OUTSIDE, FORWARD, "temporaries", 150, 2),)
     assert list(timeline.columns["nbytes"]) == [100, -100, 70, 80]
@@ -1033,7 +1027,9 @@ def test_a_free_that_nobody_saw_shows_when_its_address_is_used_again() -> None:
 
 def test_what_was_there_before_and_is_freed_lowers_the_peak() -> None:
     """Its free has no kind; of what was made since, more is alive than the memory rose by, and the rest says so."""
-    memory, _, timeline = walked(alloc(10, -100, 9), alloc(20, 150, 1), alloc(30, -30, 8, "cuda:0"))
+    memory, _, timeline = walked(
+        memory_event(10, -100, address=9), memory_event(20, 150, address=1), memory_event(30, -30, "cuda:0", address=8)
+    )
     assert memory["cpu"].peak_bytes == 50
     assert {(held.kind, held.nbytes) for held in memory["cpu"].held} == {("temporaries", 150), ("unknown", -100)}
     assert memory["cuda:0"].peak_bytes == 0
@@ -1042,14 +1038,21 @@ def test_what_was_there_before_and_is_freed_lowers_the_peak() -> None:
 
 
 def test_blocks_without_an_address_are_of_an_unknown_kind() -> None:
-    memory, _, timeline = walked(alloc(10, 100, 0), alloc(20, 50, 1), alloc(30, -100, 0))
+    memory, _, timeline = walked(
+        memory_event(10, 100, address=0), memory_event(20, 50, address=1), memory_event(30, -100, address=0)
+    )
     assert {(held.kind, held.nbytes) for held in memory["cpu"].held} == {("unknown", 100), ("temporaries", 50)}
     assert list(timeline.columns["kind"]) == [-1, KINDS.index("temporaries"), -1]
 
 
 def test_parameters_are_what_is_at_their_address_at_the_end() -> None:
     """Not what was there before: that is what it was."""
-    _, _, timeline = walked(alloc(10, 100, 1), alloc(20, -100, 1), alloc(30, 60, 1), parameters=frozenset({("cpu", 1)}))
+    _, _, timeline = walked(
+        memory_event(10, 100, address=1),
+        memory_event(20, -100, address=1),
+        memory_event(30, 60, address=1),
+        parameters=frozenset({("cpu", 1)}),
+    )
     assert [KINDS[kind] for kind in timeline.columns["kind"]] == ["temporaries", "temporaries", "parameters"]
 
 
@@ -1062,21 +1065,21 @@ def test_a_pass_inside_a_node_has_stretches_of_its_own() -> None:
     """Reentrant checkpointing runs a pass inside the node of what is around: its layers rise there, and the layer
     around goes on."""
     _, samples, _ = walked(
-        call("net", 10, 100),
-        call("fc", 12, 98),
-        op(15, 95, 1),
-        node(200, 300, 1),
-        alloc(205, 1000, 1),
-        call("conv", 210, 220),
-        op(211, 219, 2),
-        alloc(215, 10, 2),
-        node(230, 240, 2),
-        alloc(235, 7, 3),
-        alloc(237, -1000, 1),
-        node(250, 260, 2),
-        alloc(255, 500, 4),
-        node(310, 330, 1),
-        alloc(320, 600, 5),
+        label("net", 10, 100),
+        label("fc", 12, 98),
+        op("aten::op", 15, 95, sequence=1),
+        node("Backward0", 200, 300, 1),
+        memory_event(205, 1000, address=1),
+        label("conv", 210, 220),
+        op("aten::op", 211, 219, sequence=2),
+        memory_event(215, 10, address=2),
+        node("Backward0", 230, 240, 2),
+        memory_event(235, 7, address=3),
+        memory_event(237, -1000, address=1),
+        node("Backward0", 250, 260, 2),
+        memory_event(255, 500, address=4),
+        node("Backward0", 310, 330, 1),
+        memory_event(320, 600, address=5),
     )
     assert peaks_of(samples) == {
         (NET, BACKWARD): (1117,), (FC, BACKWARD): (1117,), (CONV, RECOMPUTE): (10,), (CONV, BACKWARD): (7,),
@@ -1086,16 +1089,16 @@ def test_a_pass_inside_a_node_has_stretches_of_its_own() -> None:
 def test_a_pass_inside_a_call() -> None:
     """As where a model returns a derivative: the layer's backward is a stretch of its own, inside its call."""
     _, samples, timeline = walked(
-        call("net", 10, 300),
-        op(15, 20, 1),
-        alloc(16, 1, 9),
-        node(100, 150, 1),
-        alloc(110, 8, 1),
-        alloc(120, 4, 2),
-        alloc(130, -4, 2),
-        op(200, 250),
-        alloc(210, 5, 3),
-        alloc(310, -8, 1),
+        label("net", 10, 300),
+        op("aten::op", 15, 20, sequence=1),
+        memory_event(16, 1, address=9),
+        node("Backward0", 100, 150, 1),
+        memory_event(110, 8, address=1),
+        memory_event(120, 4, address=2),
+        memory_event(130, -4, address=2),
+        op("aten::op", 200, 250),
+        memory_event(210, 5, address=3),
+        memory_event(310, -8, address=1),
     )
     assert peaks_of(samples) == {(NET, FORWARD): (14,), (NET, BACKWARD): (12,)}
     assert [KINDS[kind] for kind in timeline.columns["kind"]] == [

@@ -22,6 +22,7 @@ import pytest
 import torch
 from build.architectures import ARCHITECTURES
 from build.browser import Tab, chromium, open_tab, speedscope  # noqa: F401
+from build.events import ENGINE, MAIN, kernel, label, memory, node, op, step, user_label
 from build.examples import examples
 from build.forests import Paths, sessions
 from build.hand_made import row, run_of
@@ -45,8 +46,6 @@ from torchprof.run.samples import SampleKey
 from torchprof.run.timeline import Lane, Spans, Timeline
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE
 
-MAIN, ENGINE = 1, 2  # threads
-NODE_PREFIX = "autograd::engine::evaluate_function: "
 PATHS: Paths = (("Net",), ("Net", "a"), ("Net", "a", "x"), ("Net", "a", "y"), ("Net", "b"), ("Other",))
 NET, A, X, Y, B, OTHER = range(6)
 OF = {layer: 10 * (layer + 1) for layer in range(6)}  # the sequence number of the op of each layer
@@ -99,45 +98,29 @@ def assert_all_nested(spans: Spans) -> None:
 # Hand-made events
 
 
-def mark(at: int) -> Event:
-    return Event(Kind.STEP, "step", at, at, MAIN)
-
-
 def call(layer: int, start: int, end: int, thread: int = MAIN) -> Event:
-    return Event(Kind.LABEL, f"label {layer}", start, end, thread)
+    return label(f"label {layer}", start, end, thread)
 
 
-def label(name: str, start: int, end: int, thread: int = MAIN) -> Event:
-    return Event(Kind.USER_LABEL, name, start, end, thread)
-
-
-def op(start: int, end: int, sequence: int = -1, thread: int = MAIN, number: int = 0) -> Event:
-    return Event(Kind.OP, "aten::op", start, end, thread, sequence, correlation=number)
-
-
-def node(layer: int, start: int, end: int, thread: int = MAIN) -> Event:
-    """A node that an op of this layer made; OUTSIDE: that nobody made."""
-    return Event(Kind.NODE, NODE_PREFIX + "Back", start, end, thread, OF.get(layer, 1), MAIN)
-
-
-def kernel(name: str, start: int, end: int, launcher: int, device: str = "cuda:0") -> Event:
-    return Event(Kind.KERNEL, name, start, end, 0, correlation=launcher, device=device)
+def node_of(layer: int, start: int, end: int, thread: int = MAIN) -> Event:
+    """A node that an op of this layer created; OUTSIDE: a node without a known op."""
+    return node("Back", start, end, OF.get(layer, 1), thread=thread)
 
 
 FORWARDS = [  # each layer works once, the loss at 60
     call(NET, 10, 50),
-    op(11, 12, OF[NET]),
+    op("aten::op", 11, 12, sequence=OF[NET]),
     call(A, 15, 30),
-    op(16, 17, OF[A]),
+    op("aten::op", 16, 17, sequence=OF[A]),
     call(X, 18, 22),
-    op(19, 20, OF[X], number=7),
+    op("aten::op", 19, 20, sequence=OF[X], correlation=7),
     call(Y, 24, 28),
-    op(25, 26, OF[Y]),
+    op("aten::op", 25, 26, sequence=OF[Y]),
     call(B, 35, 45),
-    op(36, 37, OF[B]),
+    op("aten::op", 36, 37, sequence=OF[B]),
     call(OTHER, 52, 58),
-    op(53, 54, OF[OTHER]),
-    op(60, 61, 90),
+    op("aten::op", 53, 54, sequence=OF[OTHER]),
+    op("aten::op", 60, 61, sequence=90),
 ]
 
 
@@ -156,7 +139,7 @@ def attributed_of(
 def walked(*events: Event, selected: set[int] | None = None) -> Spans:
     at_work = [event for event in events if event.kind is not Kind.KERNEL]
     kernels = [event for event in events if event.kind is Kind.KERNEL]
-    spans = attributed_of([mark(0), *sorted(at_work, key=lambda one: one.start_ns), *kernels], selected=selected)[1]
+    spans = attributed_of([step(0), *sorted(at_work, key=lambda one: one.start_ns), *kernels], selected=selected)[1]
     assert_all_nested(spans)
     return spans
 
@@ -183,13 +166,13 @@ def test_a_wrapper_and_what_it_wraps_are_one_call() -> None:
     sites = {"wrapper": Site((NET,)), "wrapped": Site((NET,), "wrapper"), "a": Site((A,))}
     watcher = OpenSpans([Layer(path, "Module") for path in PATHS], start_ns=0)
     calls = [("wrapper", 10, 50), ("wrapped", 12, 48), ("a", 20, 30), ("wrapped", 60, 70)]
-    events = [Event(Kind.LABEL, name, start, end, MAIN) for name, start, end in calls]
+    events = [label(*each) for each in calls]
     list(watcher.observe(Attribution(sites, PATHS).attribute(events)))
     assert of_phase(watcher.result(), FORWARD) == [(10, 50, NET), (20, 30, A), (60, 70, NET)]
 
 
 def test_times_are_after_the_first_mark() -> None:
-    events = [mark(1000), call(NET, 1010, 1050)]
+    events = [step(1000), call(NET, 1010, 1050)]
     assert of_phase(attributed_of(events)[1], FORWARD) == [(10, 50, NET)]
     watcher = OpenSpans([Layer(path, "Module") for path in PATHS], start_ns=900)
     attribution = Attribution({"label 0": Site((0,))}, PATHS)
@@ -202,12 +185,12 @@ def test_backward_is_stretches_of_a_layer_and_those_below_it(thread: int) -> Non
     """The loss's node is nobody's. Net's stretch lasts from b's node to its own; the time between x and y is a's."""
     spans = walked(
         *FORWARDS,
-        node(OUTSIDE, 70, 75, thread),
-        node(B, 80, 85, thread),
-        node(Y, 90, 95, thread),
-        node(X, 100, 105, thread),
-        node(A, 110, 115, thread),
-        node(NET, 120, 125, thread),
+        node_of(OUTSIDE, 70, 75, thread=thread),
+        node_of(B, 80, 85, thread=thread),
+        node_of(Y, 90, 95, thread=thread),
+        node_of(X, 100, 105, thread=thread),
+        node_of(A, 110, 115, thread=thread),
+        node_of(NET, 120, 125, thread=thread),
     )
     assert of_phase(spans, BACKWARD) == [
         (80, 125, NET),
@@ -222,22 +205,25 @@ def test_backward_is_stretches_of_a_layer_and_those_below_it(thread: int) -> Non
 @pytest.mark.parametrize(
     ("between", "is_break"),
     [
-        (node(OUTSIDE, 90, 91), True),
-        (node(OTHER, 90, 91), True),
-        (op(90, 91), True),
-        (op(85, 91), True),  # as soon as the node has ended
-        (op(90, 91, thread=3), True),  # a pass on the engine's thread has ended, the next forward runs elsewhere
-        (label("mine", 90, 91), True),
-        (label("mine", 90, 91, thread=3), True),
+        (node_of(OUTSIDE, 90, 91), True),
+        (node_of(OTHER, 90, 91), True),
+        (op("aten::op", 90, 91), True),
+        (op("aten::op", 85, 91), True),  # as soon as the node has ended
+        (
+            op("aten::op", 90, 91, thread=3),
+            True,
+        ),  # a pass on the engine's thread has ended, the next forward runs elsewhere
+        (user_label("mine", 90, 91), True),
+        (user_label("mine", 90, 91, thread=3), True),
         (call(B, 90, 91), True),
         (call(B, 90, 91, thread=3), True),
-        (mark(90), True),
-        (Event(Kind.MEMORY, "[memory]", 90, 90, MAIN, nbytes=-8), False),  # what the engine frees between two nodes
-        (op(82, 83), False),  # the node's own
+        (step(90), True),
+        (memory(90, -8), False),  # what the engine frees between two nodes
+        (op("aten::op", 82, 83), False),  # the node's own
     ],
 )
 def test_what_breaks_a_stretch(between: Event, is_break: bool) -> None:
-    spans = walked(*FORWARDS, node(X, 80, 85), between, node(X, 100, 105))
+    spans = walked(*FORWARDS, node_of(X, 80, 85), between, node_of(X, 100, 105))
     ours = [one for one in of_phase(spans, BACKWARD) if one[2] != OTHER]
     if is_break:
         assert ours == [(start, start + 5, layer) for start in (80, 100) for layer in (NET, A, X)]
@@ -247,16 +233,30 @@ def test_what_breaks_a_stretch(between: Event, is_break: bool) -> None:
 
 def test_forward_on_another_thread_breaks_no_node() -> None:
     """What begins in the middle of a node is not between two of them, what begins after it is."""
-    spans = walked(*FORWARDS, node(X, 80, 90, ENGINE), op(85, 86), node(X, 95, 99, ENGINE))
+    spans = walked(
+        *FORWARDS, node_of(X, 80, 90, thread=ENGINE), op("aten::op", 85, 86), node_of(X, 95, 99, thread=ENGINE)
+    )
     assert of_phase(spans, BACKWARD) == [(80, 99, NET), (80, 99, A), (80, 99, X)]
-    spans = walked(*FORWARDS, node(X, 70, 75, ENGINE), node(X, 80, 90, ENGINE), op(85, 86), node(X, 95, 99, ENGINE))
+    spans = walked(
+        *FORWARDS,
+        node_of(X, 70, 75, thread=ENGINE),
+        node_of(X, 80, 90, thread=ENGINE),
+        op("aten::op", 85, 86),
+        node_of(X, 95, 99, thread=ENGINE),
+    )
     assert of_phase(spans, BACKWARD) == [(70, 99, NET), (70, 99, A), (70, 99, X)]
-    spans = walked(*FORWARDS, node(X, 80, 90, ENGINE), op(85, 86), op(92, 93), node(X, 95, 99, ENGINE))
+    spans = walked(
+        *FORWARDS,
+        node_of(X, 80, 90, thread=ENGINE),
+        op("aten::op", 85, 86),
+        op("aten::op", 92, 93),
+        node_of(X, 95, 99, thread=ENGINE),
+    )
     assert of_phase(spans, BACKWARD)[:3] == [(80, 90, NET), (80, 90, A), (80, 90, X)]
 
 
 def test_threads_have_stretches_of_their_own() -> None:
-    spans = walked(*FORWARDS, node(X, 80, 90, 5), node(X, 85, 95, 6), node(X, 91, 99, 5))
+    spans = walked(*FORWARDS, node_of(X, 80, 90, thread=5), node_of(X, 85, 95, thread=6), node_of(X, 91, 99, thread=5))
     assert [(one.start, one.end, one.lane.number) for one in lines(spans) if one.layer == X][1:] == [
         (80, 99, 2),
         (85, 95, 3),
@@ -267,14 +267,14 @@ def test_a_checkpoint_inside_a_node() -> None:
     """The node is Net's. In it a runs again, and then come the nodes of that: x below a, both in Net's stretch."""
     spans = walked(
         *FORWARDS,
-        node(NET, 80, 140),
+        node_of(NET, 80, 140),
         call(A, 85, 95),
-        op(86, 87, 200),
+        op("aten::op", 86, 87, sequence=200),
         call(X, 88, 92),
-        op(89, 90, 201),
-        Event(Kind.NODE, NODE_PREFIX + "Back", 100, 110, MAIN, 201, MAIN),
-        Event(Kind.NODE, NODE_PREFIX + "Back", 115, 120, MAIN, 200, MAIN),
-        node(B, 150, 155),
+        op("aten::op", 89, 90, sequence=201),
+        node("Back", 100, 110, 201),
+        node("Back", 115, 120, 200),
+        node_of(B, 150, 155),
     )
     assert of_phase(spans, RECOMPUTE) == [(85, 95, A), (88, 92, X)]
     assert of_phase(spans, BACKWARD) == [(80, 155, NET), (100, 120, A), (100, 110, X), (150, 155, B)]
@@ -282,14 +282,23 @@ def test_a_checkpoint_inside_a_node() -> None:
 
 def test_a_gradient_inside_a_call() -> None:
     """A layer that asks for a gradient in its forward: the stretch ends with the call at the latest."""
-    spans = walked(*FORWARDS, call(B, 100, 150), node(X, 110, 120), node(X, 160, 170), call(B, 200, 210), op(201, 202))
+    spans = walked(
+        *FORWARDS,
+        call(B, 100, 150),
+        node_of(X, 110, 120),
+        node_of(X, 160, 170),
+        call(B, 200, 210),
+        op("aten::op", 201, 202),
+    )
     assert of_phase(spans, BACKWARD) == [
         (start, end, layer) for start, end in ((110, 120), (160, 170)) for layer in (NET, A, X)
     ]
 
 
 def test_labels_lie_among_the_calls() -> None:
-    spans = walked(label("all", 5, 59), *FORWARDS, label("in x", 21, 22), node(X, 80, 99), label("hook", 85, 90))
+    spans = walked(
+        user_label("all", 5, 59), *FORWARDS, user_label("in x", 21, 22), node_of(X, 80, 99), user_label("hook", 85, 90)
+    )
     assert [(one.start, one.end, one.layer, one.phase, one.name) for one in lines(spans) if one.name] == [
         (5, 59, OUTSIDE, FORWARD, "all"),
         (21, 22, X, FORWARD, "in x"),
@@ -300,12 +309,12 @@ def test_labels_lie_among_the_calls() -> None:
 
 def test_what_sticks_out_is_cut() -> None:
     """Clocks of different sources differ by some ns."""
-    spans = walked(call(NET, 10, 50), label("mine", 40, 53), call(A, 45, 54))
+    spans = walked(call(NET, 10, 50), user_label("mine", 40, 53), call(A, 45, 54))
     assert [(one.start, one.end) for one in lines(spans)] == [(10, 50), (40, 50), (45, 50)]
 
 
 def test_layers_that_were_not_selected_have_no_spans() -> None:
-    spans = walked(*FORWARDS, node(B, 80, 85), node(Y, 90, 95), node(A, 100, 105), selected={A, X})
+    spans = walked(*FORWARDS, node_of(B, 80, 85), node_of(Y, 90, 95), node_of(A, 100, 105), selected={A, X})
     assert of_phase(spans, FORWARD) == [(15, 30, A), (18, 22, X)]
     assert of_phase(spans, BACKWARD) == [(90, 105, A)]
 
@@ -330,7 +339,7 @@ def test_kernels_of_several_streams_lie_by_stream() -> None:
     """Within a stream, those that run at once have lanes of their own; a device with one stream names none."""
     spans = walked(
         call(X, 10, 20),
-        op(11, 12, OF[X], number=7),
+        op("aten::op", 11, 12, sequence=OF[X], correlation=7),
         kernel("one", 100, 110, 7)._replace(thread=20),
         kernel("two", 105, 115, 7)._replace(thread=7),
         kernel("three", 107, 109, 7)._replace(thread=7),
@@ -357,7 +366,7 @@ def test_kernels_of_several_streams_lie_by_stream() -> None:
 
 
 def test_steps_are_from_mark_to_mark() -> None:
-    events = [mark(100), call(NET, 110, 120), mark(130), mark(150)]
+    events = [step(100), call(NET, 110, 120), step(130), step(150)]
     assert attributed_of(events)[1].steps == (0, 30, 50)
     watcher = OpenSpans([Layer(path, "Module") for path in PATHS], from_first_mark=False)
     list(watcher.observe(Attribution({"label 0": Site((0,))}, PATHS).attribute(events)))
@@ -366,7 +375,7 @@ def test_steps_are_from_mark_to_mark() -> None:
 
 def test_what_is_too_much_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first ones stay, and a stretch that stays goes on to its end."""
-    events = [*FORWARDS, node(Y, 80, 85), node(X, 90, 95), node(B, 100, 110)]
+    events = [*FORWARDS, node_of(Y, 80, 85), node_of(X, 90, 95), node_of(B, 100, 110)]
     whole = walked(*events)
     for limit in range(len(whole) + 1):
         monkeypatch.setattr(Spans, "LIMIT", limit)
@@ -877,9 +886,9 @@ def test_damaged_files(where: str, value: Any, tmp_path: Path) -> None:
     profiled(model, scene).run.save(tmp_path / "run.json")
     document = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
     here = document["timeline"]
-    *steps, last = [int(step) if step.isdigit() else step for step in where.split(".")]
-    for step in steps:
-        here = here[step]
+    *keys, last = [int(key) if key.isdigit() else key for key in where.split(".")]
+    for key in keys:
+        here = here[key]
     if value is GONE:
         del here[last]
     else:
@@ -1033,7 +1042,13 @@ def test_tracks_of_devices_come_last_and_what_was_dropped_is_said() -> None:
 
 def test_kernels_of_all_phases_share_the_tracks_of_their_device() -> None:
     kernels = [kernel("ahead", 100, 110, 7), kernel("back", 120, 130, 8)]
-    spans = walked(call(X, 10, 20), op(11, 12, OF[X], number=7), node(X, 80, 90), op(82, 83, number=8), *kernels)
+    spans = walked(
+        call(X, 10, 20),
+        op("aten::op", 11, 12, sequence=OF[X], correlation=7),
+        node_of(X, 80, 90),
+        op("aten::op", 82, 83, correlation=8),
+        *kernels,
+    )
     timeline = Timeline((), {name: array("q") for name in Timeline.COLUMNS}, 0, spans)
     tracks, _ = tracks_of(replace(run_of([row(0)]), timeline=timeline).report("chrome-trace"))
     assert [*tracks] == ["forward, thread 1", "backward, thread 1", "cuda:0"]

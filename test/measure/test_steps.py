@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from build.events import ENGINE, MAIN, kernel, label, node, op, step, user_label
 from build.examples import examples
 from build.hand_made import row, run_of
 from build.models import Checkpointed, Mlp
@@ -24,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import torchprof
 from torchprof import Profile, TorchprofError
-from torchprof.attribute.events import PREFIX, Event, Kind, Site
+from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
 from torchprof.measure.steps import Steps
@@ -42,32 +43,7 @@ SITES = {label_of(path): Site((number,)) for number, path in enumerate(PATHS)}
 NET, A, B = SITES
 DATA = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 SGD = "Optimizer.step#SGD.step"
-MAIN, ENGINE = 1, 2  # threads
 PARTS = ("data", "optimizer", "copy", "wait", "other", "gap", "overlap")
-
-
-def mark(at: int) -> Event:
-    return Event(Kind.STEP, PREFIX + "!step", at, at, MAIN)
-
-
-def layer(label: str, start: int, end: int) -> Event:
-    return Event(Kind.LABEL, label, start, end, MAIN)
-
-
-def op(name: str, start: int, end: int, thread: int = MAIN, sequence: int = -1, number: int = 0) -> Event:
-    return Event(Kind.OP, name, start, end, thread, sequence, correlation=number)
-
-
-def node(start: int, end: int, sequence: int, thread: int = MAIN) -> Event:
-    return Event(Kind.NODE, "autograd::engine::evaluate_function: X", start, end, thread, sequence, forward_thread=MAIN)
-
-
-def label(name: str, start: int, end: int) -> Event:
-    return Event(Kind.USER_LABEL, name, start, end, MAIN)
-
-
-def kernel(name: str, start: int, end: int, launcher: int, device: str = "cuda:0") -> Event:
-    return Event(Kind.KERNEL, name, start, end, 7, correlation=launcher, device=device)
 
 
 class Counted(NamedTuple):
@@ -111,23 +87,23 @@ def test_a_step_of_which_each_time_is_known() -> None:
     """Data, forward with two children, loss, backward (that of the loss first), optimizer; gaps between all."""
     found = count(
         [
-            mark(0),
-            label(DATA, 3, 10),
+            step(0),
+            user_label(DATA, 3, 10),
             op("aten::stack", 4, 9),
-            layer(NET, 12, 40),
-            layer(A, 13, 23),
+            label(NET, 12, 40),
+            label(A, 13, 23),
             op("aten::mm", 14, 20, sequence=1),
             op("aten::relu", 24, 26, sequence=2),
-            layer(B, 27, 39),
+            label(B, 27, 39),
             op("aten::mm", 28, 38, sequence=3),
             op("aten::loss", 41, 45, sequence=4),
-            node(46, 49, 4),
-            node(50, 57, 3),
-            node(57, 59, 2),
-            node(59, 70, 1),
-            label(SGD, 72, 90),
+            node("X", 46, 49, 4),
+            node("X", 50, 57, 3),
+            node("X", 57, 59, 2),
+            node("X", 59, 70, 1),
+            user_label(SGD, 72, 90),
             op("aten::add_", 75, 85),
-            mark(100),
+            step(100),
         ]
     )
     assert found.of("step_ns") == [100]
@@ -149,19 +125,19 @@ def test_a_step_of_which_each_time_is_known() -> None:
 def test_what_an_optimizer_calls_back_is_not_its_own() -> None:
     """Lightning hands the loss to the optimizer's step as a closure; LBFGS calls one several times."""
     once = [
-        label("Optimizer.zero_grad#SGD.zero_grad", 12, 15),
+        user_label("Optimizer.zero_grad#SGD.zero_grad", 12, 15),
         op("aten::zero_", 13, 14),
-        layer(NET, 20, 40),
+        label(NET, 20, 40),
         op("aten::mm", 21, 30, sequence=1),
         op("aten::loss", 41, 45, sequence=4),
         op("aten::loss", 42, 43),  # directly inside one of its name: the same call
-        node(46, 49, 4),
-        node(50, 60, 1),
+        node("X", 46, 49, 4),
+        node("X", 50, 60, 1),
         op("aten::add_", 70, 80),
         op("aten::mul_", 71, 73),
     ]
     again = [event._replace(start_ns=event.start_ns + 100, end_ns=event.end_ns + 100) for event in once]
-    found = count([mark(0), label(SGD, 10, 190), *once, *again, mark(200)])
+    found = count([step(0), user_label(SGD, 10, 190), *once, *again, step(200)])
     assert found.of("step_cpu_ns", 0) == [2 * 20]
     assert found.of("step_cpu_ns", 0, BACKWARD) == [2 * 10]
     assert found.of("step_optimizer_ns") == [2 * (3 + 10)]
@@ -176,21 +152,21 @@ def test_labels_of_the_users_explain_nothing_and_hide_nothing() -> None:
         event
         for start in (0, 100, 200)
         for event in (
-            label(DATA, start + 2, start + 12),
-            layer(NET, start + 15, start + 45),
+            user_label(DATA, start + 2, start + 12),
+            label(NET, start + 15, start + 45),
             op("aten::loss", start + 50, start + 54),
-            label(SGD, start + 60, start + 80),
+            user_label(SGD, start + 60, start + 80),
         )
     ]
-    marks = [mark(at) for at in (0, 100, 200, 300)]
+    marks = [step(at) for at in (0, 100, 200, 300)]
     plain = count([*marks, *bare])
     labelled = count(
         [
             *marks,
             *bare,
-            label("epoch 1", 1, 148),  # ends inside the step after its last mark
-            label("epoch 2", 148, 299),
-            label("update", 55, 90),
+            user_label("epoch 1", 1, 148),  # ends inside the step after its last mark
+            user_label("epoch 2", 148, 299),
+            user_label("update", 55, 90),
         ]
     )
     for part in PARTS:
@@ -207,7 +183,7 @@ def test_labels_of_the_users_explain_nothing_and_hide_nothing() -> None:
 def test_a_layer_that_is_open_at_a_mark_is_cut_there() -> None:
     """A model whose forward holds the loop, with a child and an op across a mark each."""
     found = count(
-        [mark(0), layer(NET, 10, 290), layer(A, 90, 120), op("aten::mm", 95, 110), mark(100), mark(200), mark(300)]
+        [step(0), label(NET, 10, 290), label(A, 90, 120), op("aten::mm", 95, 110), step(100), step(200), step(300)]
     )
     assert found.of("step_cpu_ns", 0) == [90, 100, 90]
     assert found.of("step_cpu_ns", 1) == [10, 20, 0]
@@ -215,15 +191,15 @@ def test_a_layer_that_is_open_at_a_mark_is_cut_there() -> None:
 
 
 def test_what_is_in_no_finished_step_is_in_no_sample() -> None:
-    found = count([layer(NET, 0, 8), mark(10), layer(NET, 12, 17), mark(20), layer(NET, 21, 29)])
+    found = count([label(NET, 0, 8), step(10), label(NET, 12, 17), step(20), label(NET, 21, 29)])
     assert found.of("step_cpu_ns", 0) == [5]
     assert found.of("step_ns") == [10]
-    assert count([mark(0), layer(NET, 1, 5)]).samples == {}
-    assert count([layer(NET, 1, 5)]).samples == {}
+    assert count([step(0), label(NET, 1, 5)]).samples == {}
+    assert count([label(NET, 1, 5)]).samples == {}
 
 
 def test_a_layer_that_rests_in_a_step_has_a_zero_for_it() -> None:
-    found = count([mark(0), layer(NET, 1, 5), mark(10), mark(20), layer(NET, 21, 27), layer(B, 22, 24), mark(30)])
+    found = count([step(0), label(NET, 1, 5), step(10), step(20), label(NET, 21, 27), label(B, 22, 24), step(30)])
     assert found.of("step_cpu_ns", 0) == [4, 0, 6]
     assert found.of("step_cpu_ns", 2) == [0, 0, 2]
     assert found.of("step_cpu_ns", 1) == []
@@ -232,15 +208,21 @@ def test_a_layer_that_rests_in_a_step_has_a_zero_for_it() -> None:
 @pytest.mark.parametrize("around", [None, "backward"])
 def test_backward_on_another_thread_is_no_gap(around: str | None) -> None:
     """On a GPU the engine has a thread of its own, and the loop's thread waits: in nothing, or in the user's label."""
-    events = [mark(0), layer(NET, 5, 25), op("aten::mm", 6, 16, sequence=1), node(40, 70, 1, ENGINE), mark(100)]
-    found = count([*events, *([label(around, 30, 80)] if around else [])])
+    events = [
+        step(0),
+        label(NET, 5, 25),
+        op("aten::mm", 6, 16, sequence=1),
+        node("X", 40, 70, 1, thread=ENGINE),
+        step(100),
+    ]
+    found = count([*events, *([user_label(around, 30, 80)] if around else [])])
     assert found.of("step_cpu_ns", 0, BACKWARD) == [30]
     assert found.of("step_gap_ns") == [50]
     assert found.of("step_overlap_ns") == []
 
 
 def test_what_two_threads_did_at_once_is_taken_off_once() -> None:
-    found = count([mark(0), op("aten::mm", 10, 60), op("aten::mm", 40, 90, ENGINE), mark(100)])
+    found = count([step(0), op("aten::mm", 10, 60), op("aten::mm", 40, 90, thread=ENGINE), step(100)])
     assert found.of("step_other_ns") == [100]
     assert found.of("step_overlap_ns") == [20]
     assert found.of("step_gap_ns") == [20]
@@ -250,19 +232,19 @@ def test_waiting_and_copies_are_told_from_what_is_around_them() -> None:
     """A copy to the device, one within it, and ``loss.item()``; the optimizer waits too."""
     found = count(
         [
-            mark(0),
-            op("aten::copy_", 1, 20, number=11),
+            step(0),
+            op("aten::copy_", 1, 20, correlation=11),
             op("cudaMemcpyAsync", 5, 15),
-            op("aten::copy_", 20, 30, number=12),
+            op("aten::copy_", 20, 30, correlation=12),
             op("cudaMemcpyAsync", 22, 26),
-            op("aten::item", 30, 60, number=13),
-            op("cudaMemcpyAsync", 31, 34, number=0),
+            op("aten::item", 30, 60, correlation=13),
+            op("cudaMemcpyAsync", 31, 34, correlation=0),
             op("cudaStreamSynchronize", 34, 54),
-            label(SGD, 60, 90),
-            op("aten::_foreach_add_", 62, 70, number=14),
+            user_label(SGD, 60, 90),
+            op("aten::_foreach_add_", 62, 70, correlation=14),
             op("cudaLaunchKernel", 63, 66),
             op("cudaDeviceSynchronize", 80, 86),
-            mark(100),
+            step(100),
         ],
         kernels=[
             kernel("Memcpy HtoD (Pageable -> Device)", 15, 40, 11),
@@ -285,15 +267,15 @@ def test_waiting_and_copies_are_told_from_what_is_around_them() -> None:
 def test_waiting_and_copies_in_ranges_that_are_layers_count_as_such_too() -> None:
     """A range may be around anything; a layer of a model keeps what happens in its forward. The sum stays the step."""
     events = [
-        mark(0),
-        layer(NET, 5, 80),
-        op("aten::copy_", 10, 30, number=11),
+        step(0),
+        label(NET, 5, 80),
+        op("aten::copy_", 10, 30, correlation=11),
         op("cudaMemcpyAsync", 12, 22),
-        op("aten::copy_", 30, 36, number=12),
+        op("aten::copy_", 30, 36, correlation=12),
         op("cudaMemcpyAsync", 31, 35),
         op("cudaStreamSynchronize", 40, 70),
         op("cudaDeviceSynchronize", 90, 95),
-        mark(100),
+        step(100),
     ]
     kernels = [
         kernel("Memcpy HtoD (Pageable -> Device)", 15, 40, 11),
@@ -328,14 +310,14 @@ def test_waiting_and_copies_in_ranges_that_are_layers_count_as_such_too() -> Non
 def test_a_kernel_counts_in_the_step_that_launched_it() -> None:
     found = count(
         [
-            mark(0),
-            layer(NET, 0, 50),
-            layer(A, 10, 40),
-            op("aten::mm", 11, 30, number=5),
-            mark(100),
-            op("aten::loss", 110, 120, number=6),
-            mark(200),
-            op("aten::loss", 210, 220, number=7),
+            step(0),
+            label(NET, 0, 50),
+            label(A, 10, 40),
+            op("aten::mm", 11, 30, correlation=5),
+            step(100),
+            op("aten::loss", 110, 120, correlation=6),
+            step(200),
+            op("aten::loss", 210, 220, correlation=7),
         ],
         kernels=[
             kernel("gemm", 150, 170, 5),
@@ -354,7 +336,7 @@ def test_a_kernel_counts_in_the_step_that_launched_it() -> None:
 
 
 def test_layers_that_were_not_selected() -> None:
-    found = count([mark(0), layer(NET, 10, 50), layer(A, 20, 30), mark(60)], selected={1})
+    found = count([step(0), label(NET, 10, 50), label(A, 20, 30), step(60)], selected={1})
     assert found.of("step_cpu_ns", 1) == [10]
     assert found.of("step_cpu_ns", NOT_SELECTED) == [30]
     assert found.of("step_cpu_ns", 0) == [10]
@@ -439,7 +421,7 @@ def test_every_nanosecond_of_every_step_has_its_owner(
     main: tuple[Span, ...], engine: tuple[Span, ...], marks: set[int]
 ) -> None:
     assume(not calls_back(main) and not calls_back(engine))
-    found = count([*map(mark, marks), *events_of(main, MAIN), *events_of(engine, ENGINE)])
+    found = count([*map(step, marks), *events_of(main, MAIN), *events_of(engine, ENGINE)])
     bounds = sorted(marks)
     for number, (start, end) in enumerate(itertools.pairwise(bounds)):
         owned: Counter[str] = Counter()
@@ -469,22 +451,22 @@ def test_every_nanosecond_of_every_step_has_its_owner(
 def test_cycles_join_into_what_one_would_have_given() -> None:
     """The same steps, recorded in one session or in two, give the same samples."""
     first = [
-        mark(0),
-        layer(NET, 5, 25),
-        layer(A, 6, 9),
-        label(DATA, 30, 32),
-        mark(100),
-        layer(NET, 110, 114),
-        mark(200),
+        step(0),
+        label(NET, 5, 25),
+        label(A, 6, 9),
+        user_label(DATA, 30, 32),
+        step(100),
+        label(NET, 110, 114),
+        step(200),
     ]
-    second = [mark(200), layer(NET, 205, 215), layer(A, 206, 214), label(DATA, 220, 229), mark(300)]
+    second = [step(200), label(NET, 205, 215), label(A, 206, 214), user_label(DATA, 220, 229), step(300)]
     both = add_cycle(count(first).run, count(second).run)
     assert both.samples == count([*first, *second[1:]]).samples
 
 
 def test_a_layer_that_rests_for_a_whole_cycle_has_zeros_for_it() -> None:
-    first = [mark(0), layer(NET, 5, 25), layer(A, 6, 9), mark(100), layer(NET, 110, 114), mark(200)]
-    second = [mark(200), layer(NET, 205, 215), layer(B, 206, 214), label(DATA, 220, 229), mark(300)]
+    first = [step(0), label(NET, 5, 25), label(A, 6, 9), step(100), label(NET, 110, 114), step(200)]
+    second = [step(200), label(NET, 205, 215), label(B, 206, 214), user_label(DATA, 220, 229), step(300)]
     both = add_cycle(count(first).run, count(second).run)
     assert both.samples == count([*first, *second[1:]]).samples
 
@@ -561,9 +543,9 @@ def test_steps_and_rows_of_a_real_loop_agree(schedule: Any, expected: int, paths
         assert of_steps(run, "step_cpu_ns", 0, phase) == run.tree(phase).total.cpu_ns
         assert of_steps(run, "step_cpu_ns", OUTSIDE, phase) == run.no_layer(phase).cpu_ns
         assert of_steps(run, "step_cpu_ns", NOT_SELECTED, phase) == run.no_layer(phase, selected=False).cpu_ns
-        for node in run.tree(phase).walk():
-            at = run.layers.index(node.layer)
-            assert of_steps(run, "step_cpu_ns", at, phase) == node.total.cpu_ns
+        for branch in run.tree(phase).walk():
+            at = run.layers.index(branch.layer)
+            assert of_steps(run, "step_cpu_ns", at, phase) == branch.total.cpu_ns
     assert sum(
         of_steps(run, "step_cpu_ns", layer, phase) for layer in (0, OUTSIDE, NOT_SELECTED) for phase in PHASES
     ) == sum(run.rows.columns["cpu_ns"])
@@ -626,7 +608,7 @@ def as_ns(text: str) -> float:
 
 def made_by_hand() -> Run:
     """Two steps of 100 and 200 µs, on a device and off it."""
-    events = [mark(0)]
+    events = [step(0)]
     for start, factor in ((0, 1), (100, 2)):
         for name, kind, begin, end in (
             (DATA, Kind.USER_LABEL, 0, 10),
@@ -638,7 +620,7 @@ def made_by_hand() -> Run:
             events.append(
                 Event(kind, name, start + factor * begin, start + factor * end, MAIN, correlation=len(events))
             )
-        events.append(mark(start + factor * 100))
+        events.append(step(start + factor * 100))
     kernels = [kernel("gemm", 20, 28, 3), kernel("gemm", 130, 142, 9), kernel("adam", 300, 330, 5)]
     in_us = [
         event._replace(start_ns=event.start_ns * 1000, end_ns=event.end_ns * 1000) for event in [*events, *kernels]
@@ -691,7 +673,9 @@ def test_the_means_that_are_printed_add_up() -> None:
 
 
 def test_what_would_count_twice_is_a_line_of_its_own() -> None:
-    found = count([mark(0), op("aten::mm", 10_000, 60_000), op("aten::mm", 40_000, 90_000, ENGINE), mark(100_000)])
+    found = count(
+        [step(0), op("aten::mm", 10_000, 60_000), op("aten::mm", 40_000, 90_000, thread=ENGINE), step(100_000)]
+    )
     parts = {name: (mean, share) for name, mean, share, *_ in table_of(found.run.report("steps"), 1)}
     assert parts["loss and other ops"] == ("100.000us", "100.0%")
     assert parts["in no op (Python)"] == ("20.000us", "20.0%")

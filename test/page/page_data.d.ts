@@ -1,5 +1,5 @@
-// What the page reads from its element "told": JSON that torchprof/reports/html.py, page_data.py, page_cells.py and
-// compare_html.py write. test/test_page_data.py holds what they write against these types.
+// The data of the page: the JSON in its element "data", which torchprof/reports/html.py, diff/html.py and page/data.py write.
+// test/reports/test_page_script.py checks what they write against these types.
 
 interface PageData {
   title: string;
@@ -9,22 +9,23 @@ interface PageData {
   advice: [layer: string, finding: string, gain: string, remedy: string][];
   moreAdvice: number;
   comparison?: PageData.Comparison;
-  /** The phases that were recorded; those of numbers are `allPhases`. */
+  /** The recorded phases. The number of a phase is its index in `allPhases`. */
   phases: string[];
   allPhases: string[];
-  /** What work of no layer is called, in the order of its nodes. */
+  /** The names of the rows of work of no layer, in the order of their nodes. */
   names: string[];
   kinds: string[];
   sources: PageData.Source[];
   areRanks: boolean;
   ranks: PageData.Ranks | null;
-  doubts: string[];
+  /** Sentences. */
+  warnings: string[];
   layers: { parent: number[]; name: string[] };
   takes: PageData.Take[];
   columns: PageData.Column[];
-  /** `values` by source and column; where single ranks are shown, the last source is all of them. */
+  /** `values` by source and column. If sources are ranks, the last one is all ranks together. */
   ranges: { parent: number[]; name: string[]; values: number[][][] };
-  /** `of` by source and column: the number of a vector. */
+  /** `of`: the index of a vector, by source and column. */
   bounds: { of: number[][]; vectors: [bound: number, nodes: number][][] };
   measures: PageData.Measure[];
   fields: string[];
@@ -43,14 +44,14 @@ interface PageData {
 declare namespace PageData {
   type Unit = "ns" | "bytes" | "count";
 
-  /** A rank of the only take, or a take. */
+  /** A rank, if the page has one run; else a run. */
   interface Source {
     name: string;
     take: number;
     measured: string[];
   }
 
-  /** What layers are in one run, by node; null where it does not have them. */
+  /** The layers of one run, by node; null for layers that it does not have. */
   interface Take {
     kind: (string | null)[];
     settings: (string | null)[];
@@ -103,7 +104,8 @@ declare namespace PageData {
     heading: string;
     field: string;
     unit: Unit;
-    doubt: string | null;
+    /** The field of `Cost` that counts what the measure lacks: where it is not 0, the measure is a lower bound. */
+    lowerBoundIf: string | null;
   }
 
   type Sample = [
@@ -120,7 +122,7 @@ declare namespace PageData {
     lines: [
       work: number | null, slowest: Times, waiting: number | null, waitsLonger: boolean, last: Times, steps: number, typical: number | null,
     ][];
-    /** In one step, in ns, of each rank. */
+    /** The own work of each rank in one step, in ns. */
     work: [node: number, phase: number, ns: (number | null)[]][];
   }
 
@@ -130,7 +132,7 @@ declare namespace PageData {
     spanNs: number;
     busyNs: number;
     communicationNs: number;
-    /** They add up to the span. */
+    /** Their sum is the span. */
     parts: [computing: number, overlap: number, exposed: number, copying: number, idle: number];
     streams: Stream[];
   }
@@ -148,7 +150,7 @@ declare namespace PageData {
     dropped: number;
   }
 
-  /** Memory over time: from each of the times on there is so much, by kind, the last of them unknown. */
+  /** Memory over time, as a step function: from each time on, the bytes by kind; the last kind is the unknown one. */
   interface Course {
     lastNs: number;
     timesNs: number[];
@@ -158,12 +160,13 @@ declare namespace PageData {
   type Roof = [device: string, dtype: string, threads: number, flopsPerS: number, bytesPerS: number];
 
   interface Comparison {
-    /** By source: what to multiply with, where the figures are for one call or one step. */
+    /** By source: the factor that makes figures be for one call or one step. */
     scale: number[];
-    of: string | null;
+    /** Figures are for one call or one step; null: they are totals. */
+    per: string | null;
     notes: string[];
     whole: string[];
-    told: [what: string, lines: string[]][];
+    layerChanges: [what: string, lines: string[]][];
     quantities: Quantity[];
     /** By node. */
     pairs: Pair[];

@@ -21,6 +21,7 @@ import torch
 from build.hand_made import op, row, run_of
 from build.places import ROOT
 from build.torchrun import Job, torchrun
+from build.warm import warm_job
 from torch import distributed as dist
 from torch import nn
 
@@ -462,7 +463,8 @@ def gave(job: Job, rank: int) -> dict[str, str]:
 @pytest.mark.jobs
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_gathered_run_equals_the_merged_files_of_the_ranks(ranks: int, tmp_path: Path) -> None:
-    job = torchrun(tmp_path, ranks, MANY)
+    (tmp_path / "job.py").write_text(MANY, encoding="utf-8")
+    job = warm_job(tmp_path, ranks, "job.py")
     assert job.code == 0, job
     everyone = list(range(ranks))
     run = loaded(tmp_path, "all", everyone)

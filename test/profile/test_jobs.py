@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 from build.distributed_models import BATCH, CLASSES, INNER, STEPS, WIDTH, Experts
-from build.torchrun import ROOT, torchrun
+from build.places import ROOT
+from build.warm import warm_job
 from build.warnings import sentences
 from torch import distributed as dist
 
@@ -27,6 +28,8 @@ from torchprof.run.rows import Row
 
 if not dist.is_available():
     pytest.skip("this torch was built without torch.distributed", allow_module_level=True)
+
+SCRIPT = ROOT / "test" / "build" / "distributed_models.py"
 
 
 @dataclass
@@ -61,9 +64,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Finished]:
     def finished(how: str, ranks: int, *options: str) -> Finished:
         if (how, ranks) not in known:
             folder = tmp_path_factory.mktemp(f"{how}-on-{ranks}")
-            ended = torchrun(
-                folder, ranks, str(ROOT / "test" / "build" / "distributed_models.py"), how, str(folder), *options
-            )
+            ended = warm_job(folder, ranks, str(SCRIPT), how, str(folder), *options)
             assert ended.code == 0, ended
             known[how, ranks] = Finished(folder, ranks)
         return known[how, ranks]

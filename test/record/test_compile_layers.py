@@ -35,8 +35,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import torchprof
-from torchprof.attribute.compiled_graphs import Step
-from torchprof.attribute.events import GIVEN
+from torchprof.attribute.compiled_graphs import TracedModule
+from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.errors import TorchprofError
 from torchprof.record import compiler, compiler_graph
 from torchprof.record.compiler import Provenance, _Calls, _telling
@@ -429,7 +429,7 @@ def check_by_classes(found: Recorded, *, untold: set[str]) -> None:
     ],
 )
 def test_what_dynamo_calls_where_a_module_comes_from(source: str, root: str, path: str) -> None:
-    assert _step(source, nn.Linear) == Step(root, tuple(filter(None, path.split("."))), "Linear")
+    assert _step(source, nn.Linear) == TracedModule(root, tuple(filter(None, path.split("."))), "Linear")
 
 
 # One block
@@ -937,7 +937,7 @@ def ranges_of_calls(function: Callable[[Tensor], Any], inputs: list[Tensor]) -> 
     with torch.profiler.profile() as prof:
         for one in inputs:
             function(one)
-    return [event.name for event in prof.events() if event.name.startswith(GIVEN)]
+    return [event.name for event in prof.events() if event.name.startswith(COMPILED_INPUTS)]
 
 
 def test_what_a_block_compiled_tells_nothing_after_the_block() -> None:
@@ -948,13 +948,13 @@ def test_what_a_block_compiled_tells_nothing_after_the_block() -> None:
     first, beside, second = Provenance(), Provenance(), Provenance()
     for block in (first, beside):
         block.on()
-    assert ranges_of_calls(function, [kept, fresh[0], kept]) == [f"{GIVEN}{number}" for number in (0, 1, 0)]
+    assert ranges_of_calls(function, [kept, fresh[0], kept]) == [f"{COMPILED_INPUTS}{number}" for number in (0, 1, 0)]
     first.off()
-    assert ranges_of_calls(function, fresh[1:2]) == [f"{GIVEN}2"]  # one is still on
+    assert ranges_of_calls(function, fresh[1:2]) == [f"{COMPILED_INPUTS}2"]  # one is still on
     beside.off()
     assert ranges_of_calls(function, fresh) == []
     second.on()
-    assert ranges_of_calls(function, [kept]) == [f"{GIVEN}0"]
+    assert ranges_of_calls(function, [kept]) == [f"{COMPILED_INPUTS}0"]
     second.off()
     told = [len(one._calls.given(lambda tensors: [None] * len(tensors))) for one in (first, beside, second)]
     assert told == [3, 3, 1]  # a block's own are read after it, too

@@ -1,4 +1,4 @@
-"""The table of single calls: its figures against quantiles computed by hand, and against numpy's."""
+"""The calls report: its figures against quantiles by hand and by numpy."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from torchprof.run.samples import SampleKey, Spread
 
 
 def run_of(**durations: list[int]) -> Run:
-    """A run of layers ``net`` and ``net_a``, whose calls started in the order given and took so many ns."""
+    """A run of layers ``net`` and ``net_a`` with calls of these durations in ns, in the order of time."""
     layers = tuple(Layer(tuple(name.split("_")), "Module") for name in durations)
     rows, _, _ = fold([], [], layers)
     samples = {
@@ -27,7 +27,7 @@ def run_of(**durations: list[int]) -> Run:
 
 
 def test_the_table_of_single_calls() -> None:
-    """Of 1 to 5 ms the median is 3; 5 % lies a fifth of the way from the first to the second, and so for 95 %."""
+    """The median of 1 to 5 ms is 3 ms; the 5th percentile is a fifth of the way from the first value to the second."""
     run = run_of(net=[5_000_000, 1_000_000, 2_000_000, 3_000_000, 4_000_000], net_a=[700])
     assert run.report("calls").splitlines() == [
         "Module | Number of Calls | First call | Median  | P5 to P95          | Min     | Max",
@@ -47,8 +47,8 @@ def test_quantiles_are_those_of_numpy(q: float) -> None:
     assert Spread.of(list(enumerate(values))).quantile(q) == pytest.approx(float(np.quantile(values, q)))
 
 
-def test_samples_of_no_layer_are_no_calls() -> None:
-    """What a step took outside, or in layers that were not selected, has no layer to be shown with."""
+def test_samples_of_work_of_no_layer_have_no_row() -> None:
+    """Samples of work outside of layers, or in layers that were not selected, belong to no row."""
     run = run_of(net=[1_000])
     steps = {SampleKey(layer, "forward", 0, "cpu", "step_cpu_ns"): Spread.of([(0, 5)]) for layer in (-2, -1)}
     with_steps = replace(run, samples={**run.samples, **steps})

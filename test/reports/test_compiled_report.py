@@ -1,94 +1,84 @@
-"""The table of compiled regions, and the sentences about them, on runs from hand-made events."""
+"""The compiled report, and warnings about compiled code, on runs from hand-made events."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
+from build.compiled import call, region
+from build.events import MAIN, function, label, node, op, run_of_events
 
 from torchprof.analyze.caveats import about_compiled
 from torchprof.analyze.compiled import compiled_in
 from torchprof.analyze.figures import incomplete_phases
-from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, Module, Part, Step
+from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, OwnedWork, ProfiledModule, TracedModule
 from torchprof.attribute.events import Event, Kind, Site
-from torchprof.attribute.rule import Attribution
 from torchprof.errors import TorchprofError
-from torchprof.measure.fold import fold
 from torchprof.run.cost import Cost
 from torchprof.run.cycles import add_cycle
 from torchprof.run.layers import Layer
-from torchprof.run.meta import CompiledRegion, Meta
+from torchprof.run.meta import CompiledRegion
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD
 
 PATHS = [("Net",), ("Net", "fc"), ("Net", "act"), ("Net", "sub")]
 KINDS = ("Net", "Linear", "ReLU", "Sub")
 SITES = {"Net": Site((0,)), "sub": Site((3,))}
-ENGINE = "autograd::engine::evaluate_function: "
 
 FIRST = CompiledRegion("0/0", "Net.forward", "/home/me/net.py", 10, 12, "Call to print")
 REST = CompiledRegion("1/0", "Net.torch_dynamo_resume_in_forward_at_12", "/home/me/net.py", 12)
 
 
-def event(kind: Kind, name: str, start: int, end: int, sequence: int = -1, correlation: int = 0) -> Event:
-    return Event(kind, name, start, end, 1, sequence, 1 if sequence >= 0 else 0, correlation)
+def guarded(name: str, start: int, end: int) -> list[Event]:
+    """A region with 10 ns of guards right before it."""
+    return [Event(Kind.GUARDS, "TorchDynamo Cache Lookup", start, start + 10, MAIN), region(name, start + 10, end)]
 
 
-def region(name: str, start: int, end: int) -> list[Event]:
-    """Guards of 10 ns, right before the region."""
-    return [
-        event(Kind.GUARDS, "TorchDynamo Cache Lookup", start, start + 10),
-        event(Kind.REGION, f"Torch-Compiled Region: {name}", start + 10, end),
-    ]
-
-
-def call(key: str, start: int, end: int) -> Event:
-    return event(Kind.GRAPH, f"## Call CompiledFxGraph {key} ##", start, end)
-
-
-# Net.forward has a region from 100 to 400: guards before it, a prologue, and an autograd function with a graph of two
-# kernels; then an op beside that, and the region of the rest, from 310 to 390, with a graph of one kernel.
+# Net.forward has a region from 100 to 400 with guards before it. In the region are a prologue, an autograd function
+# with a graph of two kernels, an op outside of the graph, and the region of the rest of the function, from 310 to 390,
+# with a graph of one kernel.
 FORWARD_EVENTS = [
-    event(Kind.LABEL, "Net", 0, 1000),
-    event(Kind.COMPILING, "entire_frame_compile", 10, 60),
-    event(Kind.OP, "aten::mm", 20, 40),
-    *region("0/0", 90, 400),
-    event(Kind.OP, "AOTDispatcher Runtime Wrapper Prologue", 100, 120),
-    event(Kind.OP, "CompiledFunction", 120, 270, 7),
+    label("Net", 0, 1000),
+    Event(Kind.COMPILING, "entire_frame_compile", 10, 60, MAIN),
+    op("aten::mm", 20, 40),
+    *guarded("0/0", 90, 400),
+    op("AOTDispatcher Runtime Wrapper Prologue", 100, 120),
+    op("CompiledFunction", 120, 270, sequence=7),
     call("graph-a", 120, 260),
-    event(Kind.OP, "aten::mm", 130, 160),
-    event(Kind.OP, "graph_0_cpp_fused_relu_0", 170, 210),
-    event(Kind.OP, "aten::print", 270, 295),
-    *region("1/0", 300, 390),
+    op("aten::mm", 130, 160),
+    op("graph_0_cpp_fused_relu_0", 170, 210),
+    op("aten::print", 270, 295),
+    *guarded("1/0", 300, 390),
     call("graph-b", 320, 380),
-    event(Kind.OP, "aten::mm", 325, 375),
+    op("aten::mm", 325, 375),
 ]
 BACKWARD_EVENTS = [
-    event(Kind.NODE, f"{ENGINE}CompiledFunctionBackward", 2000, 2100, 7),
-    event(Kind.BACKWARD_FUNCTION, "CompiledFunctionBackward", 2010, 2090, 7),
+    node("CompiledFunctionBackward", 2000, 2100, 7),
+    function("CompiledFunctionBackward", 2010, 2090, 7),
     call("graph-c", 2020, 2080),
-    event(Kind.OP, "aten::mm", 2030, 2070),
+    op("aten::mm", 2030, 2070),
 ]
 
 
 WITH_SHARED_KERNEL = [one for one in FORWARD_EVENTS if one.start_ns < 310]
-"""Without the region of which no kernel is known."""
+"""Without the second region, whose kernels are unknown."""
 
 
-def step(*path: str, kind: str) -> tuple[Step, ...]:
-    return (Step("L['self']", path, kind),)
+def step(*path: str, kind: str) -> tuple[TracedModule, ...]:
+    return (TracedModule("L['self']", path, kind),)
 
 
 FC, ACT = step("fc", kind="Linear"), step("act", kind="ReLU")
 GRAPHS = {
     "graph-a": (
-        CompiledKernel("mm", (Part(FC, 8, 16),)),
-        CompiledKernel("cpp_fused_relu_0", (Part(FC, 1, 4), Part(ACT, 3, 4))),
+        CompiledKernel("mm", (OwnedWork(FC, 8, 16),)),
+        CompiledKernel("cpp_fused_relu_0", (OwnedWork(FC, 1, 4), OwnedWork(ACT, 3, 4))),
     ),
-    "graph-c": (CompiledKernel("mm", (Part(FC, 8, 16),)),),
+    "graph-c": (CompiledKernel("mm", (OwnedWork(FC, 8, 16),)),),
 }
-ALL_KNOWN = {**GRAPHS, "graph-b": (CompiledKernel("mm", (Part((), 8, 16),)),)}
+ALL_KNOWN = {**GRAPHS, "graph-b": (CompiledKernel("mm", (OwnedWork((), 8, 16),)),)}
 
 
 def run_of(
@@ -100,15 +90,13 @@ def run_of(
     device: str | None = None,
     graphs: Mapping[str, tuple[CompiledKernel, ...] | str] = GRAPHS,
 ) -> Run:
-    modules = {path: Module(layer, kind) for layer, (path, kind) in enumerate(zip(PATHS, KINDS))}
+    modules = {path: ProfiledModule(layer, kind) for layer, (path, kind) in enumerate(zip(PATHS, KINDS))}
     known = CompiledGraphs(graphs, modules, divisor) if by_layers else None
-    attribution = Attribution(SITES, PATHS, graphs=known)
     layers = tuple(Layer(path, kind, compiled=len(path) > 1) for path, kind in zip(PATHS, KINDS))
-    rows, samples, _ = fold(attribution.attribute(events), attribution.places.all, layers)
     measured = ("cpu_ns", "device_ns") if device else ("cpu_ns",)
     flags = (("compile_layers", by_layers),)
-    meta = Meta(("Net",), device=device, requested=measured, measured=measured, flags=flags, regions=regions)
-    return Run((meta,), layers, rows, samples)
+    about = {"device": device, "requested": measured, "measured": measured, "flags": flags, "regions": regions}
+    return run_of_events(events, SITES, layers, known, **about)
 
 
 def cells(table: str, row: int) -> dict[str, str]:
@@ -117,11 +105,12 @@ def cells(table: str, row: int) -> dict[str, str]:
     return dict(zip(*([cell.strip() for cell in line.split("|")] for line in (lines[0], lines[2 + row]))))
 
 
-def test_what_a_region_took_by_hand() -> None:
+def test_times_of_a_region_by_hand() -> None:
     first, rest = compiled_in(run_of(FORWARD_EVENTS + BACKWARD_EVENTS)).uses
     assert (first.layer, first.name, first.known, first.calls) == (0, "0/0", FIRST, 1)
     of_first = first.phases[FORWARD]
-    # The region is 300 long; its own part is what prologue, function, the op and the rest's guards and region leave.
+    # The region lasts 300 ns; its self is that without the prologue, the function, the op, and the second region with
+    # its guards.
     assert of_first.guards == Cost(cpu_ns=10)
     assert of_first.overhead == Cost(cpu_ns=10 + (300 - 20 - 150 - 25 - 90) + 20 + (150 - 140))
     assert of_first.graph == Cost(cpu_ns=140)
@@ -134,17 +123,17 @@ def test_what_a_region_took_by_hand() -> None:
 
 
 @pytest.mark.parametrize("by_layers", [False, True])
-def test_the_parts_of_all_regions_are_all_that_ran_in_them(by_layers: bool) -> None:
-    """Also where kernels are other layers' rows."""
+def test_the_parts_of_all_regions_add_up_to_all_work_in_them(by_layers: bool) -> None:
+    """Also if kernels are rows of other layers."""
     uses = compiled_in(run_of(FORWARD_EVENTS + BACKWARD_EVENTS, by_layers=by_layers)).uses
     parts = [part for use in uses for part in use.phases.values()]
     whole = sum((part.overhead + part.graph + part.beside for part in parts), Cost())
     assert whole == Cost(cpu_ns=310 + 100)  # guards and region; the node of backward
 
 
-def test_a_garbage_collection_among_kernels_changes_no_kernels_layer() -> None:
-    """It takes 6 ns of the graph around it, and what a finalizer runs in it is no kernel of the graph."""
-    collection = [event(Kind.GARBAGE, "torchprof:!gc", 162, 168), event(Kind.OP, "aten::zero_", 163, 165)]
+def test_a_garbage_collection_between_kernels_changes_no_layer_of_a_kernel() -> None:
+    """It takes 6 ns from the graph around it. An op that a finalizer runs in it is no kernel of the graph."""
+    collection = [Event(Kind.GARBAGE, "torchprof:!gc", 162, 168, MAIN), op("aten::zero_", 163, 165)]
     events = sorted([*FORWARD_EVENTS, *collection], key=lambda one: (one.start_ns, -one.end_ns))
 
     def costs(run: Run) -> dict[object, int]:
@@ -167,7 +156,7 @@ def test_the_table() -> None:
     assert (rest["Backward overhead"], rest["Backward graph"]) == ("", "")
     assert "Graph break in Net at net.py:12, after region 0/0, 1 time: Call to print" in table.splitlines()
     assert "torch.compile was at work 1 time: 0.050us." in table.splitlines()
-    assert "kernels of the forward" not in table  # nobody asked for layers
+    assert "kernels of the forward" not in table  # layers were not requested
 
 
 def test_a_stripped_run_has_lines_and_no_files() -> None:
@@ -177,14 +166,14 @@ def test_a_stripped_run_has_lines_and_no_files() -> None:
     assert "Graph break in Net at line 12, after region 0/0, 1 time: Call to print" in table
 
 
-def test_a_region_of_which_nothing_is_known() -> None:
+def test_a_region_that_is_not_in_the_metadata_has_unknown_code() -> None:
     table = run_of(FORWARD_EVENTS, ()).report("compiled")
     assert cells(table, 0)["Code"] == "–"
     assert "Graph break" not in table
 
 
-def test_how_the_time_of_kernels_divides() -> None:
-    """One kernel is of fc alone, one of fc and act, and one is in a graph of which nothing is known."""
+def test_the_shares_of_kernel_time_by_layers() -> None:
+    """One kernel belongs to fc, one to fc and act, and one is in a graph whose kernels are unknown."""
     run = run_of(FORWARD_EVENTS + BACKWARD_EVENTS, by_layers=True)
     shares = compiled_in(run).shares
     forward = shares[FORWARD]
@@ -192,8 +181,8 @@ def test_how_the_time_of_kernels_divides() -> None:
     assert {reason: cost.cpu_ns for reason, cost in forward.unknown.items()} == {"compiled before": 60}
     assert shares[BACKWARD].times(run) == (40, 0, 0)
     table = run.report("compiled")
-    told = "23.1% are of one layer each, 30.8% of several at once, and 46.2% not attributable."
-    assert f"Of 0.130us in kernels of the forward phase {told}" in table
+    shares = "23.1% are of one layer each, 30.8% of several at once, and 46.2% not attributable."
+    assert f"Of 0.130us in kernels of the forward phase {shares}" in table
     [sentence] = [one for one in map(str, about_compiled(run)) if "ttributable" in one]
     assert sentence.startswith(
         "Not attributable: 35% of the time in kernels of compiled graphs: they were compiled before the block."
@@ -202,8 +191,8 @@ def test_how_the_time_of_kernels_divides() -> None:
 
 def test_why_kernels_are_not_attributable() -> None:
     """Each reason has its sentence, with its share of the time of all kernels: 60 of 170 ns, 40, 40 and 30."""
-    unknown = CompiledKernel("mm", (Part(None, 8, 16),))
-    elsewhere = CompiledKernel("cpp_fused_relu_0", (Part(step("head", kind="Linear"), 1, 4),))
+    unknown = CompiledKernel("mm", (OwnedWork(None, 8, 16),))
+    elsewhere = CompiledKernel("cpp_fused_relu_0", (OwnedWork(step("head", kind="Linear"), 1, 4),))
     graphs = {"graph-a": (elsewhere, elsewhere._replace(name="bmm")), "graph-b": "nested graphs", "graph-c": (unknown,)}
     run = run_of(FORWARD_EVENTS + BACKWARD_EVENTS, by_layers=True, graphs=graphs)
     shares = {"nested graphs": 60, "other module": 40, "unknown module": 40, "unknown kernel": 30}
@@ -217,8 +206,8 @@ def test_why_kernels_are_not_attributable() -> None:
     ]
 
 
-def test_layers_inside_compiled_code_say_how_they_can_be_told() -> None:
-    """Not where that was done, and not where each of them was called."""
+def test_a_run_with_layers_inside_compiled_code_says_how_to_record_them() -> None:
+    """Not if they were recorded, and not if each of them was called."""
 
     def said(run: Run) -> bool:
         return any("use compile_layers=True" in sentence for sentence in map(str, about_compiled(run)))
@@ -231,8 +220,8 @@ def test_layers_inside_compiled_code_say_how_they_can_be_told() -> None:
     assert not said(run_of([one for one in FORWARD_EVENTS if one.kind is not Kind.GRAPH])), "of another backend"
 
 
-def test_kernels_of_a_device_are_told_by_their_time_there() -> None:
-    launch = event(Kind.OP, "triton_relu", 325, 375, correlation=5)
+def test_kernels_of_a_device_are_measured_by_device_time() -> None:
+    launch = op("triton_relu", 325, 375, correlation=5)
     kernel = Event(Kind.KERNEL, "triton_relu", 340, 1340, 0, correlation=5, device="cuda:0")
     events = [launch if one.start_ns == 325 else one for one in FORWARD_EVENTS]
     table = run_of([*events, kernel], device="cuda").report("compiled")
@@ -240,13 +229,13 @@ def test_kernels_of_a_device_are_told_by_their_time_there() -> None:
     assert cells(table, 0)["Kernels"] == "0.000us"
 
 
-def test_a_device_that_was_not_there_has_unknown_kernels() -> None:
+def test_kernels_of_a_missing_device_are_unknown() -> None:
     run = run_of(FORWARD_EVENTS, device="cuda")
     run = replace(run, metas=(replace(run.meta, measured=("cpu_ns",)),))
     assert cells(run.report("compiled"), 0)["Kernels"] == "–"
 
 
-def test_compiling_is_told_and_is_no_region() -> None:
+def test_compiling_has_a_sentence_and_is_no_region() -> None:
     run = run_of(FORWARD_EVENTS)
     found = compiled_in(run)
     assert (found.compiled, found.compiling) == (1, Cost(cpu_ns=50))
@@ -255,7 +244,7 @@ def test_compiling_is_told_and_is_no_region() -> None:
     assert "for 0.050us" in sentence
     assert "call the model once before, or use warmup=1." in sentence
     [sentence] = [one for one in map(str, about_compiled(run_of(FORWARD_EVENTS, by_layers=True))) if "at work" in one]
-    assert "call the model once before" not in sentence  # its layers would not be known then
+    assert "call the model once before" not in sentence  # its layers would be unknown
 
 
 def test_graph_breaks_under_every_table() -> None:
@@ -263,58 +252,58 @@ def test_graph_breaks_under_every_table() -> None:
     said = '1 graph break of torch.compile: net.py:12. The report "compiled" says why.'
     assert said in map(str, about_compiled(run))
     assert said in run.report("tree")
-    assert said not in run.report("compiled")  # which says why
+    assert said not in run.report("compiled")  # with the reason
 
 
-def test_a_break_that_was_not_run_into_is_none() -> None:
+def test_a_graph_break_that_did_not_occur_is_not_listed() -> None:
     other = FIRST._replace(name="5/0")
     assert not any("graph break" in one for one in map(str, about_compiled(run_of(FORWARD_EVENTS, (REST, other)))))
 
 
-def test_equal_breaks_are_one() -> None:
-    """Four blocks of one class break at one line: that is one place to look at."""
-    events = [*FORWARD_EVENTS, event(Kind.LABEL, "sub", 1100, 1500), *region("0/0", 1110, 1400)]
+def test_equal_graph_breaks_are_one() -> None:
+    """Four blocks of one class break at the same line: one entry."""
+    events = [*FORWARD_EVENTS, label("sub", 1100, 1500), *guarded("0/0", 1110, 1400)]
     run = run_of(events)
     assert '1 graph break of torch.compile: net.py:12. The report "compiled" says why.' in map(str, about_compiled(run))
     said = "Graph break in Net, Net.sub at net.py:12, after region 0/0, 2 times: Call to print"
     assert said in run.report("compiled").splitlines()
 
 
-def test_ranks_that_call_other_code_by_one_name() -> None:
-    """Compile ids count in each process: of two that differ nothing is said."""
+def test_regions_of_one_name_with_different_code_on_ranks_have_unknown_code() -> None:
+    """Each process counts its compile IDs: one ID with two different codes has none."""
     run = run_of(FORWARD_EVENTS)
     other = replace(run.meta, rank=1, regions=(FIRST._replace(function="Stage.forward"), REST))
     both = replace(run, metas=(run.meta, other))
     assert [use.known for use in compiled_in(both).uses] == [None, REST]
 
 
-def test_one_name_for_other_code_in_a_later_cycle() -> None:
+def test_regions_of_one_name_with_different_code_in_cycles_have_unknown_code() -> None:
     one, other = run_of(FORWARD_EVENTS), run_of(FORWARD_EVENTS, (FIRST._replace(line=99), REST))
     assert add_cycle(one, other).meta.regions == (REST,)
 
 
 def test_a_run_without_compiled_code() -> None:
-    text = run_of([event(Kind.LABEL, "Net", 0, 100), event(Kind.OP, "aten::mm", 10, 50)]).report("compiled")
+    text = run_of([label("Net", 0, 100), op("aten::mm", 10, 50)]).report("compiled")
     assert text == "No code of torch.compile's ran while this was recorded."
 
 
 def test_the_rows_of_the_tree() -> None:
-    """A region's self is what leads to its graph; its total is all that ran in it, in whatever layer."""
+    """The self of a region is its overhead; its total includes all work in it, of any layer."""
     lines = run_of(FORWARD_EVENTS + BACKWARD_EVENTS, by_layers=True).report("tree").splitlines()
     found = {line.split("|")[0].strip("│├└─ "): [cell.strip() for cell in line.split("|")[1:]] for line in lines[2:]}
     assert found["(compiling)"][:2] == ["0.050us", "0.050us"]
     assert found["(region 0/0)"] == ["0.055us", "0.310us", "1", "0.100us"]
     assert found["(region 1/0)"][:2] == ["0.030us", "0.090us"]
-    assert found["(fused: fc + act)"][:3] == ["0.040us", "0.040us", ""]  # kernels, which nobody calls
+    assert found["(fused: fc + act)"][:3] == ["0.040us", "0.040us", ""]  # groups of kernels have no calls
     assert found["(not attributable: compiled before)"][:3] == ["0.060us", "0.060us", ""]
-    # What both took of the kernel that they share, nobody knows: fc at least what it took alone, act anything.
+    # The shares of both in their common kernel are unknown: fc has at least its own kernel, act any amount.
     assert found["fc"] == ["≥ 0.030us", "≥ 0.030us", "–", "0.040us"]
     assert found["act"] == ["–", "–", "–", "–"]
     assert found["Net"][1] == "1.000us"  # all of it is below the model
 
 
 def test_a_kernel_of_two_blocks_leaves_both_with_a_lower_bound() -> None:
-    """And all between them and the nearest layer that is above both."""
+    """Also all layers between them and their nearest common ancestor."""
     run = run_of(FORWARD_EVENTS, by_layers=True, graphs=ALL_KNOWN)
     assert incomplete_phases(run) == {("Net", "fc"): ({FORWARD}, {FORWARD}), ("Net", "act"): ({FORWARD}, {FORWARD})}
     layers = tuple(
@@ -324,13 +313,13 @@ def test_a_kernel_of_two_blocks_leaves_both_with_a_lower_bound() -> None:
     run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))
     fused = incomplete_phases(run)
     assert set(fused) == {("Net", "a"), ("Net", "a", "fc"), ("Net", "act")}
-    assert fused["Net", "a"] == ({FORWARD}, set())  # what it did itself is known
+    assert fused["Net", "a"] == ({FORWARD}, set())  # its self is known
 
 
-def test_a_kernel_of_unknown_layers_leaves_all_that_may_be_meant_with_a_lower_bound() -> None:
-    """Those below the layer that its graph ran in which were not called, unless it is of another model."""
-    fc = CompiledKernel("mm", (Part(FC, 8, 16),))
-    kernels = {"unknown": Part(None, 1, 4), "of another model": Part(step("head", kind="Linear"), 1, 4)}
+def test_a_kernel_of_unknown_layers_leaves_all_possible_owners_with_a_lower_bound() -> None:
+    """The possible owners are the layers below the graph's layer that were not called, in the same model."""
+    fc = CompiledKernel("mm", (OwnedWork(FC, 8, 16),))
+    kernels = {"unknown": OwnedWork(None, 1, 4), "of another model": OwnedWork(step("head", kind="Linear"), 1, 4)}
     runs = {
         name: run_of(
             FORWARD_EVENTS + BACKWARD_EVENTS,
@@ -347,14 +336,14 @@ def test_a_kernel_of_unknown_layers_leaves_all_that_may_be_meant_with_a_lower_bo
     below = {("Net", name): ({FORWARD}, {FORWARD}) for name in ("fc", "act", "sub")}
     assert incomplete_phases(runs["unknown"]) == below
     run = runs["unknown"]
-    layers = tuple(replace(layer, compiled=layer.kind == "Linear") for layer in run.layers)  # others were called
+    layers = tuple(replace(layer, compiled=layer.kind == "Linear") for layer in run.layers)  # the others were called
     run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))
     assert set(incomplete_phases(run)) == {("Net", "fc")}
     line = next(line for line in run.report("tree").splitlines() if "fc" in line)
     assert [cell.strip() for cell in line.split("|")[1:]] == ["≥ 0.080us", "≥ 0.080us", "–", "0.040us"]
 
 
-def test_what_was_divided_is_said_to_be_an_estimate() -> None:
+def test_divided_kernels_have_a_warning() -> None:
     run = run_of(FORWARD_EVENTS, by_layers=True, divisor="flops", graphs=ALL_KNOWN)
     lines = run.report("tree").splitlines()
     found = {line.split("|")[0].strip("│├└─ "): [cell.strip() for cell in line.split("|")[1:]] for line in lines[2:]}
@@ -363,7 +352,7 @@ def test_what_was_divided_is_said_to_be_an_estimate() -> None:
     assert sentence == "Kernels of several layers are divided by flops among them: their times are estimates."
 
 
-def test_cycles_add_up_and_keep_what_either_knows() -> None:
+def test_cycles_add_up_and_keep_the_regions_of_both() -> None:
     one, other = run_of(FORWARD_EVENTS, (FIRST,)), run_of(FORWARD_EVENTS, (REST,))
     both = add_cycle(one, other)
     assert both.meta.regions == (FIRST, REST)
@@ -374,3 +363,12 @@ def test_formats() -> None:
     assert run_of(FORWARD_EVENTS).report("compiled", tablefmt="github").startswith("| Region")
     with pytest.raises(TorchprofError, match="no format 'nonsense'"):
         run_of(FORWARD_EVENTS).report("compiled", tablefmt="nonsense")
+
+
+def test_the_json_without_file_names_has_none_in_its_warnings() -> None:
+    run = run_of(FORWARD_EVENTS)
+    for strip, place in ((False, "net.py:12"), (True, "line 12")):
+        text = run.report("json", strip=strip)
+        breaks = [one for one in json.loads(text)["warnings"] if one["code"] == "graph_breaks"]
+        assert [one["facts"] for one in breaks] == [{"places": [place]}]
+        assert ("net.py" in text) is not strip

@@ -1,4 +1,4 @@
-"""What is handed on: every number against the run, every format read back by a program of its own."""
+"""Exports: every number against the run, and every format read by a program for it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import PHASES
 
 BACKWARD, RECOMPUTE = PHASES[1:]
-EVERYTHING = tuple(name for name in FIELDS if name != "collective_ns")  # that one is in no export
+EVERYTHING = tuple(name for name in FIELDS if name != "collective_ns")  # it is in no export
 HOSTILE = (
     "=cmd|' /C calc'!A0",
     "+1",
@@ -86,7 +86,7 @@ def checkpointed_run() -> Run:
 
 
 def device_run() -> Run:
-    """By hand: kernels, labels, a layer inside an operator of another, arithmetic that nobody could count."""
+    """By hand: kernels, labels, a layer inside an operator of another layer, uncounted FLOPs."""
     inside = (Around(0, FORWARD, (label("part"), op("aten::scan"))),)
     around = (Around(-1, FORWARD, (label("step"),)),)
     return run_of(
@@ -120,7 +120,7 @@ def device_run() -> Run:
 
 
 def two_ranks() -> Run:
-    """The device run on rank 0, and three times as much on rank 2, which could not record its device."""
+    """The device run on rank 0, and three times its figures on rank 2, which could not record its device."""
     one = device_run()
     columns = {}
     for name, column in one.rows.columns.items():
@@ -152,7 +152,7 @@ def named(table: Table) -> list[dict[str, Any]]:
 
 
 def needed(package: str) -> Any:
-    """A package of the test extra; on CI it has to be there."""
+    """A package of the "test" extra; on CI it must be installed."""
     if find_spec(package) is None:
         missing(f"{package} is not installed")
     return import_module(package)
@@ -188,7 +188,7 @@ COLUMN_OF = {
 
 
 def check(value: int | None, expected: int, *, may_be_unknown: bool) -> None:
-    """A figure is the sum, or, only where nobody knows it, empty."""
+    """A figure is the sum; it may be empty only if it may be unknown."""
     if value is None:
         assert may_be_unknown
         assert expected == 0
@@ -213,7 +213,7 @@ def test_self_of_all_records_is_self_of_all_rows(run: Run, of: str) -> None:
 
 
 @pytest.mark.parametrize("of", ["layers", "operators", "rows"])
-def test_self_of_the_records_of_a_layer_is_what_its_rows_took(run: Run, of: str) -> None:
+def test_self_of_the_records_of_a_layer_is_the_sum_of_its_rows(run: Run, of: str) -> None:
     sums = added_up(run)
     found: dict[tuple[str, str, int], Counter[str]] = {}
     for record in named(table(run, of)):
@@ -225,7 +225,7 @@ def test_self_of_the_records_of_a_layer_is_what_its_rows_took(run: Run, of: str)
     }
 
 
-def test_a_layers_total_is_what_all_below_it_took(run: Run) -> None:
+def test_the_total_of_a_layer_is_the_sum_of_self_of_all_below_it(run: Run) -> None:
     sums = added_up(run)
     records = named(table(run))
     ranks = len(run.metas)
@@ -244,7 +244,7 @@ def test_a_layers_total_is_what_all_below_it_took(run: Run) -> None:
             check(value, expected, may_be_unknown=not known or not counted)
 
 
-def test_the_records_of_layers_say_what_they_are(real: Run) -> None:
+def test_the_records_of_layers_describe_the_layers(real: Run) -> None:
     layers = {layer.name: layer for layer in real.layers}
     params = real.total_params()
     for record in named(table(real)):
@@ -273,7 +273,7 @@ def test_calls_are_those_of_the_phase_and_backward_has_none(real: Run) -> None:
     assert {value for (_, phase), value in calls.items() if phase == BACKWARD} == {None}
 
 
-def test_a_layer_that_was_never_called_took_nobody_knows_what(real: Run) -> None:
+def test_figures_of_a_layer_that_was_never_called_are_unknown(real: Run) -> None:
     idle = [one for one in named(table(real)) if one["layer"] == "Labelled.idle"]
     assert len(idle) == 3
     figures = [name for name in idle[0] if name.startswith(("self_", "total_", "min_", "peak_"))]
@@ -283,7 +283,7 @@ def test_a_layer_that_was_never_called_took_nobody_knows_what(real: Run) -> None
     assert idle[0]["self_params"] == 20
 
 
-def test_what_was_asked_for_and_not_measured_is_empty() -> None:
+def test_fields_that_were_requested_and_not_measured_are_empty() -> None:
     run = run_of(
         [row(0, op("aten::a"), cpu_ns=5)], requested=("cpu_ns", "device_ns", "device_allocated"), measured=("cpu_ns",)
     )
@@ -293,10 +293,10 @@ def test_what_was_asked_for_and_not_measured_is_empty() -> None:
         assert names
         assert {record[name] for name in names} == {None}
         assert record["self_cpu_ns"] == 5
-        assert not [name for name in record if "flops" in name or "cpu_alloc" in name]  # nobody asked for them
+        assert not [name for name in record if "flops" in name or "cpu_alloc" in name]  # they were not requested
 
 
-def test_lower_bounds_can_be_told_and_none_of_them_is_zero() -> None:
+def test_lower_bounds_are_marked_and_none_of_them_is_zero() -> None:
     records = {(one["layer"], one["phase"]): one for one in named(table(device_run()))}
     bound = records["Net.b.0", FORWARD]
     assert (bound["self_flops"], bound["self_uncounted"]) == (8, 3)
@@ -308,7 +308,7 @@ def test_lower_bounds_can_be_told_and_none_of_them_is_zero() -> None:
     assert (of_ops["aten::strange"]["self_flops"], of_ops["aten::mul"]["self_flops"]) == (None, 8)
 
 
-def test_net_memory_is_what_the_table_of_the_tree_calls_memory(real: Run) -> None:
+def test_net_memory_is_the_memory_of_the_tree_table(real: Run) -> None:
     for phase in real.phases():
         tree = {node.layer.name: node for node in real.tree(phase).walk()}
         for one in named(table(real)):
@@ -347,7 +347,7 @@ def test_work_of_layers_that_were_not_selected_has_a_record_of_its_own() -> None
         assert [records[name][column] for column in ("calls", "self_cpu_ns", "total_cpu_ns")] == [None] * 3
 
 
-def test_an_operator_in_a_label_is_told_from_the_same_beside_it(real: Run) -> None:
+def test_an_operator_in_a_label_is_separate_from_the_same_operator_outside(real: Run) -> None:
     found = named(table(device_run(), "operators"))
     part = [one for one in found if one["layer"] == "Net" and one["operator"] == "part"]
     [add] = [one for one in found if one["operator"] == "aten::add"]
@@ -386,7 +386,7 @@ def test_the_time_of_no_layer_between_operators_is_unknown() -> None:
         assert (outside["self_cpu_ns"], outside["self_cpu_allocated_bytes"], outside["calls"]) == (None, 8, None)
 
 
-def test_a_line_where_python_was_seen_has_calls_and_no_cost() -> None:
+def test_a_sampled_source_line_has_calls_and_no_cost() -> None:
     from torchprof.run.words import Frame
 
     run = run_of([row(0, Frame("python", "net.py:5"), calls=7), row(0, cpu_ns=4)])
@@ -408,7 +408,7 @@ def test_each_rank_has_records_of_its_own() -> None:
     assert Counter(one["rank"] for one in named(table(run, "rows"))) == {0: 12, 2: 12}
 
 
-def test_records_of_something_else_are_refused(real: Run) -> None:
+def test_unknown_kinds_of_records_are_refused(real: Run) -> None:
     for ask in (lambda: table(real, "layer"), lambda: real.report("csv", of="layer"), lambda: real.to_dataframe("x")):
         with pytest.raises(TorchprofError, match="'layers', 'operators', 'rows'"):
             ask()
@@ -441,7 +441,7 @@ def hostile_run() -> Run:
     return replace(run, layers=layers, rows=rows)
 
 
-def test_no_text_of_a_csv_is_a_formula_and_all_can_be_had_back(tmp_path: Path) -> None:
+def test_no_text_of_a_csv_is_a_formula_and_each_can_be_restored(tmp_path: Path) -> None:
     run = hostile_run()
     dangerous = 0
     for of in ("layers", "operators", "rows"):
@@ -467,13 +467,13 @@ def test_negative_numbers_of_a_csv_stay_numbers(tmp_path: Path) -> None:
     assert read_csv(tmp_path / "run.csv")[0]["self_cpu_net_bytes"] == "-512"
 
 
-def test_csv_is_gzipped_where_the_name_says_so(real: Run, tmp_path: Path) -> None:
+def test_csv_is_gzipped_if_the_name_ends_in_gz(real: Run, tmp_path: Path) -> None:
     real.export(tmp_path / "run.csv.gz")
     assert gzip.decompress((tmp_path / "run.csv.gz").read_bytes()).decode() == real.report("csv")
 
 
 @pytest.mark.parametrize("of", ["layers", "operators", "rows"])
-def test_pandas_reads_the_csv_and_has_the_same_as_a_frame(run: Run, of: str, tmp_path: Path) -> None:
+def test_pandas_reads_from_the_csv_what_the_frame_has(run: Run, of: str, tmp_path: Path) -> None:
     pandas = needed("pandas")
     run.export(tmp_path / "run.csv", of=of)
     frame = run.to_dataframe(of)
@@ -488,7 +488,7 @@ def test_pandas_reads_the_csv_and_has_the_same_as_a_frame(run: Run, of: str, tmp
         assert frame[f"self_{COLUMN_OF[field]}"].sum() == sum(run.rows.columns[field])
 
 
-def test_what_a_frame_does_not_know_is_no_zero(real: Run) -> None:
+def test_unknown_figures_of_a_frame_are_not_zero(real: Run) -> None:
     pandas = needed("pandas")
     frame = real.to_dataframe()
     idle = frame[(frame.layer == "Labelled.idle") & (frame.phase == FORWARD)]
@@ -503,7 +503,7 @@ def test_a_frame_of_no_rows_has_its_columns() -> None:
     assert "self_cpu_ns" in run_of([]).to_dataframe("rows").columns
 
 
-def test_without_pandas_the_error_says_how_to_get_it(real: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pandas_the_error_says_how_to_install_it(real: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
     with pytest.raises(TorchprofError, match="pip install pandas"):
         real.to_dataframe()
@@ -538,7 +538,7 @@ def test_the_table_in_markdown_is_the_trees(real: Run, options: dict[str, Any]) 
     assert len(lines) > 3
 
 
-def test_the_indentation_of_markdown_can_be_seen(real: Run) -> None:
+def test_the_indentation_of_markdown_is_visible(real: Run) -> None:
     lines, _ = parsed(real.report("markdown"))
     names = [line[0] for line in lines[1:]]
     assert names[:3] == ["Labelled", "├── trunk (label)", "├── inner"]
@@ -547,7 +547,7 @@ def test_the_indentation_of_markdown_can_be_seen(real: Run) -> None:
     assert [line[0] for line in parsed(run.report("markdown"))[0][1:]] == ["Net", "├── a", "└── b", "\u00a0└── 0"]
 
 
-def test_markdown_says_what_was_recorded_and_what_is_in_doubt(real: Run) -> None:
+def test_markdown_has_the_facts_and_the_warnings(real: Run) -> None:
     assert run_of([row(0)]).report("markdown").startswith("**torchprof** of `Net`\n\n| Module |")
     assert two_ranks().report("markdown").startswith("**torchprof** of `Net`, rank 0 and 1 more\n")
     text = real.report("markdown")
@@ -584,7 +584,7 @@ def test_a_hostile_name_is_text_in_markdown(name: str) -> None:
     }
     assert {child.content for child in inline if child.type == "html_inline"} <= {"<!-- -->"}
     visible = "".join(char if char.isprintable() else repr(char)[1:-1] for char in name)
-    visible = visible.replace("\\|", "\\\\|")  # the one thing that code in a table cannot say
+    visible = visible.replace("\\|", "\\\\|")  # the one text that a code span in a table cannot have
     names = [line[0] for line in lines[1:]]
     assert names[1].removeprefix("└── ") == visible
     assert names[2].replace("\u00a0", " ").removeprefix(" └── ") == visible
@@ -602,7 +602,7 @@ def sum_of(run: Run, field: str, rank: int, phase: str) -> int:
 
 
 @pytest.mark.parametrize("field", ["cpu_ns", "device_ns", "cpu_allocated", "flops", "uncounted"])
-def test_what_all_stacks_took_is_what_all_rows_took(run: Run, field: str) -> None:
+def test_the_sum_of_all_stacks_is_the_sum_of_all_rows(run: Run, field: str) -> None:
     if field not in run.meta.measured:
         return
     found = stacks(run, field)
@@ -612,7 +612,7 @@ def test_what_all_stacks_took_is_what_all_rows_took(run: Run, field: str) -> Non
 
 
 @pytest.mark.parametrize("made_by", [checkpointed_run, device_run])
-def test_a_box_is_as_wide_as_the_total_of_its_layer_or_operator(made_by: Callable[[], Run]) -> None:
+def test_the_width_of_a_box_is_the_total_of_its_layer_or_operator(made_by: Callable[[], Run]) -> None:
     run = made_by()
     seen = 0
     for (_, phase), weights in stacks(run, "cpu_ns").items():
@@ -628,7 +628,7 @@ def test_a_box_is_as_wide_as_the_total_of_its_layer_or_operator(made_by: Callabl
                 ]
                 for stack in weights
             }
-            # What is recomputed inside of it is of another phase, and has a graph of its own.
+            # Recomputed work inside it is of another phase, and has a graph of its own.
             recomputed = "CheckpointFunctionBackward" in operator.name
             other = run.tree(RECOMPUTE).total.cpu_ns if recomputed else 0
             seen += recomputed
@@ -653,7 +653,7 @@ def test_stacks_lead_from_the_model_inward() -> None:
     )
 
 
-def test_folded_shows_the_device_where_it_was_measured_and_else_the_cpu(real: Run) -> None:
+def test_folded_has_device_time_if_it_was_measured_else_cpu_time(real: Run) -> None:
     assert sorted(device_run().report("folded").splitlines()) == [
         "forward;(outside);copy 33",
         "forward;step (label);Net;a;aten::mm;gemm<float, 4> 500",
@@ -670,12 +670,12 @@ def test_an_operator_of_another_phase_is_not_around_a_recomputed_layer() -> None
     assert run.report("folded") == "backward;Net;a;CheckpointBackward 1\nrecompute;mine (label);Net;b 5\n"
 
 
-# As flamegraph.pl reads a line: a stack, and a number; before that number another one, of a differential graph.
+# How flamegraph.pl reads a line: a stack and a number; a number before that one is of a differential flame graph.
 LINE = re.compile(r"^(.*)\s+?(\d+(?:\.\d*)?)$")
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_folded_stacks_are_read_as_they_were_meant(name: str, tmp_path: Path) -> None:
+def test_flamegraph_pl_reads_the_names_of_folded_stacks(name: str, tmp_path: Path) -> None:
     run = run_of([row(1, op(name), cpu_ns=12), row(1, op(name), op("inner"), cpu_ns=30)])
     layers = (Layer(("Net",), "Net"), Layer(("Net", name), "Net"))
     run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))
@@ -695,14 +695,14 @@ def test_folded_stacks_are_read_as_they_were_meant(name: str, tmp_path: Path) ->
     assert len(outer) == 4
 
 
-def test_folded_names_each_rank_where_there_are_several() -> None:
+def test_folded_names_the_ranks_if_there_are_several() -> None:
     lines = two_ranks().report("folded", measure="cpu_ns").splitlines()
     assert "rank_0;backward;Net;a;MmBackward 40" in lines
     assert "rank_2;backward;Net;a;MmBackward 120" in lines
     assert len(lines) == 20
 
 
-def test_stacks_of_what_was_not_measured_are_refused(real: Run) -> None:
+def test_stacks_of_a_measure_that_was_not_recorded_are_refused(real: Run) -> None:
     with pytest.raises(TorchprofError, match=r"no measure 'cpu'.*cpu_ns"):
         real.report("folded", measure="cpu")
     with pytest.raises(TorchprofError, match=r"'device_ns' was not measured.*cpu_ns"):
@@ -774,7 +774,7 @@ def test_each_stack_of_speedscope_has_its_own_weight(real: Run) -> None:
         assert len(expected) > 10
 
 
-def test_calls_on_other_shapes_are_one_box() -> None:
+def test_calls_on_different_shapes_are_one_box() -> None:
     run = run_of([row(0, op("aten::mm", (2, 3)), cpu_ns=1), row(0, op("aten::mm", (4, 5)), cpu_ns=2)])
     assert run.report("folded") == "forward;Net;aten::mm 3\n"
     assert len(json.loads(run.report("speedscope"))["shared"]["frames"]) == 2
@@ -798,7 +798,7 @@ def test_speedscopes_own_schema_holds(run: Run, speedscope: Path) -> None:  # no
 
 
 def shown(tab: Tab, file: Path | None = None) -> tuple[dict[str, str], dict[str, tuple[str, str]]]:
-    """What speedscope shows: the weight of each profile, and (total, self) of each name in the one that is chosen."""
+    """What speedscope shows: the weight of each profile, and (total, self) of each name in the selected profile."""
     if file is not None:
         tab.page.set_input_files("input[type=file]", file)
         tab.page.wait_for_selector("text=Symbol Name")
@@ -861,7 +861,7 @@ def test_speedscope_shows_the_same_numbers(
     assert (tab.errors, tab.requests) == ([], [])
 
 
-def test_speedscope_shows_what_a_real_run_took(
+def test_speedscope_shows_the_figures_of_a_real_run(
     real: Run,
     open_tab: Callable[..., Tab],  # noqa: F811
     speedscope: Path,  # noqa: F811
@@ -885,7 +885,7 @@ def ns_of(text: str) -> float:
     return float(number) * {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}[unit]
 
 
-def test_speedscope_shows_hostile_names_as_they_are(
+def test_speedscope_shows_hostile_names_unchanged(
     open_tab: Callable[..., Tab],  # noqa: F811
     speedscope: Path,  # noqa: F811
     tmp_path: Path,
@@ -921,7 +921,7 @@ def test_speedscope_reads_the_folded_stacks_too(
 # The registry and the page
 
 
-def test_a_format_of_a_users_own_is_exported_like_any_other(
+def test_a_registered_format_of_the_users_is_exported(
     real: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(reports, "_reports", {of: dict(reports.known(of)) for of in ("run", "diff")})

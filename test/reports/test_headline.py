@@ -1,23 +1,21 @@
-"""The headline: each sentence worked out by hand on runs put together by hand, and on real runs against the tree."""
+"""The headline: its sentences on hand-made runs, and on real runs against the tree."""
 
 from __future__ import annotations
 
 import re
-from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from build.hand_made import label, op
+from build.hand_made import label, op, row
 from torch import nn
 
 import torchprof
+from build import hand_made
 from torchprof import Profile
 from torchprof.run.layers import Layer
-from torchprof.run.meta import Meta
-from torchprof.run.rows import Rows
 from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, PHASES, Frame
 
@@ -37,22 +35,15 @@ NET = {
 
 
 def run_of(kinds: dict[str, Any], *work: tuple[Any, ...], ranks: int = 1, **meta: Any) -> Run:
-    """``work``: (path of a layer or OUTSIDE, phase, frames, {field: value}) each a row."""
+    """A run with a row for each of ``work``: (path of a layer or OUTSIDE, phase, frames, {field: value})."""
     layers = []
     for path, kind in kinds.items():
         name, settings = (kind, "") if isinstance(kind, str) else kind
         layers.append(Layer(tuple(path.split(".")), name, settings=settings))
     at = {layer.name: number for number, layer in enumerate(layers)}
-    chains = list(dict.fromkeys(one[2] for one in work))
-    columns = {name: array("q") for name in Rows.COLUMNS}
-    for where, phase, frames, costs in work:
-        row = {"layer": at.get(where, where), "phase": PHASES.index(phase), "frames": chains.index(frames), "calls": 1}
-        for name in Rows.COLUMNS:
-            columns[name].append({**row, **costs}.get(name, 0))
-    roots = tuple(path for path in kinds if "." not in path)
-    given: dict[str, Any] = {"requested": ("cpu_ns",), "measured": ("cpu_ns",), **meta}
-    metas = tuple(Meta(roots, rank=rank, **given) for rank in range(ranks))
-    return Run(metas, tuple(layers), Rows(tuple(layers), tuple(chains), ("cpu",), columns), {})
+    rows = [row(at.get(where, where), *frames, phase=phase, **costs) for where, phase, frames, costs in work]
+    run = hand_made.run_of(rows, layers=layers, **meta)
+    return replace(run, metas=tuple(replace(run.meta, rank=rank) for rank in range(ranks)))
 
 
 def took(where: Any, ns: int, *frames: Frame, phase: str = FORWARD, **more: int) -> tuple[Any, ...]:
@@ -72,21 +63,21 @@ def head(*work: tuple[Any, ...], kinds: dict[str, Any] = NET, **meta: Any) -> st
     return run_of(kinds, *work, **meta).report("headline")
 
 
-def test_the_layer_that_holds_most_and_the_kind_in_it() -> None:
+def test_the_layer_with_most_of_the_time_and_the_kind_in_it() -> None:
     # body: 300 + 140 + 100 + 80 = 620 of 1000; its 3×3 convolutions 440 of 620 = 71 %.
     assert head(*BODY) == "62% of the forward is in `body`, 71% of that in its 3×3 convolutions."
 
 
-def test_one_layer_of_a_kind_is_called_by_name() -> None:
+def test_a_single_layer_of_a_kind_is_named() -> None:
     work = [took("Net.stem", 380), took("Net.body.a", 100), took("Net.body.b", 100), took("Net.body.n", 420)]
     assert head(*work[:3], took("Net.body.n", 220), took("Net.body.c", 200)) == (
         "62% of the forward is in `body`, 35% of that in the layer norm `body.n`."
     )
-    # 420 of 1000 is no half: it goes no deeper than body.
+    # 420 of 1000 is less than half: the headline does not descend below body.
     assert head(*work) == "62% of the forward is in `body`, 68% of that in the layer norm `body.n`."
 
 
-def test_down_to_the_operator_of_a_layer_with_none_below() -> None:
+def test_a_layer_without_children_is_described_by_its_operator() -> None:
     work = [*BODY, took("Net.body.b", 3_000, op("aten::conv2d"), op("aten::slow"))]
     # b: 3140 of 4000; aten::slow 3000 of 3140 = 96 %.
     assert head(*work) == "78% of the forward is in `body.b`, 96% of that in `aten::slow`."
@@ -100,7 +91,7 @@ def test_half_is_not_more_than_half() -> None:
     )
 
 
-def test_where_no_layer_holds_most_the_largest_is_told_after_the_kinds() -> None:
+def test_without_a_layer_of_more_than_half_the_largest_follows_the_kinds() -> None:
     kinds = {
         "Net": "Net",
         **{f"Net.{name}": "Block" for name in "abc"},
@@ -116,8 +107,8 @@ def test_where_no_layer_holds_most_the_largest_is_told_after_the_kinds() -> None
     )
 
 
-def test_layers_with_layers_below_are_named_by_what_they_do_directly() -> None:
-    """The blocks hold all of it, and have 600 of 1000 by themselves."""
+def test_layers_with_children_are_described_by_their_self() -> None:
+    """All time is in the blocks; their self is 600 of 1000."""
     kinds = {"Net": "Net", **{f"Net.{name}": "Block" for name in "abc"}, "Net.a.fc": "Linear"}
     work = [took("Net.a", 200), took("Net.b", 200), took("Net.c", 200), took("Net.a.fc", 200), took("Net", 200)]
     assert head(*work, kinds=kinds) == (
@@ -132,17 +123,17 @@ def test_layers_with_layers_below_are_named_by_what_they_do_directly() -> None:
     )
 
 
-def test_one_layer_with_layers_below_has_more_than_it_does_directly() -> None:
+def test_a_single_layer_with_children_is_named_with_self_and_total() -> None:
     kinds = {"Net": "Net", "Net.a": "Block", "Net.a.fc": "Linear", "Net.b": "Linear", "Net.c": "Other"}
     work = [took("Net.a", 350), took("Net.a.fc", 140), took("Net.b", 200), took("Net.c", 310)]
-    # a: 350 by itself, 490 of 1000 with its linear layer.
+    # a: self 350, total with its linear layer 490 of 1000.
     assert head(*work, kinds=kinds) == (
         "35% of the forward is directly in the `Block` layer `a`. The largest layer of the forward is `a`, with 49%."
     )
 
 
-def test_the_largest_layer_is_one_of_the_phase_and_not_of_the_kind() -> None:
-    """The convolutions have 440 of 1000, and the stem, which is none of them, 400."""
+def test_the_largest_layer_is_the_largest_of_the_phase() -> None:
+    """The convolutions have 440 of 1000, but the largest single layer is the stem with 400."""
     work = [
         took("Net.body.a", 300),
         took("Net.body.b", 140),
@@ -160,9 +151,9 @@ def test_the_largest_layer_is_one_of_the_phase_and_not_of_the_kind() -> None:
     assert head(*backward, kinds=flat).endswith("The largest layer of the backward is `stem`, with 40%.")
 
 
-def test_what_a_layer_does_itself() -> None:
+def test_the_self_of_a_layer_is_described_by_its_largest_work() -> None:
     work = [took("Net.body", 700, op("aten::bmm")), took("Net.body", 50, op("aten::add")), took("Net.body.n", 150)]
-    # body: 900 of 1000, 750 of that itself = 83 %.
+    # body: 900 of 1000, its self 750 = 83 %.
     assert head(*work, took("Net.stem", 100)) == (
         "90% of the forward is in `body`, 83% of that directly in it, not in layers below, above all in `aten::bmm`."
     )
@@ -172,7 +163,7 @@ def test_what_a_layer_does_itself() -> None:
     )
 
 
-def test_time_between_operators_and_the_line_that_was_seen_there() -> None:
+def test_time_between_operators_names_the_most_sampled_line() -> None:
     own = ("Net.stem", FORWARD, (), {"cpu_ns": 900})
     work = [own, took("Net.body.a", 100)]
     assert head(*work) == "90% of the forward is in `stem`, all of that where no operator ran."
@@ -186,7 +177,7 @@ def test_time_between_operators_and_the_line_that_was_seen_there() -> None:
     )
 
 
-def test_one_layer_alone() -> None:
+def test_a_model_of_one_layer() -> None:
     work = [took("Linear", 90, op("aten::addmm")), took("Linear", 10, op("aten::t"))]
     assert head(*work, kinds={"Linear": "Linear"}) == "90% of the forward is in `aten::addmm`."
 
@@ -194,7 +185,7 @@ def test_one_layer_alone() -> None:
 # Which part of a step
 
 
-def test_the_backward_where_that_is_the_largest() -> None:
+def test_backward_is_described_if_it_is_the_largest_part() -> None:
     backward = [(where, BACKWARD, frames, {"cpu_ns": 2 * cost["cpu_ns"]}) for where, _, frames, cost in BODY]
     # 2000 of 1000 + 2000 + 500 = 57 %.
     assert head(*BODY, *backward, took(OUTSIDE, 500)) == (
@@ -202,7 +193,7 @@ def test_the_backward_where_that_is_the_largest() -> None:
     )
 
 
-def test_other_parts_of_less_than_a_twentieth_are_not_worth_a_word() -> None:
+def test_parts_of_less_than_a_twentieth_are_not_mentioned() -> None:
     # 1000 of 1052 = 95.06 %, of 1053 = 94.97 %.
     assert head(*BODY, took(OUTSIDE, 52)).startswith("62% of the forward is")
     assert head(*BODY, took(OUTSIDE, 53)).startswith("95% of the CPU time is in the forward, 62% of that")
@@ -213,7 +204,7 @@ def test_recomputation() -> None:
     assert head(*work) == "62% of the recomputation is in `body`, 71% of that in its 3×3 convolutions."
 
 
-def test_outside_of_all_layers() -> None:
+def test_work_outside_of_all_layers_is_described_if_it_is_the_largest_part() -> None:
     work = [*BODY, took(OUTSIDE, 1_500, label("Optimizer.step#AdamW.step"), op("aten::mul")), took(OUTSIDE, 500)]
     # 2000 of 3000, 1500 of 2000.
     assert head(*work) == (
@@ -224,7 +215,7 @@ def test_outside_of_all_layers() -> None:
     )
 
 
-def test_the_time_in_which_nothing_ran_is_outside_as_in_the_report_top() -> None:
+def test_time_in_which_nothing_ran_is_outside_of_layers_as_in_top() -> None:
     run = run_of(NET, *BODY, wall_ns=4_000, busy_ns=(("cpu", 1_000),))
     assert run.report("headline") == (
         "75% of the CPU time is outside of all layers, all of that where no operator ran."
@@ -243,7 +234,7 @@ def test_layers_that_were_not_selected() -> None:
     )
 
 
-# What is measured
+# Which measure
 
 
 def on_device(cpu: Sequence[tuple[Any, ...]], busy: int, **meta: Any) -> str:
@@ -253,19 +244,19 @@ def on_device(cpu: Sequence[tuple[Any, ...]], busy: int, **meta: Any) -> str:
     return head(*cpu, **given)
 
 
-def test_the_devices_time_where_it_was_measured() -> None:
+def test_device_time_is_used_if_it_was_measured() -> None:
     work = [
         took("Net.stem", 900, device_ns=100),
         took("Net.body.a", 100, device_ns=300),
         took("Net.body.b", 0, device_ns=200),
     ]
-    # On the device a has 300 of 600, which is no more than half; body 500 of 600.
+    # On the device a has 300 of 600, which is not more than half; body has 500 of 600.
     assert on_device(work, busy=500) == (
         "83% of the CUDA time of the forward is in `body`, all of that in its 3×3 convolutions."
     )
 
 
-def test_a_device_that_was_idle_most_of_the_time_waits_for_the_cpu() -> None:
+def test_cpu_time_is_used_if_the_device_was_mostly_idle() -> None:
     work = [took("Net.stem", 900, device_ns=100), took("Net.body.a", 100, device_ns=300)]
     assert on_device(work, busy=499) == (
         "`cuda:0` was idle for 50% of the time. 90% of the CPU time of the forward is in `stem`, all of that in "
@@ -281,11 +272,11 @@ def test_a_device_on_which_nothing_ran() -> None:
     )
 
 
-def test_a_device_that_was_asked_for_and_not_measured() -> None:
+def test_cpu_time_is_used_if_the_device_was_not_measured() -> None:
     assert head(*BODY, requested=("cpu_ns", "device_ns"), device="cuda").startswith("62% of the forward is in `body`")
 
 
-def test_flops_where_nothing_was_timed() -> None:
+def test_flops_are_used_without_times() -> None:
     counts = ("macs", "flops", "uncounted")
     work = [(where, phase, frames, {"flops": cost["cpu_ns"]}) for where, phase, frames, cost in BODY]
     given: dict[str, Any] = {"requested": counts, "measured": counts}
@@ -301,7 +292,7 @@ def test_nothing_recorded() -> None:
     assert head(wall_ns=1_000, busy_ns=(("cpu", 0),)) == "No CPU time was recorded."
 
 
-# Several
+# Several models and ranks
 
 
 def test_several_models() -> None:
@@ -312,14 +303,14 @@ def test_several_models() -> None:
     assert head(*even, kinds=kinds) == ("75% of the forward is in linear layers. The largest model is `A`, with 40%.")
 
 
-def test_several_ranks_are_summed_and_said() -> None:
+def test_several_ranks_are_summed_and_mentioned() -> None:
     one = [(where, phase, frames, {**cost, "rank": rank}) for rank in (0, 1) for where, phase, frames, cost in BODY]
     assert run_of(NET, *one, ranks=2).report("headline") == (
         "Over all 2 ranks, 62% of the forward is in `body`, 71% of that in its 3×3 convolutions."
     )
 
 
-def test_the_time_in_which_nothing_ran_is_of_all_ranks() -> None:
+def test_time_in_which_nothing_ran_is_summed_over_ranks() -> None:
     one = [(where, phase, frames, {**cost, "rank": rank}) for rank in (0, 1) for where, phase, frames, cost in BODY]
     run = run_of(NET, *one, ranks=2, wall_ns=4_000, busy_ns=(("cpu", 1_000),))
     # 3000 of 4000 on each of both.
@@ -342,7 +333,7 @@ def test_the_time_in_which_nothing_ran_is_of_all_ranks() -> None:
         ("Ev\x1b[31mil", "", "`Ev\\x1b[31mil` layers"),
     ],
 )
-def test_what_kinds_are_called(kind: str, settings: str, words: str) -> None:
+def test_names_of_kinds_of_layers(kind: str, settings: str, words: str) -> None:
     kinds = {"Net": "Net", "Net.a": (kind, settings), "Net.b": (kind, settings), "Net.c": "Other"}
     work = [took("Net.a", 45), took("Net.b", 45), took("Net.c", 10)]
     assert head(*work, kinds=kinds).startswith(f"90% of the forward is in {words}.")
@@ -351,12 +342,12 @@ def test_what_kinds_are_called(kind: str, settings: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("body", "share"), [(999_999, "More than 99%"), (994, "99%"), (1_000_000, "All"), (996, "More than 99%")]
 )
-def test_no_share_says_all_that_is_not_all(body: int, share: str) -> None:
+def test_only_the_whole_is_called_all(body: int, share: str) -> None:
     rest = 1_000 - body if body < 1_000 else 1_000_000 - body
     assert head(took("Net.body.a", body), took("Net.stem", rest)).startswith(f"{share} of the forward is in `body.a`")
 
 
-def test_names_that_are_no_text() -> None:
+def test_unprintable_names() -> None:
     kinds = {"Net": "Net", "Net.a\nb\udc80": "Linear", "Net.c": "Linear"}
     work = [took("Net.a\nb\udc80", 90, op("evil\x1b[2J" + "x" * 100)), took("Net.c", 10)]
     said = head(*work, kinds=kinds)
@@ -420,7 +411,7 @@ def test_the_same_before_and_after_a_file(tmp_path: Any) -> None:
     assert torchprof.load(tmp_path / "run.json").report("headline") == run.report("headline")
 
 
-def test_damaged_figures_are_no_crash() -> None:
+def test_impossible_figures_raise_no_error() -> None:
     run = run_of(NET, took("Net.stem", -5))
     assert run.report("headline") == "No CPU time was recorded."
     negative = replace(

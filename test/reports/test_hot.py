@@ -1,4 +1,4 @@
-"""Heat colours and the hottest path: figures by hand, and what a real terminal and a pipe are given."""
+"""Heat colors and the hottest path: figures by hand, and the output to a real terminal and to a pipe."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from build.colors import luminance
 from build.hand_made import label, names, op, row, run_of
 from build.places import ROOT
 from build.processes import killed_after
@@ -28,12 +29,12 @@ from torchprof.run.words import BACKWARD, OUTSIDE
 
 ESCAPE = re.compile(r"\033\[([\d;]*)m")
 
-# Net 100 itself, a 300, b 100 itself, b.0 500: b has 600 in all.
+# Self: Net 100, a 300, b 100, b.0 500. Total of b: 600.
 LINES = [row(0, cpu_ns=100), row(1, cpu_ns=300), row(2, cpu_ns=100), row(3, cpu_ns=500)]
 
 
-def colours(table: str, name: str) -> list[str | None]:
-    """The colour of each cell right of that name; None where a cell has none."""
+def colors(table: str, name: str) -> list[str | None]:
+    """The color of each cell in the row of that name; None: no color."""
     [line] = [line for line in table.splitlines() if re.search(rf"(^|[├└]── ){re.escape(name)}( ◄)?\s", plain(line))]
     found = [ESCAPE.match(cell.strip()) for cell in line.split(" | ")[1:]]
     return [match and match[1] for match in found]
@@ -46,7 +47,7 @@ def plain(text: str) -> str:
 # The hottest path
 
 
-def test_siblings_by_their_total_and_the_path_to_the_letter() -> None:
+def test_siblings_are_sorted_by_total_and_the_path_is_marked() -> None:
     assert run_of(LINES).report("tree", hot=True) == "\n".join(
         [
             "Module   | Self CPU total | CPU total | Number of Calls",
@@ -65,8 +66,8 @@ def marked(run: Run, **options: Any) -> list[str]:
     return [name for name in names(run.report("tree", hot=True, **options)) if name.endswith(" ◄")]
 
 
-def test_the_path_ends_where_a_layer_has_more_itself_than_any_below() -> None:
-    # b has 600 itself, more than the 500 of b.0.
+def test_the_path_ends_at_a_layer_whose_self_exceeds_any_child() -> None:
+    # The self of b is 600, more than the 500 of b.0.
     assert marked(run_of([*LINES, row(2, cpu_ns=500)])) == ["Net ◄", "├── b ◄"]
     assert marked(run_of([*LINES, row(2, cpu_ns=400)])) == ["Net ◄", "├── b ◄"], "as much is not more"
     assert marked(run_of([*LINES, row(2, cpu_ns=399)])) == ["Net ◄", "├── b ◄", "│└── 0 ◄"]
@@ -78,7 +79,7 @@ def test_work_of_no_layer_is_on_no_path() -> None:
     assert names(table)[0] == "Net ◄" and names(table)[-1] == "(outside)"
 
 
-def test_the_path_follows_the_time_of_the_device_where_there_is_any() -> None:
+def test_the_path_follows_device_time_if_there_is_any() -> None:
     lines = [*LINES, row(1, op("aten::mm"), device="cuda:0", device_ns=50)]
     both = ("cpu_ns", "device_ns")
     assert marked(run_of(lines, requested=both, measured=both, device="cuda")) == ["Net ◄", "├── a ◄"]
@@ -86,13 +87,13 @@ def test_the_path_follows_the_time_of_the_device_where_there_is_any() -> None:
     assert len(marked(run_of(lines, requested=both, measured=("cpu_ns",), device="cuda"))) == 3
 
 
-def test_the_path_follows_flops_where_nothing_was_timed() -> None:
+def test_the_path_follows_flops_without_times() -> None:
     counts = ("macs", "flops", "uncounted")
     lines = [row(1, flops=50, macs=10), row(2, flops=20, macs=20)]
     assert marked(run_of(lines, requested=counts, measured=counts)) == ["Net ◄", "├── a ◄"]
 
 
-def test_the_path_follows_the_column_that_is_asked_for() -> None:
+def test_the_path_follows_the_requested_column() -> None:
     run = run_of([*LINES, row(1, phase=BACKWARD, cpu_ns=7), row(3, phase=BACKWARD, cpu_ns=3)])
     assert marked(run, sort_by="backward_cpu_total") == ["Net ◄", "├── a ◄"]
     assert "hottest path by Backward CPU total" in run.report("tree", hot=True, sort_by="backward_cpu_total")
@@ -106,44 +107,44 @@ def test_hidden_layers_hide_the_rest_of_the_path() -> None:
     assert marked(run_of(LINES), top=1) == ["Net ◄", "└── b ◄", "└── 0 ◄"]
 
 
-def test_nothing_recorded_has_no_path_and_says_nothing_of_one() -> None:
+def test_an_empty_run_has_no_path_and_no_note_on_it() -> None:
     run = run_of([row(0)])
     assert run.report("tree", hot=True) == run.report("tree")
 
 
-def test_display_knows_the_hottest_path() -> None:
+def test_display_has_the_option_hot() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU())
     with torchprof.Profile(model) as prof:
         model(torch.rand(9, 64))
     assert prof.display(hot=True) == prof.run.report("tree", hot=True) != prof.display()
 
 
-# Colours
+# Colors
 
 
-def test_a_table_in_colour_has_the_same_text_in_the_same_columns() -> None:
+def test_a_table_in_color_has_the_same_text_in_the_same_columns() -> None:
     run = run_of([*LINES, row(1, label("mine"), cpu_ns=10), row(OUTSIDE, op("aten::sum"), cpu_ns=9)])
     for options in ({}, {"percent": True}, {"show_events": True}, {"hot": True, "depth": 1}):
-        coloured = run.report("tree", color=True, **options)
-        assert coloured != run.report("tree", **options) and plain(coloured) == run.report("tree", **options)
+        colored = run.report("tree", color=True, **options)
+        assert colored != run.report("tree", **options) and plain(colored) == run.report("tree", **options)
 
 
-def test_the_colour_says_which_share_of_the_column_a_figure_is() -> None:
+def test_the_color_of_a_figure_depends_on_its_share_of_the_column() -> None:
     table = run_of(LINES).report("tree", color=True)
-    # 10 %, 100 %; 30 %, 30 %; 10 %, 60 %; 50 %, 50 %; calls have no colour.
-    assert colours(table, "Net") == [heat(0.1), heat(1), None]
-    assert colours(table, "a") == [heat(0.3), heat(0.3), None]
-    assert colours(table, "b") == [heat(0.1), heat(0.6), None]
-    assert colours(table, "0") == [heat(0.5), heat(0.5), None]
+    # 10 %, 100 %; 30 %, 30 %; 10 %, 60 %; 50 %, 50 %; calls have no color.
+    assert colors(table, "Net") == [heat(0.1), heat(1), None]
+    assert colors(table, "a") == [heat(0.3), heat(0.3), None]
+    assert colors(table, "b") == [heat(0.1), heat(0.6), None]
+    assert colors(table, "0") == [heat(0.5), heat(0.5), None]
     assert len({heat(0.1), heat(0.3), heat(0.6)}) == 3
 
 
 @pytest.mark.parametrize("least", [0.5, 0.25, 0.1, 0.05, 0.01])
-def test_warmer_from_this_share_on(least: float) -> None:
+def test_the_smallest_share_of_each_color(least: float) -> None:
     assert heat(least) == heat(least * 1.01) != heat(least * 0.99)
 
 
-def test_memory_and_counts_have_colours_and_what_is_unknown_has_none() -> None:
+def test_memory_and_counts_have_colors_and_unknown_figures_have_none() -> None:
     fields = ("cpu_ns", "device_ns", "cpu_allocated", "cpu_freed", "macs", "flops", "uncounted")
     lines = [
         row(0),
@@ -154,43 +155,41 @@ def test_memory_and_counts_have_colours_and_what_is_unknown_has_none() -> None:
     run = run_of(lines, requested=fields, measured=tuple(set(fields) - {"device_ns"}), device="cuda")
     table = run.report("tree", color=True)
     # Params, Self CPU, CPU, Self CUDA, CUDA, Self CPU Mem, CPU Mem, MACs, FLOPs, FLOP/s, Calls.
-    assert colours(table, "a") == [None] * 5 + [heat(0.75), heat(0.75), None, heat(0.8), None, None]
-    assert colours(table, "b") == [None] * 5 + [heat(0.25), heat(0.25), None, heat(0.2), None, None]
+    assert colors(table, "a") == [None] * 5 + [heat(0.75), heat(0.75), None, heat(0.8), None, None]
+    assert colors(table, "b") == [None] * 5 + [heat(0.25), heat(0.25), None, heat(0.2), None, None]
 
 
-def test_parameters_have_colours() -> None:
+def test_parameters_have_colors() -> None:
     run = run_of(LINES, requested=("flops", "macs"), measured=("flops", "macs"))
     counts = [0, 30, 20, 50]
     layers = tuple(replace(layer, params=count) for layer, count in zip(run.layers, counts))
     run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))
     table = run.report("tree", color=True)
-    assert [colours(table, name)[0] for name in ("Net", "a", "b", "0")] == [heat(1), heat(0.3), heat(0.7), heat(0.5)]
+    assert [colors(table, name)[0] for name in ("Net", "a", "b", "0")] == [heat(1), heat(0.3), heat(0.7), heat(0.5)]
 
 
 @pytest.mark.parametrize("tablefmt", ["github", "html", "latex", "tsv", "grid"])
-def test_formats_for_other_programs_have_no_colours(tablefmt: str) -> None:
+def test_formats_for_other_programs_have_no_colors(tablefmt: str) -> None:
     assert tablefmt in tabulate_formats
     run = run_of(LINES)
     assert run.report("tree", color=True, tablefmt=tablefmt) == run.report("tree", tablefmt=tablefmt)
 
 
-def luminance(colour: int) -> float:
-    """The relative luminance (WCAG 2.2) of one of xterm's 256 colours from 16 on."""
+def rgb_of(color: int) -> Sequence[int]:
+    """Red, green and blue of one of xterm's 256 colors from 16 on."""
     steps = [0, 95, 135, 175, 215, 255]
-    cube = colour - 16
-    rgb = [8 + 10 * (colour - 232)] * 3 if colour >= 232 else [steps[cube // 36], steps[cube // 6 % 6], steps[cube % 6]]
-    linear = [one / 255 / 12.92 if one <= 10 else ((one / 255 + 0.055) / 1.055) ** 2.4 for one in rgb]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    cube = color - 16
+    return [8 + 10 * (color - 232)] * 3 if color >= 232 else [steps[cube // 36], steps[cube // 6 % 6], steps[cube % 6]]
 
 
 @pytest.mark.parametrize("share", [0, 0.01, 0.05, 0.1, 0.25, 0.5])
-def test_every_colour_is_readable_on_light_and_on_dark(share: float) -> None:
-    own = luminance(int(heat(share).rpartition(";")[2])) + 0.05
-    white, black, dark = 1.05, 0.05, luminance(234) + 0.05
+def test_every_color_is_readable_on_light_and_dark_backgrounds(share: float) -> None:
+    own = luminance(rgb_of(int(heat(share).rpartition(";")[2]))) + 0.05
+    white, black, dark = 1.05, 0.05, luminance(rgb_of(234)) + 0.05
     assert white / own >= 3.4 and own / black >= 3.4 and own / dark >= 3.4
 
 
-def test_names_with_escapes_stay_harmless() -> None:
+def test_escape_sequences_in_names_are_written_out() -> None:
     run = run_of([*LINES, row(3, op("evil\x1b[2J"), cpu_ns=1)], warnings=caveats("Never called: x\x1b[31m\ny."))
     layers = tuple(
         replace(layer, path=tuple(step.replace("b", "b\x1b[31m\r") for step in layer.path)) for layer in run.layers
@@ -218,7 +217,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def in_terminal(command: Sequence[str], **more: str) -> str:
-    """What a command writes to a real (pseudo) terminal."""
+    """The output of a command to a pseudo terminal."""
     pty = pytest.importorskip("pty", reason="no pseudo terminals here")
     ours, theirs = pty.openpty()
     with (
@@ -227,7 +226,7 @@ def in_terminal(command: Sequence[str], **more: str) -> str:
     ):
         os.close(theirs)
         written = b""
-        with suppress(OSError):  # Linux says so when the other end is closed
+        with suppress(OSError):  # Linux raises this when the other end is closed
             while read := os.read(ours, 65_536):
                 written += read
         process.wait(60)
@@ -239,10 +238,10 @@ def show(file: Path, *options: str) -> list[str]:
     return [sys.executable, "-m", "torchprof", "show", str(file), *options]
 
 
-def test_a_terminal_has_colours_and_a_pipe_has_none(saved: Path) -> None:
-    coloured = in_terminal(show(saved, "--hot"))
+def test_a_terminal_gets_colors_and_a_pipe_gets_none(saved: Path) -> None:
+    colored = in_terminal(show(saved, "--hot"))
     expected = run_of(LINES).report("tree", hot=True, color=True)
-    assert coloured == expected + "\n"
+    assert colored == expected + "\n"
     piped = subprocess.run(
         show(saved, "--hot"), capture_output=True, text=True, check=True, env=environment(), timeout=300
     )
@@ -254,7 +253,7 @@ def test_a_terminal_has_colours_and_a_pipe_has_none(saved: Path) -> None:
     [({"NO_COLOR": "1"}, False), ({"NO_COLOR": "0"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)],
     ids=str,
 )
-def test_users_who_want_no_colours_have_none(saved: Path, more: dict[str, str], has: bool) -> None:
+def test_environment_variables_switch_colors_off(saved: Path, more: dict[str, str], has: bool) -> None:
     assert ("\x1b" in in_terminal(show(saved), **more)) == has
 
 
@@ -266,7 +265,7 @@ def test_reports_by_name(saved: Path) -> None:
     assert "\x1b" not in in_terminal(show(saved, "--tablefmt", "github"))
 
 
-def test_a_whole_script_has_its_headline_first_and_its_tree_in_colours(tmp_path: Path) -> None:
+def test_a_whole_script_has_its_headline_first_and_its_tree_in_color(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "import torch\nnet = torch.nn.Sequential(torch.nn.Linear(9, 9), torch.nn.ReLU())\nnet(torch.rand(2, 9))\n"
     )

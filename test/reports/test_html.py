@@ -1,7 +1,7 @@
-"""The HTML report in a real browser: its numbers against the run's, what can be done on it, hostile names, its looks.
+"""The HTML report in a real browser: its numbers against those of the run, its controls, hostile names, its looks.
 
-Each test opens the page in Chromium without a network. After each one, nothing may stand in the console as an error,
-and nothing may have been wanted from the network.
+Each test opens the page in Chromium without a network, and fails if the console has an error or the page made a
+request.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def look(tmp_path: Path, open_tab: Callable[..., Tab]) -> Iterator[Callable[...,
 
 
 class Net(nn.Module):
-    """Three levels, work of its own between its layers, and a layer that is never called."""
+    """Three levels, work between the layers, and a layer that is never called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Net(nn.Module):
 
 
 class Labelled(nn.Module):
-    """Labels of the user's inside a layer, around a layer, and one inside the other."""
+    """Labels inside a layer, around a layer, and nested in each other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Labelled(nn.Module):
 
 
 class Uncounted(nn.Module):
-    """Ops that have no formula, beside some that have one, and alone."""
+    """A layer with ops with and without a formula, and a layer that has only an op without one."""
 
     class Alone(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ class Uncounted(nn.Module):
 
 
 class Lazy(nn.Module):
-    """A lazy layer that is called, and one that never is: nobody knows how many parameters that will have."""
+    """A lazy layer that is called, and one that never is: its number of parameters is unknown."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ def profiled(model: nn.Module | Sequence[nn.Module], work: Callable[[], Any], **
 
 
 def trained(model: nn.Module, *inputs: Tensor, steps: int = 2, label_steps: bool = False, **options: Any) -> Run:
-    """Some steps of training, all that the CPU can tell measured."""
+    """Some training steps with all measures of the CPU."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     options = {"profile_memory": True, "with_flops": True, "with_timeline": True, **options}
     with Profile(model, **options) as prof:
@@ -244,7 +244,7 @@ def scripted() -> Run:
 
 
 def on_a_device() -> Run:
-    """Kernels of ops, of a label, and of no op; in both phases, in layers and outside; memory on the device."""
+    """Kernels of ops, of a label, and without an op; in both phases, in layers and outside; memory on the device."""
     every = ("cpu_ns", "device_ns", "cpu_allocated", "cpu_freed", "device_allocated", "device_freed")
     mm, add = op("aten::mm"), op("aten::add")
     rows = [
@@ -278,7 +278,7 @@ def on_a_device() -> Run:
 
 
 def called_back() -> Run:
-    """An op of one layer that calls another layer, as ``torch.utils.checkpoint`` and vmap do; a label around both."""
+    """An op of a layer that calls another layer, as in ``torch.utils.checkpoint`` and vmap; a label around both."""
     around = Around(0, FORWARD, (label("mine"), op("aten::outer")))
     backward = Around(0, BACKWARD, (op("Engine"),))
     rows = [
@@ -296,8 +296,7 @@ def called_back() -> Run:
 
 
 def of_ranks() -> Run:
-    """The rows of a run, each once for rank 0 and again for rank 3, where all took three times as long, and Net.b.0 was
-    never called."""
+    """The rows of a run on rank 0, and on rank 3 with three times the figures and without the calls of Net.b.0."""
     run = called_back()
     columns = {name: array("q", column) for name, column in run.rows.columns.items()}
     for at in range(len(run.rows)):
@@ -305,7 +304,7 @@ def of_ranks() -> Run:
             continue
         for name, column in run.rows.columns.items():
             columns[name].append(3 if name == "rank" else column[at] * (3 if name == "cpu_ns" else 1))
-    metas = (run.meta, replace(run.meta, rank=3, warnings=caveats("The second rank doubts.")))
+    metas = (run.meta, replace(run.meta, rank=3, warnings=caveats("The second rank warns.")))
     samples = {
         SampleKey(1, FORWARD, rank, "cpu", "cpu_ns"): Spread.of([(at, 1000 * at * (rank + 1)) for at in range(1, 6)])
         for rank in (0, 3)
@@ -338,7 +337,7 @@ RUNS: dict[str, Callable[[], Run]] = {
 
 
 def of_rank(run: Run, rank: int) -> Run:
-    """What one rank alone recorded."""
+    """The run of a single rank."""
     kept = [at for at, of in enumerate(run.rows.columns["rank"]) if of == rank]
     columns = {name: array("q", [column[at] for at in kept]) for name, column in run.rows.columns.items()}
     metas = tuple(meta for meta in run.metas if meta.rank == rank)
@@ -348,7 +347,7 @@ def of_rank(run: Run, rank: int) -> Run:
 # Reading the page
 
 
-# For each choice of a phase and of a measure, what the panel of each layer says: all of its rows are asked for.
+# The text of the panel of each layer for each choice of phase and measure, with all rows of its tables.
 READ_SHEET = """(box) => {
   for (let more = box.querySelector(".more"); more && !more.hidden; ) more.click();
   return [...box.querySelectorAll("tbody tr")].map((row) => [...row.children].map((cell) => cell.textContent));
@@ -369,7 +368,7 @@ READ_PANELS = """(every) => {
       for (const node of [...document.querySelectorAll(".lines .line")].map((line) => line.dataset.node)) {
         document.querySelector(`.lines .line[data-node="${node}"] .number`).click();
         const panel = document.querySelector(".panel");
-        const all = (selector, told) => Object.fromEntries([...panel.querySelectorAll(selector)].map(told));
+        const all = (selector, read) => Object.fromEntries([...panel.querySelectorAll(selector)].map(read));
         const sheets = {};
         for (const heading of panel.querySelectorAll("h3")) {
           let next = heading.nextElementSibling;
@@ -390,24 +389,24 @@ READ_PANELS = """(every) => {
 
 
 def table(page: Page, *, whole: bool = True) -> list[dict[str, Any]]:
-    """The lines of the tree table, from top to bottom; ``whole``: with every layer."""
+    """The lines of the tree table, top to bottom; ``whole``: with every layer."""
     if whole:
         button(page, "Open all").click()
     lines: list[dict[str, Any]] = page.evaluate(READ_TABLE)
     return lines
 
 
-def told(page: Page) -> Any:
-    return page.evaluate("JSON.parse(document.getElementById('told').textContent)")
+def data_of(page: Page) -> Any:
+    return page.evaluate("JSON.parse(document.getElementById('data').textContent)")
 
 
 def text_rows(run: Run) -> list[list[str]]:
-    """The lines of the terminal's table, names without the lines of the tree."""
+    """The rows of the terminal's table, without the lines of the tree."""
     return [[re.sub(r"^[│├└─ ]+", "", row[0]), *row[1:]] for row in cells(run.report("tree"))]
 
 
 def paths_of(run: Run) -> list[str]:
-    """The paths of the layers as the page writes them, depth first, and of what is no layer."""
+    """The paths of the layers on the page, depth first, and the names of work of no layer."""
     found = [node.layer.name for root in range(len(run.roots)) for node in run.tree(root=root).walk()]
     selected = {NOT_SELECTED: "(not selected)", OUTSIDE: "(outside)"}
     return found + [
@@ -419,7 +418,7 @@ def paths_of(run: Run) -> list[str]:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_every_cell_of_the_table_is_the_terminals(name: str, look: Callable[..., Page]) -> None:
+def test_every_cell_of_the_table_is_that_of_the_terminal(name: str, look: Callable[..., Page]) -> None:
     run = RUNS[name]()
     page = look(run)
     assert page.eval_on_selector_all(".head .cell", "all => all.map((one) => one.textContent)") == headings(
@@ -428,14 +427,14 @@ def test_every_cell_of_the_table_is_the_terminals(name: str, look: Callable[...,
     lines = table(page)
     expected = text_rows(run)
     shown = [[line["name"], *line["cells"]] for line in lines]
-    # The terminal's last lines are of work of no layer, in another order.
+    # The last rows, of work of no layer, are in a different order in the terminal.
     of_layers = next((at for at, row in enumerate(expected) if row[0] in (OUTSIDE_NAME, NOT_SELECTED_NAME)), None)
     assert shown[:of_layers] == expected[:of_layers]
     assert sorted(shown) == sorted(expected)
     assert {line["path"] for line in lines if line["node"] < len(run.layers) + 2} == set(paths_of(run))
 
 
-def test_what_was_launched_before_the_recording_has_a_line_and_no_part(look: Callable[..., Page]) -> None:
+def test_work_launched_before_the_recording_has_a_line_and_no_share(look: Callable[..., Page]) -> None:
     times = ("cpu_ns", "device_ns")
     rows = [
         row(0, cpu_ns=10),
@@ -462,11 +461,11 @@ def test_cells_of_single_ranks_are_those_of_a_run_of_that_rank(look: Callable[..
     for source, alone in (("rank 0", of_rank(run, 0)), ("rank 3", of_rank(run, 3)), ("all ranks", run)):
         page.get_by_label("Rank").select_option(source)
         assert sorted([line["name"], *line["cells"]] for line in table(page)) == sorted(text_rows(alone))
-    assert of_rank(run, 3).tree(FORWARD).total.cpu_ns == 3 * (100 + 10 + 1000 + 5 + 20_000)  # the test itself
+    assert of_rank(run, 3).tree(FORWARD).total.cpu_ns == 3 * (100 + 10 + 1000 + 5 + 20_000)  # checks the test
 
 
 def panels(page: Page, *, every: bool = True) -> list[dict[str, Any]]:
-    """What the panel says of each layer; ``every``: in each phase and by each measure."""
+    """The text of the panel of each layer; ``every``: for each phase and each measure."""
     button(page, "Open all").click()
     found: list[dict[str, Any]] = page.evaluate(READ_PANELS, every)
     return found
@@ -477,12 +476,12 @@ def facts(page: Page) -> dict[str, dict[str, str]]:
 
 
 def phase_of(chosen: str | None, run: Run) -> str | None:
-    """What a button of the phases means to ``operators``."""
+    """The argument of ``operators`` for a button of the phases."""
     return chosen if chosen in PHASES else None if len(run.phases()) > 1 else run.phases()[0]
 
 
 def measured_field(run: Run, heading: str | None) -> str | None:
-    """Which field of ``Cost`` a button of the widths stands for."""
+    """The field of ``Cost`` of a button of the widths."""
     device = (run.meta.device or "device").upper()
     fields = {"CPU time": "cpu_ns", f"{device} time": "device_ns", "MACs": "macs", "FLOPs": "flops"}
     fields |= {"CPU memory allocated": "cpu_allocated", f"{device} memory allocated": "device_allocated"}
@@ -492,7 +491,7 @@ def measured_field(run: Run, heading: str | None) -> str | None:
 
 
 def cost_text(cost: Cost, field: str) -> str:
-    """One field of a cost as every table has it."""
+    """The cell of a field of a cost in any table."""
     value = getattr(cost, field)
     if field in ("macs", "flops") and cost.uncounted:
         return f"{AT_LEAST} {format_count(value)}" if value else UNKNOWN
@@ -502,11 +501,11 @@ def cost_text(cost: Cost, field: str) -> str:
 
 
 def operator_rows(run: Run, fields: Sequence[str], **chosen: Any) -> list[list[str]]:
-    """The rows of a table of operators: name, calls, self of each field, and total where that is a time."""
+    """The rows of a table of operators: name, calls, self of each field, and totals of times."""
     rows = []
     for one, sums in operators(run, **chosen).items():
         figures = []
-        is_part = 0 < sums.calls == sums.parts  # its work is in the figure of the operator around it
+        is_part = 0 < sums.calls == sums.parts  # the figure of the operator around it includes it
         for field in fields:
             hidden = is_part and field in ("macs", "flops") and not getattr(sums.self, field)
             figures.append("" if hidden else cost_text(sums.self, field))
@@ -518,12 +517,12 @@ def operator_rows(run: Run, fields: Sequence[str], **chosen: Any) -> list[list[s
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_panel_of_each_layer_tells_its_figures_and_operators(name: str, look: Callable[..., Page]) -> None:
+def test_panel_of_each_layer_shows_its_figures_and_operators(name: str, look: Callable[..., Page]) -> None:
     run = RUNS[name]()
     page = look(run)
     columns = columns_of(run, show_events=True)
     figures = figures_by_path(run)
-    fields = [field for field in (measured_field(run, one["heading"]) for one in told(page)["measures"]) if field]
+    fields = [field for field in (measured_field(run, one["heading"]) for one in data_of(page)["measures"]) if field]
     seen = set()
     for panel in panels(page):
         field, phase = measured_field(run, panel["width"]), phase_of(panel["phase"], run)
@@ -546,12 +545,12 @@ def ordered_layers(run: Run) -> list[Layer]:
 
 
 def figures_by_path(run: Run) -> dict[str, Figures]:
-    """What the terminal's table has for each layer, and for work of none, by its path; without labels."""
+    """The figures of the terminal's table for each layer and for work of no layer, by path; without labels."""
     return {name: figures for name, figures in all_figures(run).items() if ", " not in name}
 
 
 def all_figures(run: Run) -> dict[str, Figures]:
-    """The same with labels, and what torch.compile made; before their names stands the path of where they are."""
+    """The same with labels and compiled regions, by the path of their layer and their name."""
     found = {}
     waiting = [(one, ".".join(one.path) or one.name) for one in entries_of(run)]
     while waiting:
@@ -562,7 +561,7 @@ def all_figures(run: Run) -> dict[str, Figures]:
     return found
 
 
-def test_kernels_of_a_layer_and_of_all_below_it(look: Callable[..., Page]) -> None:
+def test_kernels_of_a_layer_include_those_of_layers_below(look: Callable[..., Page]) -> None:
     run = on_a_device()
     page = look(run)
     for panel in panels(page):
@@ -575,7 +574,7 @@ def test_kernels_of_a_layer_and_of_all_below_it(look: Callable[..., Page]) -> No
             found[1] += sums.calls
         rows = [[name, format_time(ns), str(calls)] for name, (ns, calls) in expected.items()]
         assert sorted(panel["sheets"].get("Kernels", [])) == sorted(rows)
-    assert kernels(run)  # the test itself
+    assert kernels(run)  # checks the test
 
 
 def test_facts_of_a_layer(look: Callable[..., Page]) -> None:
@@ -591,13 +590,13 @@ def test_facts_of_a_layer(look: Callable[..., Page]) -> None:
     assert facts(look(lazy()))["Lazy.never"]["parameters"].startswith(UNKNOWN)
 
 
-def test_format_functions_write_what_pythons_do(look: Callable[..., Page]) -> None:
+def test_format_functions_agree_with_those_of_python(look: Callable[..., Page]) -> None:
     page = look("<!DOCTYPE html><title>numbers</title>")
     source = (Path(torchprof.__file__).parent / "reports" / "page" / "format.js").read_text(encoding="utf-8")
     generator = random.Random(0)
     numbers = [0, 1, 999, 1000, 1023, 1024, 999_994, 999_995, 999_999_499, 10**9 - 1, 10**9, 2**53 - 1]
     numbers += [round(10 ** generator.uniform(0, 15.9)) for _ in range(3000)]
-    # An odd multiple of 2^-(digits + 1) is a tie of rounding, and can be written exactly: in each unit some.
+    # An odd multiple of 2^-(digits + 1) is exact in binary and a tie of rounding: some of them in each unit.
     numbers += [odd * 62_500 for odd in range(1, 400, 2)] + [odd * 62_500_000 for odd in range(1, 400, 2)]
     numbers += [odd * 128 * 1024**power for odd in range(1, 100) for power in (0, 1, 2)]
     numbers += [odd * 125 * 1000**power for odd in range(1, 100) for power in (0, 1, 2, 3, 4)]
@@ -618,12 +617,12 @@ def test_format_functions_write_what_pythons_do(look: Callable[..., Page]) -> No
     ]
     for texts, right in zip(found, expected):
         assert [pair for pair in zip(texts, right) if pair[0] != pair[1]] == []
-    assert "1.062ms" in expected[0] and "1.12 K" in expected[2]  # ties go to the even digit: the test itself
+    assert "1.062ms" in expected[0] and "1.12 K" in expected[2]  # checks the test: ties round to the even digit
 
 
 # The icicle
 
-# A block ends a pixel before its part does.
+# Between blocks is a gap of one pixel.
 READ_BLOCKS = """() => {
   const box = document.querySelector(".icicle");
   const frame = box.getBoundingClientRect();
@@ -636,7 +635,7 @@ READ_BLOCKS = """() => {
 
 
 def totals_of(run: Run, field: str, phases: Sequence[str]) -> dict[str, int]:
-    """What each layer and all below it took, by path, and work of no layer."""
+    """The total of each layer, and of work of no layer, by path."""
     found: dict[str, int] = {}
     for phase in phases:
         for root in range(len(run.roots)):
@@ -648,7 +647,7 @@ def totals_of(run: Run, field: str, phases: Sequence[str]) -> dict[str, int]:
 
 
 def check_icicle(page: Page, run: Run, field: str, phases: Sequence[str]) -> None:
-    """Each block is as wide as its layer's part, and stands inside the block above it."""
+    """The width of each block is its layer's share, and the block is within the block above it."""
     totals = totals_of(run, field, phases)
     totals["everything"] = (
         sum(totals[layer.name] for layer in run.roots) + totals["(outside)"] + totals["(not selected)"]
@@ -674,7 +673,7 @@ def check_icicle(page: Page, run: Run, field: str, phases: Sequence[str]) -> Non
             assert abs(blocks[name]["width"] - share) < 0.1
         elif name != "everything":
             above = name.rpartition(".")[0] or top
-            assert share < 2 or above not in blocks  # too small to be seen
+            assert share < 2 or above not in blocks  # too small to be visible
         above = name.rpartition(".")[0]
         if name in blocks and above in blocks:
             inner, outer = blocks[name], blocks[above]
@@ -684,10 +683,10 @@ def check_icicle(page: Page, run: Run, field: str, phases: Sequence[str]) -> Non
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_blocks_are_as_wide_as_their_part(name: str, look: Callable[..., Page]) -> None:
+def test_the_width_of_a_block_is_its_share(name: str, look: Callable[..., Page]) -> None:
     run = RUNS[name]()
     page = look(run)
-    data = told(page)
+    data = data_of(page)
     for measure in data["measures"]:
         if len(data["measures"]) > 1:
             choice(page, measure["heading"]).click()
@@ -706,7 +705,7 @@ def test_blocks_are_as_wide_as_their_part(name: str, look: Callable[..., Page]) 
 
 
 def tree_of(own: Mapping[str, int], **meta: Any) -> Run:
-    """A run in which each layer took so many ns itself, called once."""
+    """A run in which each layer was called once, with a self of so many ns."""
     layers = tuple(Layer(tuple(path.split(".")), "Module") for path in own)
     columns = {name: array("q", [0] * len(layers)) for name in Rows.COLUMNS}
     columns["layer"] = array("q", range(len(layers)))
@@ -720,19 +719,19 @@ SMALL = {"Net": 100, "Net.a": 1000, "Net.a.x": 3000, "Net.a.y": 1000, "Net.b": 5
 
 
 def blocks(page: Page) -> list[str]:
-    """What stands on the blocks, from left to right in each row, from the top down."""
+    """The texts of the blocks, left to right in each row, rows from the top down."""
     found = page.evaluate(READ_BLOCKS)["blocks"]
     return [block["text"] for block in sorted(found, key=lambda block: (block["top"], block["left"]))]
 
 
-def test_small_neighbours_are_one_block(look: Callable[..., Page]) -> None:
+def test_small_neighbors_are_one_block(look: Callable[..., Page]) -> None:
     page = look(tree_of({"Net": 0, "Net.large": 10**6, **{f"Net.small{number}": 100 for number in range(40)}}))
     drawn = page.evaluate(READ_BLOCKS)
     (rest,) = [block for block in drawn["blocks"] if "rest" in block["classes"]]
     assert abs(rest["width"] - drawn["width"] * 4000 / 1_004_000) < 0.1
 
 
-def test_own_work_as_blocks(look: Callable[..., Page]) -> None:
+def test_self_as_blocks(look: Callable[..., Page]) -> None:
     page = look(tree_of(SMALL))
     assert blocks(page) == ["Net", "a", "b", "x", "y", "x"]
     page.get_by_label("self as blocks").check()
@@ -779,7 +778,7 @@ def test_time_of_a_device_by_hand(look: Callable[..., Page]) -> None:
     ]
 
 
-def test_what_a_device_did_not_do_is_not_drawn(look: Callable[..., Page]) -> None:
+def test_parts_of_a_device_of_zero_are_not_drawn(look: Callable[..., Page]) -> None:
     busy = DeviceTime("cuda:0", 0, 500, 500, 500, 0, 0, 0, (StreamTime(7, 1, 500, 500, 0, 0),))
     nothing = DeviceTime("cuda:1", 0, 0, 0, 0, 0, 0, 0, (StreamTime(7, 1, 0, 0, 0, 0),))
     page = look(replace(run_of([row(0, cpu_ns=10)]), device_times=(busy, nothing)))
@@ -817,8 +816,7 @@ READ_CHART = """() => {
 
 
 def check_upper_edge(page: Page, run: Run) -> None:
-    """The chart is the running total, in steps: in each of the stretches that time is divided into it rises as high as
-    that, and leaves it at the level where that leaves it."""
+    """The chart is the running total as a step function: each interval of time has its maximum and its last level."""
     timeline, memory = run.timeline, run.memory[0]
     assert timeline is not None
     times, sizes = timeline.columns["time_ns"], timeline.columns["nbytes"]
@@ -832,20 +830,20 @@ def check_upper_edge(page: Page, run: Run) -> None:
         total += nbytes
         left[at // length] = total
     assert max(highest.values()) == memory.peak_bytes
-    course = page.evaluate("JSON.parse(document.getElementById('told').textContent).memory[0].course")
-    told = [(at, sum(kinds)) for at, kinds in zip(course["timesNs"], course["heights"])]
+    course = page.evaluate("JSON.parse(document.getElementById('data').textContent).memory[0].course")
+    levels = [(at, sum(kinds)) for at, kinds in zip(course["timesNs"], course["heights"])]
     assert course["timesNs"] == sorted(course["timesNs"])
     for stretch in highest:
-        before = [level for at, level in told[1:] if at // length < stretch][-1:] or [0]
-        here = [level for at, level in told[1:] if at // length == stretch]
+        before = [level for at, level in levels[1:] if at // length < stretch][-1:] or [0]
+        here = [level for at, level in levels[1:] if at // length == stretch]
         assert max([*before, *here]) == highest[stretch]
         assert [*before, *here][-1] == left[stretch]
     chart = page.evaluate(READ_CHART)
     per_byte = (chart["start"] - chart["highest"]) / memory.peak_bytes
     edges = [points[: len(points) // 2] for points in chart["polygons"]]
     tops = [max((chart["start"] - y) / per_byte for _, y in column) for column in zip(*edges)]
-    assert tops == [pytest.approx(level, abs=0.06 / per_byte) for _, level in told for _ in ("begin", "end")]
-    x = [chart["left"] + (chart["right"] - chart["left"]) * at / last for at, _ in told]
+    assert tops == [pytest.approx(level, abs=0.06 / per_byte) for _, level in levels for _ in ("begin", "end")]
+    x = [chart["left"] + (chart["right"] - chart["left"]) * at / last for at, _ in levels]
     for edge in edges:
         assert [at for at, _ in edge[::2]] == pytest.approx(x, abs=0.06)
         ends = [max(begin + 1, end) for begin, end in zip(x, [*x[1:], chart["right"]])]
@@ -884,7 +882,7 @@ def with_memory(run: Run, steps: Sequence[tuple[int, int, int]], memory: Memory)
 
 
 def test_memory_over_time_by_hand(look: Callable[..., Page]) -> None:
-    """300 bytes of parameters, then 100 more of activations; 500 that nobody knows, and a free of what was before."""
+    """300 bytes of parameters, 100 of activations, 500 of unknown kind, and a free of memory from before the start."""
     steps = [(0, 300, 0), (25, 100, 2), (50, 500, -1), (75, -900, 2), (100, 100, 2)]
     held = (
         Held(1, FORWARD, "unknown", 500, 1),
@@ -911,18 +909,19 @@ def test_memory_over_time_by_hand(look: Callable[..., Page]) -> None:
 
 
 def test_memory_stays_at_its_level_until_the_next_step(look: Callable[..., Page]) -> None:
-    """A peak that is gone at once, then nothing for long: no slope, and its level does not stay."""
+    """A peak that is freed at once, then no event for a long time: the chart has no slope and does not stay at the
+    peak."""
     steps = [(0, 50, 2), (10_000, 342, 5), (10_001, -342, 5), (10_002, -50, 2), (100_000, 18, 2), (200_000, -18, 2)]
     run = with_memory(run_of([row(0, cpu_ns=10)]), steps, Memory("cpu", peak_bytes=392, peak_ns=10_000))
     page = look(run)
     check_upper_edge(page, run)
-    course = page.evaluate("JSON.parse(document.getElementById('told').textContent).memory[0].course")
-    told = [(at, sum(kinds)) for at, kinds in zip(course["timesNs"], course["heights"])]
-    assert told == [(0, 0), (0, 50), (10_000, 392), (10_002, 0), (100_000, 18), (200_000, 0)]
+    course = page.evaluate("JSON.parse(document.getElementById('data').textContent).memory[0].course")
+    levels = [(at, sum(kinds)) for at, kinds in zip(course["timesNs"], course["heights"])]
+    assert levels == [(0, 0), (0, 50), (10_000, 392), (10_002, 0), (100_000, 18), (200_000, 0)]
 
 
-def test_what_was_freed_lifts_the_stack_off(look: Callable[..., Page]) -> None:
-    """What was there at the start and is freed goes below 0; the upper edge stays the running total."""
+def test_memory_freed_since_the_start_is_below_zero(look: Callable[..., Page]) -> None:
+    """A free of memory from before the start goes below 0; the upper edge is still the running total."""
     steps = [(0, 300, 1), (25, -600, 1), (50, 1000, 2), (100, -1000, 2)]
     run = with_memory(run_of([row(0, cpu_ns=10)]), steps, Memory("cpu", peak_bytes=700, peak_ns=50))
     page = look(run)
@@ -930,7 +929,7 @@ def test_what_was_freed_lifts_the_stack_off(look: Callable[..., Page]) -> None:
     assert "-300 B" in page.evaluate(READ_CHART)["texts"]
 
 
-def test_run_without_a_timeline_says_how_to_get_one(look: Callable[..., Page]) -> None:
+def test_a_run_without_a_timeline_says_how_to_record_one(look: Callable[..., Page]) -> None:
     model = Net()
     page = look(profiled(model, lambda: model(torch.rand(2, 3, 6, 6)), profile_memory=True))
     assert "with_timeline=True" in page.inner_text("#memory")
@@ -945,14 +944,14 @@ def test_traffic_of_a_call_by_hand() -> None:
     layer = Layer(
         ("Net",), "Linear", param_bytes=96, input_shapes=((2, 4),), output_shapes=((2, 4), (3,)), output_bytes=44
     )
-    assert traffic_bytes(layer) == 96 + 44 + 4 * 8  # 11 elements of 4 bytes came out, 8 went in
+    assert traffic_bytes(layer) == 96 + 44 + 4 * 8  # outputs: 11 elements of 4 bytes; inputs: 8 elements
     assert traffic_bytes(replace(layer, input_shapes=((2, 4), (5,)))) == 96 + 44 + 4 * 13
     assert traffic_bytes(replace(layer, param_bytes=0)) == 44 + 4 * 8
     assert traffic_bytes(replace(layer, input_shapes=((),))) == 96 + 44 + 4  # a scalar
     unknown: list[dict[str, Any]] = [
         {"param_bytes": None},
         {"output_bytes": None},
-        {"output_bytes": 45},  # no whole number of bytes for each: outputs of several types
+        {"output_bytes": 45},  # no whole number of bytes per element: outputs of several types
         {"output_bytes": 0},
         {"input_shapes": ()},
         {"output_shapes": ()},
@@ -978,7 +977,7 @@ READ_ROOFLINE = """() => {
 
 
 def roofline_run() -> Run:
-    """Net.a: 1920 FLOPs a call over 192 bytes in 192 ns: 10 a byte, 10 G a second. Net.b.0: 1 a byte, 1 G a second."""
+    """Net.a: 1920 FLOPs per call, 192 bytes, 192 ns: 10 FLOP/byte, 10 GFLOP/s. Net.b.0: 1 FLOP/byte, 1 GFLOP/s."""
     counted = ("cpu_ns", "macs", "flops", "uncounted")
     run = run_of(
         [
@@ -1017,7 +1016,7 @@ def test_roofline_by_hand(look: Callable[..., Page]) -> None:
     of = {title.split(":")[0]: place for title, place in points.items()}
     assert of["Net.a"] == [pytest.approx(across[10], abs=0.06), pytest.approx(up["10.00 G"], abs=0.06), 12]
     assert of["Net.b.0"] == [pytest.approx(across[1], abs=0.06), pytest.approx(up["1.00 G"], abs=0.06), 3 + 9 / 2]
-    # The last peak of the CPU: 50 G at 1 FLOP a byte, flat at 100 G from 2 on.
+    # The last peak of the CPU: 50 GFLOP/s at 1 FLOP/byte, flat at 100 GFLOP/s from 2 FLOP/byte on.
     (roof,) = chart["roofs"]
     per_decade = up["10.00 G"] - up["100.00 G"]
     top = pytest.approx(up["100.00 G"], abs=0.06)
@@ -1032,8 +1031,8 @@ def test_roofline_by_hand(look: Callable[..., Page]) -> None:
     assert chosen(page) == "Net.a"
 
 
-def test_peak_that_is_no_number_is_no_roof(look: Callable[..., Page]) -> None:
-    """A file of a run may hold whatever somebody wrote into it."""
+def test_a_peak_that_is_not_finite_is_no_roof(look: Callable[..., Page]) -> None:
+    """A run file may have any numbers."""
     run = roofline_run()
     wrong = [Peak("cpu", "float32", 1, *pair) for pair in ((math.inf, 1e9), (1e9, math.nan), (0.0, 1e9), (1e9, 0.0))]
     for peak in wrong:
@@ -1043,15 +1042,15 @@ def test_peak_that_is_no_number_is_no_roof(look: Callable[..., Page]) -> None:
 
 
 def chosen(page: Page) -> str:
-    """The layer that the panel tells of."""
+    """The layer of the panel."""
     return page.inner_text(".panel h2")
 
 
-# What can be done on the page
+# Controls of the page
 
 
 def lines(page: Page) -> list[str]:
-    """The names in the tree table, from the top down, as it is open now."""
+    """The names of the visible rows of the tree table, top to bottom."""
     return [line["name"] for line in table(page, whole=False)]
 
 
@@ -1072,13 +1071,13 @@ def test_click_zooms_and_crumbs_lead_back(look: Callable[..., Page]) -> None:
     assert blocks(page) == ["b", "x"]
     drawn = page.evaluate(READ_BLOCKS)
     assert [block["width"] / drawn["width"] for block in drawn["blocks"]] == [1, pytest.approx(4400 / 4900, abs=1e-4)]
-    page.mouse.move(0, 0)  # what is under it is told of
+    page.mouse.move(0, 0)  # hovering changes the text
     assert page.inner_text(".status") == f"Net.b: CPU time {format_time(4900)}, 49.0% of all, {format_time(500)} itself"
     page.locator(".crumbs button").first.click()
     assert crumbs(page) == ["Net"] and blocks(page) == ["Net", "a", "b", "x", "y", "x"]
 
 
-def test_hovering_tells_of_a_block(look: Callable[..., Page]) -> None:
+def test_hovering_shows_the_figures_of_a_block(look: Callable[..., Page]) -> None:
     page = look(tree_of(SMALL))
     page.locator(".icicle .block", has_text=re.compile("^y$")).hover()
     assert (
@@ -1137,7 +1136,7 @@ def test_search(look: Callable[..., Page]) -> None:
     assert chosen(page) == "Net.b.x"
     box.press("Enter")
     assert chosen(page) == "Net.a.x"
-    box.fill("net.a")  # what is inside one that matches counts with it, once
+    box.fill("net.a")  # a match inside another match counts once in the share
     assert found.inner_text() == "3 layers, 50.0% of CPU time"
     box.fill("conv")
     assert found.inner_text() == "1 layer, 10.0% of CPU time"
@@ -1186,7 +1185,7 @@ def test_flat_list_sorts_across_all_layers(look: Callable[..., Page]) -> None:
     assert "Net.b.x" not in lines(page)
 
 
-def test_unknown_figures_sort_behind_all_others(look: Callable[..., Page]) -> None:
+def test_unknown_figures_sort_after_all_others(look: Callable[..., Page]) -> None:
     run = training()
     page = look(run)
     page.get_by_label("without the tree").check()
@@ -1209,7 +1208,7 @@ def test_open_and_close(look: Callable[..., Page]) -> None:
     assert lines(page) == ["Net"]
 
 
-def test_click_on_a_line_chooses_its_layer(look: Callable[..., Page]) -> None:
+def test_click_on_a_line_selects_its_layer(look: Callable[..., Page]) -> None:
     page = look(tree_of(SMALL))
     button(page, "Open all").click()
     page.locator(".lines .line", has_text="y").first.click()
@@ -1218,7 +1217,7 @@ def test_click_on_a_line_chooses_its_layer(look: Callable[..., Page]) -> None:
     assert page.locator(".icicle .block.selected").inner_text() == "y"
 
 
-def test_what_is_chosen_in_the_icicle_is_opened_and_shown_in_the_table(look: Callable[..., Page]) -> None:
+def test_a_layer_selected_in_the_icicle_is_opened_in_the_table(look: Callable[..., Page]) -> None:
     own = (
         {"Net": 0} | {f"Net.s{number}": 0 for number in range(100)} | {f"Net.s{number}.x": 100 for number in range(100)}
     )
@@ -1242,7 +1241,7 @@ def test_what_is_chosen_in_the_icicle_is_opened_and_shown_in_the_table(look: Cal
 
 
 def expected_csv(run: Run) -> list[list[str]]:
-    """Path and plain figures of every layer: of what is unknown none."""
+    """Path and plain figures of every layer; unknown figures are empty."""
     columns = columns_of(run)
     rows = []
     for path, figures in all_figures(run).items():
@@ -1334,7 +1333,9 @@ def test_sheet_sorts_and_shows_more(look: Callable[..., Page]) -> None:
 
 def test_spread_over_the_ranks(look: Callable[..., Page]) -> None:
     page = look(of_ranks())
-    assert "3: The second rank doubts." in page.inner_text("header") and "The second rank" in page.inner_text(".doubts")
+    assert "3: The second rank warns." in page.inner_text("header") and "The second rank" in page.inner_text(
+        ".warnings"
+    )
     choice(page, "forward").click()
     sheets = {panel["path"]: panel["sheets"] for panel in panels(page, every=False) if panel["path"]}
     totals = [of_rank(of_ranks(), rank).tree(FORWARD).children[0].total.cpu_ns for rank in (0, 3)]
@@ -1344,7 +1345,7 @@ def test_spread_over_the_ranks(look: Callable[..., Page]) -> None:
 
 
 def beside() -> tuple[Run, Run]:
-    """Two runs: the second has one layer more, one less, and a larger one of the same name."""
+    """Two runs: the second has one more layer, lacks one, and has a larger one of the same name."""
     first = {"Net": 100, "Net.both": 1000, "Net.first": 3000, "Net.grown": 500}
     second = {"Net": 200, "Net.both": 4000, "Net.second": 800, "Net.grown": 900}
     runs = []
@@ -1361,7 +1362,7 @@ def beside() -> tuple[Run, Run]:
     return runs[0], runs[1]
 
 
-def test_runs_beside_each_other(look: Callable[..., Page]) -> None:
+def test_several_runs_on_one_page(look: Callable[..., Page]) -> None:
     first, second = beside()
     page = look(first, beside={"other": second})
     for name, run in (("this run", first), ("other", second), ("this run", first)):
@@ -1380,7 +1381,7 @@ def test_runs_beside_each_other(look: Callable[..., Page]) -> None:
     assert sheets["Net.second"]["In each run"] == [["this run", UNKNOWN], ["other", format_time(800)]]
 
 
-def test_layer_is_what_it_is_in_the_run_that_is_shown(look: Callable[..., Page]) -> None:
+def test_the_description_of_a_layer_is_that_of_the_shown_run(look: Callable[..., Page]) -> None:
     first, second = beside()
     page = look(first, beside={"other": second})
     page.get_by_label("Run").select_option("other")
@@ -1389,7 +1390,7 @@ def test_layer_is_what_it_is_in_the_run_that_is_shown(look: Callable[..., Page])
     assert facts(page)["Net.grown"]["input"] == "[64]"
 
 
-def test_layer_of_another_run_alone_is_unknown(look: Callable[..., Page]) -> None:
+def test_a_layer_that_only_another_run_has_is_unknown(look: Callable[..., Page]) -> None:
     first, second = beside()
     page = look(first, beside={"other": second})
     page.get_by_label("Run").select_option("other")
@@ -1414,7 +1415,7 @@ def test_selected_paths(look: Callable[..., Page]) -> None:
     assert found["(not selected)"][1:] != [""] * len(found["(not selected)"][1:])
 
 
-def test_what_is_not_a_run_is_refused() -> None:
+def test_a_value_of_beside_that_is_no_run_is_refused() -> None:
     with pytest.raises(TorchprofError, match="which is no Run"):
         tree_of(SMALL).report("html", beside={"other": "run.json"})
 
@@ -1458,7 +1459,7 @@ def test_wide_model(look: Callable[..., Page]) -> None:
     assert len(page.evaluate(READ_BLOCKS)["blocks"]) < 1000
 
 
-def test_no_layer_one_layer_and_nothing_recorded(look: Callable[..., Page]) -> None:
+def test_runs_without_layers_with_one_layer_and_without_rows(look: Callable[..., Page]) -> None:
     nothing = {"requested": (), "measured": ()}
     for run in (
         tree_of({}),
@@ -1525,7 +1526,7 @@ def test_page_of_resnet50_is_small(tmp_path: Path, look: Callable[..., Page]) ->
 
 
 def test_clicks_on_a_page_of_10000_layers(look: Callable[..., Page], capsys: pytest.CaptureFixture[str]) -> None:
-    """How long a click takes is printed, not asserted: this machine is shared. ``benchmarks page`` measures it well."""
+    """The time of a click is printed, not asserted, because the machine is shared. ``benchmarks page`` measures it."""
     run = big_run()
     assert len(run.layers) > 10_000 and len(run.rows) == 200_000
     start = time.perf_counter()
@@ -1573,7 +1574,7 @@ HOSTILE = [
 
 
 def hostile_run() -> Run:
-    """Every name that a run holds is one that nobody should trust."""
+    """A run in which every name is hostile."""
     rows = []
     for number, name in enumerate(HOSTILE):
         rows += [
@@ -1641,7 +1642,7 @@ def test_hostile_names_stay_text(look: Callable[..., Page]) -> None:
     check_nothing_ran(page)
 
 
-def test_hostile_model_and_heading(look: Callable[..., Page]) -> None:
+def test_hostile_names_of_models(look: Callable[..., Page]) -> None:
     for name in HOSTILE:
         if not name:
             continue
@@ -1658,7 +1659,7 @@ def test_hostile_model_and_heading(look: Callable[..., Page]) -> None:
         check_nothing_ran(page)
 
 
-def test_policy_forbids_all_but_the_pages_own_script(
+def test_the_policy_allows_only_the_script_of_the_page(
     open_tab: Callable[..., Tab],  # noqa: F811
     tmp_path: Path,
 ) -> None:
@@ -1685,7 +1686,7 @@ def test_policy_forbids_all_but_the_pages_own_script(
 
 
 class Loads(HTMLParser):
-    """What a page would load, and the attributes that run scripts."""
+    """Reads the addresses that a page would load, and the attributes that run scripts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1707,7 +1708,7 @@ def test_page_is_self_contained() -> None:
             r"https?://[^\s\"'`<>)]+", re.sub(r'<script type="application/json".*?</script>', "", text, flags=re.S)
         )
     )
-    assert addresses == {"http://www.w3.org/2000/svg"}  # a name, not a place
+    assert addresses == {"http://www.w3.org/2000/svg"}  # a namespace, not an address
     assert "@import" not in text and "url(" not in text
     assert text.isascii() or text.encode("utf-8")
 
@@ -1748,11 +1749,11 @@ def test_without_scripts_the_page_says_so(chromium: Any, tmp_path: Path) -> None
     context.close()
 
 
-# How it looks
+# Layout and contrast
 
 
 def everything() -> Run:
-    """A run with all that the page can show."""
+    """A run with all sections of the page."""
     run = roofline_run()
     steps = [(0, 300, 0), (25, 100, 2), (50, 500, -1), (75, -900, 2), (100, 100, 2)]
     held = (Held(1, FORWARD, "activations", 500, 1), Held(0, FORWARD, "parameters", 300, 2))
@@ -1760,7 +1761,7 @@ def everything() -> Run:
         SampleKey(layer, FORWARD, 0, "cpu", "cpu_ns"): Spread.of([(at, 100 * at) for at in range(1, 8)])
         for layer in range(4)
     }
-    metas = (replace(run.meta, warnings=caveats("A doubt."), environment=(("CPU", "a processor of a long name"),)),)
+    metas = (replace(run.meta, warnings=caveats("A warning."), environment=(("CPU", "a processor of a long name"),)),)
     measured = replace(run, metas=metas, samples=samples, device_times=(DEVICE,))
     return with_memory(measured, steps, Memory("cpu", peak_bytes=900, peak_ns=50, held=held))
 
@@ -1770,7 +1771,7 @@ def everything() -> Run:
 @pytest.mark.parametrize("name", ["training", "of_ranks", "everything", "hostile_run"])
 def test_page_is_no_wider_than_the_window(name: str, width: int, dark: bool, look: Callable[..., Page]) -> None:
     page = look({**RUNS, "everything": everything, "hostile_run": hostile_run}[name](), width=width, dark=dark)
-    # What sticks out of a section is cut off: nobody could scroll to it.
+    # An element wider than its section is cut off, and the user could not scroll to it.
     fits = """() => document.documentElement.scrollWidth <= window.innerWidth
         && [...document.querySelectorAll("header, section, section > div, aside, footer")].every(
             (one) => one.scrollWidth <= one.clientWidth)"""
@@ -1781,7 +1782,7 @@ def test_page_is_no_wider_than_the_window(name: str, width: int, dark: bool, loo
         assert page.evaluate(fits)
 
 
-# Contrast by WCAG 2.1, of a text with what is behind it. A canvas knows what any colour of CSS is in sRGB.
+# The contrast of a text with its background (WCAG 2.1). A canvas converts any color of CSS to sRGB.
 CONTRASTS = """(selectors) => {
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   const rgba = (color) => {
@@ -1823,7 +1824,21 @@ CONTRASTS = """(selectors) => {
 }"""
 
 TEXTS = [
-    *("h1", "h2", "h3", ".headline", "summary", "li", "dt", "dd", ".doubts li", ".hint", "footer", ".status", ".calls"),
+    *(
+        "h1",
+        "h2",
+        "h3",
+        ".headline",
+        "summary",
+        "li",
+        "dt",
+        "dd",
+        ".warnings li",
+        ".hint",
+        "footer",
+        ".status",
+        ".calls",
+    ),
     *(
         "label",
         "button",
@@ -1860,20 +1875,20 @@ def read_contrasts(look: Callable[..., Page], selectors: Sequence[str], dark: bo
 
 
 @pytest.mark.parametrize("dark", LIGHT_AND_DARK)
-def test_texts_stand_out(dark: bool, look: Callable[..., Page]) -> None:
+def test_texts_have_enough_contrast(dark: bool, look: Callable[..., Page]) -> None:
     found = read_contrasts(look, TEXTS, dark)
     assert set(TEXTS) - set(found) <= {".advice"}
     assert {selector: contrast for selector, contrast in found.items() if contrast < 4.5} == {}
 
 
 @pytest.mark.parametrize("dark", LIGHT_AND_DARK)
-def test_figures_stand_out_on_their_bars(dark: bool, look: Callable[..., Page]) -> None:
+def test_figures_have_enough_contrast_on_their_bars(dark: bool, look: Callable[..., Page]) -> None:
     found = read_contrasts(look, ON_BARS, dark)
     assert set(found) == set(ON_BARS)
     assert {selector: contrast for selector, contrast in found.items() if contrast < 4.5} == {}
 
 
-def test_columns_stand_under_their_headings(look: Callable[..., Page]) -> None:
+def test_cells_are_aligned_with_their_headings(look: Callable[..., Page]) -> None:
     page = look(tree_of({"Net": 10, "Net." + "x" * 300: 20, "Net.short": 30}))
     places = page.evaluate("""() => [...document.querySelectorAll(".treetable .line")].map((line) =>
         [...line.querySelectorAll(".cell")].slice(1).map((cell) => Math.round(cell.getBoundingClientRect().right)))""")
@@ -1881,7 +1896,7 @@ def test_columns_stand_under_their_headings(look: Callable[..., Page]) -> None:
     assert all(line == places[0] for line in places)
 
 
-def test_units_stand_in_line(look: Callable[..., Page]) -> None:
+def test_units_are_aligned(look: Callable[..., Page]) -> None:
     page = look(training())
     ends = page.evaluate("""() => [...document.querySelectorAll(".lines .line")].map((line) =>
         [...line.querySelectorAll(".number .unit")].map((unit) => Math.round(unit.getBoundingClientRect().left)))""")
@@ -1919,11 +1934,11 @@ def test_every_control_has_a_name_and_a_role(look: Callable[..., Page]) -> None:
         "columnheader",
         "rowheader",
     }
-    corner = ("columnheader", "")  # above the names of the figures of a layer
+    corner = ("columnheader", "")  # the empty heading above the names of a layer's figures
     assert [one for one in found if one[0] in controls and not one[1].strip() and one != corner] == []
 
 
-def test_roles_of_the_table_agree(look: Callable[..., Page]) -> None:
+def test_roles_of_the_table_are_consistent(look: Callable[..., Page]) -> None:
     page = look(training())
     button(page, "Open all").click()
     grid = page.evaluate("""() => {
@@ -1943,7 +1958,7 @@ def test_roles_of_the_table_agree(look: Callable[..., Page]) -> None:
     assert len({row_["index"] for row_ in rows}) == len(rows) <= grid["count"]
 
 
-def test_focus_is_seen(look: Callable[..., Page]) -> None:
+def test_the_focus_is_visible(look: Callable[..., Page]) -> None:
     page = look(everything())
     seen = set()
     for _ in range(60):
@@ -1963,7 +1978,7 @@ def test_focus_is_seen(look: Callable[..., Page]) -> None:
 
 
 def compared() -> tuple[Run, Run]:
-    """Layers that became slower and faster, that came and went, and one that stayed as it was."""
+    """Layers that became slower or faster, that were added or removed, and one that did not change."""
     both = {"Net": 100, "Net.same": 1000}
     before = {
         **both,
@@ -2006,7 +2021,7 @@ def test_page_of_a_comparison(dark: bool, look: Callable[..., Page]) -> None:
 
 
 @pytest.mark.parametrize("dark", LIGHT_AND_DARK)
-def test_texts_of_a_comparison_stand_out(dark: bool, look: Callable[..., Page]) -> None:
+def test_texts_of_a_comparison_have_enough_contrast(dark: bool, look: Callable[..., Page]) -> None:
     before, after = compared()
     page = look(torchprof.compare(before, after).report("html"), dark=dark)
     found = page.evaluate(CONTRASTS, [".block[data-change]", ".legend", ".line .cell"])
@@ -2014,7 +2029,7 @@ def test_texts_of_a_comparison_stand_out(dark: bool, look: Callable[..., Page]) 
 
 
 class Grown(nn.Module):
-    """As ``Net``, with one layer under a new name, one more, and one that is wider."""
+    """Like ``Net``, with a renamed layer, an added layer, and a wider layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -2028,7 +2043,7 @@ class Grown(nn.Module):
 
 
 def change_of(how: str, change: Any, quantity: Any) -> list[str]:
-    """The cells of a quantity, as the page has them: blank where the layer was not there."""
+    """The cells of a quantity on the page: blank if the layer did not exist."""
     known = [change.figure(side).text(quantity.text) for side in (0, 1)]
     known.append(UNKNOWN if change.difference is None else quantity.text(change.difference))
     if change.difference is not None and change.difference > 0:
@@ -2040,8 +2055,8 @@ def change_of(how: str, change: Any, quantity: Any) -> list[str]:
     return [*known, UNKNOWN if change.ratio is None else f"{change.ratio:.2f}×", change.verdict]
 
 
-def test_figures_of_a_comparison_are_the_diffs(look: Callable[..., Page]) -> None:
-    """Two steps before and three after: all figures are for one call of the model."""
+def test_figures_of_a_comparison_are_those_of_the_diff(look: Callable[..., Page]) -> None:
+    """Two steps before and three after, so all figures are for one call of the model."""
     x = torch.rand(2, 3, 8, 8)
     diff = torchprof.compare(trained(Net(), x, steps=2), trained(Grown(), x, steps=3))
     assert diff.unit == "call" and {pair.how for pair in diff.walk()} >= {"same", "added", "removed", "renamed"}
@@ -2073,7 +2088,7 @@ def headings_shown(page: Page) -> list[str]:
     return page.eval_on_selector_all(".head .cell", "all => all.map((one) => one.textContent)")
 
 
-def test_peaks_of_a_layer_are_the_runs(look: Callable[..., Page]) -> None:
+def test_peaks_of_a_layer_are_those_of_the_run(look: Callable[..., Page]) -> None:
     run = training()
     page = look(run)
     peaks = {(key.layer, key.phase): spread.max for key, spread in run.samples.items() if key.measure == "peak_bytes"}
@@ -2105,8 +2120,8 @@ class Parts(nn.Module):
         return self.dec(self.enc(x))
 
 
-def test_a_layer_that_moved_stands_in_both_places(look: Callable[..., Page]) -> None:
-    """So that the layers that it left, and came to, have their own figures in each run."""
+def test_a_layer_that_moved_is_at_both_places(look: Callable[..., Page]) -> None:
+    """So the layers at both places have their own figures in each run."""
     x = torch.rand(8, 64)
     before = trained(Parts(Inside("a", "big"), Inside("b")), x)
     after = trained(Parts(Inside("a"), Inside("b", "big")), x)
@@ -2115,10 +2130,10 @@ def test_a_layer_that_moved_stands_in_both_places(look: Callable[..., Page]) -> 
     page = look(diff.report("html"))
     page.get_by_role("group", name="Width").get_by_role("button", name="FLOPs", exact=True).click()
     page.get_by_role("group", name="Phase").get_by_role("button", name="forward", exact=True).click()
-    colours = dict(
+    colors = dict(
         page.eval_on_selector_all(".block[data-change]", "all => all.map((o) => [o.textContent, o.dataset.change])")
     )
-    assert colours["enc"] == "less" and colours["dec"] == "more" and colours["a"] == "same"
+    assert colors["enc"] == "less" and colors["dec"] == "more" and colors["a"] == "same"
     for name, run in (("before", before), ("after", after)):
         page.get_by_label("Run").select_option(name)
         for node in run.tree("forward").walk():
@@ -2134,8 +2149,8 @@ def test_a_layer_that_moved_stands_in_both_places(look: Callable[..., Page]) -> 
     assert "This layer was here before: it is Parts.dec.big now." in texts["Parts.enc.big"]
 
 
-def test_calls_that_differ_have_no_place_in_the_roofline() -> None:
-    """The bytes are those of the first call: where others had other shapes, no call had that intensity."""
+def test_layers_called_on_different_shapes_are_not_in_the_roofline() -> None:
+    """The bytes are those of the first call: if other calls had other shapes, the intensity would be wrong."""
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8))
     same = profiled(model, lambda: [model(torch.rand(32, 64)) for _ in range(4)], with_flops=True)
     other = profiled(model, lambda: [model(torch.rand(size, 64)) for size in (32, 32, 32, 16)], with_flops=True)
@@ -2143,7 +2158,7 @@ def test_calls_that_differ_have_no_place_in_the_roofline() -> None:
     assert page_data([Take("this run", other)])["takes"][0]["traffic"] == [None] * 3
 
 
-def test_the_keyboard_stays_where_it_was(look: Callable[..., Page]) -> None:
+def test_a_redraw_keeps_the_keyboard_focus(look: Callable[..., Page]) -> None:
     page = look(training())
     for role, name in (("group", "backward"), ("columnheader", "FLOPs"), ("columnheader", "Calls")):
         found = page.get_by_role(role).get_by_role("button", name=name, exact=True)
@@ -2153,7 +2168,7 @@ def test_the_keyboard_stays_where_it_was(look: Callable[..., Page]) -> None:
         assert page.evaluate("document.activeElement.textContent") == name
 
 
-def test_operators_stay_as_they_were_sorted(look: Callable[..., Page]) -> None:
+def test_operators_keep_their_order_when_another_layer_is_selected(look: Callable[..., Page]) -> None:
     page = look(training())
     sorted_by = "#operators th[aria-sort=descending]"
     page.locator("#operators").get_by_role("button", name="Calls", exact=True).click()
@@ -2163,8 +2178,8 @@ def test_operators_stay_as_they_were_sorted(look: Callable[..., Page]) -> None:
     assert page.locator("#operators tbody").inner_text() == before
 
 
-def test_a_removed_layer_has_not_the_advice_of_its_namesake(look: Callable[..., Page]) -> None:
-    """The items of a list that a layer was put in: behind it they have other numbers."""
+def test_a_removed_layer_does_not_show_advice_on_a_layer_of_the_same_name(look: Callable[..., Page]) -> None:
+    """A layer was inserted into a list: the layers after it have other numbers."""
     torch.manual_seed(0)
     x = torch.rand(8, 16)
     before = trained(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)), x)
@@ -2176,13 +2191,13 @@ def test_a_removed_layer_has_not_the_advice_of_its_namesake(look: Callable[..., 
 
 
 @pytest.mark.parametrize("beside", [3, [SMALL], {"other": 3}], ids=["number", "list", "no run"])
-def test_what_stands_beside_has_to_be_runs_by_name(beside: Any) -> None:
+def test_beside_takes_runs_by_name(beside: Any) -> None:
     with pytest.raises(TorchprofError, match=r"beside="):
         tree_of(SMALL).report("html", beside=beside)
 
 
 def test_tied_parameters_count_elsewhere_so_bytes_are_unknown() -> None:
-    """A head that shares the embedding's weight reads it, too; its own parameters are none."""
+    """A head that shares the weight of the embedding reads it, but has no parameters of its own."""
     embed, head = nn.Embedding(50, 16), nn.Linear(16, 50, bias=False)
     head.weight = embed.weight
     model = nn.Sequential(embed, nn.Linear(16, 16), head)
@@ -2195,7 +2210,7 @@ def test_tied_parameters_count_elsewhere_so_bytes_are_unknown() -> None:
 
 
 def job(size: int, **options: Any) -> Run:
-    """Net.a takes 20 ms in forward and 10 in backward, on rank 1 twice that; only even ranks have Net.b.0: 1 ms."""
+    """Net.a takes 20 ms in forward and 10 ms in backward, twice that on rank 1; only even ranks have Net.b.0 (1 ms)."""
     own = {
         ("Net.a", FORWARD): {rank: [40_000_000 if rank == 1 else 20_000_000] * 5 for rank in range(size)},
         ("Net.a", BACKWARD): {rank: [20_000_000 if rank == 1 else 10_000_000] * 5 for rank in range(size)},
@@ -2212,7 +2227,7 @@ def job(size: int, **options: Any) -> Run:
 
 
 def heat_of(page: Page) -> dict[str, list[str]]:
-    """What the cells of the map of ranks say, by layer, after the median: the texts, or their titles without one."""
+    """The cells of the heat map after the median, by layer: their texts, or their titles if they have no text."""
     read = """() => Object.fromEntries([...document.querySelectorAll(".heat tbody tr")].map((row) => [
         row.querySelector("th").innerText,
         [...row.querySelectorAll("td")].map((cell) => cell.innerText || cell.title)]))"""
@@ -2221,7 +2236,7 @@ def heat_of(page: Page) -> dict[str, list[str]]:
 
 
 def test_ranks_are_compared(look: Callable[..., Page]) -> None:
-    """The median of 30 ms on three ranks and 60 on one is 30; Net has 31 on ranks 0 and 2, 60 on 1 and 30 on 3."""
+    """The median of 30 ms on three ranks and 60 ms on one is 30; Net has 31 on ranks 0 and 2, 60 on 1 and 30 on 3."""
     page = look(job(4, world_size=5))
     section = page.locator("#ranks")
     said = section.locator("p").first.inner_text()
@@ -2265,7 +2280,7 @@ def test_the_map_of_ranks_follows_the_phase_and_leads_to_layers(look: Callable[.
 
 
 def test_many_ranks_are_summed_and_share_columns(look: Callable[..., Page]) -> None:
-    """130 ranks: three in a column. The page holds one row where the run has one for each rank."""
+    """130 ranks: three in a column. The page has one row where the run has one for each rank."""
     run = job(130)
     page = look(run)
     assert page.locator("select.source").count() == 0
@@ -2306,7 +2321,7 @@ def test_one_rank_has_no_section_of_ranks(look: Callable[..., Page]) -> None:
 @pytest.mark.parametrize("size", [2, 40])
 @pytest.mark.parametrize("dark", LIGHT_AND_DARK)
 @pytest.mark.parametrize("width", WIDE_AND_NARROW)
-def test_the_map_of_ranks_is_read(size: int, width: int, dark: bool, look: Callable[..., Page]) -> None:
+def test_the_map_of_ranks_has_readable_texts(size: int, width: int, dark: bool, look: Callable[..., Page]) -> None:
     page = look(job(size), width=width, dark=dark)
     assert page.evaluate("() => document.documentElement.scrollWidth <= window.innerWidth")
     found = page.evaluate(CONTRASTS, [".heat td", ".heat th", ".heat th button", "#ranks figcaption", "#ranks p"])

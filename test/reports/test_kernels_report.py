@@ -1,4 +1,4 @@
-"""The table of kernels, by hand: from events as a GPU gives them, and from rows; names from real traces."""
+"""The kernels report on hand-made rows, and on hand-made events like those of a GPU; kernel names from real traces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tabulate import tabulate_formats
 
 from torchprof import TorchprofError
 from torchprof.analyze.operators import Kernel, kernels
-from torchprof.reports.kernels import short_name
+from torchprof.reports.kernels import short_kernel_name
 from torchprof.run.words import BACKWARD, LAUNCH_NOT_RECORDED, OUTSIDE, RECOMPUTE
 
 MEASURES = ("cpu_ns", "device_ns")
@@ -29,7 +29,7 @@ STEP = [
 
 
 def test_the_table() -> None:
-    """A row for each kernel of an op of a layer in a phase; shares of the 10 us of all; how long it was idle."""
+    """A row for each kernel, op, layer and phase; shares of all 10 us; idle time."""
     run = run_of(STEP, wall_ns=40_000, busy_ns=(("cuda:0", 8_000),), warnings=caveats("Beware."), **CUDA)
     assert run.report("kernels").splitlines() == [
         "cuda:0 was busy for 8.000us of 40.000us, idle for 32.000us (80.0%).",
@@ -46,7 +46,7 @@ def test_the_table() -> None:
     ]
 
 
-def test_some_layers_one_phase_another_order() -> None:
+def test_selected_layers_one_phase_and_another_order() -> None:
     run = run_of(STEP, wall_ns=40_000, **CUDA)
     table = run.report("kernels", layer="b")
     assert [one[:5] for one in cells_of(table)] == [["gemm", "aten::addmm", "Net.b.0", "forward", "3.000us (100.0%)"]]
@@ -64,7 +64,7 @@ def test_some_layers_one_phase_another_order() -> None:
 
 
 def cells_of(report: str) -> list[list[str]]:
-    """The rows of the table, which stands after the lines about the devices."""
+    """The rows of the table, which follows the lines about the devices."""
     return cells(report.split("\n\n", 1)[1])
 
 
@@ -107,8 +107,8 @@ def test_kernels_in_a_label_and_in_recompute() -> None:
 
 
 @MARKED
-def test_kernels_of_real_looking_events() -> None:
-    """Every kernel of a training step: where it was launched, how often and how long; and what the device was idle."""
+def test_kernels_of_events_as_a_gpu_gives_them() -> None:
+    """Every kernel of a training step: its launch, calls and time; and the idle time of the device."""
     _, run = attributed(small_step())
     run = replace(run, metas=(replace(run.meta, **CUDA),))
     found = {kernel: (sums.calls, sums.self.device_ns, sums.total) for kernel, sums in kernels(run).items()}
@@ -130,7 +130,7 @@ def test_kernels_of_real_looking_events() -> None:
 # Names
 
 
-# As they stand in traces of an A100 and of an MI250.
+# As in traces of an A100 and of an MI250.
 @pytest.mark.parametrize(
     ("name", "short"),
     [
@@ -179,12 +179,12 @@ def test_kernels_of_real_looking_events() -> None:
         ("", ""),
     ],
 )
-def test_short_names(name: str, short: str) -> None:
-    assert short_name(name) == short
+def test_short_kernel_names(name: str, short: str) -> None:
+    assert short_kernel_name(name) == short
 
 
 def test_full_names_on_request() -> None:
-    """Two kernels whose short names are one are two rows all the same."""
+    """Two kernels with the same short name are two rows."""
     long = [f"void gemm<{'int, ' * 20}{number}{', int' * 20}>(float*)" for number in range(2)]
     run = run_of([row(1, op("aten::mm"), kernel(name), device="cuda:0", device_ns=1) for name in long], **CUDA)
     assert len({one[0] for one in cells_of(run.report("kernels"))}) == 1
@@ -192,7 +192,7 @@ def test_full_names_on_request() -> None:
     assert [one[0] for one in cells_of(run.report("kernels", full_names=True))] == long
 
 
-# What cannot be
+# Bad input
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
-"""What the table in Markdown says above the table."""
+"""The facts above the table in Markdown."""
 
 from __future__ import annotations
 
 from build.hand_made import row, run_of
 
 
-def test_facts_that_hold_commas_are_told_apart() -> None:
+def test_facts_with_commas_are_separated_by_semicolons() -> None:
     run = run_of(
         [row(0, cpu_ns=1)],
         environment=(("built", "kernels for AVX512, oneDNN"), ("threads", "2 in an operator, 2 between")),

@@ -1,4 +1,4 @@
-"""What notebooks show: the table as HTML, read back cell by cell, and the page in a frame."""
+"""Notebooks: the table as HTML, read back cell by cell, and the page in a frame."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from build.browser import chromium, open_tab  # noqa: F401
+from build.colors import luminance
 from build.hand_made import cells, headings, label, op, row, run_of
 from build.warnings import caveats
 from torch import nn
@@ -28,7 +29,7 @@ LINES = [row(0, cpu_ns=100), row(1, cpu_ns=300), row(2, cpu_ns=97), row(3, cpu_n
 
 
 class Read(HTMLParser):
-    """HTML as what a browser makes of it: the cells of each row, the paragraphs, and every tag with its attributes."""
+    """Reads HTML: the cells of each row, the paragraphs, and every tag with its attributes."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -76,12 +77,12 @@ def runs() -> Iterator[Run]:
         row(1, label("mine"), op("aten::x"), cpu_ns=50, flops=80, uncounted=1),
         row(3, op("aten::y"), phase=BACKWARD, cpu_ns=77, cpu_allocated=2_048),
     ]
-    doubts = ("One doubt.", "Another, of x < y.")
-    yield run_of(more, requested=fields, measured=fields[:1] + fields[2:], device="cuda", warnings=caveats(*doubts))
+    texts = ("One warning.", "Another, of x < y.")
+    yield run_of(more, requested=fields, measured=fields[:1] + fields[2:], device="cuda", warnings=caveats(*texts))
 
 
 @pytest.mark.parametrize("run", [*runs()], ids=["plain", "rich"])
-def test_it_shows_what_the_tree_shows(run: Run) -> None:
+def test_the_notebook_shows_the_cells_and_notes_of_the_tree(run: Run) -> None:
     shown, table = read(run), run.report("tree")
     assert shown.rows[0] == headings(table)
     lines = [[cell.strip() for cell in line] for line in shown.rows[1:]]
@@ -90,10 +91,10 @@ def test_it_shows_what_the_tree_shows(run: Run) -> None:
     assert "\n".join(shown.notes) == table.partition("\n\n")[2]
 
 
-def test_bars_are_as_long_as_the_share_of_the_column() -> None:
+def test_the_length_of_a_bar_is_the_share_of_the_column() -> None:
     shown = read(run_of(LINES))
     bars = {row[0].strip("├└─│ "): bars[1:] for row, bars in zip(shown.rows, shown.bars)}
-    # Of 1000: Net 100 itself and 997 in all, 300, 97 and 597, 500, 3; calls have none.
+    # Self and total, of 1000: Net 100 and 997, a 300, b 97 and 597, b.0 500, outside 3; calls have no bar.
     assert bars["Net"] == [("warm", "--share:10%"), ("hot", "--share:100%"), ("", "")]
     assert bars["a"] == [("warm", "--share:30%")] * 2 + [("", "")]
     assert bars["b"] == [("", "--share:10%"), ("hot", "--share:60%"), ("", "")]
@@ -101,7 +102,7 @@ def test_bars_are_as_long_as_the_share_of_the_column() -> None:
     assert bars["(outside)"] == [("", "")] * 3
 
 
-def test_nothing_in_it_runs_or_loads() -> None:
+def test_the_html_runs_and_loads_nothing() -> None:
     shown = read(run_of(LINES, warnings=caveats("x")))
     known = {"div", "style", "table", "thead", "tbody", "tr", "th", "td", "i", "p"}
     assert {tag for tag, _ in shown.tags} == known
@@ -133,14 +134,7 @@ PAPER_AND_INK = """cell => {
 }"""
 
 
-def luminance(color: list[float]) -> float:
-    """Relative luminance by https://www.w3.org/TR/WCAG21/#dfn-relative-luminance."""
-    parts = [part / 255 for part in color[:3]]
-    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear))
-
-
-def test_what_is_cut_off_can_be_read() -> None:
+def test_names_that_are_cut_off_have_a_title() -> None:
     run = run_of([*LINES, row(1, label(LONG), cpu_ns=5)])
     titles = [attributes.get("title") for name, attributes in read(run).tags if name == "td"]
     assert [title for title in titles if title] == [f"{LONG} (label)"]
@@ -149,9 +143,9 @@ def test_what_is_cut_off_can_be_read() -> None:
 @pytest.mark.parametrize(
     "style, is_dark",
     [("", False), (":root{color-scheme:dark}", True), (JUPYTER, True), ("body{background:#111;color:#fff}", False)],
-    ids=["light", "dark", "JupyterLab's dark", "dark, which nobody knows"],
+    ids=["light", "dark", "JupyterLab's dark", "dark page of unknown kind"],
 )
-def test_figures_and_names_stay_in_sight(
+def test_headings_and_names_stay_visible(
     open_tab: Any,  # noqa: F811
     tmp_path: Path,
     style: str,
@@ -186,7 +180,8 @@ def test_figures_and_names_stay_in_sight(
 
 
 def chain(*widths: int) -> Run:
-    """A model with so many layers on each level below it, all of them under the first of the level above."""
+    """A model with ``widths`` layers on each level below it, all of them children of the first layer of the level
+    above."""
     layers = [Layer(("Net",), "Net")]
     path: tuple[str, ...] = ("Net",)
     for width in widths:
@@ -199,7 +194,7 @@ def chain(*widths: int) -> Run:
 @pytest.mark.parametrize(
     ("widths", "rows", "hidden"), [((400, 99), 500, 0), ((400, 100), 401, 100), ((600, 5), 1, 605)]
 )
-def test_a_tree_of_many_layers_is_cut_where_nobody_asks(widths: tuple[int, ...], rows: int, hidden: int) -> None:
+def test_a_tree_of_many_layers_is_cut_by_default(widths: tuple[int, ...], rows: int, hidden: int) -> None:
     shown = read(chain(*widths))
     assert len(shown.rows) == 1 + rows
     assert shown.notes == [f"Deeper layers are hidden: {hidden}. The page that run.show() shows has them all."][:hidden]
@@ -214,7 +209,7 @@ def test_the_depth_is_checked() -> None:
 # In a notebook
 
 
-def test_a_profile_shows_its_table_as_soon_as_there_is_one() -> None:
+def test_a_profile_shows_its_table_after_the_block() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     unfinished = "<pre>&lt;unfinished torchprof.profile&gt;</pre>"
     prof = Profile(model)
@@ -232,7 +227,7 @@ def test_a_profile_shows_its_table_as_soon_as_there_is_one() -> None:
 
 @pytest.fixture
 def shell() -> Iterator[Any]:
-    """IPython, as in a kernel."""
+    """IPython as in a notebook's kernel."""
     interactiveshell = pytest.importorskip("IPython.core.interactiveshell")
     shell = interactiveshell.InteractiveShell.instance()
     yield shell
@@ -245,8 +240,8 @@ def test_ipython_finds_the_table(shell: Any) -> None:
     assert data["text/html"] == run.report("notebook") and "text/plain" in data
 
 
-def test_the_text_of_a_report_reads_as_it_is(shell: Any) -> None:
-    """In a notebook and at Python's prompt; it stays a str, which is equal to its text and can be pickled."""
+def test_the_repr_of_a_report_is_its_text(shell: Any) -> None:
+    """In a notebook and at Python's prompt. It is still a str, equal to its text, and can be pickled."""
     run = run_of(LINES)
     text = run.report("tree")
     assert "\n" in text and text == str(run)
@@ -257,7 +252,7 @@ def test_the_text_of_a_report_reads_as_it_is(shell: Any) -> None:
     assert repr(compare(run, run).report("table")).startswith("Net: ")
 
 
-def test_the_page_stands_in_a_frame_by_itself(shell: Any) -> None:
+def test_the_page_is_in_an_isolated_frame(shell: Any) -> None:
     capture = pytest.importorskip("IPython.utils.capture")
     run = run_of(LINES)
     with capture.capture_output() as shown:
@@ -268,7 +263,7 @@ def test_the_page_stands_in_a_frame_by_itself(shell: Any) -> None:
     assert frame["sandbox"] == "allow-scripts", "its own origin: nothing of the notebook is within its reach"
 
 
-def test_a_profile_shows_the_page_too(shell: Any) -> None:
+def test_a_profile_shows_the_page(shell: Any) -> None:
     capture = pytest.importorskip("IPython.utils.capture")
     model = nn.Linear(2, 2)
     prof = Profile(model)
@@ -287,13 +282,13 @@ def test_the_height_is_a_number_of_pixels(height: Any) -> None:
         run_of(LINES).show(height=height)
 
 
-def test_outside_of_notebooks_it_says_what_to_do() -> None:
+def test_outside_of_notebooks_the_error_says_what_to_do() -> None:
     pytest.importorskip("IPython")
     with pytest.raises(TorchprofError, match=r'this is none.* run\.export\("report\.html"\)'):
         run_of(LINES).show()
 
 
-def test_in_a_terminals_ipython_too(tmp_path: Any) -> None:
+def test_in_ipython_in_a_terminal_the_error_says_what_to_do(tmp_path: Any) -> None:
     pytest.importorskip("IPython")
     run_of(LINES).save(tmp_path / "run.json")
     code = f"import torchprof; torchprof.load({str(tmp_path / 'run.json')!r}).show()"
@@ -302,7 +297,7 @@ def test_in_a_terminals_ipython_too(tmp_path: Any) -> None:
     assert "show() is for notebooks, and this is none." in done.stdout + done.stderr
 
 
-def test_without_ipython_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ipython_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "IPython"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [_NoIPython(), *sys.meta_path])

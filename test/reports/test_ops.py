@@ -1,4 +1,5 @@
-"""Operators over a run: their figures against torch's own averages and lists of the same session; their tables."""
+"""Operators of a run: their figures against torch's averages and lists of the same session; the reports of
+operators."""
 
 from __future__ import annotations
 
@@ -39,17 +40,17 @@ FORWARD, BACKWARD, RECOMPUTE = PHASES
 
 @pytest.fixture(autouse=True)
 def nothing_old_is_freed_inside() -> Iterator[None]:
-    """What an earlier test left to the garbage collector would be freed, and rightly counted, in this test's layers."""
+    """Collect garbage of earlier tests first: otherwise it may be freed, and counted, in the layers of this test."""
     gc.disable()
     yield
     gc.enable()
 
 
-# The truth: torch's list of the same events
+# The reference: torch's list of the same events
 
 
 class Labelled(nn.Module):
-    """Labels of its own: around a layer, inside another label, twice in one call, and around an op alone."""
+    """A model with labels: around a layer, inside another label, twice in one call, and around a single op."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +115,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
 
 
 def step(model: nn.Module, inputs: tuple[Any, ...]) -> None:
-    """Forward, and backward from the sum of all that came out and needs a gradient."""
+    """Forward, and backward from the sum of all outputs that need a gradient."""
     outputs = model(*inputs)
     if isinstance(outputs, dict):
         outputs = list(outputs.values())
@@ -139,9 +140,9 @@ Key = tuple[Any, ...]
 
 
 def theirs(prof: Profile, key_of: Callable[[Any], Key]) -> dict[Key, Sums]:
-    """What torch's list says of each operator and label: self, calls, and what the outermost occurrences took.
+    """The figures of each operator and label in torch's list: self, calls, and the total of outermost occurrences.
 
-    An op directly inside one of its name is part of that call, and of that one's group.
+    An op directly inside an op of the same name is part of that call and of its group.
     """
     found: dict[Key, Sums] = {}
 
@@ -167,12 +168,12 @@ def theirs(prof: Profile, key_of: Callable[[Any], Key]) -> dict[Key, Sums]:
     return found
 
 
-# torch 2.4 compares the times of memory events and ops as floats of a quarter of a microsecond.
+# torch 2.4 compares the times of memory events and ops as floats with a resolution of a quarter of a microsecond.
 MEMORY_IS_EXACT = hasattr(torch._C._autograd._KinetoEvent, "end_ns")
 
 
 def net(cost: Cost) -> tuple[int, int]:
-    """Time, and memory as torch has it: net."""
+    """Time, and net memory as torch reports it."""
     return cost.cpu_ns, (cost.cpu_allocated - cost.cpu_freed) * MEMORY_IS_EXACT
 
 
@@ -181,7 +182,7 @@ def figures(found: dict[Key, Sums]) -> dict[Key, Any]:
 
 
 def ours(found: dict[Operator, Sums], key_of: Callable[[Operator], Key]) -> dict[Key, Any]:
-    """Ours, without the time between ops; operators that have one key to torch added up."""
+    """Our figures without the time between ops; operators that torch gives the same key are summed."""
     added: dict[Key, Sums] = {}
     for operator, sums in found.items():
         if operator.name != BETWEEN_OPS:
@@ -203,7 +204,7 @@ def test_operators_are_those_of_torchs_list(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_operators_are_those_of_torchs_averages(name: str) -> None:
-    """Against ``key_averages()`` itself, for every operator that is never inside one of its own name."""
+    """Against ``key_averages()``, for every operator that is never nested in an operator of the same name."""
     prof = recorded(name)
     events = torchs_list(prof)
     inside_itself = set()
@@ -227,7 +228,7 @@ def test_operators_are_those_of_torchs_averages(name: str) -> None:
 
 
 def has_no_signature(event: Any) -> bool:
-    """Autograd's nodes and the user's labels: of these we record neither shapes nor source lines."""
+    """Whether it is an autograd node or a label: we record neither shapes nor source lines of these."""
     return event.name.startswith(NODE_PREFIX) or event.scope in (1, 7)
 
 
@@ -254,7 +255,7 @@ NO_SOURCE = ("<", "nn.Module: ", "torch/nn/modules/module.py(", "torchprof/recor
 
 
 def is_python(event: Any) -> bool:
-    """A function of Python's, which ``with_stack`` puts into torch's list: torch 2.4 does not mark it."""
+    """Whether it is a Python function, which ``with_stack`` adds to torch's list. torch 2.4 does not mark them."""
     return event.name.startswith(("<", "nn.Module: ")) or ".py(" in event.name
 
 
@@ -299,9 +300,9 @@ def test_operators_by_source_line_are_torchs(name: str, depth: int) -> None:
 
 
 def test_source_lines_of_backward_are_those_of_forward() -> None:
-    """As in torch's tables: where in the model backward's time comes from, not where backward was called."""
+    """As in torch's tables: the lines of the forward that caused backward work, not the line that called backward."""
     prof = recorded("AlexNet", with_stack=True)
-    built_in = "<built-in"  # which we leave out: it is no source line
+    built_in = "<built-in"  # left out, because it is no source line
     truth = {
         next(line for line in event.stack if not line.startswith(built_in))
         for event in torchs_list(prof)
@@ -313,8 +314,8 @@ def test_source_lines_of_backward_are_those_of_forward() -> None:
     assert all("linear.py" in line for line in ours)
 
 
-def test_a_name_as_the_table_shows_it_will_do() -> None:
-    """With the mark of a label, or with its middle left out."""
+def test_an_operator_can_be_given_by_its_name_in_the_table() -> None:
+    """Also the marked name of a label, and a name without its middle."""
     model = Mlp()
     with torchprof.Profile(model) as prof, record_function("mine"):
         model(torch.rand(3, 4)).sum().backward()
@@ -324,8 +325,8 @@ def test_a_name_as_the_table_shows_it_will_do() -> None:
         assert prof.run.report("layers", op=shown) == prof.run.report("layers", op=name)
 
 
-def test_a_label_around_a_step_holds_of_each_phase_what_is_of_it() -> None:
-    """And both together what its ranges lasted, as torch's list has it."""
+def test_a_label_around_a_step_has_the_work_of_each_phase() -> None:
+    """Both phases together have the duration of its ranges, as in torch's list."""
     model = Mlp()
     with torchprof.Profile(model) as prof:
         for _ in range(2):
@@ -344,7 +345,7 @@ def test_a_label_around_a_step_holds_of_each_phase_what_is_of_it() -> None:
     assert everything["train step"] == sum(in_phase.values())
 
 
-# Laws
+# Laws: sums that must be equal
 
 
 def sum_of(found: dict[Operator, Sums]) -> Cost:
@@ -352,7 +353,7 @@ def sum_of(found: dict[Operator, Sums]) -> Cost:
 
 
 @pytest.mark.parametrize("name", ["GPT", "labels", "reentrant checkpoints", "other checkpoints", "a recursive module"])
-def test_self_of_all_operators_is_all_there_is(name: str) -> None:
+def test_self_of_all_operators_is_the_sum_of_all_rows(name: str) -> None:
     """Σ self = Σ rows: of the run, of each phase, and of each layer with all below it."""
     run = recorded(name, with_flops=True).run
     whole = sum((row.cost for row in run.rows), Cost())
@@ -382,7 +383,7 @@ def test_the_layers_of_an_operator_add_up_to_it(name: str) -> None:
 
 
 def test_the_layers_of_an_operator_agree_with_the_operators_of_the_layers() -> None:
-    """The same figures the other way round, from ``Run.ops``, which was checked layer by layer."""
+    """The same figures as ``Run.ops``, which other tests check layer by layer."""
     run = recorded("GPT").run
     for phase in (FORWARD, BACKWARD):
         names = {index: layer.name for index, layer in enumerate(run.layers)}
@@ -397,7 +398,7 @@ def test_the_layers_of_an_operator_agree_with_the_operators_of_the_layers() -> N
         assert len(truth) > 5
 
 
-# Tables of runs that were put together by hand
+# Tables of hand-made runs
 
 STEP = [
     row(0, calls=1, cpu_ns=1_000),
@@ -412,7 +413,7 @@ STEP = [
 
 
 def test_the_table() -> None:
-    """Every cell by hand: self, total, average; shares of the 50 us that were recorded; the largest self first."""
+    """Every cell by hand: self, total, average; shares of the recorded 50 us; largest self first."""
     assert run_of(STEP).report("ops").splitlines() == [
         "Operator       | Self CPU total   | CPU total        | CPU avg  | Calls",
         "---------------|------------------|------------------|----------|------",
@@ -428,8 +429,8 @@ def test_the_table() -> None:
     ]
 
 
-def test_only_some_layers_and_one_phase() -> None:
-    """A path, with and without the root, a pattern, a tuple: these layers and all below; shares are of theirs."""
+def test_only_selected_layers_and_one_phase() -> None:
+    """A path with and without the root, a pattern, a tuple: these layers and all below; shares are of their sum."""
     run = run_of([*STEP, row(3, op("aten::relu"), cpu_ns=7), row(2, op("aten::tanh"), cpu_ns=5)])
     of_a = ["aten::addmm", "aten::mm", "aten::linear", "AddmmBackward0", "(between ops)"]
     assert names(run.report("ops", layer="a")) == of_a
@@ -454,7 +455,7 @@ def test_only_some_layers_and_one_phase() -> None:
 
 
 def test_a_layer_called_inside_an_op_or_a_label_is_in_its_total() -> None:
-    """Once, wherever it stands; and only for whoever asks for the layer of the op or the label, too."""
+    """Once; and only if the layer of the op or label is selected."""
     run = run_of(
         [
             row(0, label("mine"), calls=2, cpu_ns=10),
@@ -501,7 +502,7 @@ DEVICE_STEP = [
 
 
 def test_time_of_the_device_counts_for_the_op_that_launched_it() -> None:
-    """The largest self time of the device stands first; kernels are no calls of their op."""
+    """The largest self time of the device is first; kernels do not count as calls of their op."""
     table = run_of(DEVICE_STEP, **ON_DEVICE).report("ops")
     assert headings(table) == [
         *("Operator", "Self CPU total", "CPU total", "CPU avg", "Self CUDA total", "CUDA total", "CUDA avg", "Calls")
@@ -516,7 +517,7 @@ def test_time_of_the_device_counts_for_the_op_that_launched_it() -> None:
 
 
 def test_a_device_that_was_not_measured_is_unknown() -> None:
-    """Then the order is that of the CPU."""
+    """Rows are then sorted by CPU time."""
     run = run_of(DEVICE_STEP[:3:2], device="cuda", requested=("cpu_ns", "device_ns"), measured=("cpu_ns",))
     table = run.report("ops")
     assert names(table)[0] == "aten::addmm"
@@ -530,8 +531,8 @@ def test_a_device_that_was_not_measured_is_unknown() -> None:
 COUNTED = {"requested": ("cpu_ns", "macs", "flops", "uncounted"), "measured": ("cpu_ns", "macs", "flops", "uncounted")}
 
 
-def test_arithmetic_stands_with_the_op_that_counts_it() -> None:
-    """Blank inside it, 0 where there is none, a lower bound where calls inside were not counted."""
+def test_flops_are_in_the_row_of_the_op_that_has_the_formula() -> None:
+    """Blank for ops inside it, 0 if there is no arithmetic, a lower bound if calls inside were not counted."""
     run = run_of(
         [
             row(1, op("aten::conv2d"), cpu_ns=1, macs=500, flops=1_000),
@@ -549,7 +550,7 @@ def test_arithmetic_stands_with_the_op_that_counts_it() -> None:
     assert {name: (line(table, name)["MACs"], line(table, name)["FLOPs"]) for name in names(table)} == {
         "aten::conv2d": ("500", "1.00 K"),
         "aten::convolution": ("", ""),
-        "aten::empty": ("0", "0"),  # not all its calls were inside
+        "aten::empty": ("0", "0"),  # not all of its calls were nested
         "aten::view": ("0", "0"),
         "Mine": ("≥ 10", "≥ 20"),
         "aten::mm": ("10", "20"),
@@ -609,7 +610,7 @@ def test_sorting_takes_headings_keys_and_torchs_names() -> None:
         assert names(device.report("ops", sort_by=key)) == names(device.report("ops"))
 
 
-def test_row_limit_says_what_it_hides() -> None:
+def test_row_limit_says_how_many_rows_are_hidden() -> None:
     run = run_of(STEP)
     table = run.report("ops", row_limit=2)
     assert names(table) == ["aten::addmm", "aten::mm"]
@@ -627,8 +628,8 @@ def test_row_limit_says_what_it_hides() -> None:
 SHAPED = {"flags": (("record_shapes", True), ("with_stack", True))}
 
 
-def test_shapes_as_they_are_shown() -> None:
-    """Of tensors alone; lists and long rows are cut; torch 2.4 does not know those of lists."""
+def test_the_text_of_shapes() -> None:
+    """Shapes of tensors; lists and long rows are cut; torch 2.4 does not record shapes of lists."""
     cat = op("aten::cat", ((2, 3), (2, 3)), (), dtypes=["TensorList", "Scalar"])
     many = op("aten::_foreach_add_", tuple((size,) for size in range(1, 9)), dtypes=["TensorList"])
     wide = op("aten::lstm", *[(2, size) for size in range(9)])
@@ -661,8 +662,8 @@ def test_shapes_as_they_are_shown() -> None:
     assert len(names(run.report("ops"))) == 7
 
 
-def test_source_lines_stand_below_each_other() -> None:
-    """Innermost first, only so many; the figures on the first line."""
+def test_source_lines_are_on_lines_of_their_own() -> None:
+    """Innermost first, at most n; the figures are on the first line."""
     lines = ["net.py(3): forward", "loop.py(9): step", "loop.py(1): main"]
     run = run_of(
         [
@@ -697,7 +698,7 @@ def test_long_names_are_cut_in_the_middle() -> None:
     assert re.fullmatch(r"start long .*….* end", cut)
 
 
-def test_doubts_stand_under_the_tables() -> None:
+def test_warnings_are_below_the_tables() -> None:
     run = run_of(STEP, warnings=caveats("Beware."))
     for table in (run.report("ops"), run.report("layers", op="aten::add")):
         assert table.endswith("\nBeware.")
@@ -714,7 +715,7 @@ def test_every_format_of_tabulate(tablefmt: str) -> None:
 
 
 def test_the_table_of_layers() -> None:
-    """The largest total first; shares are of the operator; a layer calls it directly, not through a child."""
+    """The largest total first; shares are of the operator; only layers that call it directly are listed."""
     run = run_of(
         [
             *STEP,
@@ -743,7 +744,7 @@ def test_the_table_of_layers() -> None:
     assert names(run.report("layers", op=BETWEEN_OPS)) == ["Net", "Net.a"]
 
 
-# What cannot be
+# Bad input
 
 
 @pytest.mark.parametrize(
@@ -778,8 +779,8 @@ def test_bad_input(report: str, options: dict[str, Any], words: list[str]) -> No
         assert word in str(error.value)
 
 
-def test_a_layer_that_was_not_selected_says_so() -> None:
-    """Its work is shown elsewhere: an empty table would be a lie. Above and below it there may be something to show."""
+def test_a_layer_that_was_not_selected_is_refused() -> None:
+    """Its work is shown elsewhere, so an empty table would be wrong. Layers above and below it may have rows."""
     run = run_of(STEP, paths=(("Net", "a"),))
     assert "aten::addmm" in names(run.report("ops", layer="a"))
     assert "aten::addmm" in names(run.report("ops", layer="Net"))
@@ -787,13 +788,13 @@ def test_a_layer_that_was_not_selected_says_so() -> None:
         run.report("ops", layer="b")
 
 
-def test_real_runs_say_which_option_is_missing_and_save_what_they_need(tmp_path: Any) -> None:
+def test_errors_name_the_missing_option_also_after_saving(tmp_path: Any) -> None:
     """With the options, before and after saving."""
     model = Mlp()
     with Profile(model, with_flops=True) as prof:
         model(torch.rand(3, 4))
     with pytest.raises(TorchprofError, match="record_shapes=True"):
-        prof.run.report("ops", group_by_input_shape=True)  # it knows some shapes, not all
+        prof.run.report("ops", group_by_input_shape=True)  # it has some shapes, not all
     with Profile(model, record_shapes=True, with_stack=True) as prof:
         model(torch.rand(3, 4))
     table = prof.run.report("ops", group_by_input_shape=True, group_by_stack_n=2)
@@ -803,8 +804,8 @@ def test_real_runs_say_which_option_is_missing_and_save_what_they_need(tmp_path:
     assert torchprof.load(tmp_path / "run.json").report("ops", group_by_input_shape=True, group_by_stack_n=2) == table
 
 
-def test_the_page_shows_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every block of docs/operators.md runs, and prints a table with the headings that the page shows."""
+def test_the_blocks_of_the_docs_print_the_headings_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every code block of docs/operators.md runs, and prints a table with the headings that the page shows."""
     root = ROOT
     monkeypatch.syspath_prepend(str(root))
     page = (root / "docs" / "operators.md").read_text(encoding="utf-8")

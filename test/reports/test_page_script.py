@@ -1,4 +1,4 @@
-"""The JavaScript of the HTML report: what of its files is in a page, and whether its types are those of the data."""
+"""The JavaScript of the HTML report: which lines of its files are in a page, and whether the data has its types."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TSC = CHECKS / "node_modules" / ".bin" / "tsc"
 
 
 def code_lines(text: str) -> Iterator[str]:
-    """The lines that are no comments."""
+    """The lines without comments."""
     in_comment = False
     for line in text.splitlines():
         in_comment = in_comment or line.lstrip().startswith("/*")
@@ -45,12 +45,14 @@ def test_the_page_has_all_lines_of_all_files_but_comments() -> None:
     texts = [file.read_text(encoding="utf-8") for file in FOLDER.glob("*.js")]
     expected = Counter(line for text in texts for line in code_lines(text))
     assert Counter(page_script().splitlines()) == expected + Counter(['"use strict";', "(() => {", "})();"])
-    assert expected.total() < sum(text.count("\n") for text in texts) - 100  # there are comments: the test itself
-    assert '"http://www.w3.org/2000/svg"' in page_script()  # what looks like one inside of a line stays
+    assert (
+        expected.total() < sum(text.count("\n") for text in texts) - 100
+    )  # checks the test: the files do have comments
+    assert '"http://www.w3.org/2000/svg"' in page_script()  # "//" inside a line is no comment
 
 
 def trained(width: int) -> Run:
-    """Two steps, with all that is measured on the CPU."""
+    """Two steps with all measures of the CPU."""
     model = torch.nn.Sequential(Mlp(), torch.nn.Linear(2, width))
     with Profile(model, profile_memory=True, with_flops=True, with_timeline=True) as prof:
         for _ in range(2):
@@ -69,13 +71,13 @@ def on_a_device() -> Run:
     ]
     measured = ("cpu_ns", "device_ns")
     peaks = (Peak("cuda:0", "float32", 0, 1e14, 1e12),)
-    switches = (("detect_anomaly", "True"),)  # of which there is advice
+    switches = (("detect_anomaly", "True"),)  # a finding of the advice
     run = run_of(rows, device="cuda", requested=measured, measured=measured, peaks=peaks, switches=switches)
     return replace(run, device_times=times)
 
 
 def of_ranks() -> Run:
-    """Three ranks of which one is slow, and of which one does not have a layer."""
+    """Three ranks: one is slow, and one does not have a layer."""
     own = {
         ("Net", FORWARD): {rank: [5_000_000] * 4 for rank in range(3)},
         ("Net.a", FORWARD): {rank: [20_000_000 * (1 + (rank == 1))] * 4 for rank in range(3)},
@@ -85,16 +87,16 @@ def of_ranks() -> Run:
     return run_of_ranks(own, exchange, ranks_of={"Net.b.0": (0, 1)}, steps=4, world_size=3)
 
 
-def told(report: str) -> dict[str, Any]:
+def data_in(report: str) -> dict[str, Any]:
     """The data in a page."""
-    found = re.search(r'<script type="application/json" id="told">(.*?)</script>', report)
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', report)
     assert found is not None
     data: dict[str, Any] = json.loads(found[1])
     return data
 
 
 def places(value: Any, at: str = "") -> Iterator[str]:
-    """Where in the data there is something: the names on the way, whatever the place in a list."""
+    """The path of names to each value of the data, without indices of lists."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from places(inner, f"{at}.{name}")
@@ -105,23 +107,28 @@ def places(value: Any, at: str = "") -> Iterator[str]:
         yield at
 
 
-def test_data_of_the_page_is_of_the_types_that_its_script_is_checked_against(tmp_path: Path) -> None:
+def test_the_data_of_the_page_has_the_types_of_page_data_d_ts(tmp_path: Path) -> None:
     if not TSC.is_file():
         missing(f"no TypeScript in {CHECKS}: make lint installs it")
     before, after = trained(2), trained(3)
     pages = [
-        *(told(make().report("html")) for make in KINDS.values()),
-        *(told(run.report("html")) for run in (before, on_a_device(), of_ranks())),
-        told(before.report("html", beside={"after": after, "another": on_a_device()})),
-        told(torchprof.compare(before, after).report("html")),
-        told(torchprof.compare(before, torchprof.flops(Mlp(), torch.rand(3, 4))).report("html")),
+        *(data_in(make().report("html")) for make in KINDS.values()),
+        *(data_in(run.report("html")) for run in (before, on_a_device(), of_ranks())),
+        data_in(before.report("html", beside={"after": after, "another": on_a_device()})),
+        data_in(torchprof.compare(before, after).report("html")),
+        data_in(torchprof.compare(before, torchprof.flops(Mlp(), torch.rand(3, 4))).report("html")),
     ]
     reached = {place for data in pages for place in places(data)}
     whole = ["advice", "calls", "peaks", "samples", "roofs", "within", "devices.streams", "ranks.work", "ranks.lines"]
     whole += ["memory.course.heights", "memory.held", "memory.before", "comparison.scale", "comparison.whole"]
-    whole += ["comparison.told", "comparison.pairs.differs", "comparison.pairs.changes.cpu_total", "ranges.values"]
-    assert {f".{name}" for name in whole} - reached == set()  # nothing is right only because it is empty
-    # Each name that is missing has to be found, and one too many: the test itself.
+    whole += [
+        "comparison.layerChanges",
+        "comparison.pairs.differs",
+        "comparison.pairs.changes.cpu_total",
+        "ranges.values",
+    ]
+    assert {f".{name}" for name in whole} - reached == set()  # no type is right only because its list is empty
+    # Checks the test: each missing name and each additional name is an error.
     small = pages[0]
     wrong = [{name: value for name, value in small.items() if name != without} for without in small]
     column, *columns = small["columns"]

@@ -1,4 +1,4 @@
-"""The report of ranks: its sentences and its tables, cell by cell, on runs made by hand."""
+"""The ranks report: its sentences and its tables, cell by cell, on hand-made runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def line(rows: list[dict[str, str]], **wanted: str) -> dict[str, str]:
 
 
 def of_work(*ns: int, steps: int = 4, **meta: Any) -> Run:
-    """Each rank so long in each of some steps, in one layer."""
+    """A run of one layer in which each rank works for so many ns in each step."""
     return run_of_ranks({("Net.a", FORWARD): {rank: [one] * steps for rank, one in enumerate(ns)}}, **meta)
 
 
@@ -54,7 +54,7 @@ def of_work(*ns: int, steps: int = 4, **meta: Any) -> Run:
 
 
 def test_the_slow_ranks_in_words() -> None:
-    """The figures are those that test_imbalance.py calculates."""
+    """test_imbalance.py calculates these figures."""
     assert sentence(planted()) == (
         "4 ranks. Rank 2 is the slow one: its own work takes 25.000ms a step, that of the others 16.000ms (median). It "
         "was the slowest in 18 of 20 steps and the last to come in 18 of 20 collectives. The others wait in "
@@ -108,7 +108,7 @@ def test_without_steps_times_are_of_a_cycle_or_of_all() -> None:
     assert table(once, RANKS)[0]["Own work"] == "20.000ms"
 
 
-def test_one_rank_alone_is_compared_with_nobody() -> None:
+def test_a_single_rank_is_not_compared() -> None:
     assert of_work(1000).report("ranks") == (
         "This run is of rank 0 alone: there is nothing to compare it with. torchprof.merge, or `python -m torchprof "
         "merge` with the files of all ranks, makes one run of them; prof.gather() does so inside of the job."
@@ -119,7 +119,7 @@ def test_one_rank_alone_is_compared_with_nobody() -> None:
     )
 
 
-def test_what_no_rank_knows() -> None:
+def test_own_work_that_no_rank_measured() -> None:
     run = run_of_ranks({("Net.a", FORWARD): even(10, range(2))})
     unknown = Run(run.metas, run.layers, run.rows, {})
     assert sentence(unknown) == "2 ranks. Which rank is slow nobody can tell: the own work of any rank is not known."
@@ -129,7 +129,7 @@ def test_what_no_rank_knows() -> None:
 
 
 def test_a_late_rank_in_words() -> None:
-    """Its kernels are as fast as those of the others, and no time of the device says that it is slow."""
+    """Its kernels are as fast as those of the others, so its device time is not longer."""
     assert sentence(fed_slowly()) == (
         "4 ranks. Rank 2 is the slow one: in collectives the others wait 60.000ms a step longer than it (median), 80% "
         "of a step. Most of the difference is in no operator (Python, or waiting for data): 60.000ms a step."
@@ -140,7 +140,8 @@ def test_a_late_rank_in_words() -> None:
 
 
 def with_more_work(ms: int, reduced: Sequence[int]) -> Run:
-    """Rank 0 has kernels of so many ms in each step of 80, the others of 10; and so long each is in the all-reduce."""
+    """In each step of 80 ms, rank 0 has kernels of ``ms`` ms and the others of 10 ms. ``reduced``: each rank's time in
+    the all-reduce."""
     ranks = range(len(reduced))
     return run_of_ranks(
         {("Net.a", FORWARD): {rank: [(10 if rank else ms) * MS] * 8 for rank in ranks}},
@@ -154,8 +155,8 @@ def with_more_work(ms: int, reduced: Sequence[int]) -> Run:
     )
 
 
-def test_the_rank_that_costs_more_is_named_first() -> None:
-    """Rank 0 has 4 ms of own work more than the others, but waits for 58 ms in each step itself."""
+def test_the_rank_that_costs_more_time_is_named_first() -> None:
+    """Rank 0 has 4 ms more own work than the others, but it waits for 58 ms in each step."""
     assert sentence(with_more_work(14, [58, 62, 2, 62])) == (
         "4 ranks. Rank 2 is the slow one: in collectives the others wait 60.000ms a step longer than it (median), 75% "
         "of a step. The own work of rank 0 takes longer, too: 14.000ms a step, that of the others 10.000ms (median). "
@@ -168,11 +169,11 @@ def test_the_rank_that_costs_more_is_named_first() -> None:
     ("ms", "reduced"),
     [
         (50, [2, 62, 42, 62, 62, 62]),  # rank 0 is 60 ms late
-        (14, [2, 62, 42, 62, 62, 62]),  # and so it is, though its kernels do not say so
-        (50, [22, 22, 2, 22, 22, 22]),  # rank 2 is the last, and less late than rank 0 has more work
+        (14, [2, 62, 42, 62, 62, 62]),  # late, though its kernels are not slow
+        (50, [22, 22, 2, 22, 22, 22]),  # rank 2 is late by less than the additional work of rank 0
     ],
 )
-def test_a_late_rank_that_costs_less_comes_second(ms: int, reduced: Sequence[int]) -> None:
+def test_a_late_rank_that_costs_less_time_is_named_second(ms: int, reduced: Sequence[int]) -> None:
     text = sentence(with_more_work(ms, reduced))
     assert text.startswith(f"6 ranks. Rank 0 is the slow one: its own work takes {ms}.000ms a step")
     assert " Rank 2 is late, too: in collectives the others wait 20.000ms a step longer than it" in text
@@ -187,7 +188,7 @@ def hung(*where: Unfinished, steps: int = 4) -> Run:
     return replace(run, unfinished=where)
 
 
-def test_where_ranks_were_when_one_hung() -> None:
+def test_the_places_of_ranks_in_a_hang() -> None:
     called = (Entered(0, BACKWARD, "all_reduce", 1),)
     waiting = [Unfinished(rank, 9_000 * MS, 8_900 * MS, 0, BACKWARD, "all_reduce", True, called) for rank in (0, 2)]
     run = hung(waiting[0], Unfinished(1, 8_950 * MS, 8_940 * MS, 1, FORWARD), waiting[1])
@@ -200,8 +201,8 @@ def test_where_ranks_were_when_one_hung() -> None:
     assert "ranks 0 and 2 were in aten::mm of Net in backward for 8.900s. No rank" in sentence(in_op)
 
 
-def test_a_recording_that_ends_after_a_step_has_no_such_sentence() -> None:
-    """A step that had begun, one that took as long as the others, and something else after the last step."""
+def test_without_a_hang_there_is_no_sentence_on_places() -> None:
+    """A step that had just begun, a step as long as the others, and work after the last step."""
     assert "had not ended" not in sentence(hung(*(Unfinished(rank, 20 * MS, 19 * MS, 0, FORWARD) for rank in range(3))))
     saved = Unfinished(0, 9_000 * MS, 8_900 * MS, OUTSIDE, FORWARD)
     assert "had not ended" not in sentence(hung(saved))
@@ -240,25 +241,29 @@ def test_memory_and_flops_of_ranks() -> None:
     assert notes(run, RANKS)[0] == "FLOPs of all ranks together: ≥ 6.00 K."
 
 
-def test_of_many_ranks_the_slowest_and_the_fastest() -> None:
+def test_with_many_ranks_the_slowest_and_the_fastest_are_shown() -> None:
     run = of_work(*((20 - rank) * MS for rank in range(17)))
     rows = table(run, RANKS)
     assert [row["Rank"] for row in rows] == [*map(str, range(8)), "15", "16", "(min)", "(median)", "(max)"]
-    assert [row["Own work a step"] for row in rows[-3:]] == ["4.000ms", "12.000ms", "20.000ms"]  # of all, not of those
+    assert [row["Own work a step"] for row in rows[-3:]] == [
+        "4.000ms",
+        "12.000ms",
+        "20.000ms",
+    ]  # of all ranks, not only of those shown
     assert notes(run, RANKS)[0] == "7 ranks are hidden: shown are the 8 slowest and the 2 fastest."
     assert [row["Rank"] for row in table(run, RANKS, top=1)][:-3] == ["0", "15", "16"]
     assert len(table(of_work(*[MS] * 16), RANKS)) == 16 + 3
 
 
-def test_the_time_of_a_device_by_its_name() -> None:
+def test_notes_name_the_device() -> None:
     run = of_work(10 * MS, 10 * MS, 20 * MS, device="device", metas={rank: {"device": "cuda"} for rank in range(3)})
     assert notes(run, RANKS) == ["Own work is time of the CUDA, communication left out."]
     assert "Rank 2 is the slow one: its own work takes 20.000ms a step" in sentence(run)
     assert line(table(run, LAYERS), Module="Net.a")["Max"] == "20.000ms"
 
 
-def test_many_steps_are_compared_by_some_of_them() -> None:
-    """300 steps; what all of them took is their sum, whichever are kept."""
+def test_of_many_steps_a_sample_is_compared() -> None:
+    """300 steps: the sum is over all of them, whichever are in the sample."""
     runs = [
         replace(one, lockstep={key: Lockstep.of(rank, [10 * MS + 5 * MS * rank] * 300)})
         for key in [LockstepKey(OUTSIDE, FORWARD, "cpu", STEP)]
@@ -307,7 +312,7 @@ def test_layers_that_differ_most_come_first_and_how_many_are_hidden() -> None:
     assert hidden == "4 rows are hidden: shown are the 2 largest by how far Max is above the mean."
 
 
-def test_layers_down_to_a_depth() -> None:
+def test_depth_limits_the_table_of_layers() -> None:
     assert [row["Module"] for row in table(planted(), LAYERS, depth=0)] == ["Net", "Net", "(outside)"]
     assert "Net.b" in [row["Module"] for row in table(planted(), LAYERS, depth=1)]
     assert "Net.b.0" not in [row["Module"] for row in table(planted(), LAYERS, depth=1)]
@@ -334,11 +339,11 @@ def by_several_columns() -> Run:
         ("waiting", "Waiting", ["8.000ms", "8.000ms", "8.000ms", "", "", "", ""]),
     ],
 )
-def test_layers_by_another_column(sort_by: str, heading: str, figures: list[str]) -> None:
+def test_layers_are_sorted_by_another_column(sort_by: str, heading: str, figures: list[str]) -> None:
     assert [row[heading] for row in table(by_several_columns(), LAYERS, sort_by=sort_by)] == figures
 
 
-def test_a_column_that_is_not_there() -> None:
+def test_an_unknown_column_is_refused() -> None:
     with pytest.raises(TorchprofError, match=r"no column 'speed'.*'max/mean'"):
         planted().report("ranks", sort_by="speed")
     with pytest.raises(TorchprofError, match="top is a number of rows"):
@@ -349,8 +354,8 @@ def test_a_column_that_is_not_there() -> None:
         planted().report("ranks", tablefmt="gibtsnicht")
 
 
-def test_experts_that_some_ranks_have() -> None:
-    """0.1 against 0.3 us: the layer above has 1.5 times the mean in time, in FLOPs and in memory."""
+def test_layers_that_only_some_ranks_have() -> None:
+    """0.1 and 0.3 us: the layer above has 1.5 times the mean in time, in FLOPs and in memory."""
     run = experts()
     rows = table(run, LAYERS)
     above = line(rows, Module="Net.b")
@@ -366,7 +371,7 @@ def test_experts_that_some_ranks_have() -> None:
     assert sentence(run).endswith(" Some layers are on some ranks only: work differs by plan there.")
 
 
-def test_flops_that_some_ranks_did_not_count() -> None:
+def test_flops_that_some_ranks_counted_partly() -> None:
     flops = {("Net.a", FORWARD, 0): 300, ("Net.a", FORWARD, 1): 100}
     run = of_work(10, 10, flops=flops, uncounted={("Net.a", FORWARD, 1): 2})
     assert line(table(run, LAYERS), Module="Net.a")["FLOPs max/mean"] == "1.50"
@@ -380,7 +385,7 @@ def test_flops_that_some_ranks_did_not_count() -> None:
 # The table of collectives
 
 
-def test_collectives_that_ranks_wait_in() -> None:
+def test_waiting_in_collectives() -> None:
     (row,) = table(planted(), COLLECTIVES)
     assert row == {
         "Module": "Net",
@@ -396,7 +401,7 @@ def test_collectives_that_ranks_wait_in() -> None:
     }
 
 
-def test_collectives_of_which_nothing_is_known_and_of_which_not_all_is() -> None:
+def test_waiting_that_is_unknown_or_a_lower_bound() -> None:
     own = {("Net.a", FORWARD): even(50, range(2))}
     collectives: dict[Any, Any] = {
         ("Net.a", FORWARD, "all_reduce", everybody(4)): {0: [3000] * 5, 1: [1000] * 5},
@@ -424,17 +429,17 @@ def test_without_collectives_there_is_no_table_of_them() -> None:
     assert "Waiting" not in run.report("ranks")
 
 
-def test_warnings_of_several_ranks_once() -> None:
-    run = of_work(10, 20, warnings=caveats("A doubt."), world_size=3)
-    assert run.report("ranks").endswith("\n\nA doubt.")
+def test_warnings_of_several_ranks_are_shown_once() -> None:
+    run = of_work(10, 20, warnings=caveats("A warning."), world_size=3)
+    assert run.report("ranks").endswith("\n\nA warning.")
 
 
-def test_any_format_of_tabulate() -> None:
+def test_every_table_has_the_format_of_tabulate() -> None:
     assert "<table>" in planted().report("ranks", tablefmt="html")
 
 
-def test_a_rank_that_is_slow_in_no_operator() -> None:
-    """As one that waits for data: it has a row of its own, and the sentence says so."""
+def test_a_rank_that_is_slow_outside_of_operators() -> None:
+    """For example, a rank that waits for data: that time has its own row, and the sentence names it."""
     run = of_work(1_000_000, 1_000_000)
     key = LockstepKey(OUTSIDE, FORWARD, "cpu", STEP)
     idle = {0: [500_000] * 4, 1: [30_000_000] * 4}
@@ -446,7 +451,7 @@ def test_a_rank_that_is_slow_in_no_operator() -> None:
     assert "(in no operator)" in run.report("ranks")
 
 
-def test_flops_of_a_part_of_the_ranks_are_a_lower_bound() -> None:
+def test_flops_without_those_of_missing_ranks_are_a_lower_bound() -> None:
     flops = {("Net.a", FORWARD, rank): 10 for rank in range(2)}
     run = run_of_ranks({("Net.a", FORWARD): even(50, range(2))}, flops=flops, world_size=3)
     assert "FLOPs of all ranks together: ≥ 20." in run.report("ranks")

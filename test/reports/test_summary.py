@@ -1,4 +1,4 @@
-"""The summary: layers with shapes, and the model's figures, each against what it says it is."""
+"""The summary report: layers with shapes, and each figure of the model against its definition."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torchprof.run.words import Frame, Signature
 
 
 def figures(run: Run, root: int = 0) -> dict[str, str]:
-    """The lines under one model's name."""
+    """The lines below the name of a model."""
     block = run.report("summary").split("\n\n")[1 + root].splitlines()
     assert block[0] == run.roots[root].name
     return dict(line.strip().split("  ", 1) for line in block[1:])
@@ -63,7 +63,7 @@ def test_the_figures_of_a_model() -> None:
     assert found["Params"] == found["Trainable params"] == "61.71 K"
     assert found["Model size"] == f"{61_706 * 4 / 1024:.2f} KB (float32 {61_706 * 4 / 1024:.2f} KB)"
     assert found["Buffers"] == "0 B"
-    assert found["MACs"] == "833.04 K"  # 2 · 416,520: of one call, not of the two
+    assert found["MACs"] == "833.04 K"  # 2 · 416,520, for one of the two calls
     total = prof.run.tree("forward").total
     assert found["FLOPs"] == f"{total.flops / 2 / 1e6:.2f} M"
     (spread,) = [spread for key, spread in prof.run.samples.items() if key.layer == 0 and key.measure == "cpu_ns"]
@@ -78,12 +78,13 @@ def test_the_figures_of_a_model() -> None:
 
 
 def peaks(run: Run) -> dict[str, int]:
-    """By how much the memory of each device rose at most."""
+    """The memory peak of each device above its start."""
     return {memory.device: memory.peak_bytes for memory in run.memory}
 
 
 def test_the_peak_of_a_chain_by_hand() -> None:
-    """Each layer's output is made while its input is alive, and both are 1 MB; the convolution is not: no workspace."""
+    """Each layer allocates its output of 1 MB while its input of 1 MB is live. There is no convolution, so no
+    workspace."""
     model = nn.Sequential(*(nn.ReLU() for _ in range(5)))
     x = torch.rand(2**18)
     with torch.no_grad(), torchprof.Profile(model, profile_memory=True) as prof:
@@ -94,7 +95,7 @@ def test_the_peak_of_a_chain_by_hand() -> None:
     assert peaks(prof.run) == {"cpu": 5 * 2**20}
 
 
-def test_what_was_not_recorded_is_unknown() -> None:
+def test_figures_that_were_not_recorded_are_unknown() -> None:
     with torchprof.Profile(Mlp()) as prof:
         prof(torch.rand(3, 4))
     found = stripped(prof.run)
@@ -113,7 +114,7 @@ def test_a_layer_that_was_never_called() -> None:
         model["used"](torch.rand(2, 4))
     rows = {row[0]: row for row in cells(prof.run)}
     assert rows["└── idle"][3:] == ["", "", "20", "–"]
-    assert stripped(prof.run)["MACs"] == "–"  # for one call of the model, of which there was none
+    assert stripped(prof.run)["MACs"] == "–"  # there was no call of the model
 
 
 def test_shared_and_repeated_layers() -> None:
@@ -163,7 +164,7 @@ SIGNATURE = Signature(((5, 2), (2, 1)), ("float", "float"))
 
 
 def made(**meta: Any) -> Run:
-    """One layer with two calls of 2 ms and 4 ms: 8 MACs and 20 FLOPs in all, on whatever device."""
+    """A layer with two calls of 2 ms and 4 ms, with 8 MACs and 20 FLOPs in total, on any device."""
     layer = Layer(("Net",), "Net", 3, 3, 12, (("float32", 12),), input_shapes=((5, 2),), output_shapes=((5, 1),))
     calls = {**dict.fromkeys(Rows.COLUMNS, 0), "calls": 2}
     work = {
@@ -204,7 +205,7 @@ def test_figures_by_hand() -> None:
 
 
 def test_figures_of_a_device() -> None:
-    """Nothing waits for the device inside a profile: how long a call took is unknown, how busy it was is not."""
+    """The profiler does not wait for the device: the latency of a call is unknown, the device's busy time is known."""
     fields = ("cpu_ns", "device_ns", "macs", "flops", "uncounted")
     found = stripped(made(device="cuda", requested=fields, peaks=PEAKS))
     assert found["Latency (median)"] == found["Throughput"] == "–"
@@ -218,7 +219,7 @@ def test_figures_of_a_device() -> None:
 
 
 def of_batches(model: nn.Module, *sizes: int, **options: Any) -> Run:
-    """The run of some calls on batches of so many rows of 64 numbers."""
+    """A run with a call for each size, on a batch of so many rows of 64 numbers."""
     with torch.no_grad(), torchprof.Profile(model, **options) as prof:
         for size in sizes:
             model(torch.rand(size, 64))
@@ -226,8 +227,8 @@ def of_batches(model: nn.Module, *sizes: int, **options: Any) -> Run:
 
 
 @pytest.mark.parametrize("options", [{"with_flops": True}, {"with_flops": True, "record_shapes": True}])
-def test_figures_of_mixed_shapes_do_not_stand_beside_one_shape(options: dict[str, bool]) -> None:
-    """128 rows once and one row 49 times: 4,096 MACs a row, (128 + 49) · 4,096 / 50 a call on average."""
+def test_figures_over_calls_of_different_shapes_are_marked(options: dict[str, bool]) -> None:
+    """128 rows once and 1 row 49 times, 4,096 MACs per row: the mean per call is (128 + 49) · 4,096 / 50."""
     run = of_batches(nn.Linear(64, 64), 128, *[1] * 49, **options)
     (row,) = cells(run)[1:]
     assert row[3:5] == ["first [128, 64]", "first [128, 64]"]
@@ -240,7 +241,7 @@ def test_figures_of_mixed_shapes_do_not_stand_beside_one_shape(options: dict[str
     assert "that start-up" not in run.report("summary")
 
 
-def test_calls_on_one_shape_have_their_figures_beside_it() -> None:
+def test_figures_over_calls_of_one_shape_are_not_marked() -> None:
     run = of_batches(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), *[3] * 4, with_flops=True)
     assert [row[3:5] for row in cells(run)[1:]] == [["[3, 64]", "[3, 64]"]] * 3
     assert cells(run)[1][6] == format_count(3 * 4096)
@@ -248,7 +249,7 @@ def test_calls_on_one_shape_have_their_figures_beside_it() -> None:
     assert '"first"' not in run.report("summary") and '"mean"' not in run.report("summary")
 
 
-def test_a_layer_used_twice_on_two_shapes_varies_from_call_to_call_and_not_with_the_model() -> None:
+def test_a_layer_called_on_two_shapes_in_each_call_of_the_model_has_constant_work() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -264,16 +265,16 @@ def test_a_layer_used_twice_on_two_shapes_varies_from_call_to_call_and_not_with_
     assert "samples/s (4," in stripped(run)["Throughput"]
 
 
-def test_a_batch_is_known_of_all_calls_without_recorded_shapes() -> None:
+def test_the_batch_of_all_calls_is_known_without_recorded_shapes() -> None:
     assert "samples/s (4," in stripped(of_batches(nn.Linear(64, 64), 4, 4))["Throughput"]
     assert stripped(of_batches(nn.Linear(64, 64), 4, 4, 3))["Throughput"] == "–"
     run = made()
     assert stripped(run)["Throughput"] != "–"
     rows = replace(run.rows, frames=((), (Frame("op", "x"),)))
-    assert stripped(replace(run, rows=rows))["Throughput"] == "–"  # of an old file nobody knows
+    assert stripped(replace(run, rows=rows))["Throughput"] == "–"  # unknown in a run without that information
 
 
-def test_what_could_be_recorded_besides_is_said() -> None:
+def test_a_note_names_measures_that_were_not_requested() -> None:
     model = nn.Linear(64, 64)
     assert "Not recorded: MACs and FLOPs (with_flops=True, --flops) and memory (prof" in of_batches(model, 1).report(
         "summary"
@@ -299,7 +300,7 @@ def test_two_models() -> None:
     assert stripped(prof.run, 1)["MACs"] == "48"
 
 
-def test_the_command_line_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_shows_the_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from torchprof.cli import main
 
     path = tmp_path / "run.json"
@@ -322,14 +323,14 @@ def summed(*sizes: int) -> str:
 
 
 def test_activations_are_of_the_innermost_layers_that_were_called() -> None:
-    attention = nn.MultiheadAttention(4, 2, batch_first=True)  # never calls the projection that it holds
+    attention = nn.MultiheadAttention(4, 2, batch_first=True)  # does not call its projection layer
     x = torch.rand(2, 3, 4)
     with torchprof.Profile(attention, with_flops=True) as prof:
         attention(x, x, x)
     assert stripped(prof.run)["Activations"] == summed(2 * 3 * 4, 2 * 3 * 3)
     encoder = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), nn.Linear(4, 1)).eval()
     with torch.no_grad(), torchprof.Profile(encoder, with_flops=True) as prof:
-        encoder(x)  # the fused path, which calls nothing
+        encoder(x)  # the fused path calls no layers
     assert stripped(prof.run)["Activations"] == summed(2 * 3 * 4, 2 * 3)
 
 
@@ -345,12 +346,12 @@ def test_activations_of_calls_on_several_shapes_are_unknown() -> None:
     with torchprof.Profile(Cuts(), with_flops=True) as prof:
         prof(torch.rand(100, 4))
     assert stripped(prof.run)["Activations"] == "–"
-    with torchprof.Profile(Several()) as prof:  # without shapes nobody knows whether they were the same
+    with torchprof.Profile(Several()) as prof:  # without shapes it is unknown whether they were the same
         prof(torch.rand(2, 4))
     assert stripped(prof.run)["Activations"] == "–"
 
 
-def test_selected_layers_tell_nothing_of_the_model_as_a_whole() -> None:
+def test_activations_of_a_run_of_selected_layers_are_unknown() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     with torchprof.Profile(model, with_flops=True, paths=["2"]) as prof:
         prof(torch.rand(2, 4))
@@ -359,13 +360,13 @@ def test_selected_layers_tell_nothing_of_the_model_as_a_whole() -> None:
     assert {found[name] for name in unknown} == {"–"}
 
 
-def test_what_has_no_batch_has_no_throughput() -> None:
+def test_an_input_without_a_batch_has_no_throughput() -> None:
     with torchprof.Profile(nn.Linear(64, 8)) as prof:
         prof(torch.rand(64))
     assert stripped(prof.run)["Throughput"] == "–"
 
 
-def test_the_peak_is_that_of_the_type_that_did_the_work() -> None:
+def test_the_peak_is_that_of_the_type_of_most_macs() -> None:
     model, x = nn.Linear(64, 64), torch.rand(8, 64)
     with torch.autocast("cpu", torch.bfloat16), torchprof.Profile(model, with_flops=True) as prof:
         model(x)
@@ -375,8 +376,8 @@ def test_the_peak_is_that_of_the_type_that_did_the_work() -> None:
     assert stripped(replace(run, metas=(replace(run.meta, peaks=peaks[:1]),)))["Share of peak"] == "–"
 
 
-def test_layers_whose_operators_tell_no_shapes() -> None:
-    """An embedding records none: of several calls it is known only where nothing else varied."""
+def test_activations_of_layers_whose_operators_record_no_shapes() -> None:
+    """An embedding records no shapes: over several calls its activations are known only if nothing else varied."""
 
     class Looks(nn.Module):
         def __init__(self) -> None:

@@ -1,27 +1,28 @@
-"""The table, checked against text and figures worked out by hand on runs that were put together by hand."""
+"""The tree table: its text and its figures by hand, on hand-made runs."""
 
 from __future__ import annotations
 
 import io
-from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from build.hand_made import headings
 from build.warnings import caveats, sentences
 from tabulate import tabulate_formats
 from torch import nn
 
 import torchprof
+from build import hand_made
 from torchprof import Profile, TorchprofError
 from torchprof.run.cost import Cost
 from torchprof.run.layers import Layer
 from torchprof.run.meta import Meta
-from torchprof.run.rows import Around, Rows
+from torchprof.run.rows import Around
 from torchprof.run.run import Run
-from torchprof.run.words import NOT_SELECTED, OUTSIDE, Frame
+from torchprof.run.words import NOT_SELECTED, OUTSIDE, PHASES, Frame
 
 FORWARD, BACKWARD, RECOMPUTE = 0, 1, 2
 CPU_MEMORY = ("cpu_allocated", "cpu_freed")
@@ -38,8 +39,11 @@ def row(
     within: tuple[Around, ...] = (),
     **cost: int,
 ) -> tuple:
-    """A line of the run: ``ops`` lead from the layer inward; ``kernel:`` or ``label:`` before a name makes it one."""
-    return (layer, phase, frames_of(ops), device, calls, within, Cost(**cost))
+    """A row of the run. ``ops``: frames from the outermost inward; the prefixes ``kernel:`` and ``label:`` set the
+    kind."""
+    devices = ("cpu", "cuda:0")
+    of_row = {"phase": PHASES[phase], "within": within, "device": devices[device], "calls": calls}
+    return hand_made.row(layer, *frames_of(ops), **of_row, **cost)
 
 
 def frames_of(ops: str) -> tuple[Frame, ...]:
@@ -51,17 +55,8 @@ def frames_of(ops: str) -> tuple[Frame, ...]:
 
 
 def run_of(paths: Sequence[str], lines: Sequence[tuple], /, **meta: Any) -> Run:
-    layers = tuple(Layer(tuple(path.split(".")), "Module") for path in paths)
-    chains = tuple(dict.fromkeys(frames for _, _, frames, *_ in lines))
-    arounds = tuple(dict.fromkeys(within for *_, within, _ in lines))
-    columns = {name: array("q") for name in Rows.COLUMNS}
-    for layer, phase, frames, device, calls, within, cost in lines:
-        values = {"layer": layer, "phase": phase, "frames": chains.index(frames), "device": device, "rank": 0}
-        values |= {"calls": calls, "within": arounds.index(within)}
-        for name in Rows.COLUMNS:
-            columns[name].append(values.get(name, getattr(cost, name, 0)))
-    roots = tuple(layer.kind for layer in layers if len(layer.path) == 1)
-    return Run((Meta(roots, **meta),), layers, Rows(layers, chains, ("cpu", "cuda:0"), columns, arounds), {})
+    layers = [Layer(tuple(path.split(".")), "Module") for path in paths]
+    return hand_made.run_of(lines, layers=layers, **{"measured": Meta(()).measured, **meta})
 
 
 NET = ["Net", "Net.a", "Net.b", "Net.b.0", "Net.b.1"]
@@ -76,18 +71,14 @@ NET_LINES = [
 
 
 def names(table: str) -> list[str]:
-    """The first column below the headings, as it is drawn."""
+    """The text of the first column below the headings."""
     lines = table.split("\n\n")[0].splitlines()
     width = lines[0].index(" | ")
     return [line[:width].rstrip() for line in lines[2:]]
 
 
-def columns(table: str) -> list[str]:
-    return [cell.strip() for cell in table.splitlines()[0].split("|")]
-
-
 def cells(table: str, name: str) -> list[str]:
-    """What stands right of the (only) row of that name."""
+    """The cells after the name, in the only row of that name."""
     (line,) = [
         line for line in table.split("\n\n")[0].splitlines()[2:] if line.split(" | ")[0].strip("│├└─ |").strip() == name
     ]
@@ -95,14 +86,14 @@ def cells(table: str, name: str) -> list[str]:
 
 
 def column(table: str, heading: str) -> list[str]:
-    at = columns(table).index(heading)
+    at = headings(table).index(heading)
     return [[cell.strip() for cell in line.split("|")][at] for line in table.split("\n\n")[0].splitlines()[2:]]
 
 
-# The look
+# The look of the table
 
 
-def test_the_table_of_a_small_run_to_the_letter() -> None:
+def test_the_text_of_the_table_of_a_small_run() -> None:
     # b: 100 ns + 1.5 ms + 2 s = 2.0015001 s; Net: 1 us + 2.5 us + b = 2.0015036 s.
     assert run_of(NET, NET_LINES).report("tree") == "\n".join(
         [
@@ -132,8 +123,8 @@ LABELLED = [
 ]
 
 
-def test_labels_of_the_users_to_the_letter() -> None:
-    """Between the layer and its ops. mine: 100 + 20 + 3 + 40 ns + 50 us + 7 ms, where its layer ran: 7.050163 ms."""
+def test_the_text_of_a_table_with_labels() -> None:
+    """Between the layer and its ops. mine: 100 + 20 + 3 + 40 ns + 50 us + 7 ms (the layer in it) = 7.050163 ms."""
     run = run_of(["Net", "Net.fc"], LABELLED)
     assert run.report("tree") == "\n".join(
         [
@@ -168,7 +159,7 @@ def test_labels_of_the_users_to_the_letter() -> None:
     ]
 
 
-def test_ops_in_labels_stand_under_them() -> None:
+def test_ops_in_labels_are_rows_below_them() -> None:
     run = run_of(["Net", "Net.fc"], LABELLED)
     assert names(run.report("tree", show_events=True)) == [
         "Net",
@@ -187,7 +178,7 @@ def test_ops_in_labels_stand_under_them() -> None:
     ]
 
 
-def test_what_is_in_labels_is_ordered_too() -> None:
+def test_rows_in_labels_are_sorted_too() -> None:
     run = run_of(["Net", "Net.fc"], LABELLED)
     ordered = names(run.report("tree", show_events=True, sort_by="cpu_total"))
     assert ordered[1:5] == ["├── mine (label)", "│├── deep (label)", "││└── aten::add", "│└── aten::relu"]
@@ -223,7 +214,7 @@ def test_the_lines_of_the_tree() -> None:
 
 
 def test_the_tree_of_the_old_readme() -> None:
-    """Rows copied from torchprof 1.4.0's page."""
+    """Rows from the README of torchprof 1.4.0."""
     paths = ["AlexNet", "AlexNet.features", *(f"AlexNet.features.{n}" for n in range(13)), "AlexNet.avgpool"]
     paths += ["AlexNet.classifier", *(f"AlexNet.classifier.{n}" for n in range(7))]
     drawn = names(run_of(paths, [row(at, cpu_ns=1) for at in range(len(paths))]).report("tree"))
@@ -233,14 +224,14 @@ def test_the_tree_of_the_old_readme() -> None:
 
 
 @pytest.mark.parametrize("tablefmt", tabulate_formats)
-def test_every_format_of_tabulate_holds_every_figure(tablefmt) -> None:
+def test_every_format_of_tabulate_has_every_figure(tablefmt) -> None:
     text = run_of(NET, NET_LINES).report("tree", tablefmt=tablefmt)
     for word in ("Module", "Self CPU total", "Number of Calls", "Net", "1.500ms", "2.000s", "2.500us"):
         assert word in text, word
     assert "├── a" in text or "\\u251c" in text
 
 
-def test_a_format_of_tabulate_to_the_letter() -> None:
+def test_the_text_of_a_format_of_tabulate() -> None:
     assert run_of(NET[:3], NET_LINES[:4]).report("tree", tablefmt="github") == "\n".join(
         [
             "| Module   | Self CPU total   | CPU total   | Number of Calls   |",
@@ -259,7 +250,7 @@ ALL = ("cpu_ns", *CPU_MEMORY, "device_ns", *DEVICE_MEMORY)
 
 
 @pytest.mark.parametrize(
-    ("fields", "headings"),
+    ("fields", "expected"),
     [
         (("cpu_ns",), ["Self CPU total", "CPU total", "Number of Calls"]),
         (
@@ -287,11 +278,11 @@ ALL = ("cpu_ns", *CPU_MEMORY, "device_ns", *DEVICE_MEMORY)
     ],
     ids=["cpu", "memory", "cuda", "cuda and memory"],
 )
-def test_the_headings_and_their_order(fields, headings) -> None:
+def test_the_headings_and_their_order(fields, expected) -> None:
     lines = [row(0, cpu_ns=1)]
     device = "cuda" if "device_ns" in fields else None
     run = run_of(["Net"], lines, device=device, requested=fields, measured=fields)
-    assert columns(run.report("tree")) == ["Module", *headings]
+    assert headings(run.report("tree")) == ["Module", *expected]
 
 
 def test_backward_and_recompute_follow_after_the_calls() -> None:
@@ -305,7 +296,7 @@ def test_backward_and_recompute_follow_after_the_calls() -> None:
     ]
     run = run_of(["Net"], lines, device="cuda", requested=ALL, measured=ALL)
     table = run.report("tree")
-    assert columns(table) == [
+    assert headings(table) == [
         "Module",
         "Self CPU total",
         "CPU total",
@@ -327,7 +318,7 @@ def test_backward_and_recompute_follow_after_the_calls() -> None:
     ]
     assert cells(table, "Net") == [
         *["1.000us", "1.000us", "2.000us", "2.000us", "100 B", "100 B", "0 B", "0 B"],
-        "1",  # the recomputed call is no forward call
+        "1",  # a recomputed call is no forward call
         *["3.000us", "4.000us", "-2.00 KB", "0 B"],
         *["5.000us", "6.000us", "1.00 KB", "0 B"],
     ]
@@ -335,20 +326,20 @@ def test_backward_and_recompute_follow_after_the_calls() -> None:
 
 def test_recompute_columns_need_no_backward_and_the_other_way_round() -> None:
     only = run_of(["Net"], [row(0, cpu_ns=1), row(0, BACKWARD, "X", cpu_ns=1)])
-    assert columns(only.report("tree"))[4:] == ["Backward CPU total"]
+    assert headings(only.report("tree"))[4:] == ["Backward CPU total"]
 
 
 @pytest.mark.parametrize(("device", "heading"), [("cuda", "CUDA"), ("xpu", "XPU"), ("mps", "MPS")])
 def test_the_device_is_named_in_the_headings(device, heading) -> None:
     fields = ("cpu_ns", "device_ns")
     run = run_of(["Net"], [row(0, cpu_ns=1)], device=device, requested=fields, measured=fields)
-    assert columns(run.report("tree"))[3:5] == [f"Self {heading} total", f"{heading} total"]
+    assert headings(run.report("tree"))[3:5] == [f"Self {heading} total", f"{heading} total"]
 
 
 # Figures
 
 
-def test_memory_is_what_was_allocated_minus_what_was_freed() -> None:
+def test_memory_is_allocated_minus_freed_bytes() -> None:
     fields = ("cpu_ns", *CPU_MEMORY)
     lines = [
         row(0, cpu_ns=10, cpu_allocated=1_024, cpu_freed=4_096),
@@ -384,7 +375,7 @@ def test_kernel_time_counts_for_the_layer_that_launched_it() -> None:
     assert cells(table, "a")[2:4] == ["9.000us", "9.000us"]
 
 
-def test_a_layer_that_was_never_called_shows_that_nobody_knows() -> None:
+def test_a_layer_that_was_never_called_has_unknown_figures() -> None:
     table = run_of(["Net", "Net.a", "Net.b"], [row(0, cpu_ns=1_000), row(1, cpu_ns=1_000)]).report("tree")
     assert cells(table, "b") == ["–", "–", "0"]
 
@@ -395,7 +386,7 @@ def test_a_container_without_calls_of_its_own_has_the_total_of_its_children() ->
     assert cells(table, "Net") == ["1.000us", "3.000us", "1"]
 
 
-def test_what_was_asked_for_and_not_measured_is_unknown_and_never_zero() -> None:
+def test_figures_that_were_requested_and_not_measured_are_unknown_and_never_zero() -> None:
     run = run_of(
         ["Net", "Net.a"],
         [row(0, cpu_ns=1_000, cpu_allocated=2), row(1, BACKWARD, "X", cpu_ns=1_000)],
@@ -410,13 +401,13 @@ def test_what_was_asked_for_and_not_measured_is_unknown_and_never_zero() -> None
     assert table.split("\n\n")[1] == "No CUDA here."
 
 
-def test_doubts_stand_under_the_table() -> None:
+def test_warnings_are_below_the_table() -> None:
     table = run_of(["Net"], [row(0, cpu_ns=1)], warnings=caveats("One thing.", "Another.")).report("tree")
     assert table.split("\n")[-3:] == ["", "One thing.", "Another."]
     assert not run_of(["Net"], [row(0, cpu_ns=1)]).report("tree").endswith("\n")
 
 
-# Rows that are no layers
+# Rows of work of no layer
 
 
 def test_work_of_no_layer_is_the_last_row() -> None:
@@ -468,7 +459,7 @@ def test_a_selected_layer_that_was_never_called_is_not_blank() -> None:
         (9, ["Net", "├── a", "└── b", " ├── 0", " └── 1"]),
     ],
 )
-def test_depth_hides_rows_and_totals_stay(depth, shown) -> None:
+def test_depth_hides_rows_and_keeps_totals(depth, shown) -> None:
     run = run_of(NET, [*NET_LINES, row(OUTSIDE, ops="aten::sum", cpu_ns=4_000)])
     table = run.report("tree", depth=depth)
     assert names(table) == [*shown, "(outside)"]
@@ -494,7 +485,7 @@ def test_sorting_by_self_and_by_calls(by, order) -> None:
     assert "".join(name[-1] for name in names(run.report("tree", sort_by=by))[1:]) == order
 
 
-def test_equals_keep_the_order_of_the_model() -> None:
+def test_rows_with_equal_figures_keep_the_order_of_the_model() -> None:
     run = run_of(["Net", "Net.a", "Net.b", "Net.c"], [row(at, cpu_ns=5) for at in range(4)])
     assert names(run.report("tree", sort_by="cpu_total")) == names(run.report("tree"))
 
@@ -517,7 +508,7 @@ def test_sorting_by_backward() -> None:
         ({"top": 2, "sort_by": "cpu_total"}, ["Net", "└── b", " ├── 1", " └── 0"], 1),
         ({"top": 1, "sort_by": "calls"}, ["Net", "└── b", " └── 1"], 2),
         ({"top": 2, "sort_by": "calls"}, ["Net", "├── a", "└── b", " └── 1"], 1),
-        # At the depth a layer stands for all below it: b, with 100 ns of its own, for the two seconds of b.1.
+        # A layer at the depth stands for all below it: b, with a self of 100 ns, for the two seconds of b.1.
         ({"top": 1, "depth": 1}, ["Net", "└── b"], 3),
         ({"top": 1, "depth": 1, "sort_by": "self_cpu_total"}, ["Net", "└── b"], 3),
         ({"top": 2, "depth": 1}, ["Net", "├── a", "└── b"], 2),
@@ -531,7 +522,7 @@ def test_top_shows_the_largest_by_self_with_those_above_them(options, shown, hid
     assert f"{hidden} row" in table.split("\n\n")[1] and "hidden" in table.split("\n\n")[1]
 
 
-def test_what_top_counts_is_said() -> None:
+def test_a_note_says_how_top_ranks_layers() -> None:
     run = run_of(NET, NET_LINES)
     assert "shown is the largest by Self CPU total, at depth 1 with all below, with the layers above." in run.report(
         "tree", depth=1, top=1
@@ -539,12 +530,12 @@ def test_what_top_counts_is_said() -> None:
     assert "shown is the largest by Self CPU total, with the layers above." in run.report("tree", depth=2, top=1)
 
 
-def test_top_leaves_the_work_of_no_layer_in_sight() -> None:
+def test_top_does_not_hide_work_of_no_layer() -> None:
     run = run_of(NET, [*NET_LINES, row(OUTSIDE, ops="aten::sum", cpu_ns=1)])
     assert names(run.report("tree", top=1))[-1] == "(outside)"
 
 
-def test_percent_is_the_share_of_all_that_was_recorded() -> None:
+def test_percent_is_the_share_of_all_recorded_time() -> None:
     lines = [
         row(0, cpu_ns=1_000),
         row(1, cpu_ns=3_000),
@@ -592,7 +583,7 @@ EVENT_LINES = [
 ]
 
 
-def test_operators_to_the_letter() -> None:
+def test_the_text_of_a_table_with_operators() -> None:
     # a: 50 + 300 + 20 + 1000 = 1370; Net: 100 + 200 = 300 self, 1670 total; linear: 300 + 20 + 1000 = 1320.
     assert run_of(["Net", "Net.a"], EVENT_LINES).report("tree", show_events=True) == "\n".join(
         [
@@ -621,13 +612,13 @@ def test_operators_to_the_letter() -> None:
     )
 
 
-def test_an_operator_met_at_several_depths_is_one_row() -> None:
+def test_an_operator_at_several_depths_is_one_row() -> None:
     lines = [
         row(0, cpu_ns=1),
         row(0, ops="aten::empty", calls=3, cpu_ns=30),
         row(0, ops="aten::zeros", calls=1, cpu_ns=10),
         row(0, ops="aten::zeros aten::empty", calls=1, cpu_ns=5),
-        # The same name around itself, with another between: its total counts the outermost only.
+        # An operator nested in one of the same name, with another between them: the total counts the outermost only.
         row(0, ops="aten::to", calls=1, cpu_ns=2),
         row(0, ops="aten::to aten::copy_", calls=1, cpu_ns=4),
         row(0, ops="aten::to aten::copy_ aten::to", calls=1, cpu_ns=8),
@@ -683,7 +674,7 @@ def test_memory_outside_of_every_operator_and_layer() -> None:
     lines = [row(0, cpu_ns=1_000), row(OUTSIDE, calls=0, cpu_freed=512)]
     table = run_of(["Net"], lines, requested=fields, measured=fields).report("tree", show_events=True)
     assert cells(table, "(outside)")[2:4] == ["-512 B", "-512 B"]
-    # Nobody measured how long the time outside lasted.
+    # The duration of the time outside was not measured.
     assert [line for line in table.splitlines() if "(between ops)" in line and "-512 B" in line and "–" in line]
 
 
@@ -710,7 +701,7 @@ def test_a_live_table_of_a_training_step() -> None:
     rows = names(table)
     of_first = [name.strip() for name in rows[rows.index("├── first") : rows.index("├── second")]]
     forward = [name.split("── ")[1] for name in of_first[1:] if "(backward)" not in name]
-    assert forward[0] == "aten::linear"  # first called first
+    assert forward[0] == "aten::linear"  # in the order of first calls
     assert forward[-1] == "(between ops)"
     assert any("AddmmBackward0 (backward)" in name for name in of_first)
     assert "├── aten::sin" in rows
@@ -719,7 +710,7 @@ def test_a_live_table_of_a_training_step() -> None:
     assert rows[rows.index("(outside)") + 1 :] != []
 
 
-def test_file_gets_what_is_returned_and_the_end_of_a_line() -> None:
+def test_file_gets_the_returned_text_and_a_newline() -> None:
     model = nn.Sequential(nn.ReLU())
     with Profile(model) as prof:
         model(torch.rand(2))
@@ -733,7 +724,7 @@ def test_file_gets_what_is_returned_and_the_end_of_a_line() -> None:
     assert before.getvalue() == "<unfinished torchprof.profile>\n"
 
 
-def test_display_passes_its_options_on() -> None:
+def test_display_passes_its_options_to_the_report() -> None:
     model = Net()
     x = torch.rand(3, 4)
     with Profile(model) as prof:
@@ -747,21 +738,21 @@ def test_display_passes_its_options_on() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_cuda_without_a_cuda_device_is_unknown_and_said_once() -> None:
+def test_cuda_without_a_cuda_device_is_unknown_with_one_warning() -> None:
     model = nn.Sequential(nn.ReLU())
     x = torch.rand(2)
     with Profile(model, use_cuda=True, profile_memory=True) as prof:
         model(x).sum()
     table = str(prof)
-    assert columns(table)[3:5] == ["Self CUDA total", "CUDA total"]
+    assert headings(table)[3:5] == ["Self CUDA total", "CUDA total"]
     for heading in ("Self CUDA total", "CUDA total", "Self CUDA Mem", "CUDA Mem"):
         assert set(column(table, heading)) == {"–"}, heading
     assert "–" not in column(table, "Self CPU total")
-    assert len([doubt for doubt in sentences(prof.run) if "CUDA" in doubt]) == 1
+    assert len([sentence for sentence in sentences(prof.run) if "CUDA" in sentence]) == 1
 
 
 @pytest.mark.parametrize("device", ["mps", "xpu"])
-def test_other_devices_give_cpu_figures_and_say_so_once(device) -> None:
+def test_other_devices_give_cpu_figures_with_one_warning(device) -> None:
     if device == "xpu" and torch.xpu.is_available():
         pytest.skip("there is an XPU here")
     model = nn.Sequential(nn.ReLU())
@@ -771,7 +762,7 @@ def test_other_devices_give_cpu_figures_and_say_so_once(device) -> None:
     heading = f"Self {device.upper()} total"
     assert set(column(str(prof), heading)) == {"–"}
     assert "–" not in column(str(prof), "CPU total")
-    assert len([doubt for doubt in sentences(prof.run) if device.upper() in doubt]) == 1
+    assert len([sentence for sentence in sentences(prof.run) if device.upper() in sentence]) == 1
 
 
 def test_a_saved_run_prints_the_same(tmp_path) -> None:
@@ -785,7 +776,7 @@ def test_a_saved_run_prints_the_same(tmp_path) -> None:
     assert replace(run.metas[0], warnings=()) != run.metas[0]
 
 
-def test_top_and_depth_together_count_what_is_really_hidden() -> None:
+def test_top_and_depth_together_count_the_hidden_rows() -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), nn.Linear(2, 2))
     with Profile(model) as prof:
         model[0](torch.rand(8, 64))
@@ -798,7 +789,7 @@ def test_top_and_depth_together_count_what_is_really_hidden() -> None:
     assert "3 rows are hidden: shown is the largest by Self CPU total" in text
 
 
-def test_no_order_by_what_was_not_measured() -> None:
+def test_sorting_by_a_measure_that_was_not_measured_is_refused() -> None:
     model = nn.Linear(2, 2)
     with Profile(model, use_device="mps") as prof:
         model(torch.rand(1, 2))
@@ -807,7 +798,7 @@ def test_no_order_by_what_was_not_measured() -> None:
             prof.display(**options)
 
 
-def test_the_calls_can_be_asked_for_by_heading_in_any_spelling() -> None:
+def test_sort_by_calls_accepts_heading_and_key() -> None:
     model = nn.Linear(2, 2)
     with Profile(model) as prof:
         model(torch.rand(1, 2))
@@ -826,8 +817,8 @@ def test_how_often_a_layer_inside_a_script_module_ran_is_unknown() -> None:
     assert [cell.strip() for cell in row.split(" | ")][1:] == ["–", "–", "–"]
 
 
-def test_the_largest_by_arithmetic() -> None:
-    """Without times the layers with the most FLOPs of their own; containers have none."""
+def test_top_without_times_ranks_by_flops() -> None:
+    """Without times, the layers with the largest self FLOPs; containers have none."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 64), nn.ReLU()))
     run = torchprof.flops(model, torch.rand(2, 4))
     text = run.report("tree", top=1)
@@ -838,7 +829,7 @@ def test_the_largest_by_arithmetic() -> None:
     assert " └── 0" in by_params
 
 
-def test_a_run_prints_as_its_table_and_is_short_in_a_shell() -> None:
+def test_str_of_a_run_is_its_table_and_repr_is_short() -> None:
     run = torchprof.flops(nn.Linear(2, 2), torch.rand(1, 2))
     assert str(run) == run.report("tree")
     assert repr(run) == f"<Run of Linear: 1 layers, {len(run.rows)} rows>"

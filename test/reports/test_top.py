@@ -1,4 +1,4 @@
-"""Where the time goes, and what is between operators: on runs made by hand, where every figure is known."""
+"""The reports "top" and "between" on hand-made runs."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from build.events import run_of_events
 from build.hand_made import op, row
 from build.warnings import caveats
 
 from build import hand_made
 from torchprof import Run, TorchprofError
 from torchprof.attribute.events import Event, Kind, Site
-from torchprof.attribute.rule import Attribution
-from torchprof.measure.fold import fold
 from torchprof.reports.top import Where, parts_of, source_lines
 from torchprof.run.layers import Layer
-from torchprof.run.meta import Meta
 from torchprof.run.words import BETWEEN_OPS, FORWARD, NOT_SELECTED, OUTSIDE
 
 MS = 1_000_000
@@ -42,7 +40,7 @@ EVENTS = [
     event(Kind.LABEL, "conv", 12, 42),
     event(Kind.OP, "aten::conv2d", 12, 40, sequence=1),
     event(Kind.OP, "aten::slow_conv2d", 13, 38),
-    event(Kind.SAMPLE, "train.py:9 forward", 20),  # inside an operator: explained
+    event(Kind.SAMPLE, "train.py:9 forward", 20),  # inside an operator, so not between operators
     event(Kind.USER_LABEL, "MASK", 44, 56),
     event(Kind.OP, "aten::item", 44, 45),
     event(Kind.SAMPLE, "net.py:7 forward", 47),
@@ -57,7 +55,7 @@ EVENTS = [
     event(Kind.SAMPLE, "train.py:5 main", 95),
 ]
 WALL_MS = 100
-# By hand, in ms: what each kind of work took by itself.
+# By hand, in ms: the self of each part.
 PARTS = {
     ("Net", FORWARD, "", BETWEEN_OPS): 50 - 30 - 12,
     ("Net", FORWARD, "MASK", "aten::item"): 1,
@@ -75,10 +73,7 @@ PARTS = {
 
 
 def run_of(events: list[Event], **meta: Any) -> Run:
-    attribution = Attribution(SITES, [layer.path for layer in LAYERS])
-    rows, samples, busy = fold(attribution.attribute(events), attribution.places.all, LAYERS)
-    fields: dict[str, Any] = {"wall_ns": WALL_MS * MS, "busy_ns": tuple(sorted(busy.items())), **meta}
-    return Run((Meta(("Net",), **fields),), LAYERS, rows, samples)
+    return run_of_events(events, SITES, LAYERS, **{"wall_ns": WALL_MS * MS, **meta})
 
 
 @pytest.fixture
@@ -94,20 +89,20 @@ def parts(run: Run, field: str = "cpu_ns") -> dict[tuple[str, str, str, str], fl
     return found
 
 
-def test_the_parts_are_those_by_hand_and_add_up_to_all_recorded_time(run: Run) -> None:
+def test_parts_by_hand_add_up_to_all_recorded_time(run: Run) -> None:
     assert parts(run) == PARTS
     assert sum(parts(run).values()) == WALL_MS
 
 
-def test_work_on_other_threads_adds_to_all_time() -> None:
-    """Another thread worked for 10 ms while the first was in operators."""
+def test_work_on_other_threads_adds_to_the_whole() -> None:
+    """Another thread works for 10 ms while the first one is in operators."""
     more = event(Kind.OP, "aten::add", 15, 25, thread=2)
     found = parts(run_of(sorted([*EVENTS, more], key=lambda one: one.start_ns)))
     assert found == {**PARTS, ("(outside)", FORWARD, "", "aten::add"): 10}
 
 
-def test_what_another_thread_explains_is_not_between_operators() -> None:
-    """While the first thread waits in ``backward()`` for the thread that runs it, there is no gap to be explained."""
+def test_time_that_another_thread_works_is_not_between_operators() -> None:
+    """While the first thread waits in ``backward()`` for the thread that runs it, there is no gap."""
     backward = [
         event(Kind.STEP, "", 0),
         event(Kind.OP, "aten::rand", 0, 20),
@@ -155,12 +150,12 @@ def test_all_parts_and_none(run: Run) -> None:
     assert "(between ops)" not in only_hidden
 
 
-def test_doubts_stand_below(run: Run) -> None:
-    doubtful = replace(run, metas=(replace(run.meta, warnings=caveats("One thing.", "Another.")),))
-    assert doubtful.report("top").endswith("\n\nOne thing.\nAnother.")
+def test_warnings_are_below_the_parts(run: Run) -> None:
+    warned = replace(run, metas=(replace(run.meta, warnings=caveats("One thing.", "Another.")),))
+    assert warned.report("top").endswith("\n\nOne thing.\nAnother.")
 
 
-def test_a_device_has_a_table_of_its_own_and_idle_time() -> None:
+def test_a_device_has_its_own_table_and_idle_time() -> None:
     kernels = [
         event(Kind.OP, "aten::copy", 20, 21, correlation=7),
         *EVENTS[-1:],
@@ -181,7 +176,7 @@ def test_a_device_on_which_nothing_ran(run: Run) -> None:
     assert idle.report("top") == "Nothing ran on CUDA.\n\n" + run.report("top")
 
 
-def test_what_is_between_operators_with_its_lines(run: Run) -> None:
+def test_the_between_report_has_time_and_source_lines(run: Run) -> None:
     text = run.report("between")
     assert cells(text)[1:] == [
         ["(outside)", "forward", "33.000ms", "33.0%", "3"],
@@ -198,7 +193,7 @@ def test_what_is_between_operators_with_its_lines(run: Run) -> None:
     assert "hidden" not in text
 
 
-def test_limits_of_layers_and_lines(run: Run) -> None:
+def test_between_limits_layers_and_lines(run: Run) -> None:
     text = run.report("between", limit=2, lines=1)
     assert [row[0] for row in cells(text)[1:]] == ["(outside)", "train.py:3 main", "Net", "net.py:5 forward"]
     assert text.endswith("\nLayers with less are hidden: 3.")
@@ -213,7 +208,7 @@ def test_without_samples_lines_are_unknown() -> None:
 
 
 @pytest.mark.parametrize(("uncounted", "heading"), [(0, "FLOPs"), (2, "Counted FLOPs")])
-def test_a_run_that_only_counted_has_a_table_of_flops(uncounted: int, heading: str) -> None:
+def test_a_run_without_times_has_a_table_of_flops(uncounted: int, heading: str) -> None:
     counted = ("macs", "flops", "uncounted")
     rows = [
         row(1, op("aten::mm"), flops=6_000, macs=3_000),
@@ -230,7 +225,7 @@ def test_a_run_that_only_counted_has_a_table_of_flops(uncounted: int, heading: s
     assert nothing.report("top") == "Neither times nor FLOPs were measured."
 
 
-def test_a_run_of_nothing() -> None:
+def test_an_empty_run() -> None:
     run = run_of([], wall_ns=0)
     assert parts_of(run, "cpu_ns") == {}
     assert len(cells(run.report("top"))) == len(cells(run.report("between"))) == 1
@@ -247,5 +242,5 @@ def test_bad_options(run: Run, name: str, option: dict[str, Any]) -> None:
     assert "|:" in run.report(name, tablefmt="github") or "|--" in run.report(name, tablefmt="github")
 
 
-def test_the_names_of_what_is_no_layer(run: Run) -> None:
+def test_the_names_of_work_of_no_layer(run: Run) -> None:
     assert Where(OUTSIDE, 0, "").name(run) == "(outside)" and Where(NOT_SELECTED, 0, "").name(run) == "(not selected)"

@@ -1,12 +1,14 @@
 """Every view of a run shows the same rows with the same figures, the same – and the same ≥, on every kind of run.
 
-The terminal's table is held against calculations by hand; every other view against the terminal's table, cell by cell.
+The terminal's table is compared with calculations by hand, and every other view with the terminal's table, cell by
+cell.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import unescape
@@ -23,19 +25,20 @@ import torchprof
 from torchprof import Run, compare
 from torchprof.analyze.records import table as records
 from torchprof.run.cost import AT_LEAST, UNKNOWN, format_count, format_memory, format_time
+from torchprof.run.warnings import Caveat
 from torchprof.run.words import FORWARD, PHASES
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 Rows = list[tuple[tuple[str, ...], list[str]]]
-"""For each row its name behind those of the rows above it, and its cells."""
+"""For each row: the names of the rows above it and its own, and its cells."""
 
 WRITE = {"ns": format_time, "bytes": format_memory}
 
 
 def rows_of(lines: Sequence[Sequence[str]]) -> Rows:
-    """From lines of a table, the name with the lines of the tree before it."""
+    """The rows of a table; each line starts with the name, after the lines of the tree."""
     found: Rows = []
     way: list[str] = []
     for name, *figures in lines:
@@ -72,16 +75,16 @@ def run(request: pytest.FixtureRequest) -> Run:
 # The terminal's table, by hand
 
 
-def test_what_is_not_counted_by_hand() -> None:
+def test_uncounted_operators_by_hand() -> None:
     run = KINDS["without_formulas"]()
-    assert cells_of(run, "Net")["FLOPs"] == "≥ 104"  # 48 and 56, and what Net.b does
+    assert cells_of(run, "Net")["FLOPs"] == "≥ 104"  # 48 and 56, and the unknown FLOPs of Net.b
     assert cells_of(run, "Net")["FLOP/s"] == "≥ 16.97 M"  # in 6.13 us
     assert [cells_of(run, "Net.b")[of] for of in ("MACs", "FLOPs", "FLOP/s")] == [UNKNOWN] * 3
-    assert [cells_of(run, "Net.b.0")[of] for of in ("MACs", "FLOPs")] == ["0", "0"]  # it is known to do nothing
+    assert [cells_of(run, "Net.b.0")[of] for of in ("MACs", "FLOPs")] == ["0", "0"]  # known to have no FLOPs
 
 
 def test_a_replay_by_hand() -> None:
-    """One block of two is a CUDA graph: 2·3·4 multiply-accumulates of the other are in 250 ns of the device."""
+    """One of two blocks is a CUDA graph. The other one has 2·3·4 MACs in 250 ns of device time."""
     run = KINDS["replayed"]()
     counts = ("MACs", "FLOPs", "FLOP/s")
     assert [cells_of(run, "Net")[of] for of in counts] == ["≥ 24", "≥ 48", "≥ 192.00 M"]
@@ -103,8 +106,8 @@ def test_fused_kernels_by_hand() -> None:
     assert cells_of(run, block)["MACs"] == "≥ 48"
 
 
-def test_fused_kernels_are_not_the_models_own_in_top_either() -> None:
-    """And what was replayed is a work of its own there."""
+def test_fused_kernels_are_separate_work_in_top() -> None:
+    """A replayed graph is separate work there, too."""
     for kind, work in (("compiled_fused", "(fused: fc1 + act)"), ("replayed", "(CUDA graph replay)")):
         run = KINDS[kind]()
         text = run.report("top", limit=99)
@@ -112,8 +115,8 @@ def test_fused_kernels_are_not_the_models_own_in_top_either() -> None:
         assert not {"cpp_fused_addmm_gelu_0", "norm"} & {line.split("|")[-1].strip() for line in text.splitlines()}
 
 
-def test_of_what_is_not_attributable_any_layer_may_have_had_a_part() -> None:
-    """The layers that were compiled into the block, and no others."""
+def test_kernels_that_are_not_attributable_leave_layers_unknown() -> None:
+    """Only the layers that were compiled into the block."""
     run = KINDS["compiled_not_attributable"]()
     assert (
         cells_of(run, "Net.blocks.0.(region 0/0).(not attributable: compiled before)")["Backward CPU total"]
@@ -143,16 +146,37 @@ def test_markdown_and_the_notebook_show_the_terminals_rows(run: Run) -> None:
 
 
 @every_kind
-def test_the_json_is_the_run(run: Run, tmp_path: Path) -> None:
+def test_the_exported_json_loads_as_the_same_run(run: Run, tmp_path: Path) -> None:
     run.export(tmp_path / "run.json")
     again = torchprof.load(tmp_path / "run.json")
+    assert again == run
     assert terminal(again, show_events=True) == terminal(run, show_events=True)
     assert again.report("tree") == run.report("tree") and again.report("summary") == run.report("summary")
 
 
 @every_kind
+def test_the_json_has_every_warning_of_the_run_as_data(run: Run, tmp_path: Path) -> None:
+    shown = json.loads(run.report("json"))["warnings"]
+    assert [one["sentence"] for one in shown] == [str(warning) for warning in run.warnings]
+    again = [
+        Caveat(one["code"], tuple(one["layers"]), one["facts"], frozen(one.get("added", [])), tuple(one["ranks"]))
+        for one in frozen(shown)
+    ]
+    assert again == [*run.warnings]
+    run.save(tmp_path / "saved.json")
+    assert "warnings" not in json.loads((tmp_path / "saved.json").read_text(encoding="utf-8"))
+
+
+def frozen(value: Any) -> Any:
+    """A value of JSON with tuples in place of lists, as a warning holds them."""
+    if isinstance(value, dict):
+        return {name: frozen(each) for name, each in value.items()}
+    return tuple(map(frozen, value)) if isinstance(value, list) else value
+
+
+@every_kind
 def test_the_summary_has_the_macs_of_the_table(run: Run) -> None:
-    """Of the lowest rank, for one call of the model: all these runs have one."""
+    """For the lowest rank and one call of the model: all these runs have one call."""
     run = run.of_rank(run.meta.rank)
     if not run.layers:
         assert "no layers" in run.report("summary")
@@ -173,7 +197,7 @@ def test_the_summary_has_the_macs_of_the_table(run: Run) -> None:
 
 
 def text_of_record(record: Mapping[str, Any], column: str) -> str:
-    """What a table would show of a figure in a record; what is not known as ``–``."""
+    """The cell of a table for a figure of a record; ``–`` if it is unknown."""
     value = record[column]
     if value is None:
         return UNKNOWN
@@ -182,7 +206,7 @@ def text_of_record(record: Mapping[str, Any], column: str) -> str:
 
 
 def name_in_records(heading: str) -> tuple[str, str] | None:
-    """The phase and the name of the column of records with the figures of a column of the table; None for rates."""
+    """The phase and the column of records that have the figures of a table's column; None for rates."""
     phase = next((phase for phase in PHASES if heading.startswith(phase.capitalize())), FORWARD)
     heading = heading.removeprefix(f"{phase.capitalize()} ")
     which = "self" if heading.startswith("Self ") else "total"
@@ -202,7 +226,7 @@ def name_in_records(heading: str) -> tuple[str, str] | None:
 
 
 def check_records(run: Run, of: Mapping[tuple[str, ...], Mapping[str, Mapping[str, Any]]], is_shown: Any) -> int:
-    """Each cell of the table against the records of its row, by phase."""
+    """Compare each cell of the table with the records of its row, by phase."""
     compared = 0
     columns = [name_in_records(heading) for heading in headings(run.report("tree"))[1:]]
     for way, cells in terminal(run):
@@ -213,8 +237,8 @@ def check_records(run: Run, of: Mapping[tuple[str, ...], Mapping[str, Mapping[st
                 continue
             record = of[way].get(column[0])
             text = UNKNOWN if record is None else text_of_record(record, column[1])
-            # Records know no difference between what is unknown and what there is not; and a layer that was not
-            # selected is a blank row of the table, whatever it holds.
+            # Records do not distinguish unknown from blank; and a layer that was not
+            # selected is a blank row of the table, whatever its records are.
             blank = cell == "" and (text == UNKNOWN or column[1] in ("calls", "total_params"))
             assert blank or cell == text, (way, column)
             compared += 1
@@ -249,14 +273,14 @@ def test_csv_and_data_frames_have_the_cells_of_the_table(run: Run) -> None:
 
 
 def name_of_range(shown: str) -> str:
-    """As records have it: what its row says besides is in a column of its own."""
+    """The name of a range in records, which have its kind in a column of its own."""
     label = re.fullmatch(r"(.*) \(label(, \w+)?\)", shown)
     return label[1] if label else re.sub(r"^\((region )?(.*)\)$", r"\2", shown)
 
 
 @every_kind
 def test_operators_of_csv_have_the_rows_of_labels_and_regions(run: Run) -> None:
-    """Their totals; the self of a region in the table is with what leads to its graph, and records add up."""
+    """Compares totals: the self of a region includes its overhead in the table, but not in records, which add up."""
     for alone in (run.of_rank(meta.rank) for meta in run.metas):
         found: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
         columns, lines = records(alone, "operators")
@@ -280,7 +304,7 @@ def test_operators_of_csv_have_the_rows_of_labels_and_regions(run: Run) -> None:
                     continue
                 record = found[(layer, *plain)].get(column[0])
                 assert cell == ("" if record is None else text_of_record(record, column[1])), (way, heading)
-        # Work of no layer has a row where it took anything: a run that timed nothing may have seen garbage collections.
+        # Work of no layer has a row if it has any cost; a run without times may have garbage collections.
         rows = {".".join(way) for way, _ in terminal(alone)}
         assert shown == {way for way in found if way[0] in rows}
 
@@ -303,7 +327,7 @@ def look(tmp_path: Path, open_tab: Callable[..., Tab]) -> Iterator[Callable[[str
 
 
 def shown_on(page: Page) -> Rows:
-    """The rows of the page's table, all opened."""
+    """The rows of the page's table, with all levels open."""
     button(page, "Open all").click()
     found: Rows = []
     way: list[str] = []
@@ -314,7 +338,7 @@ def shown_on(page: Page) -> Rows:
 
 
 def in_one_order(rows: Rows) -> list[tuple[bool, Rows]]:
-    """Work of no layer stands last, in an order of the view's own."""
+    """Rows sorted: each view has its own order of the last rows, those of work of no layer."""
     blocks: dict[str, Rows] = {}
     for way, cells in rows:
         blocks.setdefault(way[0], []).append((way, cells))
@@ -337,7 +361,7 @@ def test_the_page_shows_the_terminals_rows_and_cells(run: Run, look: Callable[[s
 
 
 def check_line_under_the_icicle(page: Page, run: Run) -> None:
-    """What it says of the first model, in each measure and phase, begins with the cell of the table."""
+    """Its text for the first model starts with the cell of the table, in each measure and phase."""
     if not run.layers:
         return
     page.locator('.lines .line[data-node="0"] .number').first.click()
@@ -354,8 +378,8 @@ def check_line_under_the_icicle(page: Page, run: Run) -> None:
             assert page.locator(".status").inner_text().startswith(expected)
 
 
-def test_the_line_under_the_icicle_adds_phases_up(look: Callable[[str], Page]) -> None:
-    """Of fc1 forward lacks a part and backward does not: together they are a lower bound."""
+def test_the_line_below_the_icicle_adds_phases_up(look: Callable[[str], Page]) -> None:
+    """The forward of fc1 is incomplete and its backward is complete: their sum is a lower bound."""
     run = KINDS["compiled_fused"]()
     page = look(run.report("html"))
     button(page, "Open all").click()
@@ -373,8 +397,8 @@ def test_the_line_under_the_icicle_adds_phases_up(look: Callable[[str], Page]) -
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name not in ("without_layers", "never_called")])
-def test_a_diff_shows_what_is_exact_in_both_and_nothing_else(name: str, look: Callable[[str], Page]) -> None:
-    """Of a run and itself: each figure is the terminal's, but for changes of what is not exact, which are unknown."""
+def test_a_diff_of_a_run_with_itself_shows_only_exact_figures(name: str, look: Callable[[str], Page]) -> None:
+    """Each figure is that of the terminal; changes of figures that are not exact are unknown."""
     run = KINDS[name]()
     if len(run.metas) > 1:
         run = run.of_rank(0)
@@ -388,7 +412,7 @@ def test_a_diff_shows_what_is_exact_in_both_and_nothing_else(name: str, look: Ca
                 change = pair.changes[quantity.key]
                 cell = table_of_run[".".join(pair.path)][names.index(quantity.heading)]
                 is_exact = cell not in ("", UNKNOWN) and not cell.startswith(AT_LEAST)
-                if quantity.what != "params":  # which is of the model, not of what ran
+                if quantity.what != "params":  # parameters belong to the model, not to the work that ran
                     assert (change.before is not None) == (change.after is not None) == is_exact
                 if is_exact:
                     assert quantity.text(change.before) == cell
@@ -424,13 +448,13 @@ def test_a_lower_bound_of_one_rank_is_one_of_all() -> None:
     assert cells_of(run.of_rank(0), "Net")["FLOPs"] == "≥ 104"
     assert cells_of(run.of_rank(1), "Net")["FLOPs"] == "104"
     assert cells_of(run, "Net")["FLOPs"] == "≥ 208"
-    # One of them did not record its device: what all did there nobody knows.
+    # One rank did not record its device: the sum is unknown.
     assert cells_of(run, "Net")["CUDA total"] == UNKNOWN
     assert cells_of(run.of_rank(0), "Net")["CUDA total"] == "0.000us"
 
 
 def test_a_lower_bound_has_no_share_of_the_whole() -> None:
-    """Shares are of what was recorded, and nobody knows what part of it this is."""
+    """Its share of the recorded time is unknown."""
     rows = by_name(terminal(KINDS["compiled_fused"](), percent=True))
     assert rows["Net.blocks.0.fc1"][1] == "≥ 0.020us"
     assert rows["Net.blocks.0.fc2"][1] == "0.030us (3.0%)"  # of 1 us

@@ -7,7 +7,7 @@ Which fields a ``Cost`` has, and how each is written, is declared in ``run/cost.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torchprof.analyze.figures import Figures, measured_by_all
 from torchprof.errors import TorchprofError, suggest
@@ -81,12 +81,26 @@ class Column:
 
 
 @dataclass(frozen=True)
-class CostColumn(Column):
+class SelfOrTotalColumn(Column):
+    """A column of the layers' self, or of their totals."""
+
+    is_self: bool = field(default=False, kw_only=True)
+
+    @property
+    def ranking(self) -> Column:
+        return replace(self, is_self=True)
+
+    @property
+    def with_below(self) -> Column:
+        return replace(self, is_self=False)
+
+
+@dataclass(frozen=True)
+class CostColumn(SelfOrTotalColumn):
     """One measure in one phase, self or total."""
 
     phase: str = FORWARD
     measure: Measure = MEASURES[0]
-    is_self: bool = False
 
     @property
     def unit(self) -> Unit:
@@ -95,14 +109,6 @@ class CostColumn(Column):
     @property
     def fields(self) -> Set[str]:
         return {name for name, _ in self.measure.fields}
-
-    @property
-    def ranking(self) -> Column:
-        return self if self.is_self else replace(self, is_self=True)
-
-    @property
-    def with_below(self) -> Column:
-        return replace(self, is_self=False)
 
     def of(self, figures: Figures) -> float:
         return self.measure.of(figures.cost(self.phase, self.is_self))
@@ -159,18 +165,8 @@ class CallsColumn(Column):
 
 
 @dataclass(frozen=True)
-class ParamsColumn(Column):
+class ParamsColumn(SelfOrTotalColumn):
     """The parameters of the layer and all below it, each counted at the first layer that holds it."""
-
-    is_self: bool = False
-
-    @property
-    def ranking(self) -> Column:
-        return replace(self, is_self=True)
-
-    @property
-    def with_below(self) -> Column:
-        return replace(self, is_self=False)
 
     def of(self, figures: Figures) -> float:
         return (figures.own_params if self.is_self else figures.params) or 0

@@ -1,1 +1,1 @@
-"""The rule of ownership: for which layer, and in which phase, each event worked. It does not import torch."""
+"""The rule of ownership: the layer and phase of each event. This package does not import torch."""

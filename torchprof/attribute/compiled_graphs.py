@@ -1,4 +1,4 @@
-"""The kernels of compiled graphs, and the layers they work for, found by the modules that each kernel was traced in."""
+"""Find the layers that the kernels of compiled graphs work for, by the modules that each kernel was traced in."""
 
 from __future__ import annotations
 
@@ -9,42 +9,46 @@ from typing import NamedTuple
 from torchprof.run.words import AMBIGUOUS_MODULE, COMPILED_BEFORE, OTHER_MODULE, UNKNOWN_MODULE
 
 REGION = "Torch-Compiled Region"
-"""Prefix of the range in which code of torch.compile's runs; its compile id (``: 0/1``: the second version of the first
-function) follows (``torch/_dynamo/convert_frame.py``)."""
+"""Prefix of the range in which compiled code runs. Its compile ID follows (``torch/_dynamo/convert_frame.py``); in
+``: 0/1`` it is the second version of the first function."""
 CALL = "## Call CompiledFxGraph "
-"""Prefix of the range in which Inductor's kernels run; the key of their graph follows
+"""Prefix of the range in which the kernels of Inductor run. The key of their graph follows
 (``torch/_inductor/output_code.py``)."""
 COMPILES_BACKWARD = "compiled_autograd"
 """The range in which compiled autograd makes a graph of a whole backward (``torch/_dynamo/compiled_autograd.py``)."""
 COMPILES = frozenset({"dynamo", "entire_frame_compile", "entire_backward_compile", COMPILES_BACKWARD})
 """The ranges in which torch.compile compiles."""
 COMPILES_TOO = "(dynamo_timed)"
-"""Suffix of the names of single steps of compilation, which older versions of torch record without a range around."""
+"""Suffix of the names of single steps of compilation. Older versions of torch record them without a range around."""
 
 OF_BACKWARD = "!"
-"""Prefix of the compile id of a region that compiled autograd made of the backward of a whole model
+"""Prefix of the compile ID of a region that compiled autograd made of the backward of a whole model
 (``torch/_guards.py``, ``CompileId``)."""
 SELF = "L['self']"
-"""The root of all that was traced from the module whose forward was compiled, whatever its first argument is named."""
+"""The root of everything that was traced from the module that owns the compiled forward, whatever the forward's first
+argument is called."""
 _LARGEST_TABLE = 4_000_000
-"""So many entries the table for matching kernels with ops may have; it takes a second or two."""
+"""The largest table for matching kernels with ops, in entries: it takes a second or two."""
 _PREFIX = re.compile(r"graph_\d+_")
 
 
-class Step(NamedTuple):
-    """A module that an operation was traced in: ``root``, the variable of the compiled function that it was reached
-    from ("L['self']"); the attribute names from there; and the name of its class."""
+class TracedModule(NamedTuple):
+    """A module that an operation was traced in.
+
+    ``root``: the variable of the compiled function through which the module was reached ("L['self']"). ``path``: the
+    attribute names from there to the module. ``kind``: the name of its class.
+    """
 
     root: str
     path: tuple[str, ...]
     kind: str
 
 
-Owner = tuple[Step, ...]
-"""The modules that an operation was traced in, outer to inner; ``()`` is the compiled function's own code."""
+Owner = tuple[TracedModule, ...]
+"""The modules that an operation was traced in, outer to inner. ``()``: the code of the compiled function itself."""
 
 
-class Part(NamedTuple):
+class OwnedWork(NamedTuple):
     """The work of a kernel for one owner (None: unknown): FLOPs, and bytes read and written."""
 
     owner: Owner | None
@@ -56,18 +60,21 @@ class Part(NamedTuple):
 
 
 class CompiledKernel(NamedTuple):
-    """A kernel that a graph calls. ``recomputes``: whether a backward graph has it only to repeat work of the forward
-    inside a checkpoint."""
+    """A kernel that a graph calls. ``parts``: its work, by owner. ``recomputes``: whether it is in a backward graph
+    only to repeat work of the forward inside a checkpoint."""
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[OwnedWork, ...]
     recomputes: bool = False
 
 
-class Given(NamedTuple):
-    """A tensor that a compiled function took from a module. ``root`` and ``path``: the function's name for that module
-    (see ``Step``). ``holders``: the real paths of the profiled modules that have this tensor; ``()`` if only other
-    modules have it, None if that is unknown. ``is_gone``: the tensor was freed meanwhile, perhaps with its module."""
+class ModuleTensor(NamedTuple):
+    """A tensor that a compiled function took from a module.
+
+    ``root`` and ``path``: the function's name for that module (see ``TracedModule``). ``holders``: the real paths of
+    the profiled modules that have this tensor: ``()`` if only other modules have it, None if they are unknown.
+    ``is_gone``: whether the tensor was freed meanwhile, perhaps with its module.
+    """
 
     root: str
     path: tuple[str, ...]
@@ -75,30 +82,30 @@ class Given(NamedTuple):
     is_gone: bool = False
 
 
-class Module(NamedTuple):
-    """A module of the profiled models: the layer it is shown as, and the name of its class."""
+class ProfiledModule(NamedTuple):
+    """A module of the profiled models: the layer that it is shown as, and the name of its class."""
 
     layer: int
     kind: str
 
 
 class CompiledGraphs:
-    """The kernels of compiled graphs, and the layers of the models that are profiled.
+    """The kernels of compiled graphs, and the modules of the profiled models.
 
-    ``graphs``: by key, the kernels of each graph in the order of their calls, or the reason why they are unknown; None
-    if layers of compiled code were not asked for. ``modules``: by real path. ``divisor``: by which of ``DIVISORS`` the
-    time of a kernel of several layers is divided among them, None: not at all. ``is_alone``: whether the module with a
-    path is the only one of its class in the process. ``given``: by the name of the GIVEN range of a call, the tensors
-    that the compiled function took from modules.
+    ``graphs``: key of a graph → its kernels in the order of their calls, or the reason why they are unknown; None if
+    the user did not ask for layers of compiled code. ``modules``: by real path. ``divisor``: which of ``DIVISORS``
+    divides the time of a kernel among several layers; None: it is not divided. ``is_alone(path)``: whether the module
+    at this path is the only one of its class in the process. ``inputs``: name of the COMPILED_INPUTS range of a call →
+    the tensors that the compiled function took from modules.
     """
 
     def __init__(
         self,
         graphs: Mapping[str, Sequence[CompiledKernel] | str] | None = None,
-        modules: Mapping[tuple[str, ...], Module] | None = None,
+        modules: Mapping[tuple[str, ...], ProfiledModule] | None = None,
         divisor: str | None = None,
         is_alone: Callable[[tuple[str, ...]], bool] = lambda path: True,
-        given: Mapping[str, Sequence[Given]] | None = None,
+        inputs: Mapping[str, Sequence[ModuleTensor]] | None = None,
     ) -> None:
         self._is_alone = is_alone
         self.is_asked = graphs is not None
@@ -106,9 +113,11 @@ class CompiledGraphs:
         known = graphs or {}
         self._graphs = {key: kernels for key, kernels in known.items() if not isinstance(kernels, str)}
         self._unknown = {key: reason for key, reason in known.items() if isinstance(reason, str)}
-        self._given = given or {}
-        self._modules = {_unwrapped(path): module for path, module in (modules or {}).items()}  # inner ones come last
-        self._path_of: dict[int, tuple[str, ...]] = {}  # of what a layer's wrappers wrap
+        self._inputs = inputs or {}
+        self._modules = {
+            _unwrapped(path): module for path, module in (modules or {}).items()
+        }  # the modules inside wrappers come last
+        self._path_of: dict[int, tuple[str, ...]] = {}  # by layer: the path of the innermost module that is shown as it
         for path, module in self._modules.items():
             if len(path) > len(self._path_of.get(module.layer, ())):
                 self._path_of[module.layer] = path
@@ -121,12 +130,11 @@ class CompiledGraphs:
         return "" if graph in self._graphs else self._unknown.get(graph, COMPILED_BEFORE)
 
     def called(self, graph: str, names: Sequence[str]) -> list[int | None]:
-        """For each of the ops that ran in one call of a graph, the number of its kernel; None if it is unknown.
+        """For each op that ran in one call of a graph: the number of its kernel, or None if it is unknown.
 
-        Both are in the order of their calls. They are matched by name so that as many as possible have a partner (a
-        longest common subsequence, as in a diff); if that can be done in several ways, only the pairs that all of them
-        have in common count. So an op with a name of no kernel, and a kernel that ran under another name, do not spoil
-        the match of the others.
+        Ops and kernels are both in the order of their calls. They are matched by name with a longest common
+        subsequence, as in a diff. If there are several longest ones, only the pairs that are in all of them count. So
+        the other matches stay correct if an op has the name of no kernel, or if a kernel ran under another name.
         """
         plain = tuple(map(_plain, names))
         if (graph, plain) not in self._called:
@@ -134,26 +142,26 @@ class CompiledGraphs:
         return self._called[graph, plain]
 
     def has_all(self, graph: str, kernels: Sequence[int | None]) -> bool:
-        """Whether all kernels of a graph are among these."""
+        """Whether these are all kernels of a graph."""
         return len(self._graphs[graph]) == sum(kernel is not None for kernel in kernels)
 
     def recomputes(self, graph: str, kernel: int) -> bool:
         return self._graphs[graph][kernel].recomputes
 
-    def layers_of(self, graph: str, kernel: int, around: int, given: str = "") -> tuple[tuple[int, int], ...] | str:
-        """The layers that a kernel works for, each with its weight; the reason if not all of them are known.
+    def layers_of(self, graph: str, kernel: int, around: int, inputs: str = "") -> tuple[tuple[int, int], ...] | str:
+        """The layers that a kernel works for, each with its weight. If not all are known: the reason.
 
-        ``around``: the layer in which the graph runs; negative, also in the result, for code outside all layers.
-        ``given``: the name of the GIVEN range around the call, "" if there is none.
+        ``around``: the layer in which the graph runs. It is negative for code outside all layers, also in the result.
+        ``inputs``: the name of the COMPILED_INPUTS range around the call, "" if there is none.
         """
-        key = (graph, kernel, around, given)
+        key = (graph, kernel, around, inputs)
         if key not in self._layers:
-            self._layers[key] = self._found(graph, kernel, around, given)
+            self._layers[key] = self._found(graph, kernel, around, inputs)
         return self._layers[key]
 
-    def _found(self, graph: str, kernel: int, around: int, given: str) -> tuple[tuple[int, int], ...] | str:
+    def _found(self, graph: str, kernel: int, around: int, inputs: str) -> tuple[tuple[int, int], ...] | str:
         weights: dict[int, int] = {}
-        places = self._places_in(graph, around, given)
+        places = self._places_in(graph, around, inputs)
         for part in self._graphs[graph][kernel].parts:
             if part.owner is None:
                 return UNKNOWN_MODULE
@@ -167,11 +175,11 @@ class CompiledGraphs:
         return tuple(sorted(weights.items())) or UNKNOWN_MODULE
 
     def _places_in(
-        self, graph: str, around: int, given: str
+        self, graph: str, around: int, inputs: str
     ) -> dict[tuple[str, tuple[str, ...]], tuple[str, ...] | str]:
-        """By root and path, the real path of each module that a graph was traced in, or the reason why it is unknown.
+        """The real path of each module that a graph was traced in, or the reason why it is unknown; by root and path.
         ``around``: the layer in which the graph runs."""
-        key = (graph, around, given)
+        key = (graph, around, inputs)
         if key in self._places:
             return self._places[key]
         found = self._places[key] = {}
@@ -181,9 +189,9 @@ class CompiledGraphs:
                 for step in part.owner or ():
                     traced.setdefault(step.root, set()).add((_unwrapped(step.path), step.kind))
         for root, steps in traced.items():
-            taken = [one for one in self._given.get(given, ()) if one.root == root]
-            is_told = any(one.holders is not None for one in taken)
-            for top in _outermost(path for path, _ in steps) if is_told else [()]:
+            taken = [one for one in self._inputs.get(inputs, ()) if one.root == root]
+            has_holders = any(one.holders is not None for one in taken)
+            for top in _outermost(path for path, _ in steps) if has_holders else [()]:
                 below = {(rest, kind) for path, kind in steps if (rest := _below(top, path)) is not None}
                 inside = [(rest, one) for one in taken if (rest := _below(top, one.path)) is not None]
                 held = [(rest, one.holders) for rest, one in inside if one.holders is not None]
@@ -202,10 +210,10 @@ class CompiledGraphs:
     ) -> tuple[str, ...] | str:
         """The real path of a module with these traced ``steps`` below it, or the reason why it is unknown.
 
-        ``SELF`` is the module whose forward the graph is: its label must be around. Any other module is identified by
+        ``SELF`` is the module that owns the compiled forward: the layer ``around``. Any other module is identified by
         the tensors ``held`` in it: (path below it, real paths of the modules that have the tensor). Without such
-        tensors it must be the only module in all models that fits, and the only one of its class in the process,
-        because a function can be called with other modules. If such another one ``may_be_gone``, this proves nothing.
+        tensors, it must be the only module of all models that fits. It must also be the only one of its class in the
+        process, because a function can be called with other modules. If another one ``may_be_gone``, this is no proof.
         """
         if root == SELF:
             fitting = {self._path_of[around]} if around in self._path_of else set()
@@ -239,10 +247,10 @@ def _aligned(kernels: Sequence[str], ran: Sequence[str]) -> list[int | None]:
 
 
 def _common_pairs(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int, int]]:
-    """The pairs of equal items that are in all longest common subsequences, by their numbers.
+    """The pairs of equal items that are in all longest common subsequences, as pairs of indices.
 
-    A pair has a rank: how many pairs come before it in any longest one that it is in. Each longest one has one pair of
-    every rank, so that a pair is in all of them where there is no other of its rank.
+    A pair has a rank: the number of pairs before it in any longest subsequence that contains it. Each longest
+    subsequence has one pair of every rank. So a pair is in all of them if it is the only one of its rank.
     """
     if ours == theirs:
         return [(at, at) for at in range(len(ours))]
@@ -270,7 +278,7 @@ def _lengths(ours: Sequence[str], theirs: Sequence[str]) -> list[list[int]]:
 
 
 def _outermost(paths: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Of some paths, those that are below no other."""
+    """The paths that are below no other of these paths."""
     found: list[tuple[str, ...]] = []
     for path in sorted(paths):
         if not found or _below(found[-1], path) is None:
@@ -279,23 +287,23 @@ def _outermost(paths: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def _below(top: tuple[str, ...], path: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The steps from one path to another below it; None where that is not below it."""
+    """The steps from ``top`` to a path below it; None if it is not below."""
     return path[len(top) :] if path[: len(top)] == top else None
 
 
 def _above(rest: tuple[str, ...], path: tuple[str, ...]) -> tuple[str, ...]:
-    """A path without these last steps; ``()``, which is no module's, if it does not end in them."""
+    """A path without these last steps. ``()``, which is the path of no module, if it does not end in them."""
     start = len(path) - len(rest)
     return path[:start] if start > 0 and path[start:] == rest else ()
 
 
 def _unwrapped(path: tuple[str, ...]) -> tuple[str, ...]:
-    """A path without the steps into compiled modules: torch's names contain some of them and not others."""
+    """A path without the steps into compiled modules: torch's names contain some of these steps and omit others."""
     return tuple(step for step in path if step != "_orig_mod")
 
 
 def region_of(name: str) -> str:
-    """The compile id of a region, from the name of its range."""
+    """The compile ID of a region, from the name of its range."""
     return name.removeprefix(REGION).removeprefix(": ") or "?"
 
 
@@ -305,12 +313,12 @@ def graph_of(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """The name of a kernel in an event, without the parts that depend on its graph or its library."""
+    """The name of a kernel in an event, without the parts that depend on its graph or library."""
     return _PREFIX.sub("", name, count=1).rpartition("::")[2]
 
 
-def pieces(start: int, end: int, weights: Sequence[int]) -> list[tuple[int, int]]:
-    """An interval of time cut in proportion to weights, at least one of which is not 0: (start, end) of each piece."""
+def cut_in_proportion(start: int, end: int, weights: Sequence[int]) -> list[tuple[int, int]]:
+    """Cut an interval of time in proportion to weights: (start, end) of each piece. Not all weights may be 0."""
     whole, before = sum(weights), 0
     found = []
     for weight in weights:

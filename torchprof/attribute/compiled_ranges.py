@@ -1,16 +1,17 @@
-"""Where the ranges of torch.compile and the kernels of its graphs belong."""
+"""The rule of ownership for the ranges of torch.compile and the kernels of its graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from torchprof.attribute.common_ancestor import CommonAncestor
 from torchprof.attribute.compiled_graphs import (
     COMPILES_BACKWARD,
     OF_BACKWARD,
     REGION,
     CompiledGraphs,
+    cut_in_proportion,
     graph_of,
-    pieces,
     region_of,
 )
 from torchprof.attribute.events import Event, Kind
@@ -26,43 +27,43 @@ from torchprof.run.words import (
     UNKNOWN_KERNEL,
 )
 
-PlaceOfLayers = Callable[[tuple[int, ...], str, Place], Place]
-Shares = Sequence[tuple[Place, int]]
+WeightedPlaces = Sequence[tuple[Place, int]]
 """The places that the time of one kernel is divided among, each with its weight."""
 
 
 class CompiledRanges:
-    """The part of the rule that is about torch.compile."""
+    """The places of ranges of torch.compile and of kernels of compiled graphs, in one walk over events."""
 
-    def __init__(self, places: Places, graphs: CompiledGraphs) -> None:
+    def __init__(self, places: Places, graphs: CompiledGraphs, common_ancestor: CommonAncestor) -> None:
         self._places = places
+        self._common_ancestor = common_ancestor
         self._graphs = graphs
-        self.has_inputs = False  # whether any GIVEN range has begun
-        self._inputs: dict[int, tuple[int, str]] = {}  # by thread: the open GIVEN range's end and name
+        self.has_inputs = False  # whether any COMPILED_INPUTS range has begun
+        self._inputs: dict[int, tuple[int, str]] = {}  # by thread: the open COMPILED_INPUTS range's end and name
         self._inputs_of_node: dict[tuple[int, int], str] = {}  # (forward thread, sequence number) → that name
 
     def enter_call(self, event: Event, end: int) -> None:
-        """A GIVEN range begins: its name stands for the tensors that the compiled function took from modules."""
+        """A COMPILED_INPUTS range begins. Its name stands for the tensors that the function took from modules."""
         self.has_inputs = True
         self._inputs[event.thread] = end, event.name
 
     def note_op(self, thread: int, sequence: int, start: int) -> None:
-        """An op with a sequence number: if a GIVEN range is around it, its backward is a call on the same tensors."""
+        """An op with a sequence number. Inside a COMPILED_INPUTS range, its backward is a call on the same tensors."""
         if name := self._inputs_at(thread, start):
             self._inputs_of_node[thread, sequence] = name
 
     def enter_node(self, node: Event) -> None:
-        """An autograd node begins, which may be the backward of a compiled function."""
+        """An autograd node begins. It may be the backward of a compiled function."""
         if name := self._inputs_of_node.get((node.forward_thread, node.sequence)):
             self._inputs[node.thread] = node.end_ns, name
 
     def _inputs_at(self, thread: int, at: int) -> str:
-        """The name of the GIVEN range around a time on a thread, "" if there is none."""
+        """The name of the COMPILED_INPUTS range around a time on a thread; "" if there is none."""
         until, name = self._inputs.get(thread, (at, ""))
         return name if at < until else ""
 
     def range(self, kind: Kind, name: str, outer: Place) -> Place:
-        """The place of a range of torch.compile's, which is always a call."""
+        """The place of a range of torch.compile. Such a range is always a call."""
         inside = self._places.inside
         if kind is Kind.COMPILING:
             if name == COMPILES_BACKWARD:
@@ -81,24 +82,15 @@ class CompiledRanges:
             region = inside(outer, "region", region_of(name))
         return region if kind is Kind.REGION else inside(region, "op", GUARDS)
 
-    def kernel(
-        self,
-        event: Event,
-        around: Place,
-        layer: int,
-        graph: str,
-        kernel: int | None,
-        place_of_layers: PlaceOfLayers,
-        name_layers: Callable[[tuple[int, ...]], str],
-    ) -> Shares:
-        """The places of one kernel of a compiled graph: a single one, or those that its time is divided among.
+    def kernel(self, event: Event, around: Place, layer: int, graph: str, kernel: int | None) -> WeightedPlaces:
+        """The place of one kernel of a compiled graph, or the places that its time is divided among.
 
-        ``kernel`` is its number in the graph, None if that is unknown. ``place_of_layers(layers, phase, around)`` is
-        the place of work for several layers at once; ``name_layers`` names such layers for the user.
+        ``layer``: the layer in which the graph runs. ``kernel``: the kernel's number in the graph, None if it is
+        unknown.
         """
 
         def for_layers(numbers: tuple[int, ...]) -> Place:
-            return self._for_layers(numbers, phase, around, place_of_layers)
+            return self._for_layers(numbers, phase, around)
 
         layers: tuple[tuple[int, int], ...] | str = UNKNOWN_KERNEL
         phase = around.phase
@@ -117,28 +109,28 @@ class CompiledRanges:
         numbers = tuple(number for number, _ in layers)
         if len(layers) == 1:
             return [(inner(for_layers(numbers)), 1)]
-        divisor, names = self._graphs.divisor, name_layers(numbers)
+        divisor, names = self._graphs.divisor, self._common_ancestor.names(numbers)
         if divisor is not None and any(weight for _, weight in layers):
             described = f"divided by {divisor}: {names}"
             return [(inner(for_layers((number,)), described), weight) for number, weight in layers if weight]
         return [(inner(for_layers(numbers), f"fused: {names}"), 1)]
 
-    def _for_layers(self, layers: tuple[int, ...], phase: str, around: Place, place_of_layers: PlaceOfLayers) -> Place:
-        """The place of work for some layers; a negative number is code outside all layers."""
+    def _for_layers(self, layers: tuple[int, ...], phase: str, around: Place) -> Place:
+        """The place of work for these layers. A negative layer is code outside all layers."""
         if min(layers) >= 0:
-            return place_of_layers(layers, phase, around)
+            return self._common_ancestor.place(layers, phase, around)
         if (layers, phase) == ((around.layer,), around.phase):
             return around
         return self._places.of_layer(OUTSIDE, phase, around, tuple(layer for layer in layers if layer >= 0))
 
     def _in_backward(self, around: Place) -> Place:
-        """The place of backward work without an autograd node around it, as compiled autograd runs it."""
+        """The place of backward work that compiled autograd runs, without an autograd node around it."""
         return around if around.phase == BACKWARD else self._places.of_layer(around.layer, BACKWARD, around)
 
 
-def divide(shares: Shares, start: int, end: int) -> list[tuple[Place, int, int]]:
-    """Divide an interval among places in proportion to their weights: each place with its start and end."""
-    cuts = pieces(start, end, [weight for _, weight in shares])
+def divide(shares: WeightedPlaces, start: int, end: int) -> list[tuple[Place, int, int]]:
+    """Divide an interval among places in proportion to their weights: (place, start, end) of each part."""
+    cuts = cut_in_proportion(start, end, [weight for _, weight in shares])
     return [(place, *cut) for (place, _), cut in zip(shares, cuts)]
 
 

@@ -1,4 +1,4 @@
-"""The names of events, in a session and in a trace: our labels and marks, torch's bookkeeping, and steps."""
+"""The names of events in a session and in a trace: our labels and marks, torch's bookkeeping, and steps."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ import re
 from collections.abc import Iterable, Iterator
 
 from torchprof.attribute.compiled_graphs import CALL, COMPILES, COMPILES_TOO, REGION
-from torchprof.attribute.events import GIVEN, PREFIX, Event, Kind
+from torchprof.attribute.events import COMPILED_INPUTS, PREFIX, Event, Kind
 from torchprof.run.words import ANY_STEP, GUARDS
 
 RAISED = PREFIX + "!raised"
-"""A label of no length inside the range of a call that did not finish."""
+"""A label of length 0 inside the range of a call that did not return, because it raised an exception."""
 STOPPED = PREFIX + "!stopped"
-"""The same if torch's activation checkpointing stops a recompute early: the last op before it was not executed."""
+"""A label of length 0 where activation checkpointing stops a recompute early: the op before it was not executed."""
 STEP_MARK = PREFIX + "!step"
-"""A label of no length at the start of a session, and at the end of each step in it."""
+"""A label of length 0 at the start of a session, and at the end of each step in it."""
 STARTED = PREFIX + "!started"
-"""The same at the start of a session that begins in the middle of a step."""
-GARBAGE = PREFIX + "!gc"
-"""A label around a collection of Python's garbage collector."""
+"""A label of length 0 at the start of a session that begins in the middle of a step."""
+GARBAGE_COLLECTION_LABEL = PREFIX + "!gc"
+"""The label around a collection of Python's garbage collector, in the events. Reports show such a range under the name
+``GARBAGE_COLLECTION`` of ``run.words``."""
 MEMORY = "[memory]"
-"""The name of every allocation and free."""
+"""The name of every event of an allocation or a free."""
 NODE_PREFIX = "autograd::engine::evaluate_function: "
-"""Prefix of the engine's range around an autograd node; the node's name follows."""
+"""Prefix of the engine's range around an autograd node. The name of the node follows."""
 
-# Left out by torch's EventList, too: bookkeeping of record_function and of autograd (torch.autograd.profiler_util).
+# Bookkeeping of record_function and of autograd. torch's EventList omits it, too (torch.autograd.profiler_util).
 _BOOKKEEPING = frozenset(
     {
         "profiler::_record_function_enter",
@@ -39,8 +40,8 @@ _BOOKKEEPING = frozenset(
 _TORCHS_STEP = re.compile(r"ProfilerStep#\d+")
 
 
-def kind_of(name: str) -> Kind | None:
-    """The kind of the CPU events of one name, None for events to leave out; OP for all other names."""
+def event_kind(name: str) -> Kind | None:
+    """The kind of CPU events with this name: None for events to omit, OP for names without a special meaning."""
     if name == MEMORY:
         return Kind.MEMORY
     if name in _BOOKKEEPING or name == RAISED:
@@ -49,10 +50,10 @@ def kind_of(name: str) -> Kind | None:
         return Kind.STOPPED
     if name in (STEP_MARK, STARTED):
         return Kind.STEP
-    if name == GARBAGE:
+    if name == GARBAGE_COLLECTION_LABEL:
         return Kind.GARBAGE
-    if name.startswith(GIVEN):
-        return Kind.GIVEN
+    if name.startswith(COMPILED_INPUTS):
+        return Kind.COMPILED_INPUTS
     if name.startswith(PREFIX):
         return Kind.LABEL
     if name.startswith(NODE_PREFIX):
@@ -69,7 +70,7 @@ def kind_of(name: str) -> Kind | None:
 
 
 def is_a_common_name(name: str) -> bool:
-    """Whether torch.compile has a range of this name that a user could easily choose, too."""
+    """Whether torch.compile has a range with this name, and users may easily choose the same name for a label."""
     return name in COMPILES
 
 
@@ -84,19 +85,19 @@ def is_engine(name: str) -> bool:
 
 
 def numbers_of_devices(of_work: Iterable[int], of_memory: Iterable[int]) -> dict[int, int]:
-    """Of ROCm: the number of each device in kernel events → its number in torch (``cuda:0``) and in memory events.
+    """For ROCm: the number of each device in kernel events → its number in torch (``cuda:0``) and in memory events.
 
-    Kernel events count all agents of the machine, CPUs included. Both are in the same order. Empty if there are more of
-    one than of the other: then the devices cannot be matched.
+    Kernel events count all agents of the machine, CPUs included. Both numberings have the same order. Empty if they do
+    not have the same length: then the devices cannot be matched.
     """
     work, memory = sorted(set(of_work)), sorted(set(of_memory))
     return dict(zip(work, memory)) if len(work) == len(memory) else {}
 
 
 def with_steps(events: Iterable[Event], steps: int) -> Iterator[Event]:
-    """Add a mark where each step of ``torch.profiler.profile`` begins, and where the last of ``steps`` ends.
+    """Add a STEP mark where each step of ``torch.profiler.profile`` begins, and where the last of ``steps`` ends.
 
-    torch numbers the ranges of steps; here they all get one name. Events stay in the order of their start.
+    torch numbers the ranges of steps; here they all get the same name. Events stay in the order of their start.
     """
     last: Event | None = None
     user_label = Kind.USER_LABEL

@@ -1,4 +1,4 @@
-"""The events that attribution works on: the kinds, one event, and what a label stands for."""
+"""The events that attribution reads: their kinds, one event, and the module that a label stands for."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import NamedTuple
 PREFIX = "torchprof:"
 """Prefix of the names of all our labels."""
 HOOKS = PREFIX + "!hooks:"
-"""Prefix of the label around the hooks in which a parallel module exchanges data before and after its forward; the
-rest of the module's label follows."""
-GIVEN = PREFIX + "!given:"
-"""Prefix of the label around a call of a compiled function's graphs; a number follows, which stands for the tensors
-that the function took from modules."""
+"""Prefix of the label around hooks in which a parallel module exchanges data before and after its forward. The label
+of the module follows, without ``PREFIX``."""
+COMPILED_INPUTS = PREFIX + "!given:"
+"""Prefix of the label around one call of a compiled function. A number follows: it stands for the tensors that the
+function took from modules."""
 
 
 class Kind(Enum):
-    """What an event reports."""
+    """The kind of an event."""
 
-    __hash__ = object.__hash__  # Enum's own is a function in Python, and a table by kind asks for it at every event
+    __hash__ = object.__hash__  # faster: Enum's is a Python function, and dicts by kind are read for every event
 
     OP = "op"
     USER_LABEL = "label"
@@ -32,8 +32,8 @@ class Kind(Enum):
     REGION = "code that torch.compile made"
     GRAPH = "kernels of a compiled graph"
     COMPILING = "torch.compile compiles"
-    GIVEN = "mark: the inputs that the compiled function inside took from modules"
-    PIECE = "a piece of an op that is divided among layers, but for the last"
+    COMPILED_INPUTS = "mark: the tensors that the compiled function inside took from modules"
+    PIECE = "a part of an op that is divided among layers; the last part is an OP"
     GARBAGE = "a run of Python's garbage collector"
     SAMPLE = "a sampled source line of Python"
     KERNEL = "kernel"
@@ -41,25 +41,25 @@ class Kind(Enum):
 
 
 class Detail(Enum):
-    """How much is read of the inputs of an op."""
+    """How much of the inputs of an op is read."""
 
     NOTHING = 0
     SHAPES = 1
-    ONES = 2  # shapes, and which of the scalars are 0 or 1: all others read as 2
+    ONES = 2  # shapes, and which scalars are 0 or 1; any other scalar reads as 2
     SCALARS = 3  # shapes, and the values of all scalars
 
 
 class Event(NamedTuple):
     """The part of one profiler event that attribution needs.
 
-    ``name``: of a LABEL its label, of a SAMPLE its source line. ``thread``: of a KERNEL the number of its stream. A
-    COLLECTIVE lasts from ``start_ns`` to ``end_ns``, whatever its thread does meanwhile. ``sequence``: the autograd
-    sequence number (-1: none); ``forward_thread``: the thread that it was counted on.
+    ``name``: the label of a LABEL, the source line of a SAMPLE. ``thread``: the stream number of a KERNEL. A COLLECTIVE
+    lasts from ``start_ns`` to ``end_ns``; its thread may run other events meanwhile. ``sequence``: the autograd
+    sequence number (-1: none). ``forward_thread``: the thread that this number was counted on.
 
-    ``correlation``: of an op its own number (0: none; negative: a call of the device's runtime, whose kernels belong to
-    the op around it); of a KERNEL the number of the op that launched it (BEFORE: launched before the recording began);
-    of a MEMORY event the address (0: unknown). ``device``: where the memory is or the kernel ran. ``nbytes``: negative
-    for a free. ``signature``: the number of the recorded inputs of the op (0: not recorded).
+    ``correlation``: of an op, its own number (0: none; negative: a call of the device's runtime, and its kernels belong
+    to the op around it); of a KERNEL, the number of the op that launched it (BEFORE: launched before the recording
+    began); of a MEMORY event, the address (0: unknown). ``device``: where the memory is, or where the kernel ran.
+    ``nbytes``: negative for a free. ``signature``: the number of the op's recorded inputs (0: not recorded).
     """
 
     kind: Kind
@@ -76,10 +76,10 @@ class Event(NamedTuple):
 
 
 class Site(NamedTuple):
-    """What a label stands for: one module. ``layers``: one for each of its paths, first path first.
+    """The module that a label stands for. ``layers``: one layer for each path of the module, in the order of paths.
 
-    ``wrapper``: the label of a module that only wraps this one and is shown as the same layer. Its range directly
-    around this one is the same call.
+    ``wrapper``: the label of a module that only wraps this one and is shown as the same layer. If the wrapper's range
+    is directly around the range of this module, both are one call.
     """
 
     layers: tuple[int, ...]

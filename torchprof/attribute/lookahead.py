@@ -1,4 +1,4 @@
-"""Events in the order of their start, completed by what only later events say about them."""
+"""Complete events with facts that only later events contain."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torchprof.attribute.events import Event, Kind
 
 
 class LookAhead:
-    """Passes events on; three kinds of them need a look at the events that follow.
+    """Passes events on in their order. For three kinds it first reads the events that follow:
 
-    - NODE: torch leaves the sequence number out of the engine's range around an autograd node if a hook of the user's
-      or of FSDP's runs an op or a range before the node. The BACKWARD_FUNCTION inside has it, except for
+    - NODE: torch omits the sequence number from the engine's range around an autograd node if a hook of the user or of
+      FSDP runs an op or a range before the node. The BACKWARD_FUNCTION inside has the number, except for
       AccumulateGrad.
-    - GUARDS belong to the region that comes right after them: they get its name.
-    - GRAPH: the ops in a call of a compiled graph together show which of its kernels each one is. ``kernels``: the
-      graph's key and the kernel's number (None: unknown), by thread, start and end.
+    - GUARDS belong to the compiled region right after them. They get the name of that region.
+    - GRAPH: all ops in one call of a compiled graph are matched with the kernels of the graph. ``kernels`` is the
+      result: (thread, start, end) of an op → the key of the graph and the number of the kernel (None: unknown).
     """
 
     def __init__(self, graphs: CompiledGraphs) -> None:
         self.kernels: dict[tuple[int, int, int], tuple[str, int | None]] = {}
         self._graphs = graphs
-        self._ahead: deque[Event] = deque()  # already read, not yet passed on
+        self._ahead: deque[Event] = deque()  # read already, but not passed on yet
         self._later: Iterator[Event] = iter(())
 
     def pass_on(self, events: Iterable[Event]) -> Iterator[Event]:
@@ -47,7 +47,7 @@ class LookAhead:
             yield event
 
     def _coming(self, thread: int) -> Iterator[Event]:
-        """The next events on a thread, up to the first kernel; they are passed on later all the same."""
+        """Read ahead: the next events on a thread, up to the first kernel. They are passed on later."""
         looked: list[Event] = []
         try:
             for event in chain(self._ahead, self._later):
@@ -80,12 +80,14 @@ class LookAhead:
             if event.start_ns >= call.end_ns:
                 break
             if event.start_ns >= until and event.kind in (Kind.OP, Kind.GARBAGE):
-                until = event.end_ns  # what runs inside it is not called by the graph
+                until = event.end_ns  # events inside this one are not calls of the graph
                 if event.kind is Kind.OP:
                     inside.append(event)
         graph = graph_of(call.name)
         kernels = self._graphs.called(graph, [event.name for event in inside])
         has_all = self._graphs.has_all(graph, kernels)
         for event, kernel in zip(inside, kernels):
-            if kernel is not None or not has_all:  # if all are found, other ops are no kernels: copies of inputs, say
+            if (
+                kernel is not None or not has_all
+            ):  # if all kernels are found, the other ops are no kernels, but copies of inputs
                 self.kernels[event.thread, event.start_ns, event.end_ns] = graph, kernel

@@ -1,4 +1,4 @@
-"""Which op created an autograd node."""
+"""Find the op that created an autograd node."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from torchprof.attribute.places import Place
 
 
 class NodeMakers:
-    """The places of the ops that made the autograd nodes of one forward thread, by sequence number.
+    """The places of the ops that created the autograd nodes of one forward thread, by sequence number.
 
-    Several ops can have one number: the one that started last made the node. An in-place write to a view gives a node a
-    number that no op has, so the maker is the last op at or below the number. TorchScript numbers the node of a whole
-    graph before it runs the graph's ops: there the maker is the first op above the number.
+    - Several ops can have the same number: the one that started last created the node.
+    - An in-place write to a view gives its node a number that no op has. So the op with the largest number that is at
+      most the number of the node created it.
+    - TorchScript numbers the node of a whole graph before it runs the ops of the graph. For such a node it is the first
+      op with a larger number.
     """
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
-        self._first: dict[int, Place] = {}  # if it is not the same place as the last
+        self._first: dict[int, Place] = {}  # only if it differs from the last
         self._last: dict[int, Place] = {}
 
     def add(self, number: int, place: Place) -> None:
@@ -32,7 +34,8 @@ class NodeMakers:
         self._last[number] = place
 
     def find(self, number: int, of_graph: bool = False) -> Place | None:
-        """The place of the maker of a node, None if it was not recorded. ``of_graph``: a node of TorchScript."""
+        """The place of the op that created a node; None if it was not recorded. ``of_graph``: whether the node is that
+        of a TorchScript graph."""
         at = bisect_right(self._numbers, number)
         if of_graph:
             if at == len(self._numbers):

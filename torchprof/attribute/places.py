@@ -1,4 +1,4 @@
-"""Where events belong: a layer, a phase and what is around."""
+"""Where events belong: a layer, a phase, and the frames around them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torchprof.run.words import Frame
 class Place:
     """Where work belongs: a layer, a phase, and the frames from the layer's range inward to the work itself.
 
-    There is one object for each distinct place, numbered in the order of first use; calls of an op with different
-    ``signature`` are different places. ``within``: the op or label that the layer's range is inside, usually None.
-    ``is_node``: whether it is an autograd node. ``is_closed``: whether all that runs inside it counts as this place.
-    ``shared``: the layers if it works for several at once; ``layer`` is then their nearest common ancestor.
+    There is one object for each distinct place; ``index`` numbers them in the order of first use. Calls of an op with
+    different ``signature`` have different places. ``within``: the op or label around the layer's range, usually None.
+    ``is_node``: whether it is an autograd node. ``is_closed``: whether everything inside it counts as this place.
+    ``shared``: the layers of work for several layers at once; ``layer`` is then their nearest common ancestor.
     """
 
     __slots__ = (
@@ -52,11 +52,11 @@ class Place:
         self.shared = shared
         self.is_node = False
         self.is_closed = False
-        self._inner: dict[Any, Place] | None = None  # most places contain no other: they get no dict
+        self._inner: dict[Any, Place] | None = None  # most places contain no others and need no dict
 
     @property
     def frames(self) -> tuple[Frame, ...]:
-        """Outer to inner, without signatures; ``()`` is the layer's self time, between ops."""
+        """The frames, outer to inner, without signatures. ``()`` is the layer's self time between ops."""
         frames = []
         place: Place | None = self
         while place is not None and place.frame is not None:
@@ -68,10 +68,11 @@ class Place:
 class Attributed(NamedTuple):
     """An event with its place.
 
-    ``around`` is the place whose time it interrupts. ``calls`` is 0 if the event only continues a call: an op directly
-    inside one of its name, a module inside its wrapper. ``ns`` is its time: shorter than the event's own if it sticks
-    out of the range around it. ``outer`` is the innermost range around it on its thread, None if there is none. So
-    the open ranges of a thread are the last one that began on it, its ``outer``, and so on, if they have not ended.
+    ``around``: the place that the event's time is taken from. ``calls``: 0 if the event only continues a call: an op
+    directly inside an op of the same name, or a module inside its wrapper. ``ns``: the time of the event, cut at the
+    end of the range around it. ``outer``: the innermost range around it on its thread, None if there is none. So the
+    open ranges of a thread are the last one that began on it, the ``outer`` of that, and so on, as far as they have not
+    ended.
     """
 
     event: Event
@@ -95,7 +96,7 @@ class Places:
         self._frames: dict[str, Frame] = {}
 
     def of_layer(self, layer: int, phase: str, around: Place | None = None, shared: tuple[int, ...] = ()) -> Place:
-        """The place of a layer's self time; its range is inside ``around``."""
+        """The place of a layer's self time. ``around`` is the place around the layer's range."""
         within = around if around is None or around.frame is not None else around.within
         key = (layer, phase, within, shared)
         place = self._layers.get(key)
@@ -104,6 +105,7 @@ class Places:
         return place
 
     def inside(self, outer: Place, kind: str, name: str, signature: int = 0) -> Place:
+        """The place of a frame directly inside ``outer``."""
         step = name if kind == "op" else f"{kind}:{name}"
         key = (step, signature) if signature else step
         inner = outer._inner
@@ -120,8 +122,8 @@ class Places:
         return place
 
     def close(self) -> None:
-        """Break the reference cycles between places, which would keep them until a garbage collection. No place can be
-        added after that."""
+        """Break the reference cycles between places, so that they are freed without a garbage collection. No place can
+        be added afterwards."""
         self._layers.clear()
         for place in self.all:
             place._inner = None

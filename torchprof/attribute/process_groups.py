@@ -1,4 +1,4 @@
-"""The process groups of a rank, from what torch writes about them in a job and in a trace."""
+"""The process groups of a rank, read from the entries that torch keeps in a job and writes to a trace."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from torchprof.run.lockstep import NOT_RECORDED, GroupOfRanks
 from torchprof.run.meta import MeshDim
 
 _OF_MESH = "mesh_"
-"""Prefix of the description of a group that is one dimension of a ``DeviceMesh``; the dimension's name follows."""
+"""Prefix of the description of a group that is one dimension of a ``DeviceMesh``. The name of the dimension follows."""
 
 
 def sole_group(groups: Iterable[Mapping[str, Any]]) -> GroupOfRanks | None:
-    """The group of collectives that do not name one: None if there are several, ``NOT_RECORDED`` if none is known.
+    """The group that runs the collectives that do not name a group.
 
-    ``groups`` are the entries of "pg_config" in a trace: name, description, and ranks, empty for all ranks of the job.
-    Groups of one rank exchange nothing and do not count; groups of the same ranks count as one.
+    None if there are several groups; ``NOT_RECORDED`` if no group is known. Groups of one rank exchange nothing and do
+    not count. Groups of the same ranks count as one.
+
+    ``groups``: the entries of "pg_config" in a trace, each with name, description and ranks. An empty list of ranks
+    means all ranks of the job.
     """
     groups = list(groups)
     if not groups:
@@ -32,7 +35,8 @@ def sole_group(groups: Iterable[Mapping[str, Any]]) -> GroupOfRanks | None:
 
 
 def mesh_of_groups(groups: Iterable[Mapping[str, Any]], rank: int) -> tuple[MeshDim, ...]:
-    """The dimensions of a ``DeviceMesh`` that groups are named after, with the size and the position of ``rank``."""
+    """The dimensions of a ``DeviceMesh`` that the groups are named after, each with its size and the position of
+    ``rank`` in it."""
     dims: dict[str, MeshDim] = {}
     for group in groups:
         name, ranks = str(group.get("pg_desc", "")), _ranks(group)

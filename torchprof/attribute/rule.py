@@ -1,8 +1,7 @@
 """The rule of ownership: which layer an event worked for, and in which phase.
 
-``Attribution.attribute`` walks over the events and keeps the open ranges of each thread. What each kind of event means
-is a method of its own: ``_op``, ``_label``, ``_node`` and so on, listed in a table by kind. The loop itself does only
-what nearly every event needs: there a call for each event would cost more than the work in it.
+``Attribution.attribute`` walks over the events and keeps the open ranges of each thread. Each kind of event has its own
+method: ``_op``, and those in the tables at the end of this file.
 """
 
 from __future__ import annotations
@@ -10,9 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
-from torchprof.attribute.collectives import ACCUMULATES, RECORDS_COLLECTIVE, Exchanges
+from torchprof.attribute.collectives import ACCUMULATES, RECORDS_COLLECTIVE, CollectiveOwners
+from torchprof.attribute.common_ancestor import CommonAncestor
 from torchprof.attribute.compiled_graphs import CompiledGraphs
-from torchprof.attribute.compiled_ranges import CompiledRanges, Shares, divide, regions_around
+from torchprof.attribute.compiled_ranges import CompiledRanges, WeightedPlaces, divide, regions_around
 from torchprof.attribute.events import HOOKS, PREFIX, Event, Kind, Site
 from torchprof.attribute.lookahead import LookAhead
 from torchprof.attribute.node_makers import NodeMakers
@@ -35,12 +35,12 @@ from torchprof.run.words import (
 _GRAPH_NODE = "DifferentiableGraphBackward"
 
 _Open = tuple[int, "Place | None", "str | None", int, "Attributed | None"]
-"""A range that is open on a thread: its end; its place; the label of the innermost module around, and the layer of
-that module, selected or not; the range itself."""
+"""A range that is open on a thread: its end; its place; the label of the innermost module around it; the layer of that
+module, whether selected or not; the range itself."""
 _NOTHING_OPEN: _Open = (0, None, None, OUTSIDE, None)
 
 _Opened = tuple[Place, int, "str | None", int]
-"""What a range is that begins: its place; 1 if it is a call, else 0; label and layer as in ``_Open``."""
+"""A range that begins: its place; 1 if it is a call, else 0; label and layer as in ``_Open``."""
 
 
 def _records_collective(place: Place) -> bool:
@@ -50,8 +50,8 @@ def _records_collective(place: Place) -> bool:
 class Attribution:
     """One walk over the events of one session, in the order of their start.
 
-    After the walk, ``callers`` holds which layer called which (OUTSIDE: code outside all layers), ``labels`` the number
-    of labelled ranges, and ``places`` all places.
+    After the walk, ``callers`` has a pair (calling layer, called layer) for each call (OUTSIDE: code outside all
+    layers), ``labels`` is the number of labelled ranges, and ``places`` has all places.
     """
 
     def __init__(
@@ -60,69 +60,64 @@ class Attribution:
         paths: Sequence[tuple[str, ...]],
         selected: Set[int] | None = None,
         called_from: Callable[[int, int], int] | None = None,
-        exchanges: Exchanges | None = None,
+        collective_owners: CollectiveOwners | None = None,
         graphs: CompiledGraphs | None = None,
     ) -> None:
-        """``sites`` by label; ``paths`` of the layers, by which calls of a module with several paths are told apart;
-        ``selected``: the layers that get rows of their own, None for all. Work of other layers is part of the selected
-        layer around it, and NOT_SELECTED if there is none.
+        """``sites``: by label. ``paths``: of the layers; for a module with several paths, they decide which path a call
+        belongs to. ``selected``: the layers with rows of their own, None for all. Work of other layers is part of the
+        selected layer around it, or of NOT_SELECTED if there is none.
 
-        If source lines were recorded, ``called_from(signature, source)`` gives the number of a signature like the first
-        with the lines of the second: the ops of backward come from the lines that made their node, not from autograd's
-        engine. ``exchanges``: the collectives of the session. ``graphs``: the graphs that torch.compile made.
+        ``called_from(signature, source)``, if source lines were recorded: the number of a signature like the first,
+        with the source lines of the second. The ops of backward get the lines of the op that created their node, not
+        those of autograd's engine. ``collective_owners``: finds the owners of the session's collectives. ``graphs``:
+        the graphs that torch.compile made.
         """
         self.graphs = graphs or CompiledGraphs()
         self._called_from = called_from
-        self.exchanges = exchanges or Exchanges({}, paths, ())
+        self.collective_owners = collective_owners or CollectiveOwners({}, paths, ())
         self.places = Places()
         self.callers: set[tuple[int, int]] = set()
         self.labels = 0
         self._sites = sites
         self._paths = paths
-        self._index = {path: index for index, path in enumerate(paths)}
         self._selected = selected
         self._outside = self.places.of_layer(OUTSIDE, FORWARD)
-        self._compiled = CompiledRanges(self.places, self.graphs)
+        self._common_ancestor = CommonAncestor(self.places, paths, selected)
+        self._compiled = CompiledRanges(self.places, self.graphs, self._common_ancestor)
         self._compiled_kernels: dict[tuple[int, int, int], tuple[str, int | None]] = {}  # see LookAhead.kernels
         self._stacks: dict[int, list[_Open]] = {}  # by thread: the open ranges, outer to inner
         # Autograd nodes.
         self._makers: defaultdict[int, NodeMakers] = defaultdict(NodeMakers)  # by forward thread
-        self._made_in: dict[tuple[int, int], int] = {}  # (forward thread, number) → the layer, selected or not
-        self._node_before: dict[tuple[int, int], Place | None] = {}  # (thread, depth) → who made the last node there
-        self._nearest_of: dict[tuple[str, int], int] = {}  # (label, calling layer) → which of its layers it is there
-        # Device work, by correlation number.
+        self._made_in: dict[tuple[int, int], int] = {}  # (forward thread, sequence number) → layer, selected or not
+        self._node_before: dict[
+            tuple[int, int], Place | None
+        ] = {}  # (thread, depth) → the place that made the last node
+        self._nearest_of: dict[tuple[str, int], int] = {}  # (label, calling layer) → its layer in this call
+        # Device work, by correlation ID.
         self._launched_by: dict[int, Place] = {}
-        self._divided: dict[int, Shares] = {}  # the launches of an op whose time is divided among places
-        self._shares: dict[Place, Shares] = {}  # by the last of those places
-        self._replayed: dict[Place, Place] = {}  # the launching place → that of the CUDA graph's kernels
+        self._divided: dict[int, WeightedPlaces] = {}  # of the ops that are divided among places
+        self._shares: dict[Place, WeightedPlaces] = {}  # by the last of these places
+        self._replayed: dict[Place, Place] = {}  # the launching place → the place of the CUDA graph's kernels
         self._collectives: dict[int, tuple[int, Place]] = {}  # by thread: end of the last collective's op, its place
-        self._pieces: list[Attributed] = []  # of the op at hand: what comes before its last piece
+        self._pieces: list[Attributed] = []  # of the current op: all pieces but the last
 
     def attribute(self, events: Iterable[Event]) -> Iterator[Attributed]:
-        """Give every event the layer it worked for, and the phase.
+        """Find the layer and phase of every event.
 
-        Forward work belongs to the innermost labelled range around it on its thread; a labelled range inside backward
-        is recompute. Backward work belongs to the layer of the op that made its autograd node, wherever it runs; a
-        kernel to the op that launched it. A garbage collection can interrupt anything: it belongs to no layer, with all
-        inside it. Work without a layer gets the layer OUTSIDE; no event is dropped.
+        - Forward work belongs to the innermost labelled range around it on its thread. A labelled range inside backward
+          is recompute.
+        - Backward work belongs to the layer of the op that created its autograd node, on any thread.
+        - A kernel belongs to the op that launched it.
+        - A garbage collection belongs to no layer, with everything inside it: it can interrupt anything.
+        - Work without a layer gets the layer OUTSIDE. No event is dropped.
 
-        Events must come in the order of their start, an outer one before an inner one, and kernels after all others.
+        Events must come in the order of their start, outer ones before inner ones, and kernels after all others.
+
+        This function is long because the loop runs for each of perhaps a million events, and a call would take longer
+        than the work in it. So the loop does what nearly every event needs, and methods do the rest.
         """
-        new = tuple.__new__  # a third of the time that Attributed(...) takes, once for every event
+        new = tuple.__new__  # takes a third of the time of Attributed(...)
         op, kernel, marks = Kind.OP, Kind.KERNEL, (Kind.MEMORY, Kind.STOPPED, Kind.STEP)
-        instants = {Kind.SAMPLE: self._sample, Kind.COLLECTIVE: self._begin_collective, Kind.GIVEN: self._begin_call}
-        ranges = {
-            Kind.LABEL: self._label,
-            Kind.NODE: self._node,
-            Kind.BACKWARD_FUNCTION: self._backward_function,
-            Kind.GARBAGE: self._garbage,
-            Kind.GUARDS: self._compiled_range,
-            Kind.REGION: self._compiled_range,
-            Kind.GRAPH: self._compiled_range,
-            Kind.COMPILING: self._compiled_range,
-            Kind.USER_LABEL: self._range,
-            Kind.PIECE: self._range,
-        }
         outside, inside, stacks, makers, pieces = (
             self._outside,
             self.places.inside,
@@ -157,13 +152,13 @@ class Attribution:
             open_range = _NOTHING_OPEN
             if stack:
                 open_range = stack[-1]
-                # Clocks of different sources differ by a few ns: what sticks out would break the nesting after it.
+                # Clocks of different sources differ by a few ns. An end after the outer end would break the nesting.
                 if end > open_range[0]:
                     end = open_range[0]
             _, around, label, layer, outer_range = open_range
 
             if kind is op:
-                # As in _op, for an op that came here before: nearly all do, and a call takes as long as all else here.
+                # The same as in _op, for an op with a known place, as nearly all have. A call would double the time.
                 outer = around or outside
                 is_usual = not compiled_kernels and (called_from is None or outer.phase != BACKWARD)
                 known = outer._inner if is_usual else None
@@ -172,7 +167,7 @@ class Attribution:
                     place, calls = found, 1
                 else:
                     place, calls = self._op(event, end, open_range)
-                    if pieces:  # it is divided: what is left is the last piece
+                    if pieces:  # the op is divided: this event becomes its last piece
                         yield from pieces
                         start = pieces[-1].event.end_ns
                         event = event._replace(start_ns=start)
@@ -186,15 +181,15 @@ class Attribution:
             elif kind in marks:
                 yield new(Attributed, (event, around or outside, around, 0, 0, outer_range))
                 continue
-            elif kind in instants:
-                instant = instants[kind](event, end, open_range)
+            elif kind in _INSTANTS:
+                instant = _INSTANTS[kind](self, event, end, open_range)
                 if instant is not None:
                     yield instant
                 continue
             elif around is not None and around.is_closed and kind is not Kind.GARBAGE:
                 place, calls = around, 0
             else:
-                place, calls, label, layer = ranges[kind](event, open_range)
+                place, calls, label, layer = _RANGES[kind](self, event, open_range)
 
             attributed = new(Attributed, (event, place, around, calls, end - start, outer_range))
             stack.append((end, place, label, layer, attributed))
@@ -210,9 +205,9 @@ class Attribution:
     # Ops
 
     def _op(self, event: Event, end: int, open_range: _Open) -> tuple[Place, int]:
-        """The place of an op, and whether it is a call: inside an op of its own name it is part of that call.
+        """The place of an op, and 1 if it is a call, else 0: inside an op of the same name it is part of that call.
 
-        A compiled kernel that is divided among layers gets the last of their places; the others are in ``_pieces``.
+        A compiled kernel that is divided among layers gets the last of their places. The others are in ``_pieces``.
         """
         _, name, start, full_end, thread, _, _, _, _, _, signature = event
         around = open_range[1]
@@ -229,7 +224,7 @@ class Attribution:
         else:
             if self._called_from is not None and outer.phase == BACKWARD:
                 signature = self._called_from(signature, outer.signature)
-            # As in Places.inside: a call of that for each op would take as long as the rest.
+            # The same as in Places.inside: a call for each op would double the time.
             known = outer._inner
             found = known.get((name, signature) if signature else name) if known else None
             if found is None:
@@ -238,15 +233,15 @@ class Attribution:
                     self._replayed[outer] = self._replayed[found] = self.places.inside(outer, "kernels", REPLAY)
             place = found
         if asks:
-            self.exchanges.ask(name, place, signature)
+            self.collective_owners.note_request(name, place, signature)
         return place, calls
 
     def _compiled_kernel(self, event: Event, end: int, open_range: _Open, outer: Place) -> Place:
         """The place of a kernel of a compiled graph; the last of its places if it is divided among several."""
         graph, number = self._compiled_kernels.pop((event.thread, event.start_ns, event.end_ns))
         _, around, _, layer, outer_range = open_range
-        shares = self._compiled.kernel(event, outer, layer, graph, number, self._of_layers, self._name_layers)
-        if len(shares) > 1:  # all that runs inside is divided with it
+        shares = self._compiled.kernel(event, outer, layer, graph, number)
+        if len(shares) > 1:  # everything inside it is divided in the same way
             shares[-1][0].is_closed = True
             self._shares[shares[-1][0]] = shares
         *before, (place, _, _) = divide(shares, event.start_ns, end)
@@ -258,26 +253,27 @@ class Attribution:
     # Device work
 
     def _launcher(self, launcher: Place, thread: int, end: int) -> Place:
-        """What launches the device work of an op that ends then: in an op that records collectives, the last one."""
+        """The place that launches the device work of an op that ends at ``end``: in an op that records collectives, it
+        is the last collective."""
         until, collective = self._collectives[thread]
         return collective if until == end and _records_collective(launcher) else launcher
 
     def _unknown_launcher(self, correlation: int) -> Place:
-        why = LAUNCHED_BEFORE if correlation == BEFORE else LAUNCH_NOT_RECORDED
-        return self.places.inside(self._outside, "label", why)
+        reason = LAUNCHED_BEFORE if correlation == BEFORE else LAUNCH_NOT_RECORDED
+        return self.places.inside(self._outside, "label", reason)
 
     def _divided_kernel(self, event: Event) -> Iterator[Attributed]:
-        """The device work of an op that is divided among places, divided as the op is."""
+        """A kernel of an op that is divided among places: it is divided in the same way."""
         for place, start, end in divide(self._divided[event.correlation], event.start_ns, event.end_ns):
             piece = event._replace(start_ns=start, end_ns=end)
             inner = self.places.inside(place, "kernel", event.name, event.signature)
             yield Attributed(piece, inner, None, 1, end - start)
 
-    # What opens no range
+    # Events that open no range
 
     def _sample(self, event: Event, end: int, open_range: _Open) -> Attributed | None:
-        """A sampled line of Python. It is dropped inside an op, which explains the time itself, and while another
-        thread works: that is autograd's, and this one waits for it."""
+        """A sampled line of Python. It is dropped inside an op, because the op explains the time. It is also dropped
+        while another thread works: that is autograd's thread, and this one waits for it."""
         _, around, _, _, outer_range = open_range
         if around is not None and around.frame is not None and around.frame.kind != "label":
             return None
@@ -291,17 +287,17 @@ class Attribution:
         self._compiled.enter_call(event, end)
 
     def _begin_collective(self, event: Event, end: int, open_range: _Open) -> Attributed:
-        """A collective belongs to the op that asked for it: the one around it, or one on another thread."""
+        """A collective belongs to the op that requested it: the op around it, or an op on another thread."""
         limit, around, _, _, outer_range = open_range
         if around is not None:
-            self.exchanges.begun_inside(around)
-        requester = around or self.exchanges.asker(event.name, event.signature)
+            self.collective_owners.note_started_inside(around)
+        requester = around or self.collective_owners.requester(event.name, event.signature)
         place = self.places.inside(requester or self._outside, "collective", event.name, event.signature)
         if event.correlation:
             self._launched_by[event.correlation] = place
         if around is not None and _records_collective(around):
-            # The op launches the kernel, and the range that begins in it names the collective. If two ranges begin in
-            # one op, it is unknown which of them a kernel belongs to.
+            # The op launches the kernel, and the range that begins in the op names the collective. If two ranges begin
+            # in one op, it is unknown which of the two a kernel belongs to.
             until, other = self._collectives.get(event.thread, (0, place))
             last = place if until != limit or other is place else around
             self._collectives[event.thread] = limit, last
@@ -312,7 +308,7 @@ class Attribution:
     # Ranges
 
     def _garbage(self, event: Event, open_range: _Open) -> _Opened:
-        """A garbage collection belongs to no layer, with all inside it."""
+        """A garbage collection belongs to no layer, with everything inside it."""
         return self.places.inside(self._outside, "gc", GARBAGE_COLLECTION), 1, None, OUTSIDE
 
     def _compiled_range(self, event: Event, open_range: _Open) -> _Opened:
@@ -320,13 +316,13 @@ class Attribution:
         return self._compiled.range(event.kind, event.name, around or self._outside), 1, label, layer
 
     def _label(self, event: Event, open_range: _Open) -> _Opened:
-        """One of our labels: the forward of a module, the hooks around it, or one of another profile's."""
+        """One of our labels: around the forward of a module, around its hooks, or of another active profile."""
         _, around, label, layer, _ = open_range
         name = event.name
         if name in self._sites:
             place, calls, layer = self._of_label(name, around, label, layer)
             if place.phase == FORWARD:
-                self.exchanges.forget_gradients()
+                self.collective_owners.forget_gradients()
             return place, calls, name, layer
         if name.startswith(HOOKS):
             return self._of_hooks(name, around, layer), 0, label, layer
@@ -335,9 +331,9 @@ class Attribution:
     def _of_label(
         self, label: str, around: Place | None, label_around: str | None, caller: int
     ) -> tuple[Place, int, int]:
-        """The forward range of a module: its place, whether it is a call, and its layer.
+        """The forward range of a module: its place; 1 if it is a call, else 0; and its layer.
 
-        It is recompute if backward work is around it. Directly inside the range of its wrapper it is the same call.
+        It is recompute if it is inside backward work. Directly inside its wrapper's range, it is part of that call.
         """
         self.labels += 1
         layers, wrapper = self._sites[label]
@@ -359,7 +355,7 @@ class Attribution:
         return place, 1, layer
 
     def _of_hooks(self, name: str, around: Place | None, caller: int) -> Place:
-        """Hooks of a module that exchange data for it: they run outside its forward, and belong to it."""
+        """The place of hooks that exchange data for a module: they run outside its forward, but belong to it."""
         outer = around or self.places.of_layer(OUTSIDE, FORWARD)
         site = self._sites.get(PREFIX + name.removeprefix(HOOKS))
         if site is None:
@@ -370,8 +366,8 @@ class Attribution:
         return self.places.of_layer(layer, RECOMPUTE if outer.phase == BACKWARD else outer.phase, around)
 
     def _node(self, event: Event, open_range: _Open) -> _Opened:
-        """An autograd node with the engine's work: in the backward of the layer whose op made it, whatever is around
-        it."""
+        """An autograd node with the engine's work around it: backward of the layer of the op that created the node.
+        The ranges around it do not matter."""
         _, around, label, _, _ = open_range
         thread, sequence, forward_thread = event.thread, event.sequence, event.forward_thread
         level = (thread, len(self._stacks[thread]))
@@ -379,8 +375,8 @@ class Attribution:
             of_graph = event.name.endswith(_GRAPH_NODE)
             maker = self._makers[forward_thread].find(sequence, of_graph)
         else:
-            # AccumulateGrad has no number; the engine runs it right after the node that made its gradient. Nor has a
-            # node that is not run because autograd.grad returns the gradient that would go into it.
+            # AccumulateGrad has no sequence number: the engine runs it right after the node that made its gradient.
+            # A node that is not run has none either: autograd.grad returns the gradient that would go into it.
             maker = self._node_before.get(level)
         self._node_before[level] = maker
         if self._compiled.has_inputs:
@@ -393,28 +389,28 @@ class Attribution:
         place = self.places.inside(outer, "op", event.name, signature)
         place.is_node = True
         if event.name.endswith(ACCUMULATES):
-            self.exchanges.accumulate(thread, layer)
+            self.collective_owners.note_gradient(thread, layer)
         return place, 1, label, self._made_in.get((forward_thread, sequence), layer)
 
     def _backward_function(self, event: Event, open_range: _Open) -> _Opened:
-        """An autograd node itself: part of the engine's range around it, if that was recorded."""
+        """An autograd node itself: it is inside the engine's range around it, if that was recorded."""
         _, around, label, layer, _ = open_range
         if around is None or not around.is_node:
             return self._node(event, open_range)
         signature = around.signature if self._called_from is not None else 0
         if event.name.endswith(ACCUMULATES):
-            self.exchanges.accumulated(event.thread, event.signature)
+            self.collective_owners.note_gradient_size(event.thread, event.signature)
         return self.places.inside(around, "op", event.name, signature), 1, label, layer
 
     def _range(self, event: Event, open_range: _Open) -> _Opened:
-        """A range of the user's or of torch's: inside what is around it.
+        """A range of the user or of torch: it belongs to the place around it.
 
-        A range of FSDP's names the layers whose parameters it is about: it gathers those of layers that are used next,
-        and reduces and scatters gradients of others, in hooks. It belongs to these layers.
+        A range of FSDP belongs to the layers that its name contains: in hooks, FSDP gathers the parameters of layers
+        that run next, and reduces and scatters the gradients of others.
         """
         _, around, label, layer, _ = open_range
         name, outer = event.name, around or self._outside
-        layers = self.exchanges.named_by(name, outer.layer)
+        layers = self.collective_owners.layers_of_range(name, outer.layer)
         if layers is None:
             return self.places.inside(outer, "label", name, event.signature), 1, label, layer
         phase = outer.phase
@@ -423,46 +419,24 @@ class Attribution:
         elif phase == BACKWARD and name.startswith(("FSDP::pre_forward", "FSDP::post_forward")):
             phase = RECOMPUTE
         if layers:
-            outer = self._of_layers(layers, phase, outer)
-        # torch's own range is an op, not a label of the user's
+            outer = self._common_ancestor.place(layers, phase, outer)
+        # a range of torch is an op, not a label of the user
         return self.places.inside(outer, "op", name, event.signature), 1, label, layer
 
-    # Work for several layers
-
     def _requester(self, thread: int, around: Place, op: str, signature: int) -> Place:
-        """The place in which an op asks for a collective. Usually where it is; DistributedDataParallel asks when the
-        last gradient of a bucket is ready, and that belongs to all layers with gradients in the bucket."""
+        """The place in which an op requests a collective: usually the place around it. DistributedDataParallel requests
+        one when the last gradient of a bucket is ready: it belongs to all layers with gradients in the bucket."""
         outer: Place | None = around
         while outer is not None and not outer.is_node:
             outer = outer.outer
         if outer is None or outer.frame is None or not outer.frame.name.endswith(ACCUMULATES):
             return around
-        layers = self.exchanges.bucket(thread, op, signature)
-        return self._of_layers(layers, BACKWARD, around) if layers else around
-
-    def _of_layers(self, layers: tuple[int, ...], phase: str, around: Place) -> Place:
-        """The place of work for several layers at once: at their nearest common ancestor that is selected."""
-        path = self.exchanges.common(layers)
-        layer = self._index.get(path, OUTSIDE)
-        while self._selected is not None and layer not in self._selected:
-            path = path[:-1]
-            layer = self._index.get(path, NOT_SELECTED)
-            if layer == NOT_SELECTED:
-                break
-        shared = layers if len(layers) > 1 else ()
-        if (layer, phase, shared) == (around.layer, around.phase, around.shared):
-            return around
-        return self.places.of_layer(layer, phase, around if around.layer != OUTSIDE or around.frame else None, shared)
-
-    def _name_layers(self, layers: tuple[int, ...]) -> str:
-        """The paths of several layers, from their nearest common ancestor on."""
-        common = self.exchanges.common(layers) if min(layers) >= 0 else ()
-        paths = [self._paths[layer] if layer >= 0 else ("(outside)",) for layer in layers]
-        return " + ".join(".".join(path[len(common) :]) or "itself" for path in paths)
+        layers = self.collective_owners.layers_of_bucket(thread, op, signature)
+        return self._common_ancestor.place(layers, BACKWARD, around) if layers else around
 
     def _nearest(self, layers: tuple[int, ...], caller: int) -> int:
-        """Of the layers of a module with several paths, the one that shares most steps with its caller's path; the
-        first if none shares any."""
+        """The layer of a module with several paths: the one whose path has most steps in common with its caller's. The
+        first layer if none has any."""
         if caller < 0:
             return layers[0]
         around = self._paths[caller]
@@ -476,3 +450,24 @@ class Attribution:
             return steps
 
         return max(layers, key=shared)
+
+
+_INSTANTS: Mapping[Kind, Callable[[Attribution, Event, int, _Open], Attributed | None]] = {
+    Kind.SAMPLE: Attribution._sample,
+    Kind.COLLECTIVE: Attribution._begin_collective,
+    Kind.COMPILED_INPUTS: Attribution._begin_call,
+}
+"""The methods for events that open no range."""
+_RANGES: Mapping[Kind, Callable[[Attribution, Event, _Open], _Opened]] = {
+    Kind.LABEL: Attribution._label,
+    Kind.NODE: Attribution._node,
+    Kind.BACKWARD_FUNCTION: Attribution._backward_function,
+    Kind.GARBAGE: Attribution._garbage,
+    Kind.GUARDS: Attribution._compiled_range,
+    Kind.REGION: Attribution._compiled_range,
+    Kind.GRAPH: Attribution._compiled_range,
+    Kind.COMPILING: Attribution._compiled_range,
+    Kind.USER_LABEL: Attribution._range,
+    Kind.PIECE: Attribution._range,
+}
+"""The methods for events that open a range, but for ops."""

@@ -1,1 +1,1 @@
-"""What is computed from attributed events while they stream by: times, memory, steps, FLOPs, devices, ranks."""
+"""Compute times, memory, steps, FLOPs, device times and rank times from attributed events while they stream by."""

@@ -1,4 +1,4 @@
-"""A recording and the plan of a model, assembled into a ``Run``: attribution, observers, sums, in this order."""
+"""Assemble a ``Run`` from a recording and the plan of its layers: attribution, then observers, then sums."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchprof.attribute.collectives import Exchanges
+from torchprof.attribute.collectives import CollectiveOwners
 from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.event_names import with_steps
 from torchprof.attribute.events import Detail, Event, Kind
@@ -15,11 +15,11 @@ from torchprof.attribute.places import Attributed, Place
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.devices import DeviceTimes
 from torchprof.measure.fold import fold
-from torchprof.measure.live_memory import NOTHING, allocators_between, with_frees
+from torchprof.measure.live_memory import NOT_MEASURED, allocators_between, with_frees
 from torchprof.measure.lockstep import Locksteps
 from torchprof.measure.memory import Allocations
 from torchprof.measure.observer import Observer
-from torchprof.measure.recording import Options, Planned, RecordedCycle, Seen
+from torchprof.measure.recording import LayerPlan, Observations, Options, RecordedCycle
 from torchprof.measure.steps import Steps
 from torchprof.measure.timeline import OpenSpans
 from torchprof.measure.warnings import (
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
 
 def wanted_detail(options: Options) -> Callable[[str], Detail] | None:
-    """How much to read of an op's inputs, by its name; None to read nothing."""
+    """A function: name of an op → how much to read of its inputs. None to read nothing."""
     least = Detail.SHAPES if options.record_shapes or options.with_stack else Detail.NOTHING
     if options.with_flops:
-        # It asks torch's registry of operators: not imported where it is not needed, as for a trace.
+        # It imports torch for its registry of operators. A trace is read without torch.
         from torchprof.measure.flops.estimate import Estimate
 
         return lambda name: Estimate.detail(name) if Estimate.detail(name) is not Detail.NOTHING else least
@@ -59,22 +59,22 @@ def wanted_detail(options: Options) -> Callable[[str], Detail] | None:
 
 
 def attribution_of(
-    plan: Planned,
+    plan: LayerPlan,
     signatures: Sequence[Signature] = (),
     called_from: Callable[[int, int], int] | None = None,
     is_one_group: bool = True,
     graphs: CompiledGraphs | None = None,
 ) -> Attribution:
-    """The rule of ownership for the labels of a plan. ``signatures``: the inputs of ops, by number; ``is_one_group``:
-    whether all collectives are between the same ranks; ``graphs``: the compiled graphs that are known."""
-    exchanges = Exchanges(plan.fqns, plan.layer_paths, signatures, plan.replicated, is_one_group)
-    return Attribution(plan.sites, plan.layer_paths, plan.selected, called_from, exchanges, graphs)
+    """The rule of ownership for the labels of a plan. ``signatures``: the inputs of ops, by number. ``is_one_group``:
+    whether all collectives are between the same ranks. ``graphs``: the compiled graphs that are known."""
+    owners = CollectiveOwners(plan.fqns, plan.layer_paths, signatures, plan.replicated, is_one_group)
+    return Attribution(plan.sites, plan.layer_paths, plan.selected, called_from, owners, graphs)
 
 
 class _Observers:
-    """The observers of one recording; None for what was not asked for or cannot be measured."""
+    """The observers of one recording. None for measures that were not requested or that cannot be measured."""
 
-    def __init__(self, recording: RecordedCycle, plan: Planned, options: Options) -> None:
+    def __init__(self, recording: RecordedCycle, plan: LayerPlan, options: Options) -> None:
         source, layers, origin = recording.source, recording.layers, recording.origin
         rank, from_first_mark = origin.rank, recording.from_first_mark
         self.flops: Estimate | None = None
@@ -89,7 +89,7 @@ class _Observers:
             self.flops = Estimate(source.signatures)
         if options.profile_memory:
             start = recording.start
-            before = None if start is NOTHING else start.sizes
+            before = None if start is NOT_MEASURED else start.sizes
             addresses = recording.end.addresses
             self.memory = Allocations(layers, rank, addresses, source.start_ns, before, options.with_timeline)
         if recording.has_steps or source.torchs_steps:
@@ -102,7 +102,7 @@ class _Observers:
             self.lockstep = Locksteps(layers, rank, source.signatures, recording.group, from_first_mark)
 
     def observe(self, attributed: Iterator[Attributed]) -> Iterator[Attributed]:
-        """The same events, read by all observers as they pass."""
+        """Pass all events on through all observers."""
         observers: tuple[Observer[object] | None, ...] = (
             self.flops,
             self.memory,
@@ -118,8 +118,8 @@ class _Observers:
 
 
 @paused_gc()
-def assemble(recording: RecordedCycle, plan: Planned, options: Options) -> Run:
-    """The run of one recording, without its warnings; the observations of ``recording`` grow."""
+def assemble(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Run:
+    """The run of one recording, without its warnings. Adds to ``recording.observations``."""
     source, origin, layers = recording.source, recording.origin, recording.layers
     is_one_group = recording.group not in (None, NOT_RECORDED) or origin.world_size == 1
     called_from = source.called_from if options.with_stack else None
@@ -162,7 +162,7 @@ def assemble(recording: RecordedCycle, plan: Planned, options: Options) -> Run:
 
 
 def _events_of(recording: RecordedCycle) -> Iterable[Event]:
-    """The events of a recording, with those that torch's profiler does not record itself: frees, steps, samples."""
+    """The events of a recording, with those that torch's profiler does not record: frees, marks of steps, samples."""
     events = recording.events
     if recording.start.blocks:
         events = with_frees(events, recording.start, recording.began_ns)
@@ -176,7 +176,7 @@ def _events_of(recording: RecordedCycle) -> Iterable[Event]:
 def _memory_and_timeline(
     observers: _Observers, recording: RecordedCycle, samples: dict[SampleKey, Spread]
 ) -> tuple[tuple[Memory, ...], Timeline | None]:
-    """Memory by device, and the timeline of memory and spans; the samples of memory are added to ``samples``."""
+    """Memory by device, and the timeline of memory and spans. Adds the samples of memory to ``samples``."""
     memory: tuple[Memory, ...] = ()
     timeline: Timeline | None = None
     if observers.memory is not None:
@@ -191,16 +191,16 @@ def _memory_and_timeline(
 
 
 def _note_observations(recording: RecordedCycle, attribution: Attribution) -> None:
-    seen = recording.seen
-    seen.callers |= attribution.callers
-    seen.labels += attribution.labels
+    observations = recording.observations
+    observations.callers |= attribution.callers
+    observations.labels += attribution.labels
     if recording.origin.world_size > 1:
-        seen.unmatched += attribution.exchanges.unmatched
-        seen.uncertain += attribution.exchanges.uncertain
+        observations.unmatched += attribution.collective_owners.unmatched
+        observations.uncertain += attribution.collective_owners.uncertain
 
 
-def _meta(recording: RecordedCycle, plan: Planned, options: Options) -> Meta:
-    """What a run says of itself, as far as it does not depend on the events."""
+def _meta(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Meta:
+    """The metadata of a run, as far as it does not depend on the events."""
     source = recording.source
     names = [name for name in FIELDS if options.measures(name)]
     of_cpu = [name for name in names if not name.startswith("device_")]
@@ -230,8 +230,11 @@ def _regions_that_ran(recording: RecordedCycle, places: Iterable[Place]) -> tupl
 
 
 def _with_inlined(layers: tuple[Layer, ...], regions_in: Set[int], called: Set[int]) -> tuple[Layer, ...]:
-    """The layers; ``compiled`` is set on those that were not called but may have run inside compiled code: those below
-    a layer that such code ran in, and all if it ran outside all layers."""
+    """Set ``compiled`` on the layers without calls that may have run inside compiled code.
+
+    These are the layers below a layer that compiled code ran in, or all layers if it ran outside all of them.
+    ``regions_in``: the layers that compiled code ran in.
+    """
     anywhere = any(index < 0 for index in regions_in)
     above = {layers[index].path for index in regions_in if index >= 0}
 
@@ -245,8 +248,10 @@ def _with_inlined(layers: tuple[Layer, ...], regions_in: Set[int], called: Set[i
 
 
 def _with_samples(events: Iterable[Event], samples: Iterable[tuple[int, str, int]], began_ns: int) -> Iterator[Event]:
-    """Events, with SAMPLE events between them in the order of time. They are on the thread that began the session: it
-    made the first mark, at ``began_ns`` on the clock of the samples."""
+    """Add SAMPLE events in the order of time, on the thread that began the session.
+
+    This thread made the first STEP mark, at ``began_ns`` on the clock of the samples.
+    """
     thread: int | None = None
     waiting: Iterator[Event] = iter(())
     sample: Event | None = None
@@ -268,41 +273,43 @@ def _with_samples(events: Iterable[Event], samples: Iterable[tuple[int, str, int
         sample = next(waiting, None)
 
 
-def with_warnings(run: Run, plan: Planned, seen: Seen) -> Run:
-    """The run with the warnings that do not follow from it, and what only its calls tell of layers."""
+def with_warnings(run: Run, plan: LayerPlan, observations: Observations) -> Run:
+    """Add to a run the warnings that do not follow from it, and mark its recursive layers."""
     paths = [layer.path for layer in run.layers]
     recursive = {
-        inner for outer, inner in seen.callers if outer >= 0 and paths[outer][: len(paths[inner])] == paths[inner]
+        inner
+        for outer, inner in observations.callers
+        if outer >= 0 and paths[outer][: len(paths[inner])] == paths[inner]
     }
     if recursive:
         layers = Layers(replace(layer, recursive=index in recursive) for index, layer in enumerate(run.layers))
         run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))
-    return replace(run, metas=(replace(run.meta, warnings=tuple(_warnings(run, plan, seen))),))
+    return replace(run, metas=(replace(run.meta, warnings=tuple(_warnings(run, plan, observations))),))
 
 
-def _warnings(run: Run, plan: Planned, seen: Seen) -> Iterator[Caveat]:
-    yield from seen.notes
-    yield from about_modules(seen.added, seen.removed)
-    yield from about_exchanges(seen.unmatched, seen.uncertain)
+def _warnings(run: Run, plan: LayerPlan, observations: Observations) -> Iterator[Caveat]:
+    yield from observations.notes
+    yield from about_modules(observations.added, observations.removed)
+    yield from about_exchanges(observations.unmatched, observations.uncertain)
     chosen = plan.selected
     layer_of = {
         label: site.layers[0]
         for label, site in plan.sites.items()
         if chosen is None or not chosen.isdisjoint(site.layers)
     }
-    unobserved = {layer_of[label]: calls for label, calls in seen.unobserved.items() if label in layer_of}
-    unlabelled = [layer_of[label] for label in seen.unlabelled if label in layer_of]
+    unobserved = {layer_of[label]: calls for label, calls in observations.unobserved.items() if label in layer_of}
+    unlabelled = [layer_of[label] for label in observations.unlabelled if label in layer_of]
     yield from about_labels(run.layers, unobserved, sorted(unlabelled))
-    if seen.nothing:
-        yield seen.nothing
+    if observations.nothing:
+        yield observations.nothing
         return
     called = {layer for (layer, _), (_, calls) in run.rows.by_layer.items() if layer >= 0 and calls}
     inlined = {index for index, layer in enumerate(run.layers) if layer.compiled}
     silent = plan.callable_layers - called - set(unobserved) - inlined
-    yield from about_calls(run.layers, plan.callable_layers, called, silent, seen.callers)
+    yield from about_calls(run.layers, plan.callable_layers, called, silent, observations.callers)
     yield from about_shapes(run.rows, _has_formula)
-    if seen.label_ns is not None:
-        yield from about_cost(seen.labels, seen.label_ns, _own_ns(run.rows), run.meta.wall_ns)
+    if observations.label_ns is not None:
+        yield from about_cost(observations.labels, observations.label_ns, _own_ns(run.rows), run.meta.wall_ns)
 
 
 def _has_formula(operator: str) -> bool:
@@ -312,7 +319,7 @@ def _has_formula(operator: str) -> bool:
 
 
 def _own_ns(rows: Rows) -> int:
-    """The time of all labelled ranges in no op and no range inside of them, in which their labels' own cost is."""
+    """The self time of all labelled ranges, between ops. It includes the cost of the labels."""
     of_range = [not frames for frames in rows.frames]
     columns = rows.columns
     lines = zip(columns["layer"], columns["frames"], columns["cpu_ns"])

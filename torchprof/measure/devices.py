@@ -1,4 +1,4 @@
-"""How long each device and each of its streams was busy, and with what: computing, communicating, copying."""
+"""The busy time of each device and of each of its streams, by kind of work: computing, communicating, copying."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.timeline import DeviceTime, StreamTime
 
 _BESIDE = (KernelWork.COMMUNICATION.value, KernelWork.COMPUTING.value, None)
-"""For each kind of work, the kind whose overlap with it is counted."""
+"""For each kind of work: the kind whose overlap with it is counted."""
 
 
 class _Times:
-    """The busy time of a device or of one of its streams so far: the lengths of unions of intervals, in ns.
+    """The busy time of a device or of one of its streams so far: lengths of unions of intervals, in ns.
 
-    ``busy_ns`` is that of all work and ``until`` its end; ``by_work`` and ``until_by_work`` are the same for each kind
-    of work, in the order of ``KernelWork``.
+    ``busy_ns`` is the busy time of all work, and ``until`` is the end of that work. ``by_work`` and ``until_by_work``
+    are the same for each kind of work, in the order of ``KernelWork``.
     """
 
     __slots__ = ("busy_ns", "by_work", "kernels", "overlap_ns", "start_ns", "until", "until_by_work")
@@ -30,9 +30,9 @@ class _Times:
         self.until_by_work = [start] * len(KernelWork)
 
     def add(self, work: int, start: int, end: int) -> None:
-        """Add an interval. It begins no earlier than those before it."""
+        """Add an interval. Intervals must come in the order of their start."""
         self.kernels += 1
-        if start >= self.until:  # nothing else runs, as nearly always
+        if start >= self.until:  # nothing else runs, as in nearly all cases
             self.busy_ns += end - start
             self.by_work[work] += end - start
             self.until = self.until_by_work[work] = end
@@ -45,12 +45,12 @@ class _Times:
         self.until_by_work[work] = max(end, until)
         other = _BESIDE[work]
         if other is not None:
-            # All intervals before have begun: from here on, the other kind covers one piece so far, up to its end. A
-            # later interval of that kind adds its overlap with this one itself.
+            # All earlier intervals have begun. So after this start, the other kind covers one piece, up to its end. A
+            # later interval of the other kind will add its own overlap with this interval.
             self.overlap_ns += max(0, min(end, self.until_by_work[other]) - new_from)
 
     def kinds(self) -> tuple[int, int, int, int]:
-        """For how long it was busy, computed, communicated and copied."""
+        """The times: busy, computing, communicating, copying."""
         computing, communication, copying = self.by_work
         return self.busy_ns, computing, communication, copying
 
@@ -58,14 +58,14 @@ class _Times:
 class DeviceTimes:
     """Observes kernels: the busy time of each device and stream.
 
-    The work of one device comes in the order of its start. So only the latest ends are kept: one for each kind of work
-    on each stream.
+    Kernels of one device must come in the order of their start. So it is enough to keep the latest end of each kind of
+    work on each stream.
     """
 
     def __init__(self, rank: int = 0) -> None:
         self._rank = rank
         self._devices: dict[str, _Times] = {}
-        self._streams: dict[tuple[str, int], tuple[_Times, _Times]] = {}  # those of the device, and of the stream
+        self._streams: dict[tuple[str, int], tuple[_Times, _Times]] = {}  # (of the device, of the stream)
         self._works: dict[str, int] = {}  # by name
 
     def observe(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
@@ -90,7 +90,7 @@ class DeviceTimes:
             one.add(work, start, end)
 
     def result(self) -> tuple[DeviceTime, ...]:
-        """The times of each device on which anything ran."""
+        """The times of each device that ran any work."""
         return tuple(
             DeviceTime(
                 device,

@@ -1,4 +1,4 @@
-"""Attributed events, summed into rows and samples."""
+"""Sum attributed events into rows and samples."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ from torchprof.run.words import PHASES, Frame, Signature
 
 _Call = tuple[int, int, int]
 """Start, duration and thread of a call or of a garbage collection."""
+_Values = dict[tuple[int, str], list[int]]
+"""By index of a place and device: a value for each field of ``Cost``, and last the number of calls."""
+
+_CPU_NS, _DEVICE_NS, _COLLECTIVE_NS, _MACS = map(FIELDS.index, ("cpu_ns", "device_ns", "collective_ns", "macs"))
+_ALLOCATED = {True: FIELDS.index("cpu_allocated"), False: FIELDS.index("device_allocated")}  # by: is it the CPU
+_FREED = {True: FIELDS.index("cpu_freed"), False: FIELDS.index("device_freed")}
 
 
 def fold(
@@ -28,25 +34,24 @@ def fold(
     signatures: Sequence[Signature] = (),
     timed: bool = True,
 ) -> tuple[Rows, dict[SampleKey, Spread], dict[str, int]]:
-    """Sum events into rows, the durations of calls into samples, and the time in which each device was busy.
+    """Sum events: rows; samples with the durations of calls; and the busy time of each device.
 
-    The CPU is busy while any recorded thread is inside any op or range.
+    Self time: each event adds its time to its place and subtracts it from the place around it. The CPU is busy while
+    any recorded thread is inside any op or range. Without ``timed``, all times are 0 and there are no samples.
 
-    ``places`` is the list that the attribution fills while ``attributed`` is read. ``counts`` may fill meanwhile, too:
-    by the index of a place, MACs, FLOPs, and the calls and kernels without a formula. Self time: each event adds its
-    time to its place and subtracts it from the place around it. Without ``timed`` all times are 0, and there are no
-    samples.
+    ``places``: the list that the attribution fills while ``attributed`` is read. ``counts`` may fill meanwhile, too:
+    index of a place → MACs, FLOPs, and the number of calls and kernels without a formula.
+
+    This function is long because its loop runs for each of perhaps a million events: a call for each would cost more
+    than the additions.
     """
-    cpu_ns: list[int] = []
+    cpu_ns: list[int] = []  # by index of a place
     calls: list[int] = []
-    other: dict[tuple[int, str], list[int]] = {}  # (place, device) → a value for each field, then calls
+    other: _Values = {}  # what a place has beside CPU time and calls
     durations: dict[tuple[int, str], list[_Call]] = {}
     collections: list[_Call] = []
     busy: dict[str, int] = {}
     busy_until: dict[str, int] = {}
-    allocated = {True: FIELDS.index("cpu_allocated"), False: FIELDS.index("device_allocated")}
-    freed = {True: FIELDS.index("cpu_freed"), False: FIELDS.index("device_freed")}
-    device_ns, collective_ns = FIELDS.index("device_ns"), FIELDS.index("collective_ns")
     memory, kernel, label, step = Kind.MEMORY, Kind.KERNEL, Kind.LABEL, Kind.STEP
     collective, garbage = Kind.COLLECTIVE, Kind.GARBAGE
     covered = covered_until = 0
@@ -57,17 +62,17 @@ def fold(
             device = event.device
             values = other.setdefault((place.index, device), [0] * (len(FIELDS) + 1))
             if kind is kernel:
-                values[device_ns] += ns
+                values[_DEVICE_NS] += ns
                 values[-1] += counted
                 until = busy_until.get(device, event.start_ns)
                 busy[device] = busy.get(device, 0) + max(0, event.end_ns - max(until, event.start_ns))
                 busy_until[device] = max(until, event.end_ns)
             elif event.nbytes >= 0:
-                values[allocated[device == "cpu"]] += event.nbytes
+                values[_ALLOCATED[device == "cpu"]] += event.nbytes
             else:
-                values[freed[device == "cpu"]] -= event.nbytes
+                values[_FREED[device == "cpu"]] -= event.nbytes
             continue
-        if kind is step or (kind is garbage and not timed):  # a collection has nothing but its time
+        if kind is step or (kind is garbage and not timed):  # a garbage collection has only a time
             continue
         index = place.index
         if index >= len(cpu_ns):
@@ -79,12 +84,12 @@ def fold(
             continue
         if kind is collective:
             values = other.setdefault((index, "cpu"), [0] * (len(FIELDS) + 1))
-            values[collective_ns] += event.end_ns - event.start_ns
+            values[_COLLECTIVE_NS] += event.end_ns - event.start_ns
             continue
         cpu_ns[index] += ns
         if around is not None:
             cpu_ns[around.index] -= ns
-        else:  # outermost on its thread: it adds only the time that no earlier one, on any thread, covers
+        else:  # outermost on its thread: it adds the time that no earlier one on any thread covers
             end = event.start_ns + ns
             covered += max(0, end - max(covered_until, event.start_ns))
             covered_until = max(covered_until, end)
@@ -93,19 +98,8 @@ def fold(
         elif kind is garbage:
             collections.append((event.start_ns, ns, event.thread))
 
-    at_cpu_ns = FIELDS.index("cpu_ns")
-    for index, (ns, counted) in enumerate(zip(cpu_ns, calls)):
-        if ns or counted:
-            key = (index, "cpu")
-            if key not in other:
-                other[key] = [0] * (len(FIELDS) + 1)
-            other[key][at_cpu_ns] = ns
-            other[key][-1] = counted
-    at_macs = FIELDS.index("macs")
-    device_of = dict(sorted(other, key=lambda key: key[1] == "cpu"))  # a kernel's place has no row of the CPU's
-    for index, count in (counts or {}).items():
-        key = (index, device_of.get(index, "cpu"))
-        other.setdefault(key, [0] * (len(FIELDS) + 1))[at_macs : at_macs + 3] = count
+    _add_cpu(other, cpu_ns, calls)
+    _add_counts(other, counts or {})
     rows = _rows(other, places, layers, rank, signatures)
     collected = _by_thread(collections)
     samples = {
@@ -117,8 +111,25 @@ def fold(
     return rows, samples, busy
 
 
+def _add_cpu(values: _Values, cpu_ns: Iterable[int], calls: Iterable[int]) -> None:
+    """Add the CPU time and the calls of places, both by index."""
+    for index, (ns, counted) in enumerate(zip(cpu_ns, calls)):
+        if ns or counted:
+            of_place = values.setdefault((index, "cpu"), [0] * (len(FIELDS) + 1))
+            of_place[_CPU_NS] = ns
+            of_place[-1] = counted
+
+
+def _add_counts(values: _Values, counts: Mapping[int, tuple[int, int, int]]) -> None:
+    """Add MACs, FLOPs and uncounted calls. Those of a kernel belong to its device: its place has no row of the CPU."""
+    device_of = dict(sorted(values, key=lambda key: key[1] == "cpu"))
+    for index, count in counts.items():
+        key = (index, device_of.get(index, "cpu"))
+        values.setdefault(key, [0] * (len(FIELDS) + 1))[_MACS : _MACS + 3] = count
+
+
 def _by_thread(collections: Iterable[_Call]) -> dict[int, tuple[list[int], list[int]]]:
-    """By thread: the starts of garbage collections, in order, and the total times of the first 0, 1, 2, … of them."""
+    """By thread: the starts of its garbage collections, in order; and the total time of the first 0, 1, 2, … ones."""
     found: dict[int, tuple[list[int], list[int]]] = {}
     for start, ns, thread in collections:
         starts, sums = found.setdefault(thread, ([], [0]))
@@ -130,7 +141,7 @@ def _by_thread(collections: Iterable[_Call]) -> dict[int, tuple[list[int], list[
 def _without(
     collected: Mapping[int, tuple[Sequence[int], Sequence[int]]], calls: Iterable[_Call]
 ) -> list[tuple[int, int]]:
-    """Start and duration of calls, without the garbage collections that interrupted them."""
+    """Start and duration of calls, less the garbage collections that interrupted them."""
     if not collected:
         return [(start, ns) for start, ns, _ in calls]
     found = []
@@ -147,14 +158,15 @@ def _rows(
     rank: int,
     signatures: Sequence[Signature],
 ) -> Rows:
+    """The rows of these values; places that differ only in what rows do not keep become one row."""
     chains = Chains()
-    numbers: dict[tuple[int, Frame, int], int] = {}  # (the chain outside of a frame, the frame, signature) → the chain
+    numbers: dict[tuple[int, Frame, int], int] = {}  # (the outer chain, a frame, its signature) → the chain of both
     chain_of = [0] * len(places)
     shares: dict[tuple[int, ...], int] = {(): 0}
     arounds: list[tuple[Around, ...]] = [()]
     within_of = [0] * len(places)
-    of_within: dict[int, int] = {}  # the place that a layer is within → the number of that
-    for place in places:  # a place comes after the one outside of it, and after the one its layer is within
+    of_within: dict[int, int] = {}  # index of the place that a layer is within → its number in ``arounds``
+    for place in places:  # a place comes after its ``outer`` and its ``within``
         if place.outer is not None and place.frame is not None:
             step = (chain_of[place.outer.index], place.frame, place.signature)
             number = numbers.get(step)

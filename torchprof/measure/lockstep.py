@@ -1,4 +1,4 @@
-"""What a rank does in lockstep with the others of its job: its own work, step by step, and its collectives."""
+"""The own work of a rank in each step, and its collectives: what the ranks of a job do in lockstep."""
 
 from __future__ import annotations
 
@@ -23,32 +23,34 @@ from torchprof.run.words import BEFORE, FORWARD, OUTSIDE, Frame, Signature, is_c
 _COMMUNICATION = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "record_param_comms", "FSDP::")
 """Prefixes of the ops and ranges that exchange data between ranks, wait for it, or prepare it."""
 _POINT_TO_POINT = ("send", "recv", "coalesced")
-"""Prefixes of operations between two ranks, in which each does something else."""
+"""Prefixes of operations between two ranks, which do different things in it."""
 PROMPTLY_NS = 1_000_000
-"""A thread that continues within this time after the end of an exchange had waited for it."""
+"""A thread that continues within this time after the end of an exchange has waited for the exchange."""
 _RECORDED_LATE_NS = 100_000
-"""A collective may be recorded to end this much later than the thread that waited for it continues."""
+"""The recorded end of a collective may be this much later than the time when the waiting thread continues."""
 
 
 def is_communication(frames: Sequence[Frame]) -> bool:
-    """Whether the innermost of these frames, outer to inner, is communication and not the rank's own work: the range or
-    kernel of a collective, and all that is inside torch's ops and ranges around one."""
+    """Whether work in these frames (outer to inner) is communication, and not the rank's own work.
+
+    Communication is the range or kernel of a collective, and everything inside torch's ops and ranges around one.
+    """
     return any(map(_communicates, frames))
 
 
 @cache
-def _is_named_so(kind: str, name: str) -> bool:
+def _has_communication_name(kind: str, name: str) -> bool:
     if kind == "kernel":
         return kind_of_work(name) is KernelWork.COMMUNICATION
     return name.startswith(_COMMUNICATION) or is_collective(name)
 
 
 def _communicates(frame: Frame) -> bool:
-    return _is_named_so(frame.kind, frame.name) or (frame.kind == "kernel" and tells_collective(frame))
+    return _has_communication_name(frame.kind, frame.name) or (frame.kind == "kernel" and tells_collective(frame))
 
 
 class _Union:
-    """A union of intervals, which are added in the order of their start."""
+    """A union of intervals. They must be added in the order of their start."""
 
     def __init__(self) -> None:
         self._starts = array("q")
@@ -62,7 +64,7 @@ class _Union:
             self._ends.append(end)
 
     def within(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Its pieces inside an interval, the last one first."""
+        """The pieces of the union inside an interval, in reverse order."""
         at = bisect_right(self._starts, end) - 1
         while at >= 0 and self._ends[at] > start:
             yield max(start, self._starts[at]), min(end, self._ends[at])
@@ -79,19 +81,19 @@ def _covered(pieces: Iterable[tuple[int, int]]) -> int:
 
 
 class _Waiting:
-    """When CPU threads waited for exchanges between ranks that run on the CPU.
+    """Finds the times in which CPU threads waited for exchanges between ranks that run on the CPU.
 
-    torch records no event for a wait. An exchange can be started long before its result is needed, and a thread that
-    works meanwhile does not wait. So a wait is found by how a gap ends; a gap is an interval in which a thread runs no
-    operator and calls nothing:
+    torch records no event for a wait. An exchange can start long before its result is needed, and a thread that works
+    meanwhile does not wait. A gap is an interval in which a thread runs no operator and calls nothing. The end of a gap
+    shows whether the thread waited in it:
 
-    - An exchange ended, and the thread continues within ``PROMPTLY_NS``: until then it waited.
-    - The thread continues later, but a collective ended in the gap that it most likely waited for: its last action
-      before the gap was to ask for one, or the gap is in the loop around the model, as at the end of backward, where
-      DistributedDataParallel waits. Until that end it waited; the rest is Python. This does not hold for sends and
-      receives, which are usually started ahead of time.
+    - An exchange ended, and the thread continues within ``PROMPTLY_NS``: it waited until the end of the exchange.
+    - The thread continues later, but it most likely waited for a collective that ended in the gap. This is so if its
+      last action before the gap was to request a collective. It is also so if the gap is in the loop around the model:
+      DistributedDataParallel waits there, at the end of backward. The thread waited until the end of the collective;
+      the rest of the gap is Python. This rule does not hold for sends and receives: they usually start ahead of time.
 
-    In all other gaps Python itself was running.
+    In all other gaps, Python was running.
     """
 
     def __init__(self) -> None:
@@ -101,12 +103,12 @@ class _Waiting:
         insort(self._by_end, (end, start, is_collective))
 
     def within(self, start: int, end: int, for_any: bool) -> list[tuple[int, int]]:
-        """The parts of a gap in which its thread waited. ``for_any``: any collective that ended in it counts."""
+        """The parts of a gap in which its thread waited. ``for_any``: any collective that ended in the gap counts."""
         at = bisect_right(self._by_end, (end + _RECORDED_LATE_NS, end, True))
         ended = []
         while at and self._by_end[at - 1][0] > start:
             at -= 1
-            # A receive is recorded until a thread waits for it, which may be soon after a gap in which none waited.
+            # The recorded end of a receive is when a thread waits for it. That may be soon after a gap without waits.
             if self._by_end[at][2] or self._by_end[at][0] <= end:
                 ended.append(self._by_end[at])
         if not ended or ended[0][0] < end - PROMPTLY_NS:
@@ -115,33 +117,34 @@ class _Waiting:
 
 
 class _Thread:
-    """A thread: ``innermost``, the inner one of its ranges that have not ended at ``until``, up to which its time is
-    counted; whether the last thing it did was to ask for a collective; when its first range began, and its last."""
+    """A thread. ``until``: its time is counted up to here. ``innermost``: its innermost range that has not ended then.
+    ``has_requested``: whether its last action was to request a collective. ``first`` and ``began``: the starts of its
+    first and of its last range."""
 
-    __slots__ = ("began", "first", "has_asked", "innermost", "until")
+    __slots__ = ("began", "first", "has_requested", "innermost", "until")
 
     def __init__(self, until: int) -> None:
         self.innermost: Attributed | None = None
         self.first = self.began = self.until = until
-        self.has_asked = False
+        self.has_requested = False
 
 
 class _LastStep:
-    """What a rank did since its last step ended: if the recording ends in the middle of a hang, this says where.
+    """What a rank did since its last step ended: if the recording ends in a hang, this shows where.
 
-    ``longest`` is the longest time in which a thread began nothing new.
+    ``longest`` is the longest time in which the thread with the steps began nothing new.
     """
 
     def __init__(self) -> None:
-        self.longest: _Stay = (0, 0, None, False)
-        self.longest_elsewhere: _Stay = (0, 0, None, False)  # on other threads than that which takes the steps
+        self.longest: _Interval = (0, 0, None, False)
+        self.longest_elsewhere: _Interval = (0, 0, None, False)  # the same on all other threads
         self._entered: Counter[tuple[int, str, str]] = Counter()
-        self._request: Place | None = None  # the last
+        self._request: Place | None = None  # the last one
         self._exchanges: list[tuple[int, int, Place]] = []
 
     def note_request(self, place: Place) -> None:
-        """An op or range of communication has begun."""
-        name = _requested(place)
+        """An op or range of communication begins."""
+        name = _collective_requested(place)
         if name is not None:
             self._request = place
             if not name.startswith(_POINT_TO_POINT):
@@ -160,15 +163,15 @@ class _LastStep:
         ended = max([since, *ends, *([] if ended is None else [ended])])
         longest, elsewhere = self.longest, self.longest_elsewhere
         for number, thread in threads.items():
-            for stay in _tail(thread, since, ended):
+            for interval in _intervals_at_end(thread, since, ended):
                 if number == main:
-                    longest = max(longest, stay, key=itemgetter(0))
-                elif stay[2] is not None:
-                    elsewhere = max(elsewhere, stay, key=itemgetter(0))
+                    longest = max(longest, interval, key=itemgetter(0))
+                elif interval[2] is not None:
+                    elsewhere = max(elsewhere, interval, key=itemgetter(0))
         if longest[2] is None and 2 * elsewhere[0] > longest[0]:
-            longest = elsewhere  # autograd's thread, say, for which the main thread waits
-        ns, start, place, has_asked = longest
-        waits = self._waits_in(ns, start, place, has_asked)
+            longest = elsewhere  # autograd's thread, for example: the main thread waits for it
+        ns, start, place, has_requested = longest
+        waits = self._waits_for(ns, start, place, has_requested)
         at = waits or place
         name = "" if at is None or at.frame is None else at.frame.name
         entered = tuple(Entered(*key, times) for key, times in self._entered.items())
@@ -176,54 +179,54 @@ class _LastStep:
         name = name if waits is None else _exchange_of(waits)
         return (Unfinished(rank, ended - since, ns, layer, phase, name, waits is not None, entered),)
 
-    def _waits_in(self, ns: int, start: int, place: Place | None, has_asked: bool) -> Place | None:
-        """The exchange in which the rank waits, None if it waits in none: one that it called, or one that is running
-        for most of the time. Sends and receives do not count: they are started ahead of time."""
+    def _waits_for(self, ns: int, start: int, place: Place | None, has_requested: bool) -> Place | None:
+        """The exchange that the rank waits for: one that it called, or one that runs for most of this time. None if it
+        does not wait. Sends and receives that run do not count: they start ahead of time."""
         if place is not None and is_communication(place.frames):
             return place
-        if has_asked and self._request is not None:
+        if has_requested and self._request is not None:
             return self._request
         if place is not None and place.frame is not None and place.frame.kind == "op" and "::" in place.frame.name:
             return None
-        beside = [
+        overlaps = [
             (min(end, start + ns) - max(begun, start), number)
             for number, (begun, end, of) in enumerate(self._exchanges)
             if not _exchange_of(of).startswith(_POINT_TO_POINT)
         ]
-        most, number = max(beside, default=(0, 0))
+        most, number = max(overlaps, default=(0, 0))
         return self._exchanges[number][2] if 2 * most > ns else None
 
 
-_Stay = tuple[int, int, "Place | None", bool]
-"""A time in which a thread began nothing new: its length and start, its place (None: in no range), and whether the
-thread had just asked for an exchange."""
+_Interval = tuple[int, int, "Place | None", bool]
+"""An interval in which a thread began nothing new: its length and start; the place of the thread (None: in no range);
+whether the last action of the thread was to request an exchange."""
 
 
 def _open_until(thread: _Thread) -> int:
-    """When the last of the open ranges of a thread ends, 0 if there is none."""
+    """The latest end of the open ranges of a thread; 0 if there is none."""
     end, item = 0, thread.innermost
     while item is not None:
         end, item = max(end, item.end_ns), item.outer
     return end
 
 
-def _tail(thread: _Thread, since: int, ended: int) -> Iterator[_Stay]:
-    """The ranges that a thread was in after its last range had begun, inner to outer."""
+def _intervals_at_end(thread: _Thread, since: int, ended: int) -> Iterator[_Interval]:
+    """The intervals of a thread after its last range began: one for each range that was open then, inner to outer."""
     at = max(thread.began, since)
-    has_asked = thread.has_asked
+    has_requested = thread.has_requested
     item = thread.innermost
     while item is not None:
         if item.end_ns > at:
-            yield item.end_ns - at, at, item.place, has_asked
+            yield item.end_ns - at, at, item.place, has_requested
             at = item.end_ns
-        has_asked = is_communication(item.place.frames)
+        has_requested = is_communication(item.place.frames)
         item = item.outer
     if ended > at:
-        yield ended - at, at, None, has_asked
+        yield ended - at, at, None, has_requested
 
 
 def _is_of_loop(place: Place) -> bool:
-    """Whether this is a range of the user's, or of torch's, around what a loop does in no layer."""
+    """Whether this is a label, of the user or of torch, around work of the loop outside all layers."""
     return place.layer == OUTSIDE and place.phase == FORWARD and place.frame is not None and place.frame.kind == "label"
 
 
@@ -232,8 +235,8 @@ def _is_collection(place: Place) -> bool:
     return place.frame is not None and place.frame.kind == "gc"
 
 
-def _requested(place: Place) -> str | None:
-    """The collective that an op of torch's asks for."""
+def _collective_requested(place: Place) -> str | None:
+    """The name of the collective that an op of torch requests; None for other places."""
     frame = place.frame
     return name_of_collective(frame.name) if frame is not None and frame.name.startswith(ASKS) else None
 
@@ -245,9 +248,9 @@ def _exchange_of(place: Place) -> str:
 class Locksteps:
     """Observes all events of one rank: its own work in each step, and its collectives.
 
-    Own work on the CPU is all time in ops and between ops, inside layers or not, but for waits for an exchange (see
-    ``_Waiting``) and for communication with all inside it. Own work on a device is the time of all kernels, copies and
-    sets but those of communication. Each counts in the step in which it ran or was launched.
+    Own work on the CPU is all time in ops and between ops, inside and outside layers, except communication with all
+    inside it, and waits for an exchange (see ``_Waiting``). Own work on a device is the time of all kernels, copies and
+    sets, except those of communication. It counts in the step in which it ran, on a device in the step of its launch.
     """
 
     def __init__(
@@ -258,8 +261,8 @@ class Locksteps:
         group: GroupOfRanks | None,
         from_first_mark: bool = True,
     ) -> None:
-        """``group``: the group of collectives that do not name one, as on the CPU; None if there are several,
-        ``NOT_RECORDED`` if no groups are known. ``from_first_mark``: whether the session begins with a step."""
+        """``group``: the group of the collectives that do not name one, as on the CPU; None if there are several,
+        ``NOT_RECORDED`` if no group is known. ``from_first_mark``: whether the session begins with a step."""
         self._layers = Layers.of(layers)
         self._rank = rank
         self._signatures = signatures
@@ -271,16 +274,18 @@ class Locksteps:
         self._gap = 0  # of the current step: time in no range of any thread
         self._steps: list[tuple[defaultdict[tuple[int, str], int], int]] = []
         self._marks: list[int] = []
-        self._launched: dict[int, int] = {}  # correlation number of an op → number of marks before it
+        self._launched: dict[int, int] = {}  # correlation of an op → number of marks before it
         self._kernels: defaultdict[int, defaultdict[tuple[int, str], int]] = defaultdict(lambda: defaultdict(int))
-        self._streams: defaultdict[str, set[int]] = defaultdict(set)  # by device: of collectives of an unknown group
+        self._streams: defaultdict[str, set[int]] = defaultdict(
+            set
+        )  # by device: those of collectives of an unknown group
         self._device_collectives: dict[Place, LockstepKey | None] = {}
         self._collectives: defaultdict[LockstepKey, list[tuple[int, int, int]]] = defaultdict(list)
-        self._reach: dict[str, int] = {}  # by device: when the last of its collectives that have begun ends
-        self._reach_of_group: dict[LockstepKey, int] = {}
+        self._latest_end: dict[str, int] = {}  # by device: the latest end of a collective that has begun
+        self._latest_end_of_group: dict[LockstepKey, int] = {}
         self._together: defaultdict[LockstepKey, Counter[int]] = defaultdict(Counter)  # by step
         self._waiting = _Waiting()
-        self._elsewhere = _Union()  # outermost ranges of other threads than the one with the steps
+        self._elsewhere = _Union()  # the outermost ranges of all threads but the one with the steps
         self._is_work: dict[Place, tuple[bool, bool]] = {}
         self._last = _LastStep()
 
@@ -320,7 +325,7 @@ class Locksteps:
                     self._elsewhere.add(start, start + ns)
                 thread.innermost = item
                 thread.began = start
-                thread.has_asked &= kind is Kind.GARBAGE  # a collection comes whenever it is due
+                thread.has_requested &= kind is Kind.GARBAGE  # a garbage collection can come at any time
                 if not self._kind_of(place)[0]:
                     self._last.note_request(place)
                 if correlation:
@@ -332,13 +337,13 @@ class Locksteps:
         if self._marks:
             self._end_step(at)
         if self._marks or self._from_first_mark:
-            self._go_on_from(at)
+            self._discard_until(at)
             self._marks.append(at)
             self._last = _LastStep()
         self._from_first_mark = True
 
-    def _go_on_from(self, at: int) -> None:
-        """Forget what was before: it belongs to no current step."""
+    def _discard_until(self, at: int) -> None:
+        """Forget the time before: it does not belong to the current step."""
         for number in self._threads:
             self._advance(number, at)
         self._own.clear()
@@ -353,48 +358,48 @@ class Locksteps:
         self._steps.append((sums, self._gap))
 
     def _advance(self, number: int, until: int) -> None:
-        """Count the time of a thread up to ``until``, each part for the innermost range then."""
+        """Count the time of a thread up to ``until``, each part for its innermost range."""
         thread = self._threads[number]
         item, at = thread.innermost, thread.until
         while item is not None and (end := item.event.start_ns + item.ns) <= until:
             place, item = item.place, item.outer
             if end > at:
-                self._share(number, place, at, end, thread.has_asked)
+                self._share(number, place, at, end, thread.has_requested)
                 at = end
             if not _is_collection(place):
-                thread.has_asked = not self._kind_of(place)[0]
+                thread.has_requested = not self._kind_of(place)[0]
         thread.innermost = item
         if until > at:
             if item is not None:
-                self._share(number, item.place, at, until, thread.has_asked)
+                self._share(number, item.place, at, until, thread.has_requested)
             elif number == self._main:
                 if until - at > self._last.longest[0]:
-                    self._last.longest = until - at, at, None, thread.has_asked
+                    self._last.longest = until - at, at, None, thread.has_requested
                 waits = self._waiting.within(at, until, True)
                 self._gap += until - at - _covered([*waits, *self._elsewhere.within(at, until)])
             at = until
         thread.until = at
 
     def _kind_of(self, place: Place) -> tuple[bool, bool]:
-        """Whether time in a place is own work, and whether an op of torch's takes it, which does not wait."""
+        """Whether time in a place is own work; and whether it is in an op of torch, which never waits."""
         known = self._is_work.get(place)
         if known is None:
-            # A Function of the user's, and the engine's range around it, may call something that waits, as Python may.
+            # A Function of the user may call code that waits, like all Python. So may the engine's range around it.
             frame = place.frame
             is_op = frame is not None and frame.kind == "op" and "::" in frame.name and not is_engine(frame.name)
-            is_op |= _is_collection(place)  # it never waits, whatever it interrupts
+            is_op |= _is_collection(place)  # a garbage collection never waits
             known = self._is_work[place] = not is_communication(place.frames), is_op
         return known
 
-    def _share(self, thread: int, place: Place, start: int, end: int, has_asked: bool) -> None:
+    def _share(self, thread: int, place: Place, start: int, end: int, has_requested: bool) -> None:
         if thread == self._main:
             if end - start > self._last.longest[0]:
-                self._last.longest = end - start, start, place, has_asked
+                self._last.longest = end - start, start, place, has_requested
         elif end - start > self._last.longest_elsewhere[0]:
-            self._last.longest_elsewhere = end - start, start, place, has_asked
+            self._last.longest_elsewhere = end - start, start, place, has_requested
         is_work, is_op = self._kind_of(place)
         if is_work:
-            for_any = has_asked or _is_of_loop(place)
+            for_any = has_requested or _is_of_loop(place)
             waits = 0 if is_op else _covered(self._waiting.within(start, end, for_any))
             self._own[place] += end - start - waits
 
@@ -416,20 +421,20 @@ class Locksteps:
             self._kernels[self._step_of(marks)][place.layer, place.phase] += ns
 
     def _step_of(self, marks: int) -> int:
-        """The number of the step after so many marks; without steps, all is one step."""
+        """The number of the step after this many marks. Without steps, the whole recording is one step."""
         return marks - 1 if len(self._marks) > 1 else 0
 
     def _note_collective(self, key: LockstepKey, start: int, end: int, marks: int) -> None:
-        reach = self._reach.get(key.device, start)
-        self._reach[key.device] = max(reach, end)
-        self._collectives[key].append((end - start, max(0, min(reach, end) - start), marks))
+        latest_end = self._latest_end.get(key.device, start)
+        self._latest_end[key.device] = max(latest_end, end)
+        self._collectives[key].append((end - start, max(0, min(latest_end, end) - start), marks))
         if key.group is not None:
             whole = LockstepKey(OUTSIDE, FORWARD, key.device, EXCHANGES, key.group)
-            self._together[whole][marks] += max(0, end - max(start, self._reach_of_group.get(whole, start)))
-            self._reach_of_group[whole] = max(self._reach_of_group.get(whole, end), end)
+            self._together[whole][marks] += max(0, end - max(start, self._latest_end_of_group.get(whole, start)))
+            self._latest_end_of_group[whole] = max(self._latest_end_of_group.get(whole, end), end)
 
     def _collective_of(self, place: Place) -> LockstepKey | None:
-        """The collective of all ranks of a group that a kernel runs; None for other work."""
+        """The collective of all ranks of a group that a kernel runs; None for other kernels."""
         if place.frame is None or not _communicates(place.frame._replace(signature=self._signature_of(place))):
             return None
         frames: list[Frame] = []
@@ -440,33 +445,33 @@ class Locksteps:
         found = collective_of(frames)
         if found is None or found.name.startswith(_POINT_TO_POINT):
             return None
-        told = GroupOfRanks(found.group, found.description, found.size, found.ranks)
-        return LockstepKey(place.layer, place.phase, "device", found.name, told if found.group else self._group)
+        recorded = GroupOfRanks(found.group, found.description, found.size, found.ranks)
+        return LockstepKey(place.layer, place.phase, "device", found.name, recorded if found.group else self._group)
 
     def _signature_of(self, place: Place) -> Signature | None:
         return self._signatures[place.signature] if place.signature else None
 
     def result(self) -> dict[LockstepKey, Lockstep]:
-        """Own work, with one value for each step, 0 if a layer did nothing in it; and collectives."""
+        """Own work, with one value for each step (0 if a layer did nothing in it); and collectives."""
         if len(self._marks) < 2:  # no step: the whole recording is one
             self._end_step(max(map(_open_until, self._threads.values()), default=0))
         count = len(self._steps)
         found: dict[LockstepKey, Lockstep] = {}
 
-        def note(device: str, steps: Sequence[Mapping[tuple[int, str], int]], beside: Sequence[int]) -> None:
+        def note(device: str, steps: Sequence[Mapping[tuple[int, str], int]], gaps: Sequence[int]) -> None:
             rolled_up = [*map(self._layers.roll_up_by_phase, steps)]
             for layer, phase in sorted({key for step in rolled_up for key in step}):
                 times = [step.get((layer, phase), 0) for step in rolled_up]
                 found[LockstepKey(layer, phase, device, WORK)] = Lockstep.of(self._rank, times)
-            if any(beside):
-                found[LockstepKey(OUTSIDE, FORWARD, device, GAP)] = Lockstep.of(self._rank, beside)
-            whole = [sum(step.values()) + more for step, more in zip(steps, beside)]
+            if any(gaps):
+                found[LockstepKey(OUTSIDE, FORWARD, device, GAP)] = Lockstep.of(self._rank, gaps)
+            whole = [sum(step.values()) + gap for step, gap in zip(steps, gaps)]
             found[LockstepKey(OUTSIDE, FORWARD, device, STEP)] = Lockstep.of(self._rank, whole)
 
         note("cpu", [sums for sums, _ in self._steps], [gap for _, gap in self._steps])
         if self._kernels:
             note("device", [self._kernels[number] for number in range(count)], [0] * count)
-        # Each group of NCCL's has a stream of its own (ProcessGroupNCCL::ncclStreams_): on several there are several.
+        # Each NCCL group has its own stream (ProcessGroupNCCL::ncclStreams_): several streams mean several groups.
         is_one_group = all(len(streams) == 1 for streams in self._streams.values())
         for key, by_marks in sorted(self._together.items(), key=str):
             if key.group == NOT_RECORDED and not is_one_group:
@@ -478,17 +483,17 @@ class Locksteps:
         for key, times in sorted(self._collectives.items(), key=lambda item: str(item[0])):
             if key.group == NOT_RECORDED and not is_one_group:
                 key = key._replace(group=None)
-            # If there are steps, only collectives in steps count, like own work.
+            # If there are steps, collectives outside them do not count, like own work.
             if len(self._marks) > 1:
                 times = [one for one in times if 0 < one[2] < len(self._marks)]
             if not times:
                 continue
-            lockstep = Lockstep.of(self._rank, [ns for ns, *_ in times], sum(beside for _, beside, _ in times))
+            lockstep = Lockstep.of(self._rank, [ns for ns, *_ in times], sum(overlap for _, overlap, _ in times))
             found[key] = lockstep if key.group is not None else replace(lockstep, last_ns=(), last_rank=())
         return found
 
     def unfinished(self, ended: int | None = None) -> tuple[Unfinished, ...]:
-        """Where the rank was when the recording ended: ``ended``, None for the end of the last event. Call it before
-        ``result``."""
+        """The state of the rank when the recording ended. ``ended``: that time, None for the end of the last event.
+        Call it before ``result``."""
         since = self._marks[-1] if self._marks else None
         return self._last.unfinished(self._rank, self._threads, self._main, since, ended)

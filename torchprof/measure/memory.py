@@ -1,4 +1,4 @@
-"""Memory: peaks of calls and of the run, what was allocated at the peak, and what each block was for."""
+"""Memory: peaks of calls and of the run, the live memory at the peak, and the kind of each block."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 
 from torchprof.attribute.events import Kind
+from torchprof.attribute.nesting import OpenRanges
 from torchprof.attribute.places import Attributed, Place
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.memory import KINDS, Held, Memory
@@ -21,9 +22,12 @@ _NONE = -1
 
 
 class _Stage:
-    """What was running when a block was allocated: a call of a model, a backward pass, an optimizer's step, or none of
-    these, until the next call or pass begins. ``keeps``: the kind of the blocks that still exist when it ends.
-    ``has_graph``: whether it made an autograd graph: blocks that a later backward pass frees were part of that."""
+    """The stage of a loop in which a block was allocated: a call of a model, a backward pass, an optimizer's step, or
+    the time between these, until the next call or pass begins.
+
+    ``keeps``: the kind of the blocks that are live when the stage ends. ``has_graph``: whether the stage made an
+    autograd graph: then its blocks that a later backward pass frees were part of the graph.
+    """
 
     __slots__ = ("end_ns", "has_graph", "keeps", "start_ns")
 
@@ -35,9 +39,11 @@ class _Stage:
 
 
 class _Range:
-    """An interval whose peak is measured: a call, with its ``stage``; or a stretch of a layer's backward, without one.
-    ``within``: the end of the node around such a stretch, infinity if there is none. By device, in bytes: ``base``,
-    what was allocated at the start, and ``top``, the most after that if it was more."""
+    """An interval with a peak: a call, with its ``stage``; or a stretch of a layer's backward, without a stage.
+
+    ``within``: the end of the node around a stretch, infinity if there is none. By device, in bytes: ``base`` is the
+    live memory at the start; ``top`` is the largest live memory after that, if it was larger.
+    """
 
     __slots__ = ("base", "call", "end_ns", "layer", "phase", "stage", "start_ns", "top", "within")
 
@@ -47,7 +53,7 @@ class _Range:
         end_ns: float,
         layer: int,
         phase: str,
-        held: Mapping[str, int],
+        live_bytes: Mapping[str, int],
         stage: _Stage | None = None,
         call: int = _NONE,
         within: float = inf,
@@ -59,32 +65,34 @@ class _Range:
         self.stage = stage
         self.call = call
         self.within = within
-        self.base = dict(held)
+        self.base = dict(live_bytes)
         self.top: dict[str, int] = {}
 
-    def rise(self, device: str, held: int) -> None:
-        if held > self.top.get(device, self.base.get(device, 0)):
-            self.top[device] = held
+    def rise(self, device: str, live_bytes: int) -> None:
+        """Note the live memory now."""
+        if live_bytes > self.top.get(device, self.base.get(device, 0)):
+            self.top[device] = live_bytes
 
 
 class Allocations:
     """Observes memory events, and the calls, nodes and optimizer steps that they happen in.
 
-    The kind of a block follows from when it was allocated and freed:
+    The kind of a block follows from the times of its allocation and its free:
 
-    - *activation*: allocated in a forward (or recomputed) call, and live when the outermost call ended: saved for
-      backward, or returned. Also, allocated outside, and live when backward began (a loss); and allocated outside after
-      a call that made a graph, and freed by a backward pass.
-    - *gradient*: allocated in backward, and live when that pass ended; if a later pass freed it, an activation.
-    - *optimizer state*: allocated in an optimizer's step, and live when it ended.
+    - *activation*: allocated in a forward or recomputed call, and live when the outermost call ended: it was saved for
+      backward, or returned. Also: allocated outside calls, and live when backward began (a loss). Also: allocated
+      outside calls, after a call that made a graph, and freed by a backward pass.
+    - *gradient*: allocated in a backward pass, and live when the pass ended. If a later pass freed it, it is an
+      activation.
+    - *optimizer state*: allocated in an optimizer's step, and live when the step ended.
     - *input*: allocated outside of all these, and live when the next call of a model began.
-    - *parameter*: at the address of a parameter or buffer, and live at the end.
+    - *parameter*: at the address of a parameter or buffer, and live at the end of the recording.
     - *temporary*: all others.
 
-    A backward pass lasts from its first node to its last; a node after a forward op belongs to the next pass.
+    A backward pass lasts from its first node to its last. A node after a forward op belongs to the next pass.
 
-    It keeps its own stack of open ranges: a stretch of backward is not an event, and lasts longer than the node that
-    begins it; and a memory event counts for the ranges of all threads, not only for those around it.
+    It has open ranges of its own: a stretch of backward is not an event, and it lasts longer than the node that
+    begins it. Also, a memory event counts for the ranges of all threads, not only for those around it.
     """
 
     def __init__(
@@ -96,21 +104,21 @@ class Allocations:
         before: Mapping[str, tuple[tuple[str, int], ...]] | None = None,
         with_timeline: bool = False,
     ) -> None:
-        """``parameters``: (device, address) of what the model's parameters and buffers use at the end. ``start_ns``:
-        when the recording began, used if no mark was recorded. ``before``: what the model had allocated at the start,
-        (kind, bytes) by device; None if that was not looked up. ``with_timeline``: whether every event is kept.
+        """``parameters``: (device, address) of the model's parameters and buffers at the end. ``start_ns``: when the
+        recording began, used if no mark was recorded. ``before``: by device, (kind, bytes) of the model's live memory
+        at the start; None if it was not measured. ``with_timeline``: whether every event is kept.
         """
         self._rank = rank
         self._before = before
         self._with_timeline = with_timeline
         self._parameters = parameters
-        self._ways = [*map(Layers.of(layers).lineage, range(len(layers)))]
-        self._begun_ns = start_ns
+        self._lineages = [*map(Layers.of(layers).lineage, range(len(layers)))]
+        self._recording_start_ns = start_ns
         self._start_ns: int | None = None
-        self._held: dict[str, int] = {}  # by device: the bytes allocated now
-        self._peaks: dict[str, tuple[int, int, Place]] = {}  # by device: bytes, number of the event, where
-        self._ranges: dict[int, list[_Range]] = {}  # by thread, outer to inner
-        self._node_ends: dict[int, int] = {}  # by thread, of the outermost node
+        self._live_bytes: dict[str, int] = {}  # by device: the live bytes now
+        self._peaks: dict[str, tuple[int, int, Place]] = {}  # by device: bytes, number of the event, its place
+        self._ranges: OpenRanges[_Range] = OpenRanges(self._leave)
+        self._node_ends: dict[int, int] = {}  # by thread: the end of the outermost node
         self._samples: defaultdict[tuple[int, str, str], list[tuple[int, int]]] = defaultdict(list)
         self._calls: list[tuple[int, int, _Stage]] = []  # forward calls: layer, start, the outermost call around
         self._no_graph_yet: _Stage | None = None  # the outermost call, until an op in it makes a graph
@@ -123,16 +131,16 @@ class Allocations:
         self._sizes = array("q")
         self._devices: list[str] = []
         self._blocks = array("q")
-        # One entry for each block. Born and died: the numbers of the events.
+        # One entry for each block. ``_born`` and ``_died``: the numbers of its events.
         self._places: list[Place] = []
         self._stages: list[_Stage] = []
         self._call_of = array("q")
         self._born = array("q")
         self._died = array("q")
-        self._alive: dict[tuple[str, int], int] = {}  # by device and address
+        self._live_blocks: dict[tuple[str, int], int] = {}  # by device and address
 
     def observe(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
-        """Pass all events on, and note what concerns memory."""
+        """Pass all events on, and note memory events and the ranges around them."""
         op, label, node, memory, kernel = Kind.OP, Kind.LABEL, Kind.NODE, Kind.MEMORY, Kind.KERNEL
         backward, user_label, step = Kind.BACKWARD_FUNCTION, Kind.USER_LABEL, Kind.STEP
         for item in attributed:
@@ -157,8 +165,7 @@ class Allocations:
                     self._on_optimizer(item)
             elif kind is step and self._start_ns is None:
                 self._start_ns = event.start_ns
-        for ranges in self._ranges.values():
-            self._leave(ranges, 0)
+        self._ranges.close_all()
 
     # Events
 
@@ -166,26 +173,26 @@ class Allocations:
         event, place, _, _, _, _ = item
         _, _, time, _, thread, _, _, address, device, size, _ = event
         if self._in_pass and place.phase == FORWARD and place.frame is not None and place.frame.kind == "op":
-            self._end_pass()  # not for what the engine frees between two nodes: that is inside no op
-        block = self._alive.pop((device, address), _NONE) if address else _NONE
+            self._end_pass()  # frees of the engine between two nodes do not count: they are in no op
+        block = self._live_blocks.pop((device, address), _NONE) if address else _NONE
         if size > 0 and block != _NONE:
-            # The address is used again: its free was not recorded, as on threads that the profiler does not observe.
+            # The address is used again, so its free was not recorded: the profiler does not observe all threads.
             freed = self._sizes[self._born[block]]
-            self._held[device] -= freed
+            self._live_bytes[device] -= freed
             self._died[block] = len(self._times)
             self._note(time, -freed, device, block)
         number = len(self._times)
-        held = self._held[device] = self._held.get(device, 0) + size
-        if held > 0 and (device not in self._peaks or held > self._peaks[device][0]):
-            self._peaks[device] = held, number, place
-        for ranges in self._ranges.values():
+        live_bytes = self._live_bytes[device] = self._live_bytes.get(device, 0) + size
+        if live_bytes > 0 and (device not in self._peaks or live_bytes > self._peaks[device][0]):
+            self._peaks[device] = live_bytes, number, place
+        for on, ranges in self._ranges.by_thread.items():
             if ranges and ranges[-1].end_ns <= time:
-                self._leave_ended(ranges, time)
+                self._ranges.at(on, time)
             if ranges and size > 0:
-                ranges[-1].rise(device, held)
+                ranges[-1].rise(device, live_bytes)
         if size > 0 and address:
-            block = self._alive[device, address] = len(self._places)
-            self._new_block(place, number, time, self._ranges.get(thread))
+            block = self._live_blocks[device, address] = len(self._places)
+            self._new_block(place, number, time, self._ranges.by_thread.get(thread))
         elif block != _NONE:
             self._died[block] = number
         self._note(time, size, device, block)
@@ -205,7 +212,7 @@ class Allocations:
             stage = self._passes[-1]
         if time < self._optimizer.end_ns:
             started = stage.start_ns if inner is None else inner.start_ns
-            # Some optimizers call the model: blocks of that call, of its loss and of its backward are not theirs.
+            # Some optimizers call the model: blocks of this call, its loss and its backward are not optimizer state.
             if started <= self._optimizer.start_ns or (stage is self._between and not stage.has_graph):
                 stage, call = self._optimizer, _NONE
         self._places.append(place)
@@ -229,10 +236,9 @@ class Allocations:
     def _on_call(self, item: Attributed) -> None:
         event, place, _, _, ns, _ = item
         start, end = event.start_ns, event.start_ns + ns
-        ranges = self._ranges.setdefault(event.thread, [])
         if place.phase == FORWARD:
             self._end_pass()
-        self._leave_ended(ranges, start)
+        ranges = self._ranges.at(event.thread, start)
         stage = ranges[-1].stage if ranges else None
         if stage is None:
             stage = _Stage(ACTIVATIONS, start, end)
@@ -243,13 +249,12 @@ class Allocations:
         if place.phase == FORWARD:
             call = len(self._calls)
             self._calls.append((place.layer, start, stage))
-        ranges.append(_Range(start, end, place.layer, place.phase, self._held, stage, call))
+        ranges.append(_Range(start, end, place.layer, place.phase, self._live_bytes, stage, call))
 
     def _on_node(self, item: Attributed) -> None:
         event, place, around, _, ns, _ = item
         start, end, thread = event.start_ns, event.start_ns + ns, event.thread
-        ranges = self._ranges.setdefault(thread, [])
-        self._leave_ended(ranges, start)
+        ranges = self._ranges.at(thread, start)
         if not self._in_pass:
             self._in_pass = True
             self._next_begins(start, ACTIVATIONS)
@@ -261,63 +266,61 @@ class Allocations:
             self._node_ends[thread] = end
             self._passes[-1].end_ns = max(self._passes[-1].end_ns, end)
             if ranges and ranges[-1].stage is None and ranges[-1].layer == place.layer:
-                return  # as with most nodes: it continues the stretch of the node before
+                return  # most nodes continue the stretch of the node before
         first = len(ranges)  # index of the first stretch that this node may continue
         while first and ranges[first - 1].stage is None and ranges[first - 1].within == within:
             first -= 1
         limit = min(within, ranges[first - 1].end_ns) if first else within
         open_already = {one.layer for one in ranges[:first] if one.stage is None}
-        way = [layer for layer in (self._ways[place.layer] if place.layer >= 0 else ()) if layer not in open_already]
+        lineage = [
+            layer for layer in (self._lineages[place.layer] if place.layer >= 0 else ()) if layer not in open_already
+        ]
         same = 0
-        while same < len(way) and first + same < len(ranges) and ranges[first + same].layer == way[same]:
+        while same < len(lineage) and first + same < len(ranges) and ranges[first + same].layer == lineage[same]:
             same += 1
-        self._leave(ranges, first + same)
-        for layer in way[same:]:
-            ranges.append(_Range(start, limit, layer, BACKWARD, self._held, within=within))
+        while len(ranges) > first + same:
+            self._leave(ranges)
+        for layer in lineage[same:]:
+            ranges.append(_Range(start, limit, layer, BACKWARD, self._live_bytes, within=within))
 
     def _next_begins(self, time: int, keeps: str) -> None:
-        """The next call or pass begins: blocks from outside that are still live are what it works on."""
+        """The next call or pass begins. It uses the live blocks that were allocated between stages."""
         self._between.end_ns = time
         self._between.keeps = keeps
         self._between = _Stage(TEMPORARIES, time, has_graph=self._between.has_graph and keeps == INPUTS)
 
     def _end_pass(self) -> None:
-        """Other work than backward begins: the pass ends, with all its stretches."""
+        """Other work than backward begins: end the pass and all its stretches."""
         if self._in_pass:
             self._in_pass = False
-            for ranges in self._ranges.values():
+            for ranges in self._ranges.by_thread.values():
                 while ranges and ranges[-1].stage is None:
-                    self._leave(ranges, len(ranges) - 1)
+                    self._leave(ranges)
 
-    def _leave_ended(self, ranges: list[_Range], time: int) -> None:
-        while ranges and ranges[-1].end_ns <= time:
-            self._leave(ranges, len(ranges) - 1)
-
-    def _leave(self, ranges: list[_Range], size: int) -> None:
-        """End the innermost ranges, until ``size`` are left. The peak of each is one of the range around it, too."""
-        while len(ranges) > size:
-            inner = ranges.pop()
-            for device in {**inner.base, **inner.top}:
-                base = inner.base.get(device, 0)
-                top = inner.top.get(device, base)
-                if ranges:
-                    ranges[-1].rise(device, top)
-                if inner.layer >= 0:
-                    self._samples[inner.layer, inner.phase, device].append((inner.start_ns, top - base))
+    def _leave(self, ranges: list[_Range]) -> None:
+        """The innermost range has ended. Its peak also counts for the range around it."""
+        inner = ranges.pop()
+        for device in {**inner.base, **inner.top}:
+            base = inner.base.get(device, 0)
+            top = inner.top.get(device, base)
+            if ranges:
+                ranges[-1].rise(device, top)
+            if inner.layer >= 0:
+                self._samples[inner.layer, inner.phase, device].append((inner.start_ns, top - base))
 
     # Results
 
     def result(self) -> tuple[tuple[Memory, ...], dict[SampleKey, Spread], Timeline | None]:
-        """The peak of each device with what was allocated then; peaks and kept bytes of calls; the timeline if it was
-        asked for.
+        """The peak of each device with the live memory at that time; peaks and saved bytes of calls; the timeline, if
+        requested.
 
-        Σ ``held`` is the peak. Blocks of the kind "unknown" are those without an address and, negative, those that were
-        allocated before the start and had been freed by then.
+        Σ ``held`` is the peak. The kind "unknown" has the blocks without an address, and as negative bytes the blocks
+        that were allocated before the start and freed before the peak.
         """
         before = self._before
         ends = [self._times[died] if died != _NONE else inf for died in self._died]
         kinds = self._kinds(ends)
-        devices = sorted({*self._held, *(before or ())})
+        devices = sorted({*self._live_bytes, *(before or ())})
         known = {device: None if before is None else before.get(device, ()) for device in devices}
         memory = tuple(self._memory(device, known[device], kinds) for device in devices)
         samples = {
@@ -341,7 +344,7 @@ class Allocations:
                 kinds.append(ACTIVATIONS)
             else:
                 kinds.append(stage.keeps)
-        for address, block in self._alive.items():
+        for address, block in self._live_blocks.items():
             if address in self._parameters:
                 kinds[block] = PARAMETERS
         return kinds
@@ -370,22 +373,25 @@ class Allocations:
 
     @property
     def _zero(self) -> int:
-        """When the session began."""
-        known = [start for start in (self._start_ns, self._begun_ns) if start is not None]
+        """When the session began, on the clock of the events."""
+        known = [start for start in (self._start_ns, self._recording_start_ns) if start is not None]
         return known[0] if known else self._times[0]
 
     def _kept(self, ends: Sequence[float]) -> Iterator[tuple[SampleKey, Spread]]:
-        """The bytes that each forward call saved for backward: its blocks that are live when the first pass after the
-        outermost call begins. If no block of that call is (its graph was dropped), those live when the call ended."""
+        """The bytes that each forward call saved for backward.
+
+        These are the blocks of the call that are live when the first backward pass after the outermost call begins. If
+        no block of the outermost call is live then, its graph was dropped: the blocks count that are live when it ends.
+        """
         starts = [one.start_ns for one in self._passes]
-        needed: dict[_Stage, float] = {}  # by outermost call: the time at which its live blocks count
+        needed: dict[_Stage, float] = {}  # outermost call → the time when its live blocks count
         for stage in {stage for _, _, stage in self._calls if stage.has_graph}:
             at = bisect_left(starts, stage.end_ns)
             needed[stage] = starts[at] if at < len(starts) else inf
-        waited = {stage for stage, end in zip(self._stages, ends) if stage in needed and end >= needed[stage]}
-        kept = {device: [0] * len(self._calls) for device in sorted(self._held)}
+        saved = {stage for stage, end in zip(self._stages, ends) if stage in needed and end >= needed[stage]}
+        kept = {device: [0] * len(self._calls) for device in sorted(self._live_bytes)}
         for stage, call, born, end in zip(self._stages, self._call_of, self._born, ends):
-            if call != _NONE and stage in needed and end >= (needed[stage] if stage in waited else stage.end_ns):
+            if call != _NONE and stage in needed and end >= (needed[stage] if stage in saved else stage.end_ns):
                 kept[self._devices[born]][call] += self._sizes[born]
         for device, of_calls in kept.items():
             values: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -396,7 +402,7 @@ class Allocations:
                 yield SampleKey(layer, FORWARD, self._rank, device, "kept_bytes"), Spread.of(calls)
 
     def _timeline(self, kinds: Sequence[str]) -> Timeline:
-        devices = {device: number for number, device in enumerate(sorted(self._held))}
+        devices = {device: number for number, device in enumerate(sorted(self._live_bytes))}
         columns = {name: array("q") for name in Timeline.COLUMNS}
         limit = Timeline.LIMIT
         for time, size, device, block in zip(

@@ -1,4 +1,4 @@
-"""What computes a part of a run from the attributed events while they stream by."""
+"""The protocol of observers: each computes a part of a run from the attributed events while they stream by."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 
 class Observer(Protocol[Result_co]):
-    """One walk over the attributed events of one session: memory, steps, FLOPs, timeline, devices, lockstep.
+    """One walk over the attributed events of one session: for memory, steps, FLOPs, timeline, devices or lockstep.
 
-    ``observe`` passes every event on unchanged and in order, and reads it meanwhile; ``result`` is what it found, valid
-    when all events have passed. ``assemble`` lists the observers of a run.
+    ``observe`` passes every event on, unchanged and in order, and reads it. ``result`` is valid after the last event.
+    ``assemble`` lists the observers of a run.
     """
 
     def observe(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]: ...

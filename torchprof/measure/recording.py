@@ -1,4 +1,4 @@
-"""The inputs of ``assemble``: one recording, live or from a trace file; the plan of a model; the options."""
+"""The inputs of ``assemble``: one recording, from a session or a trace file; the plan of its layers; the options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.events import Event, Site
-from torchprof.measure.live_memory import NOTHING, Holding
+from torchprof.measure.live_memory import NOT_MEASURED, LiveMemory
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.meta import CompiledRegion, Meta
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """What is measured. ``device``: the kind of device that was asked for, None for the CPU alone. ``timed``: whether
-    times are measured. ``on_cpu``: whether the CPU was recorded, as always but for traces of devices alone."""
+    """The measures that the user requested. ``device``: the kind of device, None for the CPU alone. ``timed``: whether
+    times are measured. ``on_cpu``: whether the CPU was recorded; False only for a trace of a device alone."""
 
     device: str | None = None
     profile_memory: bool = False
@@ -36,7 +36,7 @@ class Options:
     on_cpu: bool = True
 
     def measures(self, field_of_cost: str) -> bool:
-        """Whether a field of Cost was asked for. Collectives are in no table of layers: a run without any has 0."""
+        """Whether a field of ``Cost`` was requested. Never ``collective_ns``: no table of layers shows it."""
         if field_of_cost == "collective_ns":
             return False
         if field_of_cost.endswith("_ns"):
@@ -47,8 +47,8 @@ class Options:
 
 
 @dataclass
-class Seen:
-    """Observations of one or more cycles, from which warnings are made."""
+class Observations:
+    """Facts of one or more cycles from which warnings are made, and which are not in the run itself."""
 
     callers: set[tuple[int, int]] = field(default_factory=set)
     labels: int = 0
@@ -57,13 +57,13 @@ class Seen:
     added: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     label_ns: float | None = None
-    notes: list[Caveat] = field(default_factory=list)  # what else there is to say, first of all
+    notes: list[Caveat] = field(default_factory=list)  # other warnings; they come first
     nothing: Caveat | None = None  # why nothing was recorded
     unmatched: int = 0  # collectives without a known caller
     uncertain: int = 0  # buckets of gradients whose layers are unknown
 
-    def add(self, cycle: Seen) -> None:
-        """Add what was seen in one cycle more, and in no other."""
+    def add(self, cycle: Observations) -> None:
+        """Add the observations of one more cycle."""
         self.callers |= cycle.callers
         self.labels += cycle.labels
         self.notes += cycle.notes
@@ -71,14 +71,14 @@ class Seen:
         self.uncertain += cycle.uncertain
 
 
-class Source(Protocol):
-    """Where events come from: a profiler session, a recording of torch's, or a trace file.
+class EventSource(Protocol):
+    """The source of events: a session of ours, a ``torch.profiler.profile``, or a trace file.
 
-    ``device``: the kind of device whose work was recorded, None for the CPU alone. ``start_ns``: when it began, on the
-    clock of the events, None if that is unknown. ``signatures``: the inputs of ops, by their number. ``cpu_time``: the
-    processor time of the process meanwhile, None if that is unknown. ``called_from(signature, source)``: the number of
-    a signature like the first, with the source lines of the second. ``torchs_steps``: how many of the events are ranges
-    of steps of ``torch.profiler.profile``.
+    ``device``: the kind of device whose work was recorded, None for the CPU alone. ``start_ns``: when the recording
+    began, on the clock of the events; None if this is unknown. ``signatures``: the inputs of ops, by number.
+    ``cpu_time``: the processor time of the process during the recording, None if it is unknown.
+    ``called_from(signature, source)``: the number of a signature like the first, with the source lines of the second.
+    ``torchs_steps``: the number of events that are ranges of steps of ``torch.profiler.profile``.
     """
 
     device: str | None
@@ -101,27 +101,27 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class RecordedCycle:
-    """One recording: its events, and what was known of the process and the model when it began and ended.
+    """One recording: its events, and the state of the process and the model at its start and end.
 
-    ``events`` are those of ``source``, with what ``wanted_detail`` says of their inputs. ``layers`` are those of the
-    plan, as they were at the end. ``origin``: the process that was recorded. ``seen``: the observations so far;
-    ``assemble`` adds its own. ``start`` and ``end``: the memory that was allocated then. ``has_steps``: whether our own
-    marks of steps are among the events; ``from_first_mark``: whether a step began with the recording. ``group``: the
-    group of the collectives that do not name one, see ``sole_group``. ``graphs``: the compiled graphs that are known;
-    ``regions``: all compiled code of the process. ``python_samples``: (time, source line, number of sampling intervals)
-    of each sample of Python, None if it was not sampled.
+    ``events``: those of ``source``, with the inputs that ``wanted_detail`` requests. ``layers``: those of the plan, as
+    they were at the end. ``origin``: the process that was recorded. ``observations``: those made so far; ``assemble``
+    adds its own. ``start`` and ``end``: the live memory at these times. ``has_steps``: whether the events contain our
+    marks of steps. ``from_first_mark``: whether a step began with the recording. ``group``: the group of the
+    collectives that do not name one, see ``sole_group``. ``graphs``: the compiled graphs that are known. ``regions``:
+    all compiled code of the process. ``python_samples``: (time, source line, number of sampling intervals) of each
+    sample of Python; None if Python was not sampled.
 
-    ``began_ns``: when the recording's first mark was made. That, the samples, and the frees noted in ``start`` are on
-    the clock of ``time.perf_counter_ns``, which never jumps; events may be on another.
+    ``began_ns``: the time of the recording's first mark. This time, the samples, and the frees noted in ``start`` are
+    on the clock of ``time.perf_counter_ns``, which never jumps. Events may be on another clock.
     """
 
-    source: Source
+    source: EventSource
     events: Iterable[Event]
     layers: tuple[Layer, ...]
     origin: Meta
-    seen: Seen
-    start: Holding = NOTHING
-    end: Holding = NOTHING
+    observations: Observations
+    start: LiveMemory = NOT_MEASURED
+    end: LiveMemory = NOT_MEASURED
     has_steps: bool = False
     from_first_mark: bool = True
     group: GroupOfRanks | None = None
@@ -131,11 +131,11 @@ class RecordedCycle:
     began_ns: int = 0
 
 
-class Planned(Protocol):
-    """The layers of the models, and what each label stands for. ``Plan`` implements it for modules.
+class LayerPlan(Protocol):
+    """The layers of the models, and the modules that labels stand for. ``Plan`` implements it for live modules.
 
     ``fqns``: the layers by their names in FSDP. ``replicated``: the layers whose gradients DistributedDataParallel
-    exchanges, each with the sizes of the gradients that it ignores; None if that is unknown.
+    exchanges, each with the sizes of the gradients that it ignores; None if this is unknown.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""The time of each step of a loop: by layer and phase, and outside all layers by its purpose (data, optimizer, …)."""
+"""The time of each step of a loop: by layer and phase; outside all layers by purpose (data, optimizer, …)."""
 
 from __future__ import annotations
 
@@ -15,63 +15,63 @@ from torchprof.run.layers import Layer, Layers
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import BEFORE, FORWARD, OPTIMIZER_RANGE, OUTSIDE
 
-DATA, OPTIMIZER, COPY, WAIT, GARBAGE, OTHER, GAP, OVERLAP = (
+DATA_NS, OPTIMIZER_NS, COPY_NS, WAIT_NS, GC_NS, OTHER_NS, GAP_NS, OVERLAP_NS = (
     f"step_{part}_ns" for part in ("data", "optimizer", "copy", "wait", "gc", "other", "gap", "overlap")
 )
 """The parts of a step outside all layers; see ``SampleKey``."""
 
-_IN_RANGES = (COPY, WAIT)
-"""The parts that count inside layers, too, if the layers are only ranges of a trace: these may be around anything."""
+_IN_RANGES = (COPY_NS, WAIT_NS)
+"""The parts that also count inside layers that are only ranges of a trace: such a range may be around anything."""
 
 _WAITING = re.compile(r"(cuda|hip|xpu|musa)\w*Synchronize")
 _COPYING = re.compile(r"(cuda|hip|musa)Memcpy\w*")
 _BETWEEN_HOST_AND_DEVICE = re.compile(r"Memcpy (HtoD|DtoH)\b.*")
 _WITHIN_DEVICES = re.compile(r"Memcpy (DtoD|PtoP)\b.*")
-_LOADING = "enumerate(Data"  # of a DataLoader, or of a DataPipe
+_LOADING = "enumerate(Data"  # the label of a DataLoader or a DataPipe
 
 _Sums = dict[str, "array[int]"]
-"""By device: one sum for each step."""
+"""By device: a sum for each step."""
 
 
 class Steps:
     """Observes all events: the time of each step.
 
-    A step lasts from the end of one mark to the end of the next. The time of a range that is open at a mark is split
-    there; a kernel counts in the step that launched it. What comes after the last mark is in no step.
+    A step lasts from the end of one STEP mark to the end of the next. A range that is open at a mark is split there. A
+    kernel counts in the step that launched it. Events after the last mark are in no step.
     """
 
     def __init__(self, layers: Sequence[Layer], rank: int = 0, from_first_mark: bool = True) -> None:
-        """``from_first_mark``: whether the session begins with a step, and not in the middle of one."""
+        """``from_first_mark``: whether the session begins with a step, and not in the middle of a step."""
         self._from_first_mark = from_first_mark
         self._layers = Layers.of(layers)
-        # Layers that were found in a trace without its model: such a range may be around work that is no forward.
+        # Whether the layers are only ranges of a trace without a model. Such a range may be around any work.
         self._are_ranges = not any(layer.kind for layer in layers if len(layer.path) == 1)
         self._rank = rank
-        self._starts: list[int] = []  # of the steps; and last, the end of the last step
+        self._starts: list[int] = []  # of the steps, and the end of the last step
         self._cpu: dict[tuple[int, str], array[int]] = {}  # (layer, phase) → total, by step
         self._outside: list[defaultdict[str, int]] = []  # by step: part → time
         self._device: defaultdict[tuple[int, str], _Sums] = defaultdict(dict)
         self._device_outside: defaultdict[str, _Sums] = defaultdict(dict)
-        self._parts: dict[Place, str] = {}  # of places outside all layers
+        self._parts: dict[Place, str] = {}  # see _part_of
 
     @property
     def count(self) -> int:
-        """The number of steps that ended."""
+        """The number of steps that have ended."""
         return max(len(self._starts) - 1, 0)
 
     def observe(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
         """Pass all events on, and add up the time of each step."""
-        own: defaultdict[Place, int] = defaultdict(int)
+        self_ns: defaultdict[Place, int] = defaultdict(int)  # of the current step
         last: dict[int, Attributed] = {}  # by thread: the range that began last
-        bare: set[Place] = set()  # labels of the user's outside all layers: time in them alone has no known purpose
-        explained = 0  # time of this step in which any thread is inside a range that is not bare
-        until = 0  # when the last of these ranges ends
-        launched: dict[int, int] = {}  # the number of an op → its step
-        copies: dict[int, tuple[int, Place, int]] = {}  # the number of an op → step, place and time of its copy
+        bare: set[Place] = set()  # the user's labels outside all layers: self time in them has no known purpose
+        explained = 0  # time of the current step in which any thread is inside a range that is not bare
+        until = 0  # the end of the last of these ranges
+        launched: dict[int, int] = {}  # correlation of an op → its step
+        copies: dict[int, tuple[int, Place, int]] = {}  # correlation of an op → step, place and time of its copy
         step, kernel, user_label = Kind.STEP, Kind.KERNEL, Kind.USER_LABEL
         memory, stopped, sample = Kind.MEMORY, Kind.STOPPED, Kind.SAMPLE
         closure = _Closure(self._part_of)
-        in_optimizer = 0  # when the latest range of an optimizer's step ends
+        in_optimizer = 0  # the end of the latest range of an optimizer's step
 
         for item in attributed:
             yield item
@@ -83,55 +83,56 @@ class Steps:
                 at = event.end_ns  # the first mark of a session lasts long: it allocates buffers
                 beyond = _beyond(at, last.values())
                 for inside, rest in beyond.items():
-                    own[inside] -= rest
+                    self_ns[inside] -= rest
                 rest = max(until - at, 0)
                 if self._starts:
-                    self._end_step(own, bare, explained - rest, at - self._starts[-1])
-                    closure.move(own, self._outside[-1])
+                    self._end_step(self_ns, bare, explained - rest, at - self._starts[-1])
+                    closure.move(self_ns, self._outside[-1])
                 if self._from_first_mark:
                     self._starts.append(at)
                 self._from_first_mark = True
-                own, explained = beyond, rest
+                self_ns, explained = beyond, rest
             elif kind is not memory and kind is not stopped and kind is not sample:
                 end = start + ns
-                if kind is user_label and self._part_of(place) == OPTIMIZER:
+                if kind is user_label and self._part_of(place) == OPTIMIZER_NS:
                     in_optimizer = max(in_optimizer, end)
                 elif start < in_optimizer:
                     closure.note(place, around, ns)
-                if kind is user_label and self._part_of(place) == GAP:
+                if kind is user_label and self._part_of(place) == GAP_NS:
                     bare.add(place)
                 elif end > until and (around is None or around in bare):
                     explained += end - max(until, start)
                     until = end
-                own[place] += ns
+                self_ns[place] += ns
                 if around is not None:
-                    own[around] -= ns
+                    self_ns[around] -= ns
                 if correlation:
                     launched[correlation] = len(self._starts) - 1
-                # The work of a copy names the op around it, or the call of the runtime that it is itself.
+                # Device work of a copy refers to the op around the runtime call, or to the runtime call itself.
                 by = correlation or (outer.event.correlation if outer is not None else 0)
-                if by and correlation <= 0 and self._part_of(place) == COPY:
+                if by and correlation <= 0 and self._part_of(place) == COPY_NS:
                     copies[by] = len(self._starts) - 1, place, ns
                 last[thread] = item
 
-    def _end_step(self, own: dict[Place, int], bare: set[Place], explained: int, lasted: int) -> None:
+    def _end_step(self, self_ns: dict[Place, int], bare: set[Place], explained: int, lasted: int) -> None:
+        """Add up a step that took ``lasted`` ns; ``bare`` and ``explained`` as in ``observe``."""
         totals: defaultdict[tuple[int, str], int] = defaultdict(int)
         parts: defaultdict[str, int] = defaultdict(int)
-        for place, ns in own.items():
+        for place, ns in self_ns.items():
             totals[place.layer, place.phase] += ns
             if place not in bare:
                 part = self._part_of(place)
-                parts[OVERLAP] += ns
+                parts[OVERLAP_NS] += ns
                 if place.layer == OUTSIDE:
                     parts[part] += ns
-                elif part in _IN_RANGES:  # where it counts, too
+                elif part in _IN_RANGES:  # counts both in the layer and as this part
                     parts[part] += ns
-                    parts[OVERLAP] += ns
-        parts[OVERLAP] -= explained
-        parts[GAP] = lasted - explained
+                    parts[OVERLAP_NS] += ns
+        parts[OVERLAP_NS] -= explained
+        parts[GAP_NS] = lasted - explained
         for key, ns in self._layers.roll_up_by_phase(totals).items():
             column = self._cpu.setdefault(key, array("q"))
-            column.frombytes(bytes(8 * (len(self._outside) - len(column))))  # nothing in the steps before
+            column.frombytes(bytes(8 * (len(self._outside) - len(column))))  # 0 in the steps before
             column.append(ns)
         self._outside.append(parts)
 
@@ -151,32 +152,32 @@ class Steps:
         if place.layer == OUTSIDE:
             by_step.append(self._device_outside[part])
         elif part in _IN_RANGES:
-            by_step += [self._device_outside[part], self._device_outside[OVERLAP]]
+            by_step += [self._device_outside[part], self._device_outside[OVERLAP_NS]]
         for sums in by_step:
             if event.device not in sums:
                 sums[event.device] = array("q", bytes(8 * self.count))
             sums[event.device][at] += ns
         if event.correlation in copies and _WITHIN_DEVICES.fullmatch(event.name):
             step, copying, took = copies.pop(event.correlation)
-            self._outside[step][COPY] -= took
+            self._outside[step][COPY_NS] -= took
             if copying.layer == OUTSIDE:
-                self._outside[step][OTHER if copying.outer is None else self._part_of(copying.outer)] += took
+                self._outside[step][OTHER_NS if copying.outer is None else self._part_of(copying.outer)] += took
             else:
-                self._outside[step][OVERLAP] -= took
+                self._outside[step][OVERLAP_NS] -= took
 
     def _part_of(self, place: Place) -> str:
-        """The part of a step that the time of a place belongs to. Inside layers it is OTHER, but for waits and copies
-        in layers that are only ranges of a trace."""
+        """The part of a step that the time of a place belongs to. Inside layers it is OTHER_NS, except for waits and
+        copies in layers that are only ranges of a trace."""
         part = self._parts.get(place)
         if part is None:
-            part = _part_of(place) if place.layer == OUTSIDE or self._are_ranges else OTHER
+            part = _part_of(place) if place.layer == OUTSIDE or self._are_ranges else OTHER_NS
             if place.layer != OUTSIDE and part not in _IN_RANGES:
-                part = OTHER
+                part = OTHER_NS
             self._parts[place] = part
         return part
 
     def result(self) -> dict[SampleKey, Spread]:
-        """A value for each step, 0 where a layer did nothing in it."""
+        """The samples: one value for each step, 0 if a layer did nothing in it."""
         starts = self._starts[: self.count]
         if not starts:
             return {}
@@ -195,7 +196,7 @@ class Steps:
             spread(layer, phase, "cpu", "step_cpu_ns", [*totals, *[0] * (self.count - len(totals))])
         for (layer, phase), sums in sorted(self._layers.roll_up_by_phase(self._device, _both).items()):
             device_spreads(layer, phase, "step_device_ns", sums)
-        for measure in (DATA, OPTIMIZER, COPY, WAIT, GARBAGE, OTHER, GAP, OVERLAP):
+        for measure in (DATA_NS, OPTIMIZER_NS, COPY_NS, WAIT_NS, GC_NS, OTHER_NS, GAP_NS, OVERLAP_NS):
             values = [parts[measure] for parts in self._outside]
             if any(values):
                 spread(OUTSIDE, FORWARD, "cpu", measure, values)
@@ -205,7 +206,7 @@ class Steps:
 
 
 def _both(one: _Sums, other: _Sums) -> _Sums:
-    """The device times of both, by device, step by step."""
+    """The sums of both, for each device and step."""
     total = dict(one)
     for device, values in other.items():
         before = total.get(device, ())
@@ -214,15 +215,15 @@ def _both(one: _Sums, other: _Sums) -> _Sums:
 
 
 class _Closure:
-    """A closure that the optimizer's step calls, as with LBFGS and Lightning: it runs the model and backward.
+    """The time of a closure inside an optimizer's step, as with LBFGS and Lightning: it runs the model and backward.
 
-    From the first call of a layer in it to the end of backward, ops outside layers (a loss) are not the optimizer's
-    work. Nor is the Python time of the optimizer's range itself.
+    Ops outside layers, such as a loss, are not the optimizer's work from the first call of a layer in the closure to
+    the end of backward. The Python time of the optimizer's range is not its work either.
     """
 
     def __init__(self, part_of: Callable[[Place], str]) -> None:
         self._part_of = part_of
-        self._own: defaultdict[Place, int] = defaultdict(int)
+        self._self_ns: defaultdict[Place, int] = defaultdict(int)
         self._ranges: set[Place] = set()
         self._called = self._in_backward = False
 
@@ -231,33 +232,33 @@ class _Closure:
         if place.phase != FORWARD:
             self._in_backward = self._called
         elif place.layer != OUTSIDE:
-            while around is not None and around.layer == OUTSIDE and self._part_of(around) == OPTIMIZER:
+            while around is not None and around.layer == OUTSIDE and self._part_of(around) == OPTIMIZER_NS:
                 self._called = True
                 self._ranges.add(around)
                 around = around.outer
-        elif place.frame is not None and place.frame.kind == "op" and self._part_of(place) == OPTIMIZER:
+        elif place.frame is not None and place.frame.kind == "op" and self._part_of(place) == OPTIMIZER_NS:
             if self._in_backward:
                 self._called = self._in_backward = False
             inside_step = place.outer is not None and place.outer in self._ranges
-            if self._called and (inside_step or place.outer in self._own):
-                self._own[place] += ns
-                if around is not None and around in self._own:
-                    self._own[around] -= ns
+            if self._called and (inside_step or place.outer in self._self_ns):
+                self._self_ns[place] += ns
+                if around is not None and around in self._self_ns:
+                    self._self_ns[around] -= ns
 
-    def move(self, own: Mapping[Place, int], parts: dict[str, int]) -> None:
-        """At the end of a step: move the closure's time from the optimizer's part to other parts."""
-        of_closure = sum(self._own.values())
-        parts[OPTIMIZER] -= of_closure
-        parts[OTHER] += of_closure
+    def move(self, self_ns: Mapping[Place, int], parts: dict[str, int]) -> None:
+        """At the end of a step: move the time of the closure from the optimizer's part to other parts."""
+        of_closure = sum(self._self_ns.values())
+        parts[OPTIMIZER_NS] -= of_closure
+        parts[OTHER_NS] += of_closure
         for place in self._ranges:
-            ns = own.get(place, 0)
+            ns = self_ns.get(place, 0)
             parts[self._part_of(place)] -= ns
-            parts[GAP] += ns
-        self._own.clear()
+            parts[GAP_NS] += ns
+        self._self_ns.clear()
 
 
 def _beyond(at: int, last: Iterable[Attributed]) -> defaultdict[Place, int]:
-    """The part of the open ranges after a time, as self time of their places. ``last``: the range that began last on
+    """The time of the open ranges after ``at``, as self time of their places. ``last``: the range that began last on
     each thread."""
     beyond: defaultdict[Place, int] = defaultdict(int)
     for innermost in last:
@@ -273,19 +274,19 @@ def _beyond(at: int, last: Iterable[Attributed]) -> defaultdict[Place, int]:
 
 
 def _part_of(place: Place) -> str:
-    """The part of a place: waiting and copying come first, whatever is around; then torch's own labels around it."""
+    """The part of a step by the frames of a place: first a wait or a copy, then torch's labels around it."""
     if place.frames and place.frames[0].kind == "gc":
-        return GARBAGE
+        return GC_NS
     labels = [frame.name for frame in place.frames if frame.kind == "label"]
     if len(labels) < len(place.frames):
         kind, name, _ = place.frames[-1]
         if _WAITING.fullmatch(name):
-            return WAIT
+            return WAIT_NS
         if (_BETWEEN_HOST_AND_DEVICE if kind == "kernel" else _COPYING).fullmatch(name):
-            return COPY
+            return COPY_NS
     for label in labels:
         if label.startswith(_LOADING):
-            return DATA
+            return DATA_NS
         if label.startswith(OPTIMIZER_RANGE):
-            return OPTIMIZER
-    return OTHER if len(labels) < len(place.frames) else GAP
+            return OPTIMIZER_NS
+    return OTHER_NS if len(labels) < len(place.frames) else GAP_NS

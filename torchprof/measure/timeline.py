@@ -1,4 +1,4 @@
-"""What ran when: each call of a layer, each stretch of its backward, each label and kernel."""
+"""The spans of the timeline: calls of layers, stretches of their backward, labels and kernels."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from math import inf
 
 from torchprof.attribute.events import Kind
+from torchprof.attribute.nesting import OpenRanges
 from torchprof.attribute.places import Attributed
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.timeline import Lane, Spans
@@ -17,8 +18,8 @@ _NONE = -1
 
 
 class _Open:
-    """A span that is open on a thread: of a call, a label or a node, until ``end_ns``; or a stretch of backward of a
-    ``layer``, with its ``row``, which lasts until the span around it ends, at most."""
+    """A span that is open on a thread: a call, a label or a node, until ``end_ns``; or a stretch of backward of a
+    ``layer``, with its ``row``. The ``end_ns`` of a stretch is that of the span around it: it may end earlier."""
 
     __slots__ = ("end_ns", "layer", "row")
 
@@ -31,20 +32,20 @@ class _Open:
 class OpenSpans:
     """Observes all events: the spans of the timeline.
 
-    A call of a layer is a span, in forward and in recompute; so is a label of the user's, a garbage collection, and a
-    kernel.
+    These are spans: a call of a layer in forward or in recompute, a label of the user, a garbage collection, a kernel.
 
-    Backward has no calls. There a layer's span is an unbroken stretch of work on one thread: it begins with an autograd
-    node of the layer, or of one below it, and ends with the last such node before something else begins: a node that is
-    of neither, a call or a label on this thread, or forward work (an op, a call, a label, a step) on any. The time
-    between two nodes of a stretch is part of it. A node inside another one, as with checkpoints, is in the stretches
-    around that, and begins those of the layers that have none yet: they end with the outer node at the latest.
+    Backward has no calls. There, a span of a layer is a stretch: uninterrupted work on one thread. It begins with an
+    autograd node of the layer or of a layer below it. It ends with the last such node before one of these begins: a
+    node of another layer, a call or a label on this thread, or forward work (an op, a call, a label, a step) on any
+    thread. The time between two nodes of a stretch is part of it. A node inside another node, as with checkpoints, is
+    part of the stretches around the outer node. It begins stretches of the layers that have none yet, and these end
+    with the outer node at the latest.
 
-    So on each thread, of two spans one is inside the other, or they lie apart. A kernel that begins before the one
-    before it on its stream has ended goes to the stream's next lane.
+    So two spans of one thread are either nested or do not overlap. A kernel that overlaps the one before it on its
+    stream goes to another lane of the stream.
 
-    It keeps its own stack of open spans: a stretch of backward is not an event, and lasts longer than the node that
-    begins it, so ``Attributed.outer`` cannot show which stretches are open.
+    It has open spans of its own: a stretch of backward is not an event, and it lasts longer than the node that
+    begins it. So ``Attributed.outer`` does not show the open stretches.
     """
 
     def __init__(
@@ -55,18 +56,18 @@ class OpenSpans:
         from_first_mark: bool = True,
     ) -> None:
         """``selected``: the layers that have spans, None for all. ``start_ns``: when the recording began, used if no
-        mark was recorded. ``from_first_mark``: whether it began with a step, and not in the middle of one."""
-        ways = map(Layers.of(layers).lineage, range(len(layers)))
-        self._ways = [[one for one in way if selected is None or one in selected] for way in ways]
-        self._begun_ns = start_ns
+        mark was recorded. ``from_first_mark``: whether it began with a step, and not in the middle of a step."""
+        lineages = map(Layers.of(layers).lineage, range(len(layers)))
+        self._lineages = [[one for one in path if selected is None or one in selected] for path in lineages]
+        self._recording_start_ns = start_ns
         self._start_ns: int | None = None
         self._marks: list[int] = []
         self._from_first_mark = from_first_mark
-        self._open: dict[int, list[_Open]] = {}  # by thread, outer to inner
+        self._open: OpenRanges[_Open] = OpenRanges()
         self._in_backward = False  # whether any stretch is open
         self._lanes: list[Lane] = []
         self._of_thread: dict[int, int] = {}  # its lane
-        self._of_stream: dict[tuple[str, int], list[list[int]]] = {}  # its lanes: number, and end of the last kernel
+        self._of_stream: dict[tuple[str, int], list[list[int]]] = {}  # its lanes: (number, end of the last kernel)
         self._names: dict[str, int] = {}
         self._columns = {name: array("q") for name in Spans.COLUMNS}
         self._ends = self._columns["end_ns"]
@@ -91,7 +92,7 @@ class OpenSpans:
                     self._on_node(item)
             elif kind is kernel:
                 self._on_kernel(item)
-            elif kind is garbage:  # it ends no stretch of backward
+            elif kind is garbage:  # does not end a stretch of backward
                 lane, name = self._lane_of(event.thread), self._number_of(f"({GARBAGE_COLLECTION})")
                 self._add(event.start_ns, event.start_ns + item.ns, lane, place.layer, place.phase, name)
             elif kind is step:
@@ -101,20 +102,13 @@ class OpenSpans:
                 self._break(event.start_ns)
 
     def _break(self, time: int) -> None:
-        """Forward work begins: it ends all stretches of backward that are not inside a node."""
+        """Forward work begins: end all stretches of backward that are not inside a node."""
         self._in_backward = False
-        for ranges in self._open.values():
+        for ranges in self._open.by_thread.values():
             while ranges and (ranges[-1].end_ns <= time or ranges[-1].layer != _NONE):
                 ranges.pop()
-            if ranges and any(one.layer != _NONE for one in ranges):  # a node of another thread is still running
+            if ranges and any(one.layer != _NONE for one in ranges):  # a node is still running on another thread
                 self._in_backward = True
-
-    def _entered(self, thread: int, time: int) -> list[_Open]:
-        """The open spans of a thread at a time, with the stretches that a node that begins now may continue."""
-        ranges = self._open.setdefault(thread, [])
-        while ranges and ranges[-1].end_ns <= time:
-            ranges.pop()
-        return ranges
 
     def _on_label(self, item: Attributed) -> None:
         event, place, _, calls, ns, _ = item
@@ -124,7 +118,7 @@ class OpenSpans:
         is_layers = event.kind is Kind.LABEL and place.frame is None
         if not calls or (is_layers and place.layer < 0):
             return
-        ranges = self._entered(event.thread, start)
+        ranges = self._open.at(event.thread, start)
         while ranges and ranges[-1].layer != _NONE:
             ranges.pop()
         ranges.append(_Open(end))
@@ -135,21 +129,21 @@ class OpenSpans:
         event, place, _, _, ns, _ = item
         start, end = event.start_ns, event.start_ns + ns
         self._in_backward = True
-        ranges = self._entered(event.thread, start)
+        ranges = self._open.at(event.thread, start)
         first = len(ranges)  # index of the first stretch that this node may continue
         while first and ranges[first - 1].layer != _NONE:
             first -= 1
         limit = ranges[first - 1].end_ns if first else inf
         around = {one.layer for one in ranges[:first]}
-        way = [layer for layer in (self._ways[place.layer] if place.layer >= 0 else ()) if layer not in around]
+        lineage = [layer for layer in (self._lineages[place.layer] if place.layer >= 0 else ()) if layer not in around]
         same = 0
-        while same < len(way) and first + same < len(ranges) and ranges[first + same].layer == way[same]:
+        while same < len(lineage) and first + same < len(ranges) and ranges[first + same].layer == lineage[same]:
             row = ranges[first + same].row
             if row != _NONE:
                 self._ends[row] = end
             same += 1
         del ranges[first + same :]
-        for layer in way[same:]:
+        for layer in lineage[same:]:
             row = self._add(start, end, self._lane_of(event.thread), layer, BACKWARD, _NONE)
             ranges.append(_Open(limit, layer, row))
         ranges.append(_Open(end))
@@ -176,7 +170,7 @@ class OpenSpans:
         return self._names.setdefault(name, len(self._names))
 
     def _add(self, start: int, end: int, lane: int, layer: int, phase: str, name: int) -> int:
-        """Add a span; its row, or _NONE if there are too many."""
+        """Add a span and return its row; _NONE if there are too many spans."""
         row = len(self._ends)
         if row >= Spans.LIMIT:
             self._dropped += 1
@@ -186,9 +180,9 @@ class OpenSpans:
         return row
 
     def result(self) -> Spans:
-        """All spans, with times in ns after the start of the session."""
+        """All spans, with times in ns since the start of the session."""
         starts = self._columns["start_ns"]
-        known = [start for start in (self._start_ns, self._begun_ns, *starts[:1]) if start is not None]
+        known = [start for start in (self._start_ns, self._recording_start_ns, *starts[:1]) if start is not None]
         zero = known[0] if known else 0
         columns = {
             name: array("q", (time - zero for time in column)) if name.endswith("_ns") else column

@@ -1,4 +1,4 @@
-"""The warnings of a recording that do not follow from its run: what was seen of labels, calls and communication."""
+"""The warnings of a recording that do not follow from its run: about labels, calls and communication."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torchprof.run.rows import Rows
 from torchprof.run.warnings import WITHOUT_SHAPES, Caveat, caveat
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, is_left_over
 
-_CLOCK_JUMP, _CLOCK_JUMP_NS = 0.01, 1_000_000  # the share of the recorded time, and the time, that a clock may jump by
-_LABELS_MATTER = 0.02  # the share of the time from which on the labels' own cost is a warning
+_CLOCK_JUMP, _CLOCK_JUMP_NS = 0.01, 1_000_000  # a jump up to this share of the time, or up to this time, is no warning
+_LABELS_MATTER = 0.02  # warn if labels take more than this share of the recorded time
 
 
 def about_modules(added: Sequence[str], removed: Sequence[str]) -> Iterator[Caveat]:
@@ -22,7 +22,7 @@ def about_modules(added: Sequence[str], removed: Sequence[str]) -> Iterator[Cave
 
 
 def about_exchanges(unmatched: int, uncertain: int) -> Iterator[Caveat]:
-    """Collectives that no code was seen to call, and buckets of gradients whose layers are not known."""
+    """Collectives without a known caller, and buckets of gradients whose layers are unknown."""
     if unmatched:
         yield caveat("collectives_unmatched", count=unmatched)
     if uncertain:
@@ -30,13 +30,13 @@ def about_exchanges(unmatched: int, uncertain: int) -> Iterator[Caveat]:
 
 
 def about_buckets(unordered: Sequence[str]) -> Iterator[Caveat]:
-    """Models whose buckets of gradients are not in order."""
+    """Models whose gradient buckets are not in the order in which gradients become ready."""
     if unordered:
         yield caveat("buckets_unordered", unordered)
 
 
 def about_labels(layers: Sequence[Layer], unobserved: Mapping[int, int], unlabelled: Iterable[int]) -> Iterator[Caveat]:
-    """Calls that the profiler did not see, by layer, and layers that could not be labelled."""
+    """Calls that the profiler did not record, by layer, and layers that could not be labelled."""
     for index, calls in sorted(unobserved.items()):
         yield caveat("calls_not_recorded", [layers[index].name], calls=calls)
     bare = [layers[index].name for index in unlabelled]
@@ -51,10 +51,11 @@ def about_calls(
     silent: Set[int],
     callers: Iterable[tuple[int, int]],
 ) -> Iterator[Caveat]:
-    """Layers that were never called, and layers called by other than the layer above them.
+    """Layers that were never called, and layers that were called by another layer than their parent.
 
-    ``callable_layers``: those with a forward to be called; ``called``: those that were; ``silent``: those that could
-    have been seen and were not. ``callers`` are pairs of layer indices (caller, called), negative for what is no layer.
+    ``callable_layers``: the layers with a forward. ``called``: the layers with recorded calls. ``silent``: the layers
+    whose calls would have been recorded, and that have none. ``callers``: pairs of indices (caller, called); negative
+    for code outside all layers.
     """
     number = Layers.of(layers).index_of
     busy = {layers[index].path[:steps] for index in called for steps in range(1, len(layers[index].path))}
@@ -64,7 +65,8 @@ def about_calls(
         yield caveat("never_called", idle)
 
     def above(index: int) -> Iterator[int]:
-        """The layers that may call one: up to the next that would have been called itself; nobody, where none is."""
+        """The layers that may call this one: its ancestors up to the nearest one with a forward. Without such an
+        ancestor, also code outside all layers."""
         path = layers[index].path[:-1]
         while path:
             yield number[path]
@@ -80,10 +82,10 @@ def about_calls(
 
 
 def about_cost(calls: int, label_ns: float, own_ns: int, wall_ns: int) -> Iterator[Caveat]:
-    """What the labels themselves took, where it is much of the time.
+    """The time that the labels themselves took, if it is much of the recorded time.
 
-    ``label_ns`` is what one call took right after the recording. It is no more than ``own_ns``, the time of all
-    labelled ranges in which nothing inside of them ran: the labels are part of that.
+    ``label_ns``: the time of one label, measured right after the recording. ``own_ns``: the self time of all labelled
+    ranges. It includes the labels, so they took at most this time.
     """
     cost = min(calls * label_ns, own_ns)
     if cost > _LABELS_MATTER * wall_ns:
@@ -91,16 +93,17 @@ def about_cost(calls: int, label_ns: float, own_ns: int, wall_ns: int) -> Iterat
 
 
 def about_clock(jump_ns: int, wall_ns: int) -> list[Caveat]:
-    """The system's clock was set while something was recorded: torch's profiler takes its times from it."""
+    """The system's clock was set during the recording. torch's profiler takes its times from this clock."""
     if abs(jump_ns) <= max(_CLOCK_JUMP * wall_ns, _CLOCK_JUMP_NS):
         return []
     return [caveat("clock_set", jump_ns=jump_ns, wall_ns=wall_ns)]
 
 
 def about_shapes(rows: Rows, has_formula: Callable[[str], bool]) -> Iterator[Caveat]:
-    """The operators that were not counted because their shapes were not recorded: ``has_formula`` of their names.
+    """The operators that were not counted only because their shapes were not recorded.
 
-    How often and where they were called follows from the run.
+    ``has_formula(name)``: whether an operator is counted if its shapes are recorded. The number and layers of the calls
+    follow from the run.
     """
     columns = rows.columns
     last = {

@@ -10,8 +10,8 @@ from torch import nn
 
 from torchprof.errors import TorchprofError
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
-from torchprof.measure.live_memory import NOTHING
-from torchprof.measure.recording import Options, RecordedCycle, Seen
+from torchprof.measure.live_memory import NOT_MEASURED
+from torchprof.measure.recording import Observations, Options, RecordedCycle
 from torchprof.profile.sigterm import DelayedSignals, uninterrupted
 from torchprof.record.compiled_code import compiled_regions
 from torchprof.record.environment import this_process
@@ -79,8 +79,8 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
         record_shapes=has["record_shapes"],
         with_stack=has["with_stack"],
     )
-    seen = Seen()
-    end = held_now(plan.models) if asked.profile_memory else NOTHING
+    seen = Observations()
+    end = held_now(plan.models) if asked.profile_memory else NOT_MEASURED
     events = recording.events(wanted_detail(asked), asked.profile_memory)
     job = this_job(plan.models)
     origin, regions = this_process(job), compiled_regions()

@@ -16,8 +16,8 @@ from threading import get_ident
 from torch.autograd.profiler_util import EventList
 
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
-from torchprof.measure.live_memory import NOTHING
-from torchprof.measure.recording import Options, RecordedCycle, Seen
+from torchprof.measure.live_memory import NOT_MEASURED
+from torchprof.measure.recording import Observations, Options, RecordedCycle
 from torchprof.measure.warnings import about_clock
 from torchprof.profile.event_lists import event_lists_by_path
 from torchprof.record.compiled_code import StackWarning, compiled_regions
@@ -67,7 +67,7 @@ class Cycle:
     def __init__(self, setup: Setup, *, with_stack: bool = False, before: Job | None = None) -> None:
         """``before``: the job as the previous cycle saw it."""
         asked = setup.asked
-        self.seen = Seen()
+        self.seen = Observations()
         self.job = this_job(setup.plan.models, before)
         self.session = Session(
             setup.device,
@@ -77,7 +77,7 @@ class Cycle:
             in_job=self.job.world_size > 1,
         )
         self._setup = setup
-        self._start_memory = self._end_memory = NOTHING
+        self._start_memory = self._end_memory = NOT_MEASURED
         self._regions: tuple[CompiledRegion, ...] = ()
         self._stack_warning = StackWarning()
         self._sampler: Sampler | None = None
@@ -123,7 +123,7 @@ class Cycle:
         """Note which rank of which job this is: a process group may be made or destroyed while we record."""
         self.job = this_job(self._setup.plan.models, self.job)
 
-    def read(self, layers: tuple[Layer, ...], seen: Seen) -> Run:
+    def read(self, layers: tuple[Layer, ...], seen: Observations) -> Run:
         """Make the run of this cycle, without warnings. What is observed while reading is added to ``seen``."""
         setup, session = self._setup, self.session
         recording = RecordedCycle(
@@ -168,7 +168,7 @@ class Cycles:
     def __init__(self, setup: Setup, notes: list[Caveat]) -> None:
         """``notes``: warnings about the recording as a whole. They come before all others."""
         self.setup = setup
-        self.seen = Seen(notes=[*notes])
+        self.seen = Observations(notes=[*notes])
         self.run: Run | None = None
         self.last: Cycle | None = None
         self.prepared: Cycle | None = None

@@ -17,8 +17,8 @@ from weakref import ref
 
 from torch import nn
 
-from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, Given, Module
-from torchprof.attribute.events import GIVEN
+from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, ModuleTensor, ProfiledModule
+from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.errors import TorchprofError
 from torchprof.record.compiler_graph import Graph, Taken, taken_by
 from torchprof.record.session import is_observed, record
@@ -35,7 +35,7 @@ class Planned(Protocol):
     """The modules of a profile; see ``Plan``."""
 
     @property
-    def modules(self) -> Mapping[tuple[str, ...], Module]: ...
+    def modules(self) -> Mapping[tuple[str, ...], ProfiledModule]: ...
 
     def is_alone(self, path: tuple[str, ...]) -> bool: ...
 
@@ -273,14 +273,16 @@ class _Calls:
         self._numbers[key] = number
         return number
 
-    def given(self, holders_of: Callable[[Sequence[Any]], Sequence[Any]]) -> dict[str, list[Given]]:
+    def given(self, holders_of: Callable[[Sequence[Any]], Sequence[Any]]) -> dict[str, list[ModuleTensor]]:
         """What was taken, by the name of the range of each call; see ``Planned.holders_of``."""
         calls = [*self._tensors.items()]
         tensors = [tensor() for _, call in calls for _, tensor in call]
         holders = iter(holders_of(tensors))
         alive = iter(tensors)
         return {
-            f"{GIVEN}{number}": [Given(one.root, one.path, next(holders), next(alive) is None) for one, _ in call]
+            f"{COMPILED_INPUTS}{number}": [
+                ModuleTensor(one.root, one.path, next(holders), next(alive) is None) for one, _ in call
+            ]
             for number, call in calls
         }
 
@@ -304,7 +306,7 @@ def _telling(compiled: Callable[..., Any], taken: Sequence[Taken]) -> Callable[.
             number = calls.number_of(taken, args[0] if len(args) == 1 and isinstance(args[0], list) else args)
         except (IndexError, TypeError):  # they are not what it was compiled for: nothing is noted
             return compiled(*args, **kwargs)
-        with record(f"{GIVEN}{number}"):
+        with record(f"{COMPILED_INPUTS}{number}"):
             return compiled(*args, **kwargs)
 
     # Dynamo would look through a function that bears these marks of the one inside it.

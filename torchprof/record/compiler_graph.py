@@ -11,7 +11,7 @@ from math import prod
 from types import CodeType
 from typing import Any, NamedTuple
 
-from torchprof.attribute.compiled_graphs import SELF, CompiledKernel, Owner, Part, Step
+from torchprof.attribute.compiled_graphs import SELF, CompiledKernel, OwnedWork, Owner, TracedModule
 from torchprof.run.words import GRAPH_NOT_READ, NESTED_GRAPHS
 
 _GRADIENT_SUM = "Gradient addition node"
@@ -176,19 +176,19 @@ class Graph:
         return tuple(
             CompiledKernel(
                 name,
-                tuple(self._parts(works, made_for)) or (Part(None, 0, 0),),
+                tuple(self._parts(works, made_for)) or (OwnedWork(None, 0, 0),),
                 self._is_backward and bool(works) and all(work.recomputes for work in works),
             )
             for name, made_for, works in self._kernels
         )
 
-    def _parts(self, works: Iterable[_Work], made_for: Set[str]) -> Iterator[Part]:
+    def _parts(self, works: Iterable[_Work], made_for: Set[str]) -> Iterator[OwnedWork]:
         for work in works:
             # What a library does, a kernel may prepare: that is not the work of a product.
             prepares = work.node in self._of_library and work.node not in made_for
             flops = work.elements if work.flops is None or prepares else work.flops
             for owner in work.owners:
-                yield Part(self._from_self(owner), flops // len(work.owners), work.nbytes // len(work.owners))
+                yield OwnedWork(self._from_self(owner), flops // len(work.owners), work.nbytes // len(work.owners))
 
     def _from_self(self, owner: Owner | None) -> Owner | None:
         """With ``SELF`` for the module whose forward this is, and for no other."""
@@ -489,15 +489,15 @@ def _is_forward_of(module: Any, code: CodeType) -> bool:
     return False
 
 
-def _step(source: str, cls: Any) -> Step:
+def _step(source: str, cls: Any) -> TracedModule:
     """A module from what Dynamo calls where it comes from: ``L['self'].layers.0``, ``L['self']._modules['fc']``,
     ``L['self'].__dict__['_modules']['fc']``. What comes otherwise is a root of its own."""
     kind = (cls if isinstance(cls, str) else getattr(cls, "__name__", "")).rpartition(".")[2]
     found = _SOURCE.fullmatch(source)
     if found is None or _STEP.sub("", found[2]):
-        return Step(source, (), kind)
+        return TracedModule(source, (), kind)
     path = (next(filter(None, step), "") for step in _STEP.findall(found[2]))
-    return Step(found[1], tuple(step for step in path if step not in _NO_STEPS), kind)
+    return TracedModule(found[1], tuple(step for step in path if step not in _NO_STEPS), kind)
 
 
 def _root(root: str, called: str | None) -> str:

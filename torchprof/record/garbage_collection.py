@@ -6,7 +6,7 @@ import gc
 import sys
 from typing import Any, ClassVar
 
-from torchprof.attribute.event_names import GARBAGE
+from torchprof.attribute.event_names import GARBAGE_COLLECTION_LABEL
 from torchprof.record.session import is_observed, record
 
 _OLD = 1 if sys.version_info >= (3, 14) else 2
@@ -53,7 +53,7 @@ def mark_collection(phase: str, info: dict[str, int]) -> None:
     """What Python calls at the start and at the end of each collection (``gc.callbacks``)."""
     if phase == "start":
         if info["generation"] >= _OLD and is_observed():
-            opened = record(GARBAGE)
+            opened = record(GARBAGE_COLLECTION_LABEL)
             opened.__enter__()
             CollectionRanges._open.append(opened)
     elif CollectionRanges._open:

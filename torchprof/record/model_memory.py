@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from torchprof.measure.live_memory import Freed, Holding
+from torchprof.measure.live_memory import Freed, LiveMemory
 
 _FIGURES = {
     "allocated": "allocated_bytes.all.current",
@@ -22,7 +22,7 @@ _FIGURES = {
 }
 
 
-def held_now(models: Iterable[nn.Module], watch: bool = False) -> Holding:
+def held_now(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
     """What is allocated at this moment. A storage counts once, whatever shares it.
 
     With ``watch`` we note when each of these storages is freed, until ``stop_watching``: the gradients that zero_grad
@@ -57,7 +57,7 @@ def held_now(models: Iterable[nn.Module], watch: bool = False) -> Holding:
                 of_device[kind] = of_device.get(kind, 0) + blocks[block]
     by_device = {device: tuple(of_device.items()) for device, of_device in sizes.items()}
     addresses = frozenset(block for block, kind in held.items() if kind != "gradients")
-    return Holding(by_device, addresses, _allocators(), blocks, freed, watches)
+    return LiveMemory(by_device, addresses, _allocators(), blocks, freed, watches)
 
 
 def _note_freed(freed: list[Freed], home: int, block: tuple[str, int]) -> None:

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from torchprof.attribute.collectives import fqns_of
-from torchprof.attribute.compiled_graphs import Module
+from torchprof.attribute.collectives import layers_by_fqn
+from torchprof.attribute.compiled_graphs import ProfiledModule
 from torchprof.attribute.events import Site
 from torchprof.record.compiled_code import is_under_compile
 from torchprof.record.labels import Target, label_of
@@ -213,10 +213,10 @@ class Plan:
         }
 
     @property
-    def modules(self) -> dict[tuple[str, ...], Module]:
+    def modules(self) -> dict[tuple[str, ...], ProfiledModule]:
         """All modules that are alive, by their real path: the layer that each is shown as, and its class."""
         found = [(spot.path, layer, spot.module()) for spot, layer in zip(self._spots, self._layer_of)]
-        return {path: Module(layer, type(one).__name__) for path, layer, one in found if one is not None}
+        return {path: ProfiledModule(layer, type(one).__name__) for path, layer, one in found if one is not None}
 
     def holders_of(self, tensors: Sequence[torch.Tensor | None]) -> list[tuple[tuple[str, ...], ...] | None]:
         """Of each of some tensors, the real paths of the modules that have it as a parameter or a buffer of their own;
@@ -253,7 +253,7 @@ class Plan:
                 root_of[spot.path] = root
                 layers = found.setdefault(".".join(spot.path[len(root) :]), [])
                 layers += [] if layer in layers else [layer]
-        return found or fqns_of(self.layer_paths)
+        return found or layers_by_fqn(self.layer_paths)
 
     @property
     def replicated(self) -> dict[int, set[int]]:

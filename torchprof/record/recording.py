@@ -26,19 +26,20 @@ from torch.autograd.profiler_util import EventList
 
 from torchprof.attribute.collectives import ACCUMULATES, RECORDS_COLLECTIVE
 from torchprof.attribute.event_names import (
-    GARBAGE,
+    GARBAGE_COLLECTION_LABEL,
     MEMORY,
     RAISED,
     STARTED,
     STEP_MARK,
     STOPPED,
+    event_kind,
     is_a_common_name,
     is_torchs_step,
-    kind_of,
     numbers_of_devices,
 )
-from torchprof.attribute.events import GIVEN, HOOKS, PREFIX, Detail, Event, Kind
-from torchprof.attribute.launches import first_call
+from torchprof.attribute.events import COMPILED_INPUTS, HOOKS, PREFIX, Detail, Event, Kind
+from torchprof.attribute.launches import first_correlation_id
+from torchprof.attribute.nesting import OpenRanges
 from torchprof.errors import TorchprofError
 from torchprof.record.cpu_time import CpuTime
 from torchprof.run.collectives import signature_of
@@ -72,6 +73,13 @@ class Call(NamedTuple):
     end_ns: int
     thread: int
     finished: bool
+
+
+class _OpenCall(NamedTuple):
+    """A call that has not ended, and its number in the order of start."""
+
+    end_ns: int
+    number: int
 
 
 class Recording:
@@ -209,7 +217,7 @@ class Recording:
             )
         hip = [index for device_type, index in devices if device_type.name == "HIP"]
         counted = numbers_of_devices((raw.device_index() for raw in work), hip)
-        first = first_call(calls, (raw.correlation_id() for raw in work if raw.linked_correlation_id()))
+        first = first_correlation_id(calls, (raw.correlation_id() for raw in work if raw.linked_correlation_id()))
         for raw in work:
             name = raw.name()
             # A span that only mirrors a range of the CPU on the device's timeline is no work. Where torch does not mark
@@ -300,20 +308,22 @@ class Recording:
     def calls(self) -> list[Call]:
         """The forward calls of labelled modules, in the order in which they ended."""
         found: list[Call] = []
-        open_calls: dict[int, list[int]] = {}  # by thread, outer to inner
+        open_calls: OpenRanges[_OpenCall] = OpenRanges()
         for raw in self._raw():
             name = raw.name()
             if not name.startswith(PREFIX) or raw.device_type() != DeviceType.CPU:
                 continue
             start, thread = raw.start_ns(), raw.start_thread_id()
-            around = open_calls.setdefault(thread, [])
-            while around and found[around[-1]].end_ns <= start:
-                around.pop()
+            around = open_calls.at(thread, start)
             if name in (RAISED, STOPPED) and around:
-                found[around[-1]] = found[around[-1]]._replace(finished=False)
-            elif name not in (RAISED, STOPPED, STARTED, STEP_MARK, GARBAGE) and not name.startswith((HOOKS, GIVEN)):
-                around.append(len(found))
-                found.append(Call(name, start, _end_ns(raw), thread, True))
+                number = around[-1].number
+                found[number] = found[number]._replace(finished=False)
+            elif name not in (RAISED, STOPPED, STARTED, STEP_MARK, GARBAGE_COLLECTION_LABEL) and not name.startswith(
+                (HOOKS, COMPILED_INPUTS)
+            ):
+                end = _end_ns(raw)
+                around.append(_OpenCall(end, len(found)))
+                found.append(Call(name, start, end, thread, True))
         return sorted(found, key=lambda call: call.end_ns)
 
     def event_list(self) -> EventList:
@@ -427,7 +437,7 @@ def _frozen(value: Any) -> Any:
 
 def _kind(raw: Any, name: str) -> Kind | None:
     """The kind of the CPU events of one name; None for what is left out."""
-    kind = kind_of(name)
+    kind = event_kind(name)
     if kind is not Kind.OP:
         return kind
     if _is_python_function(raw):

@@ -1,4 +1,4 @@
-"""Reports: each reads one ``Run``, or one ``Diff`` of two, and returns text. A new report is one new file here."""
+"""Reports: each reads a ``Run``, or a ``Diff`` of two runs, and returns text. A new report is one new file here."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torchprof.errors import TorchprofError, suggest
 
 
 class Report(NamedTuple):
-    """A function ``(value, **options) -> str``, and the suffix of the files that it is written into (None: of none)."""
+    """A function ``(value, **options) -> str``, and the suffix of its files; None if it is not written to files."""
 
     write: Callable[..., str]
     suffix: str | None
 
 
 class Text(str):
-    """The text of a report: a ``str`` whose ``repr`` is the text itself, as notebooks and Python's prompt show it."""
+    """The text of a report. Notebooks and Python's prompt show the ``repr`` of a value, so its ``repr`` is the text."""
 
     __slots__ = ()
 
@@ -36,9 +36,9 @@ _reports: dict[str, dict[str, Report]] = {"run": {}, "diff": {}}
 def report(
     name: str, *, suffix: str | None = None, of: str = "run"
 ) -> Callable[[Callable[..., str]], Callable[..., str]]:
-    """Register a function as the report of that name ``of`` a "run" or of the "diff" of two.
+    """Register a function as a report of that name: ``of`` a "run", or of the "diff" of two runs.
 
-    ``suffix``: ``export`` writes this report into files whose names end so.
+    ``suffix``: ``export`` writes this report to files with this suffix.
     """
 
     def register(function: Callable[..., str]) -> Callable[..., str]:
@@ -57,7 +57,7 @@ def known(of: str = "run") -> Mapping[str, Report]:
 
 
 def render(name: str, value: object, options: Mapping[str, Any], *, of: str = "run") -> str:
-    """The report of that name. Raises TorchprofError for an unknown name or option."""
+    """The text of the report of that name. Raises TorchprofError for an unknown name or option."""
     accepted = options_of(name, of=of)
     for option in options:
         if option not in accepted:
@@ -75,18 +75,20 @@ def options_of(name: str, *, of: str = "run") -> list[str]:
 
 
 def export(path: str | PathLike[str], value: object, options: Mapping[str, Any], *, of: str = "run") -> None:
-    """Write a report into a file, chosen by how its name ends, and gzipped where that ends in ``.gz``.
+    """Write a report to a file. The suffix of the file chooses the report; files ending in ``.gz`` are gzipped.
 
-    Raises TorchprofError for a name that ends otherwise and for an unknown option, OSError as ``open`` does.
+    Raises TorchprofError for a suffix without a report and for an unknown option, OSError as ``open`` does.
     """
     name = format_of(path, of=of)
-    data = render(name, value, options, of=of).encode("utf-8", "backslashreplace")  # before the file is opened
+    data = render(name, value, options, of=of).encode(
+        "utf-8", "backslashreplace"
+    )  # an error must not leave an empty file
     path = Path(path)
     path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
 def format_of(path: str | PathLike[str], *, of: str = "run") -> str:
-    """The name of the report that a file of that name holds. Raises TorchprofError where there is none."""
+    """The name of the report that belongs to the suffix of a file. Raises TorchprofError if there is none."""
     file = Path(path).name.removesuffix(".gz")
     formats = {one.suffix: name for name, one in known(of).items() if one.suffix is not None}
     fitting = [suffix for suffix in formats if file.endswith(suffix)]

@@ -1,4 +1,4 @@
-"""The advice as text: numbered sentences, the most valuable first."""
+"""The findings of the advice as text: numbered, the largest gain first."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _RECORDS = {
 
 @report("advice")
 def advice(run: Run, *, limit: int | None = 20) -> str:
-    """What could be made faster or smaller, in plain sentences: for each finding the layer's path, the evidence, what
-    it could save at most, and what to change. The most valuable come first; those of unknown gain last.
+    """What could be made faster or smaller: for each finding the layer's path, the evidence, the largest possible gain,
+    and what to change. Findings are sorted by gain, largest first; those of unknown gain are last.
 
-    Where nothing was found it says so. At the end stands which rules failed, and what else could be recorded to find
-    more. ``limit`` shows only so many findings (None: all). docs/advice.md lists what is looked for.
+    If there are no findings, the report says so. At its end it names rules that failed, and what could be recorded to
+    find more. ``limit``: the number of findings to show (None: all). docs/advice.md lists the rules.
 
     Raises TorchprofError for a negative limit.
     """
@@ -48,21 +48,20 @@ def advice(run: Run, *, limit: int | None = 20) -> str:
 
 
 def findings(run: Run, found: Sequence[Advice]) -> list[str]:
-    """What was found in a run, each finding as the lines of its sentences, numbered from 1."""
+    """The text of each finding, numbered from 1."""
     evidence = Evidence(run)
     return [_paragraphs(number, one, evidence, len(str(len(found)))) for number, one in enumerate(found, 1)]
 
 
 def not_shown(count: int) -> str:
-    """How many findings are left out, as a sentence without its end."""
+    """How many findings are not shown, as a sentence without its period."""
     return f"{count} more finding{'s are' if count > 1 else ' is'} not shown"
 
 
 def unrecorded(run: Run) -> list[str]:
-    """What some rules need and was not recorded, by the names of the arguments of ``Profile``.
+    """What some rules need and the run does not have, as names of arguments of ``Profile``.
 
-    A device is not among them where torch was built without CUDA. Where the environment is unknown, there may have been
-    one.
+    "use_cuda" is left out if torch was built without CUDA. If the environment is unknown, a device may have existed.
     """
     recorded = {name for meta in run.metas for name, on in meta.flags if on}
     machine = [name for name, _ in run.meta.environment]
@@ -88,7 +87,7 @@ def _paragraphs(number: int, advice: Advice, evidence: Evidence, digits: int) ->
 
 
 def gain(advice: Advice, evidence: Evidence) -> str:
-    """What following it could save at most, as a sentence."""
+    """The largest possible gain of a finding, as a sentence."""
     gains = []
     if advice.gain_ns is not None:
         share = f" ({advice.gain_ns / evidence.recorded_ns:.1%} of the recorded time)" if evidence.recorded_ns else ""

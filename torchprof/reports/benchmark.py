@@ -1,4 +1,4 @@
-"""The table of a benchmark: one row for each batch size."""
+"""The table of a benchmark: a row for each batch size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def benchmark_table(result: BenchmarkResult) -> str:
-    """What ``torchprof.benchmark`` found, as text."""
+    """The result of ``torchprof.benchmark`` as text."""
     headings = ["Batch size", "Mean ± std", "Median", "P95", "Min", "Max", "Samples/s"]
     notes = [
         f"{result.model}, {result.step} on {result.device}: {result.repeat} calls at each batch size, "

@@ -1,4 +1,4 @@
-"""The time between operators: which layer's own code, and at which source line."""
+"""The time between operators, by layer, and the source lines where it is spent."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torchprof.run.words import BETWEEN_OPS, PHASES
 
 @report("between")
 def between(run: Run, *, limit: int | None = 10, lines: int | None = 3, tablefmt: str | None = None) -> str:
-    """The CPU time in which no operator ran, by layer, label and phase, largest first: Python, and what it
-    calls, such as NumPy.
+    """The CPU time in which no operator ran: Python, and libraries that it calls, such as NumPy. By layer, label and
+    phase, largest first.
 
-    Under each stand the ``lines`` source lines at which a sampling thread saw Python there most often, with the samples
-    and the part of that time which they stand for; unknown without such a thread (``torchprof run`` has one). Short
-    times have no samples. ``limit``: so many layers, ``tablefmt``: any of tabulate's formats.
+    Below each row are the ``lines`` source lines with the most samples, and the part of the time that their samples
+    stand for. Samples need a sampling thread, which ``torchprof run`` has; without it they are unknown. Short times may
+    have no samples. ``limit``: the number of layers. ``tablefmt``: any of tabulate's formats.
 
     Raises TorchprofError for a negative number and an unknown format.
     """

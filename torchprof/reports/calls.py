@@ -1,4 +1,4 @@
-"""The calls table: how long one forward call of each layer took, first call and later ones apart."""
+"""The calls report: the duration of a forward call of each layer, with the first call separate from later ones."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from torchprof.run.words import FORWARD
 
 @report("calls")
 def calls(run: Run, *, depth: int | None = None, tablefmt: str | None = None) -> str:
-    """CPU time of single forward calls of each layer that was called, its child layers included.
+    """CPU time of a forward call of each layer that was called, its child layers included.
 
-    The first call stands apart, since it often pays for memory, kernels and caches that later calls find ready. Median
-    and 5th to 95th percentile are over all calls (over 256 of them, chosen evenly, where there were more).
+    The first call has a column of its own: it often includes allocations, kernel loading and caches that later calls
+    reuse. The median and the 5th to 95th percentile are over all calls (over a uniform sample of 256, if there were
+    more).
 
-    ``depth`` hides the layers below that depth (0: the model alone), ``tablefmt`` is any of tabulate's formats.
+    ``depth`` hides the layers below that depth (0: the model alone). ``tablefmt``: any of tabulate's formats.
 
     Raises TorchprofError for an unknown format.
     """

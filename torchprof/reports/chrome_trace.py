@@ -1,6 +1,6 @@
-"""What ran when, as a trace for Perfetto (https://ui.perfetto.dev), chrome://tracing and speedscope.
+"""The timeline of a run as a trace for Perfetto (https://ui.perfetto.dev), chrome://tracing and speedscope.
 
-The format is Chrome's: "Trace Event Format", Google, 2016, in its JSON object form
+Format: the JSON object form of "Trace Event Format", Google, 2016
 (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
 """
 
@@ -18,25 +18,24 @@ from torchprof.run.run import Run
 from torchprof.run.timeline import Lane, Spans, Timeline
 from torchprof.run.words import BACKWARD, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES
 
-_PROCESS = 1  # that of rank 0: to Perfetto, process 0 and thread 0 mean the idle ones
-_STEPS = 1  # the track of the steps
+_PROCESS = 1  # the process of rank 0. Perfetto takes process 0 and thread 0 for idle ones
+_STEPS = 1  # the thread number of the track of steps
 
 
 @report("chrome-trace", suffix=".trace.json")
 def chrome_trace(run: Run) -> str:
-    """The last cycle over time, in Chrome's Trace Event Format.
+    """The timeline of the last cycle, in Chrome's Trace Event Format.
 
-    A process for the rank, and in it a track for the steps of a loop; for each thread and each phase a track of what
-    layers did: calls in forward and recompute, unbroken stretches of their work in backward; the user's labels lie
-    among them, on the track of their phase. For each device tracks of its kernels, by stream, and a counter of its
-    memory above the start. On each track, of two ranges one is inside the other, or they lie apart. Times are after the
-    start, in µs with the ns as decimals.
+    The rank is a process. Its tracks are: the steps of the loop; for each thread and phase the ranges of layers and of
+    the user's labels; for each device its kernels, by stream, and a counter of its memory above the start. In forward
+    and recompute the range of a layer is a call; in backward it is an uninterrupted interval of the layer's work. On
+    each track, two ranges are either nested or disjoint. Times are in µs after the start, with three decimals (ns).
 
-    A range has the last name of its layer, of a numbered one with the names above that: "features.0". Beside it stand
-    the path, the class, the shapes of the first call, and calls and self time of the layer in this phase, over all
-    cycles.
+    The name of a range is the last name of its layer; if that is a number, with the names above it ("features.0"). Its
+    arguments are the path, the class, the shapes of the first call, and the layer's calls and self time in this phase
+    over all cycles.
 
-    Raises TorchprofError where the run has no spans.
+    Raises TorchprofError if the run has no spans.
     """
     timeline = run.timeline
     if timeline is None or timeline.spans is None:
@@ -47,7 +46,7 @@ def chrome_trace(run: Run) -> str:
     run = run.of_rank(timeline.rank)
     events = [*_tracks(run, timeline.spans), *_ranges(run, timeline.spans), *_memory(run, timeline)]
     notes = [*_dropped(timeline), *map(str, run.warnings)]
-    # No displayTimeUnit: some versions of Perfetto take it for the unit of the times.
+    # displayTimeUnit is left out: some versions of Perfetto read it as the unit of the timestamps.
     about = {"otherData": {"model": ", ".join(run.meta.model), "notes": " ".join(notes)}}
     return '{"traceEvents":[\n' + ",\n".join(events) + "\n]," + json.dumps(about)[1:] + "\n"
 
@@ -61,7 +60,7 @@ def _process(run: Run) -> int:
 
 
 def _numbers_of_tracks(spans: Spans) -> dict[tuple[int, int], int]:
-    """The track of each (lane, phase), numbered in the order they are shown in; on a device, all phases share one."""
+    """The track number of each (lane, phase), in the order of display. On a device, all phases share one track."""
     seen = set(zip(spans.columns["lane"], spans.columns["phase"]))
     keys = sorted(seen, key=lambda key: (*_order(spans.lanes[key[0]]), key[1]))
     tracks: dict[tuple[int, int], int] = {}
@@ -73,12 +72,12 @@ def _numbers_of_tracks(spans: Spans) -> dict[tuple[int, int], int]:
 
 
 def _order(lane: Lane) -> tuple[bool, str, int, int]:
-    """Threads before devices, and the lanes of a stream next to each other."""
+    """The sort key of lanes: threads before devices; lanes of one stream are adjacent."""
     return lane.device != "cpu", lane.device, -1 if lane.stream is None else lane.stream, lane.number
 
 
 def _tracks(run: Run, spans: Spans) -> Iterator[str]:
-    """The names of the process and its tracks, and their order."""
+    """Metadata events: the names of the process and its tracks, and their order."""
     process = _process(run)
 
     def about(what: str, track: int, **values: Any) -> str:
@@ -105,7 +104,7 @@ def _ranges(run: Run, spans: Spans) -> Iterator[str]:
     process = _process(run)
 
     def text(kind: str, name: str, values: dict[str, Any]) -> str:
-        """All of an event but its track and its times, which are what differs between ranges of one layer."""
+        """The JSON of an event without its track and times: ranges of one layer differ only in these."""
         return json.dumps({"ph": "X", "cat": kind, "name": name, "pid": process, "args": values})[:-1]
 
     for number, (start, end) in enumerate(zip(spans.steps, spans.steps[1:]), 1):
@@ -134,7 +133,7 @@ def _name(run: Run, layer: int) -> str:
 
 
 def _short_name(run: Run, layer: int) -> str:
-    """The last name, of a numbered layer with those above it up to one that is no number."""
+    """The last name of the path; if it is a number, with the names above it up to the first that is not."""
     if layer < 0:
         return _name(run, layer)
     path = run.layers[layer].path
@@ -167,14 +166,14 @@ def _shapes(shapes: Iterable[tuple[int, ...]]) -> str:
 
 
 def _memory(run: Run, timeline: Timeline) -> Iterator[str]:
-    """A counter for each device: how much it held above the start."""
+    """A counter for each device: allocated bytes above the start."""
     process = _process(run)
     for number, device in enumerate(timeline.devices):
         name = json.dumps(f"memory on {device} above the start")
         of_device = [at for at, one in enumerate(timeline.columns["device"]) if one == number]
         times, sizes = ([timeline.columns[name][at] for at in of_device] for name in ("time_ns", "nbytes"))
-        for time, held in zip(times, accumulate(sizes)):
-            yield f'{{"ph": "C", "name": {name}, "pid": {process}, "ts": {_us(time)}, "args": {{"bytes": {held}}}}}'
+        for time, level in zip(times, accumulate(sizes)):
+            yield f'{{"ph": "C", "name": {name}, "pid": {process}, "ts": {_us(time)}, "args": {{"bytes": {level}}}}}'
 
 
 def _dropped(timeline: Timeline) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The tables of collectives: what ranks exchanged, with whom, how fast, and for which layers."""
+"""The collectives report: collectives by name, group and size, with bandwidth; and by layer and phase."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 from typing import NamedTuple, TypeVar
 
 from torchprof.reports import report
-from torchprof.reports.kernels import short_name
+from torchprof.reports.kernels import short_kernel_name
 from torchprof.reports.notes import about_sums, warnings_of
 from torchprof.reports.text import draw, printable
 from torchprof.run.collectives import Collective, collective_of, tells_collective
@@ -19,20 +19,20 @@ from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED_NAME, OUTSIDE_NAME, Frame, is_host_collective
 
 _Key = TypeVar("_Key")
-_UNNAMED = ("", "undefined")  # torch's description of a group that has none
+_UNNAMED = ("", "undefined")  # the description in torch of a group without one
 
 
 class _Source(Enum):
-    """What kind of row a collective was recorded as."""
+    """The kind of row that a collective was recorded as."""
 
-    KERNEL = "work of a device"
-    HOST_RANGE = "the range of a backend that works on the CPU"
-    LAUNCH = "the range, or the record, of one that launches kernels"
+    KERNEL = "a kernel"
+    HOST_RANGE = "the range of a backend that runs on the CPU, such as gloo"
+    LAUNCH = "the range, or the record, of a collective that launches kernels"
 
 
 class _Use(NamedTuple):
-    """A row of the run for a collective. ``on_host``: the CPU carries it out. ``ns`` is how long it took: the
-    time of its kernels, or of its range on the host; None where that is not known."""
+    """A row of the run that is a collective. ``on_host``: it runs on the CPU. ``ns``: its duration, of its kernels or
+    of its range on the host; None if unknown."""
 
     row: Row
     collective: Collective
@@ -42,8 +42,11 @@ class _Use(NamedTuple):
 
 @dataclass
 class _Sum:
-    """Calls of collectives. ``ns`` is how long the ``timed`` ones took. ``nbytes`` is the larger of what went in and
-    what came out: at least, where not all calls are ``counted``; ``sized`` have any size."""
+    """The sum over calls of collectives.
+
+    ``ns`` is the duration of the ``timed`` calls. ``nbytes`` sums the larger of input and output size; ``sized`` calls
+    have at least one of the two sizes, ``counted`` calls have both. With ``counted < calls``, ``nbytes`` is a lower
+    bound."""
 
     calls: int = 0
     timed: int = 0
@@ -77,7 +80,7 @@ class _Sum:
         return f"{_at_least(True)}{format_count(self.nbytes * 1e9 / self.ns)}B/s"
 
     def texts(self, whole_ns: int) -> list[str]:
-        """Calls, time, average, and share of a whole."""
+        """The cells of calls, time, average and share of a whole."""
         if not self.timed:
             return [str(self.calls), *[UNKNOWN] * 3]
         time = _at_least(self.timed < self.calls) + format_time(self.ns)
@@ -90,17 +93,17 @@ def _at_least(is_bound: bool) -> str:
 
 @report("collectives")
 def collectives(run: Run, *, tablefmt: str | None = None) -> str:
-    """What ranks exchanged: a row for each collective, group and size, and one for each layer and phase that did so.
+    """Communication between ranks: a table by collective, group and size, and a table by layer and phase.
 
-    *In* and *Out* are the bytes of one call on one rank, ``–`` where they are unknown. A call is a kernel, or a range
-    of a backend that works on the CPU (gloo), which takes the time from its beginning to its end, on whatever thread.
-    Where a run has both, the column *On* tells them apart. The bandwidth is what NCCL's tests call the algorithm
-    bandwidth, S/t, with S the larger of In and Out: so it is there for all-gather and for reduce-scatter
-    (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). It is a lower bound: the time has the waiting
-    for the slowest rank in it. In the second table *Bytes* are S times the calls, and the layer is the one whose work
-    started the exchange.
+    *In* and *Out* are the bytes of one call on one rank, ``–`` if unknown. A call is a kernel, or a range of a backend
+    that runs on the CPU (gloo); the time of a range is from its start to its end, on any thread. If a run has both
+    kinds, the column *On* says which. *Bandwidth* is the algorithm bandwidth of NCCL's tests, S/t, where S is the
+    larger of In and Out, as these tests define it for all-gather and reduce-scatter
+    (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). It is a lower bound, because the time
+    includes waiting for the slowest rank. In the second table *Bytes* are S times the calls, and the layer is the one
+    whose work started the collective.
 
-    ``tablefmt`` is any of tabulate's formats. Raises TorchprofError for an unknown one.
+    ``tablefmt``: any of tabulate's formats. Raises TorchprofError for an unknown one.
     """
     uses = list(_uses(run))
     warnings = [*about_sums(run), *warnings_of(run)]
@@ -112,7 +115,7 @@ def collectives(run: Run, *, tablefmt: str | None = None) -> str:
     on, time = (["On"], "Time") if len(present) > 1 else ([], f"{present[0]} time")
 
     def summed(key: Callable[[_Use], tuple[str, ...]]) -> Iterator[tuple[list[str], _Sum, list[str]]]:
-        """For each row what it is of, what it sums, and how long that took."""
+        """For each row the cells of its key, its sum, and the cells of calls and time."""
         for (on_host, texts), total in _largest_first(uses, lambda use: (use.on_host, key(use))):
             yield [*texts, *([names[on_host]] if on else [])], total, total.texts(wholes[on_host])
 
@@ -140,8 +143,8 @@ def collectives(run: Run, *, tablefmt: str | None = None) -> str:
 
 
 def _uses(run: Run) -> Iterator[_Use]:
-    """The rows of collectives, each once: in a rank with kernels of communication, these and not what
-    launched them."""
+    """The rows of collectives, each collective once: if a rank has communication kernels, these count and the ranges
+    that launched them do not."""
     sources = [_source(frames) for frames in run.rows.frames]
     numbers = run.rows.columns["frames"]
     ranks = run.rows.columns["rank"]
@@ -151,8 +154,8 @@ def _uses(run: Run) -> Iterator[_Use]:
         if source is None or (source is _Source.LAUNCH and ranks[at] in with_kernels):
             continue
         row = run.rows[at]
-        if row.calls:  # else it is what an op around it allocated there
-            collective = collective_of(row.frames) or Collective(short_name(row.frames[-1].name))
+        if row.calls:  # a row without calls has only memory that an op around it allocated
+            collective = collective_of(row.frames) or Collective(short_kernel_name(row.frames[-1].name))
             on_host = source is _Source.HOST_RANGE
             took = {_Source.KERNEL: row.cost.device_ns, _Source.HOST_RANGE: row.cost.collective_ns or None}
             yield _Use(row, collective, on_host, took.get(source))
@@ -172,7 +175,7 @@ def _source(frames: Sequence[Frame]) -> _Source | None:
 
 
 def _what(use: _Use) -> tuple[str, ...]:
-    """Groups of one description count as one: each rank has its own name for the same group."""
+    """The key of the first table. Groups of one description are one group, whose name differs from rank to rank."""
     collective = use.collective
     group = collective.group if collective.description in _UNNAMED else collective.description
     return (
@@ -185,14 +188,15 @@ def _what(use: _Use) -> tuple[str, ...]:
 
 
 def _where(use: _Use) -> tuple[str, ...]:
-    nobody = OUTSIDE_NAME if use.row.selected else NOT_SELECTED_NAME
-    name = use.row.layer.name if use.row.layer else nobody
+    """The key of the second table: the layer, and the phase."""
+    no_layer = OUTSIDE_NAME if use.row.selected else NOT_SELECTED_NAME
+    name = use.row.layer.name if use.row.layer else no_layer
     served = len(use.row.shared_by)
     return (f"{name} ({served} layers below)" if served else name, use.row.phase)
 
 
 def _largest_first(uses: Iterable[_Use], key: Callable[[_Use], _Key]) -> list[tuple[_Key, _Sum]]:
-    """Summed by what is shown of them: those that took the longest first, then those of the most bytes."""
+    """Sums by key, sorted by time, then by bytes, largest first."""
     sums: dict[_Key, _Sum] = {}
     for use in uses:
         sums.setdefault(key(use), _Sum()).add(use)

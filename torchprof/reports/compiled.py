@@ -1,4 +1,4 @@
-"""The table of compiled regions: what of each is overhead and what are kernels, and where its graph breaks."""
+"""The compiled report: overhead and kernels of each region of torch.compile, and its graph breaks."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
 
 @report("compiled")
 def compiled(run: Run, *, tablefmt: str | None = None) -> str:
-    """Every region that torch.compile made and that ran: where, how often, and what it took.
+    """Every region of torch.compile that ran: where it is, its calls, and its times.
 
-    *Overhead* is the time that leads to the compiled graph, *Guards* the part of it in which it was found out whether
-    the compiled code may run. *Graph* is the time in the calls of the graph: its kernels, and what launches them;
-    *Kernels* on a device their time there, whatever layer they belong to. *Beside* is what ran in the region without
-    being compiled, as between two graphs. A region inside of another, as after a graph break, is in none of that one's
-    figures. Below: each graph break, with the line and torch's reason; what torch.compile took to compile; and how much
-    of the kernels' time belongs to one layer, to several at once, or to unknown ones, where layers were asked for.
+    *Overhead* is the time from entering the region to the compiled graph; *Guards* is the part of it that checks
+    whether the compiled code is valid. *Graph* is the time in calls of the graph: kernels, and code that launches them.
+    *Kernels* is the time of the kernels on a device, of any layer. *Beside* is work in the region that is not compiled,
+    such as code between two graphs. A region nested in another one, as after a graph break, is not included in the
+    figures of the outer region.
 
-    ``tablefmt`` is any of tabulate's formats. Raises TorchprofError for an unknown one.
+    Below the table: each graph break, with the line and torch's reason; the time torch.compile took to compile; and, if
+    layers were requested, the shares of kernel time that belong to one layer, to several layers, or to unknown ones.
+
+    ``tablefmt``: any of tabulate's formats. Raises TorchprofError for an unknown one.
     """
     found = compiled_in(run)
     uses = found.uses
@@ -69,7 +71,7 @@ def _texts(run: Run, part: PhaseOfRegion) -> dict[str, str]:
 
 
 def _place(region: CompiledRegion) -> str:
-    """The function, and where it is; the rest of one after a graph break as that."""
+    """The function with its file and line. The rest of a function after a graph break has the name of the function."""
     owner, _, name = region.function.rpartition(".")
     if name.startswith(RESUMED):
         name = name.removeprefix(RESUMED).rpartition("_at_")[0]
@@ -79,7 +81,7 @@ def _place(region: CompiledRegion) -> str:
 
 
 def _breaks(run: Run, found: Compiled) -> Iterator[str]:
-    """A sentence for each graph break that was run into."""
+    """A sentence for each graph break that occurred."""
     for region, uses in found.breaks.items():
         file = PurePath(region.file).name
         where = f"{file}:{region.break_line}" if file else f"line {region.break_line}"
@@ -92,7 +94,7 @@ def _breaks(run: Run, found: Compiled) -> Iterator[str]:
 
 
 def _times(run: Run, found: Compiled) -> Iterator[str]:
-    """What it took to compile, and how the time of kernels divides among layers."""
+    """The time of compiling, and the shares of kernel time by layers."""
     if found.compiled:
         times = f"{found.compiled} time{'s' if found.compiled > 1 else ''}"
         yield f"torch.compile was at work {times}: {format_time(found.compiling.cpu_ns)}."

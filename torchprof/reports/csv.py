@@ -9,18 +9,19 @@ from torchprof.analyze.records import Cell, table
 from torchprof.reports import report
 from torchprof.run.run import Run
 
-# What a spreadsheet takes for the start of a formula (OWASP, "CSV Injection"), wide forms included; and what marks it.
+# Characters at which a spreadsheet reads a cell as a formula (OWASP, "CSV Injection"), with their full-width forms; and
+# the apostrophe that prevents it.
 _STARTS_A_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠", "'")
 
 
 @report("csv", suffix=".csv")
 def csv(run: Run, *, of: str = "layers") -> str:
-    """A line for each record, as RFC 4180 has it, the names of the columns in the first. What is not known is empty.
+    """A line for each record (RFC 4180); the first line has the names of the columns. Unknown figures are empty.
 
-    ``of``: "layers" (one record for each layer, phase and rank), "operators" (for each operator in each of those) or
-    "rows" (the finest table there is). A text that a spreadsheet would take for a formula, and one that begins with an
-    apostrophe, gets an apostrophe before it: take one off to have the name as it was. Raises TorchprofError for other
-    records.
+    ``of``: "layers" (a record for each layer, phase and rank), "operators" (for each operator of these) or "rows" (the
+    finest table). A text that a spreadsheet would read as a formula gets an apostrophe before it, and so does a text
+    that starts with an apostrophe: removing one apostrophe restores the text. Raises TorchprofError for any other
+    ``of``.
     """
     columns, records = table(run, of)
     text = StringIO()

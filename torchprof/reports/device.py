@@ -1,4 +1,4 @@
-"""The device report: how long each device and each of its streams was busy, with what, and how long idle."""
+"""The device report: busy and idle time of each device and of its streams, by kind of work."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ _HEADINGS = ("Stream", "Kernels", "Busy", "Of span", "Computing", "Communication
 
 @report("device")
 def device(run: Run, *, tablefmt: str | None = None) -> str:
-    """What each device did with its time, from the start of its first work to the end of its last: the span.
+    """The time of each device within its span: from the start of its first work to the end of its last.
 
-    A row for each stream: how many kernels, copies and sets it ran; for how long it ran any, also as a share of the
-    span; and for how long it computed, communicated with other ranks, and copied or set memory. The last row is the
-    device: what several streams ran at the same time counts once there. Below stands how long the device was idle, and
-    how much of the communication ran while it computed; the rest is exposed: in that time nothing was computed.
-    ``tablefmt`` is any of tabulate's formats. docs/device.md says which kernels communicate.
+    A row for each stream: the number of kernels, copies and memsets; the busy time, also as a share of the span; and
+    the time of computing, of communication with other ranks, and of copies and memsets. The last row is the whole
+    device; work of several streams at the same time counts once in it. Below the table: the idle time, and how much of
+    the communication overlaps with computing; the rest is exposed communication. ``tablefmt``: any of tabulate's
+    formats. docs/device.md says which kernels are communication.
 
-    Raises TorchprofError for a run without a device, for one without the times of its streams, and for an
-    unknown format.
+    Raises TorchprofError for a run without a device or without the times of its streams, and for an unknown format.
     """
     _refuse_unknown(run)
     metas = {meta.rank: meta for meta in run.metas}

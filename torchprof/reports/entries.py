@@ -1,4 +1,4 @@
-"""The rows of tables of the layer tree: which there are, in which order, and which of them are shown."""
+"""The rows of tables of the layer tree: making, sorting, hiding, and the hottest path."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torchprof.analyze.columns import Column
 from torchprof.analyze.figures import Figures, figures_of_layers
-from torchprof.reports.text import printable
+from torchprof.reports.text import printable, rows_hidden
 from torchprof.run.cost import Cost
 from torchprof.run.lockstep import range_in_words
 from torchprof.run.operators import Op
@@ -28,8 +28,8 @@ from torchprof.run.words import (
 
 @dataclass
 class Entry:
-    """A row of the table with the rows below it. ``is_layer`` is False for operators and for work of no layer, ``hot``
-    is True for layers on the hottest path; ``path`` is a layer's."""
+    """A row of the table with the rows below it. ``is_layer`` is False for operators and for work of no layer. ``hot``:
+    it is a layer on the hottest path. ``path``: the path of the layer, () for other rows."""
 
     name: str
     figures: Figures
@@ -42,7 +42,7 @@ class Entry:
 
 
 def fitting_depth(run: Run, limit: int) -> int:
-    """The deepest level down to which there are no more than so many layers; 0 where the models alone are more."""
+    """The deepest depth at which a table has at most ``limit`` layers; 0 if the models alone are more."""
     depth, rows = 0, 0
     for steps, count in sorted(Counter(len(layer.path) for layer in run.layers).items()):
         rows += count
@@ -52,20 +52,21 @@ def fitting_depth(run: Run, limit: int) -> int:
 
 
 def mark_path(lines: Sequence[Entry], column: Column) -> None:
-    """Mark the hottest path: each time into the layer with the largest total, until one has more by itself."""
+    """Mark the hottest path: from the largest model down, the child with the largest total, until a layer's self is at
+    least as large as the total of its largest child."""
     by_self, by_total = column.ranking.of, column.of
-    left = 0.0
+    own = 0.0
     while lines := [line for line in lines if line.is_layer]:
         hottest = max(lines, key=lambda line: by_total(line.figures))
-        if by_total(hottest.figures) <= left:
+        if by_total(hottest.figures) <= own:
             return
         hottest.hot = True
-        left, lines = max(0, by_self(hottest.figures)), hottest.children
+        own, lines = max(0, by_self(hottest.figures)), hottest.children
 
 
 def entries_of(run: Run, show_events: bool = False, phases: Sequence[str] | None = None) -> list[Entry]:
-    """The rows of the models and of work of no layer, each with those below it. ``phases``: those that have figures,
-    None for those of the run."""
+    """The rows of the models and of work of no layer, with all rows below them. ``phases``: the phases with figures;
+    None: all phases of the run. ``show_events``: with rows of operators."""
     phases = run.phases() if phases is None else phases
     chains = [*run.rows.frames, *(around.frames for within in run.rows.within for around in within)]
     has_ranges = any(frame.kind in RANGES for frames in chains for frame in frames)
@@ -92,10 +93,10 @@ def entries_of(run: Run, show_events: bool = False, phases: Sequence[str] | None
 
 
 def _op_lines(ops: dict[str, list[Op]], show_events: bool, in_no_layer: bool = False) -> list[Entry]:
-    """The lines of the user's labels, of compiled regions and their kernels, and with ``show_events`` of operators. A
-    label is one line in all phases, and so is a region."""
+    """The rows of the user's labels, of compiled regions and their kernels, and with ``show_events`` of operators. A
+    label has one row for all phases, and so has a region; an operator has one for each phase."""
     lines = []
-    labels: dict[tuple[str, str], tuple[Entry, dict[str, Op]]] = {}  # its line, and what of it is in which phase
+    labels: dict[tuple[str, str], tuple[Entry, dict[str, Op]]] = {}  # its row, and its figures by phase
     for phase, found in ops.items():
         for op in sorted(found, key=lambda op: op.name == BETWEEN_OPS):
             if op.kind in RANGES:
@@ -115,14 +116,14 @@ def _op_lines(ops: dict[str, list[Op]], show_events: bool, in_no_layer: bool = F
     for line, parts in labels.values():
         line.figures.own = {phase: own_of_range(op) for phase, op in parts.items()}
         line.figures.total = {phase: op.total for phase, op in parts.items()}
-        if not any(op.kind == "kernels" for op in parts.values()):  # a group of them is nothing that is called
+        if not any(op.kind == "kernels" for op in parts.values()):  # a group of kernels has no calls
             line.figures.calls = next((op.calls for op in parts.values() if op.calls), 0)
         line.ops = _op_lines({phase: op.inside for phase, op in parts.items()}, show_events)
     return lines
 
 
 def own_of_range(op: Op) -> Cost:
-    """The self of a range's line: of a region with what leads to its graph, of some kernels all of it."""
+    """The self of a range's row. That of a region includes its overhead; that of a group of kernels is its total."""
     if op.kind == "kernels":
         return op.total
     leading = [inner.self for inner in op.inside if op.kind == "region" and is_overhead(inner.name)]
@@ -130,6 +131,7 @@ def own_of_range(op: Op) -> Cost:
 
 
 def sort_entries(lines: list[Entry], column: Column) -> None:
+    """Sort siblings by a column, largest first, on all levels. Work of no layer stays last."""
     waiting = [lines]
     while waiting:
         siblings = waiting.pop()
@@ -144,7 +146,7 @@ def sort_entries(lines: list[Entry], column: Column) -> None:
 
 
 def _layers(lines: Sequence[Entry]) -> Iterator[tuple[Entry, Entry | None, int]]:
-    """Every layer's line, with the line above it and its depth; those above come first."""
+    """Every layer's row with its parent and its depth, parents before children."""
     waiting: list[tuple[Entry, Entry | None, int]] = [(line, None, 0) for line in lines if line.is_layer]
     while waiting:
         line, above, depth = waiting.pop()
@@ -153,9 +155,9 @@ def _layers(lines: Sequence[Entry]) -> Iterator[tuple[Entry, Entry | None, int]]
 
 
 def keep_top(lines: Sequence[Entry], column: Column, top: int, depth: int | None) -> None:
-    """Show only the layers with the largest self of a column, down to a depth, and those above them.
+    """Show only the layers with the largest self of a column, and the layers above them.
 
-    At that depth a layer stands for all below it, which is hidden: its total counts.
+    Layers below ``depth`` are hidden; a layer at ``depth`` is ranked by its total, because it stands for all below it.
     """
     by_self, by_total = column.ranking.of, column.with_below.of
     seen = []
@@ -173,18 +175,16 @@ def keep_top(lines: Sequence[Entry], column: Column, top: int, depth: int | None
 
 
 def what_is_hidden(lines: Sequence[Entry], column: Column, top: int, depth: int | None) -> str:
-    """How many layers ``top`` and ``depth`` hide, and what the others are."""
+    """A sentence: how many rows ``top`` and ``depth`` hide, and which rows are shown."""
     hidden = sum(not line.shown for line, _, _ in _layers(lines))
-    rows = "1 row is" if hidden == 1 else f"{hidden} rows are"
-    which = "is the largest" if top == 1 else f"are the {top} largest"
     by = column.heading if column.ranking == column else f"self of {column.heading}"
     if any(level == depth and line.children for line, _, level in _layers(lines)):
         by += f", at depth {depth} with all below"
-    return f"{rows} hidden: shown {which} by {by}, with the layers above."
+    return f"{rows_hidden(hidden, top, 'largest')} by {by}, with the layers above."
 
 
 def all_entries(lines: Sequence[Entry]) -> Iterator[Entry]:
-    """All rows but those of operators."""
+    """All rows except those of operators and ranges."""
     waiting = list(lines)
     while waiting:
         line = waiting.pop()

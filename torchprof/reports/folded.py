@@ -1,6 +1,6 @@
-"""Folded stacks: one line for each, as flamegraph.pl, inferno and speedscope read them.
+"""Folded stacks: a line for each stack, for flamegraph.pl, inferno and speedscope.
 
-The format is that of https://github.com/brendangregg/FlameGraph: names joined by semicolons, a blank, a number.
+Format (https://github.com/brendangregg/FlameGraph): names joined by semicolons, a space, a number.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ _NUMBER_AT_THE_END = re.compile(r"\s+(?=\d+(\.\d*)?$)")
 
 @report("folded", suffix=".folded")
 def folded(run: Run, *, measure: str | None = None) -> str:
-    """A line ``phase;Net;layer;operator value`` for each stack, with what that took itself: in ns, bytes or pieces.
+    """A line ``phase;Net;layer;operator value`` for each stack. The value is the self of the stack, in ns, bytes or
+    counts.
 
-    With several ranks, ``rank_0`` stands before the phase. ``measure`` is a field of ``Cost`` that was recorded, as
-    "cpu_ns", "device_ns", "cpu_allocated" or "flops"; the default is the time of the device where that was measured,
-    else of the CPU, else FLOPs.
+    With several ranks, ``rank_0`` comes before the phase. ``measure`` is a recorded field of ``Cost``, such as
+    "cpu_ns", "device_ns", "cpu_allocated" or "flops". The default is the first measured of device time, CPU time and
+    FLOPs.
 
-    The format has no escapes. As flamegraph.pl's own collapsers do, a semicolon in a name becomes a colon; what cannot
-    be printed is written out ("\\n"), and a blank before a number at the end of a name becomes "_", because
-    flamegraph.pl would take it for a second value. Raises TorchprofError for what was not measured.
+    The format has no escapes. A semicolon in a name becomes a colon, as in flamegraph.pl's own collapsers; unprintable
+    characters are written as escapes ("\\n"); a space before a number at the end of a name becomes "_", because
+    flamegraph.pl would read it as a second value. Raises TorchprofError for a measure that was not recorded.
     """
     several = len({meta.rank for meta in run.metas}) > 1
     lines: Counter[str] = Counter()

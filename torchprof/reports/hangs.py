@@ -1,4 +1,4 @@
-"""Where the ranks of a job were when their last step never ended, in sentences."""
+"""Sentences about a hang: where each rank was when the recording ended in the middle of a step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torchprof.run.samples import SampleKey
 from torchprof.run.unfinished import Entered, Unfinished
 from torchprof.run.words import FORWARD, OUTSIDE
 
-_HANGS = 2  # times the longest step
+_HANGS = 2  # a step that took this many times the longest other step is a hang
 
 
 def about_hang(run: Run) -> Iterator[str]:
-    """Where each rank was when the recording ended, if a step had not: it had taken far longer than any other by then,
-    or ranks wait in a collective that others never came to."""
+    """Where each rank was when the recording ended, if the job hangs: the last step has taken far longer than any
+    other, or ranks wait in a collective that other ranks never called."""
     missed = {one.rank: _first_missed(run, one) for one in run.unfinished if _stays(one)}
     if not any(_hangs(run, one) or (one.waits and missed.get(one.rank)) for one in run.unfinished):
         return
@@ -35,20 +35,20 @@ def about_hang(run: Run) -> Iterator[str]:
 
 
 def _stays(one: Unfinished) -> bool:
-    """Whether the rank was in one place for most of the step."""
+    """Whether the rank was in the same place for most of the step."""
     return 2 * one.since_ns > one.ns
 
 
 def _hangs(run: Run, one: Unfinished) -> bool:
-    """Whether the step took longer than any other, in a layer, an operator or a collective."""
+    """Whether the step took far longer than any other, in one layer, operator or collective."""
     steps = run.samples.get(SampleKey(OUTSIDE, FORWARD, one.rank, "cpu", "step_ns"))
     is_anywhere = one.layer >= 0 or one.name != ""
     return steps is not None and one.ns > _HANGS * steps.max and _stays(one) and is_anywhere
 
 
 def _first_missed(run: Run, one: Unfinished) -> tuple[str, list[int]] | None:
-    """The first of the collectives that a rank called in its last step which others had not called as often; of those
-    others that called it in any step."""
+    """The first collective of a rank's last step that other ranks have not called as often, and these ranks. Ranks that
+    have not called it in any step are not expected to."""
 
     def times(other: Unfinished, called: Entered) -> int:
         return sum(each.times for each in other.entered if each[:3] == called[:3])
@@ -81,5 +81,5 @@ def _where(run: Run, one: Unfinished) -> str:
 
 
 def name_of_layer(run: Run, layer: int) -> str:
-    """The name of a layer by its index, or of work that belongs to none, printable."""
+    """The printable name of a layer by its index, or of work of no layer."""
     return printable(layer_name(run, layer))

@@ -1,4 +1,4 @@
-"""The headline: where the time goes, in a sentence or two of plain words."""
+"""The headline: where the time goes, in one or two sentences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchprof.reports import report
 from torchprof.reports.notes import summed_over
 from torchprof.reports.ranking import shortened
 from torchprof.reports.text import printable
-from torchprof.reports.top import Part, parts_of, source_lines
+from torchprof.reports.top import WorkPart, parts_of, source_lines
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.run import Run
 from torchprof.run.words import (
@@ -25,8 +25,8 @@ from torchprof.run.words import (
     RECOMPUTE,
 )
 
-_NEARLY_ALL = 0.95  # of everything: the rest is worth no word
-_MOSTLY_IDLE = 0.5  # a device that is idle for more than this part of the time waits for the CPU
+_NEARLY_ALL = 0.95  # a phase with this share of the total is treated as all of it
+_MOSTLY_IDLE = 0.5  # a device that is idle for more than this share of the time waits for the CPU
 
 _PHASES = {FORWARD: "the forward", BACKWARD: "the backward", RECOMPUTE: "the recomputation"}
 _OF_RANGES = {
@@ -34,7 +34,7 @@ _OF_RANGES = {
     BACKWARD: "the backward of the ranges",
     RECOMPUTE: "the recomputation in the ranges",
 }
-"""For traces without modules: a range is not necessarily around a forward."""
+"""For traces without modules: a range need not be a forward call."""
 _NO_LAYER = {OUTSIDE: "outside of all layers", NOT_SELECTED: "in layers that were not selected"}
 _PLAIN = {
     "Linear": "linear layer",
@@ -51,15 +51,15 @@ _KERNEL_SIZE = re.compile(r"kernel_size=\((\d+(?:, \d+)*),?\)")
 
 
 class _Measured(NamedTuple):
-    """What the headline speaks of: a field of ``Cost``, and its name. ``plain``: the sentence does not name it."""
+    """The measure of the headline: a field of ``Cost``, and its name. ``plain``: the sentence leaves the name out."""
 
     field: str
     name: str
     plain: bool = False
 
 
-class _Within(NamedTuple):
-    """A part of the work: how much it is, and where, in words. ``layer``: the one layer that it is."""
+class _Clause(NamedTuple):
+    """A part of the work: its amount, and a phrase for its place. ``layer``: the layer, if the part is exactly one."""
 
     amount: int
     where: str
@@ -70,19 +70,19 @@ class _Within(NamedTuple):
 def headline(run: Run) -> str:
     """Where the time goes: "62% of the forward is in `layer3`, 71% of that in its 3×3 convolutions."
 
-    It speaks of the largest of four: forward, backward, recomputation, and the work outside of all layers; and says
-    which share of everything that is, where it is less than 95 %. From there it goes down as long as there is a layer
-    that holds more than half of it, and names the kind of layers there that took most by themselves ("directly in",
-    where layers below them took time as well); or the operator, where there are no layers below. Where no layer holds
-    so much, a second sentence names the largest.
+    The headline is about the largest of four parts: forward, backward, recomputation, and work outside of all layers.
+    It gives the part's share of the total if that is less than 95 %. From the model it descends into any layer with
+    more than half of the part, and names the kind of layers there with the largest self ("directly in", if layers below
+    them took time as well), or the largest operator if there are no layers below. If it cannot descend, a second
+    sentence names the largest layer.
 
-    It speaks of the device's time where that was measured; but a device that was idle for more than half of the time
-    waits for the CPU: then it says so, and speaks of the CPU's. In a run that only counted, FLOPs take the place of
-    time. What is 100 % is the same as in ``top``, sums are over all ranks.
+    It uses the device's time if that was measured. A device that was idle for more than half of the time waits for the
+    CPU: then the headline says so, and uses CPU time. In a run without times it uses FLOPs. 100 % is the same as in
+    ``top``; sums are over all ranks.
     """
     before, measured = _subject(run)
     parts = parts_of(run, measured.field)
-    buckets: Counter[int] = Counter()  # phases of layers by their numbers, work of no layer by OUTSIDE, NOT_SELECTED
+    buckets: Counter[int] = Counter()  # by number of the phase for work of layers, else by OUTSIDE or NOT_SELECTED
     for part, amount in parts.items():
         buckets[_bucket(part)] += amount
     if not buckets or not any(run.rows.columns[measured.field]):
@@ -91,35 +91,35 @@ def headline(run: Run) -> str:
     here = {part: amount for part, amount in parts.items() if _bucket(part) == largest}
     everything = sum(buckets.values())
     if largest < 0:
-        steps = [_Within(whole, _NO_LAYER[largest]), _largest_work(run, measured, here)]
-        return before + _sentence(run, measured, f"the {measured.name}", everything, steps)
+        clauses = [_Clause(whole, _NO_LAYER[largest]), _largest_work(run, measured, here)]
+        return before + _sentence(run, measured, f"the {measured.name}", everything, clauses)
     phases = _PHASES if run.meta.model else _OF_RANGES
     phase = phases[PHASES[largest]] + (" of the selected layers" if run.meta.paths is not None else "")
-    steps = []
+    clauses = []
     if whole < _NEARLY_ALL * everything:
         of, total = f"the {measured.name}", everything
-        steps.append(_Within(whole, f"in {phase}"))
+        clauses.append(_Clause(whole, f"in {phase}"))
     else:
         of, total = phase if measured.plain else f"the {measured.name} of {phase}", whole
     tree = _Tree.of(run.layers, here)
-    at = tree.down_from_the_top(whole)
+    at = tree.deepest_with_most_of(whole)
     named = at is not None and (len(run.layers[at].path) > 1 or len(run.roots) > 1)
     if at is not None and named:
-        steps.append(_Within(tree.totals[at], f"in `{_name(run, at)}`", at))
-    steps.append(_largest_within(run, measured, tree, here, at, "its " if named else ""))
-    sentence = before + _sentence(run, measured, of, total, steps)
+        clauses.append(_Clause(tree.totals[at], f"in `{_name(run, at)}`", at))
+    clauses.append(_largest_within(run, measured, tree, here, at, "its " if named else ""))
+    sentence = before + _sentence(run, measured, of, total, clauses)
     parts_of_model = [] if named else [one for one in tree.children[at] if tree.totals[one]]
     if before or len(parts_of_model) < 2:
         return sentence
     first = max(parts_of_model, key=tree.totals.__getitem__)
-    if steps[-1].layer == first:
+    if clauses[-1].layer == first:
         return sentence
     which = f"layer of {_PHASES[PHASES[largest]]}" if at is not None else "model" if run.meta.model else "range"
     return f"{sentence} The largest {which} is `{_name(run, first)}`, with {_share(tree.totals[first], whole)}."
 
 
 def _subject(run: Run) -> tuple[str, _Measured]:
-    """A first sentence on an idle device, or nothing, and the measure of the sentences after it."""
+    """A first sentence about an idle device, or "", and the measure for the other sentences."""
     meta = run.meta
     if "device_ns" in meta.measured:
         device = meta.device_heading
@@ -145,27 +145,27 @@ def _subject(run: Run) -> tuple[str, _Measured]:
     return "", _Measured("flops", f"{name} (summed over {over})" if over else name)
 
 
-def _bucket(part: Part) -> int:
+def _bucket(part: WorkPart) -> int:
     return part.where.phase if part.where.layer >= 0 else part.where.layer
 
 
 class _Tree(NamedTuple):
-    """What the layers took in one phase: by themselves, and with all below them. ``children[None]`` are the models."""
+    """Self and total of the layers in one phase. ``children[None]`` are the models."""
 
     own: list[int]
     totals: list[int]
     children: dict[int | None, Sequence[int]]
 
     @classmethod
-    def of(cls, layers: Layers, parts: Mapping[Part, int]) -> _Tree:
+    def of(cls, layers: Layers, parts: Mapping[WorkPart, int]) -> _Tree:
         own = [0] * len(layers)
         for part, amount in parts.items():
             own[part.where.layer] += amount
         children: dict[int | None, Sequence[int]] = {None: layers.roots, **dict(enumerate(layers.children))}
         return cls(own, layers.roll_up(own), children)
 
-    def down_from_the_top(self, whole: int) -> int | None:
-        """The deepest layer that holds more than half of the whole; None where not even a model does."""
+    def deepest_with_most_of(self, whole: int) -> int | None:
+        """The deepest layer with more than half of the whole; None if no model has more than half."""
         at = None
         while True:
             found = [one for one in self.children[at] if 2 * self.totals[one] > whole]
@@ -174,7 +174,7 @@ class _Tree(NamedTuple):
             [at] = found
 
     def below(self, at: int | None) -> Iterator[int]:
-        """All layers below one, without itself."""
+        """All layers below a layer, at any depth, without the layer itself."""
         waiting = [*self.children[at]]
         while waiting:
             index = waiting.pop()
@@ -183,9 +183,9 @@ class _Tree(NamedTuple):
 
 
 def _largest_within(
-    run: Run, measured: _Measured, tree: _Tree, parts: Mapping[Part, int], at: int | None, its: str
-) -> _Within:
-    """What took most there: one kind of layers below, or the work that the layer does itself."""
+    run: Run, measured: _Measured, tree: _Tree, parts: Mapping[WorkPart, int], at: int | None, its: str
+) -> _Clause:
+    """The largest part below a layer (``at``; None: below no model): a kind of layers, or the layer's own work."""
     kinds: dict[tuple[str, str], list[int]] = {}
     for index in sorted(tree.below(at)):
         if tree.own[index]:
@@ -197,21 +197,21 @@ def _largest_within(
         if largest is None:
             return work
         itself = "directly in it" if its else f"directly in `{_name(run, at)}`"
-        return _Within(tree.own[at], f"{itself}, not in layers below, above all {work.where}", at)
-    assert largest is not None  # there is work, and it is of layers
+        return _Clause(tree.own[at], f"{itself}, not in layers below, above all {work.where}", at)
+    assert largest is not None  # the caller has checked that there is work in layers
     one, several = largest
     found = kinds[largest]
     holds_more = any(tree.totals[index] > tree.own[index] for index in found)
     within = "directly in" if holds_more else "in"
     if len(found) == 1:
         the_layer = None if holds_more else found[0]
-        return _Within(sums[largest], f"{within} the {one} `{_name(run, found[0])}`", the_layer)
-    return _Within(sums[largest], f"{within} {its}{several}")
+        return _Clause(sums[largest], f"{within} the {one} `{_name(run, found[0])}`", the_layer)
+    return _Clause(sums[largest], f"{within} {its}{several}")
 
 
-def _largest_work(run: Run, measured: _Measured, parts: Mapping[Part, int]) -> _Within:
-    """The operator, or the label, that took most, or the time between operators, with the source line that a sampling
-    thread saw most often then, where there was one."""
+def _largest_work(run: Run, measured: _Measured, parts: Mapping[WorkPart, int]) -> _Clause:
+    """The largest of operators, labels, kernels, and time between operators; for the latter with the source line that
+    has the most samples, if there was a sampling thread."""
     between = "where no operator ran" if measured.field == "cpu_ns" else "in work that no operator launched"
     works: Counter[str] = Counter()
     for part, amount in parts.items():
@@ -231,15 +231,15 @@ def _largest_work(run: Run, measured: _Measured, parts: Mapping[Part, int]) -> _
             seen.update(lines.get(place, {}))
         for line, _ in seen.most_common(1):
             where += f", most often at `{shortened(line)}`"
-    return _Within(amount, where)
+    return _Clause(amount, where)
 
 
 def _kind(layer: Layer, is_of_model: bool) -> tuple[str, str]:
-    """What one and several layers of this kind are called; convolutions are told apart by the size of their kernel.
+    """The singular and the plural name of a layer's kind: its class, for convolutions with the size of the kernel.
 
     A layer of unknown class is a kind of its own.
     """
-    if not layer.kind:  # of a trace: a module without its class, or a range of record_function
+    if not layer.kind:  # in a trace: a module of unknown class, or a range of record_function
         return "layer" if is_of_model else "range", printable(layer.name)
     convolution = _CONVOLUTION.fullmatch(layer.kind)
     if convolution is None:
@@ -253,30 +253,30 @@ def _kind(layer: Layer, is_of_model: bool) -> tuple[str, str]:
 
 
 def _name(run: Run, index: int) -> str:
-    """The path of a layer, without the model's own name where there is but one."""
+    """The path of a layer, without the name of the model if the run has only one model."""
     path = run.layers[index].path
     return printable(".".join(path[1:] if len(run.roots) == 1 and len(path) > 1 else path))
 
 
-def _sentence(run: Run, measured: _Measured, of: str, whole: int, steps: Sequence[_Within]) -> str:
-    """Each step as a share of the step before: "62% of the forward is in …, 71% of that in …"."""
-    clauses = []
-    for number, step in enumerate(steps):
+def _sentence(run: Run, measured: _Measured, of: str, whole: int, clauses: Sequence[_Clause]) -> str:
+    """Each part as a share of the one before: "62% of the forward is in …, 71% of that in …"."""
+    texts = []
+    for number, clause in enumerate(clauses):
         if number == 0:
             verb = "are" if measured.field == "flops" else "is"
-            clauses.append(f"{_share(step.amount, whole)} of {of} {verb} {step.where}")
+            texts.append(f"{_share(clause.amount, whole)} of {of} {verb} {clause.where}")
         else:
-            clauses.append(f"{_share(step.amount, whole)} of that {step.where}")
-        whole = step.amount
-    if len(clauses) > 2:
-        clauses[-1] = f"and {clauses[-1]}"
+            texts.append(f"{_share(clause.amount, whole)} of that {clause.where}")
+        whole = clause.amount
+    if len(texts) > 2:
+        texts[-1] = f"and {texts[-1]}"
     ranks = f"over all {len(run.metas)} ranks, " if len(run.metas) > 1 else ""
-    text = f"{ranks}{', '.join(clauses)}."
+    text = f"{ranks}{', '.join(texts)}."
     return text[0].upper() + text[1:]
 
 
 def _share(part: float, whole: float) -> str:
-    """Rounded to whole percents; what is not nothing is not called 0 %, and what is not all is not called 100 %."""
+    """In whole percent: "less than 1%" in place of 0 %, "more than 99%" in place of 100 %, "all" for the whole."""
     if part == whole:
         return "all"
     text = f"{part / whole:.0%}"

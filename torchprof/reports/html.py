@@ -1,4 +1,4 @@
-"""The HTML report: one file that holds the page, its style, its script and the run, and loads nothing."""
+"""The HTML report: one file with the page, its style, its script and its data. It loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -43,12 +43,13 @@ _ADVICE_SHOWN = 12
 
 @report("html", suffix=".html")
 def html(run: Run, *, beside: Mapping[str, Run] | None = None) -> str:
-    """One page: the headline, an icicle of the layers, their tables, ranks, operators, memory over time and a roofline.
+    """A page with the headline, an icicle of the layers, tables of layers, ranks and operators, memory over time, and a
+    roofline.
 
-    ``beside``: other runs, by the names under which the page's switch has them; layers of one path are one layer.
-    It needs no network and no server, and works in any browser of 2023 or later.
+    ``beside``: other runs by name; a control of the page switches between the runs. Layers with the same path are one
+    layer. The page needs no network and no server, and works in any browser of 2023 or later.
 
-    Raises TorchprofError where one of ``beside`` is no run.
+    Raises TorchprofError if a value of ``beside`` is no run.
     """
     if not isinstance(beside, (Mapping, NoneType)):
         raise TorchprofError(f'beside= is {beside!r:.60}; it takes other runs by name: {{"with AMP": run}}.')
@@ -60,7 +61,7 @@ def html(run: Run, *, beside: Mapping[str, Run] | None = None) -> str:
 
 
 def page(title: str, takes: Sequence[Take], more: Mapping[str, Any], run: Run) -> str:
-    """The page of one or several runs. ``more`` is added to their data; facts and advice are of ``run``."""
+    """The page of one or several runs. ``more`` is added to the data; facts and advice are those of ``run``."""
     evidence = Evidence(run)
     advice = advise(run)
     document = {
@@ -72,7 +73,7 @@ def page(title: str, takes: Sequence[Take], more: Mapping[str, Any], run: Run) -
         **more,
         **page_data(takes),
     }
-    # ASCII alone, and nothing that could end the element: names of layers are whatever somebody chose.
+    # Only ASCII, and no "<" that could end the element: the names of layers may be any text.
     data = json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
     script = page_script()
     style = _part("page.css")
@@ -83,9 +84,9 @@ def page(title: str, takes: Sequence[Take], more: Mapping[str, Any], run: Run) -
 
 
 def page_script() -> str:
-    """The JavaScript of the page: all its files in one scope, without the lines that are comments.
+    """The JavaScript of the page: all its files in one scope, without comment lines.
 
-    A line inside a string could be taken for a comment: eslint (test/page) allows no string of several lines.
+    A line of a multi-line string could look like a comment, so eslint (test/page) forbids such strings.
     """
     return '"use strict";\n(() => {\n' + _COMMENTS.sub("", "".join(map(_part, _SCRIPTS))) + "})();\n"
 
@@ -99,7 +100,7 @@ def _hash(script: str) -> str:
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
-    """What was recorded, for how long, and on what: (name, value)."""
+    """What was recorded, its duration, and the environment: (name, value)."""
     meta = run.meta
     cycles = f" in {meta.cycles} cycles" if meta.cycles > 1 else ""
     return [

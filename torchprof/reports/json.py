@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torchprof.reports import report
-from torchprof.run.file_write import text_of
+from torchprof.run.file_write import stripped, text_of, warning_data
 from torchprof.run.run import Run
+from torchprof.run.warnings import Caveat
 
 
 @report("json", suffix=".json")
 def json(run: Run, *, strip: bool = False) -> str:
-    """All that the run knows. ``strip=True`` leaves the names of files and machines out."""
-    return text_of(run, strip=strip)
+    """The file of the run, with all of its warnings, also those that ``load`` computes from the run.
+
+    ``strip=True`` leaves the names of files and machines out.
+    """
+    run = stripped(run) if strip else run
+    return text_of(run, strip=strip, computed={"warnings": map(_data, run.warnings)})
+
+
+def _data(warning: Caveat) -> dict[str, Any]:
+    return {**warning_data(warning), "ranks": warning.ranks, "sentence": str(warning)}

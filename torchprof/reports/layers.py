@@ -1,4 +1,4 @@
-"""The layers that spend time in one operator: the table of operators the other way round."""
+"""The layers report: the layers that use one operator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchprof.run.run import Run
 
 
 @report("layers")
-def layers(
+def layers_report(
     run: Run,
     *,
     op: str | None = None,
@@ -28,21 +28,21 @@ def layers(
     phase: str | None = None,
     tablefmt: str | None = None,
 ) -> str:
-    """A row for each layer that uses the operator ``op`` directly, not in its child layers; the largest first.
+    """A row for each layer that uses the operator ``op`` directly, not in a child layer; largest first.
 
-    *Self* is what no operator inside it took, *total* what its outermost occurrences in the layer took, with all that
-    ran in them; shares are of what the operator took everywhere. ``op`` is a name as the table of operators shows it,
-    that of a label included, and ``(between ops)`` for layers' own time.
+    *Self* is the operator's cost without operators nested in it, *total* the cost of its outermost occurrences in the
+    layer with everything nested in them. Shares are of the operator's cost in the whole run. ``op`` is a name as in the
+    report "ops", also of a label, or ``(between ops)``.
 
-    ``phase`` is "forward", "backward" or "recompute"; None adds them up. ``sort_by``, ``row_limit`` and ``tablefmt``
-    are as for the table of operators; the default is the total time, of the device where that was measured.
+    ``phase``: "forward", "backward" or "recompute"; None: their sum. ``sort_by``, ``row_limit`` and ``tablefmt`` are as
+    in "ops"; the default order is by total time, of the device if that was measured.
 
-    Raises TorchprofError for an operator that the run does not know, for none, for an unknown phase, column or format,
-    and for a negative number.
+    Raises TorchprofError if ``op`` is missing or not in the run, for an unknown phase, column or format, and for a
+    negative number.
     """
     if op is None:
         raise TorchprofError('Which operator? Write run.report("layers", op="aten::linear"); the report "ops" has all.')
-    op = {operator_name(operator): operator.name for operator in operators(run)}.get(op, op)  # as the table shows it
+    op = {operator_name(operator): operator.name for operator in operators(run)}.get(op, op)  # by the name in the table
     found = layers_of(run, op, phase=phase)
     everywhere = [sums for operator, sums in operators(run, phase=phase).items() if operator.name == op]
     columns = figure_columns(run)

@@ -1,4 +1,4 @@
-"""The tree table in Markdown, for pull requests and issues: GitHub's flavour (https://github.github.com/gfm)."""
+"""The tree table in GitHub Flavored Markdown (https://github.github.com/gfm), for pull requests and issues."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torchprof.reports.tree import HOT, table_of
 from torchprof.run.cost import format_time
 from torchprof.run.run import Run
 
-# Before any of these a backslash keeps Markdown from seeing more in it than the character; GitHub would look for a
-# user's name behind an "@" even so, unless something that is not shown stands between.
+# A backslash escapes these characters. GitHub reads a user's name after "@" even if that is escaped, so an empty
+# comment separates them.
 _PLAIN = {ord(char): f"\\{char}" for char in "\\`*_[]<>|~&#$"} | {ord("@"): "@<!-- -->"}
 _LINES_OF_THE_TREE = re.compile("[ │]*")
-_BEFORE_A_BAR = re.compile(r"(\\*)\|")  # in a table it ends the cell even inside of code, unless it is escaped
+_BEFORE_A_BAR = re.compile(r"(\\*)\|")  # a bar ends the cell even inside code, unless it is escaped
 
 
 @report("markdown", suffix=".md")
@@ -31,7 +31,7 @@ def markdown(
 ) -> str:
     """The facts of the run, the tree table, and the run's warnings. The options are those of the report "tree".
 
-    Names are code, so nothing in them is a link, a mention or a tag. Raises TorchprofError as "tree" does.
+    Names are code spans, so that Markdown finds no links, mentions or tags in them. Raises TorchprofError as "tree".
     """
     table = table_of(run, show_events=show_events, depth=depth, sort_by=sort_by, top=top, hot=hot)
     headings = ["Module", *(plain(column.heading) for column in table.columns)]
@@ -48,7 +48,7 @@ def markdown(
 
 
 def _facts(run: Run) -> Iterator[str]:
-    """What was recorded, for how long, and on what."""
+    """What was recorded, its duration, and the environment."""
     meta = run.meta
     models = f" of {', '.join(code(printable(model)) for model in meta.model)}" if meta.model else ""
     ranks = f", rank {meta.rank} and {len(run.metas) - 1} more" if len(run.metas) > 1 else ""
@@ -66,22 +66,22 @@ def _facts(run: Run) -> Iterator[str]:
 
 
 def line(cells: list[str]) -> str:
-    """A line of a table."""
+    """A row of a Markdown table."""
     return f"| {' | '.join(cells)} |"
 
 
 def plain(words: str) -> str:
-    """Words with everything escaped that Markdown would interpret."""
+    """Text with all characters escaped that have a meaning in Markdown."""
     return printable(words).translate(_PLAIN)
 
 
 def code(name: str) -> str:
-    """A name that can be printed as a code span: its fence is longer than any run of backticks in it."""
+    """A name as a code span. Its fence is longer than any sequence of backticks in the name."""
     fence = "`" * (max(map(len, re.findall("`+", name)), default=0) + 1)
     pad = " " if name.startswith(("`", " ")) or name.endswith(("`", " ")) or not name else ""
     return f"{fence}{pad}{name}{pad}{fence}"
 
 
 def cell(name: str) -> str:
-    """A name as code in a cell of a table."""
+    """A name as a code span in a cell of a table."""
     return _BEFORE_A_BAR.sub(r"\1\1\\|", code(name))

@@ -1,13 +1,13 @@
-"""What each layer used of one device: the rows and columns of the memory report's table."""
+"""The rows and columns of the memory report's table by layer, for one device."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 
-from torchprof.analyze.columns import Column, CostColumn
+from torchprof.analyze.columns import Column, CostColumn, SelfOrTotalColumn
 from torchprof.analyze.figures import Figures
 from torchprof.analyze.varying import varying_calls
 from torchprof.reports.entries import Entry
@@ -24,10 +24,10 @@ _FIELDS = [name for name, _ in _NET.fields]
 
 
 @dataclass
-class Use(Figures):
-    """What a layer used of one device. ``peaks`` by phase; ``returned``: the bytes of the outputs of its first call,
-    ``varies``: whether later calls may have returned others; ``kept`` and ``own_kept``: the bytes kept for backward of
-    one forward call, with those of the layers below and without. None: not known."""
+class MemoryFigures(Figures):
+    """The figures of a layer on one device. ``peaks``: by phase. ``returned``: the bytes of the outputs of its first
+    call; ``varies``: later calls may have returned other sizes. ``kept`` and ``own_kept``: the bytes that one forward
+    call saved for backward, with and without the layers below. None: unknown."""
 
     peaks: dict[str, int] = field(default_factory=dict)
     returned: int | None = None
@@ -38,15 +38,15 @@ class Use(Figures):
 
 @dataclass(frozen=True)
 class CallPeakColumn(Column):
-    """By how much memory rose inside a call, or a stretch of backward, at most."""
+    """The peak above the start inside one call, or inside one interval of backward; the largest of them."""
 
     phase: str = FORWARD
 
     def of(self, figures: Figures) -> float:
-        return figures.peaks.get(self.phase, 0) if isinstance(figures, Use) else 0
+        return figures.peaks.get(self.phase, 0) if isinstance(figures, MemoryFigures) else 0
 
     def text(self, figures: Figures, whole: float | None) -> str:
-        if not isinstance(figures, Use) or not figures.total:
+        if not isinstance(figures, MemoryFigures) or not figures.total:
             return ""
         if self.phase in figures.peaks:
             return format_memory(figures.peaks[self.phase])
@@ -55,13 +55,13 @@ class CallPeakColumn(Column):
 
 @dataclass(frozen=True)
 class ActivationsColumn(Column):
-    """How large the outputs of one call are."""
+    """The bytes of the outputs of one call."""
 
     def of(self, figures: Figures) -> float:
-        return (figures.returned or 0) if isinstance(figures, Use) else 0
+        return (figures.returned or 0) if isinstance(figures, MemoryFigures) else 0
 
     def text(self, figures: Figures, whole: float | None) -> str:
-        if not isinstance(figures, Use) or not figures.total:
+        if not isinstance(figures, MemoryFigures) or not figures.total:
             return ""
         if figures.returned is None:
             return UNKNOWN
@@ -69,31 +69,22 @@ class ActivationsColumn(Column):
 
 
 @dataclass(frozen=True)
-class KeptColumn(Column):
-    """What one forward call left for backward, on average."""
-
-    is_self: bool = False
-
-    @property
-    def ranking(self) -> Column:
-        return replace(self, is_self=True)
-
-    @property
-    def with_below(self) -> Column:
-        return replace(self, is_self=False)
+class KeptColumn(SelfOrTotalColumn):
+    """The bytes that one forward call saved for backward, the mean over the calls."""
 
     def of(self, figures: Figures) -> float:
-        if not isinstance(figures, Use):
+        if not isinstance(figures, MemoryFigures):
             return 0
         return (figures.own_kept if self.is_self else figures.kept) or 0
 
     def text(self, figures: Figures, whole: float | None) -> str:
-        if not isinstance(figures, Use) or not figures.total:
+        if not isinstance(figures, MemoryFigures) or not figures.total:
             return ""
         return UNKNOWN if figures.kept is None else format_memory(round(figures.kept))
 
 
 def columns_of_phases(phases: Sequence[str]) -> Iterator[Column]:
+    """The columns of the table for these phases."""
     for phase in phases:
         lead = "" if phase == FORWARD else f"{phase.capitalize()} "
         for measure in (_ALLOCATED, _FREED, _NET):
@@ -106,14 +97,14 @@ def columns_of_phases(phases: Sequence[str]) -> Iterator[Column]:
 
 
 @dataclass(frozen=True)
-class Used:
-    """Bytes allocated and freed on one device, by layer and phase: by each layer itself, and with those below it."""
+class MemoryUse:
+    """Bytes allocated and freed on one device, by layer and phase: self, and total with all layers below."""
 
     own: Mapping[tuple[int, str], Cost]
     total: Mapping[tuple[int, str], Cost]
 
     @classmethod
-    def of(cls, run: Run, memory: Memory) -> Used:
+    def of(cls, run: Run, memory: Memory) -> MemoryUse:
         rows, columns = run.rows, run.rows.columns
         sums: defaultdict[tuple[int, str], list[int]] = defaultdict(lambda: [0] * len(_FIELDS))
         device = rows.devices.index(memory.device) if memory.device in rows.devices else None
@@ -127,18 +118,18 @@ class Used:
 
     @property
     def by_layers(self) -> bool:
-        """Whether any of this was in a layer."""
+        """Whether any of it was in a layer."""
         return any(cost and layer != OUTSIDE for (layer, _), cost in self.own.items())
 
-    def made(self, layer: int) -> int:
-        """What was allocated in the forward of a layer and all below it."""
+    def forward_bytes(self, layer: int) -> int:
+        """The bytes allocated in the forward of a layer and all layers below it."""
         return _ALLOCATED.of(self.total.get((layer, FORWARD), Cost()))
 
 
-def entries_of_device(run: Run, device: int, phases: Sequence[str], used: Sequence[Used]) -> list[Entry]:
-    """A line for each layer, below the one above it; then those for the work of no layer.
+def entries_of_device(run: Run, device: int, phases: Sequence[str], used: Sequence[MemoryUse]) -> list[Entry]:
+    """The rows of the models with all layers below them, then the rows of work of no layer.
 
-    ``used``: what was used of each of the run's devices, of which ``device`` is the number of the one to be shown.
+    ``used``: the memory use of each device of the run; ``device``: the index of the device to show.
     """
     memory, here = run.memory[device], used[device]
     peaks: defaultdict[int, dict[str, int]] = defaultdict(dict)
@@ -161,22 +152,23 @@ def entries_of_device(run: Run, device: int, phases: Sequence[str], used: Sequen
             lines[path] = Entry(path[-1], Figures())
             if len(path) > 1:
                 lines[path[:-1]].children.append(lines[path])
-                if (
-                    index not in calls and path[:-1] in number
-                ):  # a layer that is never called itself is used in the calls of its parent
+                if index not in calls and path[:-1] in number:
+                    # A layer that is never called itself is used in the calls of its parent.
                     calls[index] = calls.get(number[path[:-1]], 0)
             if selected is not None and path not in selected:
                 continue
-            if index in own_kept:  # what was called before anything was allocated has no sample
+            if index in own_kept:  # a layer that was called before the first allocation has no sample
                 peaks[index].setdefault(FORWARD, 0)
-            at_home = max(range(len(used)), key=lambda at: (used[at].made(index), run.memory[at].peak_bytes))
+            main_device = max(
+                range(len(used)), key=lambda at: (used[at].forward_bytes(index), run.memory[at].peak_bytes)
+            )
             called = bool(node.calls or node.total)
-            lines[path].figures = Use(
+            lines[path].figures = MemoryFigures(
                 {phase: here.own.get((index, phase), Cost()) for phase in phases},
                 {phase: here.total.get((index, phase), Cost()) for phase in phases},
                 unknown=not called,
                 peaks=peaks[index],
-                returned=node.layer.output_bytes if at_home == device else None,
+                returned=node.layer.output_bytes if main_device == device else None,
                 varies=varying[path] is not False,
                 kept=kept[index] / calls[index] if called and calls.get(index) else None,
                 own_kept=own_kept.get(index, 0) / calls[index] if called and calls.get(index) else None,
@@ -192,6 +184,8 @@ def entries_of_device(run: Run, device: int, phases: Sequence[str], used: Sequen
 def draw_entries(
     heading: str, lines: Sequence[Entry], columns: Sequence[Column], depth: int | None, tablefmt: str | None
 ) -> str:
+    """The rows as a table; ``heading`` is that of the first column."""
+
     def below(line: Entry, level: int) -> list[Entry]:
         return [child for child in line.children if (depth is None or level < depth) and child.shown]
 

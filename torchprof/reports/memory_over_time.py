@@ -1,4 +1,4 @@
-"""A picture of memory over time, of text."""
+"""Memory over time as a text picture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FILLS = dict(zip(KINDS, "PG█O▒░"))
 
 
 def picture(run: Run, memory: Memory) -> Iterator[str]:
-    """Memory above the start over time: in each column what was alive at the highest moment of that time, by kind."""
+    """Memory above the start over time. Each column shows the live memory by kind at the maximum of its interval."""
     timeline = run.timeline
     if not timeline or memory.device not in timeline.devices or memory.rank != timeline.rank:
         return
@@ -25,10 +25,10 @@ def picture(run: Run, memory: Memory) -> Iterator[str]:
     high = highest / _HEIGHT
     columns = []
     for moment in moments:
-        column, sofar = "", 0
+        column, height = "", 0
         for fill, nbytes in zip(_FILLS.values(), moment):
-            sofar += nbytes
-            column += fill * (round(min(sofar, sum(moment)) / high) - len(column))
+            height += nbytes
+            column += fill * (round(min(height, sum(moment)) / high) - len(column))
         columns.append(column.ljust(_HEIGHT))
     labels = [format_memory(highest), *[""] * (_HEIGHT - 2), format_memory(round(high))]
     width = max(map(len, labels))
@@ -51,8 +51,8 @@ def picture(run: Run, memory: Memory) -> Iterator[str]:
 
 
 def _moments(timeline: Timeline, device: int) -> tuple[list[list[int]], int]:
-    """For each column of the picture, the bytes of each kind at the moment when they were most; and when it all ends.
-    The last number is of unknown kind."""
+    """For each column of the picture, the bytes of each kind at the maximum of its interval; and the end of the
+    timeline. The last kind is the unknown one."""
     columns = [timeline.columns[name] for name in ("time_ns", "nbytes", "device", "kind")]
     steps = [(time, nbytes, kind) for time, nbytes, of, kind in zip(*columns) if of == device]
     end = max(timeline.columns["time_ns"]) + 1
@@ -64,7 +64,7 @@ def _moments(timeline: Timeline, device: int) -> tuple[list[list[int]], int]:
         highest = total
         while at < len(steps) and steps[at][0] * _WIDTH < column * end:
             _, nbytes, kind = steps[at]
-            now[kind] += nbytes  # -1, the unknown kind, is the last
+            now[kind] += nbytes  # index -1, the unknown kind, is the last
             total += nbytes
             if total > highest:
                 highest, most = total, list(now)

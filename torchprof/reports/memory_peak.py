@@ -1,4 +1,4 @@
-"""The memory peak of each device: when and where it was reached, and what was allocated then."""
+"""The memory peak of each device: when and where it was reached, and what was live then."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from torchprof.run.memory import Memory
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, NOT_SELECTED
 
-_MODELS_OWN = ("parameters", "buffers", "gradients")  # the kinds that are known from before the start
+_MODELS_OWN = ("parameters", "buffers", "gradients")  # the kinds whose size at the start is known
 _FREED_SINCE = "(there at the start, freed since)"
 
 
 def about_peak(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt: str | None) -> Iterator[str]:
+    """The peak of one device: a sentence, the live memory by kind and by layer, and torch's allocator statistics."""
     device = name_of_device(run, memory)
     if memory.peak_bytes <= 0:
         yield f"{device}: memory never rose above what there was at the start."
@@ -37,6 +38,7 @@ def about_peak(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt
 
 
 def name_of_device(run: Run, memory: Memory) -> str:
+    """The name of a device, with its rank if the run has several."""
     return memory.device if len(run.metas) == 1 else f"{memory.device} of rank {memory.rank}"
 
 
@@ -52,7 +54,7 @@ def _where_reached(run: Run, memory: Memory) -> str:
 
 
 def _by_kind(memory: Memory, tablefmt: str | None) -> str:
-    """What was alive at the peak by kind, beside what the model had at the start."""
+    """The memory that was live at the peak by kind, and what the model had at the start."""
     sums: dict[str, list[int]] = {}
     for held in memory.held:
         kind = held.kind if held.nbytes >= 0 else _FREED_SINCE
@@ -72,7 +74,7 @@ def _by_kind(memory: Memory, tablefmt: str | None) -> str:
 
 
 def _by_layer(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt: str | None) -> str:
-    """What was alive at the peak by layer, phase and kind, the largest first, what is not shown in one line."""
+    """The memory that was live at the peak by layer, phase and kind, largest first; hidden rows are summed in one."""
     number = run.layers.index_of
     sums: defaultdict[tuple[int, str, str], list[int]] = defaultdict(lambda: [0, 0])
     for held in memory.held:
@@ -95,6 +97,6 @@ def _by_layer(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt:
 
 
 def _share(nbytes: int, memory: Memory) -> str:
-    """Of all that was made since the start and was alive at the peak."""
+    """The share of all memory that was allocated since the start and live at the peak."""
     whole = sum(held.nbytes for held in memory.held if held.nbytes > 0)
     return f"{nbytes / whole:.1%}" if whole else ""

@@ -1,4 +1,4 @@
-"""The tree table for notebooks: a small piece of HTML, with no script, for light and dark pages."""
+"""The tree table for notebooks: a piece of HTML without a script, for light and dark themes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from torchprof.reports.text import check_number, printable
 from torchprof.reports.tree import table_of
 from torchprof.run.run import Run
 
-_ROWS_SHOWN = 500  # each is some hundred bytes of the notebook's file
+_ROWS_SHOWN = 500  # a row takes some hundred bytes of the notebook's file
 
-_FITS = 25  # characters of any script fit in the first column, whose style has 50ch: wide ones take two
+_FITS = 25  # characters fit in the first column of 50ch, also wide ones, which take 2ch
 
-# The headings and the names stay in sight while the table is scrolled, so nothing may shine through them: they have the
-# colours of JupyterLab's, VS Code's or Colab's page, elsewhere those of the browser. All other colours let the page's
-# own shine through.
+# Headings and names stay visible while the table is scrolled, so they need opaque backgrounds: those of JupyterLab, VS
+# Code or Colab, elsewhere those of the browser. All other colors are transparent over the page's own.
 _STYLE = """
 .torchprof{--paper:var(--jp-layout-color0,var(--vscode-editor-background,var(--colab-primary-surface-color,Canvas)));\
 --ink:var(--jp-content-font-color1,var(--vscode-editor-foreground,var(--colab-primary-text-color,CanvasText)))}
@@ -41,16 +40,20 @@ background-image:linear-gradient(rgba(128,128,128,.15) 0 0)}
 .torchprof i{font-style:normal;opacity:.45}
 .torchprof p{margin:.4em .7em;font-size:12px;max-width:80em}
 """
-_BARS = ((0.5, ' class="hot"'), (0.1, ' class="warm"'), (0.01, ""))  # from which share on; less has none
+_BARS = (
+    (0.5, ' class="hot"'),
+    (0.1, ' class="warm"'),
+    (0.01, ""),
+)  # the smallest share of each class; smaller ones have no bar
 
 
 @report("notebook")
 def notebook(run: Run, *, depth: int | None = None) -> str:
-    """The tree table as HTML: what a notebook shows of a run or a profile by itself.
+    """The tree table as HTML: what a notebook shows for a run or a profile.
 
-    The same rows, columns and sentences as of ``tree``. Behind each figure stands a bar as long as its share of all in
-    its column. ``depth`` hides the layers below that depth (0: the model alone); where it is not given, those below the
-    depth down to which there are no more than 500. Raises TorchprofError for a negative number.
+    Rows, columns and sentences are those of ``tree``. The length of the bar behind a figure is its share of the
+    column's sum. ``depth`` hides the layers below that depth (0: the model alone); the default shows at most 500
+    layers. Raises TorchprofError for a negative number.
     """
     check_number("depth", depth, "levels")
     notes = []
@@ -78,12 +81,12 @@ def notebook(run: Run, *, depth: int | None = None) -> str:
 
 
 def _text(text: str) -> str:
-    """Any text, escaped for HTML."""
+    """Text escaped for HTML."""
     return escape(printable(text))
 
 
 def _bar(share: float | None) -> str:
-    """The attributes of a cell whose figure is this part of the whole."""
+    """The attributes of a cell whose figure has this share of the whole."""
     if share is None:
         return ""
     warmth = next((f"{warmth} style" for least, warmth in _BARS if share >= least), "")
@@ -91,10 +94,10 @@ def _bar(share: float | None) -> str:
 
 
 def show_page(page: str, height: int) -> None:
-    """Show a whole page in a frame of a notebook, so many pixels high.
+    """Show a page in a frame of a notebook. ``height``: in pixels.
 
-    The page keeps to itself: its styles and scripts reach nothing of the notebook. Raises TorchprofError where IPython
-    is missing, outside of a notebook, and for a height that is none.
+    The frame isolates the page: its styles and scripts cannot access the notebook. Raises TorchprofError if IPython is
+    missing, outside of a notebook, and for an invalid height.
     """
     if not isinstance(height, int) or height < 1:
         raise TorchprofError(f"height is a number of pixels, not {height!r}.")

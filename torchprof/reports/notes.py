@@ -1,4 +1,4 @@
-"""The warnings that a report prints below its figures."""
+"""The sentences below the figures of a report: warnings, and what sums over ranks or steps mean."""
 
 from __future__ import annotations
 
@@ -9,23 +9,20 @@ from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, PHASES
 
-_WARNINGS_SHOWN = 10  # of several ranks: there may be a thousand, each with figures of its own in its sentences
+_WARNINGS_SHOWN = 10  # if there are several ranks: a job may have a thousand, with different figures in each warning
 _BUSY = "machine_busy"
 
 
 def warnings_of(run: Run, without: Collection[str] = ()) -> list[str]:
-    """What a report says under its figures: who is missing, and each warning once, with its ranks where it is not of
-    all. ``without`` the warnings of these codes.
-
-    What the figures of several ranks are, ``about_sums`` says.
-    """
-    said: dict[str, set[int]] = {}
+    """The warnings of a run as sentences: which ranks are missing, then each warning once. A warning that does not come
+    from all ranks names its ranks. ``without``: codes of warnings to leave out."""
+    ranks_of: dict[str, set[int]] = {}
     for warning in run.warnings:
         is_once_for_all = len(run.metas) > 1 and warning.code == _BUSY
         if not is_once_for_all and warning.code not in without:
-            said.setdefault(str(warning), set()).update(warning.ranks)
+            ranks_of.setdefault(str(warning), set()).update(warning.ranks)
     warnings = []
-    for sentence, ranks in sorted(said.items(), key=lambda item: -len(item[1])):
+    for sentence, ranks in sorted(ranks_of.items(), key=lambda item: -len(item[1])):
         of_all = len(ranks) == len(run.metas)
         warnings.append(sentence if of_all else f"{ranks_in_words(sorted(ranks)).capitalize()}: {sentence}")
     if len(run.metas) > 1 and len(warnings) > _WARNINGS_SHOWN:
@@ -36,14 +33,14 @@ def warnings_of(run: Run, without: Collection[str] = ()) -> list[str]:
 
 def _about_missing_ranks(run: Run) -> Iterator[str]:
     missing = run.missing_ranks
-    if missing and len(run.metas) > 1:  # a run of one rank is not merged yet, or was taken out of others
+    if missing and len(run.metas) > 1:  # a run of one rank: not merged yet, or taken out of a merged run
         words, size = ranks_in_words(missing).capitalize(), len(run.metas) + len(missing)
         is_missing = "is missing: it is" if len(missing) == 1 else "are missing: they are"
         yield f"{words} of {size} {is_missing} not in this run."
 
 
 def about_sums(run: Run) -> Iterator[str]:
-    """What the figures of several ranks are, where they stand for all of them."""
+    """What the figures mean in a run of several ranks: which are sums, means and maxima over ranks."""
     if len(run.metas) > 1:
         ranks = ranks_in_words(meta.rank for meta in run.metas)
         yield (
@@ -53,26 +50,26 @@ def about_sums(run: Run) -> Iterator[str]:
 
 
 def summed_over(run: Run) -> str:
-    """What the sums of a run are over, in words: its steps, where any ended, else the calls of its models; "" for a
+    """What the sums of a run are over, in words: its steps, or the calls of its models if it has no steps; "" for a
     single call."""
     steps = max(meta.steps for meta in run.metas)
     if steps > 1:
         return f"{steps} steps"
     roots = [index for index, layer in enumerate(run.layers) if len(layer.path) == 1]
     calls = sum(run.rows.by_layer.get((root, PHASES.index(FORWARD)), (None, 0))[1] for root in roots)
-    whose = run.layers[roots[0]].name if len(roots) == 1 else "the models"
-    return f"{calls} calls of {whose}" if calls > 1 else ""
+    models = run.layers[roots[0]].name if len(roots) == 1 else "the models"
+    return f"{calls} calls of {models}" if calls > 1 else ""
 
 
 def about_flops(run: Run) -> Iterator[str]:
-    """That MACs and FLOPs in tables are not those of one call."""
+    """A sentence if MACs and FLOPs in tables are sums over several calls or steps."""
     over = summed_over(run)
     if over and any(run.rows.columns["flops"]):
         yield f"MACs and FLOPs are summed over {over}."
 
 
 def _about_busy_machines(run: Run) -> Iterator[str]:
-    """One sentence for several ranks: each has figures of its own, and their sentences would hide others."""
+    """One sentence for all ranks: a warning for each rank, with different figures, would hide other warnings."""
     shares = {
         meta.rank: (meta.run_delay_ns or 0) / meta.wall_ns
         for meta in run.metas

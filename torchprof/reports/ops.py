@@ -1,4 +1,4 @@
-"""The table of operators: what each took, over the whole run or in some layers of it."""
+"""The ops report: the cost of each operator, in the whole run or in some layers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torchprof.analyze.operators import Operator, operators
 from torchprof.reports import report
 from torchprof.reports.notes import about_flops
 from torchprof.reports.ranking import (
+    TableLine,
     about_wholes,
     figure_columns,
     largest_by,
@@ -19,6 +20,7 @@ from torchprof.reports.ranking import (
 )
 from torchprof.reports.text import check_number
 from torchprof.run.cost import Cost
+from torchprof.run.operators import Sums
 from torchprof.run.run import Run
 from torchprof.run.words import LAUNCHED_BEFORE
 
@@ -38,18 +40,17 @@ def ops(
     phase: str | None = None,
     tablefmt: str | None = None,
 ) -> str:
-    """A row for each operator, and for each label of the user's, as torch's ``key_averages().table()`` has them.
+    """A row for each operator, and for each label of the user's, as in torch's ``key_averages().table()``.
 
-    *Self* is what no operator inside it took, *total* what its outermost occurrences took, with all that ran in them;
-    a share is of the self time of all rows but what was launched before the recording. ``(between ops)`` is the time of
-    layers in which no operator ran.
+    *Self* is the operator's cost without operators nested in it, *total* the cost of its outermost occurrences with
+    everything nested in them. Shares are of the self time of all rows, without work launched before the recording.
+    ``(between ops)`` is the time of layers in which no operator ran.
 
-    ``layer`` is a path or a pattern as ``Profile(paths=…)`` takes them: only what ran in these layers and below them.
-    ``phase`` is "forward", "backward" or "recompute"; None adds them up. ``group_by_input_shape`` gives calls on other
-    shapes rows of their own, and ``group_by_stack_n`` calls from other source lines, by the innermost so many.
-    ``sort_by`` is a column: its heading, that in lower case with underscores, or torch's name for it. The default is
-    the self time of the device where that was measured, else of the CPU. ``row_limit`` shows only so many rows.
-    ``tablefmt`` is any of tabulate's formats.
+    ``layer``: a path or a pattern as in ``Profile(paths=…)``; only work in these layers and below them. ``phase``:
+    "forward", "backward" or "recompute"; None: their sum. ``group_by_input_shape``: a row for each combination of input
+    shapes. ``group_by_stack_n``: a row for each combination of the innermost n source lines. ``sort_by``: a column: its
+    heading, that in lower case with underscores, or torch's name for it; the default is the self time of the device if
+    that was measured, else of the CPU. ``row_limit``: the number of rows. ``tablefmt``: any of tabulate's formats.
 
     Raises TorchprofError for an unknown layer, phase, column or format, for a negative number, and for shapes or source
     lines that were not recorded.
@@ -62,30 +63,14 @@ def ops(
         group_by_input_shape=group_by_input_shape,
         group_by_stack_n=group_by_stack_n,
     )
-
-    def is_left_over(operator: Operator) -> bool:
-        return operator.kind == "label" and operator.name == LAUNCHED_BEFORE
-
-    lines = [
-        line_of(
-            {
-                "Operator": [operator_name(operator)],
-                "Input Shapes": [_shapes(operator.shapes)],
-                "Source Lines": operator.stack,
-            },
-            sums,
-            left_over=is_left_over(operator),
-        )
-        for operator, sums in found.items()
-    ]
     columns = figure_columns(run)
-    whole = sum((sums.self for operator, sums in found.items() if not is_left_over(operator)), Cost())
+    whole = sum((sums.self for operator, sums in found.items() if not _is_left_over(operator)), Cost())
     wholes = shares_of(columns, whole, whole)
     more = ["Input Shapes"] * bool(group_by_input_shape) + ["Source Lines"] * bool(group_by_stack_n)
     return ranked(
         run,
         ["Operator"],
-        lines,
+        [_line(operator, sums) for operator, sums in found.items()],
         columns,
         largest_by(columns, of_self=True),
         wholes=wholes,
@@ -97,13 +82,27 @@ def ops(
     )
 
 
+def _line(operator: Operator, sums: Sums) -> TableLine:
+    texts = {
+        "Operator": [operator_name(operator)],
+        "Input Shapes": [_shapes(operator.shapes)],
+        "Source Lines": operator.stack,
+    }
+    return line_of(texts, sums, left_over=_is_left_over(operator))
+
+
+def _is_left_over(operator: Operator) -> bool:
+    """Whether it is the work that was launched before the recording."""
+    return operator.kind == "label" and operator.name == LAUNCHED_BEFORE
+
+
 def _shapes(shapes: Sequence[Any]) -> str:
     shown = [_shape(shape) for shape in shapes[:_SHAPES_SHOWN]]
     return ", ".join([*shown, *_more(len(shapes) - _SHAPES_SHOWN)])
 
 
 def _shape(shape: Any) -> str:
-    """Of one tensor, or of a list of them."""
+    """The shape of a tensor, or of a list of tensors."""
     if shape is None:
         return "[?]"
     if not any(isinstance(size, tuple) for size in shape):

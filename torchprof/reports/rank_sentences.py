@@ -1,4 +1,4 @@
-"""The ranks of a job in sentences: which one is slow, where and how often, who waits for it, and who is missing."""
+"""Sentences about the ranks of a job: stragglers, where and how often they are slow, waiting, and missing ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.run import Run
 from torchprof.run.words import OUTSIDE
 
-_ALIKE = 0.01  # FLOPs that differ by less are the same work
+_ALIKE = 0.01  # FLOPs that differ by a smaller share are the same work
 _PARTS = {
     "step_data_ns": "loading data",
     "step_optimizer_ns": "the optimizer",
@@ -28,7 +28,7 @@ _MAY_BE_CHANCE = "That may be chance: the steps are too few to tell, do not belo
 
 
 def sentences(run: Run, balance: Balance) -> Iterator[str]:
-    """How many ranks there are and which are missing, which one is slow, where, and who waits for it."""
+    """The number of ranks and the missing ones; hangs; stragglers, where they are slow, and how long others wait."""
     mesh = " × ".join(f"{printable(dim.name)} {dim.size}" for dim in run.meta.mesh)
     yield f"{len(run.metas)} ranks{f'; mesh: {mesh}' if mesh else ''}."
     if run.missing_ranks:
@@ -46,8 +46,8 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
     if balance.late is not None and not late_first:
         yield from _about_late(run, balance.late, balance.slow is not None, unit)
     if len(work) < len(balance.ranks):
-        whose = "any rank" if not work else "some ranks"
-        yield f"Which rank is slow nobody can tell: the own work of {whose} is not known."
+        which = "any rank" if not work else "some ranks"
+        yield f"Which rank is slow nobody can tell: the own work of {which} is not known."
     elif balance.slow is None and balance.late is None:
         least, most = format_time(min(work)), format_time(max(work))
         over_steps = " (medians over the steps)" if is_median and any(meta.steps > 1 for meta in run.metas) else ""
@@ -62,14 +62,14 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
 
 
 def unit_of(run: Run) -> str:
-    """The unit that times are for, as the end of a phrase: " a step", " a cycle" or nothing."""
+    """The unit of times as the end of a phrase: " a step", " a cycle" or ""."""
     if any(meta.steps for meta in run.metas):
         return " a step"
     return " a cycle" if any(meta.cycles > 1 for meta in run.metas) else ""
 
 
 def _about_slow(run: Run, slow: Slow, are_more: bool, unit: str) -> Iterator[str]:
-    """Sentences on ranks whose own work takes longer; ``are_more``: late ranks were named before them."""
+    """Sentences about ranks whose own work takes longer. ``are_more``: late ranks were named before."""
     is_one = len(slow.ranks) == 1
     words = ranks_in_words(slow.ranks)
     takes = " to ".join(dict.fromkeys(format_time(ns) for ns in (min(slow.work_ns), max(slow.work_ns))))
@@ -94,7 +94,7 @@ def _about_slow(run: Run, slow: Slow, are_more: bool, unit: str) -> Iterator[str
         least = "at least " if slow.wait_longer else ""
         yield f"The others wait in collectives for {least}{format_time(slow.others_wait_ns)}{unit} (median)."
     if slow.difference is not None:
-        yield _in_what(run, slow.difference, slow.ranks, unit)
+        yield _about_difference(run, slow.difference, slow.ranks, unit)
     if slow.flops is not None:
         who = "It" if is_one else f"Rank {slow.ranks[0]}"
         if slow.flops >= 1 + SLOWER_BY:
@@ -104,8 +104,8 @@ def _about_slow(run: Run, slow: Slow, are_more: bool, unit: str) -> Iterator[str
 
 
 def _about_late(run: Run, late: Late, are_more: bool, unit: str) -> Iterator[str]:
-    """Sentences on ranks that the others wait for, though their own work is not more as far as it is compared;
-    ``are_more``: slow ranks were named before them."""
+    """Sentences about ranks that are late in collectives, though their own work is not longer as far as it is compared.
+    ``are_more``: slow ranks were named before."""
     is_one = len(late.ranks) == 1
     are = "is the slow one" if is_one else "are the slow ones"
     if are_more:
@@ -118,11 +118,12 @@ def _about_late(run: Run, late: Late, are_more: bool, unit: str) -> Iterator[str
     if late.may_be_chance:
         yield _MAY_BE_CHANCE
     if late.difference is not None:
-        yield _in_what(run, late.difference, late.ranks, unit)
+        yield _about_difference(run, late.difference, late.ranks, unit)
 
 
-def _in_what(run: Run, difference: Difference, ranks: Sequence[int], unit: str) -> str:
-    whose = "" if len(ranks) == 1 else f" of rank {ranks[0]}"
+def _about_difference(run: Run, difference: Difference, ranks: Sequence[int], unit: str) -> str:
+    """A sentence: the layer, or the part of the step, that the ranks spend more time in."""
+    of_rank = "" if len(ranks) == 1 else f" of rank {ranks[0]}"
     where = f"{name_of(run, difference.layer)}{f' in {difference.phase}' if difference.phase else ''}"
     if difference.layer == IN_NO_OP:
         where = "in no operator (Python, or waiting for data)"
@@ -130,12 +131,14 @@ def _in_what(run: Run, difference: Difference, ranks: Sequence[int], unit: str) 
         where = _PARTS[difference.part]
     elif difference.layer == OUTSIDE:
         where = "outside of all layers"
-    return f"Most of the difference{whose} is {where}: {format_time(difference.excess_ns)}{unit}."
+    return f"Most of the difference{of_rank} is {where}: {format_time(difference.excess_ns)}{unit}."
 
 
 def often(times: Times | None) -> str:
+    """How often, as "3 of 4"."""
     return UNKNOWN if times is None else f"{times.times} of {times.of}"
 
 
 def name_of(run: Run, layer: int) -> str:
+    """The printable name of a layer by its index, of work of no layer, or of time in no operator."""
     return "(in no operator)" if layer == IN_NO_OP else name_of_layer(run, layer)

@@ -1,4 +1,4 @@
-"""The tables of a job's ranks, of their layers, and of the collectives in which they wait."""
+"""The tables of the ranks report: by rank, by layer, and by collective."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchprof.run.cost import AT_LEAST, UNKNOWN, format_count, format_memory, f
 from torchprof.run.lockstep import GroupOfRanks, Lockstep, ranks_in_words
 from torchprof.run.run import Run
 
-_MANY_RANKS = 16  # of more, only the slowest and the fastest are shown
+_MANY_RANKS = 16  # with more ranks, only the slowest and the fastest are shown
 _SLOWEST, _FASTEST = 8, 2
 _OF_FLOPS = "FLOPs max/mean"
 
@@ -28,74 +28,101 @@ class _LayerColumn(NamedTuple):
     value: Callable[[OneLayer], float | None] | None = None
 
 
+class _Statistic(NamedTuple):
+    """A row of the table of ranks that has a statistic of each column over all ranks."""
+
+    name: str
+    of: Callable[[Sequence[int]], float]
+
+    def over(self, values: Sequence[int | None]) -> float | None:
+        """The statistic of these values; None if any of them is unknown."""
+        known = [value for value in values if value is not None]
+        return self.of(known) if known and len(known) == len(values) else None
+
+
+class _RankColumn(NamedTuple):
+    """A column of the table of ranks: its cell in the row of a rank, and in the row of a statistic."""
+
+    heading: str
+    text: Callable[[OneRank], str]
+    over_all: Callable[[_Statistic], str]
+
+
 def table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str | None) -> str:
     """A row for each rank, the one with the most own work first, then the minimum, median and maximum over all."""
-    dims = list(dict.fromkeys(dim.name for meta in run.metas for dim in meta.mesh))
-    positions = {meta.rank: {dim.name: str(dim.position) for dim in meta.mesh} for meta in run.metas}
-    kinds = list(dict.fromkeys(kind for one in balance.ranks for kind, _ in one.peaks))
-    has_flops = any("flops" in meta.requested for meta in run.metas)
-    has_waiting = bool(balance.collectives)
-    has_steps = any(meta.steps > 1 for meta in run.metas)
-
-    headings = ["Rank", *map(printable, dims), "Steps", f"Own work{unit_of(run)}"]
-    headings += ["Median", "Slowest"] if has_steps else ["Slowest"]
-    headings += [f"Waiting{unit_of(run)}", "Last to come"] if has_waiting else []
-    headings += [f"{printable(kind).upper()} peak" for kind in kinds]
-    headings += ["FLOPs"] if has_flops else []
-
-    def cells(one: OneRank) -> list[str]:
-        peaks = dict(one.peaks)
-        known = positions[one.rank]
-        row = [str(one.rank), *(known.get(dim, UNKNOWN) for dim in dims), str(one.steps), _time(one.work_ns)]
-        row += [_time(one.typical_ns)] if has_steps else []
-        row.append(often(one.slowest))
-        row += [_at_least(_time(one.waiting_ns), one.waits_longer), often(one.last)] if has_waiting else []
-        row += [format_memory(peaks[kind]) if kind in peaks else UNKNOWN for kind in kinds]
-        row += [_counted(one.flops, one.has_more_flops)] if has_flops else []
-        return row
-
-    def over_all(name: str, of: Callable[[Sequence[int]], float]) -> list[str]:
-        """A row with one statistic of each column over all ranks; unknown where it is unknown of any rank."""
-
-        def figure(values: Sequence[int | None]) -> float | None:
-            known = [value for value in values if value is not None]
-            return of(known) if known and len(known) == len(values) else None
-
-        ranks = balance.ranks
-        row = [f"({name})", *[""] * len(dims), "", _time(figure([one.work_ns for one in ranks]))]
-        row += [_time(figure([one.typical_ns for one in ranks]))] if has_steps else []
-        row.append("")
-        waits = figure([one.waiting_ns for one in ranks])
-        # The minimum is exact if a rank with that value is exact; any other statistic is exact if all ranks are.
-        bounds = [one.waits_longer for one in ranks if name != "min" or one.waiting_ns == waits]
-        waits_longer = all(bounds) if name == "min" else any(bounds)
-        row += [_at_least(_time(waits), waits_longer), ""] if has_waiting else []
-        for kind in kinds:
-            peak = figure([dict(one.peaks).get(kind) for one in ranks])
-            row.append(UNKNOWN if peak is None else format_memory(round(peak)))
-        has_more = any(one.has_more_flops for one in ranks)
-        row += [_counted(figure([one.flops for one in ranks]), has_more)] if has_flops else []
-        return row
-
+    columns = [*_rank_columns(run, balance)]
     listed = sorted(balance.ranks, key=lambda one: (one.work_ns is None, -(one.work_ns or 0), one.rank))
     hidden = 0
     slowest = _SLOWEST if top is None else top
     if len(listed) > (_MANY_RANKS if top is None else top + _FASTEST):
         hidden = len(listed) - slowest - _FASTEST
         listed = [*listed[:slowest], *listed[-_FASTEST:]]
-    table = [
-        *map(cells, listed),
-        *(over_all(name, of) for name, of in (("min", min), ("median", median), ("max", max))),
-    ]
+    statistics = (_Statistic("min", min), _Statistic("median", median), _Statistic("max", max))
+    table = [[column.text(one) for column in columns] for one in listed]
+    table += [[column.over_all(statistic) for column in columns] for statistic in statistics]
     notes = []
     if hidden:
         notes.append(f"{hidden} ranks are hidden: shown are the {slowest} slowest and the {_FASTEST} fastest.")
     notes += _notes_of_ranks(run, balance)
-    return "\n".join([draw(headings, table, tablefmt), *notes])
+    return "\n".join([draw([column.heading for column in columns], table, tablefmt), *notes])
+
+
+def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
+    """The columns of the table of ranks."""
+    ranks = balance.ranks
+    positions = {meta.rank: {dim.name: str(dim.position) for dim in meta.mesh} for meta in run.metas}
+    has_steps = any(meta.steps > 1 for meta in run.metas)
+
+    def texts(heading: str, text: Callable[[OneRank], str]) -> _RankColumn:
+        return _RankColumn(heading, text, lambda statistic: "")
+
+    def figures(
+        heading: str, value: Callable[[OneRank], int | None], text: Callable[[float | None], str]
+    ) -> _RankColumn:
+        values = [*map(value, ranks)]
+        return _RankColumn(heading, lambda one: text(value(one)), lambda statistic: text(statistic.over(values)))
+
+    def peaks(kind: str) -> _RankColumn:
+        return figures(f"{printable(kind).upper()} peak", lambda one: dict(one.peaks).get(kind), _bytes)
+
+    def positions_in(dim: str) -> _RankColumn:
+        return texts(printable(dim), lambda one: positions[one.rank].get(dim, UNKNOWN))
+
+    yield _RankColumn("Rank", lambda one: str(one.rank), lambda statistic: f"({statistic.name})")
+    yield from map(positions_in, dict.fromkeys(dim.name for meta in run.metas for dim in meta.mesh))
+    yield texts("Steps", lambda one: str(one.steps))
+    yield figures(f"Own work{unit_of(run)}", lambda one: one.work_ns, _time)
+    if has_steps:
+        yield figures("Median", lambda one: one.typical_ns, _time)
+    yield texts("Slowest", lambda one: often(one.slowest))
+    if balance.collectives:
+        yield _waiting_column(run, ranks)
+        yield texts("Last to come", lambda one: often(one.last))
+    yield from map(peaks, dict.fromkeys(kind for one in ranks for kind, _ in one.peaks))
+    if any("flops" in meta.requested for meta in run.metas):
+        flops, has_more = [one.flops for one in ranks], any(one.has_more_flops for one in ranks)
+        yield _RankColumn(
+            "FLOPs",
+            lambda one: _counted(one.flops, one.has_more_flops),
+            lambda statistic: _counted(statistic.over(flops), has_more),
+        )
+
+
+def _waiting_column(run: Run, ranks: Sequence[OneRank]) -> _RankColumn:
+    def over_all(statistic: _Statistic) -> str:
+        waits = statistic.over([one.waiting_ns for one in ranks])
+        # The minimum is exact if a rank with that value is exact; any other statistic is exact if all ranks are.
+        is_min = statistic.name == "min"
+        bounds = [one.waits_longer for one in ranks if not is_min or one.waiting_ns == waits]
+        return _at_least(_time(waits), all(bounds) if is_min else any(bounds))
+
+    return _RankColumn(
+        f"Waiting{unit_of(run)}", lambda one: _at_least(_time(one.waiting_ns), one.waits_longer), over_all
+    )
 
 
 def _notes_of_ranks(run: Run, balance: Balance) -> Iterator[str]:
-    """What the figures of the table of ranks are of, and which of them are lower bounds."""
+    """Notes on the table of ranks: what its figures are, and which are lower bounds."""
     if any("flops" in meta.requested for meta in run.metas):
         has_more = any(one.has_more_flops for one in balance.ranks) or bool(run.missing_ranks)
         yield (f"FLOPs of all ranks together: {_counted(balance.flops, has_more)}.")
@@ -114,8 +141,8 @@ def _notes_of_ranks(run: Run, balance: Balance) -> Iterator[str]:
         yield (f"{AT_LEAST}: {why}, or with ranks that are not here.")
 
 
-def _columns(run: Run, balance: Balance) -> list[_LayerColumn]:
-    """The columns of the table of layers; a measure that was not requested has none."""
+def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
+    """The columns of the table of layers. A measure that was not requested has no column."""
 
     def text_column(heading: str, text: Callable[[OneLayer], str]) -> _LayerColumn:
         return _LayerColumn(Column(heading), text)
@@ -146,7 +173,7 @@ def _columns(run: Run, balance: Balance) -> list[_LayerColumn]:
     def of_slowest(one: OneLayer, text: Callable[[OverRanks], str]) -> str:
         if one.work is None or one.work.imbalance is None:
             return UNKNOWN
-        return text(one.work) if one.work.max > one.work.min else ""  # no rank is slower than another
+        return text(one.work) if one.work.max > one.work.min else ""  # blank if all ranks are equal
 
     found = [
         text_column("Module", lambda one: name_of(run, one.layer)),
@@ -176,7 +203,8 @@ def _columns(run: Run, balance: Balance) -> list[_LayerColumn]:
 def table_of_layers(
     run: Run, balance: Balance, sort_by: str | None, depth: int | None, limit: int, tablefmt: str | None
 ) -> str:
-    columns = _columns(run, balance)
+    """A row for each layer and phase with the own work of ranks in it; the largest excess over the mean first."""
+    columns = _layer_columns(run, balance)
     sortable = {one.column: one.value for one in columns if one.value is not None}
     order = None if sort_by is None else column_called(sort_by, [*sortable])
 
@@ -202,6 +230,8 @@ def table_of_layers(
 
 
 def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str | None) -> str:
+    """A row for each collective of a layer; those with the longest waiting first."""
+
     def size(one: OneCollective) -> int:
         return -1 if one.waiting is None else one.waiting.sum
 
@@ -251,7 +281,7 @@ def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str |
 
 
 def _group(group: GroupOfRanks | None) -> list[str]:
-    """The description of a group, or its name, and its ranks, or how many."""
+    """Two cells of a group: its description or name; its ranks or their number."""
     if group is None:
         return [UNKNOWN] * 2
     size = UNKNOWN if group.size is None else str(group.size)
@@ -274,6 +304,10 @@ def _waits_most(waiting: OverRanks | None) -> str:
 
 def _time(ns: float | None) -> str:
     return UNKNOWN if ns is None else format_time(ns)
+
+
+def _bytes(nbytes: float | None) -> str:
+    return UNKNOWN if nbytes is None else format_memory(round(nbytes))
 
 
 def _ratio(value: float) -> str:

@@ -1,4 +1,4 @@
-"""A table of lines, the largest first: what the reports of operators, kernels and layers of an operator share."""
+"""A sorted table of figures: shared by the reports "ops", "kernels" and "layers"."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torchprof.analyze.columns import CallsColumn, Column, CostColumn, column_ca
 from torchprof.analyze.figures import Figures
 from torchprof.analyze.operators import Operator
 from torchprof.reports.notes import about_sums, warnings_of
-from torchprof.reports.text import check_number, draw, printable
+from torchprof.reports.text import check_number, draw, printable, rows_hidden
 from torchprof.run.cost import Bound, Cost, Figure, Unit, format_time
 from torchprof.run.lockstep import range_in_words
 from torchprof.run.operators import Sums
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD
 
-CALLS = "Calls"
-_PHASES = "the phases asked for"  # their sum, as a key of ``Figures``
+_CALLS = "Calls"
+_PHASES = "the requested phases"  # the key in ``Figures`` of their sum
 
-# The names of our columns in torch's own tables; "cpu" stands for a kind of device, too.
+# torch's names of columns, and ours. "cpu" may be replaced by a kind of device in both.
 _TORCHS_NAMES = {
     "self_cpu_time_total": "self_cpu_total",
     "cpu_time_total": "cpu_total",
@@ -32,33 +32,38 @@ _WIDTH = 60
 
 
 @dataclass
-class Line(Figures):
-    """A line of the table: what stands under the headings of its texts, in one line or several, and its figures."""
+class TableLine(Figures):
+    """A line of the table: its figures, and its texts by heading, each of one or several lines."""
 
     texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    is_part: bool = False  # of ops around it, whose MACs and FLOPs count for it, too
+    is_part: bool = False  # always nested in an op whose MACs and FLOPs include it
 
 
 @dataclass(frozen=True)
 class TextColumn(Column):
-    """A column of names. A table is sorted by it from A to Z."""
+    """A column of names, sorted from A to Z."""
 
 
 @dataclass(frozen=True)
 class SumColumn(CostColumn):
-    """One measure, self or total, in all phases asked for: blank where MACs and FLOPs stand with an op around it."""
+    """One measure, self or total, in all requested phases. MACs and FLOPs are blank in rows of nested ops."""
 
     phase: str = _PHASES
 
     def figure(self, figures: Figures) -> Figure:
-        if isinstance(figures, Line) and figures.is_part and self.measure.unit is Unit.COUNT and not self.of(figures):
+        if (
+            isinstance(figures, TableLine)
+            and figures.is_part
+            and self.measure.unit is Unit.COUNT
+            and not self.of(figures)
+        ):
             return Figure(0, Bound.BLANK)
         return super().figure(figures)
 
 
 @dataclass(frozen=True)
 class AverageColumn(Column):
-    """The total time of another column, for one call."""
+    """The total time of another column per call."""
 
     total: Column = field(default_factory=lambda: Column(""))
 
@@ -74,9 +79,9 @@ class AverageColumn(Column):
         return format_time(value)
 
 
-def line_of(texts: Mapping[str, Sequence[str]], sums: Sums, *, left_over: bool = False) -> Line:
-    """A line with these figures: blank calls where nothing is called; ``left_over`` work is in no share."""
-    return Line(
+def line_of(texts: Mapping[str, Sequence[str]], sums: Sums, *, left_over: bool = False) -> TableLine:
+    """A line with these figures; 0 calls are blank. ``left_over``: it was launched before the recording."""
+    return TableLine(
         {_PHASES: sums.self},
         {_PHASES: sums.total},
         sums.calls or -1,
@@ -87,7 +92,7 @@ def line_of(texts: Mapping[str, Sequence[str]], sums: Sums, *, left_over: bool =
 
 
 def figure_columns(run: Run) -> list[Column]:
-    """Self, total and average of the times that a run holds, memory, MACs and FLOPs, and calls."""
+    """The columns of a run: self, total and average of times; memory, MACs and FLOPs; calls."""
     columns: list[Column] = []
     for column in columns_of(run):
         if isinstance(column, CostColumn) and column.phase == FORWARD:
@@ -95,11 +100,11 @@ def figure_columns(run: Run) -> list[Column]:
             if column.unit is Unit.TIME and not column.is_self:
                 heading = f"{column.heading.removesuffix(' total')} avg"
                 columns.append(AverageColumn(heading, column.measured, columns[-1]))
-    return [*columns, CallsColumn(CALLS)]
+    return [*columns, CallsColumn(_CALLS)]
 
 
 def largest_by(columns: Sequence[Column], *, of_self: bool) -> Column:
-    """The default order, largest first: time of the device, else of the CPU, else the first."""
+    """The column of the default order: device time, else CPU time, else the first column."""
     times = [
         column
         for column in columns
@@ -110,7 +115,7 @@ def largest_by(columns: Sequence[Column], *, of_self: bool) -> Column:
 
 
 def shares_of(columns: Sequence[Column], own: Cost, total: Cost) -> dict[Column, float]:
-    """What 100 % is in each column of times: of those of self ``own``, of those of totals ``total``."""
+    """What 100 % is in each column of times: ``own`` in columns of self, ``total`` in columns of totals."""
     return {
         column: column.measure.of(own if column.is_self else total)
         for column in columns
@@ -119,18 +124,18 @@ def shares_of(columns: Sequence[Column], own: Cost, total: Cost) -> dict[Column,
 
 
 def about_wholes(what: str, wholes: Mapping[Column, float]) -> list[str]:
-    """A sentence that says what 100 % is in each column of times."""
+    """A sentence: what 100 % is in each column of times. ``what`` describes it."""
     columns: dict[float, str] = {}
     for column, ns in wholes.items():
         if ns:
-            columns.setdefault(ns, f"{format_time(ns)} {column.heading}")  # once if self and total are equal
+            columns.setdefault(ns, f"{format_time(ns)} {column.heading}")  # once if self and total are the same
     return [f"100 % is {what}: {', '.join(columns.values())}."] if columns else []
 
 
 def ranked(
     run: Run,
     texts: Sequence[str],
-    lines: Sequence[Line],
+    lines: Sequence[TableLine],
     columns: Sequence[Column],
     usual: Column,
     *,
@@ -141,11 +146,11 @@ def ranked(
     row_limit: int | None = None,
     tablefmt: str | None = None,
 ) -> str:
-    """The lines as a table; under it the notes, how many rows are hidden, and the run's warnings.
+    """The lines as a table; below it the notes, how many rows are hidden, and the run's warnings.
 
-    ``texts`` are the headings of what stands left of the figures, ``more_texts`` right of them. Lines are in the order
-    of the column called ``sort_by``: figures from the largest, texts from A to Z; by ``usual`` where that is None.
-    ``wholes``: what is 100 % in a column, where shares are shown.
+    ``texts``: headings of the text columns left of the figures; ``more_texts``: of those right of them. The table is
+    sorted by the column ``sort_by``, or by ``usual`` if that is None: figures from the largest, texts from A to Z.
+    ``wholes``: what 100 % is in the columns that show shares.
 
     Raises TorchprofError for an unknown column or format and for a negative number.
     """
@@ -165,16 +170,13 @@ def ranked(
 
 
 def _hidden(all_lines: int, shown: int, order: Column) -> str:
-    """How many rows are hidden, and what the others are."""
-    hidden = all_lines - shown
-    rows = "1 row is" if hidden == 1 else f"{hidden} rows are"
+    """A sentence: how many rows are hidden, and which rows are shown."""
     which = "first" if isinstance(order, TextColumn) else "largest"
-    those = f"is the {which}" if shown == 1 else f"are the {shown} {which}"
-    return f"{rows} hidden: shown {those} by {order.heading}."
+    return f"{rows_hidden(all_lines - shown, shown, which)} by {order.heading}."
 
 
-def _rows(line: Line, columns: Sequence[Column], wholes: Mapping[Column, float]) -> Iterable[list[str]]:
-    """A line as rows of cells: more than one where a text has more than one line."""
+def _rows(line: TableLine, columns: Sequence[Column], wholes: Mapping[Column, float]) -> Iterable[list[str]]:
+    """A line as rows of cells: several rows if a text has several lines."""
     cells = [
         list(line.texts[column.heading]) if isinstance(column, TextColumn) else [column.text(line, wholes.get(column))]
         for column in columns
@@ -184,7 +186,7 @@ def _rows(line: Line, columns: Sequence[Column], wholes: Mapping[Column, float])
 
 
 def _our_name(name: str, columns: Sequence[Column], run: Run) -> str:
-    """The name of our column for a name of torch's tables; any other name as it is."""
+    """Our name of a column for torch's name of it; any other name unchanged."""
     device = run.meta.device or "device"
     known = dict(_TORCHS_NAMES)
     for torchs, ours in _TORCHS_NAMES.items():
@@ -195,13 +197,13 @@ def _our_name(name: str, columns: Sequence[Column], run: Run) -> str:
 
 
 def operator_name(operator: Operator) -> str:
-    """As rows show it: a long name shortened, a range marked."""
+    """The name of an operator in tables: long names shortened, ranges marked."""
     name = shortened(operator.name)
     return range_in_words(operator.kind, name)
 
 
 def shortened(name: str, width: int = _WIDTH) -> str:
-    """A long name with its middle left out; what cannot be printed is written out."""
+    """A name of at most ``width`` characters, long ones without their middle; unprintable characters as escapes."""
     name = printable(name)
     if len(name) <= width:
         return name

@@ -1,4 +1,4 @@
-"""The report of ranks: which of a job's ranks is slow, where and how often, who waits for it, and who is missing."""
+"""The ranks report: stragglers of a job, where and how often they are slow, waiting, and missing ranks."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def ranks(
     depth: int | None = None,
     tablefmt: str | None = None,
 ) -> str:
-    """How the ranks of a job share its work: in sentences who is slow, where, and who is missing; then three tables.
+    """How work is balanced over the ranks of a job: sentences about stragglers and missing ranks, then three tables.
 
-    Times are of one step, the mean over the steps; without steps, of one cycle. *Own work* is all that a rank did, on
-    its device where one was measured, but communication. The first table has a row for each rank, the one with the most
-    own work first; of more than 16 the 8 slowest and the 2 fastest. The second has one for each layer and phase, with
-    all below the layer, those first whose slowest rank exceeds the mean by the most; the third one for each collective
-    of a layer, those first in which ranks wait for the longest. docs/ranks.md says what each column means.
+    Times are per step, the mean over the steps; without steps, per cycle. *Own work* is all work of a rank except
+    communication; on its device, if that was measured. The first table has a row for each rank, most own work first; of
+    more than 16 ranks it shows the 8 slowest and the 2 fastest. The second has a row for each layer and phase, with all
+    layers below; rows are sorted by how much the slowest rank exceeds the mean. The third has a row for each collective
+    of a layer, longest waiting first. docs/ranks.md describes the columns.
 
     ``sort_by`` orders layers by another column: its heading, or that in lower case with underscores
-    (``flops_max/mean``). ``top``: so many rows of each table, ``depth`` hides layers below that depth (0: the model
-    alone). ``tablefmt`` is any of tabulate's formats.
+    (``flops_max/mean``). ``top``: the number of rows of each table. ``depth`` hides layers below that depth (0: the
+    model alone). ``tablefmt``: any of tabulate's formats.
 
     Raises TorchprofError for an unknown column or format, and for a negative number.
     """
@@ -50,7 +50,7 @@ def ranks(
     ]
     if balance.collectives:
         sections.append(table_of_collectives(run, balance, limit, tablefmt))
-    warnings = warnings_of(run)[1 if run.missing_ranks else 0 :]  # who is missing stands above
+    warnings = warnings_of(run)[1 if run.missing_ranks else 0 :]  # the sentences name missing ranks already
     return "\n\n".join([*sections, *(["\n".join(map(printable, warnings))] if warnings else [])])
 
 

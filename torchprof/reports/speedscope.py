@@ -1,7 +1,7 @@
 """Flame graphs for https://www.speedscope.app, in its own file format.
 
-The format: https://www.speedscope.app/file-format-schema.json. Of its kinds of profiles these are "sampled": a list of
-stacks, each with a weight.
+Format: https://www.speedscope.app/file-format-schema.json. Profiles are of the type "sampled": a list of stacks, each
+with a weight.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _UNITS = {Unit.TIME: "nanoseconds", Unit.BYTES: "bytes", Unit.COUNT: "none"}
 
 @report("speedscope", suffix=".speedscope.json")
 def speedscope(run: Run) -> str:
-    """A profile for each phase and each measure of which anything was recorded; with several ranks, for each of them.
+    """A profile for each phase and each recorded measure, and for each rank if there are several.
 
-    A stack is the path of a layer, then the operators, labels and kernels inside it; its weight is what that took
-    itself, so Σ weights is Σ rows of the run, work of no layer included. Where MACs and FLOPs are only a lower bound,
-    the name of the profile says so. Raises TorchprofError where nothing was recorded at all.
+    A stack is the path of a layer, then the operators, labels and kernels in it. Its weight is its self, so Σ weights =
+    Σ rows of the run, including work of no layer. If FLOPs are a lower bound, the name of the profile says so. Raises
+    TorchprofError if nothing was recorded.
     """
     frames: dict[Step, int] = {}
     profiles = [*_profiles(run, frames)]
@@ -54,7 +54,7 @@ def speedscope(run: Run) -> str:
 
 
 def _profiles(run: Run, frames: dict[Step, int]) -> Iterator[dict[str, Any]]:
-    """``frames``: the numbers of the steps that were met, more of which are added."""
+    """The profiles. ``frames``: the index of each step of a stack; grows by those that are new."""
     units = {name: _UNITS[measure.unit] for measure in MEASURES for name, _ in measure.fields}
     several = len({meta.rank for meta in run.metas}) > 1
     uncounted = stacks(run, "uncounted") if "uncounted" in measured(run) else {}
@@ -67,7 +67,7 @@ def _profiles(run: Run, frames: dict[Step, int]) -> Iterator[dict[str, Any]]:
             missed = uncounted.get((rank, phase))
             if measure == "flops" and missed:
                 title += f", at least ({missed.total()} calls not counted)"
-            # speedscope shows samples in their order: those with the same steps at the start come together.
+            # speedscope merges adjacent samples with a common prefix: sort them by their steps.
             samples = sorted(
                 ([frames.setdefault(step, len(frames)) for step in stack], weight) for stack, weight in weights.items()
             )

@@ -1,4 +1,4 @@
-"""The steps report: how long a step of a loop took, where its time went, and how layers differed from step to step."""
+"""The steps report: the duration of a loop's steps, where the time goes, and how layers vary over the steps."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import FORWARD, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES
 
-_MATTERS = 0.01  # the share of the recorded time that may lie in no step without a word
+_MATTERS = 0.01  # the share of the recorded time outside of steps from which on a note says so
 
 
 @report("steps")
 def steps(run: Run, *, depth: int | None = None, top: int | None = None, tablefmt: str | None = None) -> str:
-    """What the steps of a loop took, in three tables.
+    """The steps of a loop in three tables.
 
-    How long a step lasted. Where its time went: into the layers, forward, backward and recompute; outside of them into
-    loading data (with torch's DataLoader), the optimizer, copies between host and device, waiting for the device,
-    garbage collection, and all other ops, as those of the loss; and what is in no op at all: Python. The means of these
-    parts add up to the mean of the step; where several threads worked at a time, a line takes off what would count
-    twice. What the step launched on a device stands beside that. Then the layers, each with all below it.
+    First, the duration of a step. Second, the parts of a step: forward, backward and recompute of the layers; loading
+    data (with torch's DataLoader), the optimizer, copies between host and device, waiting for the device, garbage
+    collection, other ops such as those of the loss; and time in no op, which is Python. The means of the parts add up
+    to the mean of the step; if several threads worked at the same time, a line subtracts what would count twice.
+    Columns for devices have the time of the work that each part launched. Third, the layers, each with all layers below
+    it.
 
-    Median, P95 and IQR (the range between the quartiles) are over all steps (over 256 of them, chosen evenly, where
-    there were more). They do not add up.
+    Median, P95 and IQR (interquartile range) are over all steps (over a uniform sample of 256, if there were more).
+    They are not additive.
 
-    ``depth`` hides the layers below that depth (0: the model alone). ``top`` shows only so many layers, those that take
-    the most themselves, in all phases, with those above them. ``tablefmt`` is any of tabulate's formats.
+    ``depth`` hides the layers below that depth (0: the model alone). ``top``: the number of layers, those with the
+    largest self over all phases, shown with the layers above them. ``tablefmt``: any of tabulate's formats.
 
-    Raises TorchprofError where no steps were marked, for an unknown format and for a negative number.
+    Raises TorchprofError if no steps were marked, for an unknown format and for a negative number.
     """
     check_number("depth", depth, "levels")
     check_number("top", top, "rows")
@@ -54,6 +55,8 @@ def steps(run: Run, *, depth: int | None = None, top: int | None = None, tablefm
 
 @dataclass(frozen=True)
 class _Device:
+    """A device: its name in the run, and in headings. ``measured``: False if its times are unknown."""
+
     name: str
     heading: str
     measured: bool = True
@@ -99,7 +102,7 @@ class _Loop:
 
 
 def _distribution(spread: Spread | None) -> list[str]:
-    """Median, 95th percentile and interquartile range; all 0 of what is in no step."""
+    """The cells of median, 95th percentile and interquartile range; 0 for what is in no step."""
     if spread is None:
         return [format_time(0)] * 3
     quartiles = spread.quantile(0.75) - spread.quantile(0.25)
@@ -107,6 +110,7 @@ def _distribution(spread: Spread | None) -> list[str]:
 
 
 def _duration(loop: _Loop) -> tuple[list[str], list[list[str]]]:
+    """The table of the duration of a step: headings and rows."""
     whole = loop.whole
     row = [str(whole.count), str(loop.meta.cycles), format_time(whole.sum / whole.count), *_distribution(whole)]
     headings = ["Steps", "Cycles", "Mean", "Median", "P95", "IQR", "Min", "Max"]
@@ -114,7 +118,7 @@ def _duration(loop: _Loop) -> tuple[list[str], list[list[str]]]:
 
 
 def _parts(loop: _Loop) -> tuple[list[str], list[list[str]]]:
-    """The table of what adds up to a step, on the CPU and on each device."""
+    """The table of the parts of a step, on the CPU and on each device. Parts add up to the step."""
     count = loop.whole.count
     launched = dict.fromkeys(loop.accelerators, 0)
     table = []
@@ -166,8 +170,7 @@ def _mean(device: _Device, total: int, count: int) -> str:
 
 @dataclass
 class _Line:
-    """A row of the tree: ``own_ns`` is what it took itself, ``total_ns`` that with all below it, ``blank`` says that it
-    was not selected."""
+    """A row of the table of layers. ``own_ns`` and ``total_ns``: its self and total; ``blank``: it was not selected."""
 
     name: str
     layer: int
@@ -179,6 +182,7 @@ class _Line:
 
 
 def _tree(loop: _Loop, depth: int | None, top: int | None) -> tuple[list[str], list[list[str]]]:
+    """The table of layers: headings and rows."""
     columns = [(phase, device) for phase in loop.phases for device in (loop.cpu, *loop.accelerators)]
     headings = [
         f"{'' if phase == FORWARD else phase.capitalize() + ' '}{device.heading} {figure}"
@@ -207,7 +211,7 @@ def _tree(loop: _Loop, depth: int | None, top: int | None) -> tuple[list[str], l
 
 
 def _lines(loop: _Loop) -> list[_Line]:
-    """Every layer's line under that of the layer above, then those of no layer."""
+    """The rows of the models with all layers below them, then the rows of work of no layer."""
     selected = None if loop.meta.paths is None else set(loop.meta.paths)
     devices = [device for device in loop.accelerators if device.measured] or [loop.cpu]
     lines: dict[tuple[str, ...], _Line] = {}
@@ -230,12 +234,12 @@ def _lines(loop: _Loop) -> list[_Line]:
 
 
 def _keep_top(lines: list[_Line], depth: int | None, top: int) -> None:
-    """Show of the layers down to a depth only those that took the most themselves, and those above them.
+    """Show only the layers with the largest self down to a depth, and the layers above them.
 
-    At that depth a layer stands for all below it, which is hidden: its total counts.
+    A layer at that depth is ranked by its total, because it stands for all hidden layers below it.
     """
     layers: list[tuple[_Line, _Line | None, int]] = [(line, None, 0) for line in lines if line.layer >= 0]
-    for line, _, level in layers:  # it grows on the way
+    for line, _, level in layers:  # the list grows in the loop: all levels
         if depth is None or level < depth:
             layers += [(child, line, level + 1) for child in line.children]
     sizes = [line.total_ns if level == depth else line.own_ns for line, _, level in layers]
@@ -248,6 +252,7 @@ def _keep_top(lines: list[_Line], depth: int | None, top: int) -> None:
 
 
 def _outside_of_steps(loop: _Loop) -> Iterator[str]:
+    """A sentence if much of the recorded time is in no step."""
     left = loop.meta.wall_ns - loop.whole.sum
     if left > _MATTERS * loop.meta.wall_ns:
         share = f"{format_time(left)} ({left / loop.meta.wall_ns:.1%})"

@@ -1,4 +1,4 @@
-"""The summary: what the model is made of, layer by layer, and its figures as a whole."""
+"""The summary report: the layers of each model with shapes, parameters and MACs, and the figures of the whole model."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
 _SHAPES_SHOWN = 3
 _COUNTED = {measure.fields[0][0]: measure for measure in MEASURES}
 
+_Path = tuple[str, ...]
+
 
 @report("summary")
 def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) -> str:
-    """Every layer with its type, depth, shapes, parameters and MACs; under it, the figures of each model.
+    """Every layer with its type, depth, shapes, parameters and MACs; below the table, the figures of each model.
 
-    Shapes are those of the first forward call, marked "first" where later calls are not known to have had the same.
-    MACs and FLOPs are for one forward call of the model, and marked "mean" where the shapes are not known to be the
-    same in each. Parameters and MACs of a layer include the layers below it. ``depth`` hides the layers below that
-    depth (0: the model alone), ``tablefmt`` is any of tabulate's formats, for the table of layers.
+    Shapes are those of the first forward call, marked "first" if later calls may have had other shapes. MACs and FLOPs
+    are for one forward call of the model, marked "mean" if the calls may have had different shapes. Parameters and MACs
+    of a layer include the layers below it. ``depth`` hides the layers below that depth (0: the model alone).
+    ``tablefmt``: any of tabulate's formats, for the table of layers.
 
-    The figures: *model size* is the bytes of parameters, *latency* the median time of a forward call on the CPU's
-    clock, under the profiler; with a device, which works on while the CPU goes ahead, it is unknown here, and
-    ``torchprof.benchmark`` measures it. *Throughput* is the first size of the model's first input over the latency; it
-    is known where that input had the same shape in all calls.
-    *FLOP/s* are the FLOPs of all forward calls over the device's time where that was recorded, else over the CPU's; the
-    *share of peak* is what they are of the product of matrices that ``torchprof.peak`` measured on this device, for the
-    type of most MACs. *Activations* are the bytes that layers returned in a forward call which called no layer of
-    theirs; they are known where each of them was called once, or always on the same shapes. *Peak memory* is by how
-    much memory rose above what there was when the block began. What is not known is shown as unknown. Of several ranks
-    it is the summary of the lowest.
+    The figures: *Model size* is the bytes of the parameters. *Latency* is the median CPU time of a forward call under
+    the profiler; with a device it is unknown, because the device runs asynchronously: ``torchprof.benchmark`` measures
+    it. *Throughput* is the first dimension of the model's first input over the latency; it is known if that input had
+    the same shape in all calls. *FLOP/s* are the FLOPs of all forward calls over the device time if that was recorded,
+    else over the CPU time. *Share of peak* is FLOP/s over the peak that ``torchprof.peak`` measured on this device with
+    matrix products, for the type of most MACs. *Activations* are the bytes of the outputs of layers that call no other
+    layer, in one forward call; they are known if each of these layers was called once, or always on the same shapes.
+    *Peak memory* is the peak above the start of the block. A run of several ranks shows the lowest rank.
 
     Raises TorchprofError for an unknown format and a negative depth.
     """
@@ -50,46 +50,62 @@ def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) 
         everyone = ranks_in_words(meta.rank for meta in run.metas)
         notes.insert(0, f"All this is rank {run.meta.rank}'s, of {everyone}: run.of_rank(N) has what is rank N's.")
         run = run.of_rank(run.meta.rank)
+    models = [run.tree(FORWARD, root) for root in range(len(run.roots))]
+    if not models:
+        sections = ["This run knows no layers: all its work is outside of them."]
+    else:
+        varying = varying_calls(run), varying_work(run)
+        figures = figures_of_layers(run, run.phases())
+        sections = [_table(run, models, figures, *varying, depth, tablefmt)]
+        sections += [_about_model(run, model, figures[model.layer.path]) for model in models]
+        notes = [*_about_shapes(run, *varying), *_about_missing(run), *notes]
+    return "\n\n".join([*sections, *(["\n".join(notes)] if notes else [])])
+
+
+def _table(
+    run: Run,
+    models: Sequence[Node],
+    figures: Mapping[_Path, Figures],
+    calls_vary: Mapping[_Path, bool | None],
+    work_varies: Mapping[_Path, bool | None],
+    depth: int | None,
+    tablefmt: str | None,
+) -> str:
+    """The table of layers. ``calls_vary``, ``work_varies``: as ``varying_calls`` and ``varying_work`` return them."""
+    params = run.total_params()
 
     def below(node: Node, level: int) -> list[Node]:
         return node.children if depth is None or level < depth else []
 
-    calls_vary, work_varies = varying_calls(run), varying_work(run)
-    headings = ["Module", "Type", "Depth", "Input shape", "Output shape", "Params", "MACs"]
-    params = run.total_params()
-    figures_of = figures_of_layers(run, run.phases())
-    table = []
-    figures = []
-    for root in range(len(run.roots)):
-        node = run.tree(FORWARD, root)
-        for text, one in branches([node], lambda one: printable(one.layer.path[-1]), below):
-            layer = one.layer
-            table.append(
-                [
-                    text,
-                    layer.kind,
-                    str(len(layer.path) - 1),
-                    _shapes(layer.input_shapes, calls_vary[layer.path]),
-                    _shapes(layer.output_shapes, calls_vary[layer.path]),
-                    _known(params[layer.path], format_count),
-                    _count(run, figures_of[layer.path], "macs", node.calls, work_varies[layer.path]),
-                ]
-            )
-        lines = list(
-            _figures(run, node, params[node.layer.path], figures_of[node.layer.path], work_varies[node.layer.path])
-        )
-        width = max(len(name) for name, _ in lines)
-        figures.append(
-            "\n".join([printable(node.layer.name), *(f"  {name:<{width}}  {value}" for name, value in lines)])
-        )
-    if table:
-        notes = [*_about_shapes(run, calls_vary, work_varies), *_about_missing(run), *notes]
-    layers = draw(headings, table, tablefmt) if table else "This run knows no layers: all its work is outside of them."
-    return "\n\n".join([layers, *figures, *(["\n".join(notes)] if notes else [])])
+    def cells(node: Node, calls: int) -> list[str]:
+        layer = node.layer
+        return [
+            layer.kind,
+            str(len(layer.path) - 1),
+            _shapes(layer.input_shapes, calls_vary[layer.path]),
+            _shapes(layer.output_shapes, calls_vary[layer.path]),
+            _known(params[layer.path], format_count),
+            _count(run, figures[layer.path], "macs", calls, work_varies[layer.path]),
+        ]
+
+    table = [
+        [text, *cells(node, model.calls)]
+        for model in models
+        for text, node in branches([model], lambda one: printable(one.layer.path[-1]), below)
+    ]
+    return draw(["Module", "Type", "Depth", "Input shape", "Output shape", "Params", "MACs"], table, tablefmt)
+
+
+def _about_model(run: Run, model: Node, figures: Figures) -> str:
+    """The figures of one model, a line for each."""
+    path = model.layer.path
+    lines = list(_figures(run, model, run.total_params()[path], figures, varying_work(run)[path]))
+    width = max(len(name) for name, _ in lines)
+    return "\n".join([printable(model.layer.name), *(f"  {name:<{width}}  {value}" for name, value in lines)])
 
 
 def _about_processors(run: Run) -> Iterator[str]:
-    """The CPU time of the process, beside the times of layers, which are elapsed times."""
+    """The CPU time of the process: the times of layers are elapsed times."""
     meta = run.meta
     if meta.process_cpu_ns is not None and meta.wall_ns and len(run.metas) == 1:
         used, wall = meta.process_cpu_ns, meta.wall_ns
@@ -97,7 +113,7 @@ def _about_processors(run: Run) -> Iterator[str]:
 
 
 def _about_shapes(run: Run, *varying: Mapping[tuple[str, ...], bool | None]) -> Iterator[str]:
-    """What "first" and "mean" stand for, where they are shown."""
+    """A sentence that explains "first" and "mean", if they are shown."""
     states = {state for of_layers in varying for state in of_layers.values()}
     shown = any(layer.input_shapes or layer.output_shapes for layer in run.layers) or "macs" in run.meta.measured
     if shown and states != {False} and states:
@@ -106,7 +122,7 @@ def _about_shapes(run: Run, *varying: Mapping[tuple[str, ...], bool | None]) -> 
 
 
 def _about_missing(run: Run) -> Iterator[str]:
-    """How to record what is shown as unknown because nobody asked for it."""
+    """A sentence: which measures are unknown because they were not requested, and how to request them."""
     missing = []
     if "flops" not in run.meta.requested:
         missing.append("MACs and FLOPs (with_flops=True, --flops)")
@@ -168,9 +184,9 @@ def _of_time(run: Run, root: Node, figures: Figures, varies: bool | None) -> Ite
 
 
 def _activations(run: Run, root: Node) -> int | None:
-    """The bytes that the innermost layers returned in a forward call of the model, on average; None: not known."""
+    """The mean bytes of the outputs of the innermost layers in a forward call of the model; None: unknown."""
     if run.meta.paths is not None or not root.calls:
-        return None  # what layers that were not selected returned, nobody saw
+        return None  # the outputs of layers that were not selected were not recorded
     called = [node for node in root.walk() if node.calls]
     around = {node.layer.path[:steps] for node in called for steps in range(1, len(node.layer.path))}
     shapes = _input_shapes(run)
@@ -184,7 +200,7 @@ def _activations(run: Run, root: Node) -> int | None:
             alike = True
         elif by_op is not None:
             alike = all(len(seen) == 1 for seen in by_op.values())
-        else:  # its ops tell no shapes (an embedding): as the others, if it is called once in each call of the model
+        else:  # its ops recorded no shapes (an embedding): as other layers, if it is called once per call of the model
             alike = all_alike and node.calls == root.calls
         if node.layer.output_bytes is None or not alike:
             return None
@@ -193,7 +209,7 @@ def _activations(run: Run, root: Node) -> int | None:
 
 
 def _input_shapes(run: Run) -> dict[tuple[str, ...], dict[str, set[tuple[object, ...]]]]:
-    """By path of a layer and operator directly in its forward, the different shapes that it was called on."""
+    """The distinct input shapes of operators directly in the forward of layers: by path of the layer, then operator."""
     found: dict[tuple[str, ...], dict[str, set[tuple[object, ...]]]] = {}
     for row in run.rows:
         if row.layer is not None and row.phase == FORWARD and len(row.frames) == 1 and row.signature is not None:
@@ -206,7 +222,7 @@ def _known(value: float | None, text: Callable[[float], str]) -> str:
 
 
 def _count(run: Run, figures: Figures, field: str, calls: int, varies: bool | None, phase: str = FORWARD) -> str:
-    """MACs or FLOPs for one forward call of the model; blank for layers that were not selected."""
+    """The cell of MACs or FLOPs for one forward call of the model; blank for layers that were not selected."""
     value, bound = figures.measure(_COUNTED[field], phase, measured=field in run.meta.measured and calls > 0)
     text = Figure(value / max(calls, 1), bound).text(format_count)
     return f"mean {text}" if varies is not False and value and text not in ("", UNKNOWN) else text
@@ -224,7 +240,7 @@ _DTYPES = {"float": "float32", "double": "float64", "c10::Half": "float16", "c10
 
 
 def _peak(run: Run, root: Node) -> Peak | None:
-    """The last peak that was measured of the device that did the work, in the type that did most of it."""
+    """The last measured peak of the device that did the work, for the type of most MACs."""
     macs: Counter[str] = Counter()
     for row in run.rows:
         if row.cost.macs and row.layer is not None and row.layer.path[0] == root.layer.path[0] and row.signature:

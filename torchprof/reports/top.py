@@ -1,4 +1,4 @@
-"""Where the time goes, largest first: which layer, and what in it. The first thing to read."""
+"""The top report: the largest parts of all recorded time, by layer, phase and operator. The first report to read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torchprof.analyze.records import layer_name
 from torchprof.reports import report
-from torchprof.reports.kernels import short_name
+from torchprof.reports.kernels import short_kernel_name
 from torchprof.reports.notes import about_sums, warnings_of
 from torchprof.reports.text import check_number, draw, printable
 from torchprof.run.cost import format_count, format_time
@@ -35,22 +35,22 @@ _NO_OPERATOR = {
 
 
 class Where(NamedTuple):
-    """A layer (by its index, negative for none), a phase by its number, and the innermost of the user's labels there,
-    "" where there is none."""
+    """A layer by its index (negative: no layer), a phase by its number, and the innermost label of the user's ("": no
+    label)."""
 
     layer: int
     phase: int
     label: str
 
     def name(self, run: Run) -> str:
-        """What users call it: the layer's path, or the name that work of no layer has, and the label."""
+        """The name for users: the path of the layer, or the name of work of no layer, and the label."""
         name = layer_name(run, self.layer)
         return printable(f"{name}, {self.label} (label)" if self.label else name)
 
 
-class Part(NamedTuple):
-    """One kind of work at one place: an operator by itself, a kernel whose launch was not recorded, or ``(between
-    ops)``: what no operator explains."""
+class WorkPart(NamedTuple):
+    """One kind of work at one place: the self of an operator, a kernel whose launch was not recorded, or ``(between
+    ops)``: time without an operator."""
 
     where: Where
     work: str
@@ -58,17 +58,16 @@ class Part(NamedTuple):
 
 @report("top")
 def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> str:
-    """The largest parts of all recorded time: an operator by itself in one layer and phase, or the time there between
-    operators, which is Python and what it calls.
+    """The largest parts of all recorded time: the self of an operator in one layer and phase, or the time there between
+    operators, which is Python and libraries that it calls.
 
-    On the CPU 100 % is all time of operators and ranges, and the time in which nothing at all of that ran. Where a
-    device was measured, a table of its time stands first, and above it for how long it was idle. A run that only
-    counted has a table of its FLOPs. The type of a layer's parameters is shown where it is not float32. A source line
-    is the one at which a sampling thread saw Python most often between the operators of that part (``torchprof run``
-    has such a thread), with how often that was.
+    On the CPU, 100 % is the time of operators and ranges plus the time in which none of them ran. If a device was
+    measured, a table of its time comes first, and above it its idle time. A run without times has a table of FLOPs. The
+    type of a layer's parameters is shown if it is not float32. A source line is the one with the most samples between
+    operators of that part, with the number of its samples; it needs a sampling thread, which ``torchprof run`` has.
 
-    ``limit``: so many parts, ``tablefmt``: any of tabulate's formats. Raises TorchprofError for a negative number and
-    an unknown format.
+    ``limit``: the number of parts. ``tablefmt``: any of tabulate's formats. Raises TorchprofError for a negative number
+    and an unknown format.
     """
     check_number("limit", limit, "parts")
     meta = run.meta
@@ -81,9 +80,9 @@ def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> str:
         for one, name, ns in busy:
             if one.wall_ns:
                 idle = max(0, one.wall_ns - ns)
-                whose = f"{name} of rank {one.rank}" if len(run.metas) > 1 else name
+                which = f"{name} of rank {one.rank}" if len(run.metas) > 1 else name
                 share = f"{idle / one.wall_ns:.1%}"
-                sections.append(f"{whose} was idle for {format_time(idle)} of {format_time(one.wall_ns)} ({share}).")
+                sections.append(f"{which} was idle for {format_time(idle)} of {format_time(one.wall_ns)} ({share}).")
         if busy:
             sections.append(_table(run, "device_ns", f"{device} time", limit, tablefmt))
     if "cpu_ns" in meta.measured:
@@ -93,8 +92,8 @@ def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> str:
         sections.append(_table(run, "flops", heading, limit, tablefmt))
     else:
         sections.append("Neither times nor FLOPs were measured.")
-    doubts = [*about_sums(run), *warnings_of(run)]
-    return "\n\n".join([*sections, *(["\n".join(doubts)] if doubts else [])])
+    notes = [*about_sums(run), *warnings_of(run)]
+    return "\n\n".join([*sections, *(["\n".join(notes)] if notes else [])])
 
 
 def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None) -> str:
@@ -132,41 +131,43 @@ def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None)
     return "\n".join([draw(["Share", heading, "Layer", "Type", "Phase", "In"], table, tablefmt), *notes])
 
 
-def parts_of(run: Run, field: str) -> Counter[Part]:
-    """What each part took of ``cpu_ns``, ``device_ns`` or ``flops``. Parts of nothing are left out, and what was
-    launched before the recording: it is no part of the work that was recorded."""
+def parts_of(run: Run, field: str) -> Counter[WorkPart]:
+    """The amount of ``cpu_ns``, ``device_ns`` or ``flops`` of each part, without parts of amount 0 and without work
+    that was launched before the recording."""
     columns = run.rows.columns
     chains = [(_label(frames), _work(frames)) for frames in run.rows.frames]
     left_over = [*map(is_left_over, run.rows.frames)]
-    parts: Counter[Part] = Counter()
+    parts: Counter[WorkPart] = Counter()
     for layer, phase, chain, ns in zip(columns["layer"], columns["phase"], columns["frames"], columns[field]):
         if left_over[chain]:
             continue
         label, work = chains[chain]
-        parts[Part(Where(layer, phase, label), work)] += ns
+        parts[WorkPart(Where(layer, phase, label), work)] += ns
     if field == "cpu_ns":
         nowhere = Where(OUTSIDE, PHASES.index(FORWARD), "")
         for meta in run.metas:
             covered = dict(meta.busy_ns).get("cpu")
             if covered is not None:
-                parts[Part(nowhere, BETWEEN_OPS)] += max(0, meta.wall_ns - covered)
+                parts[WorkPart(nowhere, BETWEEN_OPS)] += max(0, meta.wall_ns - covered)
     return Counter({part: ns for part, ns in parts.items() if ns > 0})
 
 
 def _label(frames: Sequence[Frame]) -> str:
-    labels = [frame.name for frame in frames if frame.kind == "label" and frame.name != ANY_STEP]  # which is no place
+    labels = [
+        frame.name for frame in frames if frame.kind == "label" and frame.name != ANY_STEP
+    ]  # the label of a step is no place
     return labels[-1] if labels else ""
 
 
 def _work(frames: Sequence[Frame]) -> str:
-    """What the time of a row is spent in: its innermost operator, or none; where no operator is known to have launched
-    a kernel, that. Kernels of a compiled graph that are one row of the table, as those of several layers, are one work
-    here, too."""
+    """The work of a row: its innermost operator, or ``(between ops)``; a kernel, if no operator is known to have
+    launched it. Kernels of a compiled graph that are one row of the run, such as those of several layers, are one
+    work."""
     launcher = frames[-2] if len(frames) > 1 and frames[-1].kind == "kernel" else None
     if launcher is not None and (
         launcher == _UNKNOWN_LAUNCH or (launcher.kind == "op" and is_runtime_call(launcher.name))
     ):
-        return short_name(frames[-1].name)
+        return short_kernel_name(frames[-1].name)
     inner = [frame for frame in frames if frame.kind != "kernel"]
     for frame in inner:
         if frame.kind == "kernels" or (frame is inner[-1] and frame.kind in ("region", "gc")):
@@ -175,7 +176,7 @@ def _work(frames: Sequence[Frame]) -> str:
 
 
 def source_lines(run: Run) -> dict[Where, Counter[str]]:
-    """How often Python was seen at which source line between operators."""
+    """The number of samples of each source line between operators, by place."""
     found: defaultdict[Where, Counter[str]] = defaultdict(Counter)
     columns = run.rows.columns
     for layer, phase, chain, samples in zip(columns["layer"], columns["phase"], columns["frames"], columns["calls"]):

@@ -1,4 +1,4 @@
-"""The tree table: every layer with self and total costs and calls, as text."""
+"""The tree report: every layer with self and total costs and calls."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torchprof.reports.notes import about_flops, about_sums, warnings_of
 from torchprof.reports.text import branches, check_number, draw, heat, painted, printable
 from torchprof.run.run import Run
 
-HOT = "◄"  # behind the names of the layers on the hottest path
-_ON_THE_PATH = "1"
+HOT = "◄"  # after the names of layers on the hottest path
+_BOLD = "1"  # SGR code
 
 
-class Table(NamedTuple):
-    """What a table of the tree shows, whoever draws it.
+class TreeTable(NamedTuple):
+    """The content of a tree table, for any format.
 
-    ``rows`` are the entries in their order, each with the lines of the tree before its name; ``wholes`` what is 100 %
-    in each column; ``notes`` the sentences below the table, the warnings last.
+    ``rows``: the entries in their order, each with its name after the lines of the tree. ``wholes``: what 100 % is in
+    each column. ``notes``: the sentences below the table, warnings last.
     """
 
     columns: list[Column]
@@ -45,31 +45,30 @@ def tree(
 ) -> str:
     """The module tree with a row for each layer.
 
-    Ranges of the user's (``record_function``) are rows marked as labels under the layer that opened them; the total of
-    a label is all that ran in it, the layers that it calls included, which have rows of their own, too.
-    ``show_events`` lists under each layer the operators that ran directly in it, those of backward and recompute marked
-    so. ``depth`` hides the layers below that depth (0: the model alone); totals stay. ``sort_by`` orders siblings by a
-    column, largest first: its heading, or that in lower case with underscores (``self_cpu_total``; also ``calls``).
-    ``top`` shows only so many layers, the largest by self of that column (of CPU time where there is none, else of
-    FLOPs), with those above them; with ``depth``, the deepest shown count with all that is hidden below them.
-    ``percent`` writes beside each time its share of all that was recorded in that phase. ``tablefmt`` is any of
-    tabulate's formats. The run's warnings are below the table.
+    The user's ranges (``record_function``) are rows marked as labels below the layer that opened them. The total of a
+    label includes the layers called in it, which have rows of their own, too. ``show_events`` adds below each layer the
+    operators that ran directly in it; those of backward and recompute are marked. ``depth`` hides the layers below that
+    depth (0: the model alone); totals do not change. ``sort_by`` orders siblings by a column, largest first: its
+    heading, or that in lower case with underscores (``self_cpu_total``; also ``calls``). ``top``: the number of layers,
+    those with the largest self in that column (default: CPU time, else FLOPs), shown with the layers above them; layers
+    at ``depth`` are ranked by their totals. ``percent`` adds to each time its share of all time of that phase.
+    ``tablefmt``: any of tabulate's formats. The run's warnings are below the table.
 
-    ``hot`` orders siblings by their total of one column, so that the hottest path comes first, and marks that path:
-    from the largest model down into the largest layer each time, until one has more itself than any layer below it.
-    The column is what ``sort_by`` names, else the time of the device where any was measured, else CPU time, else FLOPs.
-    ``color`` shows each figure in a colour of 256 by its share of all in its column, cold to hot; it is for terminals,
-    and so for torchprof's own look alone: tabulate's formats are for other programs to read.
+    ``hot`` orders siblings by their total in one column, so that the hottest path comes first, and marks that path:
+    from the largest model into the largest child each time, until a layer's self is larger than any child's total. The
+    column is ``sort_by``, else device time if any was measured, else CPU time, else FLOPs. ``color`` colors each figure
+    by its share of the column's sum, cold to hot, with colors of 256. It works only without ``tablefmt``, because the
+    output of tabulate's formats is for other programs.
 
-    Raises TorchprofError for an unknown column or format, for a negative number, and for a hottest path by what has no
-    total.
+    Raises TorchprofError for an unknown column or format, for a negative number, and for a hottest path by a column
+    without totals.
     """
     table = table_of(run, show_events=show_events, depth=depth, sort_by=sort_by, top=top, hot=hot)
     color = color and tablefmt is None
 
     def cells(text: str, entry: Entry) -> Iterator[str]:
         name = f"{text} {HOT}" if entry.hot else text
-        yield painted(name, _ON_THE_PATH) if color and entry.hot else name
+        yield painted(name, _BOLD) if color and entry.hot else name
         for column in table.columns:
             whole = table.wholes[column]
             figure = column.text(entry.figures, whole if percent else None)
@@ -92,8 +91,8 @@ def table_of(
     sort_by: str | None = None,
     top: int | None = None,
     hot: bool = False,
-) -> Table:
-    """The table of the tree before it is drawn; ``tree`` says what the options do and what is raised."""
+) -> TreeTable:
+    """The content of the tree table; options and errors are those of ``tree``."""
     check_number("depth", depth, "levels")
     check_number("top", top, "rows")
     columns = columns_of(run, show_events)
@@ -121,4 +120,4 @@ def table_of(
     if any(frame.kind == "label" for within in run.rows.within for around in within for frame in around.frames):
         notes.append("The total of a label holds the layers called in it, which have rows of their own, too.")
     notes += [*about_flops(run), *about_sums(run), *map(printable, warnings_of(run))]
-    return Table(columns, rows, {column: column.whole(figures) for column in columns}, notes)
+    return TreeTable(columns, rows, {column: column.whole(figures) for column in columns}, notes)

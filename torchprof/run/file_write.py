@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
+from itertools import chain
 from operator import itemgetter
 from os import PathLike
 from pathlib import Path
@@ -35,9 +36,17 @@ _IF_ANY = ("times", "kept_ns", "medians", "values")
 FORMAT = "torchprof-run"
 
 
-def text_of(run: Run, *, strip: bool = False) -> str:
-    """A run as the text of its file; ``strip`` leaves the names of files, machines and jobs out."""
-    return "".join(_pieces(run, strip))
+def text_of(run: Run, *, strip: bool = False, computed: Mapping[str, Any] | None = None) -> str:
+    """A run as the text of its file; ``strip`` leaves the names of files, machines and jobs out.
+
+    ``computed``: more keys for other programs, which ``load`` ignores because it computes their values from the run.
+    """
+    return "".join(_pieces(run, strip, computed or {}))
+
+
+def stripped(run: Run) -> Run:
+    """The run without the names of files, machines and jobs."""
+    return replace(run, metas=tuple(map(_stripped, run.metas)))
 
 
 def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
@@ -50,7 +59,7 @@ def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
             file: Any = plain
             if path.suffix == ".gz":
                 file = stack.enter_context(gzip.GzipFile("", "wb", fileobj=plain, mtime=0))
-            for piece in _pieces(run, strip):
+            for piece in _pieces(run, strip, {}):
                 file.write(piece.encode())
         if is_plain:
             written.replace(path)
@@ -60,10 +69,10 @@ def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
         raise
 
 
-def _pieces(run: Run, strip: bool) -> Iterator[str]:
+def _pieces(run: Run, strip: bool, computed: Mapping[str, Any]) -> Iterator[str]:
     """The text of a run's file, of which that of a thousand ranks is never there as a whole."""
     before = "{"
-    for name, value in _parts(run, strip):
+    for name, value in chain(_parts(run, strip), computed.items()):
         yield f"{before}{_json(name)}:"
         before = ","
         if isinstance(value, Iterator):
@@ -88,7 +97,7 @@ def _parts(run: Run, strip: bool) -> Iterator[tuple[str, Any]]:
     yield "format", FORMAT
     yield "schema", SCHEMA
     yield "holds", f"layer paths, operator and kernel names, shapes, costs; no tensor data{named}"
-    yield "metas", ({**asdict(meta), "warnings": [*map(_of_warning, meta.warnings)]} for meta in metas)
+    yield "metas", ({**asdict(meta), "warnings": [*map(warning_data, meta.warnings)]} for meta in metas)
     yield "layers", map(asdict, run.layers)
     yield "frames", map(frames.chain, run.rows.frames)
     yield "within", ([[*around[:2], frames.chain(around.frames)] for around in step] for step in run.rows.within)
@@ -109,7 +118,7 @@ def _stripped(meta: Meta) -> Meta:
     return replace(meta, machine="", script="", job="", regions=regions)
 
 
-def _of_warning(warning: Caveat) -> dict[str, Any]:
+def warning_data(warning: Caveat) -> dict[str, Any]:
     """A warning, without what only that of a sum has."""
     values = {"code": warning.code, "layers": warning.layers, "facts": warning.facts}
     return {**values, "added": warning.added} if warning.added else values

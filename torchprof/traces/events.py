@@ -17,13 +17,13 @@ from torchprof.attribute.event_names import (
     NODE_PREFIX,
     STARTED,
     STEP_MARK,
+    event_kind,
     is_a_common_name,
     is_torchs_step,
-    kind_of,
     numbers_of_devices,
 )
 from torchprof.attribute.events import HOOKS, PREFIX, Detail, Event, Kind
-from torchprof.attribute.launches import first_call
+from torchprof.attribute.launches import first_correlation_id
 from torchprof.run.words import BEFORE, is_collective
 from torchprof.traces.categories import GROUPS, MODULE, MTIA_WORK, NO_WORK, OP, OP_OR_RANGE, RANGE, RUNTIMES, SESSION
 from torchprof.traces.columns import BEYOND, DEVICE_WORK, MEMORY_EVENTS, RUNTIME_CALLS, Columns
@@ -336,7 +336,7 @@ class TraceEvents:
     @property
     def has_compiled(self) -> bool:
         """Whether code ran that torch.compile had made."""
-        return any(kind_of(name) is Kind.REGION for _, name in self._names)
+        return any(event_kind(name) is Kind.REGION for _, name in self._names)
 
     @property
     def has_memory(self) -> bool:
@@ -492,7 +492,7 @@ class TraceEvents:
             )
 
     def _first_call(self, launchers: Mapping[int, int], launches: Mapping[int, int]) -> int:
-        """The lowest number of a call of the device's runtime: see ``launches.first_call``."""
+        """The lowest number of a call of the device's runtime: see ``first_correlation_id``."""
         is_runtime = [group is RUNTIME_CALLS for group, _ in self._names]
         launched = (
             launch
@@ -500,7 +500,7 @@ class TraceEvents:
             if (by in launchers and by != launch) or launch in launches
         )
         calls = (number for number, name in zip(self._cpu.number, self._cpu.name) if is_runtime[name])
-        return first_call(calls, launched)
+        return first_correlation_id(calls, launched)
 
     def _launchers(self) -> tuple[dict[int, int], dict[int, int]]:
         """By their numbers, the ops that launched something, and calls of the runtime that launched what names no such
@@ -533,7 +533,7 @@ class TraceEvents:
         """By the number of a name; None for what is left out. What stands for a layer is a label."""
         kinds: list[Kind | None] = []
         for number, (group, name) in enumerate(self._names):
-            kind: Kind | None = Kind.OP if group is RUNTIME_CALLS else kind_of(name)
+            kind: Kind | None = Kind.OP if group is RUNTIME_CALLS else event_kind(name)
             if group is DEVICE_WORK:
                 kind = Kind.KERNEL
             elif group is MEMORY_EVENTS:

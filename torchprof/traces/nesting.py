@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from torchprof.attribute.events import Kind
+from torchprof.attribute.nesting import OpenRanges
 from torchprof.traces.columns import BEYOND
 from torchprof.traces.layers import RangeCall
 
@@ -18,10 +18,17 @@ class _Open(NamedTuple):
     """A range or node that has not ended: the nearest ``range`` of forward is itself or around it, "" for none;
     ``opened``: the nearest range inside the same node, None for none."""
 
-    end: int
+    end_ns: int
     range: str
     in_backward: bool
     opened: _InBackward | None
+
+
+class _Wanted(NamedTuple):
+    """An event of a wanted name that has not ended."""
+
+    end_ns: int
+    name: str
 
 
 class _InBackward:
@@ -45,17 +52,16 @@ def nested(
     Each as the numbers of its name and signature, and the name of the nearest wanted event around it, "" for none.
     ``events``: without those of memory, which have no length. ``lanes``: the thread of each event, by its lane.
     """
-    stacks: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
+    open_ranges: OpenRanges[_Wanted] = OpenRanges()
     for start, ns, number, lane, _, _, signature in events:
-        stack = stacks[lanes[lane][0]]
-        while stack and stack[-1][0] <= start:
-            stack.pop()
+        stack = open_ranges.at(lanes[lane][0], start)
         if wanted[number]:
-            yield number, signature, stack[-1][1] if stack else ""
-            end = start + ns  # what sticks out is cut off, as the attribution does
-            stack.append((min(end, stack[-1][0]) if stack else end, names[number]))
+            yield number, signature, stack[-1].name if stack else ""
+            end = start + ns
+            # A range ends with the one around it at the latest, as in the attribution.
+            stack.append(_Wanted(min(end, stack[-1].end_ns) if stack else end, names[number]))
         elif stack:
-            yield number, signature, stack[-1][1]
+            yield number, signature, stack[-1].name
 
 
 class RangesFound(NamedTuple):
@@ -83,15 +89,13 @@ def ranges_in(
     full: set[str] = set()  # ranges with work inside
     parents: dict[str, dict[str, None]] = {}
     in_backward: list[_InBackward] = []
-    stacks: defaultdict[int, list[_Open]] = defaultdict(list)
+    open_ranges: OpenRanges[_Open] = OpenRanges()
     nothing = _Open(BEYOND, "", False, None)
     for start, ns, number, lane, sequence, _, _ in events:
         thread, forward = lanes[lane]
-        stack = stacks[thread]
-        while stack and stack[-1].end <= start:
-            stack.pop()
+        stack = open_ranges.at(thread, start)
         around = stack[-1] if stack else nothing
-        end = min(start + ns, around.end)  # what sticks out is cut off, as the attribution does
+        end = min(start + ns, around.end_ns)  # a range ends with the one around it at the latest, as in the attribution
         name = names[number]
         if wanted[number]:
             opened = None

@@ -12,12 +12,12 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchprof.attribute.collectives import fqns_of
+from torchprof.attribute.collectives import layers_by_fqn
 from torchprof.attribute.events import Detail, Site
 from torchprof.attribute.process_groups import mesh_of_groups, sole_group
 from torchprof.errors import TorchprofError, some
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
-from torchprof.measure.recording import Options, RecordedCycle, Seen
+from torchprof.measure.recording import Observations, Options, RecordedCycle
 from torchprof.run.cycles import add_cycle
 from torchprof.run.file_read import is_run_file
 from torchprof.run.layers import Layer
@@ -187,7 +187,7 @@ class _Found:
     path: Path
     run: Run
     planned: _Layers
-    seen: Seen
+    seen: Observations
     start_ns: int
     process: tuple[str, tuple[str, ...]]
 
@@ -208,7 +208,7 @@ def _read(
         events.add(piece)
     base = file.header.get("baseTimeNanoseconds")
     events.base_ns = base if type(base) is int else 0
-    seen = Seen(notes=[*file.warnings, *_warnings(path, events)])
+    seen = Observations(notes=[*file.warnings, *_warnings(path, events)])
     if not len(events):
         raise TorchprofError(
             " ".join(
@@ -258,7 +258,7 @@ def _warnings(path: Path, events: TraceEvents) -> Iterator[Caveat]:
 
 @dataclass(frozen=True)
 class _Layers:
-    """The layers that a trace tells of, as a plan: see ``Planned``."""
+    """The layers that a trace tells of, as a plan: see ``LayerPlan``."""
 
     sites: Mapping[str, Site]
     layer_paths: Sequence[tuple[str, ...]]
@@ -294,7 +294,9 @@ class _Model:
         return cls(layers, plan.names, tuple(map(_of_some_mode, plan.layers())), model_modules(plan))
 
 
-def _layers(path: Path, events: TraceEvents, model: _Model | None, seen: Seen) -> tuple[_Layers, tuple[Layer, ...]]:
+def _layers(
+    path: Path, events: TraceEvents, model: _Model | None, seen: Observations
+) -> tuple[_Layers, tuple[Layer, ...]]:
     """The layers, from the best that the trace tells: labels, modules, ranges."""
     labels = events.labels
     if model is not None and labels:
@@ -331,7 +333,7 @@ def _layers(path: Path, events: TraceEvents, model: _Model | None, seen: Seen) -
         seen.notes.append(caveat("trace_without_layers", file=path.name, has_call_stacks=events.has_call_stacks))
     paths = [layer.path for layer in hierarchy.layers]
     called = {layer for site in hierarchy.sites.values() for layer in site.layers}
-    layers = _Layers(hierarchy.sites, paths, called, fqns_of(paths))
+    layers = _Layers(hierarchy.sites, paths, called, layers_by_fqn(paths))
     if model is None:
         return layers, hierarchy.layers
     plan = model.plan
@@ -431,7 +433,7 @@ def _sum_of_cycles(cycles: Sequence[_Found]) -> Run:
             layers.setdefault(layer.path, layer)
     number = {path: index for index, path in enumerate(layers)}
     run: Run | None = None
-    seen = Seen()
+    seen = Observations()
     callable_layers: set[int] = set()
     for one in cycles:
         moved = {index: number[layer.path] for index, layer in enumerate(one.run.layers)}

@@ -1,1 +1,1 @@
-"""The FLOPs estimator: a formula for each operator, and what is counted for a recording."""
+"""The FLOPs estimator: a formula for each operator, and the count of a recording."""

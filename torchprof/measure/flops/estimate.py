@@ -1,4 +1,4 @@
-"""Count the arithmetic of a session: which ops count, which are part of another one, and which have no formula."""
+"""Count the FLOPs of a session: which ops count, which are part of another op, and which have no formula."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
-from torchprof.attribute.compiled_graphs import CALL, pieces
+from torchprof.attribute.compiled_graphs import CALL, cut_in_proportion
 from torchprof.attribute.events import Detail, Kind
+from torchprof.attribute.nesting import OpenRanges
 from torchprof.attribute.places import Attributed, Place
 from torchprof.measure.flops.formulas import detail_of, formula_of, work_of
 from torchprof.measure.flops.formulas.attention import FORWARD_ATTENTION
@@ -26,19 +27,19 @@ from torchprof.run.words import is_generated as is_kernel_of_compile
 
 
 def _atens(*names: str) -> frozenset[str]:
-    """Names of torch's own ops as they are in a profile, from names between blanks."""
+    """The names in a profile of torch's own ops; ``names`` are separated by spaces."""
     return frozenset(f"aten::{name}" for name in " ".join(names).split())
 
 
 _DENSE_SHAPE = _atens("_indices _nnz _values indices values crow_indices ccol_indices sparse_dim")
-"""Called only by ops on sparse tensors: the recorded shape is the dense one, which does not give the work."""
+"""Only ops on sparse tensors call these. Their recorded shapes are dense ones, which do not determine the work."""
 _PADDING = _atens("matmul bmm _native_multi_head_attention _transformer_encoder_layer_fwd", *FORWARD_ATTENTION)
-"""Ops that pad nested tensors, which have no shape: the shapes of the ops inside are larger than the data."""
+"""Ops that pad nested tensors, which have no shape. The shapes of the ops inside are larger than the data."""
 _AROUND_OTHER_CODE = (
     *_atens("empty new_empty resize_ detach to resolve_conj resolve_neg lift_fresh"),
     "detach",
 )
-"""Prefixes of ops that prepare work of other code: memory for a kernel; conversion to NumPy and back."""
+"""Prefixes of ops that prepare work of code without ops: memory for a kernel; conversion to NumPy and back."""
 _VIEWS = _atens(
     """
     _reshape_alias _unsafe_view alias as_strided chunk expand expand_as flatten movedim narrow permute reshape select
@@ -47,7 +48,7 @@ _VIEWS = _atens(
 )
 """Ops that only return a view of a tensor."""
 _PYTHON_BACKWARD = "Backward"
-"""Suffix of the backward of a Function of the user's; the names of torch's own nodes end in a number."""
+"""Suffix of the backward node of a user's Function. The names of torch's own nodes end in a number."""
 _SAVES_RESULTS = _atens(
     """
     exp expm1 sqrt rsqrt reciprocal sigmoid tanh tan relu relu_ log_sigmoid_forward _softmax _log_softmax logsumexp
@@ -58,25 +59,24 @@ _SAVES_RESULTS = _atens(
     """,
     *FORWARD_ATTENTION,
 )
-"""Ops that save a part of their result for backward: they have been executed when it is saved (derivatives.yaml)."""
+"""Ops that save a part of their result for backward. When it is saved, they have been executed (derivatives.yaml)."""
 _HANDS_ON = _atens("_trilinear _embedding_bag_backward embedding_renorm_ linalg_matrix_exp")
-"""Ops with a kernel of their own that calls other ops for all its work."""
+"""Ops with their own kernel that calls other ops for all its work."""
 _MAY_BE_EMPTY = ("aten::_trilinear", "Redistribute", "NestedRedistribute")
-"""What calls no op if there is nothing to do, as the redistribution of a ``DTensor`` that is in place already."""
+"""Ranges that call no op if there is nothing to do. Example: a ``DTensor`` that is already distributed as requested."""
 _DISPATCHED = "PythonSubclass"
-"""The range in which a tensor's class runs an op itself, in Python. Of a ``DTensor``, the op has the shapes of the
-whole tensor, and the ops inside those of the part on this rank."""
+"""The range in which a tensor subclass runs an op in Python. For a ``DTensor``, the op has the shapes of the whole
+tensor, and the ops inside have the shapes of the part on this rank."""
 _ATTENTION = "aten::scaled_dot_product_attention"
 _REPLAYED = Frame("kernels", REPLAY)
 
-
 _MOST = 1 << 61
-"""The most FLOPs that one op can have. A column of a run holds less than four times as many; shapes that give more are
-from a damaged trace, and the op is not counted."""
+"""The most FLOPs that one op can have: a column of a run can store less than four times as many. Shapes that give more
+are from a damaged trace; the op is not counted then."""
 
 
 class Count(NamedTuple):
-    """The work of one place, and the number of its calls without a formula."""
+    """The work of one place, and the number of its calls that are not counted."""
 
     macs: int
     flops: int
@@ -88,7 +88,7 @@ class _Open:
     (place, ns) of each part if it is divided among layers."""
 
     __slots__ = (
-        "end",
+        "end_ns",
         "found",
         "is_batch",
         "is_dispatched",
@@ -103,8 +103,8 @@ class _Open:
         "works",
     )
 
-    def __init__(self, end: int, name: str, place: int, work: Work | None) -> None:
-        self.end = end
+    def __init__(self, end_ns: int, name: str, place: int, work: Work | None) -> None:
+        self.end_ns = end_ns
         self.name = name
         self.place = place
         self.work = work
@@ -122,26 +122,27 @@ class _Open:
 class Estimate:
     """Observes ops: their MACs and FLOPs, in ``counts`` by the index of their place.
 
-    The outermost op with a formula counts, and includes the ops that it calls. An op without a formula counts as the
-    ops inside it if these count, and is uncounted otherwise. A kernel is uncounted if no op around it has known work:
-    if Python launched it directly, if a CUDA graph replays it, and if its launch was not recorded.
+    The outermost op with a formula counts, and includes the ops inside it. An op without a formula counts as the sum of
+    the ops inside it if these count; otherwise it is uncounted. A kernel is uncounted if no op around it has known
+    work: Python launched it directly, or a CUDA graph replays it, or its launch was not recorded.
 
-    Under ``torch.func.vmap`` an op has the shapes of a single example, and inside it is the same op on the whole batch:
-    there the inner one counts. An op that a tensor's class runs itself counts as the ops that it calls.
+    Under ``torch.func.vmap``, an op has the shapes of a single example, and inside it is the same op on the whole
+    batch: then the inner op counts. An op that a tensor subclass runs in Python counts as the ops inside it.
 
-    It keeps its own stack of open ops: work is added up from inner to outer ops, and a part of the ranges takes no part
-    in that: those without arithmetic with all inside them, labels, and an op that was stopped before it was executed.
+    It keeps its own stack of open ops, because work is added up from inner to outer ops, and some ranges take no part
+    in that: ranges without arithmetic and everything inside them, labels, and ops that were stopped before they were
+    executed.
     """
 
     def __init__(self, signatures: Sequence[Signature]) -> None:
         self.counts: dict[int, Count] = {}
         self._signatures = signatures
         self._work: dict[tuple[str, int], Work | None] = {}
-        self._is_idle: dict[str, bool] = {}  # by name: counts 0, with all inside it
-        self._is_transparent: dict[tuple[str, bool], bool] = {}
-        self._opaque_calls: set[tuple[str, int]] = set()
-        self._opaque: set[str] = set()  # Functions of the user's that do not work by ops
-        self._known: set[int] = set()  # by the index of their place: ops whose work is known, with all inside them
+        self._is_idle: dict[str, bool] = {}  # by name: counts 0, with everything inside it
+        self._is_transparent: dict[tuple[str, bool], bool] = {}  # see _explains
+        self._opaque_calls: set[tuple[str, int]] = set()  # neither shapes nor the ops inside give their work
+        self._opaque: set[str] = set()  # the user's Functions whose work is not in ops
+        self._known: set[int] = set()  # indices of places: their work is known, with everything inside them
         self._kernels: Counter[Place] = Counter()
         self._replays: Counter[Place] = Counter()  # calls that replay a graph of kernels
 
@@ -152,7 +153,7 @@ class Estimate:
 
     @staticmethod
     def detail(name: str) -> Detail:
-        """How much to read of an op's inputs."""
+        """How much of an op's inputs to read."""
         if _has_users_formula(name):
             return Detail.SCALARS
         if does_no_arithmetic(name) or "::" not in name:
@@ -163,7 +164,7 @@ class Estimate:
 
     def observe(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
         """Pass all events on, and count them; after the last one, ``counts`` is complete."""
-        stacks: dict[int, list[_Open]] = {}
+        open_ops: OpenRanges[_Open] = OpenRanges(self._close)
         idle_until: dict[int, int] = {}
         op, function, stopped = Kind.OP, Kind.BACKWARD_FUNCTION, Kind.STOPPED
         graph, compiling, piece, kernel = Kind.GRAPH, Kind.COMPILING, Kind.PIECE, Kind.KERNEL
@@ -180,16 +181,13 @@ class Estimate:
                 or kind is compiling
             ):
                 name, start, thread = event[1], event[2], event[4]
-                stack = stacks.get(thread)
-                if stack is None:
-                    stack = stacks[thread] = []
-                if kind is stopped and stack and stack[-1].end <= start and _saves_before(stack[-1].name):
-                    stack.pop()  # it began, and was not executed
-                while stack and stack[-1].end <= start:
-                    self._close(stack)
                 if kind is stopped:
+                    last = open_ops.by_thread.get(thread)
+                    if last and last[-1].end_ns <= start and _saves_before(last[-1].name):
+                        last.pop()  # it began, and was not executed
                     yield item
                     continue
+                stack = open_ops.at(thread, start)
                 if start >= idle_until.get(thread, start):
                     idle = known.get(name)
                     if idle is None:
@@ -210,17 +208,15 @@ class Estimate:
             elif kind is kernel:
                 self._kernels[item[1]] += item[3]
             yield item
-        for stack in stacks.values():
-            while stack:
-                self._close(stack)
+        open_ops.close_all()
         self._count_kernels()
 
     def result(self) -> Mapping[int, Count]:
-        """By the index of a place: its work, and its calls without a formula. It fills while events are observed."""
+        """Index of a place → its work and uncounted calls. It fills while events are observed."""
         return self.counts
 
     def _count_kernels(self) -> None:
-        """Count the kernels whose work no op gives; copies, sets and collectives do no arithmetic."""
+        """Count the kernels that are part of no op with known work, except copies, sets and collectives."""
         uncounted = {index for index, count in self.counts.items() if count.uncounted}
         for place, calls in self._kernels.items():
             assert place.frame is not None
@@ -232,9 +228,9 @@ class Estimate:
                 self._add(place.index, Count(0, 0, calls))
 
     def _is_explained(self, kernel: Place, uncounted: Set[int]) -> bool:
-        """Whether the kernel needs no count of its own: the work of an op around it is known, or that op is uncounted
-        in the same row of the table. A layer, label or replayed graph between them has a row of its own, with the
-        kernel and without the op."""
+        """Whether the kernel needs no own count: the work of an op around it is known, or this op is uncounted in the
+        same row of the table. A layer, label or replayed graph between the two has its own row, with the kernel and
+        without the op."""
         is_in_another_row = False
         for around in _around(kernel):
             if around.index in self._known or (around.frame is not None and around.frame.kind == "collective"):
@@ -251,11 +247,11 @@ class Estimate:
         self.counts[place] = count
 
     def _pass_by(self, stack: list[_Open], name: str) -> None:
-        """An op without arithmetic: note what it shows about the ops around it."""
+        """An op without arithmetic begins: it shows facts about the ops around it."""
         if name in _DENSE_SHAPE:
             for around in stack:
                 if around.work is not None:
-                    # If it is elementwise, an op on the stored values is inside it; a product runs in other code.
+                    # An elementwise op contains an op on the stored values; a product contains no op for its work.
                     around.is_opaque = around.work.macs > 0
                     around.work = None
                     around.found = []
@@ -264,6 +260,7 @@ class Estimate:
             setattr(around, kind, True)
 
     def _enter(self, stack: list[_Open], item: Attributed, parts: Sequence[tuple[int, int]]) -> None:
+        """An op begins: put it on the stack. ``parts``: of the op, if it is divided among layers, all but the last."""
         event = item[0]
         name, signature = event[1], event[10]
         if name == _DISPATCHED and stack:
@@ -272,7 +269,7 @@ class Estimate:
         if "::" not in name and event[5] < 0 and not name.startswith(CALL) and not is_generated:
             if name in REPLAYS:
                 self._replays[item[1]] += item[3]
-            return  # a call of the device's runtime, or a range of torch's that is no op
+            return  # a call of the device's runtime, or a range of torch that is no op
         try:
             work = self._work[name, signature]
         except KeyError:
@@ -294,19 +291,20 @@ class Estimate:
         stack.append(entered)
 
     def _work_of(self, name: str, signature: int) -> Work | None:
+        """The work of a call by its formula; None if it is unknown."""
         if not signature:
             return None
         if name in _PADDING and "" in self._signatures[signature].dtypes[:2]:
             self._opaque_calls.add((name, signature))
-        on = self._signatures[signature]
+        inputs = self._signatures[signature]
         if _has_users_formula(name):
-            work = registered_work(name, on)
-            if work is None:  # the user's formula comes first, even if it gives no result
+            work = registered_work(name, inputs)
+            if work is None:  # the user's formula replaces ours, even if it gives no result
                 self._opaque_calls.add((name, signature))
             return work
         if formula_of(name) is None:
-            return registered_work(name, on)
-        return work_of(Operation(name, on))
+            return registered_work(name, inputs)
+        return work_of(Operation(name, inputs))
 
     def _close(self, stack: list[_Open]) -> None:
         """An op has ended: add its count to the op around it, or to ``counts`` if there is none."""
@@ -329,29 +327,29 @@ class Estimate:
             self._add(place, count)
 
     def _inner_is_more(self, done: _Open) -> bool:
-        """Whether the ops inside an op with a formula are the op on a whole batch, and the op itself on one example."""
+        """Whether an op is called on one example, and the ops inside it on a whole batch: then these count."""
         assert done.work is not None
         macs = sum(count.macs for _, count in done.found)
         flops = sum(count.flops for _, count in done.found)
         if done.repeats or done.is_batch:
             return macs > done.work.macs or (macs == done.work.macs and flops > done.work.flops)
-        # Attention pads the heads to a width that its kernels support: then the inner op has more work than the data.
+        # Attention pads heads to a width that its kernels support: its inner op works on more than the data.
         return macs > done.work.macs and done.name != _ATTENTION
 
     def _explains(self, done: _Open) -> bool:
-        """Whether the work of an op without a formula is that of the ops inside it."""
+        """Whether the ops inside an op without a formula are all its work."""
         if done.is_opaque:
             done.found.clear()
             return False
         name = done.name
-        if name.startswith(CALL):  # its kernels are no ops, or fuse several of them
+        if name.startswith(CALL):  # its kernels are no ops, or are several fused ops
             return False
         if "::" not in name or done.is_dispatched:
             return bool(done.found) or name in _MAY_BE_EMPTY or self._is_all_ops(done)
         key = (name, bool(done.found))
         explains = self._is_transparent.get(key)
         if explains is None:
-            if done.found:  # if a formula gave no result, the tensors are nested: the ops inside run on their values
+            if done.found:  # a formula without a result: the tensors are nested, and the ops inside run on their values
                 explains = name in _HANDS_ON or formula_of(name) is not None or is_made_of_ops(name)
             else:
                 explains = name in _MAY_BE_EMPTY or calls_only_ops(name)
@@ -359,11 +357,11 @@ class Estimate:
         return explains
 
     def _is_all_ops(self, function: _Open) -> bool:
-        """Whether all work of a Function of the user's is in its ops, none of which count.
+        """Whether all work of a user's Function is in its ops, if none of these ops count.
 
         If its ops only prepare work of other code, the work is in that code. A Function that returns its input makes a
-        view in forward, and calls nothing in backward; but the backward of one that works in other code may call
-        nothing, too.
+        view in forward and calls nothing in backward. But a Function that works in other code may also call nothing in
+        backward.
         """
         name = function.name
         is_ops = function.works or (function.views and not function.prepares)
@@ -375,7 +373,7 @@ class Estimate:
 
 
 def _around(place: Place) -> Iterator[Place]:
-    """The place itself, those outside of it in its layer, and those that its layer's range is inside of."""
+    """The place, its outer places in its layer, and the places around its layer's range."""
     inner: Place | None = place
     while inner is not None:
         yield inner
@@ -383,9 +381,9 @@ def _around(place: Place) -> Iterator[Place]:
 
 
 def _divided(count: Count, parts: Sequence[tuple[int, int]]) -> list[tuple[int, Count]]:
-    """The count of an op, divided among its parts like its time; if it is uncounted, it is so in every part."""
+    """The count of an op, divided among its parts like its time. An uncounted op is uncounted in every part."""
     weights = [ns for _, ns in parts] if any(ns for _, ns in parts) else [1] * len(parts)
-    shares = zip(*([end - start for start, end in pieces(0, whole, weights)] for whole in count[:2]))
+    shares = zip(*([end - start for start, end in cut_in_proportion(0, whole, weights)] for whole in count[:2]))
     return [(place, Count(macs, flops, count.uncounted)) for (place, _), (macs, flops) in zip(parts, shares)]
 
 
@@ -395,5 +393,5 @@ def _has_users_formula(name: str) -> bool:
 
 
 def _saves_before(name: str) -> bool:
-    """Whether an op saves its tensors for backward before it is executed. A Function saves them after that."""
+    """Whether an op saves its tensors for backward before it is executed. A Function saves them afterwards."""
     return "::" in name and name not in _SAVES_RESULTS

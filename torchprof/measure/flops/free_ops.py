@@ -1,7 +1,7 @@
-"""The ops that do no floating-point arithmetic: they count 0, while an op in no list is uncounted.
+"""The ops that do no floating-point arithmetic. They count 0; an op without a formula that is not here is uncounted.
 
-Views, moves, new tensors, random numbers, selection, logic, questions, and communication between processes. Knows no
-torch.
+These are views, moves, new tensors, random numbers, selection, logic, queries, and communication between processes.
+This file does not import torch.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ view_of vsplit vstack where zero zeros zeros_like
 """
 
 NO_ARITHMETIC = frozenset(_OPS.split())
-"""Names of ops, without ``aten::`` or ``prims::`` and without the ``_`` of their in-place forms."""
+"""Names of ops, without ``aten::`` or ``prims::``, and without the ``_`` of in-place variants."""
 
 COMMUNICATION = frozenset(
     {"c10d", "_c10d_functional", "c10d_functional", "fsdp", "symm_mem", "nccl", "gloo", "torch.distributed.ddp.reducer"}
 )
-"""Namespaces: sums that are made on the way are not counted."""
+"""Namespaces of communication. The sums in a reduction are not counted."""
 
 
 def does_no_arithmetic(name: str) -> bool:
-    """Whether an op, by its name in a profile (``aten::view``), stands on this list."""
+    """Whether an op does no floating-point arithmetic, by its name in a profile (``aten::view``)."""
     namespace, _, op = name.rpartition("::")
     if namespace in ("aten", "prims", ""):
         return op in NO_ARITHMETIC or op.removesuffix("_") in NO_ARITHMETIC

@@ -17,14 +17,14 @@ class Unknown(Exception):
 
 
 class Work(NamedTuple):
-    """Multiply-accumulates and floating-point operations, the accumulates' two each included."""
+    """Multiply-accumulates, and all floating-point operations: two for each multiply-accumulate, and the others."""
 
     macs: int
     flops: int
 
 
 class Operation:
-    """One call of an op with its recorded inputs, as a formula sees it."""
+    """One call of an op with its recorded inputs: the argument of a formula."""
 
     def __init__(self, name: str, signature: Signature) -> None:
         self.name = name
@@ -34,7 +34,7 @@ class Operation:
         return len(self._dtypes)
 
     def has(self, index: int) -> bool:
-        """Whether an input is there, and a tensor."""
+        """Whether an input exists and is a tensor."""
         return index < len(self) and _is_tensor(self._dtypes[index])
 
     def is_missing(self, index: int) -> bool:
@@ -42,7 +42,7 @@ class Operation:
         return index < len(self) and self._dtypes[index] == ""
 
     def shape(self, index: int) -> Shape:
-        """The shape of an input. Raises Unknown where it is no tensor, or one without a shape (a nested tensor)."""
+        """The shape of an input. Raises ``Unknown`` if it is no tensor, or a tensor without a shape (a nested one)."""
         if not self.has(index) or self._shapes[index] is None:
             raise Unknown
         shape: Shape = self._shapes[index]
@@ -52,20 +52,20 @@ class Operation:
         return prod(self.shape(index))
 
     def shapes_of_list(self, index: int) -> tuple[Shape, ...]:
-        """The shapes of a list of tensors."""
+        """The shapes of a list of tensors. Raises ``Unknown`` if the input is no such list."""
         if index >= len(self) or self._dtypes[index] != "TensorList" or self._shapes[index] is None:
             raise Unknown
         shapes: tuple[Shape, ...] = self._shapes[index]
         return shapes
 
     def scalar(self, index: int) -> Any:
-        """The value of an input that is no tensor; None where it was left out."""
+        """The value of an input that is no tensor; None if it was omitted. Raises ``Unknown`` if not recorded."""
         if index >= len(self._scalars):
             raise Unknown
         return self._scalars[index]
 
     def sizes(self, index: int, dims: int) -> Shape:
-        """A list of numbers, one for each of ``dims`` dimensions; a single number stands for all of them."""
+        """A list of numbers, one for each of ``dims`` dimensions. A single number counts for all dimensions."""
         value = self.scalar(index)
         if isinstance(value, int):
             value = (value,)
@@ -74,7 +74,7 @@ class Operation:
         return value * dims if len(value) == 1 else value
 
     def broadcast(self, count: int) -> int:
-        """The number of elements that the tensors among the first ``count`` inputs make together by broadcasting."""
+        """The number of elements of the broadcast result of the tensors among the first ``count`` inputs."""
         return prod(broadcast([self.shape(index) for index in range(count) if self.has(index)]))
 
     @property
@@ -86,13 +86,13 @@ class Operation:
         return any(dtype in _FLOATING or dtype.startswith("c10::") for dtype in self._dtypes)
 
     @property
-    def is_quantised(self) -> bool:
+    def is_quantized(self) -> bool:
         return any("qint" in dtype or "quint" in dtype for dtype in self._dtypes)
 
 
 Formula = Callable[[Operation], "tuple[int, int]"]
 
-_FLOATING = frozenset({"float", "double", "TensorList"})  # of the tensors in a list no type is recorded
+_FLOATING = frozenset({"float", "double", "TensorList"})  # a TensorList has no recorded type
 _NO_TENSOR = frozenset({"", "Scalar", "ScalarList", "TensorList", "GenericList"})
 _formulas: dict[str, Formula] = {}
 _details: dict[str, Detail] = {}
@@ -101,12 +101,12 @@ _details: dict[str, Detail] = {}
 def work_of(operation: Operation) -> Work | None:
     """The work of one call of an op; None if it has no formula or the recorded inputs do not determine the work."""
     formula = formula_of(operation.name)
-    if formula is None or operation.is_quantised:
+    if formula is None or operation.is_quantized:
         return None
     try:
         macs, others = formula(operation)
     except (Unknown, ArithmeticError, LookupError, TypeError, ValueError):
-        return None  # inputs that the op itself rejects, too: of the wrong rank, say, or with a stride of 0
+        return None  # the op itself rejects such inputs: wrong rank, stride 0
     if operation.is_complex:
         macs, others = 4 * macs, others * (6 if bare(operation.name) in _COMPLEX_PRODUCTS else 2)
     elif not operation.is_floating:
@@ -115,7 +115,7 @@ def work_of(operation: Operation) -> Work | None:
 
 
 def formula_of(name: str) -> Formula | None:
-    """The formula of an op by its name in a profile, ``aten::add_``; None where there is none."""
+    """The formula of an op by its name in a profile (``aten::add_``); None if there is none."""
     return _formulas.get(bare(name))
 
 
@@ -125,12 +125,12 @@ def operators_with_formula() -> frozenset[str]:
 
 
 def detail_of(name: str) -> Detail:
-    """How much the formula of an op asks of its inputs."""
+    """How much of an op's inputs its formula reads."""
     return _details.get(bare(name), Detail.SHAPES)
 
 
 def bare(name: str) -> str:
-    """The name that the formulas know an op by: of torch's own without namespace and the ``_`` of in-place forms."""
+    """The name under which formulas are registered: for torch's ops without namespace and the ``_`` of in-place ops."""
     namespace, _, op = name.rpartition("::")
     if namespace not in ("aten", "prims"):
         return name
@@ -153,9 +153,9 @@ def broadcast(shapes: Iterable[Shape]) -> Shape:
 
 
 def counts(*names: str, scalars: bool = False, ones: bool = False) -> Callable[[Formula], Formula]:
-    """Register a function as the formula of some ops.
+    """Register a function as the formula of these ops.
 
-    ``scalars``: it asks for the values of inputs that are no tensors; ``ones``: only for which of them are 0 or 1.
+    ``scalars``: it reads the values of inputs that are no tensors. ``ones``: it only reads which of them are 0 or 1.
     """
 
     def register(formula: Formula) -> Formula:

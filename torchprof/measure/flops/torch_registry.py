@@ -1,7 +1,7 @@
-"""Formulas from torch's own registry, so that what users add with ``@register_flop_formula`` reaches us.
+"""Formulas in torch's registry, with those that users add with ``@register_flop_formula``.
 
-They are called as ``FlopCounterMode`` calls them: with the arguments of the op and its result, here replayed on meta
-tensors from the recorded signature, which computes nothing.
+They are called as ``FlopCounterMode`` calls them: with the arguments of the op and its result. Here these are meta
+tensors, made from the recorded signature; nothing is computed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DTYPES = {
 
 
 def registered_formula(name: str) -> Callable[..., Any] | None:
-    """The formula that is registered for an op by its name in a profile (``mine::scan``), None where there is none."""
+    """The registered formula of an op by its name in a profile (``mine::scan``); None if there is none."""
     packet = _packet(name)
     if packet is None:
         return None
@@ -49,15 +49,15 @@ def registered_formula(name: str) -> Callable[..., Any] | None:
 
 
 def is_users(formula: Callable[..., Any]) -> bool:
-    """Whether a registered formula is not one of torch's own."""
+    """Whether a registered formula is a user's, and not torch's."""
     return getattr(formula, "__module__", None) != _TORCHS_OWN
 
 
 def registered_work(name: str, signature: Signature) -> Work | None:
-    """What the registered formula says of one call; None where it fails.
+    """The work of one call by the registered formula; None if the formula fails.
 
-    torch's registry counts two FLOPs for each multiply-accumulate and nothing else: the MACs are half of it. An op that
-    does not run on the meta device has no result to show; its formula is asked without.
+    torch's registry counts two FLOPs for each multiply-accumulate and nothing else, so the MACs are half of the FLOPs.
+    For an op that does not run on the meta device, the formula gets None as the result.
     """
     packet, formula = _packet(name), registered_formula(name)
     if packet is None or formula is None:
@@ -67,13 +67,13 @@ def registered_work(name: str, signature: Signature) -> Work | None:
         try:
             args, kwargs = _arguments(op._schema, signature)
         except (KeyError, TypeError, ValueError, RuntimeError):
-            continue  # not this overload
+            continue  # the inputs are those of another overload
         result = None
         with suppress(Exception), torch.no_grad(), _disable_current_modes():
             result = op(*args, **kwargs)
         try:
             flops = int(formula(*args, **kwargs, out_val=result))
-        except Exception:  # somebody else's code
+        except Exception:  # the user's code
             continue
         return Work(flops // 2, flops)
     return None
@@ -83,25 +83,25 @@ _IMPLICIT, _EXPLICIT = "CompositeImplicitAutograd", "CompositeExplicitAutograd"
 
 
 def calls_only_ops(name: str) -> bool:
-    """Whether an op is defined by the ops that it calls, and has no kernel of its own anywhere."""
+    """Whether an op is defined by the ops that it calls, and has no kernel on any device."""
     return _all_overloads(name, (_IMPLICIT,)) is True
 
 
 def is_made_of_ops(name: str) -> bool:
-    """Whether the ops that an op calls are its work. Of torch's own that is known; others' are taken to be."""
+    """Whether the ops that an op calls are all its work. It is known for torch's ops, and assumed for all others."""
     return not name.startswith("aten::") or _all_overloads(name, (_IMPLICIT, _EXPLICIT)) is not False
 
 
 def _all_overloads(name: str, keys: Sequence[str]) -> bool | None:
-    """Whether all overloads of an op, but those that only put the result elsewhere, have a kernel under such a key.
+    """Whether all overloads of an op, except those with ``out=``, have a kernel under one of these dispatch keys.
 
-    None for an op that this torch does not know.
+    None for an op that this version of torch does not have.
     """
     packet = _packet(name)
     found = None
     for overload in packet.overloads() if packet is not None else ():
         full = name if overload == "default" else f"{name}.{overload}"
-        with suppress(RuntimeError):  # of an overload that only TorchScript knows
+        with suppress(RuntimeError):  # an overload that exists only in TorchScript
             if not overload.endswith("out"):
                 found = found is not False and any(
                     torch._C._dispatch_has_kernel_for_dispatch_key(full, key) for key in keys
@@ -120,7 +120,7 @@ def _packet(name: str) -> Any:
 
 
 def _arguments(schema: Any, signature: Signature) -> tuple[list[Any], dict[str, Any]]:
-    """Meta tensors and scalars for one call. Raises ValueError where the signature does not fit the schema."""
+    """Meta tensors and scalars for one call. Raises ``ValueError`` if the signature does not fit the schema."""
     given = itertools.zip_longest(signature.shapes, signature.dtypes, signature.scalars)
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -136,7 +136,7 @@ def _arguments(schema: Any, signature: Signature) -> tuple[list[Any], dict[str, 
         if is_tensor != (isinstance(value, torch.Tensor) or dtype == "TensorList") and value is not None:
             raise ValueError
         if value is None and argument.has_default_value():
-            value = argument.default_value  # texts are not recorded
+            value = argument.default_value  # strings are not recorded
         if isinstance(value, tuple):
             value = list(value)
         if argument.kwarg_only:

@@ -1,1 +1,1 @@
-"""The reports of two runs that are compared."""
+"""The reports of a comparison of two runs."""

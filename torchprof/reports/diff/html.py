@@ -1,4 +1,4 @@
-"""Two runs compared, as one HTML page: the icicle in the colours of what changed, and what each layer was and is."""
+"""The HTML page of a comparison: the icicle is colored by change, and tables have each figure before and after."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from torchprof.analyze.compare.diff import Change, Diff
 from torchprof.analyze.compare.layers import MOVED
 from torchprof.reports import report
-from torchprof.reports.diff.table import changes_of_layers, headline, whole_of
+from torchprof.reports.diff.table import changes_of_layers, diff_headline, whole_of
 from torchprof.reports.html import page
 from torchprof.reports.page.tree import Path, Take, Tree
 from torchprof.run.cost import Measure
@@ -17,24 +17,24 @@ _MOVED_AWAY = "moved away"
 
 
 @report("html", suffix=".html", of="diff")
-def compare_html(diff: Diff) -> str:
-    """The page of ``Run.report("html")`` over the layers of both runs, with what each was before and is after.
+def diff_html(diff: Diff) -> str:
+    """The page of ``Run.report("html")`` over the layers of both runs, with figures before and after.
 
-    Renamed layers are one line, under the name that they have after. Removed layers stand where they stood, and moved
-    ones in both places, so that the figures of each run add up. Where the diff is for one call or one step, so are the
-    figures of the page.
+    A renamed layer is one row, under its new name. Removed layers are at their old place, and moved layers at both
+    places, so that the figures of each run add up. If the diff is for one call or one step, so are the figures of the
+    page.
     """
     before, after = _paths(diff)
     takes = [Take("after", diff.after, after), Take("before", diff.before, before)]
     tree = Tree.of(takes)
     more = {
-        "headline": headline(diff),
+        "headline": diff_headline(diff),
         "comparison": {
             "scale": [1 / count if diff.unit else 1 for count in reversed(diff.counts)],
-            "of": diff.unit,
+            "per": diff.unit,
             "notes": [*diff.notes, *diff.doubts],
             "whole": whole_of(diff),
-            "told": [[what, lines] for what, lines in changes_of_layers(diff)],
+            "layerChanges": [[what, lines] for what, lines in changes_of_layers(diff)],
             "quantities": [
                 {
                     "key": one.key,
@@ -53,8 +53,8 @@ def compare_html(diff: Diff) -> str:
 
 
 def _paths(diff: Diff) -> tuple[dict[Path, Path], dict[Path, Path]]:
-    """Where the layers of each run stand on the page, by their own path. A layer of both stands in one place unless it
-    went to another parent."""
+    """The path on the page of each layer of ``before`` and of ``after``, by its own path. A layer of both runs has one
+    path on the page, unless it moved to another parent."""
     pairs = [pair for pair in diff.walk() if pair.is_layer]
     after = {pair.after.path: pair.after.path for pair in pairs if pair.after}
     before: dict[Path, Path] = {}
@@ -67,7 +67,7 @@ def _paths(diff: Diff) -> tuple[dict[Path, Path], dict[Path, Path]]:
             before[layer.path] = pair.after.path
             continue
         path = (*above, layer.path[-1])
-        while path in taken:  # where another of that name stands after
+        while path in taken:  # if another layer has this path after
             path = (*path[:-1], f"{path[-1]} (before)")
         taken.add(path)
         before[layer.path] = path
@@ -75,13 +75,13 @@ def _paths(diff: Diff) -> tuple[dict[Path, Path], dict[Path, Path]]:
 
 
 def _pairs(diff: Diff, tree: Tree, takes: list[Take]) -> list[dict[str, Any]]:
-    """By node: how the layer is matched, and what each quantity was and is."""
+    """By node: how the layer is matched, and each quantity before and after."""
     numbers = [
         {layer.path: take_nodes[index] for index, layer in enumerate(take.run.layers)}
         for take, take_nodes in zip(takes, tree.nodes)
     ]
     outside = len(tree.layers)
-    # What was launched before the recording is not compared.
+    # Work launched before the recording is not compared.
     found: list[dict[str, Any]] = [{"how": "same", "differs": (), "changes": {}} for _ in range(outside + 3)]
     for pair in diff.walk():
         data = {
@@ -99,7 +99,7 @@ def _pairs(diff: Diff, tree: Tree, takes: list[Take]) -> list[dict[str, Any]]:
         if at_before is not None:
             found[at_before] = data if at_after is None else {**data, "how": _MOVED_AWAY}
         if at_after is not None:
-            moved_along = at_before not in (None, at_after) and pair.how == "same"  # with the layer above it
+            moved_along = at_before not in (None, at_after) and pair.how == "same"  # its parent moved
             found[at_after] = {**data, "how": MOVED} if moved_along else data
     return found
 

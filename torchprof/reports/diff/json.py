@@ -7,16 +7,16 @@ from typing import Any
 
 from torchprof.analyze.compare.diff import Change, Diff, Pair
 from torchprof.reports import report
-from torchprof.reports.diff.table import headline
+from torchprof.reports.diff.table import diff_headline
 
-SCHEMA = 1
+_SCHEMA = 1
 """It grows by one whenever a reader of the old format would misread the new one."""
 _FORMAT = "torchprof-diff"
 
 
 @report("json", suffix=".json", of="diff")
-def as_json(diff: Diff) -> str:
-    """All that a diff holds, layer by layer: see docs/compare.md. What is not known is null."""
+def diff_json(diff: Diff) -> str:
+    """All data of a diff, layer by layer; unknown figures are null. docs/compare.md describes the keys."""
     layers: list[dict[str, Any]] = []
     waiting: list[tuple[Pair, int | None]] = [(pair, None) for pair in reversed(diff.pairs)]
     while waiting:
@@ -36,8 +36,8 @@ def as_json(diff: Diff) -> str:
         waiting.extend((child, number) for child in reversed(pair.children))
     document = {
         "format": _FORMAT,
-        "schema": SCHEMA,
-        "headline": headline(diff),
+        "schema": _SCHEMA,
+        "headline": diff_headline(diff),
         "counted": diff.counted,
         "unit": diff.unit,
         "counts": {"before": diff.counts[0], "after": diff.counts[1]},
@@ -54,7 +54,7 @@ def as_json(diff: Diff) -> str:
         "whole": {key: _change(change) for key, change in diff.whole.items()},
         "layers": layers,
         "notes": diff.notes,
-        "doubts": diff.doubts,
+        "warnings": diff.doubts,
     }
     return json.dumps(document, separators=(",", ":"))
 

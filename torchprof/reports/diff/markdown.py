@@ -1,22 +1,22 @@
-"""A diff in Markdown, for a pull request: the answer first."""
+"""A comparison in Markdown, for pull requests: the headline first."""
 
 from __future__ import annotations
 
 from torchprof.analyze.compare.diff import Diff
 from torchprof.reports import report
-from torchprof.reports.diff.table import changes_of_layers, headline, named, view_of, whole_of
+from torchprof.reports.diff.table import changes_of_layers, diff_headline, named, view_of, whole_of
 from torchprof.reports.markdown import cell, code, line, plain
 
 
 @report("markdown", suffix=".md", of="diff")
-def markdown(diff: Diff, *, depth: int | None = None, sort_by: str | None = None, top: int = 20) -> str:
-    """What changed in a sentence, and of the run as such; the table, what happened to the layers themselves, and notes.
-    The options are those of "table".
+def diff_markdown(diff: Diff, *, depth: int | None = None, sort_by: str | None = None, top: int = 20) -> str:
+    """The headline, changes of the whole run, the table, matched layers that changed, and notes. The options are those
+    of "table".
 
-    Names are code, so nothing in them is a link, a mention or a tag. Raises TorchprofError as "table" does.
+    Names are code spans, so that Markdown finds no links, mentions or tags in them. Raises TorchprofError as "table".
     """
     view = view_of(diff, depth, sort_by, top)
-    lines = [plain(headline(diff, sort_by=sort_by)), ""]
+    lines = [plain(diff_headline(diff, sort_by=sort_by)), ""]
     whole = [f"- {plain(sentence)}" for sentence in whole_of(diff)]
     lines += [*whole, ""] if whole else []
     lines += [line([*map(plain, view.headings)]), line([":--", *["--:"] * (len(view.headings) - 1)])]

@@ -1,4 +1,4 @@
-"""The table of a diff: what changed most between two runs, layer by layer. Other reports of a diff share its words."""
+"""The table and the headline of a comparison. Other reports of a comparison share their texts."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from torchprof.reports.text import check_number, draw, printable
 from torchprof.run.cost import UNKNOWN, Unit
 from torchprof.run.words import FORWARD
 
-_NAMED = 10  # so many layers are named of each kind of change; of the others their number
-_NAME = re.compile(r"^(\w+=)")  # of a setting
+_NAMED = 10  # the number of layers that are named for each kind of change
+_NAME = re.compile(r"^(\w+=)")  # the name of a setting
 _NOISE_MARK = {WITHIN_NOISE: "~ ", UNDECIDED: "? "}
 _HOW = {ADDED: "Added", REMOVED: "Removed", MOVED: "Moved", RENAMED: "Renamed"}
 
 
 @report("table", suffix=".txt", of="diff")
-def table(
+def diff_table(
     diff: Diff,
     *,
     depth: int | None = None,
@@ -40,33 +40,33 @@ def table(
     top: int = 20,
     tablefmt: str | None = None,
 ) -> str:
-    """What changed in a sentence, of the run as such and of the models; the models, and the layers that changed most;
-    then what happened to the layers themselves, and caveats of the comparison.
+    """The headline and changes of the whole run; a table of the models and of the layers that changed most; then layers
+    that were added, removed, moved, renamed or changed, and caveats of the comparison.
 
-    Columns are one quantity before and after, and the differences of others where they changed: times in all phases,
-    peaks (net memory where there are none), and of forward FLOPs, parameters and calls. That one quantity is the CUDA
-    total, the CPU total or the FLOPs, the first of them that both runs measured. Layers whose time
-    changed within the noise of the runs stand last; before them, those that changed most come first: by the sum over
-    all phases of what their own time changed, or below ``depth`` is hidden, all of it.
+    The table has one main quantity before and after, and the differences of other quantities that changed: times in all
+    phases, peaks (net memory if there are no peaks), forward FLOPs, parameters and calls. The main quantity is the
+    first of CUDA total, CPU total and FLOPs that both runs measured. Layers are sorted by change, largest first: by the
+    change of self time, summed over all phases, and at ``depth`` of total time. Layers whose time changed within the
+    noise of the runs are last.
 
-    ``sort_by`` orders by another quantity, which is then the one that is shown before and after: "flops", "macs",
-    "self_cpu_total", "backward_cpu_total", "cpu_peak", … ``depth`` hides the layers below that depth (0: the models
-    alone), ``top`` all but so many layers, ``tablefmt`` is any of tabulate's formats.
+    ``sort_by``: another main quantity: "flops", "macs", "self_cpu_total", "backward_cpu_total", "cpu_peak", … ``depth``
+    hides the layers below that depth (0: the models alone). ``top``: the number of layers. ``tablefmt``: any of
+    tabulate's formats.
 
     Raises TorchprofError for a quantity that is not compared, an unknown format and a negative number.
     """
     view = view_of(diff, depth, sort_by, top)
     text = draw(view.headings, [[named(pair), *view.cells(pair)] for pair in view.pairs], tablefmt)
-    told = [f"{what}: {line}" if what else line for what, lines in changes_of_layers(diff) for line in lines]
-    lead = [headline(diff, sort_by=sort_by), *whole_of(diff)]
-    sections = ["\n".join(lead), text, "\n".join(view.notes), "\n".join(told)]
+    changes = [f"{what}: {line}" if what else line for what, lines in changes_of_layers(diff) for line in lines]
+    lead = [diff_headline(diff, sort_by=sort_by), *whole_of(diff)]
+    sections = ["\n".join(lead), text, "\n".join(view.notes), "\n".join(changes)]
     sections.append("\n".join(printable(note) for note in (*diff.notes, *diff.doubts)))
     return "\n\n".join(section for section in sections if section)
 
 
 @dataclass(frozen=True)
 class View:
-    """What of a diff is shown: ``main`` before and after, ``others`` as differences, and the ``pairs`` in order."""
+    """The content of the table: ``main`` before and after, ``others`` as differences, and the ``pairs`` in order."""
 
     main: Quantity
     others: tuple[Quantity, ...]
@@ -80,7 +80,7 @@ class View:
         return ["Layer", *main, *(f"Δ {quantity.heading}" for quantity in self.others)]
 
     def cells(self, pair: Pair) -> list[str]:
-        """The cells of a row behind its name."""
+        """The cells of a row after its name."""
         change = pair.changes.get(self.main.key)
         if change is None:
             main = [""] * 5
@@ -96,7 +96,7 @@ class View:
 
 
 def view_of(diff: Diff, depth: int | None, sort_by: str | None, top: int) -> View:
-    """Choose and order what is shown; the arguments are those of ``table``."""
+    """Choose and sort what is shown. The arguments are those of the report "table"."""
     check_number("depth", depth, "levels")
     check_number("top", top, "layers")
     main = main_of(diff, sort_by)
@@ -120,7 +120,7 @@ def view_of(diff: Diff, depth: int | None, sort_by: str | None, top: int) -> Vie
 
 
 def _others(diff: Diff, main: Quantity) -> Iterator[Quantity]:
-    """The quantities that stand beside the main one, if they changed."""
+    """The quantities whose differences are shown, if they changed."""
     have_peaks = {one.phase for one in diff.quantities if one.what == "peak"}
     for one in diff.quantities:
         is_count = one.unit is Unit.COUNT and (one.phase != FORWARD or one.key == "macs")
@@ -130,7 +130,7 @@ def _others(diff: Diff, main: Quantity) -> Iterator[Quantity]:
 
 
 def main_of(diff: Diff, sort_by: str | None = None) -> Quantity:
-    """The main quantity: the requested one, else the device's time, the CPU's, or the FLOPs.
+    """The main quantity: the requested one, else the first of device time, CPU time and FLOPs that both runs measured.
 
     Raises TorchprofError for a quantity that is not compared.
     """
@@ -206,7 +206,7 @@ def _notes(
 
 
 def value_text(quantity: Quantity, change: Change, side: int) -> str:
-    """What a quantity was before (0) or is after (1)."""
+    """The value of a quantity before (``side`` 0) or after (1)."""
     return change.figure(side).text(quantity.text)
 
 
@@ -219,7 +219,7 @@ def ratio_text(change: Change) -> str:
 
 
 def verdict_text(change: Change) -> str:
-    """The verdict; for times with what the typical call says, which may differ from what the sum of all does."""
+    """The verdict; for times with the change of the median, which may differ from the change of the sum."""
     noise = change.noise
     if change.verdict in (SLOWER, FASTER, WITHIN_NOISE) and noise is not None and noise.medians[0] > 0:
         return f"{change.verdict}, median {percent(noise.medians[1] / noise.medians[0])}"
@@ -231,7 +231,7 @@ def percent(ratio: float) -> str:
 
 
 def _difference(pair: Pair, quantity: Quantity) -> str:
-    """A difference in one cell, with its share."""
+    """The cell of a difference, with its share."""
     change = pair.changes.get(quantity.key)
     if change is None:
         return ""
@@ -239,13 +239,13 @@ def _difference(pair: Pair, quantity: Quantity) -> str:
         return UNKNOWN
     if change.difference == 0:
         return "0"
-    doubtful = quantity.is_time and pair.how not in (ADDED, REMOVED)
-    mark = _NOISE_MARK.get(change.verdict, "") if doubtful else ""
+    has_noise = quantity.is_time and pair.how not in (ADDED, REMOVED)
+    mark = _NOISE_MARK.get(change.verdict, "") if has_noise else ""
     return f"{mark}{signed(quantity, change.difference)}{_share(change)}"
 
 
 def named(pair: Pair) -> str:
-    """The path of a layer, printable, and what happened to it."""
+    """The printable path of a layer, marked if it was moved, renamed, added or removed."""
     name = printable(".".join(pair.path))
     if pair.how in (MOVED, RENAMED) and pair.before is not None:
         return f"{name} ({pair.how}, was {printable(pair.before.name)})"
@@ -253,10 +253,10 @@ def named(pair: Pair) -> str:
 
 
 def changes_of_layers(diff: Diff) -> Iterator[tuple[str, list[str]]]:
-    """What happened to the layers themselves, printable: ("Added", a line for each layer), and so on; behind them,
-    where there are too many, ("", [a sentence on how many more]).
+    """Layers that were added, removed, moved, renamed or changed, printable: ("Added", [a line for each layer]), …;
+    after a kind with too many layers, ("", [a sentence: how many more]).
 
-    Of what was added or removed with all that is below it, only the topmost layer is listed; of settings what differs.
+    If a layer was added or removed with all layers below it, only that layer is listed. Of settings, the differences.
     """
     found: dict[str, list[str]] = {what: [] for what in (*_HOW.values(), "Changed")}
     waiting = [(pair, "") for pair in reversed(diff.pairs)]
@@ -288,8 +288,8 @@ def changes_of_layers(diff: Diff) -> Iterator[tuple[str, list[str]]]:
 
 
 def _settings(before: str, after: str) -> str:
-    """What differs of settings, as in "3, 24, kernel_size=(3, 3)": one by one where they have the same names in the
-    same order, else all of both."""
+    """The difference of two settings, such as "3, 24, kernel_size=(3, 3)": the values that differ, if both have the
+    same names in the same order, else both as a whole."""
     old, new = _one_by_one(before), _one_by_one(after)
     changed = [f"{name}{was} → {now}" for (name, was), (_, now) in zip(old, new) if was != now]
     alike = [name for name, _ in old] == [name for name, _ in new]
@@ -297,7 +297,7 @@ def _settings(before: str, after: str) -> str:
 
 
 def _one_by_one(settings: str) -> list[tuple[str, str]]:
-    """Settings, each as its name with an equals sign, or "", and its value: between commas that are in no brackets."""
+    """Each setting as (its name with "=", or "", its value). Commas inside brackets do not separate settings."""
     parts, depth = [""], 0
     for char in settings:
         depth += (char in "([{") - (char in ")]}")
@@ -309,7 +309,7 @@ def _one_by_one(settings: str) -> list[tuple[str, str]]:
 
 
 def whole_of(diff: Diff) -> list[str]:
-    """What changed of the run and of no layer, a sentence for each: how long a step lasted, and the peaks of memory."""
+    """A sentence for each change of the whole run: the duration of a step, and memory peaks."""
     sentences = []
     for key, change in diff.whole.items():
         what, show = "A step", FORMATS[Unit.TIME]
@@ -327,11 +327,11 @@ def whole_of(diff: Diff) -> list[str]:
 
 
 @report("headline", of="diff")
-def headline(diff: Diff, *, sort_by: str | None = None) -> str:
-    """What changed, in a sentence or two: the models, and the layers whose own parts changed most in the same sense; of
-    runs that know no layers, the work outside of them.
+def diff_headline(diff: Diff, *, sort_by: str | None = None) -> str:
+    """What changed, in one or two sentences: the models, and the layers with the largest change of self in the same
+    direction. For runs without layers: the work outside of layers.
 
-    It speaks of what "table" shows before and after, with ``sort_by`` as there. Raises TorchprofError for a quantity
+    It is about the main quantity of the report "table", with ``sort_by`` as there. Raises TorchprofError for a quantity
     that is not compared.
     """
     main = main_of(diff, sort_by)

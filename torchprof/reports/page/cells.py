@@ -1,4 +1,4 @@
-"""What the page's script cannot compute itself: whether each figure is exact, and the rows of ranges."""
+"""What the page's script does not compute from rows: the bound of each figure, and the figures of ranges."""
 
 from __future__ import annotations
 
@@ -19,25 +19,23 @@ _NO_ROW = len(Bound)
 _NUMBER = {bound: number for number, bound in enumerate(Bound)}
 _EXACT = _NUMBER[Bound.EXACT]
 
-Source = tuple[Run, Mapping[tuple[str, ...], int]]
-"""What the page shows at once, and the nodes of its layers by their paths."""
+ShownRun = tuple[Run, Mapping[tuple[str, ...], int]]
+"""A run that the page shows at once, and the nodes of its layers by their paths."""
 
 
-def cells(sources: Sequence[Source], layers: int, columns: Sequence[Column]) -> dict[str, Any]:
+def cells(sources: Sequence[ShownRun], layers: int, columns: Sequence[Column]) -> dict[str, Any]:
     """``ranges`` and ``bounds`` for the page, from the rows of the terminal's table of each source.
 
     Nodes are the ``layers``, then the rows of work of no layer, then everything, then the ranges: labels, compiled
-    regions and kernels of these, each after the node above it. ``values`` are the figures of ranges, by source and
-    column.
-    ``bounds`` says by source and column how far the figure of each node is known: ``of`` has the number of a vector in
-    ``vectors``, and that has pairs, one after the other: a number (0 to 3 as in ``Bound``, 4 where there is no such
-    row), and for how many nodes.
+    regions and their kernels, each after its parent. ``values``: the figures of ranges, by source and column.
+    ``bounds`` has the bound of each node's figure: ``of``, by source and column, is an index in ``vectors``; a vector
+    is a list of (number, count): the next ``count`` nodes have this bound (0 to 3 as in ``Bound``, 4: no such row).
     """
     everything = layers + len(_OF_NO_LAYER)
     phases = [phase for phase in PHASES if any(phase in run.phases() for run, _ in sources)]
     ranges: dict[tuple[int, str], int] = {}  # (the node above, its name) → its node
     rows: list[dict[int, Figures]] = []
-    for run, nodes in reversed(sources):  # the last is of all ranks: its order of ranges is that of the terminal
+    for run, nodes in reversed(sources):  # the last source is all ranks: its ranges are in the order of the terminal
         of_run = dict(_rows(entries_of(run, phases=phases), nodes, layers, ranges))
         rows.insert(0, {**of_run, everything: _everything(run, phases)})
     vectors: dict[tuple[tuple[int, int], ...], int] = {}
@@ -72,7 +70,7 @@ def cells(sources: Sequence[Source], layers: int, columns: Sequence[Column]) -> 
 def _rows(
     entries: Sequence[Entry], nodes: Mapping[tuple[str, ...], int], layers: int, ranges: dict[tuple[int, str], int]
 ) -> Iterator[tuple[int, Figures]]:
-    """The figures of all nodes that a run has. ``ranges`` grows by those that are new."""
+    """The figures of all nodes of a run. ``ranges`` grows by those that are new."""
     waiting = [*entries]
     while waiting:
         entry = waiting.pop()
@@ -88,7 +86,7 @@ def _rows(
 
 
 def _everything(run: Run, phases: Sequence[str]) -> Figures:
-    """The sum over all layers and over work of no layer. It is complete: work of unknown owner is in it, too."""
+    """The sum over all layers and work of no layer. It is complete: it includes work of unknown owner."""
     totals = dict.fromkeys(phases, Cost())
     for (_, number), (cost, _) in run.rows.by_layer.items():
         totals[PHASES[number]] += cost

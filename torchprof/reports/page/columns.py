@@ -1,4 +1,4 @@
-"""The columns of the page's tables, and the measures that its widths can stand for."""
+"""The columns of the page's tables, and the measures for the widths of the icicle."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torchprof.run.words import PHASES
 
 
 def columns_shown(takes: Sequence[Take]) -> list[tuple[Column, str]]:
-    """Every column that the page shows anywhere, with its place: "tree"; "panel": only in the panel of a layer; "line":
-    only in the line under the icicle, which has the self of counts, too."""
+    """Every column of the page with its place. "tree": the tree table; "panel": only the panel of a layer; "line": only
+    the line below the icicle, which also has the self of counts."""
     found: dict[str, tuple[Column, str]] = {}
     for take in takes:
         in_tree = {column.heading for column in columns_of(take.run)}
@@ -28,7 +28,7 @@ def columns_shown(takes: Sequence[Take]) -> list[tuple[Column, str]]:
 
 
 def column_data(column: Column, where: str) -> dict[str, Any]:
-    """A column as the page's script reads it: ``kind`` says how its figures are computed from rows."""
+    """A column for the page's script. ``kind`` says how its figures are computed from rows."""
     data: dict[str, Any] = {"heading": column.heading, "key": column.key, "where": where}
     unit = column.unit.value
     if isinstance(column, CostColumn):
@@ -44,15 +44,15 @@ def column_data(column: Column, where: str) -> dict[str, Any]:
 
 
 def measures_shown(takes: Sequence[Take]) -> list[Measure]:
-    """The measures that widths can stand for; of memory the allocated bytes, since a width cannot be negative."""
+    """The measures for widths. For memory these are the allocated bytes, because a width cannot be negative."""
     measured = {name for take in takes for meta in take.run.metas for name in meta.measured}
     return [measure for measure in MEASURES if measure.fields[0][0] in measured]
 
 
 def measure_data(measure: Measure, takes: Sequence[Take]) -> dict[str, Any]:
-    """A measure as the page's script reads it: the field of ``Cost`` that it sums, and its heading."""
+    """A measure for the page's script: the field of ``Cost`` that it sums, and its heading."""
     device = next((meta.device for take in takes for meta in take.run.metas if meta.device), None) or "device"
     field = measure.fields[0][0]
     heading = {"cpu_ns": "CPU time", "device_ns": "{device} time"}.get(field, measure.heading)
     heading = heading.replace(" Mem", " memory allocated").format(device=device.upper())
-    return {"heading": heading, "field": field, "unit": measure.unit.value, "doubt": measure.doubt}
+    return {"heading": heading, "field": field, "unit": measure.unit.value, "lowerBoundIf": measure.doubt}

@@ -1,6 +1,6 @@
-"""The data of the HTML page: one or several runs over one tree of layers, as columns that JSON can hold.
+"""The data of the HTML page as JSON: one or several runs over one tree of layers.
 
-The page sums rows itself, by layer, phase, operator and rank, as every report does: so its sums agree with theirs.
+The page sums the rows itself, by layer, phase, operator and rank, as all reports do, so its sums are the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from torchprof.reports.notes import about_flops, warnings_of
 from torchprof.reports.page.cells import cells
 from torchprof.reports.page.columns import column_data, columns_shown, measure_data, measures_shown
-from torchprof.reports.page.layers import layers_of
+from torchprof.reports.page.layers import layer_data
 from torchprof.reports.page.over_time import calls_over_time, memory_of
 from torchprof.reports.page.ranks import common, compared_ranks, sum_of_ranks
 from torchprof.reports.page.rows import Names, rows_of
@@ -27,17 +27,17 @@ from torchprof.run.timeline import DeviceTime
 from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED_NAME, OUTSIDE_NAME, PHASES
 
 _POINTS = 24
-"""How many values show how the calls of a layer were distributed."""
+"""The number of values that show the distribution of a layer's calls."""
 _PER_CALL = ("cpu_ns", "step_cpu_ns", "step_device_ns")
 _MOST_RANKS = 64
-"""Up to so many ranks are sources of their own; of more, the page has the sums alone, and what compares them."""
+"""The largest number of ranks that are sources of their own. With more, the page has their sums and comparison."""
 
 
 def page_data(takes: Sequence[Take]) -> dict[str, Any]:
-    """All that the page shows of runs, as JSON can hold it.
+    """All data of the runs on the page, as JSON.
 
-    Rows of all takes are in one table of columns; ``source`` tells them apart: it is the rank if there is only one
-    take, else the take. A node is a layer of the tree; after the last come ``(outside)``, ``(not selected)`` and work
+    The rows of all takes are in one table of columns. Their ``source`` is the rank if there is only one take, else the
+    take. A node is a layer of the tree; the nodes after the last layer are ``(outside)``, ``(not selected)`` and work
     launched before the recording, which is in no total.
     """
     warnings = [sentence for take in takes for sentence in _warnings(take, takes)]
@@ -62,9 +62,9 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
         "sources": sources.data(),
         "areRanks": sources.are_ranks,
         "ranks": None if of_job is None else compared_ranks(of_job, tree.nodes[0]),
-        "doubts": warnings,
+        "warnings": warnings,
         "layers": {"parent": tree.parents, "name": tree.names},
-        "takes": [layers_of(take.run, tree, at) for at, take in enumerate(takes)],
+        "takes": [layer_data(take.run, tree, at) for at, take in enumerate(takes)],
         "columns": [column_data(column, where) for column, where in columns],
         **cells(shown, len(tree.layers), [column for column, _ in columns]),
         "measures": [measure_data(measure, takes) for measure in measures_shown(takes)],
@@ -77,7 +77,7 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
 
 
 class _Sources:
-    """The sources of rows: the ranks of one take alone, else the takes. ``keys`` are (take, rank or None)."""
+    """The sources of rows: the ranks, if there is only one take, else the takes. ``keys`` are (take, rank or None)."""
 
     def __init__(self, takes: Sequence[Take]) -> None:
         self.takes = takes
@@ -101,7 +101,7 @@ class _Sources:
 
 
 def _per_call(takes: Sequence[Take], tree: Tree, sources: _Sources) -> dict[str, Any]:
-    """What single calls and steps took: distributions, calls in the order of time, and memory peaks."""
+    """Durations of calls and steps: distributions, and calls in the order of time; memory peaks of calls."""
 
     def samples(measures: Sequence[str]) -> Iterator[tuple[list[int], SampleKey, Spread]]:
         for at, take in enumerate(takes):
@@ -138,7 +138,7 @@ def _of_devices(takes: Sequence[Take], tree: Tree, sources: _Sources) -> dict[st
 
 
 def _each_rank_and_all(run: Run, ranks: bool) -> list[Run]:
-    """The runs that the page shows of one: each rank by itself if ranks are sources, and last all together."""
+    """The runs that the page can show of a run: each rank if ranks are sources, then all ranks together."""
     if not ranks or len(run.metas) == 1:
         return [run]
     return [*of_ranks(run, [meta.rank for meta in run.metas]), run]
@@ -160,7 +160,7 @@ def _spread(spread: Spread) -> list[Any]:
 
 
 def _device(time: DeviceTime, source: int) -> dict[str, Any]:
-    """The times of a device; ``parts`` are those that add up to its span, in the order of the bar that is drawn."""
+    """The times of a device. ``parts`` add up to its span, in the order of the bar."""
     computing = time.compute_ns - time.overlap_ns
     return {
         "source": source,
@@ -174,6 +174,6 @@ def _device(time: DeviceTime, source: int) -> dict[str, Any]:
 
 
 def _last(peaks: Iterable[Peak]) -> list[Peak]:
-    """The last peak of each device and type that can be drawn; a file may hold zeros and infinities."""
+    """The last measured peak of each device and type, without zeros and infinities, which a file may have."""
     drawn = [peak for peak in peaks if 0 < peak.flops_per_s < inf and 0 < peak.bytes_per_s < inf]
     return list({(peak.device, peak.dtype): peak for peak in drawn}.values())

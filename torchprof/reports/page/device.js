@@ -1,10 +1,10 @@
-// What each device did with its time: a bar of all of it, and a table of its streams.
+// The time of each device: a bar of its parts (computing, communicating, copying, idle), and a table of its streams.
 
 const DEVICE_PARTS = ["computing", "computing and communicating", "communicating alone", "copying alone", "idle"];
 
 /** @param {Run} run @param {PageData.Device} device */
 function deviceSection(run, device) {
-  const { sources } = run.told;
+  const { sources } = run.data;
   const { spanNs, busyNs, communicationNs, parts } = device;
   /** @param {number} ns @param {number} whole */
   const withShare = (ns, whole) => formatTime(ns) + (whole > 0 ? ` (${formatShare(ns / whole)})` : "");

@@ -1,10 +1,10 @@
-// What the page is made of: elements, drawings, and texts in them that are never markup.
+// Makes elements and drawings of the document. Texts are never read as markup.
 
-// Attributes of an element: those that are null or false are left out. "onclick" and the like are listeners, "--name" is
-// a property of its style.
+// Attributes of an element. null and false are left out, functions ("onclick") become listeners, "--name" is a CSS
+// property.
 /** @typedef {Record<string, string | number | boolean | null | (() => void)>} Attributes */
 
-// An element with attributes, and with texts (never markup) and other elements in it.
+// An element with attributes and children. Strings become text, never markup.
 /**
  * @template {keyof HTMLElementTagNameMap} Tag
  * @param {Tag} tag
@@ -35,13 +35,13 @@ function drawing(tag, attributes = {}, ...inside) {
   return made;
 }
 
-// A sentence in which names stand between backticks.
+// A sentence as text and `code` elements: names are between backticks in it.
 /** @param {string} text */
 function withCode(text) {
   return text.split("`").map((part, number) => (number % 2 ? element("code", {}, part) : part));
 }
 
-// A figure with its unit in a span of its own, so that units stand in line under each other.
+// A figure with its unit in a span of its own, so that the units of a column are aligned.
 /** @param {string} text @param {{ unit: string } | null} column */
 function figure(text, column = null) {
   if (column !== null && column.unit === "verdict") return [text];
@@ -50,13 +50,13 @@ function figure(text, column = null) {
   return [text.slice(0, unit.index), element("span", { class: "unit" }, unit[0])];
 }
 
-// The element that a selector names, where an event happened or around that.
+// The innermost element that matches a selector, from the target of an event outward.
 /** @param {Event} event @param {string} selector @returns {HTMLElement | null} */
 function closest(event, selector) {
   return event.target instanceof Element ? event.target.closest(selector) : null;
 }
 
-// Draws what is in a box anew, and leaves the keyboard where it was.
+// Redraws the content of a box, and keeps the keyboard focus.
 /** @param {Element} box @param {() => void} draw */
 function keepingFocus(box, draw) {
   /** @returns {NodeListOf<HTMLElement>} */

@@ -1,14 +1,15 @@
-// Numbers as text, to the letter as torchprof/cost.py writes them.
+// Numbers as text, with the same result as the functions of torchprof/run/cost.py.
 
 const UNKNOWN = "–";
 const AT_LEAST = "≥ ";
 
-// How far a figure is known, as torchprof/cost.py numbers it; of a table, there may be no such row, too.
+// Whether a figure is exact, a lower bound, unknown or blank: the numbers of `Bound` in torchprof/run/cost.py. NO_ROW: the
+// table has no such row.
 const BOUND = { EXACT: 0, AT_LEAST: 1, UNKNOWN: 2, BLANK: 3, NO_ROW: 4 };
 
-/** @typedef {{ value: number, bound: number }} Figure A number with how far it is known. */
+/** @typedef {{ value: number, bound: number }} Figure A number with its bound. */
 
-// How far a sum is known that lacks something, or does not.
+// The bound of a sum. A sum that is not complete is a lower bound, or unknown if it is 0.
 /** @param {number} value @param {boolean} isComplete */
 function boundOfSum(value, isComplete) {
   return isComplete ? BOUND.EXACT : value ? BOUND.AT_LEAST : BOUND.UNKNOWN;
@@ -46,7 +47,7 @@ const COUNT_UNITS = [["P", 1e15], ["T", 1e12], ["G", 1e9], ["M", 1e6], ["K", 1e3
 
 /** @param {number} bytes */
 function formatBytes(bytes) {
-  const nbytes = Number(fixed(bytes, 0)); // the mean over calls need not be whole
+  const nbytes = Number(fixed(bytes, 0)); // a mean over calls may have a fraction
   for (const [unit, size] of BYTE_UNITS) {
     if (Math.abs(nbytes) >= size) return fixed(nbytes / size, 2) + " " + unit;
   }

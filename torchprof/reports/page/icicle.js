@@ -1,20 +1,20 @@
-// The icicle: each layer a block as wide as its part of what is shown, its children under it.
+// The icicle chart: the width of a block is the layer's share of the shown whole; the blocks of its children are below it.
 
 const ROW_HEIGHT = 26;
-const TALL_ROW = 42; // of an icicle of few rows
+const TALL_ROW = 42; // if there are few rows
 const BOX_HEIGHT = 420;
 const MOST_ROWS = 60;
-const LEAST_WIDTH = 2; // pixels; smaller neighbours are drawn as one block
+const LEAST_WIDTH = 2; // pixels; smaller neighbors are drawn as one block
 
 /**
  * @typedef {object} IcicleDrawing
  * @property {number} root
  * @property {number} selected
  * @property {Float64Array} widths A figure of each node.
- * @property {Float64Array} own The same without what is below it: for the colours.
+ * @property {Float64Array} own The same, self only: for the colors.
  * @property {boolean} showOwn
  * @property {((node: number) => boolean) | null} isMatch
- * @property {((node: number) => NodeChange) | null} change Where two runs are compared.
+ * @property {((node: number) => NodeChange) | null} change Only in a comparison.
  */
 
 /** @typedef {{ kind: string, strength: number }} NodeChange How a node changed. */
@@ -25,13 +25,13 @@ const LEAST_WIDTH = 2; // pixels; smaller neighbours are drawn as one block
  * @property {number} left
  * @property {number} part
  * @property {number} row
- * @property {number} hidden How many layers are not drawn, but in it.
+ * @property {number} hidden The number of layers that are in this block and not drawn themselves.
  * @property {boolean} [isRest]
  * @property {boolean} [isOwn]
  */
 
 class Icicle {
-  // page.zoom(node), page.hover(node) are called back.
+  // Calls page.zoom(node) on a click and page.hover(node) under the mouse.
   /** @param {HTMLElement} box @param {Run} run @param {Page} page */
   constructor(box, run, page) {
     this.box = box;

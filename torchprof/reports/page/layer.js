@@ -1,4 +1,4 @@
-// The panel of one layer: what it is, its figures, its operators and kernels, its calls, and each rank's or run's part.
+// The panel of the selected layer: its description, figures, operators, kernels and calls, and its figures by rank or run.
 
 /**
  * @typedef {object} PanelDrawing
@@ -22,7 +22,7 @@ class LayerPanel {
     const parts = [element("h2", {}, run.path(node))];
     if (run.isLayer(node)) parts.push(...this.#facts(node, source));
     parts.push(...this.#advice(node));
-    const { comparison } = run.told;
+    const { comparison } = run.data;
     parts.push(...(comparison ? this.#changes(node, comparison.quantities) : this.#figures(node, source)));
     parts.push(...this.#operators(node, phases, source, measure));
     parts.push(...this.#kernels(node, phases, source));
@@ -38,7 +38,7 @@ class LayerPanel {
     const layers = run.take(source);
     if (layers.kind[node] === null) return [element("p", {}, "This run does not have the layer.")];
     const facts = [["class", layers.settings[node] ? `${layers.kind[node]}(${layers.settings[node]})` : layers.kind[node] || UNKNOWN]];
-    const params = run.params[source < 0 ? 0 : run.told.sources[source].take][node];
+    const params = run.params[source < 0 ? 0 : run.data.sources[source].take][node];
     const own = layers.params[node];
     const text = params === null ? UNKNOWN : formatCount(params) + (own !== null && own !== params ? `, ${formatCount(own)} its own` : "");
     facts.push(["parameters", layers.dtypes[node] ? `${text} (${layers.dtypes[node]})` : text]);
@@ -55,15 +55,15 @@ class LayerPanel {
   /** @param {number} node */
   #advice(node) {
     const path = this.run.path(node);
-    const found = this.run.told.advice.filter(([layer]) => layer === path);
+    const found = this.run.data.advice.filter(([layer]) => layer === path);
     return found.map(([, ...sentences]) => element("p", { class: "advice" }, sentences.join(" ")));
   }
 
   /** @param {number} node @param {number} source */
   #figures(node, source) {
     const { run } = this;
-    const { allPhases, phases } = run.told;
-    // A line for each measure: what forward took, in all and itself, then the same of the other phases.
+    const { allPhases, phases } = run.data;
+    // A line for each measure: total and self in forward, then in the other phases.
     /** @type {Map<string, Map<string, FigureColumn>>} */
     const lines = new Map();
     for (const column of run.figures) {
@@ -93,12 +93,12 @@ class LayerPanel {
     return [element("div", { class: "scrolling" }, element("table", { class: "figures" }, element("thead", {}, element("tr", {}, element("th", {}), ...headings)), element("tbody", {}, ...body)))];
   }
 
-  // By device: how far memory rose in one call, the layers below included, at most; in each phase.
+  // The memory peak of one call above its start, layers below included: by device, then by phase. The largest over the calls.
   /** @param {number} node @param {number} source */
   #peaks(node, source) {
     /** @type {Map<string, Map<string, number>>} */
     const found = new Map();
-    for (const [of, at, phase, device, nbytes] of this.run.told.peaks) {
+    for (const [of, at, phase, device, nbytes] of this.run.data.peaks) {
       if (at !== node || (source >= 0 && of !== source)) continue;
       /** @type {Map<string, number>} */
       const most = found.get(device) ?? new Map();
@@ -108,7 +108,7 @@ class LayerPanel {
     return found;
   }
 
-  // What it was, what it is, and how each figure changed.
+  // In a comparison: how the layer is matched, and each figure before and after.
   /** @param {number} node @param {PageData.Quantity[]} quantities */
   #changes(node, quantities) {
     const pair = this.run.pairs.at(node);
@@ -169,30 +169,30 @@ class LayerPanel {
     return [element("h3", {}, "Where Python was between operators"), sheet(columns, rows, { sortedBy: 1, shown: 5 })];
   }
 
-  // How its calls and steps were distributed: from the fastest to the slowest.
+  // The distribution of the durations of calls and of steps.
   /** @param {number} node @param {number} source */
   #calls(node, source) {
     const { run } = this;
     const titles = { cpu_ns: "One forward call", step_cpu_ns: "One step", step_device_ns: "One step, on the device" };
-    const found = run.told.samples.filter((sample) => sample[1] === node && (source < 0 || sample[0] === source) && sample[4] > 1);
-    // What is called once in each step has the same figures twice.
+    const found = run.data.samples.filter((sample) => sample[1] === node && (source < 0 || sample[0] === source) && sample[4] > 1);
+    // A layer that is called once in each step has the same figures for calls and for steps: show them once.
     /** @param {PageData.Sample} sample */
     const isCall = (sample) => sample[3] === "cpu_ns";
     /** @param {PageData.Sample} sample */
     const figures = (sample) => [sample[0], sample[2], ...sample.slice(4)].join();
     const ofCalls = new Set(found.filter(isCall).map(figures));
-    const told = found.filter((sample) => isCall(sample) || !ofCalls.has(figures(sample)));
-    return told.flatMap(([of, , phase, measure, count, , least, median, , most, first, points]) => {
-      const title = [titles[measure], ...(measure === "cpu_ns" ? [] : [run.told.allPhases[phase]]), ...(source < 0 && run.told.sources.length > 1 ? [run.told.sources[of].name] : [])];
+    const samples = found.filter((sample) => isCall(sample) || !ofCalls.has(figures(sample)));
+    return samples.flatMap(([of, , phase, measure, count, , least, median, , most, first, points]) => {
+      const title = [titles[measure], ...(measure === "cpu_ns" ? [] : [run.data.allPhases[phase]]), ...(source < 0 && run.data.sources.length > 1 ? [run.data.sources[of].name] : [])];
       const text = `${count} times, ${formatTime(least)} to ${formatTime(most)}, median ${formatTime(median)}, first ${formatTime(first)}`;
       return [element("h3", {}, title.join(", ")), element("p", { class: "calls" }, text), ...(measure === "cpu_ns" ? this.#overTime(node, of) : []), curve(points)];
     });
   }
 
-  // Its calls from the first to the last, where the timeline was kept.
+  // The durations of the calls in the order of time. Needs the timeline.
   /** @param {number} node @param {number} source */
   #overTime(node, source) {
-    const found = this.run.told.calls.find((course) => course[0] === source && course[1] === node);
+    const found = this.run.data.calls.find((course) => course[0] === source && course[1] === node);
     if (!found) return [];
     const [, , every, values] = found;
     const most = Math.max(...values) || 1;
@@ -207,11 +207,11 @@ class LayerPanel {
     return [drawing("svg", { viewBox: `0 0 ${width} ${height}`, class: "curve", role: "img", "aria-label": `from the first call to the last${note}` }, ...bars)];
   }
 
-  // The same figure of every rank, or of every run on the page.
+  // The chosen measure on every rank, or in every run of the page.
   /** @param {number} node @param {number[]} phases @param {PageData.Measure | null} measure */
   #sources(node, phases, measure) {
     const { run } = this;
-    const { sources } = run.told;
+    const { sources } = run.data;
     if (sources.length < 2 || !measure) return [];
     const rows = sources.map(({ name }, source) => {
       const found = run.sum(measure.field, phases, source, node);
@@ -225,18 +225,18 @@ class LayerPanel {
     const median = (known[Math.floor(middle)] + known[Math.ceil(middle)]) / 2;
     /** @type {SheetColumn<typeof rows[number]>[]} */
     const columns = [
-      { heading: run.told.areRanks ? "Rank" : "Run", isText: true, value: (row) => row.name, text: (row) => row.name },
+      { heading: run.data.areRanks ? "Rank" : "Run", isText: true, value: (row) => row.name, text: (row) => row.name },
       { heading: measure.heading, value: (row) => row.value, text: (row) => formatFigure(row.figure, measure.unit), share: (row) => (row.value ?? 0) / most },
     ];
     const text = `${format(known[0])} to ${format(most)}, median ${format(Math.round(median))}`;
-    return [element("h3", {}, run.told.areRanks ? "Over the ranks" : "In each run"), element("p", { class: "calls" }, text), sheet(columns, rows, { shown: 16 })];
+    return [element("h3", {}, run.data.areRanks ? "Over the ranks" : "In each run"), element("p", { class: "calls" }, text), sheet(columns, rows, { shown: 16 })];
   }
 }
 
 /** @type {ChangePart[]} */
 const CHANGES = ["before", "after", "difference", "ratio", "verdict"];
 
-// A column of the table of layers that tells one part of how a quantity changed.
+// A column of the table of layers that shows one part of the change of a quantity.
 /** @param {PageData.Quantity} quantity @param {ChangePart} part @returns {ChangeColumn} */
 function changeColumn({ key, heading, unit }, part) {
   const shown = part === "ratio" || part === "verdict" ? part : unit;
@@ -248,7 +248,7 @@ function capitalized(text) {
   return text[0].toUpperCase() + text.slice(1);
 }
 
-// What a range is called, as in the other reports; an operator as it is.
+// The name of a range as in the other reports; the name of an operator is not changed.
 /** @param {Operator} operator */
 function rangeInWords({ kind, name }) {
   if (kind === "label") return `${name} (label)`;
@@ -272,14 +272,14 @@ function operatorSheet(run, rows, measures, measure, source, shown) {
     { heading: "Calls", value: (row) => row.calls, text: (row) => (row.calls ? String(row.calls) : "") },
   ];
   let sortedBy = 0;
-  for (const { heading, field, unit, doubt } of measures) {
+  for (const { heading, field, unit, lowerBoundIf } of measures) {
     const whole = rows.reduce((sum, row) => sum + Math.max(row.own[field] || 0, 0), 0);
     const isKnown = run.isMeasured([field], source);
     /** @param {Operator} row @param {Record<string, number>} sums */
     const text = (row, sums) => {
       const value = sums[field] || 0;
-      if (unit === "count" && row.isPart && !value) return ""; // it is in the figure of the operator around it
-      return formatFigure({ value, bound: isKnown ? boundOfSum(value, doubt === null || !sums[doubt]) : BOUND.UNKNOWN }, unit);
+      if (unit === "count" && row.isPart && !value) return ""; // the figure of the operator around it includes this
+      return formatFigure({ value, bound: isKnown ? boundOfSum(value, lowerBoundIf === null || !sums[lowerBoundIf]) : BOUND.UNKNOWN }, unit);
     };
     if (measure && field === measure.field) sortedBy = columns.length;
     columns.push({ heading: `Self ${heading}`, value: (row) => row.own[field] || 0, text: (row) => text(row, row.own), share: (row) => (row.own[field] || 0) / whole });
@@ -288,7 +288,7 @@ function operatorSheet(run, rows, measures, measure, source, shown) {
   return sheet(columns, rows, { sortedBy, shown });
 }
 
-// Values from the least to the most, as a line from left to right.
+// A line chart of values in ascending order, from left to right.
 /** @param {number[]} points */
 function curve(points) {
   const [width, height] = [220, 44];

@@ -1,4 +1,4 @@
-"""What the layers of the page are: class, parameters, shapes and memory traffic."""
+"""The description of the page's layers: class, parameters, shapes and memory traffic."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torchprof.run.layers import Layer
 from torchprof.run.run import Run
 
 
-def layers_of(run: Run, tree: Tree, take: int) -> dict[str, list[Any]]:
-    """What describes the layers of the tree in one take, as lists by node; None for layers that it does not have."""
+def layer_data(run: Run, tree: Tree, take: int) -> dict[str, list[Any]]:
+    """The description of the layers in one take, as lists by node; None for layers that the take does not have."""
     layers: list[Layer | None] = [None] * len(tree.layers)
     for index, layer in enumerate(run.layers):
         layers[tree.nodes[take][index]] = layer
@@ -43,8 +43,8 @@ def layers_of(run: Run, tree: Tree, take: int) -> dict[str, list[Any]]:
 def traffic_bytes(layer: Layer) -> int | None:
     """The minimum memory traffic of a forward call: parameters, inputs and outputs of the layer, each once.
 
-    Inputs are assumed to have the type of the outputs. None where it is unknown: for a dynamic size, outputs of unknown
-    or of several types, parameters that cannot be counted, or that are counted at another layer.
+    Inputs are assumed to have the type of the outputs. None if unknown: with a dynamic size, outputs of unknown or of
+    several types, parameters that cannot be counted, or parameters that are counted at another layer.
     """
     sizes = [*layer.input_shapes, *layer.output_shapes]
     if (

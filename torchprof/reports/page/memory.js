@@ -1,8 +1,8 @@
-// Memory over time, its peak, and what was alive then.
+// Memory over time, its peak, and what was live at the peak.
 
 /** @param {Run} run @param {PageData.Memory} memory @param {(node: number) => void} onlayer */
 function memorySection(run, memory, onlayer) {
-  const { kinds, sources, allPhases } = run.told;
+  const { kinds, sources, allPhases } = run.data;
   const where = sources.length > 1 ? `${memory.device}, ${sources[memory.source].name}` : memory.device;
   /** @type {HTMLElement[]} */
   const parts = [element("h3", {}, where)];
@@ -12,7 +12,7 @@ function memorySection(run, memory, onlayer) {
   if (before.length) parts.push(element("p", {}, `There at the start, of the model: ${before.map(([kind, nbytes]) => `${kind} ${formatBytes(nbytes)}`).join(", ")}.`));
   if (memory.course) {
     parts.push(memoryChart(memory, memory.course, [...kinds, "unknown"]));
-    if (memory.dropped) parts.push(element("p", { class: "doubt" }, `The last ${memory.dropped} allocations and frees are not in the picture.`));
+    if (memory.dropped) parts.push(element("p", { class: "warning" }, `The last ${memory.dropped} allocations and frees are not in the picture.`));
   } else {
     const hint = sources.length > 1 ? "Of several ranks or runs only one may have its memory over time here: see the page of this one alone." : "Recorded with Profile(..., profile_memory=True, with_timeline=True), memory over time is drawn here.";
     parts.push(element("p", { class: "hint" }, hint));
@@ -32,9 +32,9 @@ function memorySection(run, memory, onlayer) {
   return element("div", { class: "memory" }, ...parts);
 }
 
-// What was alive, by kind, stacked, in steps: each level stays until the next. Of each of many equal stretches of time
-// the highest moment and the last level are drawn. What was there at the start and has been freed since lifts the stack
-// off from below 0: its upper edge is what memory rose to.
+// Live memory over time as a stacked step chart, by kind. Time is divided into equal intervals; each is drawn with its maximum
+// and its last level. Memory that was allocated before the start and freed since is negative: the stack begins there, so its
+// upper edge is always the sum.
 /** @param {PageData.Memory} memory @param {PageData.Course} course @param {string[]} kinds */
 function memoryChart({ peakBytes, peakNs }, course, kinds) {
   const [width, height, left, below] = [900, 220, 70, 20];
@@ -55,7 +55,7 @@ function memoryChart({ peakBytes, peakNs }, course, kinds) {
     svg.append(drawing("line", { x1: left, x2: width, y1: y(nbytes), y2: y(nbytes), class: "grid" }));
     svg.append(drawing("text", { x: left - 6, y: y(nbytes) + 4, "text-anchor": "end" }, formatBytes(nbytes)));
   }
-  // The ends of each step, which is a pixel wide at least: a peak may be gone in no time.
+  // Both ends of each step. A step is at least one pixel wide, so that a short peak is visible.
   /** @param {number} level */
   const edge = (level) => timesNs.flatMap((ns, at) => {
     const [from, to] = [x(ns), x(at + 1 < timesNs.length ? timesNs[at + 1] : lastNs)];

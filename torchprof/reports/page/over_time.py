@@ -1,4 +1,4 @@
-"""What the page shows over time: memory of each device, and the calls of each layer."""
+"""Data over time for the page: memory of each device, and calls of each layer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torchprof.run.timeline import Timeline
 from torchprof.run.words import FORWARD, PHASES
 
 _CALLS = 100
-"""At most so many calls of a layer are shown in the order of time."""
+"""The largest number of calls that are shown for a layer."""
 _INTERVALS = 600
 """The number of equal intervals into which memory over time is divided."""
 
 
 def calls_over_time(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[int, int, list[int]]]:
-    """Of each layer with more than one call in the last cycle: its node, a step n, and the durations of every nth
-    forward call in the order of time, in ns."""
+    """For each layer with more than one call in the last cycle: its node, a stride n, and the durations of every nth
+    forward call in ns, in the order of time."""
     if run.timeline is None or run.timeline.spans is None:
         return
     columns = run.timeline.spans.columns
@@ -39,9 +39,9 @@ def calls_over_time(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[int, i
 
 
 def memory_of(run: Run, memory: Memory, nodes: Mapping[int, int], source: int) -> dict[str, Any]:
-    """The peak of one device, what was allocated at the peak, and memory over time if the run has it."""
+    """The peak of one device, what was live at the peak, and memory over time if the run has it."""
     timeline = run.timeline
-    if timeline is not None and timeline.rank != memory.rank:  # a run of several ranks has the timeline of one
+    if timeline is not None and timeline.rank != memory.rank:  # a run of several ranks has the timeline of only one
         timeline = None
     course = None if timeline is None or memory.device not in timeline.devices else _course(timeline, memory.device)
     return {

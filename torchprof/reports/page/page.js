@@ -1,7 +1,7 @@
-// The page: its parts, what is chosen on it, and the keys.
+// The page: its parts, the state of its controls, and the keyboard.
 
 /** @type {PageData} */
-const told = JSON.parse(document.getElementById("told")?.textContent ?? "");
+const data = JSON.parse(document.getElementById("data")?.textContent ?? "");
 
 class Page {
   crumbs = element("nav", { class: "crumbs", "aria-label": "Layers above" });
@@ -12,7 +12,7 @@ class Page {
   searchBox = element("input", { type: "search", placeholder: "Search layers ( / )", "aria-label": "Search layers", oninput: () => this.#find() });
   found = element("span", { class: "found", role: "status" });
   controls = element("div", { class: "controls" });
-  // What was chosen when these were drawn: they are drawn again only when that changes.
+  // The choices for which these parts were last drawn: they are drawn again only if the choices change.
   /** @type {string | null} */
   operatorsShown = null;
   /** @type {string | null} */
@@ -23,11 +23,11 @@ class Page {
   changes = [];
 
   constructor() {
-    this.run = new Run(told);
+    this.run = new Run(data);
     const { run } = this;
-    this.measure = told.measures.at(0) ?? null;
+    this.measure = data.measures.at(0) ?? null;
     this.phase = "all";
-    this.source = told.areRanks && told.sources.length > 1 ? -1 : 0;
+    this.source = data.areRanks && data.sources.length > 1 ? -1 : 0;
     this.top = run.children[run.all].filter((node) => run.isLayer(node)).length === 1 && this.#nothingOutside() ? 0 : run.all;
     this.root = this.top;
     this.selected = run.count ? 0 : run.all;
@@ -44,11 +44,11 @@ class Page {
 
   #nothingOutside() {
     const { run } = this;
-    return told.sources.every((_, source) => !run.exists(run.outside, source) && !run.exists(run.notSelected, source));
+    return data.sources.every((_, source) => !run.exists(run.outside, source) && !run.exists(run.notSelected, source));
   }
 
   get phases() {
-    return (this.phase === "all" ? told.phases : [this.phase]).map((name) => told.allPhases.indexOf(name));
+    return (this.phase === "all" ? data.phases : [this.phase]).map((name) => data.allPhases.indexOf(name));
   }
 
   /** @param {HTMLElement} tableBox */
@@ -60,13 +60,13 @@ class Page {
         element("section", { class: "split" },
           element("div", {}, this.crumbs, this.icicle.box, this.status, ...this.#legend()),
           this.panel.box),
-        ...(told.ranks ? [element("section", { id: "ranks" }, element("h2", {}, "Ranks"), ranksSummary(told.ranks), this.ranksBox)] : []),
+        ...(data.ranks ? [element("section", { id: "ranks" }, element("h2", {}, "Ranks"), ranksSummary(data.ranks), this.ranksBox)] : []),
         element("section", { id: "layers" }, element("h2", {}, "Layers"), this.#tableTools(), tableBox),
         element("section", { id: "operators" }, element("h2", {}, "Operators"), this.operatorBox),
         ...this.#devices(),
         ...this.#memory(),
         element("section", { id: "roofline" }, this.rooflineBox)),
-      element("footer", {}, `Made by torchprof ${told.version}. Everything on this page is in this file.`));
+      element("footer", {}, `Made by torchprof ${data.version}. Everything on this page is in this file.`));
     document.addEventListener("keydown", (event) => this.#key(event));
     let waiting = 0;
     window.addEventListener("resize", () => {
@@ -76,35 +76,35 @@ class Page {
   }
 
   #header() {
-    const facts = told.facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]);
-    const doubts = told.comparison ? told.comparison.notes : told.doubts;
+    const facts = data.facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]);
+    const warnings = data.comparison ? data.comparison.notes : data.warnings;
     /** @type {HTMLElement[]} */
     const parts = [
-      element("div", { class: "title" }, element("h1", {}, told.title), element("button", { type: "button", class: "theme", title: "Light or dark", "aria-label": "Light or dark", onclick: () => this.#switchTheme() }, "◐")),
-      element("p", { class: "headline" }, ...withCode(told.headline)),
+      element("div", { class: "title" }, element("h1", {}, data.title), element("button", { type: "button", class: "theme", title: "Light or dark", "aria-label": "Light or dark", onclick: () => this.#switchTheme() }, "◐")),
+      element("p", { class: "headline" }, ...withCode(data.headline)),
     ];
-    if (told.ranks) parts.push(element("p", { class: "hint" }, whatRanksAre(told.ranks, told.sources)));
-    if (told.comparison && told.comparison.whole.length) parts.push(element("p", {}, told.comparison.whole.join(" ")));
-    if (told.advice.length) {
-      const items = told.advice.map(([layer, ...sentences]) => element("li", {}, element("b", {}, layer), ` ${sentences.join(" ")}`));
+    if (data.ranks) parts.push(element("p", { class: "hint" }, whatRanksAre(data.ranks, data.sources)));
+    if (data.comparison && data.comparison.whole.length) parts.push(element("p", {}, data.comparison.whole.join(" ")));
+    if (data.advice.length) {
+      const items = data.advice.map(([layer, ...sentences]) => element("li", {}, element("b", {}, layer), ` ${sentences.join(" ")}`));
       parts.push(element("details", { class: "advices", open: items.length <= 3 }, element("summary", {}, this.#adviceTitle(items.length)), element("ul", {}, ...items)));
     }
-    if (told.comparison && told.comparison.told.length) {
-      const items = told.comparison.told.map(([what, lines]) => element("li", {}, element("b", {}, what), ` ${lines.join(" · ")}`));
+    if (data.comparison && data.comparison.layerChanges.length) {
+      const items = data.comparison.layerChanges.map(([what, lines]) => element("li", {}, element("b", {}, what), ` ${lines.join(" · ")}`));
       parts.push(element("details", { open: items.length <= 4 }, element("summary", {}, "What became of the layers"), element("ul", {}, ...items)));
     }
-    if (doubts.length) parts.push(element("details", { class: "doubts", open: doubts.length <= 3 }, element("summary", {}, "How far to believe these figures"), element("ul", {}, ...doubts.map((doubt) => element("li", {}, doubt)))));
+    if (warnings.length) parts.push(element("details", { class: "warnings", open: warnings.length <= 3 }, element("summary", {}, "How far to believe these figures"), element("ul", {}, ...warnings.map((sentence) => element("li", {}, sentence)))));
     parts.push(element("details", { class: "about" }, element("summary", {}, "What it ran on"), element("dl", { class: "facts" }, ...facts)));
     return element("header", {}, ...parts);
   }
 
   /** @param {number} count */
   #adviceTitle(count) {
-    const more = told.moreAdvice ? `, and ${told.moreAdvice} more in run.report("advice")` : "";
-    return (count === 1 ? "1 piece of advice" : `${count} pieces of advice`) + (told.comparison ? " on the run after" : "") + more;
+    const more = data.moreAdvice ? `, and ${data.moreAdvice} more in run.report("advice")` : "";
+    return (count === 1 ? "1 piece of advice" : `${count} pieces of advice`) + (data.comparison ? " on the run after" : "") + more;
   }
 
-  // As the system has it, now and whenever that changes.
+  // Light or dark as the system is, also when the system changes.
   #followTheme() {
     const dark = matchMedia("(prefers-color-scheme: dark)");
     const follow = () => { document.documentElement.dataset.theme = dark.matches ? "dark" : "light"; };
@@ -129,9 +129,9 @@ class Page {
     return element("div", { class: "choice", role: "group", "aria-label": label }, ...buttons);
   }
 
-  // What the colours mean, where two runs are compared.
+  // In a comparison: what the colors mean.
   #legend() {
-    if (!told.comparison) return [];
+    if (!data.comparison) return [];
     const names = [["less", "less than before"], ["same", "the same, or within the noise"], ["more", "more than before"], ["unknown", "not known"]];
     return [element("p", {}, ...names.map(([kind, name]) => element("span", { class: `legend ${kind}` }, name)))];
   }
@@ -139,20 +139,20 @@ class Page {
   #drawControls() {
     /** @type {HTMLElement[]} */
     const parts = [];
-    if (told.measures.length > 1) parts.push(this.#choice("Width", told.measures.map((one) => [one, one.heading]), this.measure, (one) => { this.measure = one; }));
-    if (told.phases.length > 1) {
+    if (data.measures.length > 1) parts.push(this.#choice("Width", data.measures.map((one) => [one, one.heading]), this.measure, (one) => { this.measure = one; }));
+    if (data.phases.length > 1) {
       /** @type {[string, string][]} */
-      const choices = told.phases.map((name) => [name, name]);
+      const choices = data.phases.map((name) => [name, name]);
       choices.push(["all", choices.length === 2 ? "both" : "all phases"]);
       parts.push(this.#choice("Phase", choices, this.phase, (name) => { this.phase = name; }));
     }
-    if (told.sources.length > 1) {
-      const sources = told.sources.map(({ name }, at) => ({ name, at }));
-      if (told.areRanks) sources.unshift({ name: "all ranks", at: -1 });
+    if (data.sources.length > 1) {
+      const sources = data.sources.map(({ name }, at) => ({ name, at }));
+      if (data.areRanks) sources.unshift({ name: "all ranks", at: -1 });
       const options = sources.map(({ name, at }) => element("option", { value: at, selected: at === this.source }, name));
       const select = element("select", { class: "source" }, ...options);
       select.addEventListener("change", () => { this.source = Number(select.value); this.draw(); });
-      parts.push(element("label", {}, told.areRanks ? "Rank " : "Run ", select));
+      parts.push(element("label", {}, data.areRanks ? "Rank " : "Run ", select));
     }
     const own = element("input", { type: "checkbox", class: "own", checked: this.showOwn });
     own.addEventListener("change", () => { this.showOwn = own.checked; this.draw(); });
@@ -175,7 +175,7 @@ class Page {
   /** @param {HTMLElement} copied */
   #copy(copied) {
     const text = this.table.csv();
-    // What is selected can be copied in frames, too, where the browser's clipboard is forbidden.
+    // In a frame the clipboard API may be forbidden; execCommand copies the selected text there, too.
     const area = element("textarea", { class: "unseen" });
     area.value = text;
     document.body.append(area);
@@ -186,13 +186,13 @@ class Page {
   }
 
   #devices() {
-    if (!told.devices.length) return [];
+    if (!data.devices.length) return [];
     const hint = element("p", { class: "hint" }, "Copies and sets count as copying alone where the device neither computes nor communicates beside them.");
-    return [element("section", { id: "devices" }, element("h2", {}, "Devices"), ...told.devices.map((one) => deviceSection(this.run, one)), hint)];
+    return [element("section", { id: "devices" }, element("h2", {}, "Devices"), ...data.devices.map((one) => deviceSection(this.run, one)), hint)];
   }
 
   #memory() {
-    const found = told.memory.filter((one) => one.peakBytes > 0 || one.held.length || one.course);
+    const found = data.memory.filter((one) => one.peakBytes > 0 || one.held.length || one.course);
     if (!found.length) return [];
     return [element("section", { id: "memory" }, element("h2", {}, "Memory"), ...found.map((one) => memorySection(this.run, one, (node) => this.show(node))))];
   }
@@ -212,7 +212,7 @@ class Page {
     this.draw();
   }
 
-  // How many layers match, and what part of the whole they are; those inside another that matches counts with it.
+  // How many layers match, and their share of the whole. The share of a match inside another match counts once.
   #drawFound() {
     const { isMatch, run, measure } = this;
     if (!isMatch) {
@@ -251,31 +251,31 @@ class Page {
     this.hover(-1);
   }
 
-  // The columns of the table of layers: those of the terminal, or how the chosen measure changed.
+  // The columns of the table of layers: those of the terminal's table; in a comparison, the changes of the chosen measure.
   /** @returns {Column[]} */
   get columns() {
-    if (!told.comparison) return this.run.figures.filter((column) => column.where === "tree");
+    if (!data.comparison) return this.run.figures.filter((column) => column.where === "tree");
     const chosen = `${this.phases} ${this.measure && this.measure.field}`;
     if (this.changesShown !== chosen) {
       this.changesShown = chosen;
-      this.changes = this.#quantities(told.comparison).flatMap((quantity) => CHANGES.map((part) => changeColumn(quantity, part)));
+      this.changes = this.#quantities(data.comparison).flatMap((quantity) => CHANGES.map((part) => changeColumn(quantity, part)));
     }
     return this.changes;
   }
 
-  // What is compared of the chosen measure in the chosen phases, totals first.
+  // The compared quantities of the chosen measure and the chosen phases, totals first.
   /** @param {PageData.Comparison} comparison */
   #quantities({ quantities }) {
     const chosen = quantities.filter(({ field, phase }) => this.measure && field === this.measure.field && this.phases.includes(phase));
     return chosen.sort((one, other) => Number(one.self) - Number(other.self));
   }
 
-  // How a layer changed, where two runs are compared: for the colours, from the same figures as the table has.
+  // In a comparison: how a layer changed, for the colors. Computed from the figures of the table.
   /** @returns {((node: number) => NodeChange) | null} */
   get change() {
     const { pairs } = this.run;
-    if (!told.comparison || !this.measure) return null;
-    const totals = this.#quantities(told.comparison).filter((quantity) => !quantity.self);
+    if (!data.comparison || !this.measure) return null;
+    const totals = this.#quantities(data.comparison).filter((quantity) => !quantity.self);
     /** @type {Record<string, string>} */
     const kinds = { added: "added", removed: "less", "moved away": "less" };
     return (node) => {
@@ -293,13 +293,13 @@ class Page {
     };
   }
 
-  // Of everything: whatever layer is chosen, it stays as it was sorted.
+  // The operators of the whole run. They do not depend on the selected layer: the table keeps the order that the user chose.
   #drawOperators() {
     const { run, phases, source, measure } = this;
     const shown = `${phases} ${source} ${measure && measure.field}`;
     if (this.operatorsShown === shown) return;
     this.operatorsShown = shown;
-    this.operatorBox.replaceChildren(operatorSheet(run, run.operators(run.all, phases, source), told.measures, measure, source, 15));
+    this.operatorBox.replaceChildren(operatorSheet(run, run.operators(run.all, phases, source), data.measures, measure, source, 15));
   }
 
   #drawRoofline() {
@@ -307,11 +307,11 @@ class Page {
     this.rooflineBox.replaceChildren(...(made ? [element("h2", {}, "Achieved and possible speed"), made] : []));
   }
 
-  // Of all ranks: whichever is chosen, they are compared.
+  // Compares all ranks, whichever rank is chosen.
   #drawRanks() {
-    if (!told.ranks || this.ranksShown === String(this.phases)) return;
+    if (!data.ranks || this.ranksShown === String(this.phases)) return;
     this.ranksShown = String(this.phases);
-    this.ranksBox.replaceChildren(ranksMap(this.run, told.ranks, this.phases, (node) => this.show(node)));
+    this.ranksBox.replaceChildren(ranksMap(this.run, data.ranks, this.phases, (node) => this.show(node)));
   }
 
   #drawCrumbs() {
@@ -346,7 +346,7 @@ class Page {
     this.table.scrollTo(node);
   }
 
-  // Chooses a layer, and zooms out as far as needed to see it.
+  // Selects a layer, and zooms out if the layer is not in the icicle.
   /** @param {number} node */
   select(node) {
     const { run } = this;
@@ -357,7 +357,7 @@ class Page {
     this.table.scrollTo(node);
   }
 
-  // Chooses a layer from far down the page, and shows its panel.
+  // Selects a layer, and scrolls to its panel: for links further down the page.
   /** @param {number} node */
   show(node) {
     this.select(node);
@@ -386,15 +386,15 @@ class Page {
       this.table.toggle(this.selected);
       return;
     }
-    const moved = this.#neighbour(event.key);
+    const moved = this.#neighbor(event.key);
     if (moved === undefined) return;
     event.preventDefault();
     if (moved !== null) this.select(moved);
   }
 
-  // Where a key leads: undefined for keys that lead nowhere at all, null where there is nothing in that direction.
+  // The layer that a key selects: null if there is none in that direction, undefined for keys without a meaning.
   /** @param {string} key */
-  #neighbour(key) {
+  #neighbor(key) {
     const { run, selected } = this;
     const widths = this.measure ? run.totalIn(this.measure.field, this.phases, this.source) : null;
     const siblings = selected === this.top ? [selected] : run.children[run.parent[selected]];

@@ -1,9 +1,9 @@
-// The ranks of a job: who is slow, in sentences and a table, and a map of which layers take longer on which rank.
+// The ranks of a job: sentences and a table that name stragglers, and a heat map of own work by layer and rank.
 
 const MOST_LAYERS = 24;
-const MOST_COLUMNS = 64; // of more ranks, neighbours share a column
-const WRITTEN_COLUMNS = 12; // up to so many have their figures in them
-const DEEPEST = Math.log2(1.5); // from this ratio to the median on, a colour is no deeper
+const MOST_COLUMNS = 64; // with more ranks, neighbors share a column
+const WRITTEN_COLUMNS = 12; // with up to so many columns, cells show their figures
+const DEEPEST = Math.log2(1.5); // the ratio to the median from which on the color does not get deeper
 
 /** @param {PageData.Ranks} ranks @param {PageData.Source[]} sources */
 function whatRanksAre({ ranks }, sources) {
@@ -38,7 +38,7 @@ function ranksSummary({ ranks, lines, sentences, unit }) {
   return element("div", {}, element("p", {}, sentences.join(" ")), sheet(columns, rows, { sortedBy: 2, shown: 8 }));
 }
 
-// Own work of each rank, relative to the median of those that have the layer: in the layers that differ most.
+// The own work of each rank relative to the median over the ranks that have the layer, for the layers that differ most.
 /** @param {Run} run @param {PageData.Ranks} compared @param {number[]} phases @param {(node: number) => void} onlayer */
 function ranksMap(run, { ranks, work, unit }, phases, onlayer) {
   /** @type {Map<number, (number | null)[]>} */
@@ -80,7 +80,7 @@ function ranksMap(run, { ranks, work, unit }, phases, onlayer) {
   const table = element("table", { class: isWritten ? "heat written" : "heat" }, element("thead", {}, head), element("tbody", {}, ...body));
   const legend = [["less", "less than the median"], ["same", "the median"], ["more", "more than the median, deepest from 1.5 times on"]];
   if (shown.some(({ values }) => values.includes(null))) legend.push(["unknown", "does not have the layer"]);
-  const names = phases.map((phase) => run.told.allPhases[phase]).join(" and ");
+  const names = phases.map((phase) => run.data.allPhases[phase]).join(" and ");
   const each = together > 1 ? `A column is of up to ${together} ranks, and shows the one with the most` : "Each column is a rank";
   const text = `${each}: own work${unit}, ${names}, over the median of the ranks, in the layers in which they differ most.`;
   return element("figure", {},

@@ -1,4 +1,4 @@
-"""The ranks of a job on the page: what compares them, and their sum where there are too many."""
+"""The ranks of a job on the page: their comparison, and their sum if they are too many."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import PHASES
 
 _DIFFERING = 24
-"""So many layers of each phase are compared over ranks: those whose slowest rank exceeds the mean by the most."""
+"""The number of layers that are compared over ranks in each phase: those whose slowest rank exceeds the mean most."""
 
 
 def compared_ranks(run: Run, nodes: Mapping[int, int]) -> dict[str, Any]:
-    """What the page shows of the ranks of a job, and their own work in layers: ns in one step for each rank, None for a
-    rank that does not have the layer."""
+    """The comparison of ranks on the page. ``work``: own work in layers, in ns per step for each rank, None for a rank
+    that does not have the layer."""
     balance = balance_of(run)
     differing: set[int] = set()
     for phase in PHASES:
@@ -47,8 +47,9 @@ def compared_ranks(run: Run, nodes: Mapping[int, int]) -> dict[str, Any]:
 
 
 def sum_of_ranks(run: Run) -> Run:
-    """A run of several ranks as one run of its lowest rank: rows of equal keys are summed, samples joined. Of each kind
-    of device it keeps the largest memory peak, and the times of the busiest one, named by their ranks."""
+    """A run of several ranks as a run of one, the lowest: rows with equal keys are summed, samples are merged. Of each
+    kind of device it has the memory of the one with the largest peak and the times of the busiest one, named with their
+    ranks."""
     first = run.meta.rank
     lines: dict[tuple[int, ...], list[int]] = {}
     at = Rows.COLUMNS.index("calls")
@@ -71,7 +72,7 @@ def sum_of_ranks(run: Run) -> Run:
         metas=(replace(run.meta, measured=tuple(common(meta.measured for meta in run.metas))),),
         rows=replace(run.rows, columns=columns),
         samples=samples,
-        timeline=None,  # it is of one rank alone
+        timeline=None,  # it would be that of one rank
         memory=tuple(replace(one, device=f"{one.device} of rank {one.rank}", rank=first) for one in memory.values()),
         device_times=tuple(
             replace(one, device=f"{one.device} of rank {one.rank}", rank=first) for one in times.values()
@@ -82,6 +83,6 @@ def sum_of_ranks(run: Run) -> Run:
 
 
 def common(sets: Iterable[Sequence[str]]) -> list[str]:
-    """The names that are in all of them, in the order of the first."""
+    """The names that are in all sets, in the order of the first."""
     first, *others = sets
     return [name for name in first if all(name in other for other in others)]

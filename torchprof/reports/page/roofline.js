@@ -1,4 +1,4 @@
-// Achieved against possible speed: FLOP/s of each innermost layer over the FLOPs it does for a byte it has to move.
+// The roofline: achieved FLOP/s of each innermost layer over its arithmetic intensity (FLOP/byte), and the measured peaks.
 
 /** @typedef {{ node: number, perByte: number, perSecond: number, ns: number }} Point */
 
@@ -20,7 +20,7 @@ function rooflineSection(run, source, onlayer) {
   }
   if (!points.length) return null;
   const device = time === "cpu_ns" ? "cpu" : null;
-  const roofs = run.told.roofs.filter(([name]) => (device === null) !== (name === "cpu"));
+  const roofs = run.data.roofs.filter(([name]) => (device === null) !== (name === "cpu"));
   /** @type {HTMLElement[]} */
   const parts = [element("figure", {}, rooflineChart(run, points, roofs, onlayer))];
   const text = "In forward. Right: many FLOPs for a byte, limited by arithmetic. Left: limited by memory. Bytes are the least that a call has to move: its parameters, inputs and outputs, each once. The larger a point, the more time.";
@@ -65,8 +65,8 @@ function rooflineChart(run, points, roofs, onlayer) {
   const labels = [...svg.querySelectorAll("text.roof")];
   for (const { node, perByte, perSecond, ns } of [...points].sort((one, other) => other.ns - one.ns)) {
     const size = 3 + 9 * Math.sqrt(ns / most);
-    const told = `${run.path(node)}: ${formatCount(perSecond)} FLOP/s, ${fixed(perByte, 2)} FLOPs for each byte, ${formatTime(ns)}`;
-    const point = drawing("circle", { cx: x(perByte).toFixed(1), cy: y(perSecond).toFixed(1), r: size.toFixed(1), "data-node": node, tabindex: "0" }, drawing("title", {}, told));
+    const title = `${run.path(node)}: ${formatCount(perSecond)} FLOP/s, ${fixed(perByte, 2)} FLOPs for each byte, ${formatTime(ns)}`;
+    const point = drawing("circle", { cx: x(perByte).toFixed(1), cy: y(perSecond).toFixed(1), r: size.toFixed(1), "data-node": node, tabindex: "0" }, drawing("title", {}, title));
     point.addEventListener("click", () => onlayer(node));
     point.addEventListener("keydown", (event) => { if (event.key === "Enter") onlayer(node); });
     svg.append(point);

@@ -1,4 +1,4 @@
-"""The rows of all runs on the page, in one table of columns."""
+"""The rows of all runs on the page as one table of columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchprof.run.words import PHASES, Frame, is_left_over
 
 
 class Names:
-    """The names of frames, and the chains of frames without their signatures, each once."""
+    """Indexes of frames, and of chains of frames without signatures. Each occurs once."""
 
     def __init__(self) -> None:
         self.frames: dict[tuple[str, str], int] = {}
@@ -30,7 +30,7 @@ class Names:
 def rows_of(
     takes: Sequence[Take], tree: Tree, names: Names, source_of: Mapping[tuple[int, int | None], int]
 ) -> dict[str, list[int]]:
-    """The rows of all takes, as columns; a column that holds only zeros is left out."""
+    """The rows of all takes as columns, without columns of zeros."""
     joined: dict[str, list[int]] = {
         name: [] for name in ("node", "phase", "source", "chain", "within", "calls", "parts", *FIELDS)
     }

@@ -1,7 +1,7 @@
-// The run: rows as columns, and every sum over them. How far a figure is known, and the rows of labels and of compiled
-// regions, come from torchprof/reports/page_cells.py, with the terminal's own table.
+// The run: rows as columns, and every sum over them. Whether a figure is exact, a lower bound or unknown, and the figures of
+// labels and compiled regions, come from torchprof/reports/page/cells.py, which reads the table of the terminal.
 
-/** @typedef {number | string | null | undefined} Value Null where it is unknown, undefined where there is none. */
+/** @typedef {number | string | null | undefined} Value null: unknown. undefined: blank. */
 /** @typedef {"before" | "after" | "difference" | "ratio" | "verdict"} ChangePart */
 
 /** @typedef {PageData.Column & { number: number }} FigureColumn */
@@ -21,7 +21,7 @@
 /** @typedef {{ name: string, calls: number, ns: number }} Launched */
 
 /**
- * @typedef {object} Chain What ran in what, down to one operator, kernel or source line.
+ * @typedef {object} Chain Nested frames, outermost first, down to one operator, kernel or source line.
  * @property {boolean} own
  * @property {number} kernel
  * @property {number} python
@@ -30,21 +30,21 @@
  */
 
 class Run {
-  /** @param {PageData} told */
-  constructor(told) {
-    this.told = told;
-    const count = told.layers.name.length;
+  /** @param {PageData} data */
+  constructor(data) {
+    this.data = data;
+    const count = data.layers.name.length;
     this.count = count;
     this.outside = count;
     this.notSelected = count + 1;
-    this.before = count + 2; // launched before the recording: no part of everything
+    this.before = count + 2; // work launched before the recording: it is in no total
     /** @type {number} */
     this.all = count + 3;
-    this.parent = Int32Array.from([...told.layers.parent.map((at) => (at < 0 ? this.all : at)), this.all, this.all, -1, -1]);
+    this.parent = Int32Array.from([...data.layers.parent.map((at) => (at < 0 ? this.all : at)), this.all, this.all, -1, -1]);
     /** @type {number[][]} */
     this.children = Array.from({ length: count + 4 }, () => []);
     for (let node = 0; node < count + 2; node++) this.children[this.parent[node]].push(node);
-    this.end = new Int32Array(count + 4); // of the nodes below, which follow a node
+    this.end = new Int32Array(count + 4); // the nodes below a node are those from it up to here
     this.depth = new Int32Array(count + 4);
     for (let node = count - 1; node >= 0; node--) {
       this.end[node] = Math.max(this.end[node], node + 1);
@@ -58,29 +58,29 @@ class Run {
     this.end[this.notSelected] = this.notSelected + 1;
     this.end[this.before] = this.before + 1;
     this.end[this.all] = this.before;
-    this.size = told.rows.node.length;
+    this.size = data.rows.node.length;
     this.zeros = new Float64Array(Math.max(this.size, count + 4));
     /** @type {Record<string, Float64Array>} */
     this.columns = {};
-    for (const [name, values] of Object.entries(told.rows)) this.columns[name] = Float64Array.from(values);
-    if (told.comparison && told.comparison.of) this.#scale(told.comparison.scale);
+    for (const [name, values] of Object.entries(data.rows)) this.columns[name] = Float64Array.from(values);
+    if (data.comparison && data.comparison.per) this.#scale(data.comparison.scale);
     this.first = new Int32Array(count + 5);
     this.sorted = new Int32Array(this.size);
     this.#sort();
-    this.chains = told.chains.map((chain) => this.#readChain(chain));
-    this.params = told.takes.map((take) => this.#totalParams(take));
+    this.chains = data.chains.map((chain) => this.#readChain(chain));
+    this.params = data.takes.map((take) => this.#totalParams(take));
     /** @type {Map<string, unknown>} */
     this.cache = new Map();
-    this.pairs = told.comparison ? told.comparison.pairs : []; // by node, of two runs that are compared
+    this.pairs = data.comparison ? data.comparison.pairs : []; // by node; empty if the page is no comparison
     /** @type {FigureColumn[]} */
-    this.figures = told.columns.map((column, number) => ({ ...column, number }));
-    // Of two runs that are compared, layers are, not what ran in them.
-    this.ranges = told.comparison ? [] : told.ranges.name;
+    this.figures = data.columns.map((column, number) => ({ ...column, number }));
+    // A comparison compares layers only, not the ranges in them.
+    this.ranges = data.comparison ? [] : data.ranges.name;
     this.nodes = this.all + 1 + this.ranges.length;
     /** @type {Map<number, number[]>} */
     this.rangesOf = new Map();
     this.ranges.forEach((_, at) => {
-      const above = told.ranges.parent[at];
+      const above = data.ranges.parent[at];
       this.rangesOf.set(above, [...(this.rangesOf.get(above) || []), this.all + 1 + at]);
     });
   }
@@ -90,16 +90,16 @@ class Run {
     return this.columns[name] || this.zeros;
   }
 
-  // Where runs of different length are compared, all figures are for one call of the model, or for one step.
+  // In a comparison of runs of different length, all figures are for one call of the model, or for one step.
   /** @param {number[]} scale */
   #scale(scale) {
     const sources = this.column("source");
-    for (const name of ["calls", "parts", ...this.told.fields]) {
+    for (const name of ["calls", "parts", ...this.data.fields]) {
       if (this.columns[name]) this.columns[name] = this.columns[name].map((value, at) => value * scale[sources[at]]);
     }
   }
 
-  // Rows in the order of their nodes, so that those of a layer and all below it stand together.
+  // Sorts rows by their nodes, so that the rows of a layer and of all layers below it are contiguous.
   #sort() {
     const nodes = this.column("node");
     for (let at = 0; at < this.size; at++) this.first[nodes[at] + 1]++;
@@ -110,19 +110,19 @@ class Run {
 
   /** @param {number[]} chain @returns {Chain} */
   #readChain(chain) {
-    const { frames } = this.told;
+    const { frames } = this.data;
     const last = chain.length ? frames[chain[chain.length - 1]][0] : "";
     const ops = last === "kernel" ? chain.slice(0, -1) : chain;
     return {
       own: chain.length === 0,
       kernel: last === "kernel" ? chain[chain.length - 1] : -1,
       python: last === "python" ? chain[chain.length - 1] : -1,
-      ops: ops.length ? ops : [frames.length], // the number of what is no op: the time between ops
+      ops: ops.length ? ops : [frames.length], // the number that stands for (between ops)
       distinct: ops.length ? [...new Set(ops)] : [frames.length],
     };
   }
 
-  // null where a layer cannot say; a layer that the run does not have takes no part.
+  // Parameters of each layer with all below it, null if any of these are unknown. Skips layers that the run does not have.
   /** @param {PageData.Take} take */
   #totalParams({ params, kind }) {
     const totals = [...params];
@@ -134,16 +134,16 @@ class Run {
     return totals;
   }
 
-  // What the layers are in the run that is shown: null where it does not have them.
+  // The description of the layers in the shown run: null for layers that the run does not have.
   /** @param {number} source */
   take(source) {
-    return this.told.takes[source < 0 ? 0 : this.told.sources[source].take];
+    return this.data.takes[source < 0 ? 0 : this.data.sources[source].take];
   }
 
-  // The class of a layer: in the run that is shown, else in one that has it.
+  // The class of a layer: in the shown run, else in any run that has the layer.
   /** @param {number} node @param {number} source @returns {string} */
   kind(node, source) {
-    return this.take(source).kind[node] ?? this.told.takes.map(({ kind }) => kind[node]).find((kind) => kind !== null) ?? "";
+    return this.take(source).kind[node] ?? this.data.takes.map(({ kind }) => kind[node]).find((kind) => kind !== null) ?? "";
   }
 
   /** @param {number} node */
@@ -156,7 +156,7 @@ class Run {
     return node > this.all;
   }
 
-  // The layer, or what is none, that a label, a region or a part of it stands in; any other node itself.
+  // The layer, or the row of work of no layer, that a range is in; any other node is returned as it is.
   /** @param {number} node */
   layerOf(node) {
     let at = node;
@@ -164,7 +164,7 @@ class Run {
     return at;
   }
 
-  // What stands below a node in the table: first what ran in it, then the layers.
+  // The rows below a node in the table: first its ranges, then its layers.
   /** @param {number} node @param {number} source */
   below(node, source) {
     const ranges = this.rangesOf.get(node);
@@ -175,7 +175,7 @@ class Run {
   /** @param {number} node @returns {string} */
   name(node) {
     if (this.isRange(node)) return this.ranges[node - this.all - 1];
-    return node < this.count ? this.told.layers.name[node] : node === this.all ? "everything" : this.told.names[node - this.count];
+    return node < this.count ? this.data.layers.name[node] : node === this.all ? "everything" : this.data.names[node - this.count];
   }
 
   /** @param {number} node @returns {string} */
@@ -196,10 +196,10 @@ class Run {
 
   /** @param {number} node */
   parentOf(node) {
-    return this.isRange(node) ? this.told.ranges.parent[node - this.all - 1] : this.parent[node];
+    return this.isRange(node) ? this.data.ranges.parent[node - this.all - 1] : this.parent[node];
   }
 
-  // At which level of the table a node stands.
+  // The level of a node in the table.
   /** @param {number} node @returns {number} */
   depthOf(node) {
     return this.isRange(node) ? this.depthOf(this.parentOf(node)) + 1 : this.depth[node];
@@ -211,7 +211,7 @@ class Run {
     return /** @type {Made} */ (this.cache.get(key));
   }
 
-  // What each node took itself of a field of Cost, in a phase and a source (-1: all sources).
+  // The self of each node: a field of Cost, in one phase and one source (-1: all sources).
   /** @param {string} field @param {number} phase @param {number} source */
   own(field, phase, source) {
     return this.#cached(`own ${field} ${phase} ${source}`, () => {
@@ -225,7 +225,7 @@ class Run {
     });
   }
 
-  // The same with all that is below a node.
+  // The total of each node: its self and the totals of its children.
   /** @param {string} field @param {number} phase @param {number} source */
   total(field, phase, source) {
     return this.#cached(`total ${field} ${phase} ${source}`, () => this.#rollUp(this.own(field, phase, source)));
@@ -270,18 +270,18 @@ class Run {
     });
   }
 
-  // Where a source stands in what is by source and not from rows: all of them (-1) are the last.
+  // The index of a source in `bounds` and `ranges`: all sources together (-1) are the last.
   /** @param {number} source */
   #place(source) {
-    return source < 0 ? this.told.bounds.of.length - 1 : source;
+    return source < 0 ? this.data.bounds.of.length - 1 : source;
   }
 
-  // How far the figure of each node is known, in a column and a source (-1: all sources).
+  // The bound of each node's figure in one column and one source (-1: all sources): exact, lower bound, unknown, blank.
   /** @param {FigureColumn} column @param {number} source */
   bounds(column, source) {
     return this.#cached(`bounds ${column.number} ${source}`, () => {
-      const { of, vectors } = this.told.bounds;
-      const found = new Uint8Array(this.all + 1 + this.told.ranges.name.length);
+      const { of, vectors } = this.data.bounds;
+      const found = new Uint8Array(this.all + 1 + this.data.ranges.name.length);
       let at = 0;
       for (const [bound, nodes] of vectors[of[this.#place(source)][column.number]]) {
         found.fill(bound, at, at + nodes);
@@ -291,13 +291,13 @@ class Run {
     });
   }
 
-  // Whether there is a row of a node: work of no layer has one where there is any.
+  // Whether a node has a row. Work of no layer has one only if there is any.
   /** @param {number} node @param {number} source */
   exists(node, source) {
     return this.bounds(this.figures[0], source)[node] !== BOUND.NO_ROW;
   }
 
-  // A field of Cost of a node, summed over phases, with how far that is known.
+  // A field of Cost of a node, summed over phases, with its bound.
   /** @param {string} field @param {number[]} phases @param {number} source @param {number} node @returns {Figure} */
   sum(field, phases, source, node, isSelf = false) {
     const bounds = phases.map((phase) => {
@@ -312,11 +312,11 @@ class Run {
 
   /** @param {string[]} fields @param {number} source */
   isMeasured(fields, source) {
-    const sources = source < 0 ? this.told.sources : [this.told.sources[source]];
+    const sources = source < 0 ? this.data.sources : [this.data.sources[source]];
     return fields.every((field) => sources.every((one) => one.measured.includes(field)));
   }
 
-  // The figures of a column for all nodes: null where it is unknown, undefined where there is no such thing.
+  // The figures of a column for all nodes: null where unknown, undefined where blank.
   /** @param {Column} column @param {number} source */
   values(column, source) {
     return this.#cached(`values ${column.key} ${source}`, () => this.#values(column, source));
@@ -326,7 +326,7 @@ class Run {
   #values(column, source) {
     if (column.kind === "change") return this.#changes(column);
     const bounds = this.bounds(column, source);
-    const found = [...this.#figures(column, source), ...this.told.ranges.values[this.#place(source)][column.number]];
+    const found = [...this.#figures(column, source), ...this.data.ranges.values[this.#place(source)][column.number]];
     return found.map((value, node) => (bounds[node] >= BOUND.BLANK ? undefined : bounds[node] === BOUND.UNKNOWN ? null : value));
   }
 
@@ -334,7 +334,7 @@ class Run {
   #figures(column, source) {
     /** @type {number[]} */
     const found = new Array(this.count + 4).fill(0);
-    if (column.kind === "params") return found.map((_, node) => this.params[source < 0 ? 0 : this.told.sources[source].take][node]);
+    if (column.kind === "params") return found.map((_, node) => this.params[source < 0 ? 0 : this.data.sources[source].take][node]);
     if (column.kind === "calls") return this.calls(0, source);
     if (column.kind === "rate") {
       const [flops, ns] = ["flops", column.onDevice ? "device_ns" : "cpu_ns"].map((field) => this.total(field, column.phase, source));
@@ -344,7 +344,7 @@ class Run {
     return found.map((_, node) => parts.reduce((value, { values, sign }) => value + sign * values[node], 0));
   }
 
-  // One part of how a quantity changed: before, after, difference, ratio or verdict.
+  // One part of the change of a quantity, by node: before, after, difference, ratio or verdict.
   /** @param {ChangeColumn} column */
   #changes({ of, part }) {
     return this.pairs.map(({ changes, how }) => {
@@ -358,7 +358,7 @@ class Run {
     });
   }
 
-  // What is known at least of what a quantity was or is, null where nothing is.
+  // The lower bound of a quantity before or after, null if there is none.
   /** @param {ChangeColumn} column @param {number} node */
   #leastOf({ of, part }, node) {
     const [before, after] = this.pairs[node].changes[of][4];
@@ -397,10 +397,10 @@ class Run {
 
   /** @param {number} node @param {number[]} phases @param {number} source @returns {Operator[]} */
   #operators(node, phases, source) {
-    const fields = this.told.fields;
-    const size = this.told.frames.length + 1;
+    const fields = this.data.fields;
+    const size = this.data.frames.length + 1;
     const calls = new Float64Array(size);
-    const parts = new Float64Array(size); // calls inside an operator that is counted with all that it calls
+    const parts = new Float64Array(size); // calls inside an operator that is counted as a whole
     const own = fields.map(() => new Float64Array(size));
     const total = fields.map(() => new Float64Array(size));
     const seen = new Uint8Array(size);
@@ -434,15 +434,15 @@ class Run {
       add(at, chain.distinct);
       addOwn(at, chain);
     }
-    // What an op calls back into another layer counts for that op, too, wherever it is.
+    // Rows that ran inside an op of another layer count for the total of that op, too.
     for (const at of this.#rowsWithin()) {
       const chain = this.chains[chains[at]];
       if (chain.python >= 0 || (source >= 0 && sources[at] !== source)) continue;
       const keys = new Set();
-      for (const [where, phase, around] of this.told.within[within[at]]) {
+      for (const [where, phase, around] of this.data.within[within[at]]) {
         if (!inRange(where)) continue;
-        for (const frame of this.told.chains[around]) {
-          if (inPhases[this.told.frames[frame][0] === "label" ? rowPhases[at] : phase]) keys.add(frame);
+        for (const frame of this.data.chains[around]) {
+          if (inPhases[this.data.frames[frame][0] === "label" ? rowPhases[at] : phase]) keys.add(frame);
         }
       }
       const here = inRange(nodes[at]) && inPhases[rowPhases[at]];
@@ -453,7 +453,7 @@ class Run {
     const found = [];
     for (let key = 0; key < size; key++) {
       if (!seen[key]) continue;
-      const [kind, name] = this.told.frames[key] || ["op", "(between ops)"];
+      const [kind, name] = this.data.frames[key] || ["op", "(between ops)"];
       /** @param {Float64Array[]} of */
       const sums = (of) => Object.fromEntries(fields.map((field, number) => [field, of[number][key]]));
       found.push({ name, kind, calls: calls[key], isPart: calls[key] > 0 && calls[key] === parts[key], own: sums(own), total: sums(total) });
@@ -470,7 +470,7 @@ class Run {
     });
   }
 
-  // The device's work (kernel), or the source lines at which Python was seen (python), in a node and all below it.
+  // Kernels ("kernel"), or the source lines that the sampling thread saw ("python"), in a node and all below it.
   /**
    * @param {"kernel" | "python"} what
    * @param {number} node
@@ -486,7 +486,7 @@ class Run {
       const at = this.sorted[place];
       const frame = this.chains[chains[at]][what];
       if (frame < 0 || !phases.includes(rowPhases[at]) || (source >= 0 && sources[at] !== source)) continue;
-      const sums = found.get(frame) || { name: this.told.frames[frame][1], calls: 0, ns: 0 };
+      const sums = found.get(frame) || { name: this.data.frames[frame][1], calls: 0, ns: 0 };
       sums.calls += calls[at];
       sums.ns += ns[at];
       found.set(frame, sums);

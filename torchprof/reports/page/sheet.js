@@ -1,13 +1,13 @@
-// A small table that is sorted by a click on a heading, and cut until more is asked for.
+// A small table. A click on a heading sorts it; only the first rows are shown until the user asks for more.
 
 /**
  * @template Row
  * @typedef {object} SheetColumn
  * @property {string} heading
- * @property {(row: Row) => number | string | null} value What it is sorted by.
+ * @property {(row: Row) => number | string | null} value The sort key.
  * @property {(row: Row) => string} text
  * @property {boolean} [isText]
- * @property {(row: Row) => number} [share] How long its bar is: 1 at most.
+ * @property {(row: Row) => number} [share] The length of the bar, at most 1.
  */
 
 /**

@@ -1,4 +1,4 @@
-// The tree table: the columns of the terminal's. Only the rows in sight are in the document, whatever their number.
+// The tree table, with the columns of the terminal's table. Only the visible rows are in the document.
 
 const LINE_HEIGHT = 26;
 const SPARE_LINES = 12;
@@ -13,7 +13,7 @@ const OPEN_AT_FIRST = 80;
  */
 
 class TreeTable {
-  // page.select(node) is called back.
+  // Calls page.select(node) on a click.
   /** @param {HTMLElement} box @param {Run} run @param {Page} page */
   constructor(box, run, page) {
     this.run = run;
@@ -21,7 +21,7 @@ class TreeTable {
     this.open = new Uint8Array(run.nodes);
     this.#openAtFirst();
     /** @type {number | null} */
-    this.by = null; // the number of the column that it is sorted by
+    this.by = null; // the index of the column that sorts the table
     this.descending = true;
     this.isFlat = false;
     /** @type {number[]} */
@@ -29,7 +29,7 @@ class TreeTable {
     /** @type {Column[]} */
     this.columns = [];
     /** @type {number[]} */
-    this.wholes = []; // of each column, what a full bar stands for
+    this.wholes = []; // for each column, the figure of a full bar
     this.source = -1;
     this.selected = -1;
     /** @type {((node: number) => boolean) | null} */
@@ -42,7 +42,7 @@ class TreeTable {
     this.body.addEventListener("click", (event) => this.#click(event));
   }
 
-  // As many levels as make a table that can be read at once.
+  // Opens as many levels as fit on a screen.
   #openAtFirst() {
     const { run } = this;
     /** @type {number[]} */
@@ -78,7 +78,7 @@ class TreeTable {
     this.#drawLines();
   }
 
-  // What a full bar stands for: the largest figure of any layer.
+  // The figure of a full bar: the largest figure of any layer.
   /** @param {Column} column */
   #whole(column) {
     const values = this.run.values(column, this.source);
@@ -96,7 +96,7 @@ class TreeTable {
     const column = this.columns[this.by];
     const values = this.run.values(column, this.source);
     const sign = this.descending ? -1 : 1;
-    const isSize = column.kind === "change" && column.part === "difference"; // the largest change, whichever way
+    const isSize = column.kind === "change" && column.part === "difference"; // the largest change, up or down
     /** @param {number} node */
     const order = (node) => {
       const value = values[node] ?? -Infinity;
@@ -130,7 +130,7 @@ class TreeTable {
     this.lines = lines;
   }
 
-  // 1: matches, 2: something below does.
+  // By node: 1 if the node matches, 2 if any node below matches.
   /** @param {(node: number) => boolean} isMatch */
   #leadsToMatch(isMatch) {
     const { run } = this;
@@ -191,7 +191,7 @@ class TreeTable {
     return made;
   }
 
-  // Where two runs are compared: that it is not the layer that it was.
+  // In a comparison: whether the layer was moved, renamed, added or removed.
   /** @param {number} node */
   #how(node) {
     const pair = this.run.pairs.at(node);
@@ -226,7 +226,7 @@ class TreeTable {
     this.page.draw();
   }
 
-  // Opens what is above a layer.
+  // Opens all layers above a layer.
   /** @param {number} node */
   reveal(node) {
     for (const above of this.run.above(node).slice(1, -1)) this.open[above] = 1;
@@ -244,8 +244,8 @@ class TreeTable {
     }
   }
 
-  // The lines listed now, with plain figures: ns, bytes and pieces; what is unknown is left empty, and the last column
-  // names those of the line that are lower bounds.
+  // The listed lines as CSV, with plain numbers: ns, bytes, counts. Unknown figures are empty; the last column names the
+  // columns whose figure in the line is a lower bound.
   csv() {
     /** @param {string} text */
     const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);

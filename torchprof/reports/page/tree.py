@@ -1,4 +1,4 @@
-"""The tree of the page's layers: those of all runs on it, each once."""
+"""The layer tree of the page: the layers of all its runs, each once."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Path = tuple[str, ...]
 
 
 class Take(NamedTuple):
-    """A run on the page, under a name. ``paths``: the paths of layers in the page's tree, by their own path, for layers
-    that another run on the page has under another path."""
+    """A run on the page, with its name. ``paths``: the path in the page's tree by the layer's own path, for layers that
+    have another path in another run."""
 
     name: str
     run: Run
@@ -32,12 +32,12 @@ class Tree:
     layers: tuple[Layer, ...]
     names: tuple[str, ...]
     parents: tuple[int, ...]
-    nodes: tuple[dict[int, int], ...]  # by take: index of a layer → its node
+    nodes: tuple[dict[int, int], ...]  # by take: the index of a layer in its run → its node
 
     @classmethod
     def of(cls, takes: Sequence[Take]) -> Tree:
         layers: dict[Path, Layer] = {}
-        for take in reversed(takes):  # the first take describes the layers that several have
+        for take in reversed(takes):  # if several takes have a layer, the first one describes it
             for layer in take.run.layers:
                 layers[take.paths.get(layer.path, layer.path)] = layer
         order: dict[Path, list[Path]] = {(): []}

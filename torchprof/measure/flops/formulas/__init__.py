@@ -1,8 +1,8 @@
-"""How much arithmetic an op is, from what it was called on. docs/flops.md lists op → formula → source. Knows no torch.
+"""Formulas: the work of an op from its recorded inputs. docs/flops.md lists op → formula → source.
 
-A formula returns multiply-accumulates, and the floating-point operations besides them: FLOPs = 2 · MACs + the others.
-It raises ``Unknown`` where the recorded inputs do not tell. A complex multiply-accumulate is four real ones; an
-operation on integers or truth values alone is no floating-point operation.
+A formula returns (multiply-accumulates, other floating-point operations): FLOPs = 2 · MACs + the others. It raises
+``Unknown`` if the recorded inputs do not determine the work. A complex multiply-accumulate is four real ones. An
+operation on only integers or booleans is no floating-point operation. These files do not import torch.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ from torchprof.measure.flops.operation import Operation, Shape, Unknown, bare, b
 
 
 def _attention(query: Shape, key: Shape, value: Shape) -> tuple[int, int, int]:
-    """(multiply-accumulates of Q·Kᵀ, of scores·V, number of scores) of [*, heads, length, width] inputs.
+    """(multiply-accumulates of Q·Kᵀ, those of scores·V, number of scores) for [*, heads, length, width] inputs.
 
-    Heads of key and value may be fewer (grouped queries), and so may be their batch (broadcasting).
+    Key and value may have fewer heads (grouped queries) and a smaller batch (broadcasting).
     """
     heads = max(query[-3], key[-3], value[-3]) if len(query) > 2 else 1
     batch = prod(broadcast([query[:-3], key[:-3], value[:-3]]))
@@ -46,7 +46,7 @@ def _forward_attention(op: Operation) -> tuple[int, int]:
     "_scaled_dot_product_fused_attention_overrideable_backward",
 )
 def _backward_attention(op: Operation) -> tuple[int, int]:
-    # Scores again, then the gradients of query and key from them, of value and of the probabilities.
+    # The scores again; the gradients of query and key from the scores; the gradients of value and probabilities.
     of_scores, of_values, scores = _attention(op.shape(1), op.shape(2), op.shape(3))
     return 3 * of_scores + 2 * of_values, 7 * scores
 
@@ -62,7 +62,7 @@ def _heads_first(shape: Shape) -> Shape:
 def _forward_attention_heads_last(op: Operation) -> tuple[int, int]:
     lengths = {"_flash_attention_forward": (3, 4), "_efficient_attention_forward": (4, 5)}.get(bare(op.name), ())
     if any(op.has(at) for at in lengths):
-        raise Unknown  # sequences of different lengths, packed: where each one ends is in the data
+        raise Unknown  # packed sequences: their lengths are in the data, which is not recorded
     of_scores, of_values, scores = _attention(*(_heads_first(op.shape(at)) for at in range(3)))
     return of_scores + of_values, (SOFTMAX + 1) * scores
 
@@ -76,7 +76,7 @@ def _backward_attention_heads_last(op: Operation) -> tuple[int, int]:
 
 
 def _multi_head(query: Shape, key: Shape, value: Shape, heads: int) -> tuple[int, int]:
-    """Projections of [batch, length, width] inputs to queries, keys and values, attention, projection of its result."""
+    """(MACs, others) for [batch, length, width] inputs: three projections, attention, projection of the result."""
     width = query[-1]
     tokens = prod(query[:-1]) + prod(key[:-1]) + prod(value[:-1])
 

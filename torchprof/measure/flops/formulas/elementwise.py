@@ -6,12 +6,10 @@ from math import ceil, log2, prod
 
 from torchprof.measure.flops.operation import Formula, Operation, Unknown, bare, counts
 
-# Attention: scores = Q·Kᵀ, softmax over them, then scores·V. Masks and causality skip nothing.
-
-SOFTMAX = 5  # maximum, difference, exponential, sum, quotient
+SOFTMAX = 5  # for each element: maximum, difference, exponential, sum, quotient
 
 
-# Elementwise: so many operations for each element of the result, a function of any kind counting one.
+# Elementwise operators: operations for each element of the result. A function of any kind counts as one operation.
 
 _OF_ONE = """
     abs acos acosh angle arccos arccosh arcsin arcsinh arctan arctanh asin asinh atan atanh ceil celu cos cosh deg2rad
@@ -28,15 +26,15 @@ _OF_TWO = """
     rrelu_with_noise_backward sigmoid_backward silu_backward softplus_backward softshrink_backward special_xlog1py
     special_zeta tanh_backward threshold_backward true_divide xlogy
 """
-# None in place of the second operand of these is a tensor that has no shape: a nested one.
+# If the second operand of these is None, it is a tensor without a shape: a nested tensor.
 _TAKES_TWO = frozenset(("div", "eq", "ge", "gt", "le", "lt", "maximum", "minimum", "mul", "ne", "pow", "atan2"))
 
 
 def _elementwise(tensors: int, times: int = 1) -> Formula:
-    """The formula of an operator on each element: ``times`` FLOPs for each.
+    """The formula of an elementwise operator: ``times`` FLOPs for each element.
 
-    ``tensors``: how many of the first inputs are broadcast to the shape of the result. An input after them may be the
-    ``out=`` tensor.
+    ``tensors``: the number of first inputs that are broadcast to the shape of the result. The input after them may be
+    the ``out=`` tensor.
     """
 
     def formula(op: Operation) -> tuple[int, int]:
@@ -90,7 +88,7 @@ def _glu(op: Operation) -> tuple[int, int]:
     return 0, op.numel(0) if op.name.endswith("glu") else 2 * op.numel(1)
 
 
-# Reductions: so many operations for each element of the input.
+# Reductions: operations for each element of the input.
 
 _REDUCTIONS = (
     (
@@ -126,7 +124,7 @@ def _dist(op: Operation) -> tuple[int, int]:
 def _sort(op: Operation) -> tuple[int, int]:
     shape = op.shape(0)
     dim = 0
-    if bare(op.name) != "msort":  # where it says whether it is stable, that comes first
+    if bare(op.name) != "msort":  # the overload with ``stable`` has it before ``dim``
         dim = op.scalar(1) if type(op.scalar(1)) is int else op.scalar(2)
     return 0, prod(shape) * (ceil(log2(shape[dim])) if shape and shape[dim] > 1 else 0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchprof.measure.flops.operation import Operation, counts
 
-# Sums into places.
+# Sums at indices.
 
 
 @counts("embedding_dense_backward", "embedding_backward")
@@ -29,12 +29,12 @@ def _index_add(op: Operation) -> tuple[int, int]:
 
 @counts("scatter_add", "scatter_reduce")
 def _scatter_add(op: Operation) -> tuple[int, int]:
-    return 0, op.numel(2)  # of the source as much as there are places
+    return 0, op.numel(2)  # as many elements of the source as there are indices
 
 
 @counts("index_put", "_index_put_impl", "_unsafe_index_put", ones=True)
 def _index_put(op: Operation) -> tuple[int, int]:
-    return 0, op.numel(2) if op.scalar(3) else 0  # what the indices are is not recorded
+    return 0, op.numel(2) if op.scalar(3) else 0  # the values of the indices are not recorded
 
 
 @counts("col2im", "unfold_backward")

@@ -6,7 +6,7 @@ from math import log2, prod
 
 from torchprof.measure.flops.operation import Formula, Operation, bare, broadcast, counts
 
-# Distances, transforms and factorisations (counts of LAPACK Working Note 41; FFT 5·n·log₂n, FFTW's measure).
+# Factorizations: counts of LAPACK Working Note 41. FFT: 5·n·log₂n, the count that FFTW uses.
 
 
 @counts("_cdist_forward")
@@ -31,11 +31,11 @@ def _fft(op: Operation) -> tuple[int, int]:
     points = prod(shape[dim] for dim in dims)
     flops = 5 * prod(shape) * log2(points) if points > 1 else 0
     if kind != "_fft_c2c":
-        flops /= 2  # half of the result of a real signal mirrors the other half
-    return 0, round(flops) // (2 if op.is_complex else 1)  # these count real operations already
+        flops /= 2  # half of the spectrum of a real signal mirrors the other half
+    return 0, round(flops) // (2 if op.is_complex else 1)  # the count is in real operations already
 
 
-def _factorisation(cubic: float, batch_at: int = 0) -> Formula:
+def _factorization(cubic: float, batch_at: int = 0) -> Formula:
     def formula(op: Operation) -> tuple[int, int]:
         shape = op.shape(batch_at)
         return 0, round(prod(shape[:-2]) * cubic * shape[-1] ** 3)
@@ -43,9 +43,9 @@ def _factorisation(cubic: float, batch_at: int = 0) -> Formula:
     return formula
 
 
-counts("linalg_cholesky_ex", "cholesky")(_factorisation(1 / 3))
-counts("_linalg_det", "_linalg_slogdet")(_factorisation(2 / 3))
-counts("linalg_inv_ex")(_factorisation(2))
+counts("linalg_cholesky_ex", "cholesky")(_factorization(1 / 3))
+counts("_linalg_det", "_linalg_slogdet")(_factorization(2 / 3))
+counts("linalg_inv_ex")(_factorization(2))
 
 
 @counts("linalg_lu_factor_ex")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchprof.measure.flops.operation import Operation, counts
 
-# Losses, as their definitions read; a sum or mean at the end is one operation an element.
+# Losses, counted by their definitions. A sum or mean at the end is one operation for each element.
 
 
 @counts("mse_loss", scalars=True)

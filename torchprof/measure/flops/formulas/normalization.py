@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchprof.measure.flops.operation import Operation, counts
 
-# Normalisation: mean, difference, square, sum, product for each element; one more for a weight, one for a bias.
+# Normalization, for each element: mean, difference, square, sum, product; one more for a weight, and one for a bias.
 
 NORM = 5
 
@@ -26,7 +26,7 @@ def _rms_norm(op: Operation) -> tuple[int, int]:
 
 @counts("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm", scalars=True)
 def _batch_norm(op: Operation) -> tuple[int, int]:
-    # Without running statistics the overload has no places for them.
+    # The overload without running statistics has fewer inputs.
     training = op.scalar(5) if type(op.scalar(5)) is bool else op.scalar(3)
     return 0, op.numel(0) * ((NORM if training else 2) + op.has(1) + op.has(2))
 
@@ -42,7 +42,8 @@ def _batch_norm_without_update(op: Operation) -> tuple[int, int]:
 
 
 def _norm_backward(elements: int, mask: tuple[bool, bool, bool], whole: bool = True) -> tuple[int, int]:
-    """Gradient of the input (10 an element; 2 where mean and variance were constants), the weight (2), the bias (1)."""
+    """For each element: 10 for the gradient of the input (2 if mean and variance are constants), 2 for that of the
+    weight, 1 for that of the bias. ``mask``: which of these gradients are computed."""
     of_input, of_weight, of_bias = mask
     return 0, elements * ((10 if whole else 2) * of_input + 2 * of_weight + of_bias)
 

@@ -6,7 +6,7 @@ from math import prod
 
 from torchprof.measure.flops.operation import Operation, counts
 
-# Steps of fused optimizers, for each parameter.
+# Steps of fused optimizers: operations for each element of the parameters.
 
 
 @counts("_fused_sgd", ones=True)

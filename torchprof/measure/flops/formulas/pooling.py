@@ -38,7 +38,7 @@ counts("max_pool1d", scalars=True)(_pool(1, average=False))
 
 
 def _adaptive_elements(image: Shape, sizes: Shape) -> int:
-    """The elements of all windows of adaptive pooling, which may overlap: from ⌊i·n/m⌋ up to ⌈(i+1)·n/m⌉."""
+    """The number of elements in all windows of adaptive pooling. Window i is from ⌊i·n/m⌋ to ⌈(i+1)·n/m⌉."""
     dims = len(sizes)
     elements = prod(image[:-dims])
     for length, size in zip(image[-dims:], sizes):
@@ -85,24 +85,24 @@ def _max_backward(op: Operation) -> tuple[int, int]:
     return 0, op.numel(0)
 
 
-# Interpolation between 2, 4, 8 or 16 neighbours: a product with each, and their sum.
+# Interpolation between 2, 4, 8 or 16 neighbors: a product with each, and the sum of the products.
 
-_NEIGHBOURS = {"upsample_linear1d": 2, "upsample_bilinear2d": 4, "upsample_trilinear3d": 8, "upsample_bicubic2d": 16}
+_NEIGHBORS = {"upsample_linear1d": 2, "upsample_bilinear2d": 4, "upsample_trilinear3d": 8, "upsample_bicubic2d": 16}
 
 
-@counts(*_NEIGHBOURS, scalars=True)
+@counts(*_NEIGHBORS, scalars=True)
 def _upsample(op: Operation) -> tuple[int, int]:
-    image, neighbours = op.shape(0), _NEIGHBOURS[bare(op.name)]
+    image, neighbors = op.shape(0), _NEIGHBORS[bare(op.name)]
     dims = _dims_of(op)
     sizes = op.scalar(1)
-    if sizes is None:  # the overload with factors
+    if sizes is None:  # the overload with scale factors
         sizes = tuple(int(length * factor) for length, factor in zip(image[-dims:], op.scalar(3)))
-    return 0, prod(image[:-dims]) * prod(sizes) * (2 * neighbours - 1)
+    return 0, prod(image[:-dims]) * prod(sizes) * (2 * neighbors - 1)
 
 
-@counts(*(f"{name}_backward" for name in _NEIGHBOURS))
+@counts(*(f"{name}_backward" for name in _NEIGHBORS))
 def _upsample_backward(op: Operation) -> tuple[int, int]:
-    return 0, op.numel(0) * 2 * _NEIGHBOURS[bare(op.name).removesuffix("_backward")]
+    return 0, op.numel(0) * 2 * _NEIGHBORS[bare(op.name).removesuffix("_backward")]
 
 
 @counts(*(f"upsample_nearest{dims}d_backward" for dims in (1, 2, 3)))
@@ -114,5 +114,5 @@ def _nearest_backward(op: Operation) -> tuple[int, int]:
 @counts("grid_sampler_2d", "grid_sampler_3d", scalars=True)
 def _grid_sampler(op: Operation) -> tuple[int, int]:
     image, grid = op.shape(0), op.shape(1)
-    neighbours = {0: 2 ** _dims_of(op), 1: 0, 2: 16}[op.scalar(2)]
-    return 0, prod(grid[:-1]) * image[1] * max(2 * neighbours - 1, 0)
+    neighbors = {0: 2 ** _dims_of(op), 1: 0, 2: 16}[op.scalar(2)]
+    return 0, prod(grid[:-1]) * image[1] * max(2 * neighbors - 1, 0)

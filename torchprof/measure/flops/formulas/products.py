@@ -14,7 +14,7 @@ def _mm(op: Operation) -> tuple[int, int]:
     (rows, inner), other = op.shape(0), op.shape(1)
     if op.name == "aten::_weight_int8pack_mm":
         other = other[::-1]
-    return rows * inner * other[1] if other[0] == inner else 0, 0  # what does not fit is refused
+    return rows * inner * other[1] if other[0] == inner else 0, 0  # the op rejects shapes that do not fit
 
 
 @counts("addmm", "_addmm_activation", "addbmm", "baddbmm", "addmv", "addr")
@@ -49,7 +49,7 @@ def _grouped_mm(op: Operation) -> tuple[int, int]:
     first, second = op.shape(0), op.shape(1)
     if len(first) == 3 and len(second) == 3:
         return prod(first) * second[-1], 0
-    return first[-2] * first[-1] * second[-1], 0  # each row, or column, or slice of the sum is in one group
+    return first[-2] * first[-1] * second[-1], 0  # each row, column or slice of the sum is in exactly one group
 
 
 @counts("mkldnn::_linear_pointwise", "mkl::_mkl_linear", "mkldnn_linear")
@@ -60,11 +60,12 @@ def _packed_linear(op: Operation) -> tuple[int, int]:
     return macs, macs // weight[1] if op.has(bias) else 0
 
 
-# Convolution. Each element of the result (transposed: of the input) meets the weights of one output (input) channel.
+# Convolution. Each element of the result is a sum over the weights of one output channel. If it is transposed, each
+# element of the input is multiplied with the weights of one input channel.
 
 
 def _convolved(op: Operation, *, stride: int, padding: int, dilation: int) -> int:
-    """The number of elements of the result, given where the inputs have the sizes that it depends on."""
+    """The number of elements of the result. ``stride``, ``padding``, ``dilation``: the indices of these inputs."""
     image, weight = op.shape(0), op.shape(1)
     dims = len(weight) - 2
     steps, borders, gaps = (op.sizes(at, dims) for at in (stride, padding, dilation))
@@ -86,7 +87,7 @@ def _convolution(op: Operation) -> tuple[int, int]:
 
 
 def _transposed(op: Operation) -> int:
-    """The number of elements that a transposed convolution gives."""
+    """The number of elements of the result of a transposed convolution."""
     image, weight = op.shape(0), op.shape(1)
     dims = len(weight) - 2
     result = prod(image[: -dims - 1]) * weight[1] * int(op.scalar(8))

@@ -6,12 +6,12 @@ from math import prod
 
 from torchprof.measure.flops.operation import Operation, counts
 
-# Recurrent layers, counted for each token (a step of one sequence): weights · (input, state), then the gates.
+# Recurrent layers. For each token (a step of one sequence): weights · (input, state), then the gates.
 
 _LSTM_GATES = 13  # for each hidden unit: 4 sums, 4 gates, 3 products, 1 sum, 1 tanh
 _GRU_GATES = 10  # 2 sums, 2 gates; product, sum, tanh; and 3 to mix old state and new
 _RNN_GATES = 2  # a sum and the activation
-_GATES = {0: (_RNN_GATES, 1), 1: (_RNN_GATES, 1), 2: (_LSTM_GATES, 4), 3: (_GRU_GATES, 3)}  # by cuDNN's mode; gates
+_GATES = {0: (_RNN_GATES, 1), 1: (_RNN_GATES, 1), 2: (_LSTM_GATES, 4), 3: (_GRU_GATES, 3)}  # mode: operations, gates
 
 
 @counts("mkldnn_rnn_layer", scalars=True)
@@ -45,7 +45,7 @@ def _cudnn_rnn_backward(op: Operation) -> tuple[int, int]:
 
 
 def _library_rnn(op: Operation, mode: int, hidden: int) -> tuple[int, int]:
-    """All layers and directions at once: input, then the list of all weights and biases."""
+    """All layers and directions at once. Input 0 is the data, input 1 the list of all weights and biases."""
     tokens = op.numel(0) // op.shape(0)[-1]
     matrices = [shape for shape in op.shapes_of_list(1) if len(shape) == 2]
     biases = [shape for shape in op.shapes_of_list(1) if len(shape) == 1]

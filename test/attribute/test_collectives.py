@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 from build.events import ENGINE, MAIN, function, kernel, label, node, op, user_label
+from build.exchanges import exchange
 from torch import distributed as dist
 from torch import nn
 
 import torchprof
 from torchprof import Profile
-from torchprof.attribute.collectives import Exchanges, fqns_of
+from torchprof.attribute.collectives import CollectiveOwners, layers_by_fqn
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.places import Attributed
 from torchprof.attribute.process_groups import mesh_of_groups, sole_group
@@ -38,16 +39,12 @@ THREE, FIVE, EIGHT, LIST_OF_EIGHT, TEN_FROM_FIVE = range(1, 6)
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 
-def exchange(name: str, at: int, thread: int = 9, signature: int = 0) -> Event:
-    return Event(Kind.COLLECTIVE, name, at, at + 100, thread, signature=signature)
-
-
 class Walked:
     """The events of one walk, found again by their names."""
 
     def __init__(self, *events: Event, selected: set[int] | None = None) -> None:
-        self.exchanges = Exchanges(fqns_of(PATHS), PATHS, SIGNATURES)
-        attribution = Attribution(SITES, PATHS, selected, None, self.exchanges)
+        self.owners = CollectiveOwners(layers_by_fqn(PATHS), PATHS, SIGNATURES)
+        attribution = Attribution(SITES, PATHS, selected, None, self.owners)
         self.all: list[Attributed] = list(attribution.attribute(events))
 
     def of(self, name: str) -> list[tuple[int, str, list[str]]]:
@@ -73,7 +70,7 @@ def test_an_exchange_on_another_thread_belongs_to_the_op_that_asked_for_it() -> 
     (found,) = [one for one in walked.all if one.event.kind is Kind.COLLECTIVE]
     assert (found.around, found.calls, found.ns) == (None, 1, 0)  # of no thread's time
     assert found.place.frames[-1].kind == "collective"
-    assert walked.exchanges.unmatched == 0
+    assert walked.owners.unmatched == 0
 
 
 def test_exchanges_begin_in_the_order_in_which_they_were_asked_for() -> None:
@@ -105,7 +102,7 @@ def test_where_sizes_were_recorded_they_have_to_be_the_same() -> None:
     )
     assert [layer for layer, *_ in walked.of("gloo:all_reduce")] == [2, 1, OUTSIDE]
     assert [layer for layer, *_ in walked.of("gloo:all_gather")] == [3]
-    assert walked.exchanges.unmatched == 1
+    assert walked.owners.unmatched == 1
 
 
 @pytest.mark.parametrize(
@@ -146,7 +143,7 @@ def test_one_that_begins_on_the_thread_that_asked_is_no_longer_asked_for() -> No
     assert walked.of("aten::mm") == [(1, FORWARD, ["aten::mm"])]  # in no collective that goes on
     assert walked.of("ncclDevKernel_AllReduce") == [(1, FORWARD, [*inside, "ncclDevKernel_AllReduce"])]
     assert walked.of("gloo:all_reduce") == [(OUTSIDE, FORWARD, ["gloo:all_reduce"])]
-    assert walked.exchanges.unmatched == 1
+    assert walked.owners.unmatched == 1
 
 
 # Buckets
@@ -213,12 +210,12 @@ def test_gradients_that_were_not_exchanged_are_in_no_bucket() -> None:
     ]
     walked = Walked(*FORWARDS, *without, *later, *synced)
     assert walked.shared("c10d::allreduce_") == [(4, 3)]
-    assert walked.exchanges.uncertain == 0
+    assert walked.owners.uncertain == 0
 
 
 def test_gradients_of_a_model_that_is_not_replicated_are_in_no_bucket() -> None:
-    exchanges = Exchanges({}, PATHS, SIGNATURES, {3: set(), 4: set()})
-    attribution = Attribution(SITES, PATHS, None, None, exchanges)
+    owners = CollectiveOwners({}, PATHS, SIGNATURES, {3: set(), 4: set()})
+    attribution = Attribution(SITES, PATHS, None, None, owners)
     events = [*FORWARDS, *backward((1, THREE), (4, THREE), (3, FIVE), asks=2, signature=LIST_OF_EIGHT)]
     (found,) = [one.place for one in attribution.attribute(events) if one.event.name == "c10d::allreduce_"]
     assert (found.layer, found.shared) == (2, (4, 3))
@@ -228,18 +225,18 @@ def test_a_bucket_of_another_size_held_other_gradients() -> None:
     """As in DDP's first backward: whose, nobody knows, and it counts where it was asked for."""
     walked = Walked(*FORWARDS, *backward((4, THREE), (3, FIVE), asks=1, signature=FIVE))
     assert walked.of("c10d::allreduce_")[0][:2] == (3, BACKWARD)
-    assert (walked.shared("c10d::allreduce_"), walked.exchanges.uncertain) == ([()], 1)
+    assert (walked.shared("c10d::allreduce_"), walked.owners.uncertain) == ([()], 1)
     unsized = Walked(*FORWARDS, *backward((4, THREE), (3, FIVE), asks=1, signature=FIVE, sized=False))
-    assert (unsized.shared("c10d::allreduce_"), unsized.exchanges.uncertain) == ([(4, 3)], 0)
+    assert (unsized.shared("c10d::allreduce_"), unsized.owners.uncertain) == ([(4, 3)], 0)
 
 
 def test_a_gradient_that_is_ignored_is_in_no_bucket() -> None:
     """By its size, where those were recorded: of a layer's 3 and 5 elements the 5 are not exchanged."""
-    exchanges = Exchanges({}, PATHS, SIGNATURES, {3: {5}, 4: set()})
-    attribution = Attribution(SITES, PATHS, None, None, exchanges)
+    owners = CollectiveOwners({}, PATHS, SIGNATURES, {3: {5}, 4: set()})
+    attribution = Attribution(SITES, PATHS, None, None, owners)
     events = [*FORWARDS, *backward((3, FIVE), (4, FIVE), (3, THREE), asks=2, signature=LIST_OF_EIGHT)]
     (found,) = [one.place for one in attribution.attribute(events) if one.event.name == "c10d::allreduce_"]
-    assert (found.layer, found.shared, exchanges.uncertain) == (2, (4, 3), 0)
+    assert (found.layer, found.shared, owners.uncertain) == (2, (4, 3), 0)
 
 
 def test_what_else_is_exchanged_when_a_gradient_is_there_is_no_bucket() -> None:
@@ -248,12 +245,12 @@ def test_what_else_is_exchanged_when_a_gradient_is_there_is_no_bucket() -> None:
     events = [*FORWARDS, *backward((4, THREE), (3, FIVE), asks=1, signature=EIGHT)]
     scattered = [one._replace(name=one.name.replace("allreduce_", "_reduce_scatter_base_")) for one in events]
     for replicated, of in (({}, events), ({}, scattered), (None, scattered)):
-        exchanges = Exchanges({}, PATHS, SIGNATURES, replicated)
+        owners = CollectiveOwners({}, PATHS, SIGNATURES, replicated)
         sized = [one._replace(signature=FIVE) if one.signature == EIGHT else one for one in of]
-        found = [one.place for one in Attribution(SITES, PATHS, None, None, exchanges).attribute(sized)]
+        found = [one.place for one in Attribution(SITES, PATHS, None, None, owners).attribute(sized)]
         (place,) = [place for place in found if place.frame is not None and place.frame.name.startswith("c10d::")]
         assert (place.layer, place.phase, place.shared) == (3, BACKWARD, ())
-        assert exchanges.uncertain == 0
+        assert owners.uncertain == 0
 
 
 def test_two_buckets_that_go_at_once_are_not_told_apart() -> None:
@@ -261,7 +258,7 @@ def test_two_buckets_that_go_at_once_are_not_told_apart() -> None:
     again = op("c10d::allreduce_", 1141, 1150, thread=ENGINE)
     walked = Walked(*FORWARDS, *events, again)
     assert walked.shared("c10d::allreduce_") == [(4, 3), ()]
-    assert walked.exchanges.uncertain == 1
+    assert walked.owners.uncertain == 1
 
 
 def test_what_a_user_asks_for_is_no_bucket() -> None:
@@ -340,20 +337,20 @@ def test_a_range_that_names_no_layer_of_ours_is_where_it_is(name: str) -> None:
 def test_of_several_roots_a_name_is_meant_in_the_one_around() -> None:
     """Two blocks, each sharded by itself: "0" is in either, and a range without a name is of either."""
     paths = [("Net",), ("Net", "a"), ("Net", "a", "0"), ("Net", "b"), ("Net", "b", "0")]
-    exchanges = Exchanges({"": [1, 3], "0": [2, 4]}, paths, [])
-    assert exchanges.named_by("FSDP::all_gather (0)", around=1) == (2,)
-    assert exchanges.named_by("FSDP::all_gather (0)", around=4) == (4,)
-    assert exchanges.named_by("FSDP::pre_forward", around=4) == (3,)
-    assert exchanges.named_by("FSDP::all_gather (0)", around=0) == ()
-    assert exchanges.named_by("FSDP::root_post_backward_callback", around=OUTSIDE) == ()
-    assert exchanges.named_by("mine", around=1) is None
-    assert fqns_of([("Net",), ("Net", "a"), ("Other",), ("Other", "a")]) == {"": [0, 2], "a": [1, 3]}
+    owners = CollectiveOwners({"": [1, 3], "0": [2, 4]}, paths, [])
+    assert owners.layers_of_range("FSDP::all_gather (0)", around=1) == (2,)
+    assert owners.layers_of_range("FSDP::all_gather (0)", around=4) == (4,)
+    assert owners.layers_of_range("FSDP::pre_forward", around=4) == (3,)
+    assert owners.layers_of_range("FSDP::all_gather (0)", around=0) == ()
+    assert owners.layers_of_range("FSDP::root_post_backward_callback", around=OUTSIDE) == ()
+    assert owners.layers_of_range("mine", around=1) is None
+    assert layers_by_fqn([("Net",), ("Net", "a"), ("Other",), ("Other", "a")]) == {"": [0, 2], "a": [1, 3]}
 
 
 def test_of_several_groups_without_sizes_two_that_could_be_meant_are_not_told_apart() -> None:
     """Each group has an order of its own: what began first need not be what was asked for first."""
-    exchanges = Exchanges({}, PATHS, SIGNATURES, None, is_one_group=False)
-    attribution = Attribution(SITES, PATHS, None, None, exchanges)
+    owners = CollectiveOwners({}, PATHS, SIGNATURES, None, is_one_group=False)
+    attribution = Attribution(SITES, PATHS, None, None, owners)
     events = [
         label(LABELS[1], 0, 9),
         op("c10d::allreduce_", 1, 2),
@@ -362,9 +359,9 @@ def test_of_several_groups_without_sizes_two_that_could_be_meant_are_not_told_ap
         exchange("gloo:all_reduce", 50),
         exchange("gloo:all_reduce", 60),
     ]
-    owners = [one.place.layer for one in attribution.attribute(events) if one.event.kind is Kind.COLLECTIVE]
-    assert owners == [OUTSIDE, 2]  # the second is the only one left
-    assert exchanges.unmatched == 1
+    found = [one.place.layer for one in attribution.attribute(events) if one.event.kind is Kind.COLLECTIVE]
+    assert found == [OUTSIDE, 2]  # the second is the only one left
+    assert owners.unmatched == 1
 
 
 # Hooks

@@ -1,0 +1,46 @@
+"""Where work for several layers at once belongs: to their nearest common ancestor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+
+from torchprof.attribute.places import Place, Places
+from torchprof.run.words import NOT_SELECTED, OUTSIDE
+
+
+class CommonAncestor:
+    """The places and names of work for several layers at once. ``selected``: the layers with own rows, None for all."""
+
+    def __init__(self, places: Places, paths: Sequence[tuple[str, ...]], selected: Set[int] | None) -> None:
+        self._places = places
+        self._paths = paths
+        self._index = {path: index for index, path in enumerate(paths)}
+        self._selected = selected
+
+    def place(self, layers: tuple[int, ...], phase: str, around: Place) -> Place:
+        """The place of the layers' work: their nearest common ancestor that is selected."""
+        path = self._path(layers)
+        layer = self._index.get(path, OUTSIDE)
+        while self._selected is not None and layer not in self._selected:
+            path = path[:-1]
+            layer = self._index.get(path, NOT_SELECTED)
+            if layer == NOT_SELECTED:
+                break
+        shared = layers if len(layers) > 1 else ()
+        if (layer, phase, shared) == (around.layer, around.phase, around.shared):
+            return around
+        return self._places.of_layer(layer, phase, around if around.layer != OUTSIDE or around.frame else None, shared)
+
+    def names(self, layers: tuple[int, ...]) -> str:
+        """The paths of the layers, relative to their nearest common ancestor. A negative layer is outside all."""
+        common = self._path(layers) if min(layers) >= 0 else ()
+        paths = [self._paths[layer] if layer >= 0 else ("(outside)",) for layer in layers]
+        return " + ".join(".".join(path[len(common) :]) or "itself" for path in paths)
+
+    def _path(self, layers: Iterable[int]) -> tuple[str, ...]:
+        """The path of the nearest common ancestor; ``()`` if the layers are in different models."""
+        first, *others = (self._paths[layer] for layer in layers)
+        steps = len(first)
+        for other in others:
+            steps = min(steps, len(other), *(at for at, pair in enumerate(zip(first, other)) if pair[0] != pair[1]))
+        return first[:steps]
