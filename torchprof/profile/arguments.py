@@ -71,4 +71,4 @@ def checked_provenance(compile_layers: bool | str, notes: list[Caveat]) -> Prove
         )
     if not compile_layers:
         return None
-    return Provenance.if_told(compile_layers if isinstance(compile_layers, str) else None, notes)
+    return Provenance.if_supported(compile_layers if isinstance(compile_layers, str) else None, notes)
