@@ -48,7 +48,7 @@ _reports: dict[str, dict[str, Report]] = {"run": {}, "diff": {}}
 
 
 def report(
-    name: str, shows: str, *, answers: str = "", suffix: str | None = None, of: str = "run"
+    name: str, shows: str = "", *, answers: str = "", suffix: str | None = None, of: str = "run"
 ) -> Callable[[Callable[..., str]], Callable[..., str]]:
     """Register a function as a report of that name: ``of`` a "run", or of the "diff" of two runs.
 
