@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from operator import attrgetter
 from shutil import get_terminal_size
 from statistics import median
 
@@ -14,6 +13,7 @@ from torchprof.reports.entries import Entry, all_entries, entries_of
 from torchprof.reports.headline import headline
 from torchprof.reports.notes import about_flops, about_sums, warnings_of
 from torchprof.reports.outline import outline
+from torchprof.reports.ranking import shortened
 from torchprof.reports.text import branches, check_number, draw, heat, painted, printable
 from torchprof.reports.top import largest_parts
 from torchprof.run.cost import Bound, Unit
@@ -23,6 +23,7 @@ from torchprof.run.words import FORWARD, PHASES
 _SAID_FIRST = ("slow_start", "machine_busy")  # the codes of warnings about all times
 _GAP = len(" | ")
 _CLASS = "  "  # between a name and its class
+_LONGEST_LABEL = 40
 
 
 @report("overview", "the headline, the largest places and the layers in few rows: read it first", answers="time")
@@ -46,37 +47,51 @@ def overview(
     """
     for name, number, of in (("rows", rows, "rows"), ("places", places, "rows"), ("width", width, "characters")):
         check_number(name, number, of)
-    sections = ["\n".join([headline(run), *_about_times(run)])]
+    sections = [first_lines(run)]
     if places:
         sections += largest_parts(run, places)
     if run.layers:
-        sections.append("\n".join(_tree(run, rows, width, whole, color)))
-    notes = [*about_flops(run), *about_sums(run), *map(printable, warnings_of(run, without=_SAID_FIRST))]
+        sections.append(short_tree(run, rows, width, whole, color=color))
+    notes = [*about_flops(run), *other_notes(run)]
     return "\n\n".join([*sections, *(["\n".join(notes)] if notes else [])])
 
 
 def printed(run: Run, whole: str = 'run.report("tree") shows all.') -> str:
-    """What ``print`` shows of a run: the overview, as wide as the terminal, or 120 characters where there is none."""
-    return overview(run, width=get_terminal_size((120, 50)).columns, whole=whole)
+    """What ``print`` shows of a run: the overview, as wide as the terminal."""
+    return overview(run, width=terminal_width(), whole=whole)
+
+
+def terminal_width() -> int:
+    """The number of characters of a line: ``COLUMNS``, else that of the terminal, else 120."""
+    return get_terminal_size((120, 50)).columns
+
+
+def first_lines(run: Run) -> str:
+    """The headline, and what makes all times less certain than they look."""
+    return "\n".join([headline(run), *_about_times(run)])
+
+
+def other_notes(run: Run) -> list[str]:
+    """The notes and warnings that are not in ``first_lines``."""
+    return [*about_sums(run), *map(printable, warnings_of(run, without=_SAID_FIRST))]
 
 
 def _about_times(run: Run) -> Iterator[str]:
-    """What makes all times less certain than they look."""
     calls = sum(run.rows.by_layer.get((root, PHASES.index(FORWARD)), (None, 0))[1] for root in run.layers.roots)
     if "cpu_ns" in run.meta.measured and calls == 1:
-        yield "One call was recorded: its times may include start-up work, and they have no spread."
+        yield "One call was recorded: it has no spread, and if it was the first, start-up work is in its times."
     yield from (printable(str(warning)) for warning in run.warnings if warning.code in _SAID_FIRST)
 
 
-def _tree(run: Run, limit: int, width: int | None, whole: str, color: bool) -> Iterator[str]:
-    """The table of layers, and the sentences about what it does not show."""
+def short_tree(run: Run, limit: int, width: int | None, whole: str, *, color: bool = False) -> str:
+    """The table of layers of the overview, whose options these are, and below it what it does not show."""
     lines = entries_of(run)
     every = [*all_entries(lines)]
     columns = sorted(columns_of(run), key=_place)
     by = hot_path_column(columns, [line.figures for line in every], None)
     kinds = {layer.path: layer.kind for layer in run.layers}
     short = outline(lines, kinds, lambda figures: _size(figures, by), limit)
-    rows = [*branches(short, attrgetter("name"), lambda line, level: [*line.ops, *line.children])]
+    rows = [*branches(short, _name, lambda line, level: [*line.ops, *line.children])]
     entries = [entry for _, entry in rows]
     names = [_with_class(text, entry, kinds) for text, entry in rows]
     cells = {column: [column.text(entry.figures, None) for entry in entries] for column in columns}
@@ -91,8 +106,9 @@ def _tree(run: Run, limit: int, width: int | None, whole: str, color: bool) -> I
             shares = [column.share(entry.figures, all_of_it) for entry in entries]
             table[column.heading] = [*map(_painted, cells[column], shares)]
     table |= each
-    yield draw([*table], [*zip(*table.values())])
-    yield from _about_hidden(entries, every, [column.heading for column in columns if column not in shown], each, whole)
+    left_out = [column.heading for column in columns if column not in shown]
+    about_hidden = _about_hidden(entries, every, left_out, each, whole)
+    return "\n".join([draw([*table], [*zip(*table.values())]), *about_hidden])
 
 
 def _about_hidden(
@@ -121,6 +137,11 @@ def _size(figures: Figures, by: Column) -> float:
     """How large a row is: all of it, in all phases."""
     assert isinstance(by, CostColumn)
     return sum(by.measure.of(cost) for cost in figures.total.values())
+
+
+def _name(entry: Entry) -> str:
+    """The name of a layer, or that of a label or operator if it is not long."""
+    return entry.name if entry.is_layer else shortened(entry.name, _LONGEST_LABEL)
 
 
 def _with_class(text: str, entry: Entry, kinds: Mapping[tuple[str, ...], str]) -> str:
