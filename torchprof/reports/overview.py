@@ -66,6 +66,10 @@ def terminal_width() -> int:
     return get_terminal_size((120, 50)).columns
 
 
+class _EachColumn(Column):
+    """The column that shows what one of several equal layers took."""
+
+
 def first_lines(run: Run) -> str:
     """The headline, and what makes all times less certain than they look."""
     return "\n".join([headline(run), *_about_times(run)])
@@ -95,19 +99,21 @@ def short_tree(run: Run, limit: int, width: int | None, whole: str, *, color: bo
     entries = [entry for _, entry in rows]
     names = [_with_class(text, entry, kinds) for text, entry in rows]
     cells = {column: [column.text(entry.figures, None) for entry in entries] for column in columns}
-    each = {f"Each {by.heading}": [_of_each(entry, by) for entry in entries]} if any(e.parts for e in entries) else {}
-    room = None if width is None else width - _width(["Module", *names]) - sum(_width([h, *c]) for h, c in each.items())
+    each = _EachColumn(f"Each {by.heading}")
+    if any(entry.parts for entry in entries):
+        columns.append(each)
+        cells[each] = [_of_each(entry, by) for entry in entries]
+    room = None if width is None else width - max(map(len, ["Module", *names]))
     shown = _with_room(columns, cells, by, room)
     table = {"Module": names}
     for column in shown:
         table[column.heading] = cells[column]
-        if color:
+        if color and column != each:
             all_of_it = column.whole([line.figures for line in every])
             shares = [column.share(entry.figures, all_of_it) for entry in entries]
             table[column.heading] = [*map(_painted, cells[column], shares)]
-    table |= each
     left_out = [column.heading for column in columns if column not in shown]
-    about_hidden = _about_hidden(entries, every, left_out, each, whole)
+    about_hidden = _about_hidden(entries, every, left_out, [each.heading] if each in shown else [], whole)
     return "\n".join([draw([*table], [*zip(*table.values())]), *about_hidden])
 
 
@@ -115,14 +121,15 @@ def _about_hidden(
     entries: Sequence[Entry], every: Sequence[Entry], left_out: Sequence[str], each: Collection[str], whole: str
 ) -> Iterator[str]:
     """What rows of several layers show, and what is not shown."""
-    for heading in each:
-        yield f"A row like 0–9 is the sum of equal layers; {heading} is their median (smallest–largest)."
+    if any(entry.parts for entry in entries):
+        of_each = "".join(f" {heading} is their median (smallest–largest)." for heading in each)
+        yield f"A row like 0–9 is the sum of equal layers.{of_each}"
     hidden = sum(bool(line.path) for line in every) - sum(max(1, len(one.parts)) for one in entries if one.path)
     if hidden:
         yield f"{hidden} layers are not shown; (+9): so many below that layer."
     if left_out:
         yield f"No room for {', '.join(left_out)}."
-    if hidden or left_out or each:
+    if hidden or left_out or any(entry.parts for entry in entries):
         yield whole
 
 
@@ -189,13 +196,15 @@ def _rank(column: Column, by: Column) -> int:
     """Which columns tell most: the lowest number first."""
     if column == by:
         return 0
-    if isinstance(column, CallsColumn):
+    if isinstance(column, _EachColumn):
         return 2
+    if isinstance(column, CallsColumn):
+        return 3
     if not isinstance(column, CostColumn) or not isinstance(by, CostColumn):
         return 9
     if column.measure == by.measure:
-        return 3 if column.is_self else 1
-    order = {Unit.TIME: 4, Unit.BYTES: 5, Unit.COUNT: 6}[column.unit]
+        return 4 if column.is_self else 1
+    order = {Unit.TIME: 5, Unit.BYTES: 6, Unit.COUNT: 7}[column.unit]
     return order + (2 if column.is_self else 0)
 
 
