@@ -88,7 +88,7 @@ def test_self_and_total_before_and_after_by_hand() -> None:
     assert change(diff, "Net.b", "calls").verdict == "more"
     assert change(diff, "Net", "self_cpu_total").verdict == "same"
     assert change(diff, "Net.a", "cpu_total").verdict == "unknown"  # no samples: nobody knows the noise
-    assert diff.notes == () == diff.doubts
+    assert diff.notes == () == diff.warnings
 
 
 def test_keys_are_those_of_the_tree() -> None:
@@ -1023,7 +1023,7 @@ def test_conditions_that_differ_are_notes() -> None:
 
 def test_the_warnings_of_the_runs_are_told() -> None:
     before, after = run_of([row(0)], warnings=caveats("one", "both")), run_of([row(0)], warnings=caveats("both", "two"))
-    assert torchprof.compare(before, after).doubts == ("Before: one", "Both runs: both", "After: two")
+    assert torchprof.compare(before, after).warnings == ("Before: one", "Both runs: both", "After: two")
 
 
 def test_a_saved_file_is_compared() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from torchprof import Profile
-from torchprof.analyze.operators import Operator, layers_of, operators
+from torchprof.analyze.operators import Operator, layers_of_operator, operators
 from torchprof.run.cost import Cost
 from torchprof.run.operators import Op
 from torchprof.run.rows import Around, Row
@@ -130,7 +130,7 @@ def check_operators(run: Run) -> None:
             }
             assert found == operators_by_definition(run, phase, below)
     for operator in operators(run):
-        everywhere = layers_of(run, operator.name)
+        everywhere = layers_of_operator(run, operator.name)
         same_name = [sums for other, sums in operators(run).items() if other.name == operator.name]
         assert sum(sums.calls for sums in everywhere.values()) == sum(sums.calls for sums in same_name)
         own = sum((sums.self for sums in everywhere.values()), Cost())

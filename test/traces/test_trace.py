@@ -1062,7 +1062,7 @@ def test_kernels_that_were_launched_before_the_recording_count_nowhere(trace: Pa
 def test_what_was_launched_before_the_recording_is_in_every_export(trace: Path) -> None:
     run = torchprof.from_trace(write(trace, two_steps(8)))
     for table in ("layers", "operators", "rows"):
-        frame = records.table(run, table)
+        frame = records.records_of(run, table)
         layer, ns = list(frame.columns).index("layer"), list(frame.columns).index("self_device_ns")
         sums: Counter[Any] = Counter()
         for record in frame.records:

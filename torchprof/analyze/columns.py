@@ -246,7 +246,7 @@ def measures_of_records(run: Run) -> list[Measure]:
     """
     requested = {name for meta in run.metas for name in meta.requested}
     found = []
-    doubts = {}
+    uncounted = {}  # the fields that count the calls that a measure lacks
     for measure in MEASURES:
         fields = [(name, sign) for name, sign in measure.fields if name in requested]
         found += [Measure(_with_unit(name, measure), measure.unit, ((name, 1),), measure.doubt) for name, _ in fields]
@@ -254,8 +254,8 @@ def measures_of_records(run: Run) -> list[Measure]:
             where, _, _ = fields[0][0].partition("_")
             found.append(Measure(_with_unit(f"{where}_net", measure), measure.unit, tuple(fields)))
         if fields and measure.doubt is not None:
-            doubts[measure.doubt] = Measure(measure.doubt, Unit.COUNT, ((measure.doubt, 1),))
-    return [*found, *doubts.values()]
+            uncounted[measure.doubt] = Measure(measure.doubt, Unit.COUNT, ((measure.doubt, 1),))
+    return [*found, *uncounted.values()]
 
 
 def _with_unit(name: str, measure: Measure) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchprof.analyze.records import table
+from torchprof.analyze.records import records_of
 from torchprof.errors import TorchprofError
 from torchprof.run.run import Run
 
@@ -18,7 +18,7 @@ def dataframe(run: Run, of: str = "layers") -> pandas.DataFrame:
     Integers are pandas's nullable ``Int64`` and texts its nullable ``string``, so that what is not known is
     ``pandas.NA``; as a column of NumPy's it would be 0 or make all of them floats.
     """
-    columns, records = table(run, of)
+    columns, records = records_of(run, of)
     try:
         import pandas
     except ImportError as error:

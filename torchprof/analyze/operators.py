@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Set
 from typing import Any, NamedTuple, TypeVar
 
+from torchprof.analyze.records import layer_name
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.cost import FIELDS, Cost
 from torchprof.run.operators import RowKey, Sums, Way, is_kernel, sum_operators
@@ -14,8 +15,6 @@ from torchprof.run.run import Run
 from torchprof.run.words import (
     BETWEEN_OPS,
     NOT_SELECTED_NAME,
-    OUTSIDE,
-    OUTSIDE_NAME,
     PHASES,
     Frame,
     Signature,
@@ -88,7 +87,7 @@ def operators(
     return _summed(run.rows, is_asked_for, operator)
 
 
-def layers_of(run: Run, op: str, *, phase: str | None = None) -> dict[str, Sums]:
+def layers_of_operator(run: Run, op: str, *, phase: str | None = None) -> dict[str, Sums]:
     """What an operator, or a label, of that name took in each layer that uses it directly, by the layer's name.
 
     Work of no layer is ``(outside)`` or ``(not selected)``. Raises TorchprofError for an operator that is not in the
@@ -97,7 +96,7 @@ def layers_of(run: Run, op: str, *, phase: str | None = None) -> dict[str, Sums]
     check_phase(phase)
 
     def layer(of_layer: int, of_phase: str) -> str | None:
-        return _name_of(run, of_layer) if phase in (None, of_phase) else None
+        return layer_name(run, of_layer) if phase in (None, of_phase) else None
 
     found = _summed(run.rows, layer, lambda name, frame: name if frame.name == op else None)
     if not found:
@@ -136,7 +135,7 @@ def kernels(run: Run, *, layer: Any = None, phase: str | None = None) -> dict[Ke
             continue
         op = (_OWN_TIME + frames)[-2]
         device = run.rows.devices[columns["device"][at]]
-        sums = found.setdefault(Kernel(frames[-1].name, op.name, _name_of(run, of_layer), of_phase, device), Sums())
+        sums = found.setdefault(Kernel(frames[-1].name, op.name, layer_name(run, of_layer), of_phase, device), Sums())
         cost = _cost(run.rows, at)
         sums.calls += columns["calls"][at]
         sums.self += cost
@@ -234,10 +233,6 @@ def _parts(rows: Rows) -> Callable[[tuple[int, int, int, int]], bool]:
 
 def _cost(rows: Rows, at: int) -> Cost:
     return Cost(*(rows.columns[name][at] for name in FIELDS))
-
-
-def _name_of(run: Run, layer: int) -> str:
-    return run.layers[layer].name if layer >= 0 else OUTSIDE_NAME if layer == OUTSIDE else NOT_SELECTED_NAME
 
 
 def _at_or_below(run: Run, path: Any) -> Set[int]:

@@ -17,6 +17,7 @@ from torchprof.errors import TorchprofError, suggest
 from torchprof.run.cost import Bound, Measure
 from torchprof.run.operators import Op
 from torchprof.run.ranks import of_ranks
+from torchprof.run.rows import Around
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey
 from torchprof.run.words import (
@@ -45,14 +46,14 @@ class Table(NamedTuple):
     records: list[tuple[Cell, ...]]
 
 
-def table(run: Run, of: str = "layers") -> Table:
+def records_of(run: Run, of: str = "layers") -> Table:
     """The records ``of`` a run's "layers", its "operators" or its "rows". Raises TorchprofError for anything else."""
     if of not in TABLES:
         raise TorchprofError(f"There are no records of {of!r}. {suggest(str(of), TABLES)}")
     return TABLES[of](run)
 
 
-def layers(run: Run) -> Table:
+def layer_records(run: Run) -> Table:
     """One record for each layer, phase and rank; work of no layer has records of its own, and so has what was launched
     before the recording.
 
@@ -94,7 +95,7 @@ def layers(run: Run) -> Table:
     return Table(columns, records)
 
 
-def operators(run: Run) -> Table:
+def operator_records(run: Run) -> Table:
     """One record for each operator, label and compiled region directly in a layer; for each phase and rank.
 
     ``self_…`` excludes operators inside it: with ``(between ops)``, Σ is the layer's self. ``labels`` are those
@@ -133,7 +134,7 @@ def operators(run: Run) -> Table:
     return Table(columns, records)
 
 
-def rows(run: Run) -> Table:
+def row_records(run: Run) -> Table:
     """One record for each row of the run, the finest table there is; all figures are self.
 
     ``operator`` is the innermost step, ``inside`` all steps from the layer down to it, ``within`` the operators and
@@ -162,15 +163,7 @@ def rows(run: Run) -> Table:
     }
     measured = {meta.rank: frozenset(meta.measured) for meta in run.metas}
     chains = [_of_chain(frames) for frames in run.rows.frames]
-    arounds = [
-        _INWARD.join(
-            step
-            for around in within
-            for step in (layer_name(run, around.layer), *(frame.name for frame in around.frames))
-        )
-        or None
-        for within in run.rows.within
-    ]
+    surroundings = [_surroundings(run, within) for within in run.rows.within]
     records: list[tuple[Cell, ...]] = []
     for at, row in enumerate(run.rows):
         index, chain, within = (run.rows.columns[name][at] for name in ("layer", "frames", "within"))
@@ -189,7 +182,7 @@ def rows(run: Run) -> Table:
                 row.rank,
                 row.device,
                 ", ".join(layer.name for layer in row.shared_by) or None,
-                arounds[within],
+                surroundings[within],
                 *chains[chain],
                 None if own_time and (index < 0 or row.phase == BACKWARD) else row.calls,
                 *_values(figures, costs, row.phase, measured[row.rank], of_self_alone=True),
@@ -198,7 +191,11 @@ def rows(run: Run) -> Table:
     return Table(columns, records)
 
 
-TABLES: Mapping[str, Callable[[Run], Table]] = {"layers": layers, "operators": operators, "rows": rows}
+TABLES: Mapping[str, Callable[[Run], Table]] = {
+    "layers": layer_records,
+    "operators": operator_records,
+    "rows": row_records,
+}
 
 
 def _typed(kind: type, *names: str) -> dict[str, type]:
@@ -293,6 +290,14 @@ def _flat(ops: Sequence[Op]) -> Iterator[tuple[Op, tuple[str, ...]]]:
 def layer_name(run: Run, index: int) -> str:
     """The name of a layer by its index, or of work that belongs to none."""
     return run.layers[index].name if index >= 0 else _NO_LAYERS[index]
+
+
+def _surroundings(run: Run, within: Sequence[Around]) -> str | None:
+    """The layers, operators and labels that a layer was called in, from outer to inner; None where there are none."""
+    steps = (
+        step for around in within for step in (layer_name(run, around.layer), *(frame.name for frame in around.frames))
+    )
+    return _INWARD.join(steps) or None
 
 
 def _of_chain(frames: Sequence[Frame]) -> tuple[Cell, ...]:

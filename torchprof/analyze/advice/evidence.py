@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from torchprof.analyze.records import layer_name
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import (
     LAUNCH_NOT_RECORDED,
-    NOT_SELECTED_NAME,
-    OUTSIDE,
-    OUTSIDE_NAME,
     PHASES,
     Frame,
     is_left_over,
@@ -148,9 +146,7 @@ class Evidence:
 
     def name_of(self, layer: int) -> str:
         """The dotted path of a layer by its number, or what work of no layer is called."""
-        if layer >= 0:
-            return self.run.layers[layer].name
-        return OUTSIDE_NAME if layer == OUTSIDE else NOT_SELECTED_NAME
+        return layer_name(self.run, layer)
 
 
 def inside(*names: str) -> Holds:
@@ -169,7 +165,7 @@ def is_collection(frames: Sequence[Frame]) -> bool:
     return bool(frames) and frames[0].kind == "gc"
 
 
-def shape_of(frame: Frame, index: int) -> tuple[int, ...]:
+def input_shape(frame: Frame, index: int) -> tuple[int, ...]:
     """The sizes of one of the tensors that an op was called on; ``()`` where they were not recorded, where it is no
     tensor, and where it has no dimension."""
     shapes = frame.signature.shapes if frame.signature is not None else ()

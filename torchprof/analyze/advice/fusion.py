@@ -10,7 +10,7 @@ from math import prod
 from typing import NamedTuple
 
 from torchprof.analyze.advice import Advice, rule
-from torchprof.analyze.advice.evidence import Evidence, Holds, Took, inside, shape_of
+from torchprof.analyze.advice.evidence import Evidence, Holds, Took, input_shape, inside
 from torchprof.analyze.advice.python import is_own_time, layers_of_slow_python
 from torchprof.run.cost import format_time
 from torchprof.run.layers import Layer
@@ -322,7 +322,7 @@ def _scores(evidence: Evidence) -> dict[int, set[_Shape]]:
         number = columns["layer"][at]
         above = layers.parent[number] if number >= 0 and layers[number].kind == "Softmax" else number
         for frame in chains[columns["frames"][at]]:
-            shape = shape_of(frame, 0)
+            shape = input_shape(frame, 0)
             if _SOFTMAX([frame]) and shape:
                 found[number].add(shape)
                 found[above].add(shape)
@@ -345,7 +345,7 @@ def _fits_attention(evidence: Evidence, scores: Mapping[int, set[_Shape]]) -> di
     for at in evidence.rows(_PRODUCTS, phases=(FORWARD, RECOMPUTE)):
         for frame in chains[columns["frames"][at]]:
             if _PRODUCTS([frame]):
-                left, right = (shape_of(frame, one) for one in _FACTORS[frame.name])
+                left, right = (input_shape(frame, one) for one in _FACTORS[frame.name])
                 if not left or not right:
                     continue
                 products[columns["layer"][at]].add((left, right))

@@ -290,11 +290,11 @@ def _held(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
         return True, f"Limit exceeded: {sentence}{subject.parts()}"
     noise = change.noise
     if figure.bound is Bound.AT_LEAST:
-        doubt = " It counts, though a part of the time is not known, and so whether it is more than noise."
-        return True, f"Limit exceeded: {sentence}{subject.parts()}{doubt}"
+        reservation = " It counts, though a part of the time is not known, and so whether it is more than noise."
+        return True, f"Limit exceeded: {sentence}{subject.parts()}{reservation}"
     if noise is None or min(noise.counts) < FEWEST or (limit.share is not None and change.verdict == UNDECIDED):
-        doubt = " It counts, though the runs hold too few calls or steps to tell it from noise."
-        return True, f"Limit exceeded: {sentence}{subject.parts()}{doubt}"
+        reservation = " It counts, though the runs hold too few calls or steps to tell it from noise."
+        return True, f"Limit exceeded: {sentence}{subject.parts()}{reservation}"
     median = noise.medians[1]
     if limit.share is None:
         beyond = median - noise.spreads[1] > most

@@ -28,7 +28,7 @@ from torchprof.analyze.compare.diff import (
 )
 from torchprof.analyze.compare.layers import match_layers
 from torchprof.analyze.compare.noise import ALPHA, FEWEST, Noise, false_discovery_rates, noise_of
-from torchprof.analyze.compare.side import Side, kind_of
+from torchprof.analyze.compare.side import Side, cpu_or_device
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import MEASURES, Bound, Figure, Measure, as_key
 from torchprof.run.file_read import load
@@ -237,7 +237,7 @@ class _Comparison:
             verdict = _verdict(change, noise, noise.p if testable else None, 1)
             whole["step"] = change._replace(verdict=verdict, noise=noise)
         for kind, key in (("cpu", "cpu_peak"), ("device", as_key(f"{self.device} Peak"))):
-            peaks = [[one.peak_bytes for one in run.memory if kind_of(one.device) == kind] for run in self.runs]
+            peaks = [[one.peak_bytes for one in run.memory if cpu_or_device(one.device) == kind] for run in self.runs]
             if all(peaks):
                 largest = max(peaks[0]), max(peaks[1])
                 whole[key] = _exact(*largest, *largest)

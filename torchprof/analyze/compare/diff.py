@@ -140,9 +140,9 @@ class Diff:
     before), then what was not selected and what is outside of all layers. ``quantities`` are what is compared, in the
     order of the tree's columns. ``counts`` are how many forward calls of the model each run recorded (``counted`` is
     "call"), or steps, where the model was never called itself ("step"); None: neither, and both are 1. Where they
-    differ, all that adds up is for one of them: ``unit`` says for which. ``whole``: what is of the run and of no layer,
-    by a key: "step" (how long one lasted), "cpu_peak" and "cuda_peak" or the like. ``notes`` are sentences on what
-    makes the comparison doubtful, ``doubts`` those that the runs have of themselves.
+    differ, all that adds up is for one of them: ``unit`` says for which. ``whole``: the changes of the run itself, by
+    key: "step" (how long one lasted), "cpu_peak", "cuda_peak" or that of another device. ``notes``: sentences on
+    differences between the runs that make them hard to compare. ``warnings``: the warnings of the two runs.
     """
 
     before: Run
@@ -153,7 +153,7 @@ class Diff:
     counts: tuple[int, int]
     whole: Mapping[str, Change]
     notes: tuple[str, ...]
-    doubts: tuple[str, ...]
+    warnings: tuple[str, ...]
 
     def __str__(self) -> str:
         return self.report("table")

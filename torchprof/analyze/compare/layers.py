@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torchprof.run.layers import Layers
 
-SAME, MOVED, RENAMED, ADDED, REMOVED = "same", "moved", "renamed", "added", "removed"
+UNCHANGED, MOVED, RENAMED, ADDED, REMOVED = "same", "moved", "renamed", "added", "removed"
 
 _LEVELS = 3  # of likeness of the items of lists: content; kind and settings; kind
 
@@ -87,7 +87,7 @@ class _Matching:
         for tree in (self.before, self.after):
             tree.number_contents(numbers, with_settings, with_shapes)
         for old, new in roots:
-            self._match(old, new, SAME)
+            self._match(old, new, UNCHANGED)
 
     def _match(self, old: int, new: int, how: str) -> None:
         self.partner[new], self.matched[old], self.how[new] = old, new, how
@@ -113,7 +113,7 @@ class _Matching:
             else:
                 pairs = _same_names(self.before, old, self.after, new)[0]
             for one, other in pairs:
-                self._match(one, other, SAME if self.before.name(one) == self.after.name(other) else RENAMED)
+                self._match(one, other, UNCHANGED if self.before.name(one) == self.after.name(other) else RENAMED)
             waiting += pairs
 
     def _aligned(self, old: Sequence[int], new: Sequence[int]) -> list[tuple[int, int]]:
@@ -169,7 +169,7 @@ class _Matching:
                     one, other = waiting.pop()
                     pairs = list(zip(self.before.below[one], self.after.below[other]))
                     for pair in pairs:
-                        self._match(*pair, SAME)
+                        self._match(*pair, UNCHANGED)
                     waiting += pairs
 
     def _certain(self, old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -59,7 +59,7 @@ class Side:
         """How far memory rose, at most over the calls, devices and ranks, by layer, phase and kind of device."""
         peaks: dict[tuple[int, str, str], int] = {}
         for key, spread in self.run.samples.items():
-            of = (key.layer, key.phase, kind_of(key.device))
+            of = (key.layer, key.phase, cpu_or_device(key.device))
             if key.measure == "peak_bytes":
                 peaks[of] = max(spread.max, peaks.get(of, spread.max))
             elif key.measure == "kept_bytes":  # it was watched; it has no peak where it allocated nothing
@@ -121,5 +121,5 @@ class Side:
         return [value * count for spread in spreads for value in spread.sample]
 
 
-def kind_of(device: str) -> str:
+def cpu_or_device(device: str) -> str:
     return "cpu" if device == "cpu" else "device"
