@@ -8,23 +8,23 @@ from itertools import product
 
 import pytest
 
-from torchprof.analyze.ranks.significance import _chance, stragglers
+from torchprof.analyze.ranks.significance import probability_of_sum, stragglers
 
 
 @pytest.mark.parametrize(("ranks", "steps"), [(2, 5), (3, 4), (5, 3), (4, 1)])
 def test_chance_is_what_counting_all_throws_gives(ranks: int, steps: int) -> None:
     sums = [sum(throw) for throw in product(range(ranks), repeat=steps)]
     for total in range(steps * (ranks - 1) + 1):
-        assert _chance(total, ranks, steps) == sum(one >= total for one in sums) / len(sums)
+        assert probability_of_sum(total, ranks, steps) == sum(one >= total for one in sums) / len(sums)
 
 
 def test_of_two_ranks_it_is_the_sign_test() -> None:
-    assert _chance(9, 2, 10) == pytest.approx(11 / 1024)
+    assert probability_of_sum(9, 2, 10) == pytest.approx(11 / 1024)
 
 
 def test_of_many_steps_the_limit_is_near() -> None:
     exact = sum(math.comb(40, k) for k in range(26, 41)) / 2**40
-    assert _chance(26, 2, 40) == pytest.approx(exact, rel=0.02)
+    assert probability_of_sum(26, 2, 40) == pytest.approx(exact, rel=0.02)
 
 
 def job(
