@@ -133,6 +133,12 @@ OPTIMIZER_STEP = "Optimizer.step#"
 """Of those around steps; the class and ``.step`` follow."""
 ZERO_GRAD = "Optimizer.zero_grad#"
 
+
+def is_optimizer_step(frames: Sequence[Frame]) -> bool:
+    """Whether a row with these frames is the work of an optimizer's step."""
+    return bool(frames) and frames[0].name.startswith(OPTIMIZER_STEP)
+
+
 ANY_STEP = "ProfilerStep*"
 """What the ranges of all of torch's steps are called here, as in torch's own tables."""
 _COLLECTIVE = re.compile(r"(nccl|gloo|mpi|ucc|xccl|hccl|rccl):\w+( \d+(->|<-)\d+)?")

@@ -166,7 +166,7 @@ def is_collection(frames: Sequence[Frame]) -> bool:
     return bool(frames) and frames[0].kind == "gc"
 
 
-def input_shape(frame: Frame, index: int) -> tuple[int, ...]:
+def shape_of_input(frame: Frame, index: int) -> tuple[int, ...]:
     """The shape of one input of an op; ``()`` if it was not recorded, is no tensor, or has no dimension."""
     shapes = frame.signature.shapes if frame.signature is not None else ()
     shape = shapes[index] if index < len(shapes) else None

@@ -10,7 +10,7 @@ from math import prod
 from typing import NamedTuple
 
 from torchprof.analyze.advice import Advice, rule
-from torchprof.analyze.advice.evidence import Evidence, Holds, Took, input_shape, inside
+from torchprof.analyze.advice.evidence import Evidence, Holds, Took, inside, shape_of_input
 from torchprof.analyze.advice.python import is_own_time, layers_of_slow_python
 from torchprof.run.cost import format_time
 from torchprof.run.layers import Layer
@@ -323,7 +323,7 @@ def _scores(evidence: Evidence) -> dict[int, set[_Shape]]:
         number = columns["layer"][at]
         above = layers.parent[number] if number >= 0 and layers[number].kind == "Softmax" else number
         for frame in chains[columns["frames"][at]]:
-            shape = input_shape(frame, 0)
+            shape = shape_of_input(frame, 0)
             if _SOFTMAX([frame]) and shape:
                 found[number].add(shape)
                 found[above].add(shape)
@@ -346,7 +346,7 @@ def _fits_attention(evidence: Evidence, scores: Mapping[int, set[_Shape]]) -> di
     for at in evidence.rows(_PRODUCTS, phases=(FORWARD, RECOMPUTE)):
         for frame in chains[columns["frames"][at]]:
             if _PRODUCTS([frame]):
-                left, right = (input_shape(frame, one) for one in _FACTORS[frame.name])
+                left, right = (shape_of_input(frame, one) for one in _FACTORS[frame.name])
                 if not left or not right:
                     continue
                 products[columns["layer"][at]].add((left, right))

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from torchprof.analyze.advice import WORTH, Advice, rule
-from torchprof.analyze.advice.evidence import Evidence, input_shape
+from torchprof.analyze.advice.evidence import Evidence, shape_of_input
 from torchprof.analyze.advice.fusion import is_elementwise
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE, Frame, Signature
@@ -222,10 +222,10 @@ def _odd_sizes(frame: Frame) -> list[int]:
         return []
     sizes: list[int] = []
     if frame.name in _FACTORS:
-        left, right = (input_shape(frame, at) for at in _FACTORS[frame.name])
+        left, right = (shape_of_input(frame, at) for at in _FACTORS[frame.name])
         sizes = [*left[-1:], *right[-1:]]
     else:
-        weight = input_shape(frame, 1)
+        weight = shape_of_input(frame, 1)
         if len(weight) > 2 and weight[1] > 1:
             sizes = [weight[0], *([weight[1]] if weight[1] > 4 else [])]
     return [size for size in sizes if size > 0 and size % 8]

@@ -28,7 +28,7 @@ from torchprof.analyze.compare.diff import (
 )
 from torchprof.analyze.compare.layers import match_layers
 from torchprof.analyze.compare.noise import ALPHA, FEWEST, Noise, false_discovery_rates, noise_of
-from torchprof.analyze.compare.notes import Counted, Notes, differences_of, warnings_of_both
+from torchprof.analyze.compare.notes import Denominator, Notes, differences_of, warnings_of_both
 from torchprof.analyze.compare.side import Side, cpu_or_device
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import Bound, Figure, Measure, as_key
@@ -93,18 +93,18 @@ class _Comparison:
             tuple(warnings_of_both(*self.runs)),
         )
 
-    def _counted(self) -> Counted:
+    def _counted(self) -> Denominator:
         """What totals can be divided by."""
         for before, after, _ in self.matches:
             if before is None or after is None or len(self.runs[1].layers[after].path) > 1:
                 continue
             counts = self.sides[0].calls[FORWARD][before], self.sides[1].calls[FORWARD][after]
             if all(counts) and not (self.runs[0].layers[before].recursive or self.runs[1].layers[after].recursive):
-                return Counted("call", counts, self.runs[1].layers[after].name)
+                return Denominator("call", counts, self.runs[1].layers[after].name)
         counts = self.sides[0].steps, self.sides[1].steps
         if all(counts):
-            return Counted("step", counts)
-        return Counted(None, (1, 1))
+            return Denominator("step", counts)
+        return Denominator(None, (1, 1))
 
     def _quantities(self) -> Iterator[Quantity]:
         measured = self.sides[0].measured & self.sides[1].measured

@@ -13,7 +13,7 @@ from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, PHASES
 
 
-class Counted(NamedTuple):
+class Denominator(NamedTuple):
     """What totals can be divided by: "call" (forward calls of ``model``), "step", or None, and how many of them each
     run recorded."""
 
@@ -31,7 +31,7 @@ class Counted(NamedTuple):
 class Notes:
     """The notes on the comparison of two runs, as sentences, in the order in which reports show them."""
 
-    def __init__(self, sides: tuple[Side, Side], matches: Sequence[Match], counted: Counted, device: str) -> None:
+    def __init__(self, sides: tuple[Side, Side], matches: Sequence[Match], counted: Denominator, device: str) -> None:
         self.sides = sides
         self.runs = sides[0].run, sides[1].run
         self.matches = matches
