@@ -33,6 +33,7 @@ from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, Lane, Spans, StreamTime, Timeline
 from torchprof.run.unfinished import Entered, Unfinished
+from torchprof.run.warnings import Caveat
 from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED, OUTSIDE, PHASES, Frame
 
 Key = LockstepKey
@@ -650,7 +651,8 @@ def runs_of(draw: st.DrawFn, rank: int) -> Run:
     )
     held = st.lists(st.builds(Held, where, st.just(FORWARD), st.just("inputs"), SMALL, SMALL), max_size=2).map(tuple)
     devices = st.lists(st.sampled_from(["cpu", "cuda:0"]), unique=True)
-    return run_of(
+    warnings = st.lists(st.sampled_from([*caveats("One."), Caveat("x", ("Net",)), Caveat("x", facts={"n": (1,)})]))
+    run = run_of(
         rank,
         *draw(st.lists(one, max_size=8)),
         layers=layers,
@@ -665,6 +667,7 @@ def runs_of(draw: st.DrawFn, rank: int) -> Run:
             for _ in range(draw(st.integers(0, 1)))
         ),
     )
+    return replace(run, metas=(replace(run.meta, warnings=tuple(draw(warnings))),))
 
 
 @examples(50)

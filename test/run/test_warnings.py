@@ -9,6 +9,7 @@ from build.hand_made import row, run_of
 
 import torchprof
 from torchprof.errors import TorchprofError
+from torchprof.run.run import Run
 from torchprof.run.warnings import SENTENCES, Caveat, caveat
 from torchprof.run.words import COMPILED_BEFORE
 
@@ -96,6 +97,62 @@ def test_warnings_are_the_same_after_saving_and_loading(tmp_path: Path) -> None:
     assert loaded.warnings == run.warnings and [*map(str, loaded.warnings)] == [*map(str, run.warnings)]
     assert all(warning.ranks == (0,) for warning in loaded.warnings)
     assert str(summed).startswith("Runs 1, 3 of the 3 added: Run 2 of the 2 added: Added or replaced ")
+
+
+def run_of_rank(rank: int, *warnings: Caveat) -> Run:
+    return run_of([row(0, cpu_ns=1, rank=rank)], rank=rank, warnings=warnings)
+
+
+def test_a_warning_of_many_ranks_is_stored_once(tmp_path: Path) -> None:
+    """Each rank of a mixture of experts has the same idle experts: their names are in the file once, not per rank."""
+    ranks, experts = 128, 2_000
+
+    def never_called() -> Caveat:  # made anew for each rank, as when each run comes from a file of its own
+        return caveat("never_called", [f"Net.layers.0.experts.{number}" for number in range(experts)])
+
+    def bytes_of(run: Run) -> int:
+        run.save(tmp_path / "run.json")
+        assert torchprof.load(tmp_path / "run.json") == run
+        return (tmp_path / "run.json").stat().st_size
+
+    merged = torchprof.merge(run_of_rank(rank, never_called()) for rank in range(ranks))
+    without = torchprof.merge(run_of_rank(rank) for rank in range(ranks))
+    names = sum(len(f'"{name}",') for name in never_called().layers)
+    assert bytes_of(merged) - bytes_of(without) < names + 2 * ranks + 100
+    (shown,) = merged.warnings
+    assert shown == replace(never_called(), ranks=tuple(range(ranks)))
+    merged.save(tmp_path / "merged.json")
+    for run in (merged, torchprof.load(tmp_path / "merged.json")):
+        assert len({id(warning) for meta in run.metas for warning in meta.warnings}) == 1
+
+
+def test_each_rank_keeps_its_warnings_in_its_order(tmp_path: Path) -> None:
+    one, other = caveat("one", ["Net.a"]), caveat("other", share=0.5)
+    runs = [run_of_rank(0, one, other), run_of_rank(1), run_of_rank(2, other, one, other), run_of_rank(3, one)]
+    merged = torchprof.merge(runs)
+    merged.save(tmp_path / "run.json")
+    for run in (merged, torchprof.load(tmp_path / "run.json")):
+        assert [meta.warnings for meta in run.metas] == [run.meta.warnings for run in runs]
+
+
+def test_facts_that_are_equal_but_not_alike_are_stored_as_they_are(tmp_path: Path) -> None:
+    """1, 1.0 and True are equal in Python; their sentences differ."""
+    runs = [run_of_rank(rank, caveat("x", count=count)) for rank, count in enumerate((1, True, 1.0, 1))]
+    expected = ["x: count=1", "x: count=True", "x: count=1.0", "x: count=1"]
+    merged = torchprof.merge(runs)
+    merged.save(tmp_path / "run.json")
+    for run in (merged, torchprof.load(tmp_path / "run.json")):
+        assert [str(meta.warnings[0]) for meta in run.metas] == expected
+
+
+@pytest.mark.parametrize("bad", ["[1]", "[-1]", '["0"]', "0"])
+def test_a_number_without_a_stored_warning_is_a_damaged_file(tmp_path: Path, bad: str) -> None:
+    path = tmp_path / "run.json"
+    run_of([row(0, cpu_ns=1)], warnings=(caveat("x"),)).save(path)
+    assert path.read_text().count('"warnings":[0]') == 1
+    path.write_text(path.read_text().replace('"warnings":[0]', f'"warnings":{bad}'))
+    with pytest.raises(TorchprofError, match="damaged run file"):
+        torchprof.load(path)
 
 
 def test_a_code_of_a_newer_torchprof_is_shown_with_its_facts() -> None:

@@ -8,7 +8,7 @@ import re
 import zlib
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from functools import cache
 from operator import le
 from os import PathLike
@@ -80,9 +80,49 @@ def run_of(data: bytes, path: str) -> Run:
 
 
 def _run(document: dict[str, Any]) -> Run:
-    """The run of a file. Raises KeyError, TypeError, ValueError or OverflowError where the file contradicts itself."""
-    metas = _read(tuple[Meta, ...], document["metas"])
+    """The run of a file. Raises KeyError, TypeError, ValueError or OverflowError if the file contradicts itself."""
+    metas = _metas(document)
+    layers = _layers(document)
+    rows = _rows(document, layers)
+    samples = dict(_sample(entry, len(layers)) for entry in document["samples"])
+    memory = _memory(document, len(layers))
+    device_times = _read(tuple[DeviceTime, ...], document["device_times"])
+    for time in device_times:
+        _demand(_adds_up(time), f"the times of {time.device}")
+    lockstep = _lockstep(document, len(layers))
+    unfinished = _read(tuple[Unfinished, ...], document["unfinished"])
+    for one in (each for step in unfinished for each in (step, *step.entered)):
+        _demand(_leads_somewhere(one, len(layers)), f"{one} in 'unfinished'")
+    timeline = None if document["timeline"] is None else _timeline(document["timeline"], len(layers))
+    run = Run(metas, layers, rows, samples, memory, timeline, device_times, lockstep, unfinished)
+    _demand(_ranks_in(run) <= {meta.rank for meta in metas}, "a rank without meta")
+    return run
+
+
+def _metas(document: dict[str, Any]) -> tuple[Meta, ...]:
+    """The metas, with their warnings instead of the numbers of these. Ranks with equal warnings share the objects."""
+    warnings = _read(tuple[Caveat, ...], document["stored_warnings"])
+    metas = []
+    for entry in _list(document["metas"]):
+        numbers = _read(tuple[int, ...], entry.pop("warnings", []))
+        _demand(all(0 <= number < len(warnings) for number in numbers), f"the warnings of a rank: {numbers!r:.80}")
+        metas.append(replace(_read(Meta, entry), warnings=tuple(warnings[number] for number in numbers)))
+    _demand(bool(metas), "no metas")
+    return tuple(metas)
+
+
+def _layers(document: dict[str, Any]) -> Layers:
     layers = Layers(_read(tuple[Layer, ...], document["layers"]))
+    known: set[tuple[str, ...]] = set()
+    for layer in layers:
+        _demand(bool(layer.path) and layer.path not in known, f"the path {layer.path}")
+        _demand(len(layer.path) == 1 or layer.path[:-1] in known, f"the layer above {layer.name}")
+        known.add(layer.path)
+    return layers
+
+
+def _rows(document: dict[str, Any], layers: Layers) -> Rows:
+    """The rows, and the tables that they refer to by number."""
     signatures = [None, *_read(tuple[Signature, ...], document["signatures"])]
 
     def chain(frames: list[Any]) -> tuple[Frame, ...]:
@@ -97,33 +137,7 @@ def _run(document: dict[str, Any]) -> Run:
     shared = _read(tuple[tuple[int, ...], ...], document["shared"])
     devices = _read(tuple[str, ...], document["devices"])
     columns = {name: array("q", document["rows"][name]) for name in Rows.COLUMNS}
-    samples = dict(_sample(entry, len(layers)) for entry in document["samples"])
-    _demand(bool(metas), "no metas")
-    known: set[tuple[str, ...]] = set()
-    for layer in layers:
-        _demand(bool(layer.path) and layer.path not in known, f"the path {layer.path}")
-        _demand(len(layer.path) == 1 or layer.path[:-1] in known, f"the layer above {layer.name}")
-        known.add(layer.path)
     _demand(len({len(column) for column in columns.values()}) == 1, "columns that differ in length")
-    memory = _read(tuple[Memory, ...], document["memory"])
-    device_times = _read(tuple[DeviceTime, ...], document["device_times"])
-    for time in device_times:
-        _demand(_adds_up(time), f"the times of {time.device}")
-    lockstep = {}
-    for one in document["lockstep"]:
-        of = _read(LockstepKey, [one.pop(name) for name in LockstepKey._fields])
-        lockstep[of] = _read(Lockstep, one)
-        _demand(_leads_somewhere(of, len(layers)), f"lockstep {tuple(of)}")
-        _demand(_is_in_lockstep(lockstep[of]), f"the ranks of lockstep {tuple(of)}")
-    unfinished = _read(tuple[Unfinished, ...], document["unfinished"])
-    for one in (each for step in unfinished for each in (step, *step.entered)):
-        _demand(_leads_somewhere(one, len(layers)), f"{one} in 'unfinished'")
-    ranks = {meta.rank for meta in metas}
-    seen = {*columns["rank"], *(one.rank for one in (*samples, *memory, *device_times, *unfinished))}
-    seen.update(*(one.ranks for one in (*layers, *lockstep.values())))
-    if document["timeline"] is not None:
-        seen.add(document["timeline"]["rank"])
-    _demand(seen <= ranks, "a rank without meta")
     for name, low, high in (
         ("layer", NOT_SELECTED, len(layers)),
         ("phase", 0, len(PHASES)),
@@ -138,12 +152,34 @@ def _run(document: dict[str, Any]) -> Run:
     _demand(all(0 <= layer < len(layers) for by in shared for layer in by), "a layer in 'shared'")
     for around in (around for step in within for around in step):
         _demand(_leads_somewhere(around, len(layers)), f"{tuple(around)} in 'within'")
+    return Rows(layers, frames, devices, columns, within, shared)
+
+
+def _memory(document: dict[str, Any], layers: int) -> tuple[Memory, ...]:
+    memory: tuple[Memory, ...] = _read(tuple[Memory, ...], document["memory"])
     for held in (held for one in memory for held in one.held):
-        _demand(_leads_somewhere(held, len(layers)), f"{tuple(held)} at the peak")
+        _demand(_leads_somewhere(held, layers), f"{tuple(held)} at the peak")
         _demand(held.kind in (*KINDS, "unknown"), f"{held.kind!r} where a kind of memory belongs")
-    timeline = None if document["timeline"] is None else _timeline(document["timeline"], len(layers))
-    rows = Rows(layers, frames, devices, columns, within, shared)
-    return Run(metas, layers, rows, samples, memory, timeline, device_times, lockstep, unfinished)
+    return memory
+
+
+def _lockstep(document: dict[str, Any], layers: int) -> dict[LockstepKey, Lockstep]:
+    found = {}
+    for entry in document["lockstep"]:
+        key = _read(LockstepKey, [entry.pop(name) for name in LockstepKey._fields])
+        found[key] = _read(Lockstep, entry)
+        _demand(_leads_somewhere(key, layers), f"lockstep {tuple(key)}")
+        _demand(_is_in_lockstep(found[key]), f"the ranks of lockstep {tuple(key)}")
+    return found
+
+
+def _ranks_in(run: Run) -> set[int]:
+    """All ranks of which a run has any figure or layer."""
+    ranks = {*run.rows.columns["rank"]}
+    for several in (run.samples, run.memory, run.device_times, run.unfinished):
+        ranks.update(one.rank for one in several)
+    ranks.update(*(one.ranks for one in (*run.layers, *run.lockstep.values())))
+    return ranks if run.timeline is None else ranks | {run.timeline.rank}
 
 
 def _sample(entry: dict[str, Any], layers: int) -> tuple[SampleKey, Spread]:

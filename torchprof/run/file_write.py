@@ -19,7 +19,7 @@ from torchprof.run.lockstep import Lockstep
 from torchprof.run.meta import Meta
 from torchprof.run.samples import Spread
 from torchprof.run.timeline import Timeline
-from torchprof.run.warnings import Caveat
+from torchprof.run.warnings import Caveat, sharing_key
 from torchprof.run.words import Frame, Signature
 
 if TYPE_CHECKING:
@@ -93,11 +93,13 @@ def _parts(run: Run, strip: bool) -> Iterator[tuple[str, Any]]:
     """What stands in the file, by name; what there may be very many of, one after the other."""
     metas = [_stripped(meta) for meta in run.metas] if strip else run.metas
     frames = _Frames()
+    warnings = _Warnings()
     named = "" if strip else "; the names of the machine, the script and the job"
     yield "format", FORMAT
     yield "schema", SCHEMA
     yield "holds", f"layer paths, operator and kernel names, shapes, costs; no tensor data{named}"
-    yield "metas", ({**asdict(meta), "warnings": [*map(warning_data, meta.warnings)]} for meta in metas)
+    yield "metas", ({**_plain(meta), "warnings": [*map(warnings.number_of, meta.warnings)]} for meta in metas)
+    yield "stored_warnings", map(warning_data, warnings.all)
     yield "layers", map(asdict, run.layers)
     yield "frames", map(frames.chain, run.rows.frames)
     yield "within", ([[*around[:2], frames.chain(around.frames)] for around in step] for step in run.rows.within)
@@ -118,14 +120,33 @@ def _stripped(meta: Meta) -> Meta:
     return replace(meta, machine="", script="", job="", regions=regions)
 
 
+def _plain(meta: Meta) -> dict[str, Any]:
+    """What ``asdict`` gives, without the warnings: it would copy the names of all their layers."""
+    return asdict(replace(meta, warnings=()))
+
+
 def warning_data(warning: Caveat) -> dict[str, Any]:
-    """A warning, without what only that of a sum has."""
+    """A warning as the file holds it. ``added`` is left out if it is empty: only sums of runs have it."""
     values = {"code": warning.code, "layers": warning.layers, "facts": warning.facts}
     return {**values, "added": warning.added} if warning.added else values
 
 
 def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
+
+
+class _Warnings:
+    """The distinct warnings of all ranks: ``Meta.warnings`` refers to them by number, from 0 on."""
+
+    def __init__(self) -> None:
+        self.all: list[Caveat] = []
+        self._numbers: dict[tuple[Any, ...], int] = {}
+
+    def number_of(self, warning: Caveat) -> int:
+        number = self._numbers.setdefault(sharing_key(warning), len(self.all))
+        if number == len(self.all):
+            self.all.append(warning)
+        return number
 
 
 class _Frames:

@@ -25,7 +25,7 @@ from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, Timeline
 from torchprof.run.unfinished import Unfinished
-from torchprof.run.warnings import WITHOUT_SHAPES, Caveat, caveat
+from torchprof.run.warnings import WITHOUT_SHAPES, Caveat, caveat, sharing_key
 
 _Path = tuple[str, ...]
 
@@ -272,6 +272,7 @@ class _Merged:
 
     def __init__(self) -> None:
         self._metas: dict[int, Meta] = {}
+        self._warnings: dict[tuple[Any, ...], Caveat] = {}
         self._layers: dict[_Path, _Known] = {}
         self._tables = {"shared": _Table(()), "within": _Table(()), "frames": _Table(()), "device": _Table()}
         self._columns = {name: array("q") for name in Rows.COLUMNS}
@@ -308,7 +309,8 @@ class _Merged:
                     "merge(runs, add_cycles=True) adds them up; processes that are no job are all of rank 0, and "
                     "cannot be merged."
                 )
-            self._metas[meta.rank] = meta
+            shared = tuple(self._warnings.setdefault(sharing_key(warning), warning) for warning in meta.warnings)
+            self._metas[meta.rank] = replace(meta, warnings=shared)
         sizes = {meta.world_size: meta.rank for meta in self._metas.values() if meta.world_size > 1}
         if len(sizes) > 1:
             told = " and ".join(f"of {size} ranks (rank {rank})" for size, rank in sorted(sizes.items()))

@@ -62,6 +62,14 @@ def caveat(code: str, layers: Sequence[str] = (), **facts: Fact) -> Caveat:
     return Caveat(code, tuple(layers), facts)
 
 
+def sharing_key(warning: Caveat) -> tuple[Any, ...]:
+    """Equal for two warnings only if they are written alike: one object, and one entry of a file, can serve for both.
+
+    Stricter than ``==``, for which 1, 1.0 and True are equal.
+    """
+    return warning.code, warning.layers, repr([*warning.facts.items()]), warning.added, warning.ranks
+
+
 def _of_the_runs_added(added: tuple[Sequence[int], int]) -> str:
     numbers, count = added
     if len(numbers) == count:
