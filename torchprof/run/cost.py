@@ -63,18 +63,18 @@ class Shown:
     """How one field of ``Cost`` is shown: under a heading, with a sign, in a unit.
 
     Fields of one heading are added up with their signs (memory is shown net: allocated minus freed). ``{device}`` in a
-    heading stands for the kind of device that was profiled. ``doubt`` names the field that counts what this one may
+    heading stands for the kind of device that was profiled. ``lower_bound_if`` names the field that counts what this one may
     have missed: where that is not 0, the sum is only a lower bound.
     """
 
     heading: str
     unit: Unit
     sign: int = 1
-    doubt: str | None = None
+    lower_bound_if: str | None = None
 
 
-def _shown(heading: str, unit: Unit, sign: int = 1, doubt: str | None = None) -> int:
-    field: int = dataclasses.field(default=0, metadata={"shown": Shown(heading, unit, sign, doubt)})
+def _shown(heading: str, unit: Unit, sign: int = 1, lower_bound_if: str | None = None) -> int:
+    field: int = dataclasses.field(default=0, metadata={"shown": Shown(heading, unit, sign, lower_bound_if)})
     return field
 
 
@@ -95,8 +95,8 @@ class Cost:
     cpu_freed: int = _shown("CPU Mem", Unit.BYTES, -1)
     device_allocated: int = _shown("{device} Mem", Unit.BYTES)
     device_freed: int = _shown("{device} Mem", Unit.BYTES, -1)
-    macs: int = _shown("MACs", Unit.COUNT, doubt="uncounted")
-    flops: int = _shown("FLOPs", Unit.COUNT, doubt="uncounted")
+    macs: int = _shown("MACs", Unit.COUNT, lower_bound_if="uncounted")
+    flops: int = _shown("FLOPs", Unit.COUNT, lower_bound_if="uncounted")
     uncounted: int = 0
     collective_ns: int = 0
 
@@ -120,7 +120,7 @@ class Measure:
     heading: str
     unit: Unit
     fields: tuple[tuple[str, int], ...]
-    doubt: str | None = None
+    lower_bound_if: str | None = None
 
     def of(self, cost: Cost) -> int:
         """The value of this measure in a cost, in nanoseconds, bytes or pieces."""
@@ -128,7 +128,7 @@ class Measure:
 
     def is_lower_bound(self, cost: Cost) -> bool:
         """Whether a cost holds work that this measure could not count."""
-        return self.doubt is not None and bool(getattr(cost, self.doubt))
+        return self.lower_bound_if is not None and bool(getattr(cost, self.lower_bound_if))
 
     def text(self, value: float) -> str:
         return _FORMATS[self.unit](value)
@@ -143,7 +143,8 @@ def _measures() -> tuple[Measure, ...]:
             fields.setdefault(shown.heading, []).append((field.name, shown.sign))
             declared[shown.heading] = shown
     return tuple(
-        Measure(heading, shown.unit, tuple(fields[heading]), shown.doubt) for heading, shown in declared.items()
+        Measure(heading, shown.unit, tuple(fields[heading]), shown.lower_bound_if)
+        for heading, shown in declared.items()
     )
 
 

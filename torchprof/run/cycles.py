@@ -9,7 +9,7 @@ from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import NOT_RECORDED, STEP, Lockstep, LockstepKey
 from torchprof.run.memory import Memory
 from torchprof.run.meta import CompiledRegion, Meta
-from torchprof.run.rows import Around, Chains, Rows, table
+from torchprof.run.rows import Around, Chains, Rows, rows_of_lines
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, StreamTime
@@ -63,7 +63,7 @@ def _sum_of_rows(layers: tuple[Layer, ...], *several: Rows) -> Rows:
             key = (layer, phase, shared_here[by], within_here[around], frames_here[chain], devices_here[device], rank)
             line = lines.get(key)
             lines[key] = values if line is None else [*map(sum, zip(line, values))]
-    return table(layers, lines, chains.all, devices, within, shared)
+    return rows_of_lines(layers, lines, chains.all, devices, within, shared)
 
 
 def _with_zeros(samples: Mapping[SampleKey, Spread], other: Mapping[SampleKey, Spread]) -> dict[SampleKey, Spread]:

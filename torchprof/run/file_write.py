@@ -36,7 +36,7 @@ _IF_ANY = ("times", "kept_ns", "medians", "values")
 FORMAT = "torchprof-run"
 
 
-def text_of(run: Run, *, strip: bool = False, computed: Mapping[str, Any] | None = None) -> str:
+def json_of_run(run: Run, *, strip: bool = False, computed: Mapping[str, Any] | None = None) -> str:
     """A run as the text of its file; ``strip`` leaves the names of files, machines and jobs out.
 
     ``computed``: more keys for other programs, which ``load`` ignores because it computes their values from the run.

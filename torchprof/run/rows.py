@@ -80,7 +80,7 @@ def _on_other_shapes(frame: Frame) -> Frame:
     return frame._replace(signature=signature._replace(shapes=shapes, scalars=scalars))
 
 
-def table(
+def rows_of_lines(
     layers: tuple[Layer, ...],
     lines: Mapping[tuple[int, ...], Sequence[int]],
     frames: Iterable[tuple[Frame, ...]],
