@@ -1,4 +1,4 @@
-"""The file format of a run: reading. Its schema is in docs/run-file.md."""
+"""Reads the file of a run and checks it. The format is in docs/run-file.md."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ from torchprof.run.unfinished import Entered, Unfinished
 from torchprof.run.warnings import WITHOUT_SHAPES, Caveat
 from torchprof.run.words import NOT_SELECTED, PHASES, Frame, Signature
 
-_START = 256  # bytes, within which a file says its format
+_START = 256  # bytes: the format is named in the first of them
 
 
 def is_run_file(path: str | PathLike[str]) -> bool:
-    """Whether a file begins as a saved run does. Raises OSError as ``open`` does."""
+    """Whether a file is a saved run, by its first bytes. Raises OSError like ``open``."""
     with Path(path).open("rb") as file:
         is_zipped = file.read(2) == b"\x1f\x8b"
         file.seek(0)
         try:
             start = (gzip.GzipFile(fileobj=file) if is_zipped else file).read(_START)
-        except (OSError, EOFError, zlib.error):  # a damaged one: who reads it will say so
+        except (OSError, EOFError, zlib.error):  # damaged: reading the file reports it
             return False
     return re.match(rb'\s*{\s*"format"\s*:\s*"torchprof-run"', start) is not None
 
 
 def load(path: str | PathLike[str]) -> Run:
-    """Read a run that ``Run.save`` wrote. Needs no torch.
+    """Read a run that ``Run.save`` wrote. Does not import torch.
 
-    Raises OSError where the file cannot be read, TorchprofError where it is no run file, is damaged, or was written by
-    a newer torchprof.
+    Raises OSError if the file cannot be read; TorchprofError if it is not a run file, is damaged, or was written by a
+    newer torchprof.
     """
     return run_of(Path(path).read_bytes(), str(path))
 
 
 def run_of(data: bytes, path: str) -> Run:
-    """The run that is in the bytes of a file, which errors call ``path``. Raises TorchprofError as ``load`` does."""
+    """The run in the bytes of a file; ``path`` is its name in error messages. Raises TorchprofError like ``load``."""
     try:
         document = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     except (ValueError, EOFError, OSError, zlib.error, RecursionError) as error:
@@ -174,7 +174,7 @@ def _lockstep(document: dict[str, Any], layers: int) -> dict[LockstepKey, Lockst
 
 
 def _ranks_in(run: Run) -> set[int]:
-    """All ranks of which a run has any figure or layer."""
+    """All ranks for which a run has any figure or layer."""
     ranks = {*run.rows.columns["rank"]}
     for several in (run.samples, run.memory, run.device_times, run.unfinished):
         ranks.update(one.rank for one in several)
@@ -183,7 +183,7 @@ def _ranks_in(run: Run) -> set[int]:
 
 
 def _sample(entry: dict[str, Any], layers: int) -> tuple[SampleKey, Spread]:
-    """A sample of the file. There are many, and it takes a third of the time that ``_read`` takes."""
+    """A sample of the file. There are many of them: this takes a third of the time of ``_read``."""
     phase, device, measure = map(intern, SAMPLE_NAMES(entry))
     layer, rank, count, total, least, most, first = array("q", SAMPLE_NUMBERS(entry))
     key = SampleKey(layer, phase, rank, device, measure)
@@ -197,7 +197,7 @@ def _sample(entry: dict[str, Any], layers: int) -> tuple[SampleKey, Spread]:
 
 
 def _is_in_lockstep(lockstep: Lockstep) -> bool:
-    """Whether its parts are as many as they have to be."""
+    """Whether all parts have the right lengths."""
     ranks, counts, kept = lockstep.ranks, lockstep.counts, len(lockstep.last_ns)
     return (
         len(ranks) == len(counts) == len(lockstep.ns) == len(lockstep.beside_ns) > 0
@@ -213,7 +213,7 @@ def _is_in_lockstep(lockstep: Lockstep) -> bool:
 
 
 def _adds_up(time: DeviceTime) -> bool:
-    """Whether no part is longer than the whole, and none less than nothing."""
+    """Whether no part is longer than the whole, and none is negative."""
     parts = (time.idle_ns, time.compute_ns - time.overlap_ns, time.overlap_ns, time.exposed_ns, time.copy_alone_ns)
     return min(*parts, time.copy_ns - time.copy_alone_ns, *(min(stream[1:]) for stream in time.streams)) >= 0
 
@@ -279,16 +279,16 @@ def _leads_somewhere(value: Around | Held | SampleKey | LockstepKey | Unfinished
 
 
 def _read(kind: Any, value: Any) -> Any:
-    """A value of JSON as what an annotation says it was: JSON knows only lists and dicts.
+    """Convert a JSON value to the type ``kind``, an annotation: JSON has only lists and dicts.
 
-    Raises TypeError, ValueError, KeyError or OverflowError where it is nothing of that kind.
+    Raises TypeError, ValueError, KeyError or OverflowError if the value does not fit.
     """
     return _reader(kind)(value)
 
 
 @cache
 def _reader(kind: Any) -> Callable[[Any], Any]:
-    """What reads values of one kind. An annotation is looked into once: a file has as many values as it has bytes."""
+    """The function that converts JSON values to a type. Cached: a file has a great many values of few types."""
     parts = get_args(kind)
     if NoneType in parts:
         known = _reader(parts[0])
@@ -319,7 +319,7 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
 
 
 def _warning(value: Any) -> Caveat:
-    """A warning of any code: one that is not known here is of a newer torchprof."""
+    """A warning with any code: a newer torchprof may have more codes."""
     _demand(isinstance(value, dict), f"{value!r:.80} where a warning belongs")
     _demand({"code"} <= {*value} <= {"code", "layers", "facts", "added"}, f"the parts of a warning: {value!r:.80}")
     facts = value.get("facts", {})
@@ -333,13 +333,13 @@ def _warning(value: Any) -> Caveat:
         f"the runs {added!r:.80}",
     )
     layers = _read(tuple[str, ...], value.get("layers", []))
-    if value["code"] == WITHOUT_SHAPES:  # more is computed from it than its sentence
+    if value["code"] == WITHOUT_SHAPES:  # analyze.caveats computes with these
         _read(tuple[str, ...], facts.get("names", []))
     return Caveat(_read(str, value["code"]), layers, {name: _plain(fact) for name, fact in facts.items()}, added)
 
 
 def _record_reader(kind: Any, readers: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
-    """What reads a tuple of several kinds, with names or without; those with defaults may be missing."""
+    """The function that reads a tuple or named tuple, part by part. Parts with defaults may be missing."""
     has_names = hasattr(kind, "_fields")
     least = len(kind._fields) - len(kind._field_defaults) if has_names else len(readers)
 
@@ -359,7 +359,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _text(value: Any) -> str:
-    """A string, each there but once: a thousand runs say the same names again and again."""
+    """A string, interned: a thousand runs contain the same names."""
     if type(value) is not str:
         raise ValueError(f"{value!r:.80} where str belongs")
     return intern(value)

@@ -1,4 +1,4 @@
-"""The file format of a run: writing. Its schema is in docs/run-file.md."""
+"""Writes the file of a run. The format is in docs/run-file.md."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torchprof.run.run import Run
 
 SCHEMA = 1
-"""It grows by one whenever an older reader would misread a newer file."""
+"""The version of the format. It increases when an older reader would misread a newer file."""
 SAMPLE_NAMES = itemgetter("phase", "device", "measure")
 SAMPLE_NUMBERS = itemgetter("layer", "rank", "count", "sum", "min", "max", "first")
 SAMPLE_PARTS = 12
@@ -37,9 +37,9 @@ FORMAT = "torchprof-run"
 
 
 def json_of_run(run: Run, *, strip: bool = False, computed: Mapping[str, Any] | None = None) -> str:
-    """A run as the text of its file; ``strip`` leaves the names of files, machines and jobs out.
+    """The text of the file of a run. ``strip`` leaves out the names of files, machines and jobs.
 
-    ``computed``: more keys for other programs, which ``load`` ignores because it computes their values from the run.
+    ``computed``: more keys, for other programs. ``load`` ignores them: their values follow from the run.
     """
     return "".join(_pieces(run, strip, computed or {}))
 
@@ -50,9 +50,9 @@ def stripped(run: Run) -> Run:
 
 
 def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
-    """What ``Run.save`` does. What was in the file before stays there until the new one is complete."""
-    path = Path(os.path.realpath(path))  # where a link leads is what is written
-    is_plain = path.is_file() or not path.exists()  # and no pipe or terminal
+    """Save a run as ``Run.save`` describes. The old contents of the file stay until the new ones are complete."""
+    path = Path(os.path.realpath(path))  # write to the target of a link
+    is_plain = path.is_file() or not path.exists()  # not a pipe or terminal
     written = path.with_name(f".{path.name}.{os.getpid()}.part") if is_plain else path
     try:
         with written.open("wb") as plain, ExitStack() as stack:
@@ -70,7 +70,7 @@ def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
 
 
 def _pieces(run: Run, strip: bool, computed: Mapping[str, Any]) -> Iterator[str]:
-    """The text of a run's file, of which that of a thousand ranks is never there as a whole."""
+    """The text of a run's file in pieces: for a thousand ranks it is too large for memory."""
     before = "{"
     for name, value in chain(_parts(run, strip), computed.items()):
         yield f"{before}{_json(name)}:"
@@ -90,7 +90,7 @@ def _pieces(run: Run, strip: bool, computed: Mapping[str, Any]) -> Iterator[str]
 
 
 def _parts(run: Run, strip: bool) -> Iterator[tuple[str, Any]]:
-    """What stands in the file, by name; what there may be very many of, one after the other."""
+    """The keys of the file and their values. A list that may be very long is an iterator."""
     metas = [_stripped(meta) for meta in run.metas] if strip else run.metas
     frames = _Frames()
     warnings = _Warnings()
@@ -121,7 +121,7 @@ def _stripped(meta: Meta) -> Meta:
 
 
 def _plain(meta: Meta) -> dict[str, Any]:
-    """What ``asdict`` gives, without the warnings: it would copy the names of all their layers."""
+    """Like ``asdict``, but without the warnings: it would copy the names of all their layers."""
     return asdict(replace(meta, warnings=()))
 
 
@@ -150,7 +150,7 @@ class _Warnings:
 
 
 class _Frames:
-    """Frames as the file holds them: kind, name, and the number of the signature, from 1 on; 0 is none."""
+    """Frames as in the file: kind, name, and the number of the signature, from 1 on; 0 for no signature."""
 
     def __init__(self) -> None:
         self.signatures: dict[Signature, int] = {}
@@ -164,13 +164,13 @@ class _Frames:
 
 
 def _of_lockstep(lockstep: Lockstep) -> dict[str, Any]:
-    """What ``asdict`` gives, without copies, and without what is optional and empty."""
+    """Like ``asdict``, but without copies, and without optional fields that are empty."""
     values = {field.name: getattr(lockstep, field.name) for field in fields(Lockstep)}
     return {name: value for name, value in values.items() if value or name not in _IF_ANY}
 
 
 def _of_spread(spread: Spread) -> dict[str, Any]:
-    """What ``asdict`` gives, which copies each value, and there are a million of a thousand ranks."""
+    """Like ``asdict``, but without copying each value: a thousand ranks have a million."""
     return {field.name: getattr(spread, field.name) for field in fields(Spread)}
 
 
