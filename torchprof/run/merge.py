@@ -20,7 +20,7 @@ from torchprof.run.meta import Meta
 from torchprof.run.paused_gc import paused_gc
 from torchprof.run.ranks import stretches_of
 from torchprof.run.renumber import on_layers, renumbered
-from torchprof.run.rows import Rows, tidy
+from torchprof.run.rows import Rows, compacted
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, Timeline
@@ -377,7 +377,7 @@ class _Merged:
             for _, start, stop in in_order:
                 column.extend(unordered[start:stop])
             self._columns[name] = column  # column by column, so at most one exists twice
-        return tidy((), self._columns, {name: [*table.numbers] for name, table in self._tables.items()})
+        return compacted((), self._columns, {name: [*table.numbers] for name, table in self._tables.items()})
 
 
 def _rank(one: Memory | DeviceTime | Unfinished) -> int:
