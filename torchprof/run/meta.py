@@ -57,8 +57,8 @@ class Meta:
     - ``process_cpu_ns``: the CPU time of all threads of the process in that time; None if unknown.
     - ``run_delay_ns``: how long the thread that started the recording was ready to run but had no processor; None if
       unknown.
-    - ``busy_ns``: for each device how long anything ran on it; for the CPU how long the thread that was recorded from
-      the start was inside any op or range.
+    - ``busy_ns``: for each device how long anything ran on it; for the CPU how long any recorded thread was
+      inside any op or range.
     - ``peaks``: what ``torchprof.peak`` had measured by then.
     - ``warnings``: the stored ones, which do not follow from the run; ``Run.warnings`` has all.
     - ``environment``: (name, value) of the hardware and software, in words. ``switches``: (name, value) of the settings

@@ -70,7 +70,7 @@ class Chains:
         return number
 
     def around(self, around: Around) -> Around:
-        """The same, with the frames of the chain as numbered here."""
+        """The same, with unknown shapes if there are too many different inputs."""
         return around._replace(frames=self.all[self.number_of(around.frames)])
 
 

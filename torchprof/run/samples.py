@@ -83,8 +83,7 @@ def scrambled(number: int) -> int:
 
 
 class SampleKey(NamedTuple):
-    """Which measure of which layer a ``Spread`` is of. ``layer`` is an index, negative for no layer. ``measure`` is one
-    of
+    """The measure that a ``Spread`` is of. ``layer`` is an index, negative for no layer. ``measure`` is one of
 
     - ``cpu_ns``: the duration of a forward call, including child layers, without garbage collections;
     - ``peak_bytes``: the peak of memory inside a call, or a stretch of backward, above its start;
@@ -98,8 +97,8 @@ class SampleKey(NamedTuple):
     The rest of a step, outside all layers and in any phase: ``step_data_ns`` for loading data, ``step_optimizer_ns`` in
     the optimizer, ``step_copy_ns`` in copies between host and device, ``step_wait_ns`` waiting for the device,
     ``step_gc_ns`` in garbage collections, ``step_other_ns`` in other ops, ``step_gap_ns`` in no op, no layer and no
-    range of torch. ``step_overlap_ns`` is the time during which several threads did any of this at once. A step is the
-    sum of its models, of layers that are not selected, and of these parts, minus the overlap.
+    range of torch. ``step_overlap_ns`` is the time that is counted more than once because several threads worked at the
+    same time. A step is the sum of its models, of layers that are not selected, and of these parts, minus the overlap.
 
     On a device, data, optimizer, copy and other are the work that was launched there. If the layers are ranges of a
     trace, waiting and copies count inside them, too, and once more in the overlap.
