@@ -21,8 +21,8 @@ from torchprof.run.collectives import (
     Collective,
     collective_of,
     name_of_collective,
+    shows_collective,
     signature_of,
-    tells_collective,
 )
 from torchprof.run.rows import Rows
 from torchprof.run.words import BACKWARD, NOT_SELECTED, OUTSIDE, Frame, Signature
@@ -190,9 +190,9 @@ def test_an_ops_signature_is_never_taken_for_a_collectives() -> None:
     six = Frame("op", "aten::six", Signature(((1,),) * 6, ("float",) * 6, ("collective", "a", "b", "c", 2, "d")))
     two = Frame("op", "aten::two", Signature(((1,), ()), ("float", ""), (None, "collective")))
     assert collective_of((six, two)) is None
-    assert not tells_collective(six)
-    assert tells_collective(recorded(ALL_REDUCE))
-    assert tells_collective(ranged("gloo:barrier"))
+    assert not shows_collective(six)
+    assert shows_collective(recorded(ALL_REDUCE))
+    assert shows_collective(ranged("gloo:barrier"))
 
 
 ROWS = [
@@ -329,7 +329,7 @@ def test_a_trace_of_two_a100() -> None:
     kernels = [
         (event, frame)
         for event in events
-        if event.get("cat") == "kernel" and tells_collective(frame := kernel(event["args"], event["name"]))
+        if event.get("cat") == "kernel" and shows_collective(frame := kernel(event["args"], event["name"]))
     ]
     assert {event["name"][:4] for event, _ in kernels} == {"nccl"}
     assert len(kernels) == sum(event.get("cat") == "kernel" and "nccl" in event["name"] for event in events) == 21

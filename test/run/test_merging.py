@@ -25,7 +25,17 @@ import torchprof
 from torchprof import TorchprofError
 from torchprof.run.cost import Cost
 from torchprof.run.layers import Layer
-from torchprof.run.lockstep import EXCHANGES, GAP, NOBODY, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
+from torchprof.run.lockstep import (
+    EXCHANGES,
+    GAP,
+    NO_LAST_RANK,
+    NOT_RECORDED,
+    STEP,
+    WORK,
+    GroupOfRanks,
+    Lockstep,
+    LockstepKey,
+)
 from torchprof.run.memory import Held, Memory
 from torchprof.run.meta import Meta
 from torchprof.run.rows import Around, Row, Rows
@@ -277,7 +287,7 @@ def test_the_last_of_work_is_the_longest() -> None:
     """Rank 1 is the slowest in the first step; 0 and 2 take equally long in the second, and neither is named."""
     times = [3, 9, 5], [7, 1, 5], [4, 9, 6]
     assert in_lockstep(WORK, *times) == Lockstep(
-        (0, 1, 2), (3, 3, 3), (17, 13, 19), (0, 0, 0), (7, 9, 6), (1, NOBODY, 2), medians=(5, 5, 6)
+        (0, 1, 2), (3, 3, 3), (17, 13, 19), (0, 0, 0), (7, 9, 6), (1, NO_LAST_RANK, 2), medians=(5, 5, 6)
     )
     assert in_lockstep(STEP, *times).values == ((3, 9, 5), (7, 1, 5), (4, 9, 6))
     assert in_lockstep(STEP, [3], [2]).last_rank == (0,)
@@ -425,7 +435,7 @@ def test_the_median_of_one_cycle_is_not_that_of_several() -> None:
 
 def test_the_last_of_a_collective_waits_the_shortest() -> None:
     together = in_lockstep("all_reduce", [30, 9], [5, 9], [20, 12])
-    assert together == Lockstep((0, 1, 2), (2, 2, 2), (39, 14, 32), (0, 0, 0), (5, 9), (1, NOBODY))
+    assert together == Lockstep((0, 1, 2), (2, 2, 2), (39, 14, 32), (0, 0, 0), (5, 9), (1, NO_LAST_RANK))
     assert [together.waiting_ns(rank) for rank in range(3)] == [39 - 14, 0, 32 - 14]
 
 
@@ -727,7 +737,7 @@ def test_nothing_is_lost_and_nothing_added(runs: list[Run]) -> None:
         for at, (ns, rank) in enumerate(zip(joined.last_ns, joined.last_rank, strict=True)):
             assert ns == choose(part.last_ns[at] for part in parts)
             last = [part.ranks[0] for part in parts if part.last_ns[at] == ns]
-            assert rank == (last[0] if len(last) == 1 else NOBODY)
+            assert rank == (last[0] if len(last) == 1 else NO_LAST_RANK)
 
 
 @examples(30)

@@ -163,13 +163,13 @@ def collective_of(frames: Sequence[Frame]) -> Collective | None:
 def _named(frames: Sequence[Frame]) -> Collective | None:
     """The collective by the names of the ops around a kernel, or by the name of the kernel."""
     for frame in reversed(frames):
-        if frame.kind == "op" and frame.name.startswith(ASKS):
+        if frame.kind == "op" and frame.name.startswith(C10D_OPS):
             return Collective(name_of_collective(frame.name))
     found = _NCCL_KERNEL.match(frames[-1].name)
     return Collective(name_of_collective(found[1].lower())) if found else None
 
 
-def tells_collective(frame: Frame) -> bool:
+def shows_collective(frame: Frame) -> bool:
     """Whether a frame alone shows that it is a collective: the range of a backend by its name, a kernel or the op
     ``record_param_comms`` by its signature."""
     return _is_range(frame) or _recorded(frame) is not None
@@ -211,7 +211,7 @@ def _is_known(shape: Any) -> bool:
     return shape is not None and all(type(size) is int and size >= 0 for size in shape)
 
 
-ASKS = "c10d::"
+C10D_OPS = "c10d::"
 """Prefix of the names of torch's ops that call a collective (``torch/csrc/distributed/c10d/Ops.cpp``)."""
 
 COLLECTIVES = (

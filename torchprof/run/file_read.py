@@ -20,7 +20,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from torchprof.errors import TorchprofError
 from torchprof.run.file_write import FORMAT, SAMPLE_NAMES, SAMPLE_NUMBERS, SAMPLE_PARTS, SCHEMA
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.lockstep import NOBODY, Lockstep, LockstepKey
+from torchprof.run.lockstep import NO_LAST_RANK, Lockstep, LockstepKey
 from torchprof.run.memory import KINDS, Held, Memory
 from torchprof.run.meta import Meta
 from torchprof.run.rows import Around, Rows
@@ -204,7 +204,7 @@ def _is_in_lockstep(lockstep: Lockstep) -> bool:
         and list(ranks) == sorted(set(ranks))
         and (lockstep.is_paired or not (lockstep.last_ns or lockstep.times or lockstep.kept_ns or lockstep.values))
         and kept == len(lockstep.last_rank)
-        and set(lockstep.last_rank) <= {*ranks, NOBODY}
+        and set(lockstep.last_rank) <= {*ranks, NO_LAST_RANK}
         and list(lockstep.times) == sorted(set(lockstep.times))
         and all(0 <= at < min(counts) for at in lockstep.times)
         and all(len(each) in (0, len(ranks)) for each in (lockstep.kept_ns, lockstep.medians, lockstep.values))

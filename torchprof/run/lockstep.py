@@ -15,7 +15,7 @@ WORK = "work"
 GAP = "gap"
 STEP = "step"
 EXCHANGES = "exchanges"
-NOBODY = -1
+NO_LAST_RANK = -1
 """Stands in place of a rank number if several ranks took equally long, so none of them was the last."""
 
 
@@ -81,7 +81,8 @@ class Lockstep:
 
     - ``times``: the numbers of the times that are kept; ``()`` if all are.
     - ``kept_ns``: for each rank the sum over the times that are kept; ``()`` if that is ``ns``.
-    - ``last_rank``: for each kept time the rank that the others waited for, ``NOBODY`` if several took equally long.
+    - ``last_rank``: for each kept time the rank that the others waited for; ``NO_LAST_RANK`` if several took equally
+      long.
     - ``last_ns``: for each kept time how long that rank took. This is the longest work. Of a collective it is the
       shortest time: a collective ends on all ranks together, and the rank that came last did not wait.
 

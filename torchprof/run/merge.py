@@ -14,7 +14,7 @@ from typing import Any
 from torchprof.errors import TorchprofError
 from torchprof.run.cycles import add_cycle, same_shapes
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.lockstep import NOBODY, Lockstep, LockstepKey
+from torchprof.run.lockstep import NO_LAST_RANK, Lockstep, LockstepKey
 from torchprof.run.memory import Memory
 from torchprof.run.meta import Meta
 from torchprof.run.paused_gc import paused_gc
@@ -205,7 +205,7 @@ class _Together:
             for at in compress(range(len(self.last_ns)), later):  # few times, if there are many ranks
                 is_equal = other.last_ns[at] == self.last_ns[at]
                 self.last_ns[at] = other.last_ns[at]
-                self.last_rank[at] = NOBODY if is_equal else other.last_rank[at]
+                self.last_rank[at] = NO_LAST_RANK if is_equal else other.last_rank[at]
         self.ranks += other.ranks
         self.counts += other.counts
         self.figures = [

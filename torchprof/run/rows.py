@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from torchprof.run.collectives import tells_collective
+from torchprof.run.collectives import shows_collective
 from torchprof.run.cost import FIELDS, Cost
 from torchprof.run.layers import Layer
 from torchprof.run.words import NOT_SELECTED, PHASES, Frame, Signature, is_left_over
@@ -81,7 +81,7 @@ def _on_other_shapes(frame: Frame) -> Frame:
     if signature is None:
         return frame
     shapes = tuple(() if shape == () else None for shape in signature.shapes)
-    scalars = signature.scalars if tells_collective(frame) else (None,) * len(signature.scalars)
+    scalars = signature.scalars if shows_collective(frame) else (None,) * len(signature.scalars)
     return frame._replace(signature=signature._replace(shapes=shapes, scalars=scalars))
 
 
