@@ -52,8 +52,6 @@ from torchprof.run.words import (
     Signature,
 )
 
-# Random models: paths of layers, depth first, and a label for each
-
 WARNINGS = [
     (),
     (caveat("of_a_newer_torchprof", ["Net.“quoted”", "naïve"], count=3, ratio=0.1, names=("a", ("b", 2)), is_so=True),),
@@ -62,15 +60,12 @@ WARNINGS = [
 """Stored warnings: of any code, of layers and without, with facts of every kind, and of a sum of runs."""
 
 
-# Random events: a forest on each of several threads, written down with start and end
-
-
 IN_BACKWARD = (Kind.NODE, Kind.BACKWARD_FUNCTION)
-"""As a recording numbers them: 0 is none."""
+"""The kinds of events that are backward work."""
 
 
 def folded(paths: Paths, events: Sequence[Event], selected: Set[int] | None = None) -> Run:
-    """The run that these events give."""
+    """The run that is measured from these events."""
     layers = tuple(Layer(path, "Module") for path in paths)
     sites = {f"label {number}": Site((number,)) for number in range(len(paths))}
     attribution = Attribution(sites, paths, selected)
@@ -93,7 +88,7 @@ def run_of(paths: Paths, forest: Forest, selected: Set[int] | None = None) -> Ru
 
 
 def no_layer(run: Run, phase: str) -> Cost:
-    """What belongs to no layer in a phase, selected or not."""
+    """The cost of work of no layer in a phase, selected or not."""
     cost = Cost()
     for row in run.rows:
         if row.layer is None and row.phase == phase:
@@ -126,8 +121,8 @@ def test_the_rows_add_up_to_the_events(session: tuple[Paths, Forest]) -> None:
 
 @examples(80)
 @given(sessions())
-def test_each_layer_owns_its_forward(session: tuple[Paths, Forest]) -> None:
-    """The self time of each layer in forward, from a walk of the forest that knows nothing of stacks and clocks."""
+def test_the_forward_self_time_of_each_layer_is_that_of_its_ranges(session: tuple[Paths, Forest]) -> None:
+    """The expected times are from a walk over the forest, without stacks and clocks."""
     paths, forest = session
     expected: dict[int, int] = {}
     waiting = [(root, OUTSIDE) for roots in forest.threads for root in roots]
@@ -151,8 +146,8 @@ def test_each_layer_owns_its_forward(session: tuple[Paths, Forest]) -> None:
 
 @examples(60)
 @given(sessions())
-def test_each_call_of_an_op_counts_with_what_it_was_called_on(session: tuple[Paths, Forest]) -> None:
-    """Calls by signature, where no op is inside another of its name: there the inner one is no call of its own."""
+def test_calls_of_ops_are_counted_by_their_inputs(session: tuple[Paths, Forest]) -> None:
+    """An op inside another op of the same name is not counted as a call."""
     paths, forest = session
     expected: Counter[tuple[str, Signature]] = Counter()
     waiting = [(root, "") for roots in forest.threads for root in roots]
@@ -172,7 +167,7 @@ def test_each_call_of_an_op_counts_with_what_it_was_called_on(session: tuple[Pat
 
 
 class Spot(NamedTuple):
-    """What an ``Op`` stands for: where it is, the labels around it there, its kind and its name."""
+    """What identifies an ``Op``: where it is, the labels around it there, its kind and its name."""
 
     layer: int
     phase: str
@@ -185,7 +180,7 @@ ANY = "any phase"
 
 
 class Where(NamedTuple):
-    """Where a walk of the forest stands: the layer's work, the labels and the op or label that it is directly in."""
+    """A position in a walk over the forest: the layer and phase, the labels, and the op or label directly around it."""
 
     layer: int = OUTSIDE
     phase: str = FORWARD
@@ -197,7 +192,7 @@ class Where(NamedTuple):
 
 @dataclass
 class Walked:
-    """What a walk of the forest found, knowing nothing of stacks and clocks."""
+    """The results of a walk over the forest, without stacks and clocks."""
 
     totals: dict[Spot, Cost]
     calls: Counter[Spot]
@@ -205,7 +200,7 @@ class Walked:
 
 
 def walked(forest: Forest, selected: Set[int] | None = None) -> Walked:
-    """Totals and calls of all ops and labels. Nodes must have no sequence numbers: then they belong to no layer."""
+    """Totals and calls of all ops and labels. Nodes must have no sequence numbers, so they belong to no layer."""
     found = Walked({}, Counter(), Counter())
     costs = costs_of(forest)
     waiting = [(root, Where()) for roots in forest.threads for root in roots]
@@ -243,7 +238,7 @@ def walked(forest: Forest, selected: Set[int] | None = None) -> Walked:
 
 
 def costs_of(forest: Forest) -> dict[int, Cost]:
-    """What each span (by identity) and all that is inside it cost."""
+    """The cost of each span (by ``id``), including everything inside it."""
     numbers = itertools.count(1)
     device = Counter[int]()
     for op, ns in forest.kernels:
@@ -268,7 +263,7 @@ def costs_of(forest: Forest) -> dict[int, Cost]:
 
 
 def spots_in(run: Run) -> Iterator[tuple[Spot, Op]]:
-    """Every op and label of a run, those inside labels too."""
+    """Every op and label of a run, including those inside labels."""
 
     def below(ops: list[Op], layer: int, phase: str, labels: tuple[str, ...]) -> Iterator[tuple[Spot, Op]]:
         for op in ops:
@@ -282,10 +277,10 @@ def spots_in(run: Run) -> Iterator[tuple[Spot, Op]]:
 
 @examples(100)
 @given(sessions(), st.none() | st.sets(st.integers(0, 8)))
-def test_the_total_of_a_label_is_how_long_its_outermost_ranges_lasted(
+def test_the_total_of_a_label_is_the_time_of_its_outermost_ranges(
     session: tuple[Paths, Forest], selected: set[int] | None
 ) -> None:
-    """And of an op; layers called inside, backward and recomputation included, with device time and memory."""
+    """The same for ops. Totals include layers called inside, backward and recomputation, device time and memory."""
     paths, forest = session
     for span in forest.walk():
         if span.kind in IN_BACKWARD:
@@ -310,8 +305,8 @@ def test_the_total_of_a_label_is_how_long_its_outermost_ranges_lasted(
 
 @examples(100)
 @given(sessions())
-def test_the_total_of_an_op_over_the_whole_run(session: tuple[Paths, Forest]) -> None:
-    """All that ran inside ops of one name, wherever that counts, is the time of the outermost of them."""
+def test_the_total_of_an_op_in_the_run_is_the_time_of_its_outermost_calls(session: tuple[Paths, Forest]) -> None:
+    """The sum over all layers. Nested calls of an op of the same name are not added again."""
     paths, forest = session
     costs = costs_of(forest)
     expected: dict[str, Cost] = {}
@@ -336,10 +331,10 @@ def test_the_total_of_an_op_over_the_whole_run(session: tuple[Paths, Forest]) ->
 
 @examples(80)
 @given(sessions())
-def test_lines_of_python_are_seen_where_no_op_explains_the_time(session: tuple[Paths, Forest]) -> None:
-    """Directly in a layer, in a label or in no layer: there each counts, and costs nothing; inside ops none does.
+def test_lines_of_python_are_counted_only_outside_ops(session: tuple[Paths, Forest]) -> None:
+    """A sampled line counts directly in a layer, in a label or in no layer, and has no cost. Inside ops it is dropped.
 
-    On one thread: while another is at work, which is autograd's, a line only says where this one waits for it.
+    Only one thread is tested: while the autograd thread works, the sampled line is where the main thread waits for it.
     """
     paths, forest = session
     del forest.threads[1:]
@@ -355,7 +350,7 @@ def test_lines_of_python_are_seen_where_no_op_explains_the_time(session: tuple[P
     assert found == walked(forest).lines
 
 
-# Law 2, on rows of any kind
+# Law 2, on random rows
 
 FRAMES: tuple[tuple[Frame, ...], ...] = (
     (),
@@ -384,7 +379,7 @@ SHARED = ((), (0,))
 
 @st.composite
 def lines_of_rows(draw: st.DrawFn, layers: int) -> tuple[int, ...]:
-    """One row, as ``Rows.COLUMNS`` names its parts; where Python was seen, it was seen once at least, at no cost."""
+    """One row, with the values of ``Rows.COLUMNS``. A row of a Python line has at least one call and no cost."""
     frames = draw(st.integers(0, len(FRAMES) - 1))
     free = bool(FRAMES[frames]) and FRAMES[frames][-1].kind == "python"
     return (
@@ -402,7 +397,7 @@ def lines_of_rows(draw: st.DrawFn, layers: int) -> tuple[int, ...]:
 
 @st.composite
 def memories(draw: st.DrawFn, layers: int, device: str) -> Memory:
-    """The memory of one device, with what was alive at its peak."""
+    """The memory of one device, with what was live at its peak."""
     kinds = st.sampled_from([*MEMORY_KINDS, "unknown"])
     size = st.integers(0, 2**40)
     one = st.builds(Held, st.integers(NOT_SELECTED, layers - 1), st.sampled_from(PHASES), kinds, size, size)
@@ -435,7 +430,7 @@ def timelines(draw: st.DrawFn, layers: int) -> Timeline:
 
 @st.composite
 def runs(draw: st.DrawFn) -> Run:
-    """A run with random rows: any layer or none, any phase, any frames, within anything; and all other parts."""
+    """A run with random rows (any layer, phase, frames and surroundings) and random other parts."""
     paths = draw(layer_trees())
     if draw(st.booleans()):
         paths += tuple(("Other", *path[1:]) for path in paths[:3] if path[:-1] in (*paths[:3], ()) or len(path) == 1)
@@ -476,8 +471,8 @@ def runs(draw: st.DrawFn) -> Run:
 
 @examples(80)
 @given(runs(), st.sampled_from([None, *PHASES]))
-def test_total_is_self_and_the_totals_of_the_children(run: Run, phase: str | None) -> None:
-    """In every tree, at every node; and the trees and what has no layer hold all rows."""
+def test_total_is_self_plus_the_totals_of_the_children(run: Run, phase: str | None) -> None:
+    """At every node of every tree. The trees and the work of no layer add up to all rows."""
     everything = Cost()
     for root in range(len(run.roots)):
         tree = run.tree(phase, root)
@@ -498,7 +493,7 @@ def test_total_is_self_and_the_totals_of_the_children(run: Run, phase: str | Non
 
 
 def spots_through(layer: int, phase: str, frames: Sequence[Frame]) -> Iterator[Spot]:
-    """The ops and labels on the way from a layer to the last of these frames."""
+    """The ops and labels on the path from a layer to the last of these frames."""
     labels: tuple[str, ...] = ()
     for kind, name, _ in frames:
         if kind in ("op", "label"):
@@ -563,7 +558,7 @@ def cycles(draw: st.DrawFn, count: int = 3) -> tuple[Paths, list[list[Event]]]:
 
 
 def all_at_once(sessions: Sequence[Sequence[Event]]) -> list[Event]:
-    """As one session would have recorded them: kernels last."""
+    """The events in the order of a single session: kernels last."""
     events = [event for session in sessions for event in session]
     return sorted(events, key=lambda event: event.kind is Kind.KERNEL)
 
@@ -574,8 +569,8 @@ def as_a_set(run: Run) -> Counter[Row]:
 
 @examples(40)
 @given(cycles())
-def test_cycles_sum_to_what_one_session_of_all_of_them_gives(recorded: tuple[Paths, list[list[Event]]]) -> None:
-    """Rows of equal keys sum, samples join, devices were busy as long; the order of the rows is free."""
+def test_the_sum_of_cycles_is_the_run_of_one_session_with_all_events(recorded: tuple[Paths, list[list[Event]]]) -> None:
+    """Rows with equal keys are added up, samples joined, and busy times are equal. The order of rows may differ."""
     paths, sessions = recorded
     first, *later = [folded(paths, events) for events in sessions]
     summed = first
@@ -592,8 +587,8 @@ def test_cycles_sum_to_what_one_session_of_all_of_them_gives(recorded: tuple[Pat
 
 @examples(25)
 @given(cycles(), st.data())
-def test_cycles_may_be_summed_in_any_groups(recorded: tuple[Paths, list[list[Event]]], data: st.DataObject) -> None:
-    """``add_cycle`` is associative: rows, samples, what was alive at the highest peak, and all else."""
+def test_adding_cycles_is_associative(recorded: tuple[Paths, list[list[Event]]], data: st.DataObject) -> None:
+    """For rows, samples, what was live at the highest peak, and everything else."""
     paths, sessions = recorded
     runs = []
     for events in sessions:
@@ -632,8 +627,8 @@ def test_cycles_may_be_summed_in_any_groups(recorded: tuple[Paths, list[list[Eve
 
 @examples(60)
 @given(runs(), st.sampled_from(["run.json", "run.json.gz"]))
-def test_a_saved_run_loads_as_it_was(run: Run, name: str) -> None:
-    """``load(save(run)) == run``, plain and gzipped, and saving changes nothing."""
+def test_load_after_save_gives_the_same_run(run: Run, name: str) -> None:
+    """``load(save(run)) == run``, plain and gzipped. Saving does not change the run."""
     before = copy.deepcopy(run)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
@@ -648,8 +643,8 @@ def test_a_saved_run_loads_as_it_was(run: Run, name: str) -> None:
 
 @examples(20)
 @given(runs())
-def test_a_stripped_run_differs_only_in_names_of_machines(run: Run) -> None:
-    """``strip=True`` leaves the machine's and the script's names out, all else stays."""
+def test_strip_removes_only_names_of_machines_and_scripts(run: Run) -> None:
+    """With ``strip=True``, everything else stays."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.json"
         run.save(path, strip=True)
@@ -662,8 +657,8 @@ def test_a_stripped_run_differs_only_in_names_of_machines(run: Run) -> None:
 
 
 @pytest.mark.parametrize("name", ["run.json", "run.json.gz"])
-def test_a_real_run_loads_as_it_was(tmp_path: Path, name: str) -> None:
-    """The same for a run of real training steps, with all that can be recorded."""
+def test_load_after_save_gives_the_same_training_run(tmp_path: Path, name: str) -> None:
+    """The same for a run of training steps, with everything that can be recorded."""
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     optimizer = torch.optim.Adam(model.parameters())
     with torchprof.Profile(
@@ -698,7 +693,7 @@ NEEDED = {"layers": {"op": "a"}}
 
 
 def rendered(run: Run, name: str) -> str:
-    """A report, or why there is none: some need what this run has not."""
+    """A report, or its error message: some reports need data that this run does not have."""
     try:
         return run.report(name, **NEEDED.get(name, {}))
     except torchprof.TorchprofError as error:
@@ -722,8 +717,8 @@ def test_reports_are_pure(run: Run) -> None:
 
 @examples(40)
 @given(runs())
-def test_show_events_adds_rows_and_changes_no_figure(run: Run) -> None:
-    """``show_events`` adds rows, and a self column for each other phase; the layers' figures stay."""
+def test_show_events_adds_rows_and_keeps_the_figures_of_layers(run: Run) -> None:
+    """``show_events`` also adds a self column for each other phase."""
 
     def table(show_events: bool) -> tuple[list[str], dict[str, list[list[str]]]]:
         lines = run.report("tree", show_events=show_events, tablefmt="tsv").split("\n\n")[0].splitlines()
@@ -752,7 +747,7 @@ def test_show_events_adds_rows_and_changes_no_figure(run: Run) -> None:
 @examples(60)
 @given(st.lists(st.tuples(st.integers(0, 10**15), st.integers(0, 10**9)), min_size=1, max_size=600), st.randoms())
 def test_a_spread_does_not_depend_on_the_order_of_the_calls(calls: list[tuple[int, int]], rng: random.Random) -> None:
-    """The same calls in any order give the same spread; up to its size it holds all values."""
+    """The same calls in any order give the same spread. Up to its size it has all values."""
     shuffled = list(calls)
     rng.shuffle(shuffled)
     spread = Spread.of(calls)
@@ -767,7 +762,7 @@ def test_a_spread_does_not_depend_on_the_order_of_the_calls(calls: list[tuple[in
 
 
 def test_a_spread_of_calls_that_started_together_does_not_depend_on_their_order() -> None:
-    """Calls on several threads can start in the same nanosecond; which of them are kept is still fixed."""
+    """Calls on several threads can start in the same nanosecond. The choice among them does not depend on the order."""
     calls = [(start, value) for start in range(150) for value in (start, 1000 + start, 2000 + start)]
     spread = Spread.of(calls)
     assert Spread.of(calls[::-1]) == spread
@@ -775,7 +770,7 @@ def test_a_spread_of_calls_that_started_together_does_not_depend_on_their_order(
 
 
 def test_the_sample_of_a_spread_is_not_the_first_calls() -> None:
-    """A sample of 10,000 rising values has about their median: it is drawn from all of them."""
+    """The sample of 10,000 rising values has about their median: it is drawn from all of them."""
     spread = Spread.of([(1000 * number, number) for number in range(10_000)])
     assert 3_500 < spread.median < 6_500
     assert spread.first == 0
@@ -788,8 +783,8 @@ CALLS = st.lists(st.tuples(START, st.integers(0, 10**9)), min_size=1, max_size=4
 
 @examples(60)
 @given(st.lists(CALLS, min_size=2, max_size=4), st.data())
-def test_spreads_add_up_in_any_groups(groups: list[list[tuple[int, int]]], data: st.DataObject) -> None:
-    """The sum is the spread of all calls, whatever is added to what first; ``first`` is that of the first group."""
+def test_adding_spreads_is_associative(groups: list[list[tuple[int, int]]], data: st.DataObject) -> None:
+    """The sum is the spread of all calls, in any grouping. ``first`` is that of the first group."""
     whole = Spread.of([call for group in groups for call in group])
     spreads = [Spread.of(group) for group in groups]
     first = spreads[0].first
@@ -805,7 +800,7 @@ def test_spreads_add_up_in_any_groups(groups: list[list[tuple[int, int]]], data:
 
 @st.composite
 def modules(draw: st.DrawFn, depth: int = 3) -> nn.Module:
-    """A random module that takes and gives a (2, 4) tensor."""
+    """A random module that maps a (2, 4) tensor to a (2, 4) tensor."""
     kind = draw(st.sampled_from(["linear", "relu", "norm", "chain", "chain", "twice", "sum"] if depth else ["linear"]))
     if kind == "linear":
         return nn.Linear(4, 4)
@@ -820,7 +815,7 @@ def modules(draw: st.DrawFn, depth: int = 3) -> nn.Module:
 
 
 class Twice(nn.Module):
-    """Calls its child two times, with an op of its own in between."""
+    """Calls its child two times, with an op in between."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -843,7 +838,7 @@ class Sum(nn.Module):
 
 
 def calls_of(model: nn.Module) -> dict[tuple[str, ...], int]:
-    """How often each layer is called in one call of the model, by its construction."""
+    """How often each layer is called in one call of the model, from its structure."""
     found: dict[tuple[str, ...], int] = {}
     waiting = [(model, (type(model).__name__,), 1)]
     while waiting:
@@ -857,7 +852,7 @@ def calls_of(model: nn.Module) -> dict[tuple[str, ...], int]:
 @examples(15)
 @given(modules(), st.booleans())
 def test_the_laws_hold_on_random_models(model: nn.Module, backward: bool) -> None:
-    """Laws 1 and 2, the calls known from the construction, and the operators, on a real run."""
+    """Laws 1 and 2, the calls known from the structure, and the operators, on a recorded run."""
     x = torch.rand(2, 4, requires_grad=True)
     with torchprof.Profile(model, profile_memory=True) as prof:
         y = model(x).sum()

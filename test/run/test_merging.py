@@ -1,4 +1,4 @@
-"""Runs of several ranks, merged into one and taken apart again, against sums and pairs worked out by hand."""
+"""Merging runs of several ranks, and taking them apart again, against results calculated by hand."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def line(
 
 
 def rows_of(layers: Sequence[Layer], lines: Sequence[tuple[Any, ...]]) -> Rows:
-    """A table of these lines, its tables filled as they come, and with something in each that no row refers to."""
+    """Rows of these lines. Each table has entries in the order of first use, and one that no row refers to."""
     tables: dict[int, list[Any]] = {2: [(), (0,)], 3: [(), (Around(-1, FORWARD, ()),)], 4: [(), (ADD, ADD)], 5: []}
     columns = [array("q") for _ in Rows.COLUMNS]
     for one in lines:
@@ -101,8 +101,8 @@ def calls(*values: int) -> Spread:
     return Spread.of([*enumerate(values)])
 
 
-def told(run: Run) -> tuple[Any, ...]:
-    """All that a run says, in an order of its own: what tables hold besides, and in which order, says nothing."""
+def contents_of(run: Run) -> tuple[Any, ...]:
+    """Everything in a run, comparable: without the order of tables and entries that no row refers to."""
     name = {index: layer.path for index, layer in enumerate(run.layers)}
 
     def path(index: int) -> Any:
@@ -145,8 +145,8 @@ def told(run: Run) -> tuple[Any, ...]:
 # Layers
 
 
-def test_layers_are_matched_by_path_and_say_who_has_them() -> None:
-    """A pipeline: each rank has its stages, numbered through; what only the last has comes after what the first has."""
+def test_layers_are_matched_by_path_and_have_their_ranks() -> None:
+    """A pipeline: each rank has some of the numbered layers. Layers of the first rank come before those of the last."""
     first = run_of(0, layers=["Net", "Net.embed", "Net.layers", "Net.layers.0", "Net.layers.2"])
     second = run_of(1, layers=["Net", "Net.norm", "Net.layers", "Net.layers.10", "Net.layers.1", "Net.head"])
     merged = torchprof.merge([first, second])
@@ -164,8 +164,8 @@ def test_layers_are_matched_by_path_and_say_who_has_them() -> None:
     assert torchprof.merge([second, first]) == merged
 
 
-def test_what_a_layer_is_is_what_the_lowest_rank_says() -> None:
-    """Of what the ranks hold there is no such rank: where they differ, it is None."""
+def test_a_merged_layer_is_that_of_the_lowest_rank() -> None:
+    """But its parameters are None if they differ between ranks."""
     zero = layer(
         "Net", params=4, trainable_params=4, param_bytes=16, dtype_bytes=(("float32", 16),), input_shapes=((1,),)
     )
@@ -181,8 +181,8 @@ def test_what_a_layer_is_is_what_the_lowest_rank_says() -> None:
     assert torchprof.merge([torchprof.merge(runs[:2]), runs[2]]).layers == (expected,)
 
 
-def test_a_layer_of_some_ranks_stays_theirs_when_more_come() -> None:
-    """That all ranks of a run have a layer says nothing of those that come later."""
+def test_a_layer_of_all_ranks_so_far_is_not_given_to_later_ranks() -> None:
+    """``ranks`` is () if all ranks have the layer; that may change when another rank is added."""
     both = torchprof.merge([run_of(0), run_of(1)])
     assert {one.ranks for one in both.layers} == {()}
     merged = torchprof.merge([both, run_of(2, layers=["Net", "Net.b"])])
@@ -192,8 +192,8 @@ def test_a_layer_of_some_ranks_stays_theirs_when_more_come() -> None:
 # Rows
 
 
-def test_rows_are_beside_each_other_rank_by_rank() -> None:
-    """Numbers differ from rank to rank, and what they stand for does not."""
+def test_merged_rows_are_those_of_each_rank_in_order() -> None:
+    """Ranks may number layers and frames differently; the merged rows refer to the same ones."""
     zero = run_of(0, line(0, cpu_ns=1), line(1, MUL, cpu_ns=2), line(-1, ADD, cpu_ns=3))
     one = run_of(
         1,
@@ -225,7 +225,7 @@ def test_rows_are_beside_each_other_rank_by_rank() -> None:
     }
 
 
-def test_metas_memory_and_device_times_are_those_of_all_ranks_in_order() -> None:
+def test_metas_memory_and_device_times_are_sorted_by_rank() -> None:
     memory = [Memory("cpu", rank, 100 + rank, held=(Held(1, FORWARD, "inputs", 7, 1),)) for rank in range(2)]
     times = [DeviceTime("cuda:0", rank, 9, 8, 7, 0, 1, 0, (StreamTime(7, 1, 8, 7, 0, 1),)) for rank in range(2)]
     runs = [
@@ -239,7 +239,7 @@ def test_metas_memory_and_device_times_are_those_of_all_ranks_in_order() -> None
     assert merged.device_times == tuple(times)
 
 
-def test_samples_keep_their_rank_and_find_their_layer() -> None:
+def test_samples_keep_their_rank_and_layer() -> None:
     samples = [{SampleKey(1, FORWARD, rank, "cpu", "cpu_ns"): calls(5 + rank)} for rank in range(2)]
     zero = run_of(0, layers=["Net", "Net.b"], samples=samples[0])
     one = run_of(1, samples=samples[1])
@@ -272,7 +272,7 @@ def test_the_timeline_is_that_of_the_lowest_rank_that_has_one() -> None:
         assert merged.layers[merged.timeline.spans.columns["layer"][0]].name == "Net.b"
 
 
-# What ranks do in lockstep
+# Lockstep
 
 
 def in_lockstep(what: str, *times: Sequence[int], layer: int = 0) -> Lockstep:
@@ -283,8 +283,8 @@ def in_lockstep(what: str, *times: Sequence[int], layer: int = 0) -> Lockstep:
     return merged.lockstep[key]
 
 
-def test_the_last_of_work_is_the_longest() -> None:
-    """Rank 1 is the slowest in the first step; 0 and 2 take equally long in the second, and neither is named."""
+def test_the_last_rank_has_the_longest_work() -> None:
+    """Rank 1 is the slowest in the first step; ranks 0 and 2 take equally long in the second, so neither is named."""
     times = [3, 9, 5], [7, 1, 5], [4, 9, 6]
     assert in_lockstep(WORK, *times) == Lockstep(
         (0, 1, 2), (3, 3, 3), (17, 13, 19), (0, 0, 0), (7, 9, 6), (1, NO_LAST_RANK, 2), medians=(5, 5, 6)
@@ -294,9 +294,9 @@ def test_the_last_of_work_is_the_longest() -> None:
 
 
 @pytest.mark.parametrize("what", [WORK, STEP, "all_reduce"])
-def test_of_many_times_the_same_few_are_kept_of_every_rank(what: str) -> None:
-    """In one cycle or several: of 1,000 times, which of them stay is the same for every rank, whatever the times are,
-    and whichever run comes first. The sums stay those of all."""
+def test_the_same_times_are_kept_on_every_rank(what: str) -> None:
+    """Of 1,000 times, in one cycle or several, the choice depends on neither the times nor the order of the runs. Sums
+    are those of all times."""
     key = Key(0, FORWARD, "cpu", what, None if what in (WORK, STEP) else OF_TWO)
     times = [[rank * 10_000 + at for at in range(1000)] for rank in range(2)]
     runs = [run_of(rank, lockstep={key: Lockstep.of(rank, its)}) for rank, its in enumerate(times)]
@@ -313,7 +313,7 @@ def test_of_many_times_the_same_few_are_kept_of_every_rank(what: str) -> None:
     for found in (merged, again):
         kept = found.times
         assert len(kept) == Lockstep.SIZE
-        assert 450 < sum(kept) / len(kept) < 550  # from anywhere, and not the first
+        assert 450 < sum(kept) / len(kept) < 550  # from everywhere, not only the first ones
         assert found.counts == (1000, 1000)
         assert found.ns == tuple(map(sum, times))
         assert found.last_ns == tuple(times[1 if what in (WORK, STEP) else 0][at] for at in kept)
@@ -335,9 +335,9 @@ def test_of_many_times_the_same_few_are_kept_of_every_rank(what: str) -> None:
 @pytest.mark.parametrize(
     "counts", [(1000, 1000), (1000, 3000), (100, 400, 1500), (300,) * 20, (1,) * 1000, (1000,) + (1,) * 500]
 )
-def test_of_each_cycle_a_share_of_the_times_is_kept(counts: Sequence[int]) -> None:
-    """In proportion to its count, whichever cycles are added first: within four standard deviations of what a draw
-    among all times (hypergeometric) would keep of the first half of the cycles, and of the first half of each."""
+def test_each_cycle_keeps_a_proportional_share_of_the_times(counts: Sequence[int]) -> None:
+    """The share of the first half of the cycles, and of the first half of each cycle, is within four standard
+    deviations of a draw among all times (hypergeometric), in whatever order cycles are added."""
     ends = [*accumulate(counts)]
     cycles = [Lockstep.of(0, range(end - count, end)) for count, end in zip(counts, ends)]
     whole = sum(counts)
@@ -346,7 +346,7 @@ def test_of_each_cycle_a_share_of_the_times_is_kept(counts: Sequence[int]) -> No
     early = set(range(ends[half - 1]))
     first_parts = {at for count, end in zip(counts, ends) for at in range(end - count, end - count // 2)}
     for added in (sum_of(cycles), from_both_sides):
-        assert added.last_ns == added.times  # each time is its number here
+        assert added.last_ns == added.times  # here each time equals its number
         assert (added.counts, len(added.times)) == ((whole,), Lockstep.SIZE)
         for part in (early, first_parts):
             share = len(part) / whole
@@ -358,8 +358,8 @@ def sum_of(cycles: Sequence[Lockstep]) -> Lockstep:
     return reduce(add, cycles)
 
 
-def test_waiting_in_several_cycles_counts_each() -> None:
-    """Rank 0 waits for nobody in 1,000 calls of a first cycle, and 1 ms in each of as many in a second."""
+def test_waiting_is_summed_over_cycles() -> None:
+    """Rank 0 does not wait in 1,000 calls of the first cycle, and waits 1 ms in each of 1,000 calls of the second."""
     waits = [(0, MS), (0, 0)]
     runs = [
         torchprof.merge(
@@ -386,7 +386,7 @@ def in_two_cycles(first: dict[Key, Sequence[int]], second: dict[Key, Sequence[in
 
 
 @pytest.mark.parametrize("steps", [6, 600])
-def test_a_layer_took_0_in_the_steps_of_a_cycle_in_which_it_did_not_run(steps: int) -> None:
+def test_a_layer_that_did_not_run_in_a_cycle_took_0_in_its_steps(steps: int) -> None:
     """Net.b runs in the first cycle on rank 0 and in the second on rank 1, 8 ms in each step."""
     work = Key(2, FORWARD, "cpu", WORK)
     ran, did_not = {STEPS: [10 * MS] * steps, work: [8 * MS] * steps}, {STEPS: [2 * MS] * steps}
@@ -408,22 +408,22 @@ def test_a_layer_took_0_in_the_steps_of_a_cycle_in_which_it_did_not_run(steps: i
         Key(1, BACKWARD, "device", WORK),
     ],
 )
-def test_what_counts_in_steps_has_one_time_for_each_step_of_all_cycles(key: Key) -> None:
+def test_times_per_step_have_one_value_for_each_step_of_all_cycles(key: Key) -> None:
     with_it, without = {STEPS: [9, 9, 9], key: [1, 2, 3]}, {STEPS: [9, 9]}
     assert in_two_cycles(with_it, without).lockstep[key] == Lockstep.of(0, [1, 2, 3, 0, 0])
     assert in_two_cycles(without, with_it).lockstep[key] == Lockstep.of(0, [0, 0, 1, 2, 3])
 
 
 @pytest.mark.parametrize("key", [ALL_REDUCE, Key(OUTSIDE, FORWARD, "cpu", EXCHANGES, NOT_RECORDED)])
-def test_no_calls_are_made_up_for_another_cycle(key: Key) -> None:
-    """Collectives count in calls; and of groups that were not recorded a cycle that has none may have lost them."""
+def test_collectives_have_no_zeros_for_cycles_without_calls(key: Key) -> None:
+    """Collectives are counted by calls. If no groups were recorded, a cycle without calls may only lack the record."""
     with_it, without = {STEPS: [9, 9, 9], key: [1, 2, 3]}, {STEPS: [9, 9]}
     assert in_two_cycles(with_it, without).lockstep[key] == Lockstep.of(0, [1, 2, 3])
     assert in_two_cycles(without, with_it).lockstep[key] == Lockstep.of(0, [1, 2, 3])
 
 
-def test_the_median_of_one_cycle_is_not_that_of_several() -> None:
-    """A run that was taken out of several has the median of each layer alone, not the times."""
+def test_adding_cycles_drops_medians_without_times() -> None:
+    """A run of ``of_rank`` has the median of each layer, but not the times."""
     key = Key(0, FORWARD, "cpu", WORK)
     cycles = [
         torchprof.merge(run_of(rank, lockstep={key: Lockstep.of(rank, [ns] * 3)}) for rank in range(2)).of_rank(0)
@@ -433,13 +433,13 @@ def test_the_median_of_one_cycle_is_not_that_of_several() -> None:
     assert torchprof.merge(cycles, add_cycles=True).lockstep[key] == Lockstep((0,), (6,), (120,), (0,), (), ())
 
 
-def test_the_last_of_a_collective_waits_the_shortest() -> None:
+def test_the_last_rank_in_a_collective_has_the_shortest_time() -> None:
     together = in_lockstep("all_reduce", [30, 9], [5, 9], [20, 12])
     assert together == Lockstep((0, 1, 2), (2, 2, 2), (39, 14, 32), (0, 0, 0), (5, 9), (1, NO_LAST_RANK))
     assert [together.waiting_ns(rank) for rank in range(3)] == [39 - 14, 0, 32 - 14]
 
 
-def test_where_counts_differ_nothing_is_known_of_pairs_whatever_comes_later() -> None:
+def test_times_are_not_matched_if_counts_differ() -> None:
     for times in ([[1], [2, 3], [4]], [[1], [4], [2, 3]], [[2, 3], [1], [4]]):
         together = in_lockstep("all_reduce", *times)
         assert (together.last_ns, together.last_rank, together.is_paired) == ((), (), False)
@@ -447,7 +447,7 @@ def test_where_counts_differ_nothing_is_known_of_pairs_whatever_comes_later() ->
         assert together.ns == tuple(map(sum, times))
 
 
-def test_whole_steps_of_one_rank_among_several_stay_as_they_came() -> None:
+def test_of_rank_keeps_the_times_of_whole_steps() -> None:
     key = Key(-1, FORWARD, "cpu", STEP)
     runs = [run_of(rank, lockstep={key: Lockstep.of(rank, [rank, 5, 6])}) for rank in range(3)]
     merged = torchprof.merge(runs)
@@ -456,8 +456,8 @@ def test_whole_steps_of_one_rank_among_several_stay_as_they_came() -> None:
     assert torchprof.merge(parts).lockstep == merged.lockstep
 
 
-def test_of_one_rank_among_several_its_own_times_stay_and_no_pairs() -> None:
-    """How long each of its times took is not kept: what is merged of such parts again knows no pairs."""
+def test_of_rank_keeps_sums_and_drops_the_times_of_work() -> None:
+    """Merging these parts again cannot match the times of different ranks."""
     key = Key(0, FORWARD, "cpu", WORK)
     alone = Key(0, BACKWARD, "cpu", WORK)
     zero = run_of(0, lockstep={key: Lockstep.of(0, [1, 2]), alone: Lockstep.of(0, [8, 9])})
@@ -472,19 +472,19 @@ def test_of_one_rank_among_several_its_own_times_stay_and_no_pairs() -> None:
 # One rank of several
 
 
-def test_a_rank_has_its_layers_and_figures_alone() -> None:
+def test_of_rank_has_only_the_layers_and_figures_of_that_rank() -> None:
     zero = run_of(0, line(1, MUL, cpu_ns=3), timeline=timeline(0, 1))
     one = run_of(1, line(2, ADD, cpu_ns=5), line(-2, cpu_ns=7), layers=["Net", "Net.b", "Net.b.0"])
     merged = torchprof.merge([zero, one])
     for run in (zero, one):
         part = merged.of_rank(run.meta.rank)
-        assert told(part) == told(run)
+        assert contents_of(part) == contents_of(run)
         assert part.rows.frames == ((), run.rows[0].frames)
     assert merged.of_rank(1).no_layer(FORWARD, selected=False).cpu_ns == 7
     assert zero.of_rank(0) == zero
 
 
-def test_a_rank_that_is_not_there_is_refused() -> None:
+def test_of_rank_refuses_an_unknown_rank() -> None:
     merged = torchprof.merge([run_of(0, world=6), run_of(1, world=6), run_of(2, world=6), run_of(5, world=6)])
     with pytest.raises(TorchprofError, match=r"no rank 4.*has ranks 0 to 2 and 5\."):
         merged.of_rank(4)
@@ -492,10 +492,10 @@ def test_a_rank_that_is_not_there_is_refused() -> None:
     assert run_of(3).missing_ranks == ()
 
 
-# What cannot be merged
+# Invalid arguments
 
 
-def test_no_run_is_refused() -> None:
+def test_merging_no_runs_is_refused() -> None:
     with pytest.raises(TorchprofError, match="there is none"):
         torchprof.merge([])
 
@@ -511,12 +511,12 @@ def test_no_run_is_refused() -> None:
         ([run_of(0), None], "None is none"),
     ],
 )
-def test_what_is_no_run_is_refused(what: Any, says: str) -> None:
+def test_merging_something_else_than_runs_is_refused(what: Any, says: str) -> None:
     with pytest.raises(TorchprofError, match=says):
         torchprof.merge(what)
 
 
-def test_a_profile_is_no_run() -> None:
+def test_merging_a_profile_is_refused() -> None:
     import torch
 
     with torchprof.Profile(torch.nn.Linear(2, 2)) as prof:
@@ -525,7 +525,7 @@ def test_a_profile_is_no_run() -> None:
         torchprof.merge([prof])
 
 
-def test_a_rank_that_is_there_twice_is_refused() -> None:
+def test_two_runs_of_one_rank_are_refused() -> None:
     both = torchprof.merge([run_of(0), run_of(1)])
     for runs in ([run_of(1), run_of(0), run_of(1)], [both, run_of(1)], [both, both]):
         with pytest.raises(TorchprofError, match=r"of rank [01]\..*add_cycles=True"):
@@ -535,13 +535,13 @@ def test_a_rank_that_is_there_twice_is_refused() -> None:
 def test_runs_of_different_jobs_are_refused() -> None:
     with pytest.raises(TorchprofError, match=r"of 2 ranks \(rank 0\) and of 4 ranks \(rank 1\)"):
         torchprof.merge([run_of(0, world=2), run_of(1, world=4)])
-    assert torchprof.merge([run_of(0, world=2), run_of(1)]).missing_ranks == ()  # 1: it does not say
+    assert torchprof.merge([run_of(0, world=2), run_of(1)]).missing_ranks == ()  # a world size of 1 means unknown
 
 
 # Cycles
 
 
-def test_runs_of_one_rank_add_up_as_cycles_where_that_is_asked_for() -> None:
+def test_runs_of_one_rank_are_added_up_with_add_cycles() -> None:
     """Of a model that had no ``b`` at first."""
     early = run_of(0, line(1, MUL, cpu_ns=3), line(0, cpu_ns=1), layers=["Net", "Net.a"])
     late = run_of(0, line(2, MUL, cpu_ns=10), line(1, MUL, cpu_ns=4), layers=["Net", "Net.b", "Net.a"])
@@ -558,8 +558,8 @@ def test_runs_of_one_rank_add_up_as_cycles_where_that_is_asked_for() -> None:
         torchprof.merge([both, other, both], add_cycles=True)
 
 
-def test_warnings_of_cycles_that_were_added_are_those_of_the_sum() -> None:
-    """What follows from the run counts all of it, once; what does not says which run it is of."""
+def test_warnings_are_computed_from_the_sum_of_cycles() -> None:
+    """Warnings that follow from the run are of the whole sum. A stored one has the numbers of its runs."""
 
     def recorded(wall_ns: int, *others: str) -> Run:
         run = run_of(0, line(1, MUL, calls=2, uncounted=2), layers=["Net", "Net.a"])
@@ -586,8 +586,10 @@ def test_warnings_of_cycles_that_were_added_are_those_of_the_sum() -> None:
     )
 
 
-def test_the_page_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every block of docs/merging.md; the error that it shows is the one that it speaks of."""
+def test_the_examples_of_the_docs_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every block of docs/merging.md, and the error that the page shows."""
     page = (ROOT / "docs" / "merging.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     space: dict[str, Any] = {}
@@ -596,7 +598,7 @@ def test_the_page_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: 
     assert "Two of the runs are of rank 0" in capsys.readouterr().out
 
 
-# The laws, of random runs
+# The laws, with random runs
 
 SMALL = st.integers(0, 3)
 FRAMES = st.lists(st.sampled_from([MUL, ADD, MINE]), max_size=2).map(tuple)
@@ -605,7 +607,7 @@ PATHS = ("Net.a", "Net.0", "Net.1", "Net.a.x", "Net.1.y", "Net.b", "Other", "Oth
 
 @st.composite
 def jobs(draw: st.DrawFn, ranks: int = 4) -> list[Run]:
-    """The runs of some ranks, each with some of the layers in an order of its own."""
+    """Runs of some ranks. Each has some of the layers, in its own order."""
     numbers = draw(st.lists(st.integers(0, 9), min_size=2, max_size=ranks, unique=True))
     return [draw(runs_of(rank)) for rank in numbers]
 
@@ -682,8 +684,8 @@ def runs_of(draw: st.DrawFn, rank: int) -> Run:
 
 @examples(50)
 @given(jobs(), st.data())
-def test_runs_may_be_merged_in_any_groups_and_order(runs: list[Run], data: st.DataObject) -> None:
-    """``merge`` is associative and does not ask for the order: what comes out is equal, down to each number."""
+def test_merging_is_independent_of_order_and_grouping(runs: list[Run], data: st.DataObject) -> None:
+    """``merge`` is associative and commutative: the results are equal, down to each number."""
     merged = torchprof.merge(runs)
     shuffled = data.draw(st.permutations(runs))
     cut = data.draw(st.integers(1, len(runs) - 1))
@@ -699,10 +701,10 @@ def test_runs_may_be_merged_in_any_groups_and_order(runs: list[Run], data: st.Da
 
 @examples(50)
 @given(jobs())
-def test_nothing_is_lost_and_nothing_added(runs: list[Run]) -> None:
-    """Every row, sample, peak and time is there, under the layer with its path, and under nothing else."""
+def test_merging_loses_and_adds_nothing(runs: list[Run]) -> None:
+    """Every row, sample, peak and time is at the layer with its path, and at no other."""
     merged = torchprof.merge(runs)
-    each = [told(run) for run in runs]
+    each = [contents_of(run) for run in runs]
     ranks = {one.path: one.ranks for one in merged.layers}
     everyone = tuple(sorted(run.meta.rank for run in runs))
     for path in {layer.path for run in runs for layer in run.layers}:
@@ -715,7 +717,7 @@ def test_nothing_is_lost_and_nothing_added(runs: list[Run]) -> None:
             for row in rows.elements()
         )
 
-    whole = told(merged)
+    whole = contents_of(merged)
     assert plain(whole[2]) == sum((plain(one[2]) for one in each), Counter())
     for part in (3, 4, 6, 7):
         assert whole[part] == {key: value for one in each for key, value in one[part].items()}
@@ -742,8 +744,8 @@ def test_nothing_is_lost_and_nothing_added(runs: list[Run]) -> None:
 
 @examples(30)
 @given(jobs())
-def test_each_rank_comes_out_as_it_went_in(runs: list[Run]) -> None:
-    """But for what the layers are, which is what the lowest rank says, and for pairs, which are of several ranks."""
+def test_of_rank_of_a_merged_run_is_the_run_of_the_rank(runs: list[Run]) -> None:
+    """Except the description of layers, which is from the lowest rank, and times matched between ranks."""
     merged = torchprof.merge(runs)
     for run in runs:
         part = merged.of_rank(run.meta.rank)
@@ -753,8 +755,8 @@ def test_each_rank_comes_out_as_it_went_in(runs: list[Run]) -> None:
         here = replace(here, rows=replace(here.rows, layers=here.layers))
         if merged.timeline is None or merged.timeline.rank != run.meta.rank:
             here = replace(here, timeline=None)
-        *expected, lockstep = told(here)
-        *found, of_part = told(part)
+        *expected, lockstep = contents_of(here)
+        *found, of_part = contents_of(part)
         assert found == expected
         assert {key: (one.ranks, one.counts, one.ns) for key, one in of_part.items()} == {
             key: (one.ranks, one.counts, one.ns) for key, one in lockstep.items()
@@ -763,15 +765,15 @@ def test_each_rank_comes_out_as_it_went_in(runs: list[Run]) -> None:
 
 @examples(20)
 @given(jobs(), st.sampled_from(["run.json", "run.json.gz"]))
-def test_a_merged_run_loads_as_it_was_saved(runs: list[Run], name: str) -> None:
+def test_load_after_save_gives_the_merged_run(runs: list[Run], name: str) -> None:
     merged = torchprof.merge(runs)
     with tempfile.TemporaryDirectory() as folder:
         merged.save(Path(folder) / name)
         assert torchprof.load(Path(folder) / name) == merged
 
 
-def test_runs_of_two_jobs_are_not_merged() -> None:
-    """torchrun and Slurm give jobs names; a run that has none goes with any."""
+def test_runs_of_two_named_jobs_are_refused() -> None:
+    """torchrun and Slurm name jobs. A run without a job name can be merged with any."""
     runs = [run_of(rank, world=3) for rank in range(3)]
     named = [replace(run, metas=(replace(run.meta, job=job),)) for run, job in zip(runs, ("a", "", "b"))]
     assert len(torchprof.merge(named[:2]).metas) == 2

@@ -1,4 +1,4 @@
-"""Warnings as data: each code has a sentence, which is made of its layers and facts, also after saving and loading."""
+"""Warnings as data: the sentence of each code, saving and loading, and how ranks share them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -81,14 +81,14 @@ ALL = [caveat(code, NAMES, **FACTS.get(code, {})) for code in SENTENCES]
 
 
 @pytest.mark.parametrize("warning", ALL, ids=lambda warning: warning.code)
-def test_each_code_has_a_sentence_of_its_facts(warning: Caveat) -> None:
+def test_each_code_has_a_sentence_with_its_facts(warning: Caveat) -> None:
     said = str(warning)
     assert said != warning.code and not said.startswith(f"{warning.code}:")
     assert said.endswith((".", "?")) and "{" not in said.replace("{0}", "")
     assert SHOWN.get(warning.code, "") in said
 
 
-def test_warnings_are_the_same_after_saving_and_loading(tmp_path: Path) -> None:
+def test_warnings_do_not_change_by_saving_and_loading(tmp_path: Path) -> None:
     summed = replace(ALL[0], added=(((1, 3), 3), ((2,), 2)))
     run = run_of([row(0, cpu_ns=1)], warnings=(*ALL, summed))
     run.save(tmp_path / "run.json")
@@ -146,7 +146,7 @@ def test_facts_that_are_equal_but_not_alike_are_stored_as_they_are(tmp_path: Pat
 
 
 @pytest.mark.parametrize("bad", ["[1]", "[-1]", '["0"]', "0"])
-def test_a_number_without_a_stored_warning_is_a_damaged_file(tmp_path: Path, bad: str) -> None:
+def test_a_file_with_an_invalid_number_of_a_warning_is_damaged(tmp_path: Path, bad: str) -> None:
     path = tmp_path / "run.json"
     run_of([row(0, cpu_ns=1)], warnings=(caveat("x"),)).save(path)
     assert path.read_text().count('"warnings":[0]') == 1
@@ -160,14 +160,14 @@ def test_a_code_of_a_newer_torchprof_is_shown_with_its_facts() -> None:
     assert str(caveat("never_called", ["Net.a"], why="asleep")) == "never_called: Net.a; why='asleep'"
 
 
-def test_what_follows_from_a_run_is_not_stored() -> None:
+def test_warnings_that_follow_from_a_run_are_not_stored() -> None:
     run = run_of([row(0, cpu_ns=1)], wall_ns=100, run_delay_ns=50)
     assert run.meta.warnings == ()
     assert [warning.code for warning in run.warnings] == ["machine_busy"]
 
 
 @pytest.mark.parametrize("bad", ['"x"', "{}", '{"code":1}', '{"code":"x","facts":[]}', '{"code":"x","layers":[1]}'])
-def test_a_warning_that_is_none_is_a_damaged_file(tmp_path: Path, bad: str) -> None:
+def test_a_file_with_an_invalid_warning_is_damaged(tmp_path: Path, bad: str) -> None:
     path = tmp_path / "run.json"
     run_of([row(0, cpu_ns=1)], warnings=(caveat("x"),)).save(path)
     good = '{"code":"x","layers":[],"facts":{}}'
@@ -177,6 +177,6 @@ def test_a_warning_that_is_none_is_a_damaged_file(tmp_path: Path, bad: str) -> N
         torchprof.load(path)
 
 
-def test_a_code_without_the_layers_and_facts_that_it_needs_is_shown_as_it_is() -> None:
+def test_a_code_without_its_facts_is_shown_without_a_sentence() -> None:
     assert str(caveat("slow_start")) == "slow_start"
     assert str(caveat("calls_not_recorded", calls=2)) == "calls_not_recorded: calls=2"
