@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import copy
 import itertools
-import random
-import tempfile
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 from build.examples import examples
 from build.forests import SIGNATURES, Forest, Paths, Span, forests, layer_trees, sessions
+from build.random_runs import memories, runs, timelines
 from build.torchs_list import torchs_list
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,15 +27,10 @@ from torchprof.reports import known
 from torchprof.run.cost import FIELDS, Cost
 from torchprof.run.cycles import add_cycle
 from torchprof.run.layers import Layer
-from torchprof.run.memory import KINDS as MEMORY_KINDS
-from torchprof.run.memory import Held, Memory
-from torchprof.run.meta import Meta, Peak
+from torchprof.run.meta import Meta
 from torchprof.run.operators import Op
-from torchprof.run.rows import Around, Row, Rows
+from torchprof.run.rows import Row
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.timeline import Timeline
-from torchprof.run.warnings import caveat
 from torchprof.run.words import (
     BACKWARD,
     BETWEEN_OPS,
@@ -51,14 +43,6 @@ from torchprof.run.words import (
     Frame,
     Signature,
 )
-
-WARNINGS = [
-    (),
-    (caveat("of_a_newer_torchprof", ["Net.“quoted”", "naïve"], count=3, ratio=0.1, names=("a", ("b", 2)), is_so=True),),
-    (caveat("never_called", ["Net.a"]), replace(caveat("clock_set", jump_ns=-9, wall_ns=10), added=(((1, 3), 3),))),
-]
-"""Stored warnings: of any code, of layers and without, with facts of every kind, and of a sum of runs."""
-
 
 IN_BACKWARD = (Kind.NODE, Kind.BACKWARD_FUNCTION)
 """The kinds of events that are backward work."""
@@ -352,122 +336,6 @@ def test_lines_of_python_are_counted_only_outside_ops(session: tuple[Paths, Fore
 
 # Law 2, on random rows
 
-FRAMES: tuple[tuple[Frame, ...], ...] = (
-    (),
-    (Frame("op", "a"),),
-    (Frame("op", "a", SIGNATURES[1]),),
-    (Frame("op", "a"), Frame("op", "b")),
-    (Frame("op", "a", SIGNATURES[1]), Frame("op", "b", SIGNATURES[2])),
-    (Frame("op", "a"), Frame("op", "b"), Frame("op", "a")),
-    (Frame("label", "mine"),),
-    (Frame("label", "mine"), Frame("op", "b")),
-    (Frame("label", "a"), Frame("op", "b"), Frame("label", "mine"), Frame("op", "b")),
-    (Frame("op", "a"), Frame("kernel", "gemm")),
-    (Frame("kernel", "stray"),),
-    (Frame("python", "net.py(3): forward"),),
-    (Frame("label", "mine"), Frame("python", "net.py(3): forward")),
-)
-WITHIN: tuple[tuple[Around, ...], ...] = (
-    (),
-    (Around(0, FORWARD, (Frame("label", "mine"),)),),
-    (Around(0, FORWARD, (Frame("op", "a"),)), Around(OUTSIDE, BACKWARD, (Frame("op", "a"), Frame("op", "b")))),
-    (Around(OUTSIDE, FORWARD, (Frame("label", "a"), Frame("op", "b", SIGNATURES[2]))),),
-)
-MEASURES = ("cpu_ns", "peak_bytes", "kept_bytes", "step_cpu_ns")
-SHARED = ((), (0,))
-
-
-@st.composite
-def lines_of_rows(draw: st.DrawFn, layers: int) -> tuple[int, ...]:
-    """One row, with the values of ``Rows.COLUMNS``. A row of a Python line has at least one call and no cost."""
-    frames = draw(st.integers(0, len(FRAMES) - 1))
-    free = bool(FRAMES[frames]) and FRAMES[frames][-1].kind == "python"
-    return (
-        draw(st.integers(NOT_SELECTED, layers - 1)),
-        draw(st.integers(0, len(PHASES) - 1)),
-        draw(st.integers(0, len(SHARED) - 1)),
-        draw(st.integers(0, len(WITHIN) - 1)),
-        frames,
-        draw(st.integers(0, 1)),
-        0,
-        draw(st.integers(int(free), 5)),
-        *(0 if free else draw(st.integers(0, 2**40)) for _ in FIELDS),
-    )
-
-
-@st.composite
-def memories(draw: st.DrawFn, layers: int, device: str) -> Memory:
-    """The memory of one device, with what was live at its peak."""
-    kinds = st.sampled_from([*MEMORY_KINDS, "unknown"])
-    size = st.integers(0, 2**40)
-    one = st.builds(Held, st.integers(NOT_SELECTED, layers - 1), st.sampled_from(PHASES), kinds, size, size)
-    return Memory(
-        device,
-        0,
-        draw(size),
-        draw(size),
-        tuple(draw(st.lists(one, max_size=3))),
-        draw(st.sampled_from([(), (("parameters", 4096), ("gradients", 64))])),
-        draw(st.sampled_from([(), (("reserved", 0, 2**21),)])),
-    )
-
-
-@st.composite
-def timelines(draw: st.DrawFn, layers: int) -> Timeline:
-    """Some allocations and frees."""
-    one = st.tuples(
-        st.integers(0, 2**50),
-        st.integers(-(2**40), 2**40),
-        st.integers(0, 1),
-        st.integers(NOT_SELECTED, layers - 1),
-        st.integers(0, len(PHASES) - 1),
-        st.integers(-1, len(MEMORY_KINDS) - 1),
-    )
-    steps = draw(st.lists(one, max_size=4))
-    columns = {name: array("q", (step[at] for step in steps)) for at, name in enumerate(Timeline.COLUMNS)}
-    return Timeline(("cpu", "cuda:0"), columns, draw(st.integers(0, 5)))
-
-
-@st.composite
-def runs(draw: st.DrawFn) -> Run:
-    """A run with random rows (any layer, phase, frames and surroundings) and random other parts."""
-    paths = draw(layer_trees())
-    if draw(st.booleans()):
-        paths += tuple(("Other", *path[1:]) for path in paths[:3] if path[:-1] in (*paths[:3], ()) or len(path) == 1)
-    layers = tuple(Layer(path, "Module", input_shapes=((1, 2),), shared_with=(path,)) for path in paths)
-    count = len(layers)
-    lines = draw(st.lists(lines_of_rows(count), max_size=25))
-    columns = {name: array("q", (line[at] for line in lines)) for at, name in enumerate(Rows.COLUMNS)}
-    rows = Rows(layers, FRAMES, ("cpu", "cuda:0"), columns, WITHIN, SHARED)
-    keys = st.tuples(
-        st.integers(NOT_SELECTED, count - 1), st.sampled_from([FORWARD, RECOMPUTE]), st.sampled_from(MEASURES)
-    )
-    calls = st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 10**9)), min_size=1, max_size=5)
-    samples = {
-        SampleKey(layer, phase, 0, "cpu", measure): Spread.of(draw(calls))
-        for layer, phase, measure in sorted(draw(st.sets(keys, max_size=5)))
-        if layer >= 0 or measure.startswith("step_")
-    }
-    meta = Meta(
-        model=("Module",),
-        device=draw(st.sampled_from([None, "cuda"])),
-        requested=draw(st.sampled_from([("cpu_ns",), FIELDS])),
-        measured=draw(st.sampled_from([("cpu_ns",), FIELDS])),
-        paths=draw(st.none() | st.just((layers[0].path,))),
-        wall_ns=draw(st.integers(0, 10**10)),
-        cycles=draw(st.integers(1, 3)),
-        steps=draw(st.integers(0, 9)),
-        busy_ns=draw(st.sampled_from([(), (("cuda:0", 12_345),)])),
-        peaks=draw(st.sampled_from([(), (Peak("cpu", "float32", 2, 1.5e12, 3e10),)])),
-        warnings=draw(st.sampled_from(WARNINGS)),
-        versions=(("torch", "2.13.0"),),
-        flags=(("use_cuda", True),),
-        machine="host",
-        script="/tmp/x.py",
-    )
-    memory = tuple(draw(memories(count, device)) for device in draw(st.sampled_from([(), ("cpu",), ("cpu", "cuda:0")])))
-    return Run((meta,), layers, rows, samples, memory, draw(st.none() | timelines(count)))
-
 
 @examples(80)
 @given(runs(), st.sampled_from([None, *PHASES]))
@@ -622,69 +490,6 @@ def test_adding_cycles_is_associative(recorded: tuple[Paths, list[list[Event]]],
     assert set(left.memory) <= set(seen)
 
 
-# Law 4
-
-
-@examples(60)
-@given(runs(), st.sampled_from(["run.json", "run.json.gz"]))
-def test_load_after_save_gives_the_same_run(run: Run, name: str) -> None:
-    """``load(save(run)) == run``, plain and gzipped. Saving does not change the run."""
-    before = copy.deepcopy(run)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / name
-        run.save(path)
-        assert (path.read_bytes()[:2] == b"\x1f\x8b") == name.endswith(".gz")
-        loaded = torchprof.load(path)
-        assert loaded == run == before
-        assert list(loaded.rows) == list(run.rows)
-        loaded.save(path)
-        assert torchprof.load(path) == run, "and once more"
-
-
-@examples(20)
-@given(runs())
-def test_strip_removes_only_names_of_machines_and_scripts(run: Run) -> None:
-    """With ``strip=True``, everything else stays."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run.json"
-        run.save(path, strip=True)
-        assert "host" not in path.read_text(encoding="utf-8")
-        assert "x.py" not in path.read_text(encoding="utf-8")
-        loaded = torchprof.load(path)
-    assert loaded != run
-    assert replace(loaded, metas=run.metas) == run
-    assert replace(run.meta, machine="", script="") == loaded.meta
-
-
-@pytest.mark.parametrize("name", ["run.json", "run.json.gz"])
-def test_load_after_save_gives_the_same_training_run(tmp_path: Path, name: str) -> None:
-    """The same for a run of training steps, with everything that can be recorded."""
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    optimizer = torch.optim.Adam(model.parameters())
-    with torchprof.Profile(
-        model,
-        profile_memory=True,
-        with_timeline=True,
-        with_flops=True,
-        record_shapes=True,
-        with_stack=True,
-        schedule=torch.profiler.schedule(wait=0, warmup=1, active=2, repeat=2),
-    ) as prof:
-        for _ in range(6):
-            with torch.profiler.record_function("pass"):
-                model(torch.rand(5, 3)).sum().backward()
-            optimizer.step()
-            prof.step()
-    run = prof.run
-    assert (run.meta.cycles, run.meta.steps) == (2, 4)
-    assert run.timeline
-    assert run.memory[0].held
-    assert any(row.within for row in run.rows)
-    assert any(row.signature and row.signature.stack for row in run.rows)
-    run.save(tmp_path / name)
-    assert torchprof.load(tmp_path / name) == run
-
-
 # Law 5
 
 
@@ -739,60 +544,6 @@ def test_show_events_adds_rows_and_keeps_the_figures_of_layers(run: Run) -> None
         same = [[cells[number] for number in kept] for cells in rows[name]]
         for one in figures:
             assert one in same
-
-
-# Samples
-
-
-@examples(60)
-@given(st.lists(st.tuples(st.integers(0, 10**15), st.integers(0, 10**9)), min_size=1, max_size=600), st.randoms())
-def test_a_spread_does_not_depend_on_the_order_of_the_calls(calls: list[tuple[int, int]], rng: random.Random) -> None:
-    """The same calls in any order give the same spread. Up to its size it has all values."""
-    shuffled = list(calls)
-    rng.shuffle(shuffled)
-    spread = Spread.of(calls)
-    assert Spread.of(shuffled) == spread
-    values = sorted(value for _, value in calls)
-    assert (spread.count, spread.sum, spread.min, spread.max) == (len(values), sum(values), values[0], values[-1])
-    if len(calls) <= Spread.SIZE:
-        assert list(spread.sample) == values
-    else:
-        assert len(spread.sample) == Spread.SIZE
-        assert set(spread.sample) <= set(values)
-
-
-def test_a_spread_of_calls_that_started_together_does_not_depend_on_their_order() -> None:
-    """Calls on several threads can start in the same nanosecond. The choice among them does not depend on the order."""
-    calls = [(start, value) for start in range(150) for value in (start, 1000 + start, 2000 + start)]
-    spread = Spread.of(calls)
-    assert Spread.of(calls[::-1]) == spread
-    assert Spread.of(sorted(calls, key=lambda call: call[1])) == spread
-
-
-def test_the_sample_of_a_spread_is_not_the_first_calls() -> None:
-    """The sample of 10,000 rising values has about their median: it is drawn from all of them."""
-    spread = Spread.of([(1000 * number, number) for number in range(10_000)])
-    assert 3_500 < spread.median < 6_500
-    assert spread.first == 0
-    assert spread.max == 9_999
-
-
-START = st.integers(0, 10**15)
-CALLS = st.lists(st.tuples(START, st.integers(0, 10**9)), min_size=1, max_size=400)
-
-
-@examples(60)
-@given(st.lists(CALLS, min_size=2, max_size=4), st.data())
-def test_adding_spreads_is_associative(groups: list[list[tuple[int, int]]], data: st.DataObject) -> None:
-    """The sum is the spread of all calls, in any grouping. ``first`` is that of the first group."""
-    whole = Spread.of([call for group in groups for call in group])
-    spreads = [Spread.of(group) for group in groups]
-    first = spreads[0].first
-    while len(spreads) > 1:
-        at = data.draw(st.integers(0, len(spreads) - 2))
-        spreads[at : at + 2] = [spreads[at] + spreads[at + 1]]
-    assert spreads[0] == replace(whole, first=first)
-    assert spreads[0].hashes == whole.hashes
 
 
 # All of it on random real models

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from build.examples import examples
 from build.models import Mlp
 from build.places import DATA
+from build.random_runs import runs
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
 
 import torchprof
 from torchprof import TorchprofError
 from torchprof.run.meta import CompiledRegion
+from torchprof.run.run import Run
 
 SAVED = DATA / "run-schema-1.json"
 
@@ -140,3 +148,63 @@ def test_saving_to_a_link_writes_its_target(tmp_path: Path) -> None:
     run.save(tmp_path / "here.json")
     assert (tmp_path / "here.json").is_symlink()
     assert torchprof.load(tmp_path / "there.json") == run
+
+
+@examples(60)
+@given(runs(), st.sampled_from(["run.json", "run.json.gz"]))
+def test_load_after_save_gives_the_same_run(run: Run, name: str) -> None:
+    """``load(save(run)) == run``, plain and gzipped. Saving does not change the run."""
+    before = copy.deepcopy(run)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        run.save(path)
+        assert (path.read_bytes()[:2] == b"\x1f\x8b") == name.endswith(".gz")
+        loaded = torchprof.load(path)
+        assert loaded == run == before
+        assert list(loaded.rows) == list(run.rows)
+        loaded.save(path)
+        assert torchprof.load(path) == run, "and once more"
+
+
+@examples(20)
+@given(runs())
+def test_strip_removes_only_names_of_machines_and_scripts(run: Run) -> None:
+    """With ``strip=True``, everything else stays."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.json"
+        run.save(path, strip=True)
+        assert "host" not in path.read_text(encoding="utf-8")
+        assert "x.py" not in path.read_text(encoding="utf-8")
+        loaded = torchprof.load(path)
+    assert loaded != run
+    assert replace(loaded, metas=run.metas) == run
+    assert replace(run.meta, machine="", script="") == loaded.meta
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.json.gz"])
+def test_load_after_save_gives_the_same_training_run(tmp_path: Path, name: str) -> None:
+    """The same for a run of training steps, with everything that can be recorded."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    with torchprof.Profile(
+        model,
+        profile_memory=True,
+        with_timeline=True,
+        with_flops=True,
+        record_shapes=True,
+        with_stack=True,
+        schedule=torch.profiler.schedule(wait=0, warmup=1, active=2, repeat=2),
+    ) as prof:
+        for _ in range(6):
+            with torch.profiler.record_function("pass"):
+                model(torch.rand(5, 3)).sum().backward()
+            optimizer.step()
+            prof.step()
+    run = prof.run
+    assert (run.meta.cycles, run.meta.steps) == (2, 4)
+    assert run.timeline
+    assert run.memory[0].held
+    assert any(row.within for row in run.rows)
+    assert any(row.signature and row.signature.stack for row in run.rows)
+    run.save(tmp_path / name)
+    assert torchprof.load(tmp_path / name) == run
