@@ -1,4 +1,4 @@
-"""``python -m benchmarks [--quick] [QUESTION ...]``: all questions, or those named, each in a fresh process."""
+"""``python -m benchmarks [--quick] [QUESTION ...]``: run all questions, or the given ones, each in a new process."""
 
 from __future__ import annotations
 

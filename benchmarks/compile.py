@@ -1,6 +1,6 @@
-"""What compile_layers=True tells of a compiled model, and what it costs: in a call, on reading, and when compiling.
+"""What compile_layers=True finds out about a compiled model, and what it costs: in a call, on reading, when compiling.
 
-On the CPU, in float32, with Inductor's C++ kernels: they need a C++ compiler. One thread.
+It runs on the CPU with one thread, in float32, with Inductor's C++ kernels, which need a C++ compiler.
 """
 
 from __future__ import annotations
@@ -36,12 +36,15 @@ STEPS = 5
 ROUNDS = {"24 tiny blocks": 60, "encoder, 6 layers": 10}
 COMPILATIONS = 3
 OF_MLP, OF_TRANSFORMER = 0.95, 0.85
-"""The least of the kernels' time that one block is to have."""
+"""The lower limits of the share of the kernels' time that is assigned to a single block."""
 
 
 class Compiled(NamedTuple):
-    """A model that is compiled, and what it is called with. ``blocks``: the path to its blocks, from the root;
-    ``limit``: the share of the kernels' time that is to be of one block each."""
+    """A compiled model and its input ``x``.
+
+    ``blocks``: the path from the root to its blocks. ``limit``: the lower limit of the share of the kernels' time that
+    is assigned to a single block.
+    """
 
     name: str
     model: nn.Module
@@ -51,7 +54,7 @@ class Compiled(NamedTuple):
 
 
 class ResidualMLP(nn.Module):
-    """An MLP after a normalisation, added to what came in."""
+    """A normalization and an MLP, with a residual connection."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -63,7 +66,7 @@ class ResidualMLP(nn.Module):
 
 
 class Blocks(nn.Module):
-    """Some such, one after the other."""
+    """Several ResidualMLP, one after the other."""
 
     def __init__(self, count: int, width: int, hidden: int) -> None:
         super().__init__()
@@ -75,7 +78,7 @@ class Blocks(nn.Module):
 
 
 class OutputAlone(nn.Module):
-    """A model of Hugging Face's, with its first output as the output."""
+    """A model of Hugging Face that returns only its first output."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -87,7 +90,7 @@ class OutputAlone(nn.Module):
 
 
 def models(quick: bool) -> list[Compiled]:
-    """In train mode. Those of Hugging Face where transformers is installed."""
+    """The models, in train mode; with those of Hugging Face if transformers is installed."""
     torch.manual_seed(0)
     found = [Compiled("MLP, 4 blocks", Blocks(4, 256, 1024), torch.rand(128, 256), ("blocks",), OF_MLP)]
     if quick:
@@ -113,7 +116,7 @@ def models(quick: bool) -> list[Compiled]:
 
 
 def tiny() -> Compiled:
-    """Kernels that do next to nothing, so that what is seen is what comes with each of them."""
+    """A model whose kernels do very little, so that the overhead of each kernel is measured."""
     return Compiled("24 tiny blocks", Blocks(24, 16, 32), torch.rand(4, 16), ("blocks",), OF_MLP)
 
 
@@ -121,7 +124,7 @@ def step(model: Callable[[Tensor], Tensor], x: Tensor) -> None:
     model(x).sum().backward()
 
 
-# What is known
+# What is known about compiled graphs
 
 
 def of_shares(quick: bool) -> None:
@@ -157,7 +160,7 @@ def of_shares(quick: bool) -> None:
 
 
 def after(steps: int) -> Callable[[int], torch.profiler.ProfilerAction]:
-    """So many steps, in the first of which is compiled, go by."""
+    """A schedule that records after ``steps`` steps; the first of these compiles."""
     return torch.profiler.schedule(wait=steps - 1, warmup=1, active=STEPS, repeat=1)
 
 
@@ -165,7 +168,7 @@ WHAT = ("one layer", "one block", "several blocks", "unknown")
 
 
 def shares(run: Run, phase: str, blocks: tuple[str, ...]) -> dict[str, int]:
-    """The nanoseconds in kernels of compiled graphs, by what is known of each: its layer, or several in one block."""
+    """The nanoseconds in kernels of compiled graphs, by what is known of a kernel: a layer, or several in a block."""
     took = dict.fromkeys(WHAT, 0)
     for row in run.rows:
         if row.phase == phase and is_in_kernel(row):
@@ -182,7 +185,7 @@ def is_in_kernel(row: Row) -> bool:
 def known_of(row: Row, blocks: tuple[str, ...]) -> str:
     if any(frame.name == "not attributable" for frame in row.frames):
         return "unknown"
-    if row.layer is None:  # several, of which one is the compiled function's own code
+    if row.layer is None:  # several layers, and one of them is the code of the compiled function itself
         return "several blocks"
     if not row.shared_by:
         return "one layer"
@@ -190,7 +193,7 @@ def known_of(row: Row, blocks: tuple[str, ...]) -> str:
 
 
 def block_of(layer: Layer, blocks: tuple[str, ...]) -> tuple[str, ...]:
-    """The path of the block that a layer is in; of a layer outside of all blocks its own."""
+    """The path of the block that contains a layer; outside of all blocks, the path of the layer itself."""
     above = (layer.path[0], *blocks)
     return layer.path[: len(above) + 1] if layer.path[: len(above)] == above else layer.path
 
@@ -198,30 +201,36 @@ def block_of(layer: Layer, blocks: tuple[str, ...]) -> tuple[str, ...]:
 # What a call costs
 
 
+def measured_calls(one: Compiled, rounds: int) -> tuple[dict[str, list[float]], dict[str, Reading]]:
+    """The CPU seconds of a step of each variant, and what it took to read the profiled ones."""
+    say(f"compiling {one.name}, twice")
+    without, ranged = (torch.compile(with_code_of_its_own(one.model)) for _ in range(2))
+    for _ in range(2):
+        step(without, one.x)
+    with torchprof.Profile(ranged, compile_layers=True, schedule=after(2)) as prof:
+        for _ in range(3):
+            step(ranged, one.x)
+            prof.step()
+    graphs = count_graphs()
+    read = {way: Reading() for way in ("without", "with")}
+    took = take_turns(
+        {
+            "plain": partial(processor_time, without, one.x),
+            "profiled": partial(profiled, without, one.x, False, read["without"]),
+            "ranges": partial(processor_time, ranged, one.x),
+            "layers": partial(profiled, ranged, one.x, True, read["with"]),
+        },
+        rounds,
+        f"calls of {one.name}",
+    )
+    assert count_graphs() == graphs, "a graph was compiled meanwhile"
+    return took, read
+
+
 def of_calls(quick: bool) -> None:
     calls, reading = [], []
     for one in [tiny(), *models(quick)[1:2]]:
-        say(f"compiling {one.name}, twice")
-        without, ranged = (torch.compile(with_code_of_its_own(one.model)) for _ in range(2))
-        for _ in range(2):
-            step(without, one.x)
-        with torchprof.Profile(ranged, compile_layers=True, schedule=after(2)) as prof:
-            for _ in range(3):
-                step(ranged, one.x)
-                prof.step()
-        graphs = count_graphs()
-        read = {way: Reading() for way in ("without", "with")}
-        took = take_turns(
-            {
-                "plain": partial(processor_time, without, one.x),
-                "profiled": partial(profiled, without, one.x, False, read["without"]),
-                "ranges": partial(processor_time, ranged, one.x),
-                "layers": partial(profiled, ranged, one.x, True, read["with"]),
-            },
-            2 if quick else ROUNDS[one.name],
-            f"calls of {one.name}",
-        )
-        assert count_graphs() == graphs, "a graph was compiled meanwhile"
+        took, read = measured_calls(one, 2 if quick else ROUNDS[one.name])
         calls.append(
             [
                 one.name,
@@ -262,7 +271,7 @@ def of_calls(quick: bool) -> None:
 
 
 def with_code_of_its_own(model: nn.Module) -> nn.Module:
-    """A copy, of a class whose forward is a copy: torch.compile keeps what it compiled by the code."""
+    """A copy of a model, with a copied class and a copied forward, since torch.compile caches by the code object."""
     copied = deepcopy(model)
     kind = type(model)
     forward = kind.forward
@@ -273,14 +282,14 @@ def with_code_of_its_own(model: nn.Module) -> nn.Module:
 
 @dataclass
 class Reading:
-    """How long it took to make runs of recordings, and how many events there were in one."""
+    """The times to make runs from recordings, and the number of events in a recording."""
 
     seconds: list[float] = field(default_factory=list)
     events: int = 0
 
 
 def profiled(compiled: Any, x: Tensor, compile_layers: bool, reading: Reading) -> float:
-    """The processor's seconds that a step takes inside a block."""
+    """The CPU seconds of a step inside a block."""
     with torchprof.Profile(compiled, compile_layers=compile_layers) as prof:
         took = processor_time(compiled, x)
     start = time.process_time()
@@ -291,7 +300,7 @@ def profiled(compiled: Any, x: Tensor, compile_layers: bool, reading: Reading) -
 
 
 def processor_time(compiled: Callable[[Tensor], Tensor], x: Tensor) -> float:
-    """The processor's seconds that a step takes."""
+    """The CPU seconds of a step."""
     start = time.process_time()
     step(compiled, x)
     return time.process_time() - start
@@ -335,8 +344,10 @@ def of_compiling(quick: bool) -> None:
 
 
 def first_step_elsewhere(number: int, way: str, seconds: list[float]) -> float:
-    """The processor's seconds of a process of its own, with caches of its own, that does a first step; ``seconds`` gets
-    how long that step took by the clock."""
+    """The CPU seconds of a new process with empty caches that runs a first step.
+
+    The wall-clock time of the step is appended to ``seconds``.
+    """
     before = of_children()
     with tempfile.TemporaryDirectory() as folder:
         answer = subprocess.run(
@@ -351,7 +362,7 @@ def first_step_elsewhere(number: int, way: str, seconds: list[float]) -> float:
 
 
 def of_children() -> float:
-    """The processor's seconds of all processes that were started here and have ended."""
+    """The CPU seconds of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -1,4 +1,4 @@
-"""What drawing the table of a large model takes: the time for each layer must not grow with their number."""
+"""The time to draw the table of a large model. The time per layer must not grow with the number of layers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def flat(size: int) -> nn.Module:
 
 
 def nested(size: int) -> nn.Module:
-    """A tree in which each container holds ten modules, with about so many layers."""
+    """A tree of about ``layers`` layers in which each container has ten modules."""
     level: list[nn.Module] = [nn.Linear(1, 1) for _ in range(round(size * 0.9))]
     while len(level) > 1:
         level = [nn.Sequential(*level[start : start + 10]) for start in range(0, len(level), 10)]

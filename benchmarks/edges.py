@@ -1,4 +1,4 @@
-"""What entering and leaving the block takes beyond torch's own profiler, and what a disabled block costs."""
+"""The time to enter and leave the block, compared with torch's own profiler; and the cost of a disabled block."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def medians_ms(found: list[tuple[float, float, float]]) -> list[str]:
 
 
 def bare_edges(subject: Subject, found: list[tuple[float, float, float]]) -> float:
-    """Seconds to enter, to stop, and 0: leaving a bare profiler is its stop."""
+    """Seconds to enter, to stop, and 0: torch's own profiler does nothing after its stop."""
     block = bare()
     start = time.perf_counter()
     block.__enter__()
@@ -66,7 +66,7 @@ def bare_edges(subject: Subject, found: list[tuple[float, float, float]]) -> flo
 
 
 def our_edges(subject: Subject, found: list[tuple[float, float, float]]) -> float:
-    """Seconds to enter, until torch's own stop has returned, and from then until the block was left."""
+    """Seconds to enter, until torch's own stop has returned, and from there until the block was left."""
     stopped: list[float] = []
     prof = torchprof.Profile(subject.model)
     start = time.perf_counter()

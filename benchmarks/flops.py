@@ -1,4 +1,4 @@
-"""What counting FLOPs costs: inside the block, afterwards for each event, and from shapes alone."""
+"""The cost of counting FLOPs: inside the block, for each event afterwards, and from shapes alone."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def inside(quick: bool) -> None:
 
 
 def estimating(quick: bool) -> None:
-    """Two recordings of the same work with shapes: what making the run takes more where it counts FLOPs."""
+    """Two recordings of the same work with shapes: the extra time to make the run if FLOPs are counted."""
     rows = []
     for subject in subjects(quick):
         subject.forward()
@@ -101,7 +101,7 @@ def estimating(quick: bool) -> None:
 
 
 def shapes_alone() -> None:
-    """torchprof.flops as the first thing that a process does after its imports."""
+    """torchprof.flops as the first call of a process after its imports."""
     rows = []
     for name, grad in (("forward", False), ("forward and backward", True)):
         seconds = []

@@ -1,4 +1,4 @@
-"""What importing torchprof takes where torch is not imported, and whether a saved run can be read without torch."""
+"""The time to import torchprof without torch, and whether a saved run can be read without torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the block costs while the model runs: the profiled forward against that of torch's bare profiler.
+"""The cost of the block while the model runs: a forward under torchprof compared with one under torch's own profiler.
 
-Every measurement enters a new block, so each layer's first call, which does more than the later ones, is in it. One
-thread, gradients on.
+Each measurement enters a new block, so it includes the first call of each layer, which does more work than later calls.
+It runs with one thread and with gradients.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def measure(quick: bool) -> None:
 
 
 def timed(subject: Subject, block: Callable[[], Any] | None = None) -> float:
-    """The seconds that one forward takes inside a block, without entering and leaving it."""
+    """The seconds of one forward inside a block, without entering and leaving the block."""
     if block is None:
         start = time.perf_counter()
         subject.forward()

@@ -1,7 +1,7 @@
-"""What a long loop takes: the resident size after the 10th and the last cycle, and the time that it takes to fold one.
+"""The cost of a long loop: the resident size after the 10th and after the last cycle, and the time to read a cycle.
 
-A training loop (forward, backward, SGD) under a schedule that warms up for one step and records the next. Memory needs
-Linux. One thread.
+The loop is a training loop (forward, backward, SGD) under a schedule that warms up for one step and records the next.
+It runs with one thread. Memory is measured on Linux only.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Loop:
         self._x = torch.rand(4, 8)
 
     def run(self, profiler: Any, cycles: int) -> tuple[list[float], list[int]]:
-        """For each cycle the seconds of the call of step() that ended it, and the resident size after it."""
+        """For each cycle, the seconds of the call of step() that ended it, and the resident size after that."""
         took, resident = [], []
         with profiler:
             for cycle in range(cycles):
@@ -121,7 +121,7 @@ def torch_profiler(options: dict[str, Any]) -> Any:
 
 
 def resident_size() -> int:
-    """In bytes."""
+    """The resident size of this process in bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 

@@ -1,4 +1,4 @@
-"""What the analysis of memory costs on reading: for each event, more than the run of the same recording without it."""
+"""The extra time per event to analyze memory when a recording is read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROUNDS = 15
 
 
 class Recording:
-    """Some training steps, recorded with memory: the events are read as often as one likes."""
+    """Some training steps, recorded with memory. The events can be read many times."""
 
     def __init__(self, subject: Subject, steps: int) -> None:
         optimizer = torch.optim.SGD(subject.model.parameters(), lr=0.0)
@@ -37,14 +37,14 @@ class Recording:
         self.of_memory = names.count("[memory]")
 
     def plain(self) -> float:
-        """The processor's seconds that reading, attributing and summing takes."""
+        """The CPU seconds to read, attribute and sum the events."""
         start = time.process_time()
         attribution = attribution_of(self.prof._plan)
         fold(attribution.attribute(self.prof._session.events()), attribution.places.all, self.prof._layers)
         return time.process_time() - start
 
     def analysed(self) -> float:
-        """The same with addresses, peaks, kinds and what is kept for backward."""
+        """The same, with addresses, peaks, kinds of memory, and memory that is saved for backward."""
         start = time.process_time()
         attribution = attribution_of(self.prof._plan)
         allocations = Allocations(self.prof._layers, 0, self.prof._cycles.last._end_memory.addresses, before={})

@@ -1,9 +1,8 @@
-"""What merging the runs of many ranks takes: seconds, and the peak of memory, beside ``json.load`` of the same files,
-which keeps nothing of them.
+"""The time and the peak memory to merge the runs of many ranks, compared with ``json.load`` of the same files.
 
-One run is recorded here, of some training steps of BERT-base; the ranks are made of it: each number is another, what it
-stands for is the same, as in data-parallel training. Each way runs in a process of its own, since a peak of memory
-never falls. Linux alone tells it.
+One run is recorded, of some training steps of BERT-base. The runs of the ranks are made from it: they have the same
+rows with different numbers, as in data-parallel training. ``json.load`` does not keep what it loads. Each variant runs
+in its own process, since the peak memory of a process never falls. It is measured on Linux only.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ GROUP = 32
 SECONDS = 60.0
 GIGABYTES = 2.0
 STEPS = 3
-COLLECTIVES = 200  # a step
+COLLECTIVES = 200  # in each step
 WAYS = {"torchprof.merge": "flat", f"in groups of {GROUP}": "tree", "json.load": "json"}
 
 
@@ -64,7 +63,7 @@ def of_so_many(folder: Path, ranks: int, model: str) -> None:
 
 
 def ask_fresh_process(way: str, folder: Path, ranks: int) -> dict[str, float]:
-    """What this very file answers in a process of its own."""
+    """The output of this file in a new process."""
     command = [sys.executable, "-m", "benchmarks.merge", "--way", way, "--folder", str(folder), "--ranks", str(ranks)]
     answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, float] = json.loads(answer.stdout)
@@ -72,7 +71,7 @@ def ask_fresh_process(way: str, folder: Path, ranks: int) -> dict[str, float]:
 
 
 def merge(way: str, folder: Path, ranks: int) -> dict[str, float]:
-    """The seconds that one way takes, and the peak of the process in bytes."""
+    """The seconds of one variant, and the peak memory of its process in bytes."""
     from torchprof import load
     from torchprof import merge as merged
 
@@ -100,7 +99,7 @@ def files_of(folder: Path, ranks: int) -> list[Path]:
 
 
 def write(folder: Path, ranks: int, quick: bool) -> None:
-    """Write the runs of those ranks that have no file yet."""
+    """Write the runs of the ranks that have no file yet."""
     files = {rank: file for rank, file in enumerate(files_of(folder, ranks)) if not file.exists()}
     first = folder / "first.json"
     if not first.exists():
@@ -149,7 +148,7 @@ def recorded(quick: bool) -> str:
 
 
 def of_rank(document: dict[str, Any], rank: int) -> dict[str, Any]:
-    """The file of a run as one of another rank: it took up to twice as long, and began at another time."""
+    """The file of a run, changed to another rank: it took up to twice as long, and began at another time."""
     chance = random.Random(rank)
     slower = 1 + chance.random()
 

@@ -1,7 +1,7 @@
-"""What the HTML report of a large run takes: to write it, to open it, and to answer a click on it in a browser.
+"""The time to write the HTML report of a large run, to open it, and to answer a click in a browser.
 
-The run is made up: 10,000 layers and 200,000 rows, forward and backward. Needs Playwright and Debian's ``chromium`` (or
-the browser that ``$CHROMIUM`` names); without them only the writing is measured.
+The run is artificial: 10,000 layers and 200,000 rows, forward and backward. It needs Playwright and Debian's
+``chromium`` (or the browser in ``$CHROMIUM``); without them, only writing is measured.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ CLICKS: Mapping[str, str] = {
         box.dispatchEvent(new Event('input'));
     }""",
 }
-"""What users do on the page, in an order in which each does something."""
+"""Actions of users on the page, in an order in which each one has an effect."""
 
 _TIMED = """(action) => {
     const start = performance.now();
@@ -116,12 +116,12 @@ def in_a_browser(text: str, rounds: int) -> None:
 
 
 def click_ms(page: Page) -> dict[str, float]:
-    """The milliseconds from each of ``CLICKS`` to the layout of what it changed."""
+    """The milliseconds from each of ``CLICKS`` to the layout of its changes."""
     return {name: page.evaluate(f"() => ({_TIMED})(() => {{ {action} }})") for name, action in CLICKS.items()}
 
 
 def big_run(layers: int = 10_000, rows: int = 200_000, seed: int = 0) -> Run:
-    """A made-up run of about so many layers, in ten stages of ten blocks, and of exactly so many rows."""
+    """An artificial run with about ``layers`` layers, in ten stages of ten blocks, and exactly ``rows`` rows."""
     generator = random.Random(seed)
     paths: list[tuple[str, ...]] = [("Net",)]
     for stage in range(10):

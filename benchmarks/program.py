@@ -1,7 +1,7 @@
-"""What ``torchprof run`` costs while a script runs: its body bare, under torch's profiler, and under ours.
+"""The cost of ``torchprof run`` while a script runs: the script alone, under torch's profiler, and under torchprof.
 
-The reading of what was recorded comes after it, or every few seconds between two calls of a model, and is no part of
-this: ``python -m benchmarks reading`` tells what it takes. One thread, gradients on.
+Recorded events are read after the script, or every few seconds between two calls of a model. That time is not included;
+``python -m benchmarks reading`` measures it. It runs with one thread and with gradients.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def measure(quick: bool) -> None:
 
 
 def body(subject: Subject, block: Callable[[], AbstractContextManager[object]], first: list[float]) -> float:
-    """The seconds that the later calls of a model take inside a block; those of the first are noted."""
+    """The seconds of the later calls of a model inside a block. The time of the first call is stored."""
     with block():
         start = time.perf_counter()
         subject.forward()

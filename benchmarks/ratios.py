@@ -1,4 +1,4 @@
-"""Ways that take turns, the ratios of their times, and the tables that show them beside their limits."""
+"""Run variants alternately, compute the ratios of their times, and show these in tables with their limits."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tabulate import tabulate
 
 @dataclass(frozen=True)
 class Ratio:
-    """The median of the ratios of neighbours, with the quartiles and with what is likely of the median itself.
+    """The median of the ratios of neighboring measurements, its quartiles, and a confidence interval of the median.
 
-    ``least`` and ``most`` hold the median of many more such ratios with 95 % certainty (by order statistics, whatever
-    their distribution); quartiles say how single ratios vary.
+    ``least`` and ``most``: the 95% confidence interval of the median, from order statistics, for any distribution. The
+    quartiles show how single ratios vary.
     """
 
     median: float
@@ -28,7 +28,7 @@ class Ratio:
 
     @classmethod
     def of(cls, ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-        """Of two ways that took turns: the n-th time of one stands beside the n-th of the other."""
+        """The ratios of two variants that ran alternately: the n-th time of one by the n-th time of the other."""
         ratios = sorted(our / their for our, their in zip(ours, theirs))
         low, median, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
         aside = math.ceil(0.98 * math.sqrt(len(ratios)))  # ranks from the middle: 1.96 deviations of a fair coin
@@ -43,23 +43,23 @@ class Ratio:
         return " to ".join(f"{quartile:.3f}" for quartile in self.quartiles)
 
     def verdict(self, limit: float, at_least: bool = False) -> str:
-        """Whether the median keeps its limit, and whether noise alone could have decided that."""
+        """Whether the median is within its limit, and whether noise alone could have decided that."""
         noise = ", within noise" if self.least <= limit <= self.most else ""
         return verdict(self.median, limit, at_least) + noise
 
 
 def verdict(value: float, limit: float, at_least: bool = False) -> str:
-    """Whether a figure keeps its limit."""
+    """Whether a figure is within its limit."""
     kept = value >= limit if at_least else value <= limit
     return f"{'at least' if at_least else 'at most'} {limit:g}: {'met' if kept else 'MISSED'}"
 
 
 def take_turns(ways: Mapping[str, Callable[[], float]], rounds: int, task: str) -> dict[str, list[float]]:
-    """What each way returned (the seconds that it took) in each round.
+    """The results (seconds) of each variant in each round.
 
-    Each round begins with another way than the one before, so that none gains by its place. As in ``timeit`` the
-    garbage collector is off, so that none pays for another's garbage. It runs before each, which leaves the processor's
-    caches equally cold for all: what comes first in a round would else be up to a third slower.
+    Each round begins with another variant than the previous one, so that none has an advantage from its position. As in
+    ``timeit``, the garbage collector is off, so that no variant collects another's garbage. A collection runs before
+    each variant, which leaves the CPU's caches equally cold: else the first in a round is up to a third slower.
     """
     took: dict[str, list[float]] = {name: [] for name in ways}
     names = list(ways)
@@ -88,9 +88,9 @@ def show(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], not
 
 
 def say(progress: str, again: bool = False) -> None:
-    """What is going on, on stderr: one line that changes on a terminal, else a line for each task.
+    """Show the progress on stderr: on a terminal in one line that is overwritten, else in one line for each task.
 
-    ``again``: the task is the one that was said before, further on.
+    ``again``: the task is the same as in the previous call.
     """
     if sys.stderr.isatty():
         print(f"\r\033[K{progress}", end="", file=sys.stderr, flush=True)
@@ -99,7 +99,7 @@ def say(progress: str, again: bool = False) -> None:
 
 
 def asked_quick(about: str | None) -> bool:
-    """Read the command line of one question, whose only option is ``--quick``."""
+    """Read the command line of one question. Its only option is ``--quick``."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--quick", action="store_true", help="few repeats: shows that it runs, not what it costs")
     return bool(parser.parse_args().quick)

@@ -1,7 +1,7 @@
-"""What it takes from the return of the profiler's own stop to the printed table, and how much memory.
+"""The time and memory from the return of torch's stop to the printed table.
 
-Held against ``function_events``, torch's own list, which is made from the same point of the same recording. The stop
-itself is torch's and is shown apart.
+They are compared with ``function_events``, torch's own list, made from the same point of the same recording. The time
+of the stop itself is torch's, and is shown separately.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ SIZES = (10_000, 100_000, 1_000_000)
 
 
 class Recording:
-    """Some forwards (and backwards) under torchprof, from the return of the profiler's stop on.
+    """Some forwards (and backwards) under torchprof, measured from the return of the profiler's stop.
 
-    ``profiler`` is torch's own profile object, which torchprof holds; both read from it. ``left`` are the seconds that
-    torchprof still spent in leaving the block.
+    ``profiler``: torch's own profile object; torchprof and torch's list both read from it. ``left``: the seconds that
+    torchprof needed to leave the block after the stop.
     """
 
     def __init__(self, subject: Subject, forwards: int = 1, backward: bool = False, **flags: Any) -> None:
@@ -58,14 +58,14 @@ class Recording:
         self._stop_returned = time.perf_counter()
 
     def table(self) -> float:
-        """The seconds from the stop to the text of the table."""
+        """The seconds from the stop to the finished table."""
         start = time.perf_counter()
         self.make_run()
         str(self.prof)
         return self.left + time.perf_counter() - start
 
     def make_run(self) -> float:
-        """The seconds that reading, attributing and summing the events takes, from the stop on."""
+        """The seconds to read, attribute and sum the events, from the stop on."""
         start = time.perf_counter()
         assert self.prof.run
         return self.left + time.perf_counter() - start
@@ -95,7 +95,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def against_event_list(quick: bool) -> None:
-    """Both ways in turn on the same recordings, of each model."""
+    """Both variants in turn on the same recordings, for each model."""
     rows = []
     for subject in subjects(quick):
         subject.forward()
@@ -131,7 +131,7 @@ def against_event_list(quick: bool) -> None:
 
 
 def in_fresh_processes() -> None:
-    """The first table that a process draws pays for imports and caches, as most scripts do."""
+    """The first table of a process: it includes imports and filling caches, as in most scripts."""
     took: dict[str, list[float]] = {"torchprof": [], "function_events": []}
     for number in range(3):
         for way in took:
@@ -147,7 +147,7 @@ def in_fresh_processes() -> None:
 
 
 def by_size(quick: bool) -> None:
-    """The same for more and more events of one model: the time for each must stay the same."""
+    """The same for more and more events of one model: the time per event must not grow."""
     subject = Subject("", tiny_layers().eval(), torch.rand(1, 8), 0.0)
     per_forward = Recording(subject).events
     sizes = (5_000, 10_000) if quick else SIZES
@@ -180,7 +180,7 @@ def by_size(quick: bool) -> None:
 
 
 class PerEvent(NamedTuple):
-    """Seconds for each event: of torch's own stop, from there to the run, and from there to the table."""
+    """Seconds per event: of torch's own stop, from there to the run, and from there to the table."""
 
     stop: float
     run: float
@@ -195,7 +195,7 @@ def per_event(recording: Recording) -> PerEvent:
 
 
 def memory(quick: bool) -> None:
-    """Resident memory for each event, of each way in a fresh process of its own."""
+    """Resident memory per event; each variant runs in a new process."""
     size = 5_000 if quick else 100_000
     found = {}
     for way in ("torchprof", "function_events"):
@@ -216,7 +216,7 @@ def memory(quick: bool) -> None:
 
 
 def ask_fresh_process(*options: str) -> dict[str, float]:
-    """What this very file answers in a process of its own."""
+    """The output of this file in a new process."""
     command = [sys.executable, "-m", "benchmarks.reading", *options]
     answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, float] = json.loads(answer.stdout)
@@ -224,17 +224,17 @@ def ask_fresh_process(*options: str) -> dict[str, float]:
 
 
 def first_of(way: str) -> dict[str, float]:
-    """The seconds that one way takes as the first of its process."""
+    """The seconds of one variant, as the first work of its process."""
     torch.set_num_threads(1)
     recording = Recording(Subject("", tiny_layers().eval(), torch.rand(1, 8), 0.0))
     return {"seconds": recording.table() if way == "torchprof" else recording.event_list()}
 
 
 def memory_of(way: str, events: int) -> dict[str, float]:
-    """Peak and held resident bytes for each event that one way adds after the stop. Linux alone tells them."""
+    """The peak and the final resident bytes per event that one variant adds after the stop. Linux only."""
     torch.set_num_threads(1)
     subject = Subject("", tiny_layers().eval(), torch.rand(1, 8), 0.0)
-    warm = Recording(subject)  # imports and caches are no part of what an event costs
+    warm = Recording(subject)  # a first recording, so that imports and caches are not measured
     warm.table()
     warm.event_list()
     per_forward = warm.events
@@ -271,13 +271,13 @@ def peak_resident() -> int:
 
 
 def restart_peak() -> None:
-    """Let the peak start at what is resident now; where the system forbids it, the stop's own peak may hide ours."""
+    """Reset the peak to the current resident size. If the system forbids it, the stop's own peak may hide ours."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def give_back_freed() -> None:
-    """Have the C library give freed memory back, so that what comes next cannot hide in it."""
+    """Make the C library return freed memory to the system, so that later allocations are visible."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 

@@ -1,4 +1,4 @@
-"""The models that are profiled, and the bare profiler that torchprof is held against."""
+"""The models that are profiled, and torch's own profiler for comparison."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from examples.models import AlexNet, Bert
 
 
 class Subject(NamedTuple):
-    """A model and what it is called with. ``inside`` is the most that profiling may take inside the block, as a
-    multiple of the bare profiled forward."""
+    """A model and its input. ``inside``: the limit of the time inside the block, relative to torch's own profiler."""
 
     name: str
     model: nn.Module
@@ -26,12 +25,12 @@ class Subject(NamedTuple):
 
 
 def tiny_layers(count: int = 500) -> nn.Sequential:
-    """Layers that do next to nothing, so that what is seen is the profiler's own cost."""
+    """Layers that do very little, so that the cost of the profiler dominates."""
     return nn.Sequential(*(nn.Linear(8, 8) for _ in range(count)))
 
 
 def subjects(quick: bool = False) -> list[Subject]:
-    """The three models of the limits (``quick``: without the largest), in eval mode and with gradients on."""
+    """The three models that have limits (``quick``: without the largest), in eval mode and with gradients."""
     torch.manual_seed(0)
     found = [
         Subject("500 tiny Linear", tiny_layers().eval(), torch.rand(1, 8), 1.3),
@@ -41,12 +40,12 @@ def subjects(quick: bool = False) -> list[Subject]:
 
 
 def bare(**flags: Any) -> Any:
-    """torch's own profiler, as torchprof uses it."""
+    """torch's own profiler, with the options that torchprof uses."""
     return profile(use_kineto=True, **flags)
 
 
 def on_stop(profiler: Any, then: Callable[[], None]) -> None:
-    """Have ``then`` called as soon as torch's profiler has stopped, before anything is made of its events."""
+    """Call ``then`` as soon as torch's profiler has stopped, before its events are processed."""
     stop = profiler.__exit__
 
     def stop_and_tell(*exception: Any) -> Any:

@@ -1,8 +1,8 @@
-"""What reading a trace takes: time and memory for each event, beside ``json.load`` of the same file.
+"""The time and memory per event to read a trace, compared with ``json.load`` of the same file.
 
-The traces are made up, of steps as they are on a GPU: of a million events 290,000 are operators and labels, 190,000
-calls of the runtime, 95,000 kernels, 50,000 of Python and 380,000 arrows. Each way runs in a process of its own, since
-a peak of memory never falls. Linux alone tells it.
+The traces are artificial and have the steps of a GPU: of a million events, 290,000 are operators and labels, 190,000
+runtime calls, 95,000 kernels, 50,000 Python functions and 380,000 flow events. Each variant runs in its own process,
+since the peak memory of a process never falls. It is measured on Linux only.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def of_a_large_one(trace: Path) -> None:
 
 
 def ask_fresh_process(way: str, trace: Path) -> dict[str, float]:
-    """What this very file answers in a process of its own."""
+    """The output of this file in a new process."""
     command = [sys.executable, "-m", "benchmarks.traces", "--way", way, "--trace", str(trace)]
     answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, float] = json.loads(answer.stdout)
@@ -97,7 +97,7 @@ def ask_fresh_process(way: str, trace: Path) -> dict[str, float]:
 
 
 def read(way: str, trace: Path) -> dict[str, float]:
-    """The seconds that one way takes, the bytes that the process grew by, and its peak in bytes."""
+    """The seconds of one variant, the growth of its process in bytes, and the peak in bytes."""
     from torchprof.traces.read import from_trace
 
     before = peak_resident()
@@ -120,7 +120,7 @@ def peak_resident() -> int:
 
 
 def write(path: Path, events: int) -> int:
-    """Write a trace of about so many events; returns how many."""
+    """Write a trace of about this many events. Returns their number."""
     count = 0
     with path.open("w", encoding="utf-8") as file:
         file.write('{\n  "schemaVersion": 1,\n  "traceEvents": [\n')
@@ -135,32 +135,35 @@ def write(path: Path, events: int) -> int:
     return count
 
 
+def ranged(category: str, name: str, start: float, length: float, thread: int, args: str) -> str:
+    return (
+        f'  {{\n    "ph": "X", "cat": "{category}", "name": "{name}", "pid": 4242, "tid": {thread},\n'
+        f'    "ts": {start:.3f}, "dur": {length:.3f},\n    "args": {{\n      {args}\n    }}\n  }}'
+    )
+
+
+def arrow(category: str, phase: str, which: int, start: float, thread: int) -> str:
+    return (
+        f'  {{\n    "ph": "{phase}", "id": {which}, "pid": 4242, "tid": {thread}, "ts": {start:.3f},\n'
+        f'    "cat": "{category}", "name": "{category}"\n  }}'
+    )
+
+
+def kernel(name: str, start: float, by: int, which: int) -> str:
+    return (
+        f'  {{\n    "ph": "X", "cat": "kernel", "name": "void {name}<float, 128, 2>(int, float*)", "pid": 0,\n'
+        f'    "tid": 7, "ts": {start:.3f}, "dur": 21.344,\n    "args": {{\n      "External id": {by}, "queued": 0, '
+        f'"device": 0, "context": 1, "stream": 7, "correlation": {which}, "registers per thread": 40, '
+        '"grid": [512, 1, 1], "block": [512, 1, 1]\n    }\n  }'
+    )
+
+
 def of_step(step: int) -> Iterator[str]:
-    """The events of one training step, as Kineto writes them, each with numbers of its own."""
+    """The events of one training step in Kineto's format, each with different numbers."""
     at = 4_458_676_000_000.123 + step * 100_000
     number = step * 20 * LAYERS
     launch = 1_000_000_000 + step * 10 * LAYERS
     sequence = step * LAYERS
-
-    def ranged(category: str, name: str, start: float, length: float, thread: int, args: str) -> str:
-        return (
-            f'  {{\n    "ph": "X", "cat": "{category}", "name": "{name}", "pid": 4242, "tid": {thread},\n'
-            f'    "ts": {start:.3f}, "dur": {length:.3f},\n    "args": {{\n      {args}\n    }}\n  }}'
-        )
-
-    def arrow(category: str, phase: str, which: int, start: float, thread: int) -> str:
-        return (
-            f'  {{\n    "ph": "{phase}", "id": {which}, "pid": 4242, "tid": {thread}, "ts": {start:.3f},\n'
-            f'    "cat": "{category}", "name": "{category}"\n  }}'
-        )
-
-    def kernel(name: str, start: float, by: int, which: int) -> str:
-        return (
-            f'  {{\n    "ph": "X", "cat": "kernel", "name": "void {name}<float, 128, 2>(int, float*)", "pid": 0,\n'
-            f'    "tid": 7, "ts": {start:.3f}, "dur": 21.344,\n    "args": {{\n      "External id": {by}, "queued": 0, '
-            f'"device": 0, "context": 1, "stream": 7, "correlation": {which}, "registers per thread": 40, '
-            '"grid": [512, 1, 1], "block": [512, 1, 1]\n    }\n  }'
-        )
 
     whole = 900.0 * LAYERS
     yield ranged(

@@ -1,8 +1,8 @@
-"""A budget for a model, held in a test suite: a change that makes it cost more fails there, and says which layer.
+"""A budget for a model in a test suite: a test fails if a change makes the model more expensive, and names the layer.
 
-Run it with ``pytest examples/budget_in_pytest.py``. The first test needs nothing but the model. The second holds it
-against a run that was saved when all was well; in continuous integration that comes from the main branch, and the same
-gate is one command there: ``torchprof compare baseline.json run.json --fail-if "cpu_total > +25%"`` (docs/compare.md).
+Run it with ``pytest examples/budget_in_pytest.py``. The first test needs only the model. The second compares it with a
+run that was saved earlier; in continuous integration, that is the run of the main branch, and one command makes the
+same check: ``torchprof compare baseline.json run.json --fail-if "cpu_total > +25%"`` (docs/compare.md).
 """
 
 from pathlib import Path
@@ -35,7 +35,7 @@ def run() -> torchprof.Run:
 
 @pytest.fixture(scope="module")
 def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was saved before. It should come from the same machine, or times say nothing."""
+    """A run that was saved earlier. It should be from the same machine, or times cannot be compared."""
     path = tmp_path_factory.mktemp("baseline") / "baseline.json"
     record().save(path)
     return path
@@ -45,10 +45,10 @@ def test_what_it_may_cost(run: torchprof.Run) -> None:
     torchprof.assert_budget(
         run,
         {
-            "flops": "1.3M",  # of one forward call, however many were recorded
+            "flops": "1.3M",  # of one forward call, for any number of recorded calls
             "params": 20_000,
-            "cpu_peak": "128KB",  # by how much memory rises in a forward call
-            "1: cpu_peak": "32KB",  # of the layer "1" alone; "*" would stand for any one step of a path
+            "cpu_peak": "128KB",  # the peak of memory above the start of a forward call
+            "1: cpu_peak": "32KB",  # of the layer "1" alone; "*" matches any one step of a path
             "cpu_total": "1s",
         },
     )

@@ -1,8 +1,8 @@
 """What did my change cost? Two versions of a model, the same steps of each, compared layer by layer.
 
-Run it with ``python examples/compare_two_versions.py``. The second version has a wider first layer, a batch norm put in
-behind it, and a tanh where a ReLU was. The runs land in files, so that the same can be had later, without torch:
-``torchprof compare before.json after.json``, and ``--fail-if "flops > +10%"`` makes a gate of it.
+Run it with ``python examples/compare_two_versions.py``. The second version has a wider first layer, a batch norm
+after it, and a tanh in place of a ReLU. The runs are saved to files, so that they can be compared later, without torch:
+``torchprof compare before.json after.json``. With ``--fail-if "flops > +10%"``, that is a check for CI.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Which layer of a compiled model takes the time? Some training steps of a small language model, under torch.compile.
 
 Run it with ``python examples/compiled.py``. On the CPU torch.compile needs a C++ compiler, and half a minute for the
-first step. Shown are the parts that took most, the layers, and what the compiled code costs beside its kernels.
+first step. It shows the parts that took the most time, the layers, and the overhead of the compiled code.
 """
 
 import torch
@@ -19,7 +19,7 @@ model = torch.compile(TinyTransformer().to(device))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 tokens = torch.randint(1000, (BATCH, LENGTH), device=device)
 
-# The first step compiles: it has to be inside the block, but need not be recorded.
+# The first step compiles. It must be inside the block, but need not be recorded.
 schedule = torch.profiler.schedule(wait=1, warmup=1, active=STEPS, repeat=1)
 with torchprof.Profile(model, use_cuda=cuda, compile_layers=True, schedule=schedule) as prof:
     for _ in range(2 + STEPS):

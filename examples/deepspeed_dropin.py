@@ -1,4 +1,4 @@
-"""Coming from DeepSpeed's profilers: the early one's page of LeNet-5, then one step of a training loop by its settings.
+"""Coming from DeepSpeed's profilers: the older one's page for LeNet-5, then one step of a loop with its settings.
 
 Run it with ``python examples/deepspeed_dropin.py``.
 """
@@ -16,7 +16,7 @@ macs, params = get_model_profile(model, (1, 32, 32))
 print("{:<30}  {:<8}".format("Number of multiply-adds: ", macs))
 print("{:<30}  {:<8}".format("Number of parameters: ", params))
 
-# The settings may also be the path of a JSON file; what else DeepSpeed keeps there is left alone.
+# The settings may also be the path of a JSON file; DeepSpeed's other keys are ignored.
 config = {"train_batch_size": 16, "flops_profiler": {"enabled": True, "profile_step": 5, "detailed": False}}
 profiler = from_config(config)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

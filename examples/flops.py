@@ -1,4 +1,4 @@
-"""How much arithmetic is a transformer, layer by layer, and how fast is it here? BERT-base on 128 tokens.
+"""How many FLOPs does a transformer need, layer by layer, and how fast is it here? BERT-base on 128 tokens.
 
 Run it with ``python examples/flops.py``.
 """
@@ -8,14 +8,14 @@ from models import Bert
 
 import torchprof
 
-# From shapes alone: on the meta device a model has no data, so that any size will do.
+# From shapes alone: on the meta device a model has no data, so it can have any size.
 with torch.device("meta"):
     model = Bert()
 run = torchprof.flops(model, torch.zeros(1, 128, dtype=torch.long))
 print("BERT-base, forward and backward, from shapes alone:\n")
 print(run.report("tree", depth=2))
 
-# On data, with times: what the layers reach of what a product of matrices does on this machine.
+# On data, with times: which share of the speed of a matrix product each layer reaches on this machine.
 torch.manual_seed(0)
 model = Bert().eval()
 tokens = torch.randint(30522, (1, 128))

@@ -1,6 +1,6 @@
-"""Training steps of a small language model, as one page to look at and to send: report.html.
+"""Training steps of a small language model, as one HTML page: report.html.
 
-Run it with ``python examples/html_report.py`` and open the file. What it says first is printed, too.
+Run it with ``python examples/html_report.py`` and open the file. It also prints the first lines of the page.
 """
 
 import torch
@@ -25,8 +25,8 @@ def step() -> None:
     optimizer.step()
 
 
-step()  # a first step makes the optimizer's state
-torchprof.peak(device)  # what this machine can do at most: the roof of the page's roofline
+step()  # the first step creates the optimizer's state
+torchprof.peak(device)  # the peak of this machine: the roof of the page's roofline
 with torchprof.Profile(
     model, use_cuda=device == "cuda", profile_memory=True, with_flops=True, with_timeline=True
 ) as prof:

@@ -1,4 +1,4 @@
-"""How long does a call take, and how many samples a second is that? A small transformer, inference and training step.
+"""How long does a call take, and how many samples per second is that? A small transformer, inference and training step.
 
 Run it with ``python examples/latency.py``.
 """
@@ -20,7 +20,7 @@ tokens = torch.randint(1000, (max(BATCH_SIZES), LENGTH + 1), device=device)
 
 
 def loss(scores: torch.Tensor) -> torch.Tensor:
-    """How well each next token is foretold. ``benchmark`` cuts the inputs to a batch size, so we cut the targets."""
+    """The loss of predicting each next token. ``benchmark`` cuts the inputs to a batch size, so we cut the targets."""
     return cross_entropy(scores.flatten(0, 1), tokens[: len(scores), 1:].flatten())
 
 

@@ -52,7 +52,7 @@ model = Classifier()
 trainer.fit(model, images)
 print(training.run, end="\n\n")
 
-# Another stage, and a schedule: all eight batches of a validation but the first two.
+# Another stage, and a schedule: all eight batches of a validation except the first two.
 validation = ProfileCallback("validate", schedule=torch.profiler.schedule(wait=1, warmup=1, active=6))
 trainer.callbacks.append(validation)
 trainer.validate(model, images, verbose=False)

@@ -1,7 +1,7 @@
-"""What holds the memory of a training step? One step of a small language model: forward, loss, backward, optimizer.
+"""What uses the memory of a training step? One step of a small language model: forward, loss, backward, optimizer.
 
-Run it with ``python examples/memory.py``. Nearly all of it at the peak is what the layers keep for backward, so the
-same step is shown once more, with the blocks checkpointed: they keep what goes in and compute the rest again.
+Run it with ``python examples/memory.py``. At the peak, nearly all memory is saved for backward. So the same step
+runs again with checkpointed blocks: they save only their input, and recompute the rest in backward.
 """
 
 import torch
@@ -17,7 +17,7 @@ BLOCKS, BATCH, LENGTH = 6, 16, 128
 
 
 class Checkpointed(nn.Module):
-    """The blocks in twos: of each two, only what goes in is kept for backward."""
+    """Checkpoint the blocks in pairs: of each pair, only the input is saved for backward."""
 
     def __init__(self, blocks: nn.Sequential) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ def profiled(model: nn.Module) -> Run:
         optimizer.step()
         optimizer.zero_grad()
 
-    step()  # a first step makes the optimizer's state
+    step()  # the first step creates the optimizer's state
     with torchprof.Profile(model, use_cuda=device == "cuda", profile_memory=True, with_timeline=True) as prof:
         step()
     return prof.run

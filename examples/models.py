@@ -1,6 +1,6 @@
-"""Four models that every example and benchmark can use: no download, nothing needed but torch.
+"""Four models for all examples and benchmarks. They need only torch, and no download.
 
-The weights are random. What a forward costs does not depend on them.
+The weights are random; the cost of a forward does not depend on them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class AlexNet(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention: every position looks at all others, or with ``causal`` at those before it."""
+    """Multi-head self-attention: each position attends to all positions, or with ``causal`` to earlier ones."""
 
     def __init__(self, width: int, heads: int, causal: bool = False) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear layers with a GELU between them, for each position by itself."""
+    """Two linear layers with a GELU between them, applied to each position."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """A block of a GPT: attention and MLP, each after a normalisation and added to what came in."""
+    """A block of a GPT: attention and MLP, each with a normalization before it and a residual connection."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class TinyTransformer(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """A layer of BERT: attention and MLP, each added to what came in and normalised after."""
+    """A layer of BERT: attention and MLP, each with a residual connection and a normalization after it."""
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class Bert(nn.Module):
         self.pooler = nn.Sequential(nn.Linear(width, width), nn.Tanh())
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """All positions' states, and the first one's once more, pooled."""
+        """Returns the states of all positions, and the pooled state of the first position."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         states = self.encoder(self.dropout(self.norm(self.embed(tokens) + self.position(places))))
         return states, self.pooler(states[:, 0])

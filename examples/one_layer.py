@@ -1,4 +1,4 @@
-"""What happens inside one layer? Only the attentions of a transformer are profiled, and one call is looked into.
+"""What happens inside one layer? Only the attention layers of a transformer are profiled; one call is shown in detail.
 
 Run it with ``python examples/one_layer.py``.
 """
@@ -12,7 +12,7 @@ torch.manual_seed(0)
 model = TinyTransformer(blocks=2).eval()
 tokens = torch.randint(1000, (4, 64))
 
-# A `*` stands for any one step of a path, here for the number of the block.
+# A `*` matches any one step of a path, here the number of the block.
 with torch.inference_mode(), torchprof.Profile(model, paths=["blocks.*.attention"], warmup=2) as prof:
     for _ in range(2 + 5):
         model(tokens)

@@ -27,7 +27,7 @@ def step() -> None:
     optimizer.zero_grad()
 
 
-step()  # a first step pays for what later ones find ready
+step()  # the first step is slower: it initializes libraries and state
 
 with torchprof.Profile(model, use_cuda=cuda, with_flops=True, record_shapes=True, with_stack=True) as prof:
     step()

@@ -1,7 +1,7 @@
 """Which layer, from a trace that was recorded elsewhere? ``record_trace.py`` wrote trace.json.gz beside this file.
 
-Run it with ``python examples/read_trace.py``, or for a trace of your own ``python examples/read_trace.py trace.json``.
-It also makes a page to look at: report.html.
+Run it with ``python examples/read_trace.py``, or for your own trace ``python examples/read_trace.py trace.json``. It
+also writes a page: report.html.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""Record three training steps with torch's own profiler, for ``read_trace.py`` or anybody else: trace.json.gz.
+"""Record three training steps with torch's own profiler, for ``read_trace.py`` and other tools: trace.json.gz.
 
-Run it with ``python examples/record_trace.py``. The trace beside this file is of this, on one core of a CPU.
-``torchprof.annotate`` labels the layers: whoever reads the trace has their paths, with the model at hand or without.
+Run it with ``python examples/record_trace.py``. The trace beside this file was recorded by it, on one CPU core.
+``torchprof.annotate`` labels the layers, so a reader of the trace has their paths, even without the model.
 """
 
 import torch

@@ -28,7 +28,7 @@ with TemporaryDirectory() as folder:
     )
     callback = ProfileCallback(with_flops=True)
     trainer = Trainer(BertForSequenceClassification(config), arguments, train_dataset=sentences, callbacks=[callback])
-    with callback:  # the Trainer tells its callbacks of no exception: the block ends the profile whatever happens
+    with callback:  # ends the profile also after an exception, which the Trainer does not pass to callbacks
         trainer.train()
 
 print(f"\n{callback.run.meta.steps} steps of two batches each:\n")

@@ -27,7 +27,7 @@ def step() -> None:
     optimizer.zero_grad()
 
 
-step()  # a first step pays for what later ones find ready
+step()  # the first step is slower: it initializes libraries and state
 
 with torchprof.Profile(model, use_cuda=cuda, profile_memory=True) as prof:
     step()

@@ -1,8 +1,8 @@
-"""Which of two ranks is slow? A job of two processes on this machine, and all of it in one report.
+"""Which of two ranks is slow? A job of two processes on this machine, in one report.
 
 Run it with ``torchrun --nproc-per-node 2 examples/two_ranks.py``. Both ranks train one model with
-``DistributedDataParallel``. But the sentences are not shared out evenly, as it happens where each rank gets the next
-so many: rank 1 has the long ones. So its own work takes longer, and rank 0 waits for it in the collectives.
+``DistributedDataParallel``. But the sentences are not divided evenly: rank 1 has the long ones. So its own work takes
+longer, and rank 0 waits for it in the collectives.
 """
 
 import os
@@ -26,7 +26,7 @@ if "RANK" not in os.environ:
 
 
 class Tagger(nn.Module):
-    """Says for each word of a sentence which of eight kinds it is of."""
+    """Classifies each word of a sentence into one of eight kinds."""
 
     def __init__(self):
         super().__init__()
@@ -39,14 +39,14 @@ class Tagger(nn.Module):
         return self.kinds(self.encoder(self.words(sentences)))
 
 
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a rank has died: torchrun ends us, but let `finally` run
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # if a rank dies, torchrun sends SIGTERM: let `finally` run
 torch.set_num_threads(1)
 torch.manual_seed(0)
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 model = nn.parallel.DistributedDataParallel(Tagger())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-length = 96 if rank == 1 else 32  # words in each of its sentences
+length = 96 if rank == 1 else 32  # words in each sentence of this rank
 
 
 def step():
@@ -57,7 +57,7 @@ def step():
     optimizer.zero_grad()
 
 
-for _ in range(2):  # DistributedDataParallel puts its buckets in order in the second
+for _ in range(2):  # in the second step, DistributedDataParallel rebuilds its buckets
     step()
 prof = torchprof.Profile(model, profile_memory=True, with_flops=True)
 try:

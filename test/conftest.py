@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and hooks that all tests share."""
 
 import gc
 import signal
@@ -10,9 +10,9 @@ import pytest
 import torchprof.record.cpu_time
 
 
-@pytest.hookimpl(tryfirst=True)  # before those that -m leaves out are left out
+@pytest.hookimpl(tryfirst=True)  # before -m deselects tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that open a page are marked ``browser``."""
+    """Mark the tests that open a page as ``browser``."""
     for item in items:
         if "chromium" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.browser)
@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _frozen() -> Iterator[None]:
-    """On entry, Profile looks through all objects for profilers in warm-up: spare it those of pytest and torch."""
+    """On entry, Profile searches all objects for profilers in warm-up. Exclude those of pytest and torch."""
     gc.collect()
     gc.freeze()
     yield
@@ -29,7 +29,7 @@ def _frozen() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _never_busy() -> Iterator[None]:
-    """Where tests run on a busy machine, each report would say so."""
+    """On a busy machine, each report would have a warning about that."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torchprof.record.cpu_time, "_SCHEDSTAT", Path("nowhere"))
         yield
@@ -37,7 +37,7 @@ def _never_busy() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _ctrl_c_is_not_ignored() -> Iterator[None]:
-    """Whoever runs the tests in the background of a shell ignores Ctrl-C, and so would they, and what they start."""
+    """In the background of a shell, SIGINT is ignored: restore its handler for the tests and their child processes."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""The examples run, and the pages' blocks of Python do, too."""
+"""The examples run, and so do the Python blocks of the documentation."""
 
 import contextlib
 import io
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def skip_without(needs: list[str]) -> None:
-    """Skip a test where some packages, or programs, are missing."""
+    """Skip a test if some packages or programs are missing."""
     missing = [name for name in needs if find_spec(name) is None and shutil.which(name) is None]
     if missing:
         pytest.skip(f"{missing} not installed")
@@ -47,7 +47,7 @@ def skip_without(needs: list[str]) -> None:
         ("trainer_callback.py", ["transformers", "accelerate"], ["Number of Calls"]),
     ],
 )
-def test_an_example_runs(name: str, needs: list[str], says: list[str], tmp_path: Path) -> None:
+def test_each_example_runs(name: str, needs: list[str], says: list[str], tmp_path: Path) -> None:
     skip_without(needs)
     result = run_warm([str(ROOT / "examples" / name)], tmp_path)
     assert result.returncode == 0, result.stderr
@@ -56,7 +56,7 @@ def test_an_example_runs(name: str, needs: list[str], says: list[str], tmp_path:
 
 
 @pytest.mark.jobs
-def test_two_ranks_show_which_is_slow(tmp_path: Path) -> None:
+def test_the_example_with_two_ranks_shows_the_straggler(tmp_path: Path) -> None:
     example = str(ROOT / "examples" / "two_ranks.py")
     job = warm_job(tmp_path, 2, example)
     assert job.code == 0 and job.out[0].startswith("2 ranks. ") and not job.out[1], job
@@ -71,7 +71,7 @@ def test_two_ranks_show_which_is_slow(tmp_path: Path) -> None:
 
 @pytest.mark.jobs
 def test_the_trace_of_the_examples_is_what_record_trace_writes(tmp_path: Path) -> None:
-    """All but times and bytes, which are the machine's: the layers, their calls, and what they compute."""
+    """Compares layers, calls, MACs and FLOPs. Times and bytes depend on the machine."""
     recorded = run_warm([str(ROOT / "examples" / "record_trace.py")], tmp_path)
     assert recorded.returncode == 0, recorded.stderr
     committed = ROOT / "examples" / "trace.json.gz"
@@ -103,13 +103,13 @@ def test_the_trace_of_the_examples_is_what_record_trace_writes(tmp_path: Path) -
         pytest.param("compile.md", ["g++"], marks=pytest.mark.compiler),
     ],
 )
-def test_the_blocks_of_a_page_run_in_order(
+def test_the_python_blocks_of_each_page_run_in_order(
     page: str, needs: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     skip_without(needs)
     monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(reports, "_reports", {of: dict(known(of)) for of in ("run", "diff")})  # a page may add its own
+    monkeypatch.setattr(reports, "_reports", {of: dict(known(of)) for of in ("run", "diff")})  # a page may add names
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert blocks

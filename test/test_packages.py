@@ -1,6 +1,8 @@
-"""The packages, and which may import which: the table in CONTRIBUTING.md, held."""
+"""Which package may import which: the rule in CONTRIBUTING.md."""
 
 import ast
+import pickle
+import pydoc
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -10,7 +12,7 @@ from build.processes import run_fresh
 
 ROOT = Path(__file__).parent.parent / "torchprof"
 
-# Package: the packages it may import, beside itself and the files that import nothing of ours.
+# Package: the packages it may import, in addition to itself and to the files that import nothing of ours.
 MAY_IMPORT = {
     "run": "",
     "attribute": "run",
@@ -24,11 +26,14 @@ MAY_IMPORT = {
     "cli": "torchprof run traces profile analyze reports",
 }
 WITHOUT_IMPORTS = {"errors", "version", "encoding"}
-KNOW_TORCH = {"record", "profile", "integrations", "cli"}
+IMPORT_TORCH = {"record", "profile", "integrations", "cli"}
+# Public names that several files have: the two functions of a command, and what two integrations both must offer.
+IN_SEVERAL_FILES = {"add_to", "execute", "get_model_profile", "ProfileCallback"}
+MOST_LINES = 500
 
 
 def package_of(module: str) -> str:
-    """The second part of a module's name; "torchprof" for the public names."""
+    """The second part of a module's name; "torchprof" for the package itself, which has the public names."""
     return module.split(".")[1] if "." in module else module
 
 
@@ -74,39 +79,65 @@ def test_every_package_has_a_row() -> None:
     assert not {one for name in WITHOUT_IMPORTS for one in OURS[f"torchprof.{name}"]}
 
 
-def test_no_file_imports_itself_by_way_of_others() -> None:
+def test_there_are_no_circular_imports() -> None:
     try:
         TopologicalSorter(OURS).prepare()
     except CycleError as circle:
         pytest.fail(" → ".join(circle.args[1]))
 
 
-def test_a_circle_would_be_found() -> None:
+def test_the_check_finds_a_circle() -> None:
     with pytest.raises(CycleError):
         TopologicalSorter({"a": {"b"}, "b": {"c"}, "c": {"a"}}).prepare()
 
 
-def test_only_some_packages_know_torch() -> None:
+def public_names(file: Path) -> Iterator[str]:
+    """The classes, functions and constants of a file without a leading underscore."""
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        found: list[str] = []
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            found = [node.name]
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found = [one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
+        yield from (name for name in found if not name.startswith("_"))
+
+
+def test_no_two_files_share_a_public_name() -> None:
+    files: dict[str, set[str]] = {}
+    for module, file in FILES.items():
+        for name in public_names(file):
+            files.setdefault(name, set()).add(module)
+    assert {name: found for name, found in files.items() if len(found) > 1 and name not in IN_SEVERAL_FILES} == {}
+
+
+def test_no_file_is_too_long() -> None:
+    assert [
+        name for name, file in FILES.items() if len(file.read_text(encoding="utf-8").splitlines()) > MOST_LINES
+    ] == []
+
+
+def test_only_some_packages_import_torch() -> None:
     knowing = {name for name, found in IMPORTS.items() if any(one.split(".")[0] == "torch" for one in found)}
-    others = {name for name in knowing if package_of(name) not in KNOW_TORCH}
-    # Formulas that users give torch, and a model to which a trace belongs: both are asked for when they are needed.
+    others = {name for name in knowing if package_of(name) not in IMPORT_TORCH}
+    # These two import torch only when it is needed: for FLOP formulas of users, and for the model of a trace.
     assert others == {"torchprof.measure.flops.torch_registry", "torchprof.traces.model"}
 
 
-def test_only_sessions_and_their_events_touch_the_profiler() -> None:
+def test_only_two_files_import_torchs_profiler() -> None:
     touching = {name for name, found in IMPORTS.items() if "torch.autograd.profiler" in found}
     assert touching == {"torchprof.record.recording", "torchprof.record.session"}
 
 
-def test_importing_torchprof_imports_no_torch() -> None:
+def test_importing_torchprof_does_not_import_torch() -> None:
     code = (
         "import sys, torchprof; torchprof.load, torchprof.Run, torchprof.TorchprofError; print('torch' in sys.modules)"
     )
     assert run_fresh(code) == "False"
 
 
-def test_the_names_of_torchprof_1() -> None:
-    """``torchprof.profile`` is there after ``import torchprof``, with the names that it had."""
+def test_the_names_of_torchprof_1_can_be_imported() -> None:
+    """After ``import torchprof``, ``torchprof.profile`` has the names of torchprof 1.4.0."""
     assert run_fresh("import torchprof; print(torchprof.profile.Trace._fields)") == "('path', 'leaf', 'module')"
     code = (
         "from torchprof.profile import Profile, Trace, walk_modules; import torchprof, torch;"
@@ -115,7 +146,25 @@ def test_the_names_of_torchprof_1() -> None:
     assert run_fresh(code) == "True [('Linear',)]"
 
 
-def test_showing_a_saved_run_imports_no_torch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["Profile", "Run", "TorchprofError"])
+def test_a_public_class_has_the_name_that_users_import(name: str) -> None:
+    import torchprof
+
+    cls = getattr(torchprof, name)
+    assert repr(cls) == f"<class 'torchprof.{name}'>"
+    assert pickle.loads(pickle.dumps(cls)) is cls
+    assert pydoc.locate(f"torchprof.{name}") is cls
+    assert f"class {name} in module torchprof" in pydoc.render_doc(cls, renderer=pydoc.plaintext)
+
+
+def test_a_pickled_error_is_loaded_where_torchprof_is_not_imported_yet() -> None:
+    import torchprof
+
+    data = pickle.dumps(torchprof.TorchprofError("what went wrong"))
+    assert run_fresh(f"import pickle; print(repr(pickle.loads({data!r})))") == "TorchprofError('what went wrong')"
+
+
+def test_showing_a_saved_run_does_not_import_torch(tmp_path: Path) -> None:
     import torch
 
     import torchprof

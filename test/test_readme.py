@@ -1,4 +1,4 @@
-"""Every block of the README runs, and prints tables of the shape that the README shows."""
+"""Every block of the README runs, and prints tables of the same form as in the README."""
 
 import contextlib
 import io
@@ -20,7 +20,7 @@ BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 
 
 def shape(text: str) -> list[str]:
-    """The first column and the headings: what does not change from run to run. Shares and times do."""
+    """The first column and the headings: they are the same in each run. Shares and times are not."""
     lines = [line for line in text.splitlines() if " | " in line and "---" not in line]
     headings = [cell.strip() for cell in lines[0].split(" | ")] if lines else []
     return headings + [line.split(" | ")[0].rstrip() for line in lines[1:]]
@@ -28,7 +28,7 @@ def shape(text: str) -> list[str]:
 
 @pytest.fixture
 def in_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """As a user in a clone: the repository is importable, and what is written lands in a folder of its own."""
+    """As for a user in a clone: the repository can be imported, and files are written to another folder."""
     monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -50,26 +50,26 @@ def test_python_blocks_run_in_order_and_print_what_is_shown(in_root: Path) -> No
                 exec(compile(block, "README.md", "exec"), space)
             printed, code = out.getvalue(), block
         elif language == "text":
-            if "from_trace(" in code:  # the trace is in the repository: what it tells never changes
+            if "from_trace(" in code:  # the trace is in the repository: its figures never change
                 assert printed == block
-            elif "compile_layers" in code:  # what is fused with what is for Inductor to say, and ids count on
-                if printed and RELEASE >= (2, 13):  # older ones do not tell layers
+            elif "compile_layers" in code:  # which operators are fused depends on Inductor, and ids are counted up
+                if printed and RELEASE >= (2, 13):  # older versions do not have layers
                     of_layers = [
                         [line for line in shape(text) if "(fused: " not in line and "(region " not in line]
                         for text in (printed, block)
                     ]
                     assert of_layers[0] == of_layers[1]
             elif "with the layers above" in block:
-                # Which layers are the largest is for the machine to say: the headings and the last line are ours.
+                # Which layers are the largest depends on the machine; the headings and the last line do not.
                 assert shape(printed)[:8] == shape(block)[:8]
                 hidden, said = printed.rstrip().splitlines()[-1].split(" ", 1)
                 assert said == block.rstrip().splitlines()[-1].split(" ", 1)[1]
                 assert int(hidden) == ALEXNET_LAYERS - sum("|" in line for line in printed.splitlines()[2:]) + 1
-            elif "hidden: shown" in block:  # the largest of a flat table: which, is for the machine to say
+            elif "hidden: shown" in block:  # the rows of a flat table depend on the machine
                 headings = len(block.splitlines()[0].split(" | "))
                 assert shape(printed)[:headings] == shape(block)[:headings]
                 assert len(shape(printed)) == len(shape(block))
-            elif "Verdict" in block:  # whose differences of others are shown, is for the noise to say
+            elif "Verdict" in block:  # which differences are shown depends on noise
                 assert shape(printed)[:6] == shape(block)[:6]
                 names = [
                     [line.split(" | ")[0] for line in text.splitlines() if " | " in line] for text in (printed, block)
@@ -109,9 +109,9 @@ def test_console_blocks_run_and_print_what_is_shown(in_root: Path) -> None:
                     largest.split(" | ")[2:4]
                     == next(line for line in shown.splitlines() if "% | " in line).split(" | ")[2:4]
                 )
-            elif words[3] == "trace":  # of a trace in the repository, whose figures never change
+            elif words[3] == "trace":  # from a trace in the repository: its figures never change
                 assert result.stdout == shown
-            elif "two_ranks" in line:  # who is slow, and how much more work that is: the rest is for the machine to say
+            elif "two_ranks" in line:  # the straggler and its extra work; the rest depends on the machine
                 for text in (shown, result.stdout):
                     assert text.startswith("2 ranks. Rank 1 is the slow one: its own work takes ")
                     assert "It has more work: 3.24 times the FLOPs of the others (median)." in text
@@ -136,7 +136,7 @@ def test_the_two_commands_are_in_the_makefile_and_in_ci() -> None:
     assert "bash .ci/run" in (ROOT / ".circleci" / "config.yml").read_text(encoding="utf-8")
 
 
-def test_links_in_the_documents_lead_somewhere() -> None:
+def test_links_in_the_documentation_have_targets() -> None:
     for document in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8")):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"

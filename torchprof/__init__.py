@@ -1,6 +1,6 @@
 """torchprof: which layer? Time, memory and calls of a PyTorch model, layer by layer, forward and backward.
 
-The public names are loaded when they are first used, so that reading a saved run imports no torch.
+The public names are loaded when they are first used, so that reading a saved run does not import torch.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _FILES = {
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name == "profile":  # as ``import torchprof`` gave it in torchprof 1.4.0
+    if name == "profile":  # in torchprof 1.4.0, too, ``import torchprof`` was enough to use it
         return import_module("torchprof.profile")
     if name not in _FILES:
         raise AttributeError(f"module 'torchprof' has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """Write text to streams whose encoding lacks some characters: a pipe on Windows (cp1252), PYTHONIOENCODING=ascii.
 
-Such a character becomes the nearest ASCII ("–" a minus, "≥" ">=", the lines of a tree "|-- "), or an escape
-(``\\u4e2d``) if there is none. Files are written in UTF-8 and do not need this.
+Missing characters are replaced by similar ASCII characters ("–" by "-", "≥" by ">=", the lines of a tree by "|-- "), or
+by an escape (``\\u4e2d``) if there are none. Files are written in UTF-8 and do not need this.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from io import TextIOWrapper
 from typing import Any
 
 READABLE = "torchprof.readable"
-"""The name of the error handler, as ``open(..., errors=)`` takes it."""
+"""The name of the error handler that replaces characters; a value for ``open(..., errors=)``."""
 
-_RAISING = ("strict", "surrogateescape")  # the error handlers that raise for such characters
+_RAISING = ("strict", "surrogateescape")  # the error handlers that raise for missing characters
 _ASCII = {
     **dict.fromkeys("–─－", "-"),
     **dict.fromkeys("│├┤", "|"),
@@ -44,8 +44,8 @@ def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
 codecs.register_error(READABLE, _replace)
 
 
-def fitting(text: str, stream: Any) -> str:
-    """The text in characters that a stream can encode. Unchanged if all can be, or if the encoding is unknown."""
+def encodable(text: str, stream: Any) -> str:
+    """The text in characters that a stream can encode; unchanged if it can, or if its encoding is unknown."""
     encoding, errors = getattr(stream, "encoding", None), getattr(stream, "errors", None) or "strict"
     if not isinstance(encoding, str) or errors not in _RAISING:
         return text
@@ -56,18 +56,18 @@ def fitting(text: str, stream: Any) -> str:
     return text
 
 
-def errors_of(stream: Any) -> str:
-    """An error handler that does not raise for any character: the stream's own, if it does not."""
+def error_handler_for(stream: Any) -> str:
+    """An error handler that never raises: the stream's own, or ``READABLE`` if the stream's own may raise."""
     errors = getattr(stream, "errors", None) or "strict"
     return READABLE if errors in _RAISING else errors
 
 
 @contextmanager
-def readable(*streams: Any) -> Iterator[None]:
-    """While entered, writing to these streams does not raise UnicodeEncodeError."""
+def no_encoding_errors(*streams: Any) -> Iterator[None]:
+    """Inside the block, writing to these streams does not raise UnicodeEncodeError."""
     before = [(stream, stream.errors) for stream in streams if isinstance(stream, TextIOWrapper)]
     for stream, _ in before:
-        stream.reconfigure(errors=errors_of(stream))
+        stream.reconfigure(errors=error_handler_for(stream))
     try:
         yield
     finally:

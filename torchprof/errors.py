@@ -9,11 +9,14 @@ from collections.abc import Iterable, Sequence
 class TorchprofError(RuntimeError):
     """The only exception that torchprof defines. The message says what is wrong, what was expected and what to do."""
 
+    __module__ = "torchprof"  # where users import it from: repr, help, tracebacks and pickles show it
+
 
 def suggest(given: str, choices: Iterable[str], limit: int = 3, *, every: bool = False) -> str:
-    """A sentence with the valid choices: all of a few; of many, the most similar ones, or else the first 20.
+    """A sentence with the valid choices: up to 8 are all listed.
 
-    With ``every``, all choices are listed after the most similar ones.
+    Of more than 8, the most similar ones are listed; if none is similar, the first 20. With ``every``, all choices are
+    listed after the most similar ones.
     """
     known = list(choices)
     if not known:
@@ -30,6 +33,6 @@ def suggest(given: str, choices: Iterable[str], limit: int = 3, *, every: bool =
 
 
 def some(names: Sequence[str], limit: int = 3) -> str:
-    """The first ``limit`` names, and the number of the others."""
+    """The first ``limit`` names, and how many more there are: ``a, b, c and 2 more``."""
     more = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""The version of torchprof, known without torch."""
+"""The version of torchprof. It can be read without importing torch."""
 
 from __future__ import annotations
 

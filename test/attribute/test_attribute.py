@@ -1,4 +1,4 @@
-"""The rule of ownership, on hand-built events: which layer, which phase, how many calls, how much time of its own."""
+"""The rule of ownership on hand-made events: layer, phase, number of calls, self time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SITES = {"net": Site((NET,)), "conv": Site((CONV,)), "fc": Site((FC,))}
 
 
 def walk(*events: Event, sites: dict[str, Site] = SITES, paths: Sequence[tuple[str, ...]] = PATHS) -> Walked:
-    """Attribute events to the layers of a small net; they are sorted by their start, as the rule asks."""
+    """Attribute events to the layers of a small net, sorted by start as the rule requires."""
     return Walked(sorted(events, key=lambda event: event.start_ns), sites, paths)
 
 
@@ -34,7 +34,8 @@ def walk(*events: Event, sites: dict[str, Site] = SITES, paths: Sequence[tuple[s
 
 
 def test_the_innermost_label_owns_an_op() -> None:
-    """An op in a child's range is the child's, one beside it the parent's, one outside of all ranges nobody's."""
+    """An op in the range of a child belongs to the child, beside it to the parent, and outside all ranges to no
+    layer."""
     walked = walk(
         op("data", 0, 10),
         label("net", 10, 100),
@@ -53,7 +54,7 @@ def test_the_innermost_label_owns_an_op() -> None:
 
 
 def test_self_times_of_nested_ranges_and_ops() -> None:
-    """Each range and op keeps what nothing inside it took."""
+    """The self time of each range and op is its time minus that of everything inside it."""
     walked = walk(
         label("net", 0, 100),
         op("outer", 10, 30),
@@ -71,21 +72,21 @@ def test_self_times_of_nested_ranges_and_ops() -> None:
 
 
 def test_an_op_that_ends_where_the_next_starts_is_its_sibling() -> None:
-    """Ranges are half open: what starts at another's end is not inside it."""
+    """Ranges are half open: an event that starts at the end of another is not inside it."""
     walked = walk(label("conv", 0, 10), label("fc", 10, 20), op("a", 10, 20), op("b", 20, 21))
     assert walked.owner("a") == (FC, FORWARD)
     assert walked.owner("b") == (OUTSIDE, FORWARD)
 
 
 def test_events_that_start_together_nest_in_the_order_given() -> None:
-    """An outer event comes before an inner one of the same start."""
+    """With the same start, the outer event comes before the inner one."""
     walked = walk(label("net", 5, 50), label("conv", 5, 40), op("outer", 5, 30), op("inner", 5, 20))
     assert walked.frames("inner") == ["outer", "inner"]
     assert walked.owner("inner") == (CONV, FORWARD)
 
 
-def test_an_op_directly_inside_one_of_its_name_is_one_call() -> None:
-    """As in torch's tables: the inner one adds its time and no call; with another op between them it is a call."""
+def test_an_op_directly_inside_an_op_of_the_same_name_is_one_call() -> None:
+    """As in torch's tables: the inner op adds time and no call. With another op between the two, it is a call."""
     walked = walk(
         label("net", 0, 100),
         op("aten::sum", 10, 40),
@@ -101,22 +102,22 @@ def test_an_op_directly_inside_one_of_its_name_is_one_call() -> None:
     assert walked.self_ns()[NET, FORWARD, ("aten::sum",)] == 30
 
 
-def test_the_same_op_side_by_side_is_two_calls_in_one_place() -> None:
-    """Two calls of an op in one layer make one row of two calls."""
+def test_two_calls_of_an_op_in_one_layer_have_one_place() -> None:
+    """Two calls of an op in one layer make one row with two calls."""
     walked = walk(label("net", 0, 100), op("aten::add", 10, 20), op("aten::add", 30, 40))
     assert [walked["aten::add", number].calls for number in (0, 1)] == [1, 1]
     assert walked["aten::add", 0].place is walked["aten::add", 1].place
 
 
-def test_threads_do_not_nest_in_each_other() -> None:
-    """An op on another thread is in no range of this one, though it runs at the same time."""
+def test_ranges_of_different_threads_do_not_nest() -> None:
+    """An op on another thread is inside no range of this thread, even if it runs at the same time."""
     walked = walk(label("net", 0, 100), op("elsewhere", 10, 20, thread=7), op("here", 30, 40))
     assert walked.owner("elsewhere") == (OUTSIDE, FORWARD)
     assert walked.owner("here") == (NET, FORWARD)
     assert walked["elsewhere"].around is None
 
 
-def test_two_threads_call_the_layers_at_once() -> None:
+def test_two_threads_can_call_layers_at_the_same_time() -> None:
     """Each thread has its own innermost range."""
     walked = walk(
         label("conv", 0, 100, thread=1),
@@ -128,8 +129,8 @@ def test_two_threads_call_the_layers_at_once() -> None:
     assert walked.owner("b") == (FC, FORWARD)
 
 
-def test_a_user_label_is_a_frame_and_changes_no_owner() -> None:
-    """``record_function`` in a forward stays in the layer; what is inside it has it among its frames."""
+def test_a_user_label_is_a_frame_and_does_not_change_the_owner() -> None:
+    """``record_function`` in a forward stays in the layer; the ops inside it have it as a frame."""
     walked = walk(
         label("net", 0, 100),
         user_label("my part", 10, 50),
@@ -143,15 +144,15 @@ def test_a_user_label_is_a_frame_and_changes_no_owner() -> None:
     assert walked.owner("aten::add_") == (OUTSIDE, FORWARD)
 
 
-def test_a_user_label_named_like_an_op_is_no_op() -> None:
-    """An op inside a label of its own name is a call of its own."""
+def test_a_user_label_with_the_name_of_an_op_is_no_op() -> None:
+    """An op inside a label of the same name is a call."""
     walked = walk(user_label("aten::add", 0, 50), op("aten::add", 10, 20))
     assert walked["aten::add", 1].calls == 1
     assert [frame.kind for frame in walked["aten::add", 1].place.frames] == ["label", "op"]
 
 
-def test_an_event_that_sticks_out_of_its_parent_is_cut() -> None:
-    """A few ns too long, by another clock: it takes from its parent what the parent has, and the nesting holds."""
+def test_an_event_that_ends_after_its_parent_is_cut() -> None:
+    """It ends a few ns too late, by another clock: it takes only time that its parent has, and events stay nested."""
     walked = walk(label("net", 0, 100), label("conv", 10, 103), op("aten::conv2d", 20, 105), op("after", 101, 110))
     assert walked.owner("after") == (OUTSIDE, FORWARD)
     own = walked.self_ns()
@@ -164,8 +165,8 @@ def test_an_event_that_sticks_out_of_its_parent_is_cut() -> None:
     assert all(ns >= 0 for ns in own.values())
 
 
-def test_an_event_of_no_length_is_a_call() -> None:
-    """An op shorter than the clock's tick is counted, and owns nothing that follows."""
+def test_an_event_of_length_0_is_a_call() -> None:
+    """An op shorter than the clock's tick is counted, and contains no later event."""
     walked = walk(label("net", 0, 10), op("tick", 5, 5), op("next", 5, 8))
     assert walked["tick"].calls == 1
     assert walked.frames("next") == ["next"]
@@ -175,8 +176,8 @@ def test_an_event_of_no_length_is_a_call() -> None:
 # Which module, which path
 
 
-def test_a_module_at_two_paths_is_told_apart_by_its_caller() -> None:
-    """The call belongs to the path whose parent's range is around it, else to the first."""
+def test_a_call_of_a_module_at_two_paths_belongs_to_the_path_of_its_caller() -> None:
+    """The call belongs to the path whose parent's range is around it, otherwise to the first path."""
     paths = [("Net",), ("Net", "encoder"), ("Net", "encoder", "tied"), ("Net", "decoder"), ("Net", "decoder", "tied")]
     sites = {"net": Site((0,)), "encoder": Site((1,)), "tied": Site((2, 4)), "decoder": Site((3,))}
     walked = walk(
@@ -194,7 +195,7 @@ def test_a_module_at_two_paths_is_told_apart_by_its_caller() -> None:
 
 
 def test_a_module_at_two_paths_called_below_its_parent() -> None:
-    """A caller deeper down, still within one of the parents, decides for that parent."""
+    """A caller deeper inside one of the parents also decides for this parent."""
     paths = [("Net",), ("Net", "a"), ("Net", "a", "s"), ("Net", "b"), ("Net", "b", "deep"), ("Net", "b", "s")]
     sites = {"b": Site((3,)), "deep": Site((4,)), "s": Site((2, 5))}
     walked = walk(label("b", 0, 100), label("deep", 10, 90), label("s", 20, 30), sites=sites, paths=paths)
@@ -202,7 +203,7 @@ def test_a_module_at_two_paths_called_below_its_parent() -> None:
 
 
 def test_a_shared_module_called_by_another_model_is_at_its_first_path() -> None:
-    """A caller that is above none of the paths does not choose one."""
+    """A caller above none of the paths does not choose a path."""
     paths = [("Net",), ("Net", "a"), ("Net", "b"), ("Other",)]
     sites = {"shared": Site((1, 2)), "other": Site((3,))}
     walked = walk(label("other", 0, 100), label("shared", 10, 20), sites=sites, paths=paths)
@@ -210,8 +211,8 @@ def test_a_shared_module_called_by_another_model_is_at_its_first_path() -> None:
     assert walked.attribution.callers == {(OUTSIDE, 3), (3, 1)}
 
 
-def test_a_wrapper_and_what_it_wraps_are_one_call() -> None:
-    """The range of a wrapped module directly inside its wrapper's continues the wrapper's call."""
+def test_a_wrapper_and_the_wrapped_module_are_one_call() -> None:
+    """The range of a wrapped module directly inside the range of its wrapper continues the wrapper's call."""
     sites = {"ddp": Site((0,)), "core": Site((0,), "ddp"), "fc": Site((2,))}
     walked = walk(
         label("ddp", 0, 100),
@@ -237,15 +238,16 @@ def test_a_wrapper_of_a_wrapper_is_one_call() -> None:
     assert walked.self_ns() == {(0, FORWARD, ()): 100}
 
 
-def test_a_recursive_module_counts_every_call_and_its_time_once() -> None:
-    """A module that calls itself: each range is a call, together they last as long as the outermost."""
+def test_a_recursive_module_counts_all_calls_and_its_time_once() -> None:
+    """A module that calls itself: each range is a call; together they last as long as the outermost range."""
     walked = walk(label("conv", 0, 100), op("a", 5, 10), label("conv", 20, 80), op("a", 25, 30), label("conv", 40, 60))
     assert [walked["conv", number].calls for number in range(3)] == [1, 1, 1]
     assert walked.self_ns() == {(CONV, FORWARD, ()): 90, (CONV, FORWARD, ("a",)): 10}
 
 
-def test_what_was_not_selected_is_told_apart() -> None:
-    """A range of a module that ``paths=`` did not select owns its work as such; a selected one inside it its own."""
+def test_work_of_modules_that_were_not_selected_is_separate() -> None:
+    """A range of a module that ``paths=`` did not select has its own place. A selected module inside it owns its own
+    work."""
     sites = {"net": Site((NOT_SELECTED,)), "fc": Site((FC,))}
     walked = walk(
         op("before", 0, 5), label("net", 10, 100), op("a", 20, 30), label("fc", 40, 60), op("b", 45, 50), sites=sites
@@ -255,8 +257,8 @@ def test_what_was_not_selected_is_told_apart() -> None:
     assert walked.owner("b") == (FC, FORWARD)
 
 
-def test_the_backward_of_what_was_not_selected_is_not_selected() -> None:
-    """The layer of the maker counts in backward too, also where it is none that was selected."""
+def test_the_backward_of_a_module_that_was_not_selected_is_not_selected() -> None:
+    """In backward, too, the layer of the op that made the node counts, even if that layer was not selected."""
     sites = {"net": Site((NOT_SELECTED,)), "fc": Site((FC,))}
     walked = walk(label("net", 10, 100), op("a", 20, 30, sequence=4), node("ABackward0", 200, 220, 4), sites=sites)
     assert walked.owner(NODE_PREFIX + "ABackward0") == (NOT_SELECTED, BACKWARD)
@@ -266,7 +268,7 @@ def test_the_backward_of_what_was_not_selected_is_not_selected() -> None:
 
 
 def forward_of_two() -> list[Event]:
-    """The net calls conv (nodes 10 and 11) and fc (node 12), then the loss makes node 13."""
+    """The net calls conv (nodes 10 and 11) and fc (node 12). Then the loss makes node 13."""
     return [
         label("net", 0, 100),
         label("conv", 10, 40),
@@ -281,7 +283,8 @@ def forward_of_two() -> list[Event]:
 
 @pytest.mark.parametrize("thread", [MAIN, ENGINE])
 def test_backward_belongs_to_the_layer_of_the_op_that_made_the_node(thread: int) -> None:
-    """Whatever thread the engine uses, all inside a node belongs to the maker's layer, in the phase backward."""
+    """On any thread of the engine, everything inside a node belongs to the layer of its maker, in the phase
+    backward."""
     walked = walk(
         *forward_of_two(),
         node("MseLossBackward0", 200, 210, 13, thread=thread),
@@ -299,8 +302,8 @@ def test_backward_belongs_to_the_layer_of_the_op_that_made_the_node(thread: int)
     assert walked.owner(NODE_PREFIX + "ConvolutionBackward0") == (CONV, BACKWARD)
 
 
-def test_a_node_whose_number_no_op_carries_goes_to_the_op_below() -> None:
-    """An in-place write to a view renumbers its node: the last op at or below the number is the maker."""
+def test_a_node_with_a_number_of_no_op_belongs_to_the_op_with_the_next_lower_number() -> None:
+    """An in-place write to a view gives its node a new number: the last op at or below this number is the maker."""
     walked = walk(
         label("conv", 0, 10),
         op("aten::view", 1, 2, sequence=5),
@@ -313,8 +316,8 @@ def test_a_node_whose_number_no_op_carries_goes_to_the_op_below() -> None:
     assert walked.owner(NODE_PREFIX + "CopySlices") == (FC, BACKWARD)
 
 
-def test_of_several_ops_with_one_number_the_last_to_start_made_the_node() -> None:
-    """An op that makes no node carries the number of the next one: here the first is another layer's."""
+def test_the_last_op_with_the_number_of_a_node_is_its_maker() -> None:
+    """An op that makes no node has the number of the next node: here the first such op is in another layer."""
     walked = walk(
         label("conv", 0, 10),
         op("aten::detach", 1, 2, sequence=5),
@@ -326,8 +329,8 @@ def test_of_several_ops_with_one_number_the_last_to_start_made_the_node() -> Non
     assert walked.owner(NODE_PREFIX + "TBackward0") == (FC, BACKWARD)
 
 
-def test_a_number_met_again_after_higher_ones() -> None:
-    """The order in which numbers are met does not matter, only which op of a number started last."""
+def test_the_last_op_with_a_number_counts_in_any_order_of_numbers() -> None:
+    """The order of the numbers does not matter, only which op with a number started last."""
     walked = walk(
         label("conv", 0, 20),
         op("a", 1, 2, sequence=9),
@@ -346,8 +349,8 @@ def test_a_number_met_again_after_higher_ones() -> None:
     assert owners == [FC, FC, CONV, CONV, FC]
 
 
-def test_numbers_are_counted_per_forward_thread() -> None:
-    """The same number means another op where forward ran on another thread."""
+def test_sequence_numbers_are_per_forward_thread() -> None:
+    """The same number means another op if forward ran on another thread."""
     walked = walk(
         label("conv", 0, 10, thread=1),
         op("a", 1, 5, sequence=3, thread=1),
@@ -363,21 +366,21 @@ def test_numbers_are_counted_per_forward_thread() -> None:
 
 
 def test_a_node_made_before_the_session_is_outside() -> None:
-    """A number below all that were seen: its op was not recorded, and no later layer inherits it."""
+    """Its number is below all recorded ones: its op was not recorded, and no later layer gets the node."""
     walked = walk(*forward_of_two(), node("OldBackward0", 200, 210, 3), op("aten::mm", 201, 209))
     assert walked.owner(NODE_PREFIX + "OldBackward0") == (OUTSIDE, BACKWARD)
     assert walked.owner("aten::mm") == (OUTSIDE, BACKWARD)
 
 
-def test_backward_alone_is_outside() -> None:
-    """Nothing of the forward was recorded: the backward is shown, and belongs to nobody."""
+def test_backward_without_recorded_forward_is_outside() -> None:
+    """No forward was recorded: the backward is shown, outside all layers."""
     walked = walk(node("AddmmBackward0", 0, 10, 7), function("AddmmBackward0", 1, 9, 7))
     assert walked.owner("AddmmBackward0") == (OUTSIDE, BACKWARD)
     assert sum(walked.self_ns().values()) == 10
 
 
 def test_accumulate_grad_belongs_with_the_node_before_it() -> None:
-    """It has no number: the engine runs it right after the node that made its gradient."""
+    """It has no number. The engine runs it right after the node that made its gradient."""
     accumulate = "torch::autograd::AccumulateGrad"
     walked = walk(
         *forward_of_two(),
@@ -395,8 +398,8 @@ def test_accumulate_grad_belongs_with_the_node_before_it() -> None:
     assert [walked[accumulate, number].place.layer for number in range(2)] == [FC, CONV]
 
 
-def test_accumulate_grad_follows_the_node_before_it_on_its_own_level() -> None:
-    """A node may run the engine again (reentrant checkpoints): after it, the outer level goes on where it was."""
+def test_accumulate_grad_belongs_with_the_node_before_it_at_the_same_depth() -> None:
+    """A node may run the engine again (reentrant checkpoints). Afterwards the outer level continues."""
     walked = walk(
         *forward_of_two(),
         node("CheckpointFunctionBackward", 200, 300, 12),
@@ -410,13 +413,13 @@ def test_accumulate_grad_follows_the_node_before_it_on_its_own_level() -> None:
 
 
 def test_accumulate_grad_as_the_first_node_is_outside() -> None:
-    """``leaf.backward()``: no node came before it."""
+    """``leaf.backward()``: there is no node before it."""
     walked = walk(*forward_of_two(), node("AccumulateGrad", 200, 210))
     assert walked.owner(NODE_PREFIX + "AccumulateGrad") == (OUTSIDE, BACKWARD)
 
 
-def test_accumulate_grad_after_the_node_on_its_own_thread() -> None:
-    """Two engine threads at work: the node before it on the same thread counts, not the last one of all."""
+def test_accumulate_grad_belongs_with_the_node_before_it_on_the_same_thread() -> None:
+    """With two engine threads, the last node on the same thread counts, not the last node of all."""
     walked = walk(
         *forward_of_two(),
         node("AddmmBackward0", 200, 210, 12, thread=8),
@@ -428,7 +431,7 @@ def test_accumulate_grad_after_the_node_on_its_own_thread() -> None:
 
 
 def test_a_node_without_the_engines_range_around_it() -> None:
-    """Where only the autograd function itself was recorded, its own number finds the layer."""
+    """If only the autograd function was recorded, its own number finds the layer."""
     walked = walk(*forward_of_two(), function("AddmmBackward0", 200, 220, 12), op("aten::mm", 205, 210))
     assert walked.owner("AddmmBackward0") == (FC, BACKWARD)
     assert walked.owner("aten::mm") == (FC, BACKWARD)
@@ -436,7 +439,8 @@ def test_a_node_without_the_engines_range_around_it() -> None:
 
 
 def test_backward_inside_a_labelled_range() -> None:
-    """A module that runs backward in its forward (a training step, forces from energies): each node has its maker."""
+    """A module that runs backward in its forward (a training step, forces from energies): each node belongs to its
+    maker."""
     walked = walk(
         label("net", 0, 200),
         label("fc", 10, 40),
@@ -452,13 +456,13 @@ def test_backward_inside_a_labelled_range() -> None:
 
 
 def test_two_backwards_through_one_graph() -> None:
-    """``retain_graph=True``: the second run finds the same layers."""
+    """``retain_graph=True``: the second backward finds the same layers."""
     walked = walk(*forward_of_two(), node("AddmmBackward0", 200, 210, 12), node("AddmmBackward0", 300, 310, 12))
     assert [walked[NODE_PREFIX + "AddmmBackward0", number].place.layer for number in range(2)] == [FC, FC]
 
 
 def test_double_backward_goes_to_the_layer_of_the_backward_op_that_made_the_node() -> None:
-    """With ``create_graph`` the ops of a backward make nodes: those belong where the backward op does."""
+    """With ``create_graph``, ops in backward make nodes. These belong to the layer of the backward op."""
     walked = walk(
         *forward_of_two(),
         node("AddmmBackward0", 200, 250, 12),
@@ -483,7 +487,7 @@ def test_double_backward_goes_to_the_layer_of_the_backward_op_that_made_the_node
 
 
 def test_a_labelled_forward_inside_backward_is_recompute() -> None:
-    """Checkpointing runs forwards again in backward: a phase of its own, and no call made by a caller."""
+    """Checkpointing runs forwards again in backward: the phase is recompute, and it is not a call by a caller."""
     walked = walk(
         label("net", 0, 100),
         op("CheckpointFunction", 10, 90, sequence=2),
@@ -507,7 +511,7 @@ def test_a_labelled_forward_inside_backward_is_recompute() -> None:
 
 
 def test_a_labelled_forward_after_backward_is_forward_again() -> None:
-    """The next step is no recompute."""
+    """The forward of the next step is no recompute."""
     walked = walk(*forward_of_two(), node("AddmmBackward0", 200, 210, 12), label("net", 210, 300), op("a", 220, 230))
     assert walked.owner("net", 1) == (NET, FORWARD)
     assert walked.owner("a") == (NET, FORWARD)
@@ -517,7 +521,7 @@ def test_a_labelled_forward_after_backward_is_forward_again() -> None:
 
 
 def test_memory_belongs_to_the_innermost_op_around_it() -> None:
-    """Memory events have no parent: the op that is open on their thread at that time has them."""
+    """Memory events have no parent: they belong to the op that is open on their thread at this time."""
     walked = walk(
         label("net", 0, 100),
         op("aten::empty", 10, 20),
@@ -538,7 +542,8 @@ def test_memory_belongs_to_the_innermost_op_around_it() -> None:
 
 
 def test_a_kernel_belongs_to_the_op_that_launched_it() -> None:
-    """By correlation, however late it runs; one whose launch is not known is outside and not lost."""
+    """The correlation finds the op, however late the kernel runs. A kernel with an unknown launch is outside, not
+    lost."""
     walked = walk(
         label("net", 0, 100),
         label("conv", 10, 60),
@@ -557,7 +562,7 @@ def test_a_kernel_belongs_to_the_op_that_launched_it() -> None:
     assert all(walked[name].around is None for name in ("gemm", "relu", "stray")), "it takes no time from the CPU"
 
 
-def test_kernels_of_which_no_launch_is_known_are_outside_and_those_of_before_apart() -> None:
+def test_kernels_with_an_unknown_launch_are_outside_and_kernels_launched_before_are_separate() -> None:
     walked = walk(
         op("aten::mm", 0, 10, correlation=5), kernel("old", 1, 3, BEFORE), kernel("lost", 4, 6, 0), kernel("k", 7, 9, 5)
     )
@@ -567,8 +572,8 @@ def test_kernels_of_which_no_launch_is_known_are_outside_and_those_of_before_apa
     assert walked.owner("old") == walked.owner("lost") == (OUTSIDE, FORWARD)
 
 
-def test_a_kernel_of_backward_is_in_the_layer_of_the_node() -> None:
-    """Launched by an op inside a node, it belongs to the layer that made the node, in the phase backward."""
+def test_a_kernel_in_backward_belongs_to_the_layer_of_its_node() -> None:
+    """An op inside a node launched it: it belongs to the layer that made the node, in the phase backward."""
     walked = walk(
         *forward_of_two(),
         node("AddmmBackward0", 200, 240, 12, thread=ENGINE),
@@ -578,7 +583,7 @@ def test_a_kernel_of_backward_is_in_the_layer_of_the_node() -> None:
     assert walked.owner("gemm") == (FC, BACKWARD)
 
 
-def test_kernels_of_one_name_from_two_layers_stay_apart() -> None:
+def test_kernels_with_one_name_in_two_layers_have_two_places() -> None:
     """A kernel has a place below its launcher, not one for its name."""
     walked = walk(
         label("conv", 0, 10),
@@ -591,25 +596,26 @@ def test_kernels_of_one_name_from_two_layers_stay_apart() -> None:
     assert [walked.owner("mul", number) for number in range(2)] == [(CONV, FORWARD), (FC, FORWARD)]
 
 
-def test_a_kernel_named_like_its_op_is_no_op() -> None:
+def test_a_kernel_with_the_name_of_its_op_is_no_op() -> None:
     """The frame of a kernel differs from that of an op of the same name."""
     walked = walk(op("same", 0, 10, correlation=1), op("same", 2, 8), kernel("same", 20, 30, 1))
     assert [frame.kind for frame in walked["same", 2].place.frames] == ["op", "kernel"]
     assert walked["same", 2].calls == 1
 
 
-def test_nothing_in_nothing_out() -> None:
-    """No events, no rows: the walk of an empty session."""
+def test_an_empty_session_has_no_rows() -> None:
+    """No events give no rows."""
     walked = walk()
     assert walked.all == []
     assert walked.attribution.callers == set()
 
 
-# Nodes whose number torch leaves out
+# Nodes without a number: torch omits it
 
 
-def test_a_node_with_a_hook_before_it_is_found_by_the_number_inside() -> None:
-    """Where a hook runs an op first, torch tells the number of the node alone, and not that of the engine's range."""
+def test_a_node_after_a_hook_is_found_by_the_number_inside_it() -> None:
+    """If a hook runs an op first, only the autograd function has the number of the node, and the engine's range does
+    not."""
     walked = walk(
         *forward_of_two(),
         node("AddmmBackward0", 200, 260),
@@ -626,8 +632,8 @@ def test_a_node_with_a_hook_before_it_is_found_by_the_number_inside() -> None:
     assert walked.owner(NODE_PREFIX + "ConvolutionBackward0") == (CONV, BACKWARD)
 
 
-def test_nodes_in_the_hooks_of_others_have_numbers_of_their_own() -> None:
-    """A hook may run a backward itself; what is looked at ahead comes in its order, and once."""
+def test_nodes_inside_a_hook_of_a_node_have_their_own_numbers() -> None:
+    """A hook may run a backward. Events that were read ahead come in their order, and once."""
     events = [
         *forward_of_two(),
         node("AddmmBackward0", 200, 300),

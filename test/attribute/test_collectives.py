@@ -1,4 +1,4 @@
-"""Whose the exchanges between ranks are: on hand-built events, and of modules that hooks exchange data for."""
+"""The owners of collectives, on hand-made events; and modules with hooks that exchange data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torchprof.attribute.places import Attributed
 from torchprof.attribute.process_groups import mesh_of_groups, sole_group
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.warnings import about_buckets
-from torchprof.record import plan as record_plan
+from torchprof.record import ddp
 from torchprof.record.plan import Plan
 from torchprof.run.lockstep import NOT_RECORDED, GroupOfRanks
 from torchprof.run.meta import MeshDim
@@ -40,7 +40,7 @@ ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 
 class Walked:
-    """The events of one walk, found again by their names."""
+    """The events of one walk, by name."""
 
     def __init__(self, *events: Event, selected: set[int] | None = None) -> None:
         self.owners = CollectiveOwners(layers_by_fqn(PATHS), PATHS, SIGNATURES)
@@ -48,7 +48,7 @@ class Walked:
         self.all: list[Attributed] = list(attribution.attribute(events))
 
     def of(self, name: str) -> list[tuple[int, str, list[str]]]:
-        """Layer, phase and frames of the events of one name."""
+        """Layer, phase and frames of the events with one name."""
         found = [one.place for one in self.all if one.event.name == name]
         return [(place.layer, place.phase, [frame.name for frame in place.frames]) for place in found]
 
@@ -56,10 +56,10 @@ class Walked:
         return [one.place.shared for one in self.all if one.event.name == name]
 
 
-# Who asked
+# Requests
 
 
-def test_an_exchange_on_another_thread_belongs_to_the_op_that_asked_for_it() -> None:
+def test_a_collective_on_another_thread_belongs_to_the_op_that_requested_it() -> None:
     walked = Walked(
         label(LABELS[1], 0, 20),
         op("c10d::allreduce_", 5, 8),
@@ -68,12 +68,12 @@ def test_an_exchange_on_another_thread_belongs_to_the_op_that_asked_for_it() -> 
     )
     assert walked.of("gloo:all_reduce") == [(1, FORWARD, ["c10d::allreduce_", "gloo:all_reduce"])]
     (found,) = [one for one in walked.all if one.event.kind is Kind.COLLECTIVE]
-    assert (found.around, found.calls, found.ns) == (None, 1, 0)  # of no thread's time
+    assert (found.around, found.calls, found.ns) == (None, 1, 0)  # not part of the time of any thread
     assert found.place.frames[-1].kind == "collective"
     assert walked.owners.unmatched == 0
 
 
-def test_exchanges_begin_in_the_order_in_which_they_were_asked_for() -> None:
+def test_collectives_begin_in_the_order_of_their_requests() -> None:
     asked = [(1, "c10d::allreduce_"), (2, "c10d::_allgather_base_"), (3, "c10d::allreduce_"), (4, "c10d::broadcast_")]
     events = []
     for at, (layer, name) in enumerate(asked):
@@ -85,9 +85,9 @@ def test_exchanges_begin_in_the_order_in_which_they_were_asked_for() -> None:
     assert [layer for layer, *_ in walked.of("gloo:all_gather")] == [2]
 
 
-def test_where_sizes_were_recorded_they_have_to_be_the_same() -> None:
-    """Of two groups, each with an order of its own: the sizes tell them apart, of one tensor, of several, of the one
-    that is gathered from."""
+def test_recorded_sizes_must_match() -> None:
+    """Two groups, each with its own order: the sizes decide, for one tensor, for several, and for the input of a
+    gather."""
     walked = Walked(
         label(LABELS[1], 0, 9),
         op("c10d::allreduce_", 1, 2, signature=THREE),
@@ -109,7 +109,7 @@ def test_where_sizes_were_recorded_they_have_to_be_the_same() -> None:
     ("asked", "begun", "is_it"),
     [
         ("c10d::allreduce_coalesced_", "gloo:all_reduce", True),
-        ("c10d::_reduce_scatter_base_", "gloo:all_reduce", True),  # gloo does it so
+        ("c10d::_reduce_scatter_base_", "gloo:all_reduce", True),  # as gloo runs it
         ("c10d::reduce_scatter_", "gloo:reduce_scatter", True),
         ("c10d::reduce_scatter_", "gloo:reduce", False),
         ("c10d::reduce_", "gloo:reduce", True),
@@ -122,13 +122,13 @@ def test_where_sizes_were_recorded_they_have_to_be_the_same() -> None:
         ("c10d::barrier", "gloo:barrier", True),
     ],
 )
-def test_which_op_asks_for_which_collective(asked: str, begun: str, is_it: bool) -> None:
+def test_the_collectives_that_each_op_requests(asked: str, begun: str, is_it: bool) -> None:
     walked = Walked(label(LABELS[1], 0, 9), op(asked, 1, 2), exchange(begun, 20))
     assert [layer for layer, *_ in walked.of(begun)] == [1 if is_it else OUTSIDE]
 
 
-def test_one_that_begins_on_the_thread_that_asked_is_no_longer_asked_for() -> None:
-    """As with NCCL, which only launches it there: what it launches belongs to it."""
+def test_a_collective_that_begins_on_the_requesting_thread_is_no_longer_waited_for() -> None:
+    """With NCCL, this thread only launches the collective; the kernel belongs to it."""
     walked = Walked(
         label(LABELS[1], 0, 30),
         op("c10d::allreduce_", 1, 20),
@@ -140,7 +140,7 @@ def test_one_that_begins_on_the_thread_that_asked_is_no_longer_asked_for() -> No
     )
     inside = ["c10d::allreduce_", "record_param_comms", "nccl:all_reduce"]
     assert walked.of("nccl:all_reduce") == [(1, FORWARD, inside)]
-    assert walked.of("aten::mm") == [(1, FORWARD, ["aten::mm"])]  # in no collective that goes on
+    assert walked.of("aten::mm") == [(1, FORWARD, ["aten::mm"])]  # the collective has ended
     assert walked.of("ncclDevKernel_AllReduce") == [(1, FORWARD, [*inside, "ncclDevKernel_AllReduce"])]
     assert walked.of("gloo:all_reduce") == [(OUTSIDE, FORWARD, ["gloo:all_reduce"])]
     assert walked.owners.unmatched == 1
@@ -150,8 +150,8 @@ def test_one_that_begins_on_the_thread_that_asked_is_no_longer_asked_for() -> No
 
 
 def backward(*grads: tuple[int, int], asks: int, signature: int = 0, sized: bool = True) -> list[Event]:
-    """A backward: for each gradient the node of its layer's op, and its accumulation, of so many elements; after the
-    last one, the exchange of a bucket."""
+    """A backward: for each gradient (layer, number of elements) the node of its layer's op and its accumulation; after
+    the last one, the exchange of a bucket."""
     events: list[Event] = []
     for number, (layer, size) in enumerate(grads):
         at = 1000 + 100 * number
@@ -176,7 +176,7 @@ FORWARDS = [
 ]
 
 
-def test_a_bucket_is_of_the_layers_whose_gradients_came_since_the_last() -> None:
+def test_a_bucket_belongs_to_the_layers_with_gradients_since_the_last_bucket() -> None:
     walked = Walked(
         *FORWARDS,
         *backward((4, THREE), (3, FIVE), asks=1, signature=LIST_OF_EIGHT),
@@ -188,20 +188,20 @@ def test_a_bucket_is_of_the_layers_whose_gradients_came_since_the_last() -> None
     assert walked.shared("gloo:all_reduce") == [(4, 3)]
 
 
-def test_layers_far_apart_have_the_model_in_common() -> None:
+def test_the_common_ancestor_of_distant_layers_is_the_model() -> None:
     walked = Walked(*FORWARDS, *backward((4, THREE), (1, FIVE), (4, FIVE), asks=2))
     assert walked.shared("c10d::allreduce_") == [(4, 1)]  # each once
     assert walked.of("c10d::allreduce_")[0][:2] == (0, BACKWARD)
 
 
-def test_a_bucket_of_one_layer_is_that_layers() -> None:
+def test_a_bucket_of_one_layer_belongs_to_that_layer() -> None:
     walked = Walked(*FORWARDS, *backward((3, THREE), (3, FIVE), asks=1, signature=EIGHT))
     assert walked.shared("c10d::allreduce_") == [()]
     assert walked.of("c10d::allreduce_")[0][:2] == (3, BACKWARD)
 
 
 def test_gradients_that_were_not_exchanged_are_in_no_bucket() -> None:
-    """As in DDP's no_sync: the next forward begins, and what they were accumulated for is another backward."""
+    """As in DDP's ``no_sync``: the next forward begins, so they were accumulated for a later backward."""
     without = backward((1, THREE), (2, FIVE), asks=-1)
     later = [event._replace(start_ns=event.start_ns + 5000, end_ns=event.end_ns + 5000) for event in FORWARDS]
     synced = [
@@ -221,8 +221,8 @@ def test_gradients_of_a_model_that_is_not_replicated_are_in_no_bucket() -> None:
     assert (found.layer, found.shared) == (2, (4, 3))
 
 
-def test_a_bucket_of_another_size_held_other_gradients() -> None:
-    """As in DDP's first backward: whose, nobody knows, and it counts where it was asked for."""
+def test_a_bucket_with_another_size_has_other_gradients() -> None:
+    """As in DDP's first backward: the layers are unknown, so it belongs to the place of the request."""
     walked = Walked(*FORWARDS, *backward((4, THREE), (3, FIVE), asks=1, signature=FIVE))
     assert walked.of("c10d::allreduce_")[0][:2] == (3, BACKWARD)
     assert (walked.shared("c10d::allreduce_"), walked.owners.uncertain) == ([()], 1)
@@ -231,7 +231,7 @@ def test_a_bucket_of_another_size_held_other_gradients() -> None:
 
 
 def test_a_gradient_that_is_ignored_is_in_no_bucket() -> None:
-    """By its size, where those were recorded: of a layer's 3 and 5 elements the 5 are not exchanged."""
+    """The recorded size identifies it: a layer has gradients of 3 and 5 elements, and the one of 5 is not exchanged."""
     owners = CollectiveOwners({}, PATHS, SIGNATURES, {3: {5}, 4: set()})
     attribution = Attribution(SITES, PATHS, None, None, owners)
     events = [*FORWARDS, *backward((3, FIVE), (4, FIVE), (3, THREE), asks=2, signature=LIST_OF_EIGHT)]
@@ -239,9 +239,9 @@ def test_a_gradient_that_is_ignored_is_in_no_bucket() -> None:
     assert (found.layer, found.shared, owners.uncertain) == (2, (4, 3), 0)
 
 
-def test_what_else_is_exchanged_when_a_gradient_is_there_is_no_bucket() -> None:
-    """A model without DistributedDataParallel: a hook of the user's, or FullyShardedDataParallel, which scatters. Where
-    nobody knows, as of a trace, a gradient that is scattered and is of another size is no bucket either."""
+def test_other_exchanges_of_ready_gradients_are_no_buckets() -> None:
+    """A model without DistributedDataParallel: the exchange is in a hook of the user, or FullyShardedDataParallel
+    scatters it. If this is unknown, as in a trace, a scattered gradient of another size is no bucket either."""
     events = [*FORWARDS, *backward((4, THREE), (3, FIVE), asks=1, signature=EIGHT)]
     scattered = [one._replace(name=one.name.replace("allreduce_", "_reduce_scatter_base_")) for one in events]
     for replicated, of in (({}, events), ({}, scattered), (None, scattered)):
@@ -253,7 +253,7 @@ def test_what_else_is_exchanged_when_a_gradient_is_there_is_no_bucket() -> None:
         assert owners.uncertain == 0
 
 
-def test_two_buckets_that_go_at_once_are_not_told_apart() -> None:
+def test_two_buckets_exchanged_at_once_cannot_be_separated() -> None:
     events = backward((4, THREE), (3, FIVE), asks=1)
     again = op("c10d::allreduce_", 1141, 1150, thread=ENGINE)
     walked = Walked(*FORWARDS, *events, again)
@@ -261,13 +261,13 @@ def test_two_buckets_that_go_at_once_are_not_told_apart() -> None:
     assert walked.owners.uncertain == 1
 
 
-def test_what_a_user_asks_for_is_no_bucket() -> None:
+def test_a_collective_that_the_user_requests_is_no_bucket() -> None:
     walked = Walked(*FORWARDS, op("c10d::allreduce_", 60, 70), label(LABELS[3], 80, 99), op("c10d::allreduce_", 81, 82))
     assert [layer for layer, *_ in walked.of("c10d::allreduce_")] == [OUTSIDE, 3]
 
 
 def test_a_bucket_of_layers_that_were_not_selected() -> None:
-    """It belongs to the nearest layer above that was, and else to none that was."""
+    """It belongs to the nearest selected layer above, otherwise to NOT_SELECTED."""
     events = [*FORWARDS, *backward((4, THREE), (3, FIVE), asks=1)]
     assert Walked(*events, selected={0, 3, 4}).of("c10d::allreduce_")[0][:2] == (0, BACKWARD)
     assert Walked(*events, selected={3, 4}).of("c10d::allreduce_")[0][:2] == (NOT_SELECTED, BACKWARD)
@@ -291,7 +291,7 @@ def test_a_gather_belongs_to_the_layer_that_its_range_names() -> None:
     assert {frame.kind for one in walked.all for frame in one.place.frames} == {"op", "collective"}
 
 
-def test_one_that_is_gathered_ahead_belongs_to_the_one_that_needs_it() -> None:
+def test_a_prefetched_gather_belongs_to_the_layer_that_needs_it() -> None:
     walked = Walked(
         *FORWARDS,
         node("AddmmBackward0", 100, 200, sequence=4),
@@ -318,7 +318,7 @@ def test_gathers_for_a_recomputed_forward_are_recompute() -> None:
     assert walked.of(LABELS[3])[-1][:2] == (3, RECOMPUTE)
 
 
-def test_a_group_of_several_modules_is_shared() -> None:
+def test_a_range_for_several_modules_is_shared() -> None:
     walked = Walked(label(LABELS[0], 0, 100), user_label("FSDP::all_gather (b.0, b.1)", 10, 30))
     assert (walked.of("FSDP::all_gather (b.0, b.1)")[0][:2], walked.shared("FSDP::all_gather (b.0, b.1)")) == (
         (2, FORWARD),
@@ -327,15 +327,15 @@ def test_a_group_of_several_modules_is_shared() -> None:
 
 
 @pytest.mark.parametrize("name", ["FSDP::all_gather (somewhere.else)", "FSDP::all_gather (a, nowhere)", "FSDP mine"])
-def test_a_range_that_names_no_layer_of_ours_is_where_it_is(name: str) -> None:
+def test_a_range_without_a_known_layer_belongs_to_the_place_around_it(name: str) -> None:
     walked = Walked(label(LABELS[2], 0, 100), user_label(name, 10, 30))
     assert walked.of(name) == [(2, FORWARD, [name])]
     (place,) = [one.place for one in walked.all if one.event.name == name]
-    assert place.frames[-1].kind == ("op" if "::" in name else "label")  # torch's own, or the user's
+    assert place.frames[-1].kind == ("op" if "::" in name else "label")  # a range of torch or of the user
 
 
-def test_of_several_roots_a_name_is_meant_in_the_one_around() -> None:
-    """Two blocks, each sharded by itself: "0" is in either, and a range without a name is of either."""
+def test_a_name_refers_to_the_root_around_the_range() -> None:
+    """Two blocks, each an FSDP root: both have a module "0", and a range without a name may be for either."""
     paths = [("Net",), ("Net", "a"), ("Net", "a", "0"), ("Net", "b"), ("Net", "b", "0")]
     owners = CollectiveOwners({"": [1, 3], "0": [2, 4]}, paths, [])
     assert owners.layers_of_range("FSDP::all_gather (0)", around=1) == (2,)
@@ -347,8 +347,8 @@ def test_of_several_roots_a_name_is_meant_in_the_one_around() -> None:
     assert layers_by_fqn([("Net",), ("Net", "a"), ("Other",), ("Other", "a")]) == {"": [0, 2], "a": [1, 3]}
 
 
-def test_of_several_groups_without_sizes_two_that_could_be_meant_are_not_told_apart() -> None:
-    """Each group has an order of its own: what began first need not be what was asked for first."""
+def test_with_several_groups_and_no_sizes_an_ambiguous_request_is_unknown() -> None:
+    """Each group has its own order: the collective that began first need not be the one requested first."""
     owners = CollectiveOwners({}, PATHS, SIGNATURES, None, is_one_group=False)
     attribution = Attribution(SITES, PATHS, None, None, owners)
     events = [
@@ -371,7 +371,7 @@ def hooks(layer: int, start: int, end: int) -> Event:
     return label(LABELS[layer].replace("torchprof:", "torchprof:!hooks:"), start, end)
 
 
-def test_hooks_are_work_of_their_module_and_no_call() -> None:
+def test_hooks_belong_to_their_module_and_are_no_call() -> None:
     walked = Walked(
         label(LABELS[2], 0, 100),
         hooks(3, 5, 10),
@@ -389,7 +389,7 @@ def test_hooks_are_work_of_their_module_and_no_call() -> None:
     assert own.phase == FORWARD
 
 
-def test_hooks_of_what_was_not_selected_are_where_they_are() -> None:
+def test_hooks_of_a_module_that_was_not_selected_belong_to_the_place_around_them() -> None:
     walked = Walked(label(LABELS[2], 0, 100), hooks(3, 5, 10), op("aten::mul", 6, 8), selected={2})
     assert walked.of("aten::mul") == [(2, FORWARD, ["aten::mul"])]
     assert Walked(hooks(4, 5, 10), op("aten::mul", 6, 8), selected={2}).of("aten::mul")[0][0] == OUTSIDE
@@ -408,12 +408,12 @@ def world_of_one(tmp_path: Path) -> Iterator[None]:
 
 
 def of_tensor_parallel(hook: object) -> object:
-    """As the hooks that ``parallelize_module`` registers."""
+    """Make hooks like those that ``parallelize_module`` registers."""
     hook.__module__ = "torch.distributed.tensor._api"
     return hook
 
 
-def test_only_hooks_of_tensor_parallel_are_labelled_and_all_are_as_they_were() -> None:
+def test_only_hooks_of_tensor_parallel_are_labelled_and_all_are_restored() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     seen: list[str] = []
     of_torch = of_tensor_parallel(lambda module, args: seen.append("torch's") or (args[0].sin(),))
@@ -439,7 +439,7 @@ def test_only_hooks_of_tensor_parallel_are_labelled_and_all_are_as_they_were() -
     assert len(prof.raw()[1]["Sequential", "0"]) == 1
 
 
-def test_hooks_that_a_user_takes_away_inside_the_block_stay_away() -> None:
+def test_hooks_that_the_user_removes_inside_the_block_stay_removed() -> None:
     net = nn.Linear(4, 4)
     handle = net.register_forward_pre_hook(of_tensor_parallel(lambda module, args: None))
     with Profile(net):
@@ -448,7 +448,7 @@ def test_hooks_that_a_user_takes_away_inside_the_block_stay_away() -> None:
     assert not net._forward_pre_hooks
 
 
-def test_hooks_are_told_in_a_trace_too(tmp_path: Path) -> None:
+def test_hooks_are_found_in_a_trace_too(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     net[1].register_forward_hook(of_tensor_parallel(lambda module, args, result: result.cos()))
     with Profile(net) as prof:
@@ -465,14 +465,14 @@ def test_hooks_are_told_in_a_trace_too(tmp_path: Path) -> None:
         assert all("!" not in layer.name for layer in read.layers)
 
 
-# What a process knows of its job
+# Process groups of the job
 
 
 def group(name: str, size: int, ranks: Sequence[int] = (), description: str = "undefined") -> dict[str, object]:
     return {"pg_name": name, "pg_desc": description, "group_size": size, "ranks": list(ranks)}
 
 
-def test_the_group_of_what_does_not_say_it() -> None:
+def test_the_group_of_collectives_that_name_no_group() -> None:
     everyone = group("0", 4, description="default_pg")
     assert sole_group([everyone]) == GroupOfRanks("0", "default_pg", 4, "")
     assert sole_group([everyone, group("1", 4), group("5", 1, [2])]) == GroupOfRanks("0", "default_pg", 4, "")
@@ -485,7 +485,7 @@ def test_the_group_of_what_does_not_say_it() -> None:
     assert sole_group([{}, {"group_size": "2"}, {"group_size": 2, "ranks": "all"}]) == GroupOfRanks("", "", 2, "")
 
 
-def test_the_mesh_that_groups_are_called_after() -> None:
+def test_the_mesh_dimensions_that_groups_are_named_after() -> None:
     groups = [group("0", 4), group("1", 2, [1, 3], "mesh_dp"), group("2", 2, [2, 3], "mesh_tp")]
     assert mesh_of_groups(groups, 3) == (MeshDim("dp", 2, 1), MeshDim("tp", 2, 1))
     assert mesh_of_groups(groups, 1) == (MeshDim("dp", 2, 0),)
@@ -493,7 +493,7 @@ def test_the_mesh_that_groups_are_called_after() -> None:
 
 
 @pytest.mark.usefixtures("world_of_one")
-def test_a_job_of_one_rank_has_nobody_to_wait_for(tmp_path: Path) -> None:
+def test_a_job_of_one_rank_has_no_group(tmp_path: Path) -> None:
     net = nn.Linear(2, 2)
     with Profile(net) as prof:
         net(torch.randn(1, 2))
@@ -504,8 +504,8 @@ def test_a_job_of_one_rank_has_nobody_to_wait_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("world_of_one")
-def test_buckets_that_are_not_in_order_yet_are_told() -> None:
-    """DistributedDataParallel puts them in order after its first backward, if there are several."""
+def test_buckets_that_are_not_in_order_yet_give_a_warning() -> None:
+    """DistributedDataParallel orders its buckets after its first backward, if there are several."""
     net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
     model = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.01)
     one = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
@@ -515,8 +515,8 @@ def test_buckets_that_are_not_in_order_yet_are_told() -> None:
     said = plan.unordered()
     assert Plan([net], None).unordered() == said  # as it is given to callbacks
     assert said == (["Sequential"] if model._get_ddp_logging_data()["bucket_sizes"].count(",") else [])
-    (told,) = about_buckets(["Sequential"])
-    assert str(told).startswith("DistributedDataParallel had not put the buckets of Sequential in order")
+    (warning,) = about_buckets(["Sequential"])
+    assert str(warning).startswith("DistributedDataParallel had not put the buckets of Sequential in order")
     assert list(about_buckets([])) == []
     model(torch.randn(1, 64)).sum().backward()
     assert plan.unordered() == []
@@ -525,8 +525,10 @@ def test_buckets_that_are_not_in_order_yet_are_told() -> None:
 
 @pytest.mark.usefixtures("world_of_one")
 @pytest.mark.parametrize("is_module_yet", [False, True])
-def test_a_replica_whose_making_failed_exchanges_nothing(monkeypatch: pytest.MonkeyPatch, is_module_yet: bool) -> None:
-    """It lives on with the error, as an interactive session keeps it: there is nothing to ask it."""
+def test_a_replica_whose_constructor_failed_exchanges_nothing(
+    monkeypatch: pytest.MonkeyPatch, is_module_yet: bool
+) -> None:
+    """The error keeps it alive, as in an interactive session: it must not be asked for anything."""
 
     def fails(*_: Any) -> None:
         raise RuntimeError("DDP expects same model across all ranks")
@@ -552,16 +554,16 @@ def test_a_replica_whose_making_failed_exchanges_nothing(monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("world_of_one")
-def test_what_is_around_a_model_is_looked_for_until_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Again where it is gone, or where there is a model more; never held alive."""
+def test_the_wrapper_around_a_model_is_searched_until_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is searched again when it is gone, or when a model is added. It is never kept alive."""
     looked = []
 
     def all_replicas() -> list[nn.parallel.DistributedDataParallel]:
         looked.append(1)
         return actual()
 
-    actual = record_plan._all_replicas
-    monkeypatch.setattr(record_plan, "_all_replicas", all_replicas)
+    actual = ddp.all_replicas
+    monkeypatch.setattr(ddp, "all_replicas", all_replicas)
     first, second = nn.Linear(2, 2), nn.Linear(2, 2)
     plan = Plan([first, second], None)
 
@@ -582,9 +584,9 @@ def test_what_is_around_a_model_is_looked_for_until_it_is_found(monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("world_of_one")
-def test_a_bucket_of_a_model_that_is_given_without_its_wrapper() -> None:
-    """As callbacks are: DistributedDataParallel is around it. What it ignores is in no bucket, and neither is what
-    another one exchanges; the first gradients that come are those of the last layer."""
+def test_buckets_of_a_model_passed_without_its_wrapper() -> None:
+    """Callbacks get such a model: DistributedDataParallel is around it. Ignored gradients, and those that another
+    wrapper exchanges, are in no bucket. The first gradients that become ready are those of the last layer."""
     net = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
     net._ddp_params_and_buffers_to_ignore = ["2.weight", "2.bias", "1.bias"]  # type: ignore[assignment]
     model, other = nn.parallel.DistributedDataParallel(net), nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
@@ -597,7 +599,7 @@ def test_a_bucket_of_a_model_that_is_given_without_its_wrapper() -> None:
     assert Plan([other.module], None).replicated == {0: set()}
     for _ in range(2):
         model(torch.randn(1, 4)).sum().backward()
-    for with_sizes in (False, True):  # which have to be those of the bucket
+    for with_sizes in (False, True):  # these must be the sizes in the bucket
         with Profile(net, record_shapes=with_sizes) as prof:
             model(torch.randn(1, 4)).sum().backward()
         asking = [row for row in prof.run.rows if row.frames and row.frames[-1].name == "c10d::allreduce_"]

@@ -1,5 +1,4 @@
-"""What torch.compile makes of a model, on events and graphs made by hand: regions, guards, graphs, and the kernels of
-these with the layers that they work for."""
+"""Hand-made events and graphs of torch.compile: regions, guards, graphs, and the layers that the kernels work for."""
 
 from __future__ import annotations
 
@@ -69,7 +68,7 @@ NET, FIRST, SECOND, HEAD = (NAMES.index(name) for name in ("", "blocks.0", "bloc
 
 
 def in_function(name: str, below: str, root: str) -> Owner:
-    """The same for a module that a compiled function calls: it is named too."""
+    """The owner of an operation in a module that a compiled function calls: this module is an owner, too."""
     return (TracedModule(root, (), KINDS[below]), *(traced(name, below, root) if name else ()))
 
 
@@ -130,19 +129,17 @@ def test_ops_are_kernels_in_the_order_in_which_their_graph_calls_them(
         "nothing ran",
     ],
 )
-def test_where_other_kernels_ran_than_the_graph_calls_only_those_are_unknown(
-    ran: list[str], numbers: list[int | None]
-) -> None:
+def test_only_ops_with_other_names_than_the_kernels_are_unknown(ran: list[str], numbers: list[int | None]) -> None:
     assert graphs_of().called("block", ran) == numbers
 
 
-def test_of_an_unknown_graph_and_of_one_without_kernels_no_op_is_a_kernel() -> None:
+def test_no_op_is_a_kernel_of_an_unknown_graph_or_of_one_without_kernels() -> None:
     assert graphs_of().called("another", ["addmm"]) == [None]
     assert graphs_of(empty=()).called("empty", ["addmm"]) == [None]
     assert CompiledGraphs().called("block", ["addmm"]) == [None]
 
 
-def test_a_graph_that_is_not_known_says_why() -> None:
+def test_an_unknown_graph_has_a_reason() -> None:
     graphs = graphs_of(nested=NESTED_GRAPHS)
     reasons = [graphs.why_unknown(graph) for graph in ("block", "nested", "another")]
     assert reasons == ["", NESTED_GRAPHS, COMPILED_BEFORE]
@@ -167,9 +164,9 @@ def test_any_graphs_kernels_are_found_among_any_other_ops(data: st.DataObject) -
 
 @examples(100)
 @given(st.data())
-def test_a_kernel_under_another_name_never_makes_another_wrong(data: st.DataObject) -> None:
-    """Some kernels leave no op, some one of another name: each other is known as itself, or not at all. Where no two
-    kernels have one name, each other is known."""
+def test_a_kernel_under_another_name_never_causes_a_wrong_match(data: st.DataObject) -> None:
+    """Some kernels leave no op, and some an op of another name. Every other kernel is matched correctly or not at all;
+    if all names differ, every other kernel is matched."""
     kinds = st.sampled_from(["mm", "bmm", "cpp_fused_0", "cpp_fused_1", "cpp_fused_2", "cpp_fused_3"])
     names = data.draw(st.lists(kinds, min_size=1, max_size=10, unique=data.draw(st.booleans())))
     ran: list[str] = []
@@ -187,8 +184,8 @@ def test_a_kernel_under_another_name_never_makes_another_wrong(data: st.DataObje
 
 @examples(100)
 @given(st.lists(st.sampled_from("ab"), max_size=6), st.lists(st.sampled_from("abc"), max_size=6))
-def test_only_what_all_longest_matches_have_in_common_is_known(kernels: list[str], ran: list[str]) -> None:
-    """Held against all that there are."""
+def test_only_pairs_in_all_longest_matches_are_known(kernels: list[str], ran: list[str]) -> None:
+    """Compared with an enumeration of all longest matches."""
 
     def matches(at: int, other: int) -> list[frozenset[tuple[int, int]]]:
         if at == len(kernels):
@@ -210,8 +207,8 @@ def test_only_what_all_longest_matches_have_in_common_is_known(kernels: list[str
 
 
 def layers_of(graphs: CompiledGraphs, graph: str, around: int, inputs: str = "") -> list[list[str] | str]:
-    """The names of the layers of each kernel where its graph runs in a layer; the layer itself where that is none; the
-    reason where they are not known."""
+    """The names of the layers of each kernel if its graph runs in a layer: the layer itself if none is known, otherwise
+    the reason."""
     kernels = graphs._graphs[graph]
     found = [graphs.layers_of(graph, number, around, inputs) for number in range(len(kernels))]
     return [
@@ -221,7 +218,7 @@ def layers_of(graphs: CompiledGraphs, graph: str, around: int, inputs: str = "")
 
 
 def test_layers_are_found_below_the_module_that_was_called() -> None:
-    """One graph that runs in several equal blocks is that of the block around, each time."""
+    """If one graph runs in several equal blocks, its layers are those of the block around each call."""
     graphs = graphs_of()
     for around, block in ((FIRST, "blocks.0"), (SECOND, "blocks.1"), (FIRST, "blocks.0")):
         assert layers_of(graphs, "block", around) == [
@@ -233,7 +230,7 @@ def test_layers_are_found_below_the_module_that_was_called() -> None:
 
 
 def test_layers_of_a_whole_model_are_found_below_its_root() -> None:
-    """And what its own forward does is its own, as what its modules do in theirs."""
+    """Code of the model's own forward belongs to the model, code of its modules to these."""
     whole = [
         work("a", traced("blocks.0.fc1", "")),
         work("b", traced("blocks.1", ""), traced("head", "")),
@@ -248,8 +245,8 @@ def test_layers_of_a_whole_model_are_found_below_its_root() -> None:
     ]
 
 
-def test_a_graph_in_a_layer_that_has_not_its_modules_is_nobodys() -> None:
-    """Where a class differs, or a path, the graph is that of something else."""
+def test_a_graph_in_a_layer_without_its_modules_has_no_owner() -> None:
+    """If a class or a path differs, the graph belongs to another module."""
     assert layers_of(graphs_of(), "block", HEAD) == [OTHER_MODULE, OTHER_MODULE, OTHER_MODULE, ["head"]]
     for wrong in (TracedModule(SELF, ("fc1",), "Conv2d"), TracedModule(SELF, ("fc3",), "Linear")):
         graphs = graphs_of(wrong=[work("a", (wrong,)), work("b", FC2), work("c", OWN)])
@@ -261,8 +258,9 @@ def test_a_graph_in_a_layer_that_has_not_its_modules_is_nobodys() -> None:
     [("_orig_mod",), ("module", "_orig_mod"), ("_orig_mod", "module")],
     ids=["torch.compile", "DDP of torch.compile", "torch.compile of DDP"],
 )
-def test_below_wrappers_layers_are_found_by_what_they_wrap(way: tuple[str, ...]) -> None:
-    """A wrapper and what it wraps are one layer: what was compiled is what it wraps, or what it wraps in turn."""
+def test_below_wrappers_layers_are_found_by_the_wrapped_modules(way: tuple[str, ...]) -> None:
+    """A wrapper and the wrapped module are one layer. The compiled module is the wrapped one, or one that this
+    wraps."""
     wraps = {"_orig_mod": "OptimizedModule", "module": "DistributedDataParallel"}
     modules = {("Net", *way[:at]): ProfiledModule(NET, wraps[step]) for at, step in enumerate(way)}
     modules |= {("Net", *way, *path[1:]): module for path, module in MODULES.items()}
@@ -270,8 +268,8 @@ def test_below_wrappers_layers_are_found_by_what_they_wrap(way: tuple[str, ...])
     assert layers_of(graphs_of(modules, whole=whole), "whole", NET) == [["head"], [""], ["blocks.1.act"]]
 
 
-def test_a_compiled_module_inside_one_is_called_as_if_it_were_not() -> None:
-    """torch leaves the step into it out: ``L['self'].blocks.0.fc1`` is ``blocks.0._orig_mod.fc1``."""
+def test_names_omit_the_step_into_an_inner_compiled_module() -> None:
+    """torch omits this step: ``L['self'].blocks.0.fc1`` is ``blocks.0._orig_mod.fc1``."""
     modules = {}
     for path, module in MODULES.items():
         if path[:3] == ("Net", "blocks", "0"):
@@ -283,8 +281,8 @@ def test_a_compiled_module_inside_one_is_called_as_if_it_were_not() -> None:
     assert layers_of(graphs, "block", FIRST)[0] == ["blocks.0.fc1"]
 
 
-def test_a_compiled_function_is_of_the_only_module_that_fits() -> None:
-    """It runs outside of all layers, or in one that has nothing to do with what it calls."""
+def test_a_compiled_function_belongs_to_the_only_module_that_fits() -> None:
+    """It runs outside all layers, or in a layer that is not related to the modules that it calls."""
     whole = [
         work("a", in_function("blocks.0.fc1", "", "G['net']")),
         work("b", OWN),
@@ -295,8 +293,8 @@ def test_a_compiled_function_is_of_the_only_module_that_fits() -> None:
     assert layers_of(graphs, "whole", HEAD) == [["blocks.0.fc1"], ["head"], ["", "head"]]
 
 
-def test_a_compiled_function_that_could_call_several_modules_is_nobodys() -> None:
-    """Which of two equal blocks it was called with is not known; nor of which of two models."""
+def test_a_compiled_function_that_may_call_several_modules_is_ambiguous() -> None:
+    """It is unknown which of two equal blocks it was called with, or which of two models."""
     function = [work("a", in_function("fc1", "blocks.0", "L['block']")), work("b", OWN)]
     assert layers_of(graphs_of(function=function), "function", OUTSIDE) == [AMBIGUOUS_MODULE, ["(outside)"]]
     other = {
@@ -307,8 +305,8 @@ def test_a_compiled_function_that_could_call_several_modules_is_nobodys() -> Non
     assert layers_of(graphs_of(MODULES | other, whole=whole), "whole", OUTSIDE) == [AMBIGUOUS_MODULE]
 
 
-def test_all_that_a_graph_was_traced_in_tells_which_module_it_is() -> None:
-    """A Linear alone could be any; that it is beside another, called so, could not."""
+def test_all_traced_modules_of_a_graph_identify_its_module() -> None:
+    """A Linear alone could be any Linear; a Linear next to another one with this name is unique."""
     alone = [work("a", in_function("", "head", "L['one']"))]
     beside = [*alone, work("b", in_function("", "blocks.1.fc1", "L['two']"), in_function("", "", "L['net']"))]
     both = [work("a", in_function("head", "", "L['net']")), work("b", in_function("blocks", "", "L['net']"))]
@@ -318,18 +316,18 @@ def test_all_that_a_graph_was_traced_in_tells_which_module_it_is() -> None:
     assert layers_of(graphs, "two", OUTSIDE) == [AMBIGUOUS_MODULE] * 2, "of a kernel all has to be known"
 
 
-def test_what_a_module_calls_itself_is_known_by_its_label_alone() -> None:
-    """Where no label is around, another model ran, of the same class: a teacher beside its student."""
+def test_self_is_only_known_by_the_label_around() -> None:
+    """Without a label around, another model of the same class ran: a teacher next to its student."""
     graphs = graphs_of(whole=[work("a", traced("head", "")), work("b", OWN)])
     assert layers_of(graphs, "whole", OUTSIDE) == [OTHER_MODULE, ["(outside)"]]
     assert layers_of(graphs, "whole", FIRST) == [
         OTHER_MODULE,
         ["blocks.0"],
-    ]  # nor in that of a module where it does not fit
+    ]  # nor in the range of a module that does not fit
 
 
-def test_a_module_that_is_not_the_only_one_of_its_class_may_be_another() -> None:
-    """A compiled function is not compiled again for another of that class: which of them it was given, nobody knows."""
+def test_a_module_is_ambiguous_if_its_class_has_other_modules() -> None:
+    """A compiled function is not compiled again for another module of the class, so it is unknown which one it got."""
     whole = {"whole": [work("a", in_function("head", "", "L['net']"))]}
     asked = []
 
@@ -341,15 +339,15 @@ def test_a_module_that_is_not_the_only_one_of_its_class_may_be_another() -> None
     assert asked == [("Net",)]
 
 
-def test_of_two_modules_that_could_both_be_the_one_called_neither_is() -> None:
-    """A compiled function that is given two blocks, in the range of a block: it may be any of the two, or none."""
+def test_two_modules_that_may_both_be_called_are_ambiguous() -> None:
+    """A compiled function gets two blocks, in the range of a block: this may be either of the two, or neither."""
     first, second = (traced("fc1", root=root) for root in ("L['a']", "L['b']"))
     graphs = graphs_of(two=[work("a", first), work("b", second), work("c", first, second), work("d", OWN)])
     assert layers_of(graphs, "two", FIRST) == [*[AMBIGUOUS_MODULE] * 3, ["blocks.0"]]
 
 
 def taken(root: str, path: str, *holders: str) -> ModuleTensor:
-    """A tensor that a function took from a module, and the modules that have it, by their names."""
+    """A tensor that a function took from a module, and the names of the modules that have it."""
     return ModuleTensor(root, tuple(path.split(".")), tuple(("Net", *name.split(".")) for name in holders))
 
 
@@ -357,8 +355,8 @@ def freed(root: str, path: str) -> ModuleTensor:
     return taken(root, path)._replace(holders=None, is_gone=True)
 
 
-def test_where_all_tensors_that_a_function_took_were_freed_another_module_may_have_had_them() -> None:
-    """A module that was freed since is not seen any more: that a class has one module now says nothing."""
+def test_freed_tensors_may_have_been_those_of_another_module() -> None:
+    """A freed module cannot be found any more. So it proves nothing that its class has only one module now."""
     function = {"function": [work("a", in_function("head", "", "L['net']"))]}
     inputs = {"freed": [freed("L['net']", "head")], "gathered": [taken("L['net']", "head")._replace(holders=None)]}
     graphs = CompiledGraphs(function, MODULES, inputs=inputs)
@@ -366,9 +364,9 @@ def test_where_all_tensors_that_a_function_took_were_freed_another_module_may_ha
     assert layers_of(graphs, "function", OUTSIDE, "gathered") == [["head"]]
 
 
-def test_the_tensors_that_a_function_took_tell_which_module_it_called() -> None:
-    """One graph of a function that is called with one block, then with the other, then with one that nobody profiles,
-    while there are several of the class."""
+def test_the_tensors_that_a_function_took_identify_the_module() -> None:
+    """One graph of a function that is called with one block, then with another, then with a block that is not profiled;
+    the class has several modules."""
     function = {"function": [work("a", in_function("fc1", "blocks.0", "L['block']")), work("b", OWN)]}
     inputs = {
         "first": [taken("L['block']", "fc1", "blocks.0.fc1"), taken("L['block']", "fc2", "blocks.0.fc2")],
@@ -400,8 +398,8 @@ def test_the_tensors_that_a_function_took_tell_which_module_it_called() -> None:
     assert layers_of(graphs, "function", OUTSIDE, "another")[1] == ["(outside)"]
 
 
-def test_modules_that_a_function_has_from_one_object_are_told_apart() -> None:
-    """A trainer with a student and a teacher, both of one class, of which the student is profiled."""
+def test_modules_that_a_function_takes_from_one_object_are_separate() -> None:
+    """A trainer with a student and a teacher of one class; only the student is profiled."""
     student = (
         TracedModule("L['trainer']", ("student",), "Net"),
         TracedModule("L['trainer']", ("student", "head"), "Linear"),
@@ -416,18 +414,18 @@ def test_modules_that_a_function_has_from_one_object_are_told_apart() -> None:
         inputs={"1": [taken("L['trainer']", "student.head", "head"), taken("L['trainer']", "teacher.head")]},
     )
     assert layers_of(graphs, "step", OUTSIDE, "1") == [["head"], OTHER_MODULE, OTHER_MODULE]
-    assert layers_of(graphs, "step", OUTSIDE) == [OTHER_MODULE] * 3  # nobody knows what a trainer is
+    assert layers_of(graphs, "step", OUTSIDE) == [OTHER_MODULE] * 3  # the class of a trainer is unknown
 
 
-def test_a_second_module_beside_the_one_called_is_found_by_itself() -> None:
-    """The block that was called, and a model that it was given: only one fits each."""
+def test_a_second_module_next_to_the_called_one_is_found() -> None:
+    """The called block, and a model as an argument: only one module fits each."""
     given_too = in_function("head", "", "L['net']")
     graphs = graphs_of(two=[work("a", FC1), work("b", given_too), work("c", FC2, given_too)])
     assert layers_of(graphs, "two", SECOND) == [["blocks.1.fc1"], ["head"], ["blocks.1.fc2", "head"]]
 
 
-def test_what_nobody_knows_of_a_part_is_known_of_none() -> None:
-    """A kernel of a layer and of who knows whom is not shown as that layer's; nor is one that does nothing."""
+def test_a_kernel_with_one_unknown_owner_has_no_known_owner() -> None:
+    """A kernel of a layer and of an unknown owner is not shown as that layer's. Neither is a kernel without work."""
     graphs = graphs_of(some=[work("a", FC1, None), work("b", None), work("c", FC1), work("d")])
     assert layers_of(graphs, "some", FIRST) == [UNKNOWN_MODULE, UNKNOWN_MODULE, ["blocks.0.fc1"], UNKNOWN_MODULE]
 
@@ -452,8 +450,8 @@ def test_weights_of_a_layer_are_the_sum_of_its_parts() -> None:
     st.integers(0, 2**40),
     st.lists(st.integers(0, 2**70), min_size=1, max_size=9).filter(any),
 )
-def test_pieces_tile_the_stretch_in_proportion(start: int, length: int, weights: list[int]) -> None:
-    """In their order, without gap or overlap; each within 1 ns of its exact share, and none where that is none."""
+def test_pieces_cover_the_interval_in_proportion(start: int, length: int, weights: list[int]) -> None:
+    """In order, without gap or overlap. Each is within 1 ns of its exact share, and empty if its share is 0."""
     cuts = cut_in_proportion(start, start + length, weights)
     assert len(cuts) == len(weights)
     assert (cuts[0][0], cuts[-1][1]) == (start, start + length)
@@ -464,7 +462,7 @@ def test_pieces_tile_the_stretch_in_proportion(start: int, length: int, weights:
         assert weight or begin == end
 
 
-# What names of events mean
+# Kinds of events by name
 
 
 @pytest.mark.parametrize(
@@ -490,11 +488,11 @@ def test_pieces_tile_the_stretch_in_proportion(start: int, length: int, weights:
         ("cpp_fused_addmm_gelu_0", Kind.OP),
     ],
 )
-def test_the_name_of_an_event_of_torch_compile_tells_its_kind(name: str, kind: Kind) -> None:
+def test_the_name_of_an_event_of_torch_compile_gives_its_kind(name: str, kind: Kind) -> None:
     assert event_kind(name) is kind
 
 
-# Regions: whose they are
+# The owners of regions
 
 
 def guards(start: int, end: int, thread: int = MAIN) -> Event:
@@ -506,8 +504,8 @@ def at_work(start: int, end: int, name: str = "dynamo", thread: int = MAIN) -> E
 
 
 def block(at: int, graph: str = "block", name: str = "0/0", sequence: int = -1) -> list[Event]:
-    """A call of a compiled block from ``at`` on: guards of 10 ns, what leads to its graph, and there kernels of 10, 20,
-    30 and 5 ns."""
+    """A call of a compiled block from ``at`` on: guards of 10 ns, code up to its graph, and kernels of 10, 20, 30 and 5
+    ns."""
     return [
         guards(at, at + 10),
         region(name, at + 12, at + 132),
@@ -523,15 +521,15 @@ def block(at: int, graph: str = "block", name: str = "0/0", sequence: int = -1) 
     ]
 
 
-def test_a_region_is_a_frame_under_the_layer_whose_forward_was_compiled() -> None:
-    """In it what leads to the graph, and all ops; guards before it are part of it. Without layers of kernels, these are
-    ops of the region, and nothing is said of whose they are."""
+def test_a_region_is_a_frame_in_the_layer_with_the_compiled_forward() -> None:
+    """It contains the code up to the graph and all ops; the guards before it are part of it. If layers of kernels were
+    not requested, the kernels are ops of the region, without owners."""
     walked = Ran(label("@", 0, 300), label("@blocks.0", 10, 200), *block(20))
     (place,) = [one.place for one in walked.all if one.event.kind is Kind.REGION]
     assert place.frames == (Frame("region", "0/0"),)
     inside = "Net.blocks.0 / 0/0"
     graph = f"{inside} / CompiledFunction / CompiledFxGraph"
-    assert walked.own() == {
+    assert walked.self_ns_by_way() == {
         "Net": 300 - 190,
         "Net.blocks.0": 190 - 10 - 120,
         f"{inside} / TorchDynamo Cache Lookup": 10,
@@ -549,18 +547,18 @@ def test_a_region_is_a_frame_under_the_layer_whose_forward_was_compiled() -> Non
     assert (walked.calls(inside), walked.calls(graph), walked.calls("Net.blocks.0")) == (1, 1, 1)
 
 
-def test_a_region_outside_of_all_layers_is_a_frame_there() -> None:
-    """A compiled function of the user's."""
+def test_a_region_can_be_outside_all_layers() -> None:
+    """A compiled function of the user."""
     walked = Ran(guards(0, 5), region("3/0", 6, 20), op("aten::add", 8, 10))
-    assert walked.own() == {
+    assert walked.self_ns_by_way() == {
         "(outside) / 3/0": 14 - 2,
         "(outside) / 3/0 / TorchDynamo Cache Lookup": 5,
         "(outside) / 3/0 / aten::add": 2,
     }
 
 
-def test_regions_are_told_apart_by_their_compile_id() -> None:
-    """Two versions of one function, and another function; a call more of the first is a call more."""
+def test_each_compile_id_is_a_region() -> None:
+    """Two versions of one function, and another function. A second call of the first is one more call."""
     walked = Ran(
         label("@", 0, 100),
         *(region(name, at, at + 10) for at, name in enumerate_in_tens("0/0", "0/1", "1/0", "0/0")),
@@ -578,8 +576,8 @@ def enumerate_in_tens(*names: str) -> list[tuple[int, str]]:
     [[], [memory(6, 64), memory(6, -64)], [Event(Kind.SAMPLE, "net.py(3): forward", 6, 6, MAIN)]],
     ids=["nothing", "memory", "a sample of Python"],
 )
-def test_guards_are_those_of_the_region_after_them(between: list[Event]) -> None:
-    """What is no work of the thread may come between, and another thread may do what it likes."""
+def test_guards_belong_to_the_region_after_them(between: list[Event]) -> None:
+    """Events that are not work of the thread may come between, and another thread may run anything."""
     elsewhere = op("aten::mul", 5, 9, thread=ENGINE)
     walked = Ran(label("@", 0, 50), guards(2, 5), *between, elsewhere, region("0/4", 7, 30), op("aten::add", 8, 10))
     assert walked.ways(Kind.GUARDS) == ["Net / 0/4 / TorchDynamo Cache Lookup"]
@@ -599,16 +597,16 @@ def test_guards_are_those_of_the_region_after_them(between: list[Event]) -> None
     ],
     ids=["it compiles", "an op", "a layer", "other guards", "a region elsewhere", "nothing"],
 )
-def test_guards_that_lead_to_no_region_are_in_none(after: list[Event]) -> None:
-    """They have failed: what comes is compiled first, or runs as without torch.compile."""
+def test_guards_without_a_region_after_them_are_in_no_region(after: list[Event]) -> None:
+    """They failed: the code is compiled next, or runs without torch.compile."""
     walked = Ran(label("@", 0, 50), guards(2, 5), *after)
     assert set(walked.ways(Kind.GUARDS)) == {"Net / TorchDynamo Cache Lookup"}
 
 
-def test_guards_end_before_what_they_guard_begins() -> None:
-    """Ranges inside of them are no regions that they lead to."""
+def test_a_region_inside_guards_is_not_their_region() -> None:
+    """Ranges inside guards are not the region after them."""
     walked = Ran(label("@", 0, 50), guards(2, 10), op("aten::equal", 3, 5), region("0/0", 10, 30))
-    assert walked.own() == {
+    assert walked.self_ns_by_way() == {
         "Net": 50 - 8 - 20,
         "Net / 0/0 / TorchDynamo Cache Lookup": 8 - 2,
         "Net / 0/0 / TorchDynamo Cache Lookup / aten::equal": 2,
@@ -617,7 +615,7 @@ def test_guards_end_before_what_they_guard_begins() -> None:
 
 
 def broken() -> list[Event]:
-    """A forward with a graph break: the rest of it is a region in the first, and a layer runs between the two."""
+    """A forward with a graph break: its rest is a region inside the first region, and a layer runs between the two."""
     return [
         label("@", 0, 300),
         guards(2, 4),
@@ -631,10 +629,10 @@ def broken() -> list[Event]:
     ]
 
 
-def test_after_a_graph_break_the_rest_is_a_region_in_the_first() -> None:
-    """What runs between them as it would without torch.compile has its own layer, within the region."""
+def test_after_a_graph_break_the_rest_is_a_region_inside_the_first() -> None:
+    """Code between them runs without torch.compile: it has its own layer, inside the region."""
     walked = Ran(*broken())
-    assert walked.own() == {
+    assert walked.self_ns_by_way() == {
         "Net": 300 - 2 - 245,
         "Net / 0/0 / TorchDynamo Cache Lookup": 2,
         "Net / 0/0": 245 - 40 - 40 - 10 - 115,
@@ -648,8 +646,8 @@ def test_after_a_graph_break_the_rest_is_a_region_in_the_first() -> None:
 
 
 @pytest.mark.parametrize("thread", [MAIN, ENGINE])
-def test_the_backward_of_a_region_is_in_it(thread: int) -> None:
-    """Nested as in forward; that of what ran between is the layer's, and in no region."""
+def test_the_backward_of_a_region_is_in_the_region(thread: int) -> None:
+    """Nested as in forward. The backward of the code between the regions belongs to its layer, and to no region."""
     walked = Ran(
         *broken(),
         node("CompiledFunctionBackward", 400, 450, 5, thread=thread),
@@ -671,8 +669,9 @@ def test_the_backward_of_a_region_is_in_it(thread: int) -> None:
     assert frames == (Frame("region", "0/0"), Frame("region", "1/0"))
 
 
-def test_a_region_that_is_run_again_in_backward_is_recomputed() -> None:
-    """A checkpoint around a compiled block: its region is in the block's recomputation, its backward in its own."""
+def test_a_region_that_runs_again_in_backward_is_recompute() -> None:
+    """A checkpoint around a compiled block: its region is in the block's recompute, and its backward in the block's
+    backward."""
     walked = Ran(
         label("@", 0, 90),
         op("CheckpointFunction", 1, 80, sequence=2),
@@ -688,7 +687,7 @@ def test_a_region_that_is_run_again_in_backward_is_recomputed() -> None:
 
 
 def regional() -> list[Event]:
-    """Each block compiled, all with one graph; then their backward, which has one graph too."""
+    """Each block is compiled, all with one graph; then their backward, which also has one graph."""
     found = [label("@", 0, 500)]
     for number in range(2):
         at = 10 + 200 * number
@@ -709,7 +708,7 @@ BACK = (work("cpp_fused_gelu_0", ACT, FC2), work("mm", FC1))
 
 
 def test_regional_compilation_is_separated_by_block() -> None:
-    """One region and one graph in all blocks: each call is of the block around it, its backward too."""
+    """All blocks have one region and one graph: each call belongs to the block around it, and so does its backward."""
     walked = Ran(*regional())
     for number in range(2):
         path = f"Net.blocks.{number} / 0/0"
@@ -728,11 +727,12 @@ def test_regional_compilation_is_separated_by_block() -> None:
     }
 
 
-# torch.compile at work
+# Compilation
 
 
-def test_torch_compile_at_work_is_one_place() -> None:
-    """Whatever runs in it: its own steps, what it traces, kernels that it tries, backward that is no model's."""
+def test_compilation_is_one_place() -> None:
+    """With everything that runs in it: its own steps, tracing, kernels that it tries, backward that belongs to no
+    model."""
     walked = Ran(
         label("@", 0, 1000),
         guards(5, 9),
@@ -757,7 +757,7 @@ def test_torch_compile_at_work_is_one_place() -> None:
         kernel("gemm", 2000, 2010, 4),
     )
     assert walked["dynamo"].place.frames == (Frame("region", "compiling"),)
-    assert walked.own() == {
+    assert walked.self_ns_by_way() == {
         "Net": 1000 - 4 - 490,
         "Net / TorchDynamo Cache Lookup": 4,
         "Net / compiling": 490,
@@ -769,8 +769,8 @@ def test_torch_compile_at_work_is_one_place() -> None:
     assert walked.attribution.callers == {(OUTSIDE, NET)}, "no layer was called"
 
 
-def test_torch_compile_at_work_makes_no_nodes() -> None:
-    """Numbers of nodes that its tracing counts are those of other graphs: a node belongs to who ran, not to that."""
+def test_compilation_makes_no_nodes() -> None:
+    """Its tracing counts numbers of nodes in other graphs: a node belongs to the op that ran, not to tracing."""
     walked = Ran(
         label("@", 0, 100),
         op("aten::linear", 5, 10, sequence=3),
@@ -787,7 +787,7 @@ def test_torch_compile_at_work_makes_no_nodes() -> None:
 
 
 def test_the_backward_of_a_region_may_be_compiled_in_backward() -> None:
-    """Where torch.compile waits with it until it is needed: that work is in the region, in the phase backward."""
+    """torch.compile may compile the backward when it is needed: this work is in the region, in the phase backward."""
     walked = Ran(
         label("@", 0, 100),
         region("0/0", 10, 90),
@@ -804,22 +804,22 @@ def test_the_backward_of_a_region_may_be_compiled_in_backward() -> None:
     assert walked["entire_backward_compile"].place.phase == BACKWARD
 
 
-# Kernels: whose they are
+# The owners of kernels
 
 
 IN_GRAPH = "Net.blocks.0 / 0/0 / CompiledFunction / CompiledFxGraph"
 
 
 def of_first(*, graphs: CompiledGraphs, selected: Set[str] | None = None, more: Sequence[Event] = ()) -> Ran:
-    """A call of the first block, compiled."""
+    """A call of the first block, which is compiled."""
     return Ran(label("@", 0, 300), label("@blocks.0", 10, 200), *block(20), *more, graphs=graphs, selected=selected)
 
 
 def test_kernels_belong_to_their_layers_within_the_region() -> None:
-    """One of a layer to that, one of several to their common ancestor, that of the function's own code to the block.
-    Of another op in the graph nobody knows; nothing else changes place."""
+    """A kernel of one layer belongs to it, a kernel of several layers to their common ancestor, one of the function's
+    own code to the block. The owner of another op in the graph is unknown. Nothing else changes place."""
     walked = of_first(graphs=graphs_of())
-    assert walked.own() == {
+    assert walked.self_ns_by_way() == {
         "Net": 300 - 190,
         "Net.blocks.0": 190 - 10 - 120,
         "Net.blocks.0 / 0/0 / TorchDynamo Cache Lookup": 10,
@@ -840,11 +840,11 @@ def test_kernels_belong_to_their_layers_within_the_region() -> None:
     assert [one.name for one in row.shared_by] == ["Net.blocks.0.fc1", "Net.blocks.0.act"]
     assert row.layer is not None and row.layer.name == "Net.blocks.0"
     assert all(not one.shared_by for one in walked.run.rows if one != row)
-    assert walked.calls("Net.blocks.0.fc1") == 0, "nobody called it"
+    assert walked.calls("Net.blocks.0.fc1") == 0, "no call of fc1 was recorded"
 
 
-def test_kernels_of_equal_blocks_belong_to_the_block_that_is_run() -> None:
-    """Forward and backward: of one graph each, run in two blocks."""
+def test_kernels_of_equal_blocks_belong_to_the_block_that_runs() -> None:
+    """In forward and backward: one graph each, which runs in two blocks."""
     walked = Ran(*regional(), graphs=graphs_of(back=BACK))
     for number in range(2):
         at = f"Net.blocks.{number}"
@@ -867,8 +867,8 @@ WHOLE = (
 )
 
 
-def test_what_several_layers_share_is_of_their_nearest_common_ancestor() -> None:
-    """Named from there; the ancestor may be one of them, or the block around, whose the graph is already."""
+def test_work_of_several_layers_belongs_to_their_nearest_common_ancestor() -> None:
+    """Names are relative to this ancestor. It may be one of the layers, or the block around the graph."""
     walked = Ran(
         label("@", 0, 200),
         region("0/0", 10, 190),
@@ -893,9 +893,9 @@ def test_what_several_layers_share_is_of_their_nearest_common_ancestor() -> None
     ]
 
 
-def test_with_paths_a_kernel_is_of_the_nearest_layer_that_was_selected() -> None:
-    """Of one that was not, of the selected one above; where none is, it is not selected. Whom it works for is told all
-    the same."""
+def test_with_paths_a_kernel_belongs_to_the_nearest_selected_layer() -> None:
+    """If its layer was not selected, it belongs to the nearest selected layer above, otherwise to NOT_SELECTED. The
+    names of its layers are shown in any case."""
     walked = of_first(graphs=graphs_of(), selected={"", "blocks.0.fc1"})
     graph = "Net / 0/0 / CompiledFunction / CompiledFxGraph"
     assert walked.way("aten::addmm", 0) == f"{graph} > Net.blocks.0.fc1 / aten::addmm"
@@ -913,15 +913,15 @@ def test_with_paths_a_kernel_is_of_the_nearest_layer_that_was_selected() -> None
 
 @pytest.mark.parametrize("selected", [{"blocks.0.fc1", "blocks.1.fc1"}, {"", "blocks.0.fc1", "blocks.1.fc1"}])
 def test_with_paths_backward_belongs_to_the_same_layers_as_forward(selected: set[str]) -> None:
-    """The blocks that were compiled are none of those that were selected: their layers are found all the same."""
+    """The compiled blocks were not selected: their layers are found in any case."""
     walked = Ran(*regional(), graphs=graphs_of(back=BACK), selected=selected)
     for number in range(2):
         assert walked.owner("aten::addmm", 2 * number) == (layer(f"blocks.{number}.fc1"), FORWARD)
         assert walked.owner("aten::mm", 1 - number) == (layer(f"blocks.{number}.fc1"), BACKWARD)
 
 
-def test_backward_below_a_selected_layer_is_not_mistaken_for_that_layers() -> None:
-    """The model has an fc1 of its own, as has the block that was compiled: of the block are forward and backward."""
+def test_backward_below_a_selected_layer_does_not_belong_to_it() -> None:
+    """The model has an fc1, and so has the compiled block: forward and backward belong to that of the block."""
     kinds = {**KINDS, "fc1": "Linear", "fc2": "Linear", "act": "GELU"}
     paths = [("Net", *filter(None, name.split("."))) for name in kinds]
     modules = {path: ProfiledModule(number, kind) for number, (path, kind) in enumerate(zip(paths, kinds.values()))}
@@ -932,8 +932,8 @@ def test_backward_below_a_selected_layer_is_not_mistaken_for_that_layers() -> No
     assert owners["aten::mm", BACKWARD] == NET
 
 
-def test_a_kernel_of_which_something_is_unknown_is_not_attributable() -> None:
-    """It stays in its region, and says so; the others are known."""
+def test_a_kernel_with_an_unknown_part_is_not_attributable() -> None:
+    """It stays in its region, with the reason. The other kernels are known."""
     graphs = graphs_of(block=[BLOCK[0], work("cpp_fused_addmm_gelu_0", FC1, None), *BLOCK[2:]])
     walked = of_first(graphs=graphs)
     why = "not attributable: unknown module"
@@ -943,8 +943,8 @@ def test_a_kernel_of_which_something_is_unknown_is_not_attributable() -> None:
 
 
 @pytest.mark.parametrize("reason", [COMPILED_BEFORE, NESTED_GRAPHS])
-def test_where_nothing_is_known_of_a_graph_all_that_ran_in_its_calls_is_not_attributable(reason: str) -> None:
-    """As kernels that have no ranges are; the row says why."""
+def test_everything_in_calls_of_an_unknown_graph_is_not_attributable(reason: str) -> None:
+    """Like kernels without ranges; the row has the reason."""
     graphs = CompiledGraphs({} if reason == COMPILED_BEFORE else {"block": reason}, MODULES)
     walked = of_first(graphs=graphs)
     unknown = f"{IN_GRAPH.removesuffix(' / CompiledFxGraph')} / not attributable: {reason} / CompiledFxGraph"
@@ -953,8 +953,8 @@ def test_where_nothing_is_known_of_a_graph_all_that_ran_in_its_calls_is_not_attr
         assert walked.owner(name, number) == (FIRST, FORWARD)
 
 
-def test_a_kernel_that_ran_under_another_name_costs_only_itself() -> None:
-    """As attention inside a checkpoint, which runs in what saves the state of random numbers."""
+def test_a_kernel_that_ran_under_another_name_makes_only_itself_unknown() -> None:
+    """Example: attention inside a checkpoint runs in an op that saves the state of the random number generator."""
     graphs = graphs_of(block=[BLOCK[0], work("run_and_save_rng_state", FC1, ACT), *BLOCK[2:]])
     walked = of_first(graphs=graphs)
     unknown = f"{IN_GRAPH} / not attributable: unknown kernel / cpp_fused_addmm_gelu_0"
@@ -962,12 +962,12 @@ def test_a_kernel_that_ran_under_another_name_costs_only_itself() -> None:
     for number, name in enumerate(("blocks.0.fc1", "blocks.0.fc2")):
         assert walked.way("aten::addmm", number) == f"{IN_GRAPH} > Net.{name} / aten::addmm"
     assert walked.way("cpp_fused_add_1") == f"{IN_GRAPH} / cpp_fused_add_1"
-    copy = walked.way("aten::copy_")  # it may be that kernel as well; where all are found it is none
+    copy = walked.way("aten::copy_")  # it may be that kernel, too; if all kernels are found, it is none
     assert copy == f"{IN_GRAPH} / not attributable: unknown kernel / aten::copy_"
 
 
-def test_two_calls_of_a_graph_are_matched_each_by_itself() -> None:
-    """One that ran other kernels than it should spoils no other."""
+def test_each_call_of_a_graph_is_matched_separately() -> None:
+    """A call with other kernels does not affect another call."""
     first = [label("@blocks.0", 0, 200), *block(10)]
     second = [label("@blocks.1", 300, 500), *block(310)]
     walked = Ran(*first, *[one for one in second if one.start_ns not in (360, 425)], graphs=graphs_of())
@@ -978,9 +978,9 @@ def test_two_calls_of_a_graph_are_matched_each_by_itself() -> None:
     assert fewer.owner("aten::addmm", 2) == (layer("blocks.1.fc2"), FORWARD)
 
 
-def test_what_backward_computes_again_is_recompute() -> None:
-    """Kernels that are there only for that, of one layer, of several and of unknown ones; not one that computes a
-    gradient with it, and none in forward."""
+def test_kernels_of_backward_that_repeat_forward_are_recompute() -> None:
+    """Kernels that only repeat forward, of one layer, of several, and of unknown layers. Not kernels that also compute
+    a gradient, and none in forward."""
     again = [work("mm", FC1), work("cpp_1", FC1, ACT), work("cpp_2", None)]
     graphs = graphs_of(back=[*(one._replace(recomputes=True) for one in again), work("cpp_3", ACT, FC1)])
     inside = [call("back", 610, 690), *(op(f"cpp_{at}", 600 + 20 * at, 610 + 20 * at) for at in (1, 2, 3))]
@@ -995,8 +995,8 @@ def test_what_backward_computes_again_is_recompute() -> None:
     assert walked.owner("aten::addmm", 0) == (layer("blocks.0.fc1"), FORWARD)
 
 
-def test_backward_that_compiled_autograd_made_is_backward() -> None:
-    """It runs in regions of its own, with no autograd node around them, and is compiled in a range of its own."""
+def test_backward_of_compiled_autograd_is_backward() -> None:
+    """It runs in its own regions, without autograd nodes around them, and is compiled in its own range."""
     walked = Ran(
         label("@blocks.0", 0, 200),
         *block(10),
@@ -1017,7 +1017,8 @@ def test_backward_that_compiled_autograd_made_is_backward() -> None:
 
 
 def test_a_function_that_is_called_with_one_module_and_then_another() -> None:
-    """What it took from them is told around the calls of its graphs, and holds for their backward, on any thread."""
+    """The tensors that it took are known from the range around the calls of its graphs. They also hold for backward, on
+    any thread."""
     function = [work("addmm", in_function("fc1", "blocks.0", "L['block']"))]
     inputs = {
         f"{COMPILED_INPUTS}{number}": [taken("L['block']", "fc1", f"blocks.{block}.fc1")]
@@ -1039,7 +1040,11 @@ def test_a_function_that_is_called_with_one_module_and_then_another() -> None:
             call("back", at + 20, at + 60, ENGINE),
             op("aten::addmm", at + 30, at + 50, thread=ENGINE),
         ]
-    events += [region("0/0", 400, 490), call("function", 420, 460), op("aten::addmm", 430, 450)]  # nothing is told here
+    events += [
+        region("0/0", 400, 490),
+        call("function", 420, 460),
+        op("aten::addmm", 430, 450),
+    ]  # no tensors are known here
     walked = Ran(*events, graphs=graphs)
     of = [walked.owner("aten::addmm", number) for number in range(5)]
     first, second = (layer(f"blocks.{number}.fc1") for number in range(2))
@@ -1047,8 +1052,8 @@ def test_a_function_that_is_called_with_one_module_and_then_another() -> None:
     assert walked.way("aten::addmm", 4).endswith(" / not attributable: ambiguous module / aten::addmm")
 
 
-def test_ops_inside_of_kernels_are_no_kernels() -> None:
-    """A kernel of a library may call what is called as another kernel of its graph."""
+def test_ops_inside_kernels_are_no_kernels() -> None:
+    """A library kernel may call an op that has the name of another kernel of its graph."""
     graphs = graphs_of(one=[work("linear", FC1), work("addmm", FC2)])
     walked = Ran(
         label("@blocks.0", 0, 100),
@@ -1064,8 +1069,8 @@ def test_ops_inside_of_kernels_are_no_kernels() -> None:
     assert walked.way("aten::addmm", 1) == "Net.blocks.0 / CompiledFxGraph > Net.blocks.0.fc2 / aten::addmm"
 
 
-def test_an_op_of_no_length_right_before_a_kernel_is_not_taken_for_it() -> None:
-    """Both begin at the same time. The first is none of its graph's kernels, all of which are found."""
+def test_an_op_of_length_0_right_before_a_kernel_is_not_the_kernel() -> None:
+    """Both begin at the same time. All kernels of the graph are found, and the first op is none of them."""
     graphs = graphs_of(one=[work("addmm", FC1)])
     walked = Ran(
         label("@blocks.0", 0, 100), call("one", 5, 95), op("aten::t", 10, 10), op("aten::addmm", 10, 30), graphs=graphs
@@ -1074,8 +1079,9 @@ def test_an_op_of_no_length_right_before_a_kernel_is_not_taken_for_it() -> None:
     assert walked.way("aten::addmm") == "Net.blocks.0 / CompiledFxGraph > Net.blocks.0.fc1 / aten::addmm"
 
 
-def test_a_kernel_of_a_function_outside_of_all_layers() -> None:
-    """Of a layer, of the function's own code, and of both: that is outside, and says which layer it serves."""
+def test_a_kernel_of_a_function_outside_all_layers() -> None:
+    """A kernel of a layer, of the function's own code, and of both: the last is outside, with the layer that it works
+    for."""
     own = in_function("head", "", "G['net']")
     graphs = graphs_of(function=[work("k_0", own), work("k_1", OWN), work("k_2", OWN, own)])
     walked = Ran(
@@ -1091,15 +1097,15 @@ def test_a_kernel_of_a_function_outside_of_all_layers() -> None:
     assert walked["k_2"].place.shared == (HEAD,)
 
 
-# Kernels: divided
+# Divided kernels
 
 
 @pytest.mark.parametrize(("divisor", "shares"), [("flops", (5, 15)), ("bytes", (15, 5))])
-def test_a_kernel_of_several_layers_is_divided_where_that_was_asked_for(divisor: str, shares: tuple[int, int]) -> None:
-    """20 ns for 100 and 300 FLOPs, or for 30 and 10 bytes; each piece says by what, and with whom."""
+def test_a_kernel_of_several_layers_is_divided_on_request(divisor: str, shares: tuple[int, int]) -> None:
+    """20 ns for 100 and 300 FLOPs, or for 30 and 10 bytes. Each piece has the divisor and the other layers."""
     walked = of_first(graphs=graphs_of(divisor=divisor))
     said = f"divided by {divisor}: fc1 + act / cpp_fused_addmm_gelu_0"
-    own = walked.own()
+    own = walked.self_ns_by_way()
     found = tuple(own[f"{IN_GRAPH} > Net.blocks.0.{name} / {said}"] for name in ("fc1", "act"))
     assert found == shares
     assert not [way for way in own if "fused:" in way]
@@ -1108,8 +1114,8 @@ def test_a_kernel_of_several_layers_is_divided_where_that_was_asked_for(divisor:
     assert own[f"{IN_GRAPH} > Net.blocks.0.fc1 / aten::addmm"] == 8, "those of one layer are as they were"
 
 
-def test_a_part_that_does_nothing_has_no_piece() -> None:
-    """And where all do nothing, there is nothing to divide by."""
+def test_a_part_without_work_has_no_piece() -> None:
+    """If no part has work, the kernel is not divided."""
     some = [work("k_0", FC1, ACT, flops=(7, 0)), work("k_1", FC1, ACT, flops=(0, 0)), work("k_2", FC1, flops=(0,))]
     walked = Ran(
         label("@blocks.0", 0, 100),
@@ -1118,7 +1124,7 @@ def test_a_part_that_does_nothing_has_no_piece() -> None:
         graphs=graphs_of(divisor="flops", some=some),
     )
     inside = "Net.blocks.0 / CompiledFxGraph > Net.blocks.0"
-    assert {way: ns for way, ns in walked.own().items() if "k_" in way} == {
+    assert {way: ns for way, ns in walked.self_ns_by_way().items() if "k_" in way} == {
         f"{inside}.fc1 / divided by flops: fc1 + act / k_0": 10,
         f"{inside} / fused: fc1 + act / k_1": 10,
         f"{inside}.fc1 / k_2": 10,
@@ -1127,7 +1133,8 @@ def test_a_part_that_does_nothing_has_no_piece() -> None:
 
 @pytest.mark.parametrize("divisor", ["flops", "bytes"])
 def test_a_divided_kernel_of_a_device_is_cut_in_the_same_proportion(divisor: str) -> None:
-    """The range of its name launches it, which is divided as well; or an op in that does, or a call of the runtime."""
+    """It is launched by the range of its name, which is divided, or by an op inside that range, or by a call of the
+    runtime."""
     share = Fraction(1, 4) if divisor == "flops" else Fraction(3, 4)
     for launcher, number in (("cpp_fused_addmm_gelu_0", 4), ("aten::fill_", 4), ("cudaLaunchKernel", -4)):
         launches = [
@@ -1146,11 +1153,11 @@ def test_a_divided_kernel_of_a_device_is_cut_in_the_same_proportion(divisor: str
         assert all(row.frames[-1] == Frame("kernel", "triton_fused") for row in launched)
 
 
-def test_what_runs_inside_of_a_divided_kernel_is_divided_with_it() -> None:
-    """The call that launches it takes nearly all of its time: no layer's share is less than nothing."""
+def test_events_inside_a_divided_kernel_are_divided_with_it() -> None:
+    """The launching call takes nearly all of the time: no layer's share is negative."""
     walked = of_first(graphs=graphs_of(divisor="flops"), more=[op("cuLaunchKernel", 71, 89)])
     shares = {"fc1": 0, "act": 0}
-    for way, ns in walked.own().items():
+    for way, ns in walked.self_ns_by_way().items():
         for name in shares:
             if f"Net.blocks.0.{name} / divided by flops" in way:
                 shares[name] += ns
@@ -1159,7 +1166,7 @@ def test_what_runs_inside_of_a_divided_kernel_is_divided_with_it() -> None:
 
 
 def test_the_flops_of_a_divided_kernel_count_once() -> None:
-    """A product of matrices for two layers: 2 × 3 × 4 multiply-accumulates, and no more for being divided."""
+    """A matrix product for two layers: 2 × 3 × 4 multiply-accumulates, also if it is divided."""
     signatures = (Signature((), ()), Signature(((2, 3), (3, 4)), ("float", "float")))
     one = [work("mm", FC1, ACT, flops=(1, 1))]
     counts = {}
@@ -1179,7 +1186,7 @@ def test_the_flops_of_a_divided_kernel_count_once() -> None:
 
 
 def test_kernels_that_a_device_replays_are_one_row_of_the_region() -> None:
-    """They are launched all at once: by the call itself, as a session has it, or by its number, as a trace has it."""
+    """They are launched together: by the call itself in a session, or by its number in a trace."""
     for launch, by in ((0, 4), (-9, -9)):
         walked = Ran(
             label("@blocks.0", 0, 200),
@@ -1212,15 +1219,15 @@ def sessions(draw: st.DrawFn) -> Forest:
 @examples(150)
 @given(
     sessions(),
-    st.sampled_from([None, "flops", "bytes", "nobody asked"]),
+    st.sampled_from([None, "flops", "bytes", "not requested"]),
     st.none() | st.sets(st.sampled_from(NAMES)),
 )
 def test_the_rows_of_any_session_add_up_to_its_events(
     session: Forest, divisor: str | None, selected: set[str] | None
 ) -> None:
-    """However regions, guards, graphs, layers, nodes and work of torch.compile itself are nested: no time is lost, none
-    counts twice, and nothing takes less than none."""
-    graphs = CompiledGraphs() if divisor == "nobody asked" else CompiledGraphs(ANY, MODULES, divisor)
+    """With any nesting of regions, guards, graphs, layers, nodes and compilation: no time is lost or counted twice, and
+    no time is negative."""
+    graphs = CompiledGraphs() if divisor == "not requested" else CompiledGraphs(ANY, MODULES, divisor)
     walked = Ran(*session.events(), graphs=graphs, selected=selected)
     rows = list(walked.run.rows)
     everything = list(session.walk())
@@ -1233,8 +1240,8 @@ def test_the_rows_of_any_session_add_up_to_its_events(
 
 @examples(100)
 @given(sessions(), st.booleans())
-def test_what_is_looked_at_ahead_comes_once_and_in_its_order(session: Forest, asked: bool) -> None:
-    """Each event comes out as it went in, but for the names of guards and the numbers of nodes."""
+def test_events_that_were_read_ahead_come_once_and_in_order(session: Forest, asked: bool) -> None:
+    """Each event is passed on unchanged, except for the names of guards and the numbers of nodes."""
     events = session.events()
     attribution = Attribution(SITES, PATHS, graphs=CompiledGraphs(ANY if asked else None, MODULES))
     found = [one.event for one in attribution.attribute(iter(events))]
@@ -1249,8 +1256,8 @@ def test_what_is_looked_at_ahead_comes_once_and_in_its_order(session: Forest, as
 
 @examples(100)
 @given(sessions())
-def test_all_work_of_torch_compile_in_any_session_is_in_one_place_each_time(session: Forest) -> None:
-    """Nothing that it does is shown by itself: how long it was at work is how long its outermost ranges lasted."""
+def test_compilation_in_any_session_is_one_place(session: Forest) -> None:
+    """Its inner events have no own rows: its time is that of its outermost ranges."""
     walked = Ran(*session.events(), graphs=CompiledGraphs(ANY, MODULES))
     expected = 0
     waiting = [root for roots in session.threads for root in roots]

@@ -1,4 +1,4 @@
-"""Garbage collections: a row of their own and no layer's time, by hand and in real sessions."""
+"""Garbage collections have their own row and are in no layer's time: by hand and in real sessions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ EVENTS = [
     memory(550, -64),
     op("aten::empty", 600, 650),  # of a finalizer
     garbage(920, 960),
-    garbage(1100, 1150),  # in no range at all
+    garbage(1100, 1150),  # in no range
     node("MmBackward0", 1200, 1500, 5),
     garbage(1250, 1350),
     step(2000),
@@ -78,7 +78,7 @@ def own_ns(run: Run, path: tuple[str, ...] | None, phase: str = FORWARD) -> int:
     )
 
 
-def test_a_collection_is_of_no_layer_whatever_it_interrupts() -> None:
+def test_a_collection_belongs_to_no_layer_wherever_it_interrupts() -> None:
     run = folded()
     found = {one.frames[1:]: (one.calls, one.cost.cpu_ns) for one in run.rows if one.frames[:1] == (COLLECTOR,)}
     assert found == {(): (4, 390 - 50), (Frame("op", "aten::empty"),): (1, 50)}
@@ -92,14 +92,14 @@ def test_a_collection_is_of_no_layer_whatever_it_interrupts() -> None:
     assert tree.total.cpu_ns == tree.self.cpu_ns + tree.children[0].total.cpu_ns == 900 - 240
 
 
-def test_calls_last_as_long_as_without_it() -> None:
-    """So Σ over the calls of a layer is its total."""
+def test_the_duration_of_calls_is_without_collections() -> None:
+    """So the sum over the calls of a layer is its total."""
     run = folded()
     for index, layer_total in enumerate((660, 400)):
         assert run.samples[SampleKey(index, FORWARD, 0, "cpu", "cpu_ns")].sum == layer_total
 
 
-def test_a_step_has_a_part_for_it() -> None:
+def test_a_step_has_a_part_for_collections() -> None:
     steps = Steps(LAYERS)
     folded(steps)
     of = {key.measure: one.sum for key, one in steps.result().items() if key.layer == OUTSIDE and key.device == "cpu"}
@@ -108,8 +108,8 @@ def test_a_step_has_a_part_for_it() -> None:
     assert of["step_gap_ns"] == 2000 - 900 - 50 - 300
 
 
-def test_it_is_the_ranks_own_work_while_a_collective_is_under_way() -> None:
-    """Python waits for a collective, most likely; the collector waits for nobody."""
+def test_a_collection_is_own_work_of_the_rank_while_a_collective_runs() -> None:
+    """Python most likely waits for a collective; the garbage collector never does."""
     attribution = Attribution(SITES, PATHS)
     locksteps = Locksteps(LAYERS, 0, (), GROUP)
     events = [step(0), label(NET, 0, 100), exchange("gloo:all_reduce", 10, 90), garbage(20, 50), step(100)]
@@ -121,27 +121,27 @@ def test_it_is_the_ranks_own_work_while_a_collective_is_under_way() -> None:
     assert found[LockstepKey(OUTSIDE, FORWARD, "cpu", STEP)].ns == (50,)
 
 
-def test_a_rank_that_waits_waits_whatever_is_collected_before() -> None:
-    """It asks for an exchange, a collection comes, and from its end on it waits until the exchange has ended."""
+def test_a_rank_waits_after_a_collection_too() -> None:
+    """It requests an exchange, a collection runs, and from its end the rank waits until the exchange ends."""
     attribution = Attribution(SITES, PATHS)
     locksteps = Locksteps(LAYERS, 0, (), GROUP)
-    late = 10 * MS  # what comes after a collective has ended does not go on promptly
+    late = 10 * MS  # the thread continues long after the collective has ended
     events = [step(0), label(NET, 0, 3 * late), op("c10d::allreduce_", 10, 20), exchange("gloo:all_reduce", 20, late)]
     events += [garbage(30, 40), op("aten::add", 2 * late, 2 * late + 10), step(3 * late)]
     for _ in locksteps.observe(attribution.attribute(events)):
         pass
     own = locksteps.result()[LockstepKey(OUTSIDE, FORWARD, "cpu", STEP)].ns[0]
-    assert own == 3 * late - 10 - (late - 40)  # the op that asks is no work, either
+    assert own == 3 * late - 10 - (late - 40)  # the op that requests it is no own work either
 
 
-def test_what_is_not_timed_has_no_row_of_it() -> None:
+def test_a_run_without_times_has_no_row_of_collections() -> None:
     attribution = Attribution(SITES, PATHS)
     rows, _, _ = fold(attribution.attribute(EVENTS), attribution.places.all, LAYERS, timed=False)
     assert not [one for one in rows if one.frames == (COLLECTOR,) and one.calls]
 
 
-def test_reports_call_it_by_its_name() -> None:
-    """It is no time in which no operator ran, which would be Python of the program's own."""
+def test_reports_show_collections_by_name() -> None:
+    """It is not part of the time without operators, which would be Python of the program."""
     run = run_of([row(OUTSIDE, COLLECTOR, calls=3, cpu_ns=90), row(0, calls=1, cpu_ns=10)])
     assert line(run.report("tree"), "└── (garbage collection)")["CPU total"] == "0.090us"
     largest, own, *_ = cells(run.report("top"))
@@ -155,7 +155,7 @@ def test_reports_call_it_by_its_name() -> None:
 
 
 class Slow:
-    """Garbage that takes 20 ms to collect, and calls an operator on the way."""
+    """Garbage that takes 20 ms to collect, and calls an operator meanwhile."""
 
     def __init__(self) -> None:
         self.itself = self
@@ -218,14 +218,14 @@ def test_a_real_collection_in_a_layer(options: dict[str, Any], tmp_path: Path) -
     assert torchprof.load(tmp_path / "run.json") == run
 
 
-def test_a_collection_of_young_objects_is_the_work_of_who_made_them() -> None:
+def test_a_collection_of_young_objects_belongs_to_the_layer_that_made_them() -> None:
     with Profile(model := Collects(generation=0)) as prof:
         model(torch.ones(2, 4))
     assert collections(prof.run) == []
     assert prof.run.tree(FORWARD).self.cpu_ns >= 20 * MS
 
 
-def test_a_profiler_of_the_users_records_them_too() -> None:
+def test_a_profiler_of_the_user_records_collections_too() -> None:
     model = Collects()
     with (
         torchprof.annotate(model),
@@ -236,7 +236,7 @@ def test_a_profiler_of_the_users_records_them_too() -> None:
     assert mark_collection not in gc.callbacks
 
 
-def test_on_a_thread_that_is_not_recorded_it_is_none_of_ours() -> None:
+def test_a_collection_on_a_thread_that_is_not_recorded_is_omitted() -> None:
     with Profile(model := nn.Linear(4, 4)) as prof:
         thread = threading.Thread(target=gc.collect)
         thread.start()
@@ -245,8 +245,8 @@ def test_on_a_thread_that_is_not_recorded_it_is_none_of_ours() -> None:
     assert not thread.is_alive() and collections(prof.run) == []
 
 
-def test_a_recording_that_a_finalizer_ends_or_begins() -> None:
-    """The collection under way has no end, or no start, in it."""
+def test_a_finalizer_can_end_or_begin_a_recording() -> None:
+    """The collection that runs then has no end, or no start, in the recording."""
     model = nn.Linear(4, 4)
 
     def collected(*calls: Callable[[], object]) -> None:
@@ -272,21 +272,21 @@ def test_a_recording_that_a_finalizer_ends_or_begins() -> None:
     assert mark_collection not in gc.callbacks and not CollectionRanges._open
 
 
-def test_it_is_off_when_the_last_has_left() -> None:
+def test_collections_are_not_marked_after_the_last_profile() -> None:
     outer, inner = CollectionRanges(), CollectionRanges()
     outer.on()
     inner.on()
-    outer.on()  # once more changes nothing
+    outer.on()  # a second call changes nothing
     assert gc.callbacks.count(mark_collection) == 1
     outer.off()
     assert gc.callbacks.count(mark_collection) == 1
-    gc.callbacks.remove(mark_collection)  # somebody else did
+    gc.callbacks.remove(mark_collection)  # another callback called it
     inner.off()
     inner.off()
     assert mark_collection not in gc.callbacks
 
 
-# Advice
+# Findings of the advice
 
 
 def collecting(ns: int, **meta: Any) -> list[Advice]:
@@ -294,14 +294,14 @@ def collecting(ns: int, **meta: Any) -> list[Advice]:
     return [one for one in advise(run) if one.rule == "garbage_collection"]
 
 
-def test_advice_about_collections() -> None:
+def test_findings_about_collections() -> None:
     [advice] = collecting(12 * MS)
     assert (advice.layer, advice.gain_ns) == ("(outside)", 12 * MS)
     assert "3 times, for 12.000ms in all" in advice.finding and "gc.freeze()" in advice.remedy
     assert collecting(MS - 1) == collecting(0) == []
 
 
-def test_a_device_that_works_meanwhile_loses_nothing() -> None:
+def test_no_finding_if_the_device_is_busy_during_collections() -> None:
     measures = ("cpu_ns", "device_ns")
     cuda: dict[str, Any] = {"device": "cuda", "requested": measures, "measured": measures}
     [advice] = collecting(12 * MS, busy_ns=(("cuda:0", 95 * MS),), **cuda)

@@ -1,6 +1,5 @@
-"""Collectives in traces of torch before 2.2: neither kernels nor ops say what they exchange, nor between which ranks.
-Events by hand, sums by hand.
-"""
+"""Collectives in traces of torch before 2.2: neither kernels nor ops contain the sizes or the group. Hand-made events,
+sums by hand."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ ALL_REDUCE_KERNEL = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWork*)"
 
 
 def old_collectives(durations: Sequence[float], streams: Sequence[int] = (20,), by_launch: bool = False) -> list[Any]:
-    """An all-reduce of 3 × 4 floats, as often as there are durations of its kernel; each kernel tells of the op in
-    which it was launched, or ``by_launch`` of its launch alone."""
+    """One all-reduce of 3 × 4 floats for each duration of a kernel. Each kernel refers to the op that launched it, or
+    with ``by_launch`` only to its launch."""
     events: list[Any] = [trace_event("user_annotation", "layer", 1, 1000 * len(durations))]
     for call, took in enumerate(durations):
         at, number = 1000.0 * call + 10, 100 * call
@@ -55,8 +54,8 @@ def old_rank(folder: Path, rank: int, world: int, events: list[Any], **more: Any
 
 
 @pytest.mark.parametrize("by_launch", [False, True], ids=["by the op", "by the launch"])
-def test_an_old_collective_is_what_its_range_says(by_launch: bool, tmp_path: Path) -> None:
-    """12 floats are 48 bytes; the kernel of 6 us belongs to the range that began in the op that launched it."""
+def test_an_old_collective_is_the_one_that_its_range_names(by_launch: bool, tmp_path: Path) -> None:
+    """12 floats are 48 bytes. The kernel of 6 us belongs to the range that began in the op that launched it."""
     run = old_rank(tmp_path, 0, 2, old_collectives([6], by_launch=by_launch))
     (row,) = [row for row in run.rows if row.frames and row.frames[-1].kind == "kernel"]
     assert [frame.name for frame in row.frames] == [
@@ -70,7 +69,7 @@ def test_an_old_collective_is_what_its_range_says(by_launch: bool, tmp_path: Pat
     assert line[3:9] == ["Float", "48 B", "48 B", "1", "6.000us", "6.000us"]
 
 
-def test_of_two_ranges_in_one_op_nobody_knows_which_is_carried_out(tmp_path: Path) -> None:
+def test_with_two_ranges_in_one_op_the_collective_of_a_kernel_is_unknown(tmp_path: Path) -> None:
     events = old_collectives([6])
     events.insert(4, {**events[3], "name": "nccl:broadcast", "ts": events[3]["ts"] + 0.5})
     run = old_rank(tmp_path, 0, 2, events)
@@ -78,13 +77,13 @@ def test_of_two_ranges_in_one_op_nobody_knows_which_is_carried_out(tmp_path: Pat
     assert [frame.name for frame in row.frames][:-1] == ["c10d::allreduce_", "record_param_comms"]
 
 
-def told(run: Run) -> list[list[str]]:
-    """The last table of the report of ranks: of collectives. Below it stand notes."""
+def collectives_table(run: Run) -> list[list[str]]:
+    """The last table of the report of ranks: the collectives. Notes follow below it."""
     return [line for line in cells(run.report("ranks").split("\n\n")[3]) if len(line) > 1]
 
 
-def test_where_all_ranks_made_the_same_calls_the_world_is_the_group(tmp_path: Path) -> None:
-    """Rank 2 is the last to come in 2 of 3 calls and rank 0 in one: who takes the shortest waits for nobody."""
+def test_if_all_ranks_made_the_same_calls_the_group_is_the_world(tmp_path: Path) -> None:
+    """Rank 2 comes last in 2 of 3 calls and rank 0 in one: the rank with the shortest time did not wait."""
     took = [[9, 2, 10], [8, 5, 4], [4, 9, 1]]  # of each rank, the calls
     runs = [old_rank(tmp_path, rank, 3, old_collectives(times)) for rank, times in enumerate(took)]
     least = [min(times) for times in zip(*took)]
@@ -98,14 +97,14 @@ def test_where_all_ranks_made_the_same_calls_the_world_is_the_group(tmp_path: Pa
     assert one.last.values == (1, 0, 2)
     assert balance.inferred == 9
     assert "all 3 ranks of the job are here and made the same calls" in run.report("ranks")
-    (line,) = told(run)
+    (line,) = collectives_table(run)
     assert line[3:5] == ["all ranks (inferred)", "3"]
     assert line[8:10] == ["2", "2 of 3"]
 
 
 @pytest.mark.parametrize("why", ["a rank is missing", "other calls", "several streams", "several groups"])
-def test_where_they_may_be_of_other_groups_nobody_is_the_last(why: str, tmp_path: Path) -> None:
-    """Where all make the same calls in groups of two, rank 3 waits for rank 2 and not for rank 0."""
+def test_if_the_groups_are_unknown_no_rank_is_the_last(why: str, tmp_path: Path) -> None:
+    """All make the same calls in groups of two: rank 3 waits for rank 2 and not for rank 0."""
     calls = [[9.0, 2.0], [8.0, 5.0], [4.0, 9.0], [4.0, 4.0]]
     about: dict[str, Any] = {}
     if why == "other calls":

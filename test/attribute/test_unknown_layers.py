@@ -1,4 +1,4 @@
-"""Runs that know less than live ones, as those of a trace without the model: what they cannot know is unknown."""
+"""Runs with less information than live ones, such as traces without the model: the missing facts are unknown."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NODE = op("autograd::engine::evaluate_function: AddmmBackward0")
 
 
 def unknown(*path: str, kind: str = "") -> Layer:
-    """A layer of which its path is known, and maybe its class."""
+    """A layer with a known path, and perhaps a known class."""
     return Layer(
         path,
         kind,
@@ -94,7 +94,7 @@ def without_layers_on_device(**meta: Any) -> Run:
         [
             row(OUTSIDE, op("aten::linear"), cpu_ns=1000, calls=3),
             row(OUTSIDE, op("aten::linear"), kernel("gemm"), device="cuda:0", device_ns=9000, calls=3),
-            row(OUTSIDE, kernel("nobody's"), device="cuda:0", device_ns=100, calls=2),
+            row(OUTSIDE, kernel("of unknown launch"), device="cuda:0", device_ns=100, calls=2),
         ],
         **on_device(busy_ns=(("cpu", 1000), ("cuda:0", 9100)), **meta),
     )
@@ -139,7 +139,7 @@ MODULES = (
 
 
 def of_modules(**meta: Any) -> Run:
-    """All that a trace can hold: memory, steps, FLOPs by shapes, what ran when."""
+    """Everything that a trace can contain: memory, steps, FLOPs from shapes, a timeline."""
     linear = op("aten::linear", (2, 3), (4, 3))
     rows = [
         row(0, cpu_ns=500, calls=2),
@@ -227,7 +227,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 def texts_of(run: Run) -> Iterator[tuple[str, str]]:
-    """Every report that has something to tell; the others say why not."""
+    """The texts of all reports that apply to the run; the others raise an error with the reason."""
     used = next((frames[0].name for frames in run.rows.frames if frames), None)
     for name in known():
         options = {"op": used} if name == "layers" else {}
@@ -238,9 +238,9 @@ def texts_of(run: Run) -> Iterator[tuple[str, str]]:
             assert str(error).endswith("."), name
 
 
-def test_every_report_tells_what_is_known_and_nothing_more(run: Run) -> None:
+def test_every_report_shows_the_known_facts_and_nothing_more(run: Run) -> None:
     for name, text in texts_of(run):
-        if name in ("html", "json"):  # the page's script says what it says of any run, and None is null
+        if name in ("html", "json"):  # the page's script has the same texts for every run, and None is null there
             continue
         for word in ("None", "lazy", "evaluation", " of :", "``", ": ,"):
             assert word not in text, (name, word)
@@ -258,7 +258,7 @@ def test_options_of_the_tree(run: Run) -> None:
         assert run.report("tree", **options)
 
 
-def test_saved_and_loaded_it_is_the_same(run: Run, tmp_path: Path) -> None:
+def test_a_saved_run_loads_as_it_was(run: Run, tmp_path: Path) -> None:
     run.save(tmp_path / "run.json")
     assert torchprof.load(tmp_path / "run.json") == run
 
@@ -277,10 +277,10 @@ def test_notebook_shows_each_layer(run: Run) -> None:
     assert html.count("<tr>") >= len(run.layers)
 
 
-# What layers are
+# Facts of layers
 
 
-def test_what_a_range_holds_is_unknown_in_the_summary() -> None:
+def test_the_parameters_of_a_range_are_unknown_in_the_summary() -> None:
     text = of_ranges().report("summary")
     assert line(text, "## forward ##") == {
         "Module": "## forward ##",
@@ -296,14 +296,14 @@ def test_what_a_range_holds_is_unknown_in_the_summary() -> None:
         assert found == ["–"] * 3, figure
 
 
-def test_one_known_layer_does_not_make_a_sum_known() -> None:
+def test_a_sum_with_one_known_layer_is_unknown() -> None:
     some = replace(of_modules(), layers=(*MODULES[:1], replace(MODULES[1], buffers=2, buffer_bytes=8), *MODULES[2:]))
     assert "  Buffers                  –" in some.report("summary")
     every = tuple(replace(layer, buffers=2, buffer_bytes=8) for layer in MODULES)
     assert "  Buffers                  32 B" in replace(of_modules(), layers=every).report("summary")
 
 
-def test_a_class_that_nobody_knows_is_empty_in_files() -> None:
+def test_an_unknown_class_is_empty_in_files() -> None:
     for of in ("layers", "operators", "rows"):
         frame = of_ranges().to_dataframe(of)
         assert frame["kind"].isna().all(), of
@@ -318,7 +318,7 @@ def test_a_class_that_nobody_knows_is_empty_in_files() -> None:
     assert json.dumps(layers).count("null") >= len(RANGES)
 
 
-def test_a_type_that_nobody_knows_is_blank_in_the_largest_parts() -> None:
+def test_an_unknown_class_is_blank_in_the_largest_parts() -> None:
     def largest(run: Run) -> list[str]:
         return cells(run.report("top", limit=1))[0][2:4]
 
@@ -326,7 +326,7 @@ def test_a_type_that_nobody_knows_is_blank_in_the_largest_parts() -> None:
     assert largest(of_modules()) == ["Net_0.Linear_0", "Linear"]
 
 
-def test_headline_speaks_of_a_range_by_its_name() -> None:
+def test_the_headline_names_a_range() -> None:
     # 8490 of 10560 ns are the forward's, 7630 of that in one range, 4010 of that in the innermost.
     assert of_ranges().report("headline") == (
         "80% of the CPU time is in the ranges, 90% of that in `## forward ##`, and 53% of that in the range "
@@ -334,7 +334,7 @@ def test_headline_speaks_of_a_range_by_its_name() -> None:
     )
 
 
-def test_headline_does_not_take_ranges_for_models() -> None:
+def test_the_headline_does_not_call_ranges_models() -> None:
     layers = tuple(unknown(*path.split(".")) for path in ("a", "a.x", "a.y", "b", "c"))
     rows = [row(number, op("aten::mul"), cpu_ns=ns) for number, ns in enumerate((10, 30, 30, 50, 40))]
     assert traced(rows, layers).report("headline") == (
@@ -364,7 +364,7 @@ def test_without_a_model_the_trace_names_its_rank_alone() -> None:
     assert [one["args"]["name"] for one in events if one["name"] == "process_name"] == ["rank 0"]
 
 
-def test_how_long_a_device_was_idle_is_not_told_where_the_time_is_unknown() -> None:
+def test_the_idle_time_of_a_device_is_omitted_if_the_recorded_time_is_unknown() -> None:
     known_time, no_time = without_layers_on_device(wall_ns=20_000), without_layers_on_device()
     assert "cuda:0 was idle for 10.900us of 20.000us (54.5%)." in known_time.report("top")
     assert "idle" not in no_time.report("top")
@@ -394,11 +394,11 @@ def rules_of(run: Run) -> set[str]:
     return {one.rule for one in found}
 
 
-def test_no_rule_fails(run: Run) -> None:
+def test_no_rule_of_the_advice_raises(run: Run) -> None:
     rules_of(run)
 
 
-def test_no_advice_on_a_mode_that_nobody_knows() -> None:
+def test_no_finding_about_an_unknown_mode() -> None:
     rows = [row(1, cpu_ns=100, calls=2), row(1, op("aten::dropout"), cpu_ns=900, calls=2)]
     layers = (unknown("Net_0", kind="Net"), unknown("Net_0", "Dropout_0", kind="Dropout"))
     assert "eval_forgotten" not in rules_of(traced(rows, layers))
@@ -406,20 +406,20 @@ def test_no_advice_on_a_mode_that_nobody_knows() -> None:
     assert "eval_forgotten" in rules_of(traced(rows, trained))
 
 
-def test_a_range_may_hold_a_whole_model_and_is_no_layer_of_many_ops() -> None:
+def test_a_range_is_no_layer_with_many_ops() -> None:
     rows = [row(0, cpu_ns=10, calls=1), row(0, op("aten::tanh"), cpu_ns=900_000, calls=9)]
     assert "many_elementwise_ops" not in rules_of(traced(rows, (unknown("step"),), wall_ns=900_010))
     assert "many_elementwise_ops" in rules_of(traced(rows, (unknown("Cell_0", kind="Cell"),), wall_ns=900_010))
 
 
-def test_calls_that_nobody_counted_are_not_told_as_none() -> None:
+def test_unknown_numbers_of_calls_are_not_shown_as_0() -> None:
     rows = [row(0, cpu_ns=900_000_000, calls=2), row(0, op("aten::mul"), cpu_ns=1, calls=2)]
     run = traced(rows, (unknown("step", kind="Step"),), wall_ns=900_000_001)
     [found] = [one for one in advise(run) if one.rule == "python_in_layers"]
     assert found.finding == "No operator runs for 900.000ms: that is Python between them."
 
 
-def test_what_was_there_before_the_start_is_not_counted_as_nothing() -> None:
+def test_unknown_memory_before_the_start_is_not_shown_as_0() -> None:
     def held(before: tuple[tuple[str, int], ...] | None) -> Run:
         block = Held(0, FORWARD, "activations", 20 * MB, 1)
         memory = Memory("cpu", 0, 25 * MB, 1, (block,), before)
@@ -457,13 +457,13 @@ def test_a_run_is_the_same_as_itself(run: Run) -> None:
         assert diff.report("headline").startswith("(outside): ")
 
 
-def test_same_ranges_are_the_same_in_all_of_this() -> None:
+def test_equal_ranges_have_no_differences() -> None:
     text = torchprof.compare(of_ranges(), of_ranges()).report()
     assert "The same in all of this: 4 rows, not shown." in text
     assert "Not known" not in text
 
 
-def test_what_is_unknown_of_a_layer_does_not_differ() -> None:
+def test_unknown_facts_of_a_layer_do_not_differ() -> None:
     known_one = replace(of_modules(), layers=(Layer(("Net_0",), "Net"), *MODULES[1:]))
     for before, after in ((known_one, of_modules()), (of_modules(), known_one)):
         diff = torchprof.compare(before, after)
@@ -475,7 +475,7 @@ def test_what_is_unknown_of_a_layer_does_not_differ() -> None:
     assert torchprof.compare(of_modules(), nameless).pairs[0].differs == ()
 
 
-def test_conditions_that_one_run_does_not_know_are_not_unlike() -> None:
+def test_unknown_conditions_do_not_differ() -> None:
     notes = torchprof.compare(live(), of_modules()).notes
     assert "The run after does not say all of what it ran on: it was read from a trace." in notes
     assert not [note for note in notes if "torch:" in note or "CPU:" in note or "types of the parameters" in note]
@@ -485,7 +485,7 @@ def test_conditions_that_one_run_does_not_know_are_not_unlike() -> None:
     assert not [note for note in notes if "GPU" in note]
 
 
-def test_ranges_are_matched_by_their_names_alone() -> None:
+def test_ranges_are_matched_by_name() -> None:
     def of(*paths: str, kind: str = "") -> Run:
         layers = tuple(unknown(path, kind=kind) for path in paths)
         return traced([row(number, op("aten::mul"), cpu_ns=100) for number in range(len(layers))], layers)
@@ -497,7 +497,7 @@ def test_ranges_are_matched_by_their_names_alone() -> None:
     assert [pair.name for pair in diff.pairs] == ["Model_0"]
 
 
-def test_limits_on_what_nobody_knows_never_pass() -> None:
+def test_limits_on_unknown_values_never_pass() -> None:
     torchprof.assert_budget(of_modules(), {"cpu_total": "1s", "peak": "1MB"})
     torchprof.assert_budget(of_ranges(), {"## backward ##: cpu_total": "1s"})
     with pytest.raises(TorchprofError, match="did not measure 'params'"):
@@ -531,7 +531,7 @@ def facts_on(page: Page, selector: str) -> dict[str, str]:
     return dict(zip(words[::2], words[1::2]))
 
 
-def test_every_page_draws_itself(look: Callable[..., Page]) -> None:
+def test_every_page_is_drawn_without_errors(look: Callable[..., Page]) -> None:
     runs = [traced([]), without_layers_on_device(), of_ranges(), of_modules()]
     for what in (*runs, torchprof.compare(live(), runs[1]), torchprof.compare(runs[2], runs[3])):
         page = look(what)

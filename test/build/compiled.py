@@ -1,4 +1,4 @@
-"""A small compiled model made by hand: its layers, the graphs and kernels the compiler made, and events of its code."""
+"""A small hand-made compiled model: its layers, its graphs and kernels, and events of its code."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def layer(name: str) -> int:
 
 
 def traced(name: str, below: str = "blocks.0", root: str = SELF) -> Owner:
-    """The owner of an operation in a module of the model, as torch names it where that below which it is was compiled:
-    each module on the way, but for the first."""
+    """The owner of an operation in a module of the model, if the module ``below`` was compiled: all modules on the way,
+    without ``below`` itself."""
     steps = name.split(".")
     base = [below] if below else []
     return tuple(
@@ -67,7 +67,7 @@ def traced(name: str, below: str = "blocks.0", root: str = SELF) -> Owner:
 
 
 def work(name: str, *owners: Owner | None, flops: Sequence[int] = (), nbytes: Sequence[int] = ()) -> CompiledKernel:
-    """A kernel of these owners: so many FLOPs and bytes for each of them, 1 where nothing is said."""
+    """A kernel with these owners; FLOPs and bytes for each of them, by default 1."""
     return CompiledKernel(name, tuple(map(OwnedWork, owners, flops or [1] * len(owners), nbytes or [1] * len(owners))))
 
 
@@ -98,7 +98,7 @@ def call(graph: str, start: int, end: int, thread: int = MAIN) -> Event:
 
 
 def in_words(place: Place) -> str:
-    """The way to a place, from the outermost layer's range inward: layers, each with the frames in it."""
+    """The way to a place as text, from the outermost layer's range inward: layers, each with the frames in it."""
     layer = {OUTSIDE: "(outside)", NOT_SELECTED: "(not selected)"}.get(place.layer, ".".join(PATHS[place.layer]))
     own = " / ".join([layer, *(frame.name.removeprefix(NODE_PREFIX) for frame in place.frames)])
     return own if place.within is None else f"{in_words(place.within)} > {own}"
@@ -127,10 +127,10 @@ class Ran(Walked):
             signatures=flops or ((Signature((), ()),) * 2),
         )
         self.run = Run((Meta(("Net",), busy_ns=tuple(busy.items())),), rows.layers, rows, samples)
-        self.assert_all_is_there(events)
+        self.assert_rows_add_up(events)
 
-    def assert_all_is_there(self, events: Sequence[Event]) -> None:
-        """Σ rows = Σ events: of the CPU how long the outermost ranges and ops of each thread lasted."""
+    def assert_rows_add_up(self, events: Sequence[Event]) -> None:
+        """Σ rows = Σ events: the time of the outermost ranges and ops of each thread."""
         ranges = [one for one in events if one.kind not in (Kind.KERNEL, Kind.MEMORY, Kind.SAMPLE)]
         outermost = [
             one
@@ -155,8 +155,8 @@ class Ran(Walked):
     def ways(self, kind: Kind) -> list[str]:
         return [in_words(one.place) for one in self.all if one.event.kind is kind]
 
-    def own(self) -> dict[str, int]:
-        """The time of the CPU by the way to it, what it was called from among it; nothing that took none."""
+    def self_ns_by_way(self) -> dict[str, int]:
+        """The self time of the CPU by the way to a place; without places that took no time."""
         found: dict[str, int] = {}
         for _, place, around, _, ns, _ in (one for one in self.all if one.event.kind is not Kind.KERNEL):
             for each, signed in ((place, ns), (around, -ns)):
@@ -185,7 +185,8 @@ COMPILED = (Kind.REGION, Kind.GUARDS, Kind.GRAPH, Kind.COMPILING)
 
 @st.composite
 def spans(draw: st.DrawFn, depth: int) -> Span:
-    """A random event of a compiled model's session, with random events inside; of a graph often those that it calls."""
+    """A random event of a session with a compiled model, with random events inside. A graph often contains its own
+    kernels."""
     kind = draw(
         st.sampled_from((*COMPILED, *COMPILED, Kind.OP, Kind.LABEL, Kind.USER_LABEL, Kind.NODE, Kind.BACKWARD_FUNCTION))
     )
@@ -216,6 +217,6 @@ def kernels(draw: st.DrawFn, name: str, depth: int) -> Span:
 
 
 def written(draw: st.DrawFn, kind: Kind, name: str, children: list[Span], sequence: int) -> Span:
-    own = [draw(st.integers(0, 9)) for _ in children]
+    durations = [draw(st.integers(0, 9)) for _ in children]
     changes = draw(st.lists(st.integers(-64, 64), max_size=1))
-    return Span(kind, name, children, [*own, draw(st.integers(1, 9))], sequence, 0, changes)
+    return Span(kind, name, children, [*durations, draw(st.integers(1, 9))], sequence, 0, changes)

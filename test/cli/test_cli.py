@@ -1,4 +1,4 @@
-"""The command line, as a user types it: exit codes, what is printed where, and wrong input."""
+"""The command line: exit codes, what is printed where, and wrong input."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_each_step_is_marked(net: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert capsys.readouterr().out.splitlines()[2].startswith(f"{number} ")
 
 
-def test_the_noise_of_backward_is_known_between_runs_of_steps(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_with_steps_can_be_compared_for_noise_in_backward(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("before", "after"):
         options = ["--input", "3,8", "--backward", "--steps", "8", "-o", f"{name}.json"]
         assert main(["profile", "net.py:Net", *options]) == 0
@@ -160,7 +160,7 @@ def test_the_option_shapes_records_shapes(net: Path) -> None:
     assert shapes["without.json"] == set() and (3, 8) in shapes["with.json"]
 
 
-def test_every_command_says_what_it_wrote(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_prints_the_files_that_it_wrote(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (
         ["profile", "net.py:Net", "--input", "3,8", "-o", "run.json"],
         ["flops", "net.py:Net", "--input", "3,8", "-o", "run.json"],
@@ -177,7 +177,7 @@ def test_every_command_says_what_it_wrote(net: Path, capsys: pytest.CaptureFixtu
 def test_a_file_that_cannot_be_written_is_reported_and_the_others_are_written(
     net: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder takes the second name while the model runs, when names were checked already."""
+    """A folder with the second name appears while the model runs, after the names were checked."""
     files = ["-o", "run.json", "-o", "taken.json", "-o", "table.md"]
     assert main(["profile", "net.py:Taking", "--input", "3,8", *files]) == 2
     said = capsys.readouterr()
@@ -206,7 +206,7 @@ def test_all_names_of_files_are_checked_before_anything_runs(net: Path, capsys: 
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="nothing is forbidden to root")
-def test_a_file_that_may_not_be_written_is_found_before(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_without_write_permission_is_found_before_the_run(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (net / "run.json").touch(mode=0o400)
     assert main(["profile", "net.py:broken", "-o", "run.json"]) == 2
     assert "-o run.json: there is no permission to write it." in capsys.readouterr().err
@@ -223,7 +223,7 @@ def test_a_file_that_may_not_be_written_is_found_before(net: Path, capsys: pytes
         ("net.py:stopped", False, "interrupted (Ctrl-C)."),
     ],
 )
-def test_ctrl_c_has_the_report_of_what_ran_and_no_traceback(
+def test_after_ctrl_c_there_is_a_report_and_no_traceback(
     net: Path, capsys: pytest.CaptureFixture[str], spec: str, shown: bool, said: str
 ) -> None:
     assert main(["profile", spec, "--input", "3,8", "--steps", "9", "-o", "run.json"]) == 130
@@ -231,20 +231,20 @@ def test_ctrl_c_has_the_report_of_what_ran_and_no_traceback(
     assert err.splitlines()[-1] == f"torchprof: {said}" and "Traceback" not in err
     assert out.startswith("Module") == shown == (net / "run.json").exists()
     if shown:
-        assert torchprof.load("run.json").tree("forward").calls == 3  # two whole ones, and the one that was broken off
+        assert torchprof.load("run.json").tree("forward").calls == 3  # two complete steps and the interrupted one
 
 
-def test_ctrl_c_in_commands_that_record_nothing(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_in_commands_that_record_nothing_has_no_traceback(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["flops", "net.py:stopped"], ["trace", str(TRACE), "--model", "net.py:stopped"]):
         assert main(command) == 130
         assert capsys.readouterr() == ("", "torchprof: interrupted (Ctrl-C).\n")
 
 
-# Streams that cannot hold all characters
+# Streams that cannot encode all characters
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
-def test_output_fits_into_the_encoding_of_the_stream(net: Path, encoding: str) -> None:
+def test_output_has_only_characters_that_the_stream_can_encode(net: Path, encoding: str) -> None:
     commands = (
         ["profile", "net.py:Net", "--input", "3,8", "--depth", "1", "-o", "run.json", "-o", "table.txt"],
         ["show", "run.json"],
@@ -278,7 +278,7 @@ def test_show_has_all_advice(net: Path, capsys: pytest.CaptureFixture[str], monk
     assert "30. Net: Is slow." in out and "not shown" not in out
 
 
-def test_the_depth_holds_for_both_tables(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_depth_applies_to_both_tables(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", "net.py:Net", "--input", "3,8", "--steps", "2", "--depth", "0"]) == 0
     out = capsys.readouterr().out
     assert "Median" in out and "body" not in out.replace("Never called", "")
@@ -288,7 +288,7 @@ def test_one_step_has_no_table_of_single_calls(net: Path, capsys: pytest.Capture
     assert main(["profile", "net.py:Net", "--input", "3,8"]) == 0
     out = capsys.readouterr().out
     assert "Median" not in out and "Backward" not in out
-    assert "embed | –" in out, "it was not called, so nobody knows"
+    assert "embed | –" in out, "it was not called, so this is unknown"
 
 
 def test_inputs_have_names_types_and_ranges(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -299,13 +299,13 @@ def test_inputs_have_names_types_and_ranges(net: Path, capsys: pytest.CaptureFix
     assert body.layer.input_shapes == ((3, 16),) and not body.layer.training
 
 
-def test_a_config_becomes_the_class_that_the_model_names(net: Path) -> None:
+def test_a_config_becomes_an_object_of_the_models_config_class(net: Path) -> None:
     options = ["--kwargs", '{"config": {"width": 4}}', "--input", "1,4", "-o", "run.json"]
     assert main(["profile", "net.py:FromConfig", *options]) == 0
     assert torchprof.load("run.json").layers[2].params == 4 * 4 + 4
 
 
-def test_a_module_of_a_package_and_one_already_made(net: Path) -> None:
+def test_a_class_of_a_package_and_an_existing_module(net: Path) -> None:
     assert (
         main(["profile", "torch.nn:Linear", "--kwargs", '{"in_features": 4, "out_features": 2}', "--input", "1,4"]) == 0
     )
@@ -348,7 +348,7 @@ def test_a_model_that_fails_still_shows_what_was_recorded(net: Path, capsys: pyt
     ],
     ids=lambda value: " ".join(value)[:40],
 )
-def test_bad_input_says_what_was_wrong(
+def test_the_message_for_bad_input_says_what_was_wrong(
     net: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
 ) -> None:
     assert main(["profile", *arguments]) == 2
@@ -361,7 +361,7 @@ def test_bad_input_says_what_was_wrong(
 @pytest.mark.parametrize(
     "arguments", [["profile"], ["profile", "n.py:N", "--steps", "-1"], ["profile", "n.py:N", "--depth", "x"], ["p"], []]
 )
-def test_argparse_refuses_the_rest(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_argparse_reports_other_bad_input(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
@@ -424,7 +424,7 @@ def test_show_has_every_report_of_a_run(net: Path, capsys: pytest.CaptureFixture
         assert says in capsys.readouterr().err
 
 
-def test_show_without_options_has_all_sections_and_with_them_the_table(
+def test_show_prints_all_sections_and_with_table_options_only_the_table(
     net: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["profile", "net.py:Net", "--input", "3,8", "--memory", "--steps", "2", "-o", "run.json"]) == 0
@@ -450,7 +450,7 @@ def test_show_without_options_has_all_sections_and_with_them_the_table(
     assert out.startswith("torchprof: run.json.\n\n") and "\nWhere the FLOPs are\n" in out
 
 
-def test_as_a_module_of_python_in_a_pipe_that_closes(net: Path) -> None:
+def test_python_m_torchprof_into_a_pipe_that_closes(net: Path) -> None:
     command = f"{sys.executable} -m torchprof profile net.py:Net --input 1,8 --show-events -o run.json"
     code = subprocess.run(
         f"{command} | head -n 1; echo ${{PIPESTATUS[0]}}",
@@ -462,19 +462,19 @@ def test_as_a_module_of_python_in_a_pipe_that_closes(net: Path) -> None:
         timeout=300,
     )
     heading, status = code.stdout.splitlines()
-    assert (net / "run.json").exists(), "what was recorded is kept, whoever stops reading"
+    assert (net / "run.json").exists(), "the file is written, even if the reader closes the pipe"
     assert heading.startswith("Module") and status == "0" and "Traceback" not in code.stderr
 
 
-def test_the_summary_refuses_options_of_the_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_with_options_of_the_tree_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "run.json")
     assert main(["flops", "examples/models.py:LeNet5", "--input", "1,1,32,32", "-o", path]) == 0
     assert main(["show", path, "--summary", "--sort-by", "flops", "--top", "2"]) == 2
     assert "The summary has no --sort-by, --top" in capsys.readouterr().err
 
 
-def test_files_of_any_format_are_written_at_once(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A trace and a page have what happened when, which is kept for them alone."""
+def test_files_of_several_formats_are_written_in_one_run(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only for a trace and a page, the timeline is recorded."""
     files = ["run.json", "page.html", "net.trace.json", "table.csv.gz"]
     options = [word for file in files for word in ("-o", file)]
     assert main(["profile", "net.py:Net", "--input", "2,8", *options]) == 0
@@ -488,7 +488,7 @@ def test_files_of_any_format_are_written_at_once(net: Path, capsys: pytest.Captu
     assert torchprof.load(net / "run.json").timeline is None
 
 
-def test_a_name_without_a_format_is_refused_before_anything_runs(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_name_without_a_format_is_an_error_before_the_run(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["profile", "net.py:broken"], ["show", "nowhere.json"], ["run", "net.py"]):
         file = "run.out"
         where = command.index(command[-1]) if command[0] == "run" else len(command)
@@ -502,7 +502,7 @@ TRACE = ROOT / "examples" / "trace.json.gz"
 
 
 def test_trace_of_two_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each rank has its own sentence on the device, and the tables are of both."""
+    """Each rank has its own sentence about the device; the tables are of both ranks."""
     trace = json.loads(gzip.decompress(TRACE.read_bytes()))
     kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "dur": 50.0, "args": {"stream": 7}}
     start = min(event["ts"] for event in trace["traceEvents"] if event.get("cat") == "cpu_op")
@@ -525,7 +525,7 @@ def test_trace_of_two_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.fixture
 def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Run]:
-    """The runs of ranks 0, 1 and 3 of a job of four, in rank0.json and so on; rank 1 takes twice as long, 3 thrice."""
+    """The runs of ranks 0, 1 and 3 of a job of four, in rank0.json, …. Rank 1 takes 2 times as long, rank 3 3 times."""
     monkeypatch.chdir(tmp_path)
     runs = []
     for rank, times in ((0, 1), (1, 2), (3, 3)):
@@ -551,8 +551,8 @@ def test_merge_compares_the_ranks_and_writes_one_run(ranks: list[Run], capsys: p
     assert capsys.readouterr().out == merged.report("summary") + "\n"
 
 
-def test_show_judges_ranks_by_all_that_the_job_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two of four ranks are here: who is missing may have come even later."""
+def test_show_considers_that_ranks_are_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two of four ranks are in the run: a missing rank may have arrived even later."""
     times = {("Net.a", FORWARD): {rank: [10_000_000] * 8 for rank in range(2)}}
     exchanges = {("Net", BACKWARD, "all_reduce", NOT_RECORDED): {0: [5_000_000] * 8, 1: [1_000_000] * 8}}
     of_four = {rank: {"world_size": 4} for rank in range(2)}
@@ -572,7 +572,7 @@ def test_show_of_a_run_without_times_has_no_section_about_them(net: Path, capsys
     assert "The operators, by themselves" in shown and "Between the operators" not in shown
 
 
-def test_show_shows_one_rank_of_several(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_can_select_one_rank(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
     torchprof.merge(ranks).save("all.json")
     assert main(["show", "all.json"]) == 0
     shown = capsys.readouterr().out
@@ -586,7 +586,7 @@ def test_show_shows_one_rank_of_several(ranks: list[Run], capsys: pytest.Capture
 
 
 def test_merge_reads_traces_and_saved_runs_in_any_mix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two traces at once; the saved run is of the third rank."""
+    """Two traces, and the saved run of the third rank."""
     trace = json.loads(gzip.decompress(TRACE.read_bytes()))
     files = [str(tmp_path / f"rank{rank}.json") for rank in range(3)]
     for rank, file in enumerate(files):
@@ -615,7 +615,7 @@ def test_merge_reads_traces_and_saved_runs_in_any_mix(tmp_path: Path, capsys: py
     ],
     ids=lambda given: " ".join(given) if given and given[0] == "rank0.json" else "",
 )
-def test_merge_refuses(
+def test_merge_reports_bad_input(
     arguments: list[str], says: list[str], ranks: list[Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
     ranks[0].save("again.json")
@@ -628,15 +628,17 @@ def test_merge_refuses(
     assert printed.out == ""
 
 
-def test_merge_explains_how_traces_name_their_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two processes that recorded at the same time, and do not say who they are; then one later than the other."""
+def test_merge_explains_how_traces_get_the_number_of_their_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two traces without rank numbers: recorded at the same time, and one after the other."""
     trace = json.loads(gzip.decompress(TRACE.read_bytes()))
     (tmp_path / "b.json").write_text(json.dumps(trace))
     assert main(["merge", str(TRACE), str(tmp_path / "b.json"), "--jobs", "1"]) == 2
     assert '"distributedInfo": {"rank": 1, "world_size": 2}' in capsys.readouterr().err
 
 
-def test_merge_adds_cycles_with_the_option(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+def test_merge_with_add_cycles_adds_the_cycles_of_a_rank(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
     ranks[0].save("again.json")
     assert main(["merge", "rank0.json", "rank1.json", "again.json", "--add-cycles", "-o", "all.json"]) == 0
     merged = torchprof.load("all.json")
@@ -660,7 +662,7 @@ def test_trace_reports_errors_before_it_prints_anything(capsys: pytest.CaptureFi
     assert printed.out == ""
 
 
-def test_trace_draws_memory_over_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_trace_prints_memory_over_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", str(TRACE), "--report", "memory"]) == 0
     assert "with_timeline" not in capsys.readouterr().out
 

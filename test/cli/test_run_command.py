@@ -1,4 +1,4 @@
-"""``torchprof run``, as a user types it: what it prints, saves and leaves; and its first lines name the culprit."""
+"""``torchprof run``: what it prints and saves, how it ends, and that its first lines name the cause of slowness."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def script(folder: Path, code: str, name: str = "script.py") -> str:
 
 
 def sections(out: str) -> dict[str, list[str]]:
-    """The lines under each heading that is underlined with =."""
+    """The lines of each section, by its heading, which is underlined with =."""
     found: dict[str, list[str]] = {}
     lines = out.splitlines()
     heading = ""
@@ -82,7 +82,7 @@ def sections(out: str) -> dict[str, list[str]]:
 
 
 def first_row(out: str) -> list[str]:
-    """The cells of the first row of where the time goes."""
+    """The cells of the first row of the section "Where the time goes"."""
     return [cell.strip() for cell in sections(out)["Where the time goes"][3].split("|")]
 
 
@@ -94,17 +94,17 @@ def calls(found: torchprof.Run) -> int:
     return found.tree("forward").calls if found.roots else 0
 
 
-# The truth: who is to blame is known, and stands first
+# Planted faults: the cause is known, and must be in the first row
 
 
 def test_the_slow_convolution_in_double_precision_is_named_first(tmp_path: Path) -> None:
-    # Without the first call: it loads torch's library for convolutions, from a cold disk for longer than all the rest.
+    # Without the first call: it loads torch's library for convolutions, which takes long from a cold disk.
     done = run(tmp_path, "--warmup-calls", "1", str(SCRIPTS / "double_precision.py"), "8", "3")
     assert done.returncode == 0 and done.stdout.startswith("step 0: [")
     share, _, layer, kind, phase, work = first_row(done.stdout)
     assert (layer, kind, phase) == ("ConvNet.block.2.conv", "Conv2d, float64", "forward")
     assert "conv" in work and float(share.rstrip("%")) > 20
-    # By torch's own table of the very same script, the operator is the one that no float32 convolution uses.
+    # In torch's own table of the same script, the operator is one that no float32 convolution uses.
     assert work in "\n".join(sections(done.stdout)["The operators, by themselves"])
 
 
@@ -126,7 +126,7 @@ def test_the_mask_made_with_numpy_is_named_first(tmp_path: Path) -> None:
 # The report
 
 
-def test_a_training_script_from_first_line_to_last(tmp_path: Path) -> None:
+def test_the_whole_report_of_a_training_script(tmp_path: Path) -> None:
     done = start(tmp_path, str(SCRIPTS / "train.py"), "1")
     assert done.returncode == 0 and done.stderr == ""
     before, _, report = done.stdout.partition("\ntorchprof: ")
@@ -147,7 +147,7 @@ def test_a_training_script_from_first_line_to_last(tmp_path: Path) -> None:
     assert found.report("top") in report and found.meta.script == str(SCRIPTS / "train.py")
 
 
-def test_options_choose_what_is_recorded_and_shown(tmp_path: Path) -> None:
+def test_options_select_what_is_recorded_and_shown(tmp_path: Path) -> None:
     code = "for _ in range(9):\n    model(x).sum().backward()\nprint(sys.argv)"
     options = ["--warmup-calls", "2", "--max-calls", "3", "--memory", "--flops", "--depth", "0", "-o", "there.json.gz"]
     done = run(tmp_path, *options, script(tmp_path, code), "--memory", "-m", "--", "--max-calls=1")
@@ -215,7 +215,7 @@ def test_the_advice_names_the_options_that_record_more(tmp_path: Path, options: 
     assert "record_shapes" not in done.stdout and "use_cuda" not in done.stdout
 
 
-def test_long_trees_are_cut_without_an_option(tmp_path: Path) -> None:
+def test_long_trees_are_shortened_by_default(tmp_path: Path) -> None:
     code = "model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(30)))\nmodel(x)"
     name = script(tmp_path, code)
     layers = sections(run(tmp_path, name).stdout)["The layers"]
@@ -225,7 +225,7 @@ def test_long_trees_are_cut_without_an_option(tmp_path: Path) -> None:
     assert sum("├── " in line or "└── " in line for line in layers) == 90 and "hidden" not in "\n".join(layers)
 
 
-def test_pythons_functions_of_a_second_run(tmp_path: Path) -> None:
+def test_the_report_has_python_functions_of_a_second_run(tmp_path: Path) -> None:
     code = """
 def slow():
     return sum(number * number for number in range(300_000))
@@ -241,14 +241,14 @@ model(x)
     assert not any("torch/nn/modules" in line or "torch._C" in line for line in table)
 
 
-def test_the_second_run_of_a_script_that_fails(tmp_path: Path) -> None:
+def test_the_second_run_of_a_failing_script_is_reported(tmp_path: Path) -> None:
     done = run(tmp_path, "--python", script(tmp_path, "model(x)\nraise ValueError('no')"))
     assert done.returncode == 1
     last = "\n".join(sections(done.stdout)["Python's functions outside torch, of a second run under cProfile"])
     assert "This run left with exit code 1." in last and "ValueError: no" in last
 
 
-def test_a_module_its_name_and_its_arguments(tmp_path: Path) -> None:
+def test_a_module_runs_with_its_arguments(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
     script(tmp_path / "package", "model(x)\nprint(__name__, __package__, sys.argv[1:])", "work.py")
@@ -259,7 +259,7 @@ def test_a_module_its_name_and_its_arguments(tmp_path: Path) -> None:
     assert calls(saved(tmp_path, "work.torchprof.json")) == 1
 
 
-def test_a_script_without_a_model_and_one_without_torch(tmp_path: Path) -> None:
+def test_scripts_without_a_model_or_without_torch(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text("import time\ntime.sleep(0.1)\n")
     done = start(tmp_path, "plain.py")
     assert done.returncode == 0
@@ -287,14 +287,14 @@ def test_a_script_that_fails_has_its_traceback_its_report_and_its_exit_code(tmp_
 
 
 @pytest.mark.parametrize("code, status", [("sys.exit(7)", 7), ("sys.exit('bad')", 1), ("raise SystemExit", 0)])
-def test_exit_codes(tmp_path: Path, code: str, status: int) -> None:
+def test_the_exit_code_is_that_of_the_script(tmp_path: Path, code: str, status: int) -> None:
     done = start(tmp_path, script(tmp_path, f"model(x)\n{code}"))
     assert done.returncode == status and calls(saved(tmp_path)) == 1
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no such signals")
 @pytest.mark.parametrize("number, said", [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
-def test_interrupted_scripts_have_a_report_and_end_by_the_signal(tmp_path: Path, number: int, said: str) -> None:
+def test_an_interrupted_script_has_a_report_and_ends_by_the_signal(tmp_path: Path, number: int, said: str) -> None:
     code = "model(x)\nopen('ready', 'w').close()\nwhile True:\n    model(x)\n    time.sleep(0.01)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "KINETO_LOG_LEVEL": "99"}
     command = [sys.executable, "-m", "torchprof", "run", "--python", script(tmp_path, code)]
@@ -338,7 +338,7 @@ def test_the_report_and_the_file_are_written_even_if_the_script_changes_folder_o
     assert done.stdout.startswith(plain.stdout)
 
 
-def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
+def test_a_reader_that_closes_the_pipe(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
     try:
@@ -354,7 +354,7 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (3, "") and calls(saved(tmp_path)) == 1
 
 
-def test_a_script_that_leaves_at_once_has_no_report(tmp_path: Path) -> None:
+def test_a_script_that_ends_by_os_exit_has_no_report(tmp_path: Path) -> None:
     done = start(tmp_path, script(tmp_path, "model(x)\nos._exit(4)"))
     assert (done.returncode, done.stdout, done.stderr) == (4, "", "")
 
@@ -388,7 +388,7 @@ if __name__ == "__main__":
     assert done.stdout.count("Where the time goes") == 1 and calls(saved(tmp_path)) == 4
 
 
-def test_a_script_with_a_profiler_of_its_own(tmp_path: Path) -> None:
+def test_recording_ends_when_the_script_starts_a_profiler(tmp_path: Path) -> None:
     code = """
 model(x)
 with torch.profiler.profile() as profiler:
@@ -403,7 +403,7 @@ model(x)
 
 
 def test_a_script_that_ends_while_its_profiler_is_on(tmp_path: Path) -> None:
-    """torch itself may not survive that: it ends as it would without us, and the report is there before."""
+    """torch may crash then, as it does without torchprof; the report is printed before that."""
     code = """
 model(x)
 profiler = torch.profiler.profile()
@@ -419,7 +419,7 @@ sys.exit(5)
     assert calls(saved(tmp_path)) == 1 and "gave way" in done.stdout
 
 
-# What is wrong before anything runs
+# Wrong input
 
 
 @pytest.mark.parametrize(
@@ -434,7 +434,7 @@ sys.exit(5)
         (["-m", "missing_module"], "No module named missing_module"),
     ],
 )
-def test_wrong_input_runs_nothing(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_with_wrong_input_nothing_runs(tmp_path: Path, arguments: list[str], said: str) -> None:
     script(tmp_path, "open('ran', 'w').close()")
     done = run(tmp_path, *arguments)
     assert done.returncode == (1 if "missing_module" in arguments else 2)
@@ -443,7 +443,7 @@ def test_wrong_input_runs_nothing(tmp_path: Path, arguments: list[str], said: st
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="everything can be written to")
-def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+def test_the_script_runs_even_if_its_folder_is_not_writable(tmp_path: Path) -> None:
     name = script(tmp_path, "model(x)")
     tmp_path.chmod(0o500)
     done = run(tmp_path, name)
@@ -459,8 +459,8 @@ def test_a_run_that_cannot_be_saved_is_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
-def test_a_stream_that_cannot_hold_all_characters(tmp_path: Path, encoding: str) -> None:
-    """The report is whole, the exit code the script's; the script itself finds the stream as it is without us."""
+def test_a_stream_that_cannot_encode_all_characters(tmp_path: Path, encoding: str) -> None:
+    """The report is complete, and the exit code is the script's. The script sees the stream unchanged."""
     code = """
 model(x)
 print(sys.stdout.encoding, sys.stdout.errors)
@@ -523,7 +523,7 @@ def test_after_one_rank_fails_the_others_write_what_ran_until_then(tmp_path: Pat
     assert file.name == "train.rank0.torchprof.json" and calls(run) == 2 and run.missing_ranks == (1,)
 
 
-def test_one_file_for_all_ranks_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_one_file_for_all_ranks_is_an_error_before_the_run(tmp_path: Path) -> None:
     name = script(tmp_path, "print('ran')")
     job = {"RANK": "1", "WORLD_SIZE": "2"}
     done = run(tmp_path, "-o", "{rank}.json", "-o", "run.json", name, environment=job)

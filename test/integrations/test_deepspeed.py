@@ -1,4 +1,4 @@
-"""The early DeepSpeed profiler as a drop-in: its page, its convention of counting, its methods, its configuration."""
+"""The drop-in for the early DeepSpeed profiler: its page, its convention, its methods, its configuration."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ METHODS = {
     *(f"{verb}_total_{what}" for verb in ("compute", "get") for what in ("flops", "duration", "params")),
 }
 
-# The page of the tool that this one stands in for, with everything that depends on a clock taken out.
+# The page of the original tool, without all that depends on a clock.
 PAGE = """\
 LeNet5(
   61.71 k, 100.000% Params, 429.248 KMac, 100.000% MACs, <time>, 100.00% time, <rate> TFLOPS,
@@ -85,7 +85,7 @@ Top 3 modules in params at depth 2 are {'Conv2d': '50.69 k', 'Linear': '11.01 k'
 
 
 class LeNet5(nn.Module):
-    """As the tool's page shows it."""
+    """The model on the tool's page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,13 +101,13 @@ class LeNet5(nn.Module):
 
 
 def masked(line: str) -> str:
-    """A line with its figures of time taken out; that the model's share is 100.00% stays."""
+    """A line without its times and time shares; the model's share of 100.00% stays."""
     line = re.sub(r"[\d.]+ (?:s|ms|us), ([\d.]+%) time, [\d.]+ TFLOPS", r"<time>, \1 time, <rate> TFLOPS", line)
     return re.sub(r"<time>, (?!100\.00)[\d.]+%", "<time>, <share>", line)
 
 
 def macs_of(model: nn.Module, *sizes: int, **options: Any) -> Any:
-    """The multiply-adds of one example, nothing printed."""
+    """The multiply-adds of one example, without printing."""
     quiet: dict[str, Any] = {
         "print_profile": False,
         "print_aggregated_profile": False,
@@ -118,14 +118,14 @@ def macs_of(model: nn.Module, *sizes: int, **options: Any) -> Any:
 
 
 def start(model: nn.Module) -> Any:
-    """A model with the methods, being profiled."""
+    """A model with the methods, after ``start_profile``."""
     add_profile_methods(model)
     model.start_profile()  # type: ignore[operator]
     return model
 
 
 def figures(page: str) -> dict[str, tuple[str, str, str]]:
-    """By name of a module, the texts of its parameters, multiply-adds and time. Needs names that occur once."""
+    """The texts of parameters, multiply-adds and time of each module, by its name. Names must be unique."""
     found = {}
     name = "root"
     for line in page.splitlines():
@@ -139,7 +139,7 @@ def figures(page: str) -> dict[str, tuple[str, str, str]]:
 
 @pytest.fixture
 def untouched() -> Iterator[Any]:
-    """A list of models that must be as they were when the test ends, and no session may be open then."""
+    """A list of models that must be unchanged at the end of the test. No session may be open then."""
     kept: list[tuple[nn.Module, dict[str, Any]]] = []
 
     def keep(model: nn.Module) -> nn.Module:
@@ -156,7 +156,7 @@ def untouched() -> Iterator[Any]:
 # The page
 
 
-def test_the_page_is_the_one_that_the_tool_shows(capsys: pytest.CaptureFixture[str], untouched: Any) -> None:
+def test_the_page_equals_that_of_the_tool(capsys: pytest.CaptureFixture[str], untouched: Any) -> None:
     macs, params = get_model_profile(untouched(LeNet5()), (1, 32, 32), warm_up=1)
     print("{:<30}  {:<8}".format("Number of multiply-adds: ", macs))
     print("{:<30}  {:<8}".format("Number of parameters: ", params))
@@ -175,14 +175,14 @@ def test_as_strings_false_returns_numbers_and_the_notes_are_printed_once(capsys:
 
 
 @pytest.mark.parametrize(("tree", "top"), [(True, False), (False, True), (False, False)])
-def test_each_part_of_the_page_has_an_option(capsys: pytest.CaptureFixture[str], tree: bool, top: bool) -> None:
+def test_each_part_of_the_page_can_be_switched_off(capsys: pytest.CaptureFixture[str], tree: bool, top: bool) -> None:
     get_model_profile(Mlp(), (4,), print_profile=tree, print_aggregated_profile=top, warm_up=0)
     printed = capsys.readouterr().out
     assert ("Mlp(\n" in printed, "Top 2 modules" in printed) == (tree, top)
     assert ("by this tool's convention" in printed) == (tree or top)
 
 
-def test_the_lenet_of_the_examples_has_the_figures_of_the_issue(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_lenet_of_the_examples_has_the_known_figures(capsys: pytest.CaptureFixture[str]) -> None:
     found = importlib.util.spec_from_file_location("example_models", ROOT / "examples" / "models.py")
     assert found is not None and found.loader is not None
     examples = importlib.util.module_from_spec(found)
@@ -193,7 +193,7 @@ def test_the_lenet_of_the_examples_has_the_figures_of_the_issue(capsys: pytest.C
     assert "122.304 KMac" in first
 
 
-def test_time_and_rate_belong_together(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_rate_follows_from_time_and_multiply_adds(capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Sequential(nn.Linear(512, 512), nn.Sequential(nn.Linear(512, 1024), nn.ReLU()))
     start(model)
     model(torch.rand(1024, 512))
@@ -217,7 +217,7 @@ def test_time_and_rate_belong_together(capsys: pytest.CaptureFixture[str]) -> No
     assert second + relu <= block * 1.001
 
 
-def test_every_child_has_its_line_as_it_stands_in_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_child_has_a_line_at_its_place(capsys: pytest.CaptureFixture[str]) -> None:
     class Wordy(nn.Module):
         def extra_repr(self) -> str:
             return "first\nsecond"
@@ -263,7 +263,7 @@ def test_the_depth_ends_at_the_innermost_modules(
     assert re.findall(r"'(\w+)':", line) == kinds
 
 
-def test_the_model_itself_is_depth_0_and_more_kinds_than_there_are_is_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_depth_0_is_the_model_and_a_large_top_num_shows_all_classes(capsys: pytest.CaptureFixture[str]) -> None:
     get_model_profile(LeNet5(), (1, 32, 32), print_profile=False, depth=0, top_num=50, warm_up=0)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Top 1 modules in flops at depth 0 are {'LeNet5': '429.25 KMac'}"
@@ -274,7 +274,7 @@ def test_the_model_itself_is_depth_0_and_more_kinds_than_there_are_is_all(capsys
     ]
 
 
-def test_a_tower_deeper_than_the_stack_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_deeper_than_the_recursion_limit_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     model: nn.Module = Deep(None)
     for _ in range(1200):
         model = Deep(model)
@@ -284,7 +284,7 @@ def test_a_tower_deeper_than_the_stack_is_printed(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.splitlines()[1] == "Top 1 modules in params at depth 1200 are {'Deep': '0'}"
 
 
-# How it counts: every number by hand
+# The convention: every number calculated by hand
 
 TOKENS, WIDTH, HIDDEN = 6, 8, 16
 ELEMENTS = 2 * 4 * 10 * 10  # of an image [2, 4, 10, 10], without the batch
@@ -374,7 +374,7 @@ def test_a_recurrent_module_counts_weights_biases_and_gates_for_each_token(
     assert macs_of(module, *sizes) == per_token * (TOKENS if len(sizes) == 2 else 1)
 
 
-def test_a_packed_batch_counts_its_tokens_and_no_padding() -> None:
+def test_a_packed_batch_counts_its_tokens_without_padding() -> None:
     model = start(nn.LSTM(WIDTH, HIDDEN, batch_first=True))
     model(nn.utils.rnn.pack_padded_sequence(torch.rand(3, 5, WIDTH), torch.tensor([5, 3, 1]), batch_first=True))
     model.stop_profile()
@@ -383,7 +383,7 @@ def test_a_packed_batch_counts_its_tokens_and_no_padding() -> None:
 
 @pytest.mark.parametrize("gradients", [True, False])
 def test_fused_attention_counts_as_its_parts(gradients: bool) -> None:
-    """In eval mode without gradients torch runs one operator for all; the count is the same."""
+    """In eval mode without gradients, torch runs one fused operator; the count is the same."""
     layer = nn.TransformerEncoderLayer(WIDTH, 2, HIDDEN, batch_first=True)
     smooth = nn.TransformerEncoderLayer(WIDTH, 2, HIDDEN, batch_first=True, activation="gelu")
     attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
@@ -399,7 +399,7 @@ def test_fused_attention_counts_as_its_parts(gradients: bool) -> None:
         assert macs_of(attention, input_constructor=thrice) == of_linear + 2 * TOKENS * TOKENS
 
 
-def test_functions_count_where_they_are_called(capsys: pytest.CaptureFixture[str]) -> None:
+def test_functions_count_in_the_module_that_calls_them(capsys: pytest.CaptureFixture[str]) -> None:
     class Several(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -408,7 +408,7 @@ def test_functions_count_where_they_are_called(capsys: pytest.CaptureFixture[str
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = functional.linear(functional.relu(self.fc(x)), self.weight)
-            with sdpa_kernel(SDPBackend.MATH):  # which has a softmax inside
+            with sdpa_kernel(SDPBackend.MATH):  # it contains a softmax
                 x = functional.scaled_dot_product_attention(x[None], x[None], x[None])[0]
             return functional.softmax(x @ x.transpose(-1, -2), -1)
 
@@ -418,7 +418,7 @@ def test_functions_count_where_they_are_called(capsys: pytest.CaptureFixture[str
     assert shown["root"][1] == "625 Mac"  # and 5 · 8 · 6 of linear, 5 · 8 of relu, 5 · 5 of softmax; no products of x
 
 
-def test_a_network_counts_as_torchs_own_counter_and_the_extras_by_hand() -> None:
+def test_a_network_counts_as_in_torchs_counter_plus_biases_and_activations() -> None:
     model = nn.Sequential(
         *(nn.Conv2d(3, 16, 7, stride=2, padding=3), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
         *(nn.Conv2d(16, 32, 3, groups=4), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)),
@@ -431,7 +431,7 @@ def test_a_network_counts_as_torchs_own_counter_and_the_extras_by_hand() -> None
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_a_scripted_or_traced_network_counts_as_it_did() -> None:
+def test_a_scripted_or_traced_network_counts_the_same() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 2)).eval()
     elements = 8 * 6 * 6
     macs = elements * (27 + 1) + 2 * elements + elements + elements * 2
@@ -440,7 +440,7 @@ def test_a_scripted_or_traced_network_counts_as_it_did() -> None:
     assert macs_of(torch.jit.trace(model, torch.rand(1, 3, 8, 8)), 3, 8, 8, warm_up=3) == macs
 
 
-def test_time_is_counted_once_whatever_is_inside_what() -> None:
+def test_the_time_of_nested_operators_is_counted_once() -> None:
     model: nn.Module = Work(128, 30)
     for _ in range(6):
         model = Holder(model)
@@ -455,7 +455,7 @@ def test_time_is_counted_once_whatever_is_inside_what() -> None:
     assert 0 < model.get_total_duration() <= wall  # type: ignore[operator]
 
 
-def test_a_module_that_holds_its_ancestor_is_no_circle(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_module_that_contains_its_ancestor_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     model: Any = Holder(nn.Sequential(nn.Linear(4, 4)))
     model.inner[0].add_module("up", model)
     assert macs_of(model, 4, print_profile=True) == 16
@@ -463,7 +463,7 @@ def test_a_module_that_holds_its_ancestor_is_no_circle(capsys: pytest.CaptureFix
     assert (printed.count("(0): Linear("), printed.count("Holder(")) == (1, 1)
 
 
-def test_each_call_counts_and_a_shared_module_shows_its_calls_where_they_were(
+def test_the_calls_of_a_shared_module_count_at_the_place_of_the_call(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     macs, params = get_model_profile(Tied(), (4,), warm_up=0, as_strings=False)
@@ -473,7 +473,7 @@ def test_each_call_counts_and_a_shared_module_shows_its_calls_where_they_were(
     assert all("(20, 100.000% Params" in line for line in lines)
 
 
-def test_recomputed_and_backward_work_is_none_of_the_forwards() -> None:
+def test_recomputed_and_backward_work_does_not_count_as_forward() -> None:
     block = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     model = start(Holder(block))
     torch.utils.checkpoint.checkpoint(model, torch.rand(2, 4, requires_grad=True), use_reentrant=False).sum().backward()
@@ -481,7 +481,7 @@ def test_recomputed_and_backward_work_is_none_of_the_forwards() -> None:
     assert model.get_total_flops() == 2 * 16 + 2 * 4
 
 
-# What nobody can know
+# Unknown figures
 
 
 def test_a_module_that_was_not_called_is_unknown_and_not_zero(capsys: pytest.CaptureFixture[str]) -> None:
@@ -539,7 +539,7 @@ def test_lazy_parameters_are_unknown(capsys: pytest.CaptureFixture[str]) -> None
     assert get_model_profile(nn.LazyLinear(4), (3,), warm_up=0, print_profile=False) == ("12 Mac", "16")
 
 
-def test_a_model_without_parameters_is_no_trouble(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_without_parameters_can_be_profiled(capsys: pytest.CaptureFixture[str]) -> None:
     assert get_model_profile(nn.Sequential(nn.ReLU()), (3, 5), warm_up=0) == ("15 Mac", "0")
     printed = capsys.readouterr().out
     assert "(0): ReLU(0, 0.000% Params, 15 Mac, 100.000% MACs, " in printed
@@ -547,7 +547,7 @@ def test_a_model_without_parameters_is_no_trouble(capsys: pytest.CaptureFixture[
     assert "Tanh(0, 0.000% Params, 0 Mac, 0.000% MACs, " in capsys.readouterr().out
 
 
-def test_uncounted_calls_make_a_lower_bound_or_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_uncounted_calls_make_a_figure_a_lower_bound_or_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     class Graph(nn.Module):
         """Runs what a profile shows of a graph that torch.compile made."""
 
@@ -599,7 +599,7 @@ def test_a_tensor_without_a_shape_is_not_counted_as_zero() -> None:
 
 def test_a_wrapper_shows_the_figures_of_its_module(capsys: pytest.CaptureFixture[str]) -> None:
     class Outer(nn.Module):
-        """Has a child by the name under which wrappers hold what they wrap, and work of its own."""
+        """Has a child with the attribute name that wrappers use, and self work."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -619,7 +619,7 @@ def test_a_wrapper_shows_the_figures_of_its_module(capsys: pytest.CaptureFixture
     assert macs == ["40 Mac", "40 Mac", "32 Mac", "32 Mac"]
 
 
-# Inputs, modes and what is left behind
+# Inputs, modes and the state afterwards
 
 
 def test_inputs_come_from_a_constructor(capsys: pytest.CaptureFixture[str], untouched: Any) -> None:
@@ -644,7 +644,7 @@ def test_inputs_come_from_a_constructor(capsys: pytest.CaptureFixture[str], unto
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64])
-def test_the_example_is_a_batch_of_one_like_the_parameters(dtype: torch.dtype) -> None:
+def test_the_input_has_the_dtype_and_device_of_the_parameters(dtype: torch.dtype) -> None:
     seen = []
 
     class Looks(nn.Module):
@@ -663,7 +663,7 @@ def test_the_example_is_a_batch_of_one_like_the_parameters(dtype: torch.dtype) -
     assert seen[-1] == ((1, 2, 3), dtype, "meta")
 
 
-def test_eval_mode_holds_for_the_calls_alone(untouched: Any) -> None:
+def test_the_model_is_in_eval_mode_only_during_the_calls(untouched: Any) -> None:
     modes = []
 
     class Watched(nn.Module):
@@ -704,7 +704,7 @@ def test_an_error_of_the_model_passes_through_and_the_model_is_restored(untouche
         get_model_profile(untouched(Fails()), (4,), warm_up=1)
 
 
-def test_gradients_are_for_the_caller_to_say() -> None:
+def test_gradients_are_recorded_if_the_caller_enables_them() -> None:
     seen = []
 
     class Looks(nn.Module):
@@ -723,7 +723,7 @@ def test_a_second_profile_counts_the_same(untouched: Any) -> None:
     assert [macs_of(model, 1, 32, 32) for _ in range(2)] == [429_248] * 2
 
 
-def test_modules_to_ignore_do_not_count_and_the_others_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_ignored_modules_do_not_count(capsys: pytest.CaptureFixture[str]) -> None:
     model = LeNet5()
     macs, params = get_model_profile(
         model, (1, 32, 32), warm_up=0, as_strings=False, ignore_modules=[nn.Conv2d, nn.Sequential]
@@ -739,7 +739,7 @@ def test_modules_to_ignore_do_not_count_and_the_others_do(capsys: pytest.Capture
 # The methods
 
 
-def test_the_methods_print_and_count_before_and_after_the_stop(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_methods_print_and_count_before_and_after_stop_profile(capsys: pytest.CaptureFixture[str]) -> None:
     model = start(Mlp())
     x = torch.rand(3, 4)
     of_one = 3 * 4 * 8 + 3 * 8 + 3 * 8 * 2
@@ -776,7 +776,7 @@ def test_calls_after_reading_figures_are_added() -> None:
     assert model.get_total_flops() == 64
 
 
-def test_a_start_begins_anew() -> None:
+def test_start_profile_drops_earlier_figures() -> None:
     model = start(nn.Linear(4, 4))
     model(torch.rand(1, 4))
     model.start_profile()
@@ -790,7 +790,7 @@ def test_a_start_begins_anew() -> None:
 
 
 @pytest.mark.parametrize("how", ["never started", "profiling", "stopped"])
-def test_the_end_leaves_the_model_as_it_was(untouched: Any, how: str) -> None:
+def test_end_profile_restores_the_model(untouched: Any, how: str) -> None:
     model: Any = untouched(Mlp().train())
     parameters = list(model.state_dict())
     assert add_profile_methods(model) is model
@@ -808,7 +808,7 @@ def test_the_end_leaves_the_model_as_it_was(untouched: Any, how: str) -> None:
 
 
 @pytest.mark.parametrize("ending", ["pass", "raise ValueError('mine')"])
-def test_a_process_may_end_while_it_is_profiled(ending: str) -> None:
+def test_a_process_can_end_while_it_is_profiled(ending: str) -> None:
     code = (
         "import torch\n"
         "from torchprof.integrations.deepspeed import add_profile_methods\n"
@@ -886,7 +886,7 @@ def test_a_shallow_copy_gets_methods_of_its_own() -> None:
     assert copied.get_total_flops() == 56
 
 
-def test_an_attribute_of_the_models_own_is_not_taken(untouched: Any) -> None:
+def test_an_attribute_of_the_model_is_not_replaced(untouched: Any) -> None:
     model: Any = Mlp()
     model.stop_profile = "mine"
     with pytest.raises(TorchprofError, match="'stop_profile'"):
@@ -915,7 +915,7 @@ def test_a_module_replaced_after_the_profile_is_unknown(capsys: pytest.CaptureFi
     assert (shown["0"][1], shown["1"][1:]) == ("16 Mac", ("–", "–"))
 
 
-def test_the_loop_of_the_tools_page(capsys: pytest.CaptureFixture[str], untouched: Any) -> None:
+def test_the_loop_in_the_tools_documentation_runs(capsys: pytest.CaptureFixture[str], untouched: Any) -> None:
     model: Any = untouched(Mlp())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     model = add_profile_methods(model)
@@ -1001,7 +1001,7 @@ def test_figures_as_text(text: str, expected: str) -> None:
     assert text == expected
 
 
-def test_unknown_units_and_values_that_are_not_numbers_are_refused() -> None:
+def test_unknown_units_and_values_that_are_not_numbers_raise() -> None:
     for convert in (macs_to_string, flops_to_string, params_to_string, duration_to_string, number_to_string):
         with pytest.raises(TorchprofError, match=r"'furlong'.*Choose from '\w+'"):
             convert(5, "furlong")
@@ -1037,7 +1037,7 @@ def test_unknown_units_and_values_that_are_not_numbers_are_refused() -> None:
         ({"input_constructor": lambda sizes: {0: 1}}, ["returned a dict", "keyword"]),
     ],
 )
-def test_bad_arguments_say_what_to_do(
+def test_the_error_for_bad_arguments_says_what_to_do(
     capsys: pytest.CaptureFixture[str], untouched: Any, options: dict[str, Any], words: list[str]
 ) -> None:
     with pytest.raises(TorchprofError) as caught:
@@ -1047,7 +1047,7 @@ def test_bad_arguments_say_what_to_do(
     assert capsys.readouterr().out == ""
 
 
-def test_anything_but_a_module_is_refused() -> None:
+def test_anything_but_a_module_raises() -> None:
     for call in (lambda model: get_model_profile(model, (4,)), add_profile_methods):
         with pytest.raises(TorchprofError, match=r"torch\.nn\.Module, not 5"):
             call(5)
@@ -1055,7 +1055,7 @@ def test_anything_but_a_module_is_refused() -> None:
             call(Mlp)
 
 
-def test_methods_out_of_order_say_what_to_do() -> None:
+def test_the_error_for_methods_out_of_order_says_what_to_do() -> None:
     model: Any = add_profile_methods(Mlp())
     for name in METHODS - {"start_profile", "end_profile", "get_total_params", "compute_total_params"}:
         with pytest.raises(TorchprofError, match=r"Nothing was recorded: call the model's start_profile\(\)"):
@@ -1093,7 +1093,7 @@ OTHERS: dict[str, Any] = {
 
 
 def train(config: Any, model: nn.Module, capsys: pytest.CaptureFixture[str], steps: int = 5) -> list[str]:
-    """A training loop by a configuration; what each step printed."""
+    """Run a training loop with a configuration. Returns what each step printed."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     profiler = from_config(config)
     printed = []
@@ -1123,7 +1123,7 @@ def test_a_configuration_profiles_one_step(
     assert "(fc1): Linear(" in printed[2]
 
 
-def test_the_early_keys_print_the_early_page(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_older_keys_print_the_older_page(capsys: pytest.CaptureFixture[str]) -> None:
     text = train(EARLY, Mlp(), capsys)[2]
     lines = text.splitlines()
     assert lines[:2][0] == "Mlp("
@@ -1133,9 +1133,7 @@ def test_the_early_keys_print_the_early_page(capsys: pytest.CaptureFixture[str])
     assert "Top 1 modules in params at depth 0 are {'Mlp': '58'}" in text
 
 
-def test_the_recent_keys_print_the_other_page_into_their_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_newer_keys_print_the_newer_page_to_their_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "page.txt"
     section = {**RECENT["flops_profiler"], "output_file": str(file), "detailed": False, "recompute_fwd_factor": 1.0}
     assert "".join(train({"flops_profiler": section}, Mlp(), capsys)) == ""
@@ -1146,7 +1144,7 @@ def test_the_recent_keys_print_the_other_page_into_their_file(
     assert "module = {" in file.read_text(encoding="utf-8")
 
 
-def test_the_recent_keys_are_passed_to_the_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newer_keys_are_passed_to_the_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
     from torchprof.integrations import flops_profiler
 
     calls: list[Any] = []
@@ -1191,14 +1189,14 @@ def test_the_recent_keys_are_passed_to_the_profiler(monkeypatch: pytest.MonkeyPa
 def test_without_enabled_nothing_is_profiled(
     config: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchprof.integrations.deepspeed.recording.Profile", None)
+    monkeypatch.setattr("torchprof.integrations.deepspeed.profile_methods.Profile", None)
     profiler = from_config(config)
     assert not profiler.enabled
     assert isinstance(profiler.step(Mlp()), nullcontext)
     assert train(config, Mlp(), capsys) == [""] * 5
 
 
-def test_one_of_two_may_be_off(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_of_the_two_sections_may_be_off(capsys: pytest.CaptureFixture[str]) -> None:
     off = {"flops_profiler": {**RECENT["flops_profiler"], "enabled": False}}
     assert "Top 1 modules in time" in train({**EARLY, **off}, Mlp(), capsys)[2]
     printed = train({**EARLY, **RECENT, "pytorch_profiler": False}, Mlp(), capsys)[2]
@@ -1221,7 +1219,7 @@ def test_an_error_in_a_step_passes_through(
 
 
 @pytest.mark.parametrize("config", [EARLY, RECENT], ids=["early", "recent"])
-def test_the_first_rank_alone_profiles(
+def test_only_rank_0_is_profiled(
     config: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
@@ -1266,14 +1264,14 @@ def test_the_first_rank_alone_profiles(
         (5, ["dict", "5"]),
     ],
 )
-def test_a_bad_configuration_says_what_is_wrong(config: Any, words: list[str]) -> None:
+def test_the_error_for_a_bad_configuration_says_what_is_wrong(config: Any, words: list[str]) -> None:
     with pytest.raises(TorchprofError) as caught:
         from_config(config)
     for word in words:
         assert word in str(caught.value)
 
 
-def test_a_bad_file_says_what_is_wrong(tmp_path: Path) -> None:
+def test_the_error_for_a_bad_file_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(TorchprofError, match=r"missing\.json' cannot be read: No such file"):
         from_config(tmp_path / "missing.json")
     broken = tmp_path / "broken.json"
@@ -1295,7 +1293,7 @@ def test_a_step_needs_a_model() -> None:
         from_config(EARLY).step(None)  # type: ignore[arg-type]
 
 
-# What the documents say
+# The documentation
 
 
 def test_the_example_runs() -> None:
@@ -1308,7 +1306,7 @@ def test_the_example_runs() -> None:
     assert ran.stdout.count("step 5") == 2, "the example says so, and the page"
 
 
-def test_the_python_blocks_of_the_page_run(
+def test_the_python_blocks_of_the_documentation_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""The drop-in for flops-profiler: its calls, its figures by hand, its page line by line, and none of its faults."""
+"""The drop-in for flops-profiler: its functions, its figures calculated by hand, its page line by line."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def lenet5() -> nn.Module:
 
 
 class Calls(nn.Module):
-    """Calls a function, in its own forward."""
+    """Calls a function in its forward."""
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Calls(nn.Module):
 
 
 class Generates(nn.Module):
-    """A method that calls the model three times, and one that takes a named argument."""
+    """Has a method that calls the model three times, and a method with a keyword argument."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def parts(page: str) -> tuple[list[str], list[str], list[str]]:
 
 
 def figures(line: str) -> tuple[dict[str, str], dict[str, dict[str, str]], str]:
-    """What a line of the detailed profile says of its module."""
+    """The figures of the module in a line of the detailed profile."""
     found = re.search(
         r"module = (\{.*?\}), functionals = (\{.*\}), functionals_duration = ([\d.]+(?: us| ms| s)?|–),", line
     )
@@ -107,7 +107,7 @@ def figures(line: str) -> tuple[dict[str, str], dict[str, dict[str, str]], str]:
 
 
 def functionals(page: str) -> dict[str, tuple[str, str]]:
-    """By functional of the whole model: flops and MACs, as printed."""
+    """For each functional of the whole model: flops and MACs, as printed."""
     line = next(line for line in parts(page)[2] if "module = " in line)
     return {name: (counted["flops"], counted["macs"]) for name, counted in figures(line)[1].items()}
 
@@ -151,8 +151,8 @@ def test_the_signatures_are_those_of_flops_profiler() -> None:
         assert shape(getattr(FlopsProfiler, name))[1:] == []
 
 
-def test_lenet_5_by_hand(page_of: Callable[..., str]) -> None:
-    # MACs: outputs · window; flops: twice that, the bias of convolutions, an operation for each input of pooling.
+def test_lenet_5_has_the_figures_calculated_by_hand(page_of: Callable[..., str]) -> None:
+    # MACs: outputs · window. Flops: twice that, the bias of convolutions, and 1 for each input of pooling.
     convolutions = [(6 * 28 * 28, 25), (16 * 10 * 10, 6 * 25), (120, 16 * 25)]
     macs = sum(outputs * window for outputs, window in convolutions) + 120 * 84 + 84 * 10
     flops = 2 * macs + sum(outputs for outputs, _ in convolutions) + 6 * 28 * 28 + 16 * 10 * 10
@@ -180,7 +180,7 @@ def test_lenet_5_by_hand(page_of: Callable[..., str]) -> None:
 
 X = torch.rand(2, 4, 6)
 BY_FUNCTIONAL: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], int, int]] = {
-    # name: what calls it, on what, flops, MACs
+    # name: the function that calls it, its input, flops, MACs
     "linear": (lambda x, w: F.linear(x, w), (X, torch.rand(3, 6)), 288, 144),
     "matmul": (lambda x: x @ x.mT, (X,), 384, 192),
     "mm": (lambda x: torch.mm(x[0], x[0].T), (X,), 192, 96),
@@ -221,7 +221,7 @@ BY_FUNCTIONAL: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], int, i
 
 
 @pytest.mark.parametrize("name", BY_FUNCTIONAL)
-def test_a_functional_by_hand(name: str, page_of: Callable[..., str]) -> None:
+def test_a_functional_has_the_figures_calculated_by_hand(name: str, page_of: Callable[..., str]) -> None:
     function, args, flops, macs = BY_FUNCTIONAL[name]
     model = Calls(function)
     args = tuple(arg.clone() for arg in args)
@@ -253,7 +253,7 @@ def test_operators_that_the_tool_does_not_count_are_not_counted(module: nn.Modul
     assert totals(module, X) == (0, 0, 0)
 
 
-def test_interpolation_by_size_counts_its_result_and_copies_count_nothing() -> None:
+def test_interpolation_counts_its_result_and_nearest_counts_0() -> None:
     image = torch.rand(1, 2, 4, 4)
     assert totals(Calls(lambda x: F.interpolate(x, size=(6, 8), mode="bilinear")), image) == (2 * 6 * 8, 0, 0)
     assert totals(Calls(lambda x: F.interpolate(x, scale_factor=2, mode="nearest")), image) == (0, 0, 0)
@@ -263,11 +263,11 @@ def test_a_single_number_is_one_element() -> None:
     assert totals(Calls(F.relu), torch.tensor(1.0)) == (1, 0, 0)
 
 
-def test_sums_and_products_are_left_out_by_operator_and_by_name() -> None:
+def test_sums_and_products_do_not_count() -> None:
     assert totals(Calls(lambda x: torch.add(x * 2 + x, x)), X) == (0, 0, 0)
 
 
-def test_an_op_that_the_tool_does_not_know_counts_its_multiply_accumulates(page_of: Callable[..., str]) -> None:
+def test_an_operator_unknown_to_the_tool_counts_its_multiply_accumulates(page_of: Callable[..., str]) -> None:
     page = page_of(Calls(lambda x: torch.dot(x[0, 0], x[0, 1])), X)
     assert functionals(page) == {"dot": ("12", "6 MACs")}
 
@@ -295,7 +295,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_macs_are_torchprofs_own_and_nothing_crashes(name: str, page_of: Callable[..., str]) -> None:
+def test_macs_equal_those_of_torchprof_without_errors(name: str, page_of: Callable[..., str]) -> None:
     make, shape = MODELS[name]
     model, x = make().eval(), torch.rand(shape)
     with torchprof.Profile(model, with_flops=True) as prof:
@@ -308,12 +308,12 @@ def test_macs_are_torchprofs_own_and_nothing_crashes(name: str, page_of: Callabl
     assert first[2] == sum(param.numel() for param in model.parameters())
     page = page_of(model, x)
     assert stripped(parts(page)[2]) == repr(model).splitlines()
-    assert totals(model, x) == first  # nothing doubles
+    assert totals(model, x) == first  # nothing counts twice
     assert snapshot(model, values=True) == before
 
 
 def test_recurrent_layers_count_two_for_each_multiply_accumulate(page_of: Callable[..., str]) -> None:
-    # 12 tokens of weights 4·16·(8 + 16) and biases 2·4·16, and the gates, 13 for each of 16 units.
+    # For each of 12 tokens: weights 4·16·(8 + 16), biases 2·4·16, and gates, 13 for each of 16 units.
     macs = 12 * 64 * 24
     page = page_of(nn.LSTM(8, 16), torch.rand(4, 3, 8))
     assert totals(nn.LSTM(8, 16), torch.rand(4, 3, 8))[:2] == (2 * macs + 12 * (128 + 13 * 16), macs)
@@ -379,7 +379,7 @@ def test_the_page_has_three_parts_with_their_labels(page_of: Callable[..., str])
     assert lines[0] == ""
 
 
-def test_one_line_says_how_torchprofs_own_convention_differs(page_of: Callable[..., str]) -> None:
+def test_one_line_has_the_count_by_torchprofs_own_convention(page_of: Callable[..., str]) -> None:
     model, x = Mlp(), torch.rand(3, 4)
     with torchprof.Profile(model, with_flops=True) as prof:
         model(x)
@@ -389,7 +389,7 @@ def test_one_line_says_how_torchprofs_own_convention_differs(page_of: Callable[.
     assert line.endswith(f"fwd: {own}.")
 
 
-def test_a_module_has_their_keys_in_their_order(page_of: Callable[..., str]) -> None:
+def test_a_module_has_the_tools_keys_in_the_tools_order(page_of: Callable[..., str]) -> None:
     line = next(line for line in page_of(Mlp(), torch.rand(3, 4)).splitlines() if "(fc1)" in line)
     module, ran, lasted = figures(line)
     assert list(module) == [
@@ -420,7 +420,7 @@ def test_a_module_has_their_keys_in_their_order(page_of: Callable[..., str]) -> 
 
 
 def stripped(lines: list[str]) -> list[str]:
-    """The lines of a detailed profile without the figures: the model's own repr."""
+    """The lines of a detailed profile without the figures: this is the model's repr."""
     left = []
     for line in lines:
         start, end = line.find("module = {"), line.rfind("functionals_duration = ")
@@ -432,7 +432,7 @@ def stripped(lines: list[str]) -> list[str]:
 
 
 class SaysTwoLines(nn.Module):
-    """Holds nothing, and its extra_repr has two lines."""
+    """Has no children, and its extra_repr has two lines."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x
@@ -442,7 +442,7 @@ class SaysTwoLines(nn.Module):
 
 
 class SaysMuch(nn.Module):
-    """Its extra_repr has two lines, and it holds a place that is empty."""
+    """Its extra_repr has two lines, and it has a child that is None."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -456,7 +456,7 @@ class SaysMuch(nn.Module):
         return "first line,\nsecond line"
 
 
-def test_the_detailed_profile_is_the_models_own_repr(page_of: Callable[..., str]) -> None:
+def test_the_detailed_profile_without_figures_is_the_models_repr(page_of: Callable[..., str]) -> None:
     for model in (
         SaysMuch(),
         SaysTwoLines(),
@@ -466,8 +466,8 @@ def test_the_detailed_profile_is_the_models_own_repr(page_of: Callable[..., str]
         assert stripped(parts(page_of(model, torch.rand(2, 4)))[2]) == repr(model).splitlines()
 
 
-def test_equal_blocks_in_a_list_are_all_shown(page_of: Callable[..., str]) -> None:
-    """torch's repr of a ModuleList writes equal ones once; here each has figures of its own."""
+def test_equal_blocks_in_a_modulelist_are_all_shown(page_of: Callable[..., str]) -> None:
+    """torch's repr of a ModuleList prints equal blocks once; here each block has its own figures."""
 
     class Blocks(nn.Module):
         def __init__(self) -> None:
@@ -502,7 +502,7 @@ def test_equal_blocks_in_a_list_are_all_shown(page_of: Callable[..., str]) -> No
         (3 * 10**15, "3000000.0 G", "3000000.0 GMACs", "3000000000.0 M"),
     ],
 )
-def test_numbers_are_written_as_by_flops_profiler(number: int, flops: str, macs: str, params: str) -> None:
+def test_numbers_have_the_format_of_flops_profiler(number: int, flops: str, macs: str, params: str) -> None:
     assert strings.number_text(number) == flops
     assert strings.macs_text(number) == macs
     assert strings.params_text(number) == params
@@ -519,7 +519,7 @@ def test_numbers_are_written_as_by_flops_profiler(number: int, flops: str, macs:
         (2_500_000_000, "2.5 s"),
     ],
 )
-def test_durations_are_written_as_by_flops_profiler(ns: int, text: str) -> None:
+def test_durations_have_the_format_of_flops_profiler(ns: int, text: str) -> None:
     assert strings.duration_text(ns) == text
 
 
@@ -538,11 +538,11 @@ def test_durations_are_written_as_by_flops_profiler(ns: int, text: str) -> None:
         (5 * 10**18, 10**9, "5000000.0 TFLOPS"),
     ],
 )
-def test_rates_are_written_as_by_flops_profiler(flops: int, ns: int, text: str) -> None:
+def test_rates_have_the_format_of_flops_profiler(flops: int, ns: int, text: str) -> None:
     assert strings.rate_text(flops, ns) == text
 
 
-def test_every_depth_is_printed_and_a_larger_one_is_capped(page_of: Callable[..., str]) -> None:
+def test_every_depth_is_printed_and_a_larger_depth_is_capped(page_of: Callable[..., str]) -> None:
     model, x = lenet5(), torch.rand(1, 1, 32, 32)
 
     def depths(depth: int) -> list[str]:
@@ -633,7 +633,7 @@ READERS = [
 
 
 @pytest.mark.parametrize("read", READERS, ids=lambda read: read.__name__)
-def test_figures_exist_from_stop_to_end_and_raise_otherwise(
+def test_figures_can_be_read_only_from_stop_to_end(
     read: Callable[[FlopsProfiler], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = Mlp()
@@ -651,7 +651,7 @@ def test_figures_exist_from_stop_to_end_and_raise_otherwise(
         model(torch.rand(3, 4))
         prof.stop_profile()
         assert read(prof) == read(prof)
-        prof.stop_profile()  # nothing goes on
+        prof.stop_profile()  # no profile is open
         read(prof)
         prof.reset_profile()
         refuses("no figures")
@@ -662,7 +662,7 @@ def test_figures_exist_from_stop_to_end_and_raise_otherwise(
     prof.end_profile()
 
 
-def test_reset_and_start_begin_anew() -> None:
+def test_reset_and_start_drop_earlier_figures() -> None:
     model, x = Mlp(), torch.rand(3, 4)
     prof = FlopsProfiler(model)
     prof.start_profile([nn.ReLU])
@@ -681,7 +681,9 @@ def test_reset_and_start_begin_anew() -> None:
     prof.end_profile()
 
 
-def test_the_aggregated_profile_alone(stopped: FlopsProfiler, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_aggregated_profile_can_be_printed_alone(
+    stopped: FlopsProfiler, capsys: pytest.CaptureFixture[str]
+) -> None:
     stopped.print_model_profile(profile_step=7, top_modules=3)
     page = capsys.readouterr().out
     assert "Profile Summary at step 7:" in page.splitlines()
@@ -689,18 +691,18 @@ def test_the_aggregated_profile_alone(stopped: FlopsProfiler, capsys: pytest.Cap
     assert capsys.readouterr().out.splitlines() == parts(page)[1]
 
 
-def test_ending_without_a_stop_leaves_the_model_as_it_was() -> None:
+def test_end_profile_without_stop_restores_the_model() -> None:
     model = Mlp()
     before = snapshot(model)
     prof = FlopsProfiler(model)
     prof.start_profile()
     prof.end_profile()
     assert snapshot(model) == before
-    with torchprof.Profile(model):  # no other one is open
+    with torchprof.Profile(model):  # no other profile is open
         model(torch.rand(3, 4))
 
 
-def test_nothing_of_torch_is_replaced_while_it_profiles() -> None:
+def test_no_function_of_torch_is_replaced_while_profiling() -> None:
     places: list[tuple[Any, str]] = [(F, name) for name in vars(F)] + [(torch, "matmul"), (torch.Tensor, "matmul")]
     before = {(id(place), name): getattr(place, name) for place, name in places}
     model = Mlp()
@@ -712,10 +714,10 @@ def test_nothing_of_torch_is_replaced_while_it_profiles() -> None:
         prof.end_profile()
 
 
-# What is called, and how
+# The call of the model
 
 
-def test_the_model_runs_in_eval_mode_and_every_module_returns_to_its_own() -> None:
+def test_the_model_runs_in_eval_mode_and_the_modes_are_restored() -> None:
     seen = []
 
     class Looks(nn.Module):
@@ -752,7 +754,7 @@ def test_after_an_error_the_model_is_restored(warm_up: int) -> None:
         pass
 
 
-def test_any_method_can_be_called_by_either_name() -> None:
+def test_func_name_and_mode_both_select_the_method() -> None:
     model, x = Generates(), torch.rand(2, 4)
     one = totals(model, x)
     assert one == (64, 32, 16)
@@ -766,7 +768,7 @@ def test_any_method_can_be_called_by_either_name() -> None:
         totals(model, x, func_name="sample")
 
 
-def test_arguments_by_place_and_by_name() -> None:
+def test_positional_and_keyword_arguments_are_passed() -> None:
     model, x = Generates(), torch.rand(2, 4)
     assert totals(model, x, kwargs={"times": 2})[1] == 64
     assert totals(model, x, kwargs=None)[1] == 32
@@ -775,7 +777,7 @@ def test_arguments_by_place_and_by_name() -> None:
     assert get_model_profile(model, torch.Size((2, 4)), kwargs={"times": 3}, print_profile=False)[1] == 96
 
 
-def test_the_input_is_of_the_type_and_device_of_the_model() -> None:
+def test_the_input_has_the_dtype_and_device_of_the_model() -> None:
     seen = []
     model = nn.Sequential(Calls(lambda x: seen.append((x.dtype, x.device.type)) or x), nn.Linear(4, 4))
     get_model_profile(model.to(torch.bfloat16), (2, 4), print_profile=False, warm_up=0)
@@ -803,12 +805,12 @@ def test_the_input_is_of_the_type_and_device_of_the_model() -> None:
         ({"input_shape": (2, 4), "ignore_modules": [nn.ReLU()]}, "is no module of the model"),
     ],
 )
-def test_bad_arguments_are_refused(options: dict[str, Any], what: str) -> None:
+def test_bad_arguments_raise(options: dict[str, Any], what: str) -> None:
     with pytest.raises(torchprof.TorchprofError, match=what):
         get_model_profile(Mlp(), **options)
 
 
-def test_anything_but_a_module_is_refused() -> None:
+def test_anything_but_a_module_raises() -> None:
     with pytest.raises(torchprof.TorchprofError, match="needs a torch"):
         get_model_profile(nn.Linear, (2, 4))  # type: ignore[arg-type]
     with pytest.raises(torchprof.TorchprofError, match="recompute_fwd_factor"):
@@ -827,21 +829,21 @@ def test_ignored_modules_are_not_counted(page_of: Callable[..., str]) -> None:
     assert totals(model, x)[:2] == (312 + 36, 144 + 18)
 
 
-# Modules at several places, wrappers, modules that come and go
+# Modules with several paths, wrappers, modules that are added or removed
 
 
-def test_a_module_at_two_places_counts_its_calls_where_they_were(page_of: Callable[..., str]) -> None:
+def test_the_calls_of_a_module_with_two_paths_count_at_the_path_of_the_call(page_of: Callable[..., str]) -> None:
     model, x = Tied(), torch.rand(3, 4)
     page = page_of(model, x)
     detailed = parts(page)[2]
     flops = [figures(line)[0]["flops"] for line in detailed if "(inner)" in line]
     assert flops == ["96", "192"]  # once through the left holder, twice through the right one
     assert [figures(line)[0]["param"] for line in detailed if "(inner)" in line] == ["20", "20"]
-    assert "    params      - {'Linear': '20'}" in parts(page)[1]  # and the parameters are there once
+    assert "    params      - {'Linear': '20'}" in parts(page)[1]  # and its parameters count once
     assert totals(model, x)[2] == 20
 
 
-def test_tied_weights_are_part_of_each_that_holds_them() -> None:
+def test_tied_weights_count_in_each_module_that_has_them() -> None:
     class Tying(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -875,7 +877,7 @@ def test_a_compiled_model_is_shown_inside_its_wrapper(page_of: Callable[..., str
     assert f"    flops       - {{'Linear': '{UNKNOWN}', 'Tanh': '{UNKNOWN}'}}" in parts(page)[1]
 
 
-def test_a_scripted_model(page_of: Callable[..., str]) -> None:
+def test_a_scripted_model_is_profiled(page_of: Callable[..., str]) -> None:
     model = torch.jit.script(nn.Sequential(nn.Linear(4, 3)))
     page = page_of(model, torch.rand(2, 4))
     assert stripped(parts(page)[2]) == repr(model).splitlines()
@@ -904,7 +906,7 @@ def test_parameters_of_an_uninitialized_lazy_layer_are_unknown(page_of: Callable
     assert totals(model, torch.rand(2, 5), as_string=True) == ("60", "30 MACs", UNKNOWN)
 
 
-def test_a_module_that_was_added_inside_has_no_figures(page_of: Callable[..., str]) -> None:
+def test_a_module_that_was_added_during_the_profile_has_no_figures(page_of: Callable[..., str]) -> None:
     class Grows(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -916,11 +918,11 @@ def test_a_module_that_was_added_inside_has_no_figures(page_of: Callable[..., st
 
     page = page_of(Grows(), torch.rand(2, 4))
     assert "  (late): Sequential()" in page.splitlines()
-    assert functionals(page) == {"linear": ("128", "64 MACs")}  # the root's own, what ran in the new one
+    assert functionals(page) == {"linear": ("128", "64 MACs")}  # the root's self work includes that of the new module
     assert "Added or replaced inside the block" in page
 
 
-def test_doubts_are_under_the_summary(page_of: Callable[..., str]) -> None:
+def test_warnings_are_under_the_summary(page_of: Callable[..., str]) -> None:
     class Unused(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -937,7 +939,7 @@ def test_doubts_are_under_the_summary(page_of: Callable[..., str]) -> None:
     assert own.endswith("fwd: ≥ 72.")  # 2·32 and the bias
 
 
-def test_operators_without_shapes_are_named(page_of: Callable[..., str]) -> None:
+def test_uncounted_operators_without_shapes_are_listed(page_of: Callable[..., str]) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     nested = torch.nested.nested_tensor([torch.rand(2, 4), torch.rand(3, 4)])
     page = page_of(model, nested)
@@ -958,7 +960,7 @@ def lines_of(page: str) -> dict[str, str]:
     }
 
 
-def test_a_training_step_inside_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_training_step_inside_the_profile_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 2, bias=False))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     prof = FlopsProfiler(model, recompute_fwd_factor=1.0)
@@ -969,7 +971,7 @@ def test_a_training_step_inside_is_measured(capsys: pytest.CaptureFixture[str]) 
     prof.print_model_profile()
     found = lines_of(capsys.readouterr().out)
     prof.end_profile()
-    # Gradients of both weights and of the second layer's input, and one for each element of the ReLU.
+    # The gradients of both weights and of the second layer's input, and 1 for each element of the ReLU.
     assert found["bwd flops per device"] == str(2 * 3 * (4 * 8 + 8 * 2 + 8 * 2) + 24)
     labels = list(found)
     assert labels[labels.index("fwd latency") :] == [
@@ -1002,7 +1004,7 @@ def test_recomputation_is_part_of_backward(capsys: pytest.CaptureFixture[str]) -
     prof.start_profile()
     model(x).sum().backward()
     prof.stop_profile()
-    assert prof.get_total_macs() == 3 * 3 * 16  # not the fourth, which was in backward
+    assert prof.get_total_macs() == 3 * 3 * 16  # without the fourth, which was in backward
     prof.print_model_profile(detailed=False)
     prof.end_profile()
     model.zero_grad()  # else they are added to
@@ -1014,7 +1016,7 @@ def test_recomputation_is_part_of_backward(capsys: pytest.CaptureFixture[str]) -
 
 
 def engine(**changes: Any) -> SimpleNamespace:
-    """What is asked of a DeepSpeed engine: 10 ms forward, 20 backward, 5 step."""
+    """The attributes of a DeepSpeed engine that are read: 10 ms forward, 20 ms backward, 5 ms step."""
 
     class Timers:
         def __call__(self, name: str) -> SimpleNamespace:
@@ -1045,7 +1047,7 @@ def summary_with(ds_engine: Any, capsys: pytest.CaptureFixture[str], **options: 
     return lines_of(capsys.readouterr().out)
 
 
-def test_an_engine_adds_sizes_and_times(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_has_the_sizes_and_times_of_an_engine(capsys: pytest.CaptureFixture[str]) -> None:
     found = summary_with(engine(), capsys, recompute_fwd_factor=0.5)
     assert {
         "world size": "8",
@@ -1069,7 +1071,7 @@ def test_an_engine_adds_sizes_and_times(capsys: pytest.CaptureFixture[str]) -> N
     assert "bwd flops per device" not in found  # they were not timed
 
 
-def test_an_engine_without_timers_or_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_engine_may_have_no_timers_or_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     found = summary_with(engine(wall_clock_breakdown=lambda: False), capsys)
     assert "bwd latency" not in found
     assert found["world size"] == "8"
@@ -1103,7 +1105,7 @@ def test_the_number_of_processes_comes_from_torch_distributed(
 
 
 class OnDevice(torchprof.Profile):
-    """Tells how it was made, and gives a run in which each row took a microsecond on a device."""
+    """Stores its arguments, and its run has 1 µs of device time in each row."""
 
     made: dict[str, Any] = {}  # noqa: RUF012
 
@@ -1124,7 +1126,7 @@ def test_the_latency_is_the_device_time_if_it_was_recorded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Elsewhere(nn.Parameter):
-        """A parameter that says it is on a CUDA device."""
+        """A parameter that claims to be on a CUDA device."""
 
         is_cuda = True
 
@@ -1150,7 +1152,7 @@ def test_the_latency_is_the_device_time_if_it_was_recorded(
     OnDevice._open.__exit__(None, None, None)
 
 
-# Last: what transformers brings with it makes the start of every later profile slower.
+# Last, since importing transformers makes the start of each later profile slower.
 
 BERT_AGGREGATED = """
 depth 1:
@@ -1171,8 +1173,8 @@ depth 4:
 """
 
 
-def test_bert_base_prints_the_figures_of_their_page(capsys: pytest.CaptureFixture[str]) -> None:
-    """On the meta device, which computes nothing. Their page has 22.36 G: it misses the GELU, 12 · 128 · 3072."""
+def test_bert_base_has_the_figures_of_the_tools_page(capsys: pytest.CaptureFixture[str]) -> None:
+    """On the meta device, which computes nothing. The tool's page has 22.36 G: it lacks the GELU, 12 · 128 · 3072."""
     transformers = pytest.importorskip("transformers")
     with torch.device("meta"):
         model = transformers.BertModel._from_config(transformers.BertConfig(), attn_implementation="eager")

@@ -35,7 +35,7 @@ def always(step: int) -> ProfilerAction:
 
 
 def rows_of(batch: int) -> int:
-    """Every batch has a size of its own, so that sums tell which of them were recorded."""
+    """Every batch has a different size, so that sums show which batches were recorded."""
     return 2**batch
 
 
@@ -47,7 +47,7 @@ def loader(batches: int = BATCHES) -> DataLoader[Any]:
 
 @pytest.fixture
 def pl(request: pytest.FixtureRequest) -> Any:
-    for name in PACKAGES:  # so that the callback is one of both
+    for name in PACKAGES:  # so that the callback is a subclass of both Callbacks
         pytest.importorskip(name)
     return import_module(getattr(request, "param", PACKAGES[0]))
 
@@ -62,7 +62,7 @@ def callback_class(pl: Any) -> Any:
 
 @pytest.fixture
 def net(pl: Any) -> Callable[..., Any]:
-    """A LightningModule: ``body`` runs once in a batch, ``head`` twice, ``judge`` once where nothing is trained."""
+    """A LightningModule: in a batch, ``body`` runs once and ``head`` twice; without training, ``judge`` once."""
 
     class Net(pl.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self, through_forward: bool = True, fail_at: int = -1, error: type = ValueError) -> None:
@@ -129,7 +129,7 @@ def calls(run: torchprof.Run) -> dict[str, int]:
 
 
 def outside(run: torchprof.Run) -> dict[str, int]:
-    """How often each range ran that is in no layer, by name."""
+    """The number of calls of each range outside of layers, by name."""
     found = {}
     for layer, ops in run.ops().items():
         waiting = list(ops) if layer < 0 else []
@@ -162,9 +162,7 @@ def test_by_default_the_third_to_fifth_batch_are_recorded(
     assert callback.profile.run is run
 
 
-def test_training_comes_to_the_same_weights_and_the_model_is_as_it_was(
-    net: Any, trainer: Any, callback_class: Any
-) -> None:
+def test_training_gives_the_same_weights_and_the_model_is_restored(net: Any, trainer: Any, callback_class: Any) -> None:
     trained = []
     for callbacks in ([], [callback_class(schedule=always, profile_memory=True, record_shapes=True)]):
         model = net()
@@ -213,7 +211,7 @@ def test_validation_inside_fit_is_not_recorded(
     assert run.no_layer("forward").macs == 0
 
 
-def test_a_schedule_is_given_the_number_of_the_batch(net: Any, trainer: Any, callback_class: Any) -> None:
+def test_the_schedule_gets_the_number_of_the_batch(net: Any, trainer: Any, callback_class: Any) -> None:
     asked = []
     profiler_schedule = torch.profiler.schedule(wait=1, warmup=1, active=1, repeat=2)
 
@@ -231,7 +229,7 @@ def test_a_schedule_is_given_the_number_of_the_batch(net: Any, trainer: Any, cal
     assert (callback.run.meta.steps, callback.run.meta.cycles) == (2, 2)
 
 
-def test_where_gradients_are_accumulated_each_batch_is_a_step(net: Any, trainer: Any, callback_class: Any) -> None:
+def test_with_accumulated_gradients_each_batch_is_a_step(net: Any, trainer: Any, callback_class: Any) -> None:
     callback = callback_class(schedule=always)
     trainer(callback, accumulate_grad_batches=4).fit(net(), loader())
     assert callback.run.meta.steps == BATCHES
@@ -241,7 +239,7 @@ def test_where_gradients_are_accumulated_each_batch_is_a_step(net: Any, trainer:
 
 @of_both_packages
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
-def test_the_other_stages(net: Any, trainer: Any, callback_class: Any, stage: str) -> None:
+def test_the_other_stages_are_recorded(net: Any, trainer: Any, callback_class: Any, stage: str) -> None:
     callback = callback_class(stage, schedule=always, with_flops=True)
     own = trainer(callback)
     getattr(own, stage)(net(), loader(5), **({} if stage == "predict" else {"verbose": False}))
@@ -261,7 +259,7 @@ def test_validation_of_fit_as_a_stage_of_its_own(net: Any, trainer: Any, callbac
     seen = []
     callback = callback_class("validate", schedule=always, on_trace_ready=lambda prof: seen.append(prof))
     trainer(callback, val_check_interval=4).fit(net(), loader(), loader(3))
-    assert [prof.run.meta.steps for prof in seen] == [3, 3]  # twice in fit; the sanity check is not among them
+    assert [prof.run.meta.steps for prof in seen] == [3, 3]  # twice in fit, without the sanity check
     assert seen[0] is not seen[1] is callback.profile
     assert calls(callback.run)["judge"] == calls(callback.run)["body"] == 3
     assert "Optimizer.step" not in outside(callback.run)
@@ -284,7 +282,7 @@ def test_an_error_passes_through_and_the_run_has_what_was_recorded(
     callback = callback_class(schedule=always, dirpath=tmp_path)
     with pytest.raises(ValueError, match="no more"):
         trainer(callback).fit(net(fail_at=3), loader())
-    assert callback.run.meta.steps == 3  # the fourth did not end
+    assert callback.run.meta.steps == 3  # the fourth batch did not end
     assert calls(callback.run)["body"] == 4
     assert torchprof.load(tmp_path / "fit-rank0.json") == callback.run
 
@@ -309,7 +307,7 @@ def test_an_error_of_on_trace_ready_ends_the_training_and_the_profile(
     assert callback.run.meta.steps == 3
 
 
-def test_a_batch_that_is_skipped_is_no_step(net: Any, trainer: Any, callback_class: Any) -> None:
+def test_a_skipped_batch_is_not_a_step(net: Any, trainer: Any, callback_class: Any) -> None:
     class Skips(net):  # type: ignore[misc]
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
             return -1 if batch_idx == 3 else None  # the rest of the epoch
@@ -319,7 +317,7 @@ def test_a_batch_that_is_skipped_is_no_step(net: Any, trainer: Any, callback_cla
     assert callback.run.meta.steps == calls(callback.run)["body"] == 6
 
 
-def test_two_models_and_two_optimizers_in_one_module(pl: Any, trainer: Any, callback_class: Any) -> None:
+def test_two_models_and_two_optimizers_in_one_lightningmodule(pl: Any, trainer: Any, callback_class: Any) -> None:
     class Gan(pl.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
@@ -346,7 +344,7 @@ def test_two_models_and_two_optimizers_in_one_module(pl: Any, trainer: Any, call
     assert (seen["Optimizer.step#SGD.step"], seen["Optimizer.step#Adam.step"]) == (3, 3)
 
 
-def test_the_loss_is_not_the_optimizers_though_lightning_computes_it_inside_its_step(
+def test_a_loss_computed_inside_the_optimizers_step_is_not_optimizer_time(
     net: Any, trainer: Any, callback_class: Any
 ) -> None:
     class Sleeps(net):  # type: ignore[misc]
@@ -362,7 +360,7 @@ def test_the_loss_is_not_the_optimizers_though_lightning_computes_it_inside_its_
     assert spreads["step_optimizer_ns"].sum < 300_000_000
 
 
-def test_options_are_those_of_profile(net: Any, trainer: Any, callback_class: Any, tmp_path: Path) -> None:
+def test_options_are_passed_to_profile(net: Any, trainer: Any, callback_class: Any, tmp_path: Path) -> None:
     callback = callback_class(profile_memory=True, paths=["head"])
     trainer(callback).fit(net(), loader())
     assert callback.run.meta.paths == (("Net", "head"),)
@@ -377,7 +375,7 @@ def test_options_are_those_of_profile(net: Any, trainer: Any, callback_class: An
         _ = nothing.run
 
 
-def test_bad_options_are_refused_before_training(callback_class: Any) -> None:
+def test_bad_options_raise_before_training(callback_class: Any) -> None:
     with pytest.raises(TypeError, match="profile_memmory"):
         callback_class(profile_memmory=True)
     with pytest.raises(TorchprofError, match=r"warmup= counts calls.*use schedule="):
@@ -434,7 +432,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.jobs
-def test_each_rank_saves_its_run_without_the_steps_that_only_wrap(tmp_path: Path) -> None:
+def test_each_rank_saves_its_run_with_paths_without_wrappers(tmp_path: Path) -> None:
     pytest.importorskip("lightning.pytorch")
     if not torch.distributed.is_available():
         pytest.skip("this torch has no torch.distributed")
@@ -466,7 +464,7 @@ def test_each_rank_saves_its_run_without_the_steps_that_only_wrap(tmp_path: Path
     ],
     ids=["neither", "the old name alone"],
 )
-def test_which_package_the_callback_belongs_to(code: str, expected: str) -> None:
+def test_the_base_class_comes_from_the_imported_packages(code: str, expected: str) -> None:
     if expected == "True":
         for name in PACKAGES:
             pytest.importorskip(name)

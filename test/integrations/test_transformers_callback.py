@@ -36,12 +36,12 @@ def always(step: int) -> ProfilerAction:
 
 
 def rows_of(batch: int) -> int:
-    """Every batch has a size of its own, so that sums tell which of them were recorded."""
+    """Every batch has a different size, so that sums show which batches were recorded."""
     return 2 ** (batch % EXAMPLES)
 
 
 class Net(nn.Module):
-    """``body`` runs once in a batch, ``head`` twice."""
+    """In each batch, ``body`` runs once and ``head`` twice."""
 
     def __init__(self, fail_at: int = -1, error: type[BaseException] = ValueError) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Net(nn.Module):
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Callable[..., Any]:
-    """Makes a Trainer of one epoch of 16 batches; the k-th batch that is put together has 2^k rows."""
+    """Make a Trainer for one epoch of 16 batches. The k-th batch has 2^k rows."""
 
     def make(model: nn.Module, *callbacks: Any, **options: Any) -> Any:
         made = iter(range(1000))
@@ -103,7 +103,7 @@ def calls(run: torchprof.Run) -> dict[str, int]:
 
 
 def outside(run: torchprof.Run) -> dict[str, int]:
-    """How often each range ran that is in no layer, by name."""
+    """The number of calls of each range outside of layers, by name."""
     return {
         op.name.partition("#")[0]: op.calls
         for layer, ops in run.ops().items()
@@ -127,7 +127,7 @@ def test_by_default_the_third_to_fifth_step_are_recorded(trainer: Any) -> None:
     assert callback.profile.run is run
 
 
-def test_training_comes_to_the_same_weights_and_the_model_is_as_it_was(trainer: Any) -> None:
+def test_training_gives_the_same_weights_and_the_model_is_restored(trainer: Any) -> None:
     trained = []
     for callbacks in ([], [ProfileCallback(schedule=always, profile_memory=True, record_shapes=True)]):
         model = Net()
@@ -192,7 +192,7 @@ def test_an_unannounced_evaluation_has_one_recorded_batch(trainer: Any) -> None:
     assert calls(callback.run)["body"] == EXAMPLES + 1
 
 
-def test_a_schedule_is_given_the_number_of_the_step(trainer: Any) -> None:
+def test_the_schedule_gets_the_number_of_the_step(trainer: Any) -> None:
     asked = []
     profiler_schedule = torch.profiler.schedule(wait=1, warmup=1, active=1, repeat=2)
 
@@ -206,7 +206,9 @@ def test_a_schedule_is_given_the_number_of_the_step(trainer: Any) -> None:
     )
     trainer(Net(), callback, eval_strategy="steps", eval_steps=4).train()
     assert asked == [*range(EXAMPLES)]
-    assert macs == [rows_of(at) * MACS_OF_A_ROW for at in (2, 5 + 4)]  # four batches of evaluation came between
+    assert macs == [
+        rows_of(at) * MACS_OF_A_ROW for at in (2, 5 + 4)
+    ]  # there were four batches of evaluation in between
     assert (callback.run.meta.steps, callback.run.meta.cycles) == (2, 2)
 
 
@@ -214,7 +216,7 @@ def test_a_schedule_is_given_the_number_of_the_step(trainer: Any) -> None:
 def test_evaluation_as_a_stage_of_its_own(trainer: Any, name: str) -> None:
     callback = ProfileCallback("evaluate", schedule=always, with_flops=True)
     own = trainer(Net(), callback)
-    for _ in range(2):  # each is a Profile of its own
+    for _ in range(2):  # each evaluation has its own Profile
         getattr(own, name)(*([own.eval_dataset] if name == "predict" else []))
         assert callback.run.meta.steps == 3  # of four batches, the first is never recorded
         assert calls(callback.run) == {"": 3, "body": 3, "head": 6}
@@ -224,7 +226,7 @@ def test_evaluation_as_a_stage_of_its_own(trainer: Any, name: str) -> None:
     assert callback.profile is not first
 
 
-def test_the_first_batch_of_an_evaluation_counts_though_it_is_never_recorded(trainer: Any) -> None:
+def test_the_first_batch_of_an_evaluation_counts_but_is_not_recorded(trainer: Any) -> None:
     callback = ProfileCallback("evaluate", with_flops=True)
     trainer(Net(), callback).evaluate()
     assert callback.run.meta.steps == 2
@@ -246,7 +248,7 @@ def test_after_an_error_in_a_block_the_run_has_what_was_recorded(trainer: Any, t
         with pytest.raises(error), callback as entered:
             assert entered is callback
             trainer(Net(fail_at=3, error=error), callback).train()
-        assert callback.run.meta.steps == 3  # the fourth did not end
+        assert callback.run.meta.steps == 3  # the fourth step did not end
         assert calls(callback.run) == {"": 4, "body": 3, "head": 6}
         assert torchprof.load(tmp_path / "runs" / "train-rank0.json") == callback.run
 
@@ -278,7 +280,7 @@ def test_an_error_of_on_trace_ready_passes_through(trainer: Any, schedule: Any) 
     assert callback.run.meta.steps == (3 if schedule is None else EXAMPLES)
 
 
-def test_a_training_that_starts_anew_with_smaller_batches_is_profiled_anew(trainer: Any) -> None:
+def test_a_training_that_restarts_with_smaller_batches_is_profiled_again(trainer: Any) -> None:
     callback = ProfileCallback(with_flops=True)
     model = Net(fail_at=2, error=RuntimeError)
     trainer(model, callback, auto_find_batch_size=True, per_device_train_batch_size=2).train()
@@ -287,7 +289,7 @@ def test_a_training_that_starts_anew_with_smaller_batches_is_profiled_anew(train
 
 
 @pytest.mark.compiler
-def test_a_compiled_model_is_compiled_as_often_as_without(trainer: Any) -> None:
+def test_the_callback_causes_no_recompilation(trainer: Any) -> None:
     graphs = []
     for callbacks in ([], [ProfileCallback()]):
         torch._dynamo.reset()
@@ -299,7 +301,7 @@ def test_a_compiled_model_is_compiled_as_often_as_without(trainer: Any) -> None:
     assert graphs[0] == graphs[1] > 0
 
 
-def test_options_are_those_of_profile(trainer: Any, tmp_path: Path) -> None:
+def test_options_are_passed_to_profile(trainer: Any, tmp_path: Path) -> None:
     callback = ProfileCallback(profile_memory=True, paths=["head"], dirpath=tmp_path / "runs")
     trainer(Net(), callback).train()
     assert callback.run.meta.paths == (("Net", "head"),)
@@ -313,7 +315,7 @@ def test_options_are_those_of_profile(trainer: Any, tmp_path: Path) -> None:
         _ = nothing.run
 
 
-def test_bad_options_are_refused_before_training() -> None:
+def test_bad_options_raise_before_training() -> None:
     with pytest.raises(TypeError, match="profile_memmory"):
         ProfileCallback(profile_memmory=True)
     with pytest.raises(TorchprofError, match=r"warmup= counts calls.*use schedule="):
@@ -326,7 +328,7 @@ def test_bad_options_are_refused_before_training() -> None:
         _ = ProfileCallback().run
 
 
-def test_where_transformers_is_missing_the_error_says_what_to_install() -> None:
+def test_without_transformers_the_error_says_what_to_install() -> None:
     code = (
         "import sys\nimport torchprof\nsys.modules['transformers'] = None\n"
         "try:\n    import torchprof.integrations.transformers\nexcept ImportError as error:\n    print(error)"

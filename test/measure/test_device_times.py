@@ -1,4 +1,4 @@
-"""How devices spent their time: against figures by hand, a count of single ns, and real traces; and the report."""
+"""The busy times of devices: against calculations by hand, a count of each ns, and real traces; and the report."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def event_of(ran: Ran) -> Event:
 
 
 def watched(ran: Iterable[Ran], rank: int = 0) -> tuple[tuple[DeviceTime, ...], dict[str, int]]:
-    """The times of devices, and for how long fold has seen each busy."""
+    """The times of devices, and their busy times by ``fold``."""
     layers = (Layer(("Net",), "Net"),)
     attribution = Attribution({}, [layer.path for layer in layers])
     device_times = DeviceTimes(rank)
@@ -90,15 +90,15 @@ OF_STEP = DeviceTime(
 
 
 def test_a_step_by_hand() -> None:
-    """An all-reduce from 3 to 9 us, beside it work until 6 and from 8.5 us, a set meanwhile, a copy at the end."""
+    """An all-reduce from 3 to 9 us, other work until 6 and from 8.5 us, a set meanwhile, a copy at the end."""
     (found,), busy = watched(STEP)
     assert found == OF_STEP
     assert busy == {"cuda:0": 9_000}
     assert (found.idle_ns, found.exposed_ns, found.copy_alone_ns) == (1_000, 2_500, 500)
 
 
-def test_devices_stay_apart() -> None:
-    """The second one runs the same, 200 us later on its own clock."""
+def test_devices_are_separate() -> None:
+    """The second device runs the same, 200 us later on its own clock."""
     later = [one._replace(start=one.start + 200_000, end=one.end + 200_000, device="cuda:1") for one in STEP]
     mixed = [one for pair in zip(later, STEP) for one in pair]
     assert watched(mixed, 3)[0] == (replace(OF_STEP, rank=3), replace(OF_STEP, rank=3, device="cuda:1"))
@@ -130,12 +130,12 @@ RAN = st.builds(
 
 
 def covered(ran: Iterable[Ran]) -> set[int]:
-    """Every single ns in which any of them ran."""
+    """Each ns in which any of them ran."""
     return {ns for one in ran for ns in range(one.start, one.end)}
 
 
 @given(st.lists(RAN, max_size=14))
-def test_every_time_is_what_a_count_of_single_ns_gives(ran: list[Ran]) -> None:
+def test_every_time_equals_a_count_of_each_ns(ran: list[Ran]) -> None:
     ran.sort(key=lambda one: one.start)
     found, busy = watched(ran)
     assert [one.device for one in found] == sorted({one.device for one in ran})
@@ -160,7 +160,7 @@ def test_every_time_is_what_a_count_of_single_ns_gives(ran: list[Ran]) -> None:
 
 @given(st.lists(st.lists(RAN, max_size=8), min_size=1, max_size=3))
 def test_cycles_add_up(cycles: list[list[Ran]]) -> None:
-    """Each time of each device and stream is the sum over the cycles, whichever of them it ran in."""
+    """Each time of each device and stream is the sum over the cycles, also if it is in only some of them."""
     run: Run | None = None
     expected: defaultdict[tuple[Any, ...], int] = defaultdict(int)
     for ran in cycles:
@@ -239,12 +239,13 @@ def figures(times: Iterable[DeviceTime]) -> Iterable[tuple[tuple[Any, ...], int]
     ids=lambda value: value.name.lower() if isinstance(value, KernelWork) else "",
 )
 def test_kinds_of_work_by_name(work: KernelWork, names: tuple[str, ...]) -> None:
-    """As CUDA, ROCm, XPU and MTIA name them in traces, and NCCL of several versions; all else is computing."""
+    """The names in traces of CUDA, ROCm, XPU and MTIA, and of several versions of NCCL; everything else is
+    computing."""
     assert {name: kind_of_work(name) for name in names} == dict.fromkeys(names, work)
 
 
 def recorded(stream_of_reduce: int = 20) -> Run:
-    """A step as torch records it, with an all-reduce beside backward's kernel, read through ``collect``."""
+    """A step as torch records it, with an all-reduce next to the kernel of backward, read through a session."""
     raws = [*small_step(), raw_kernel(REDUCE, 3000, 6100, 11, stream_of_reduce)]
     layers = (Layer(("Model",), "Model"),)
     attribution = Attribution({MODEL: Site((0,))}, [layer.path for layer in layers])
@@ -257,10 +258,8 @@ def recorded(stream_of_reduce: int = 20) -> Run:
 
 @MARKED
 def test_a_recorded_step() -> None:
-    """All kernels, copies and sets on their streams; mirrors of ranges, which torch puts on a stream too, are no work.
-
-    It computes at [400, 5430], [5500, 5600] and [6000, 6007], and communicates at [3000, 6100].
-    """
+    """All kernels, copies and sets on their streams. Mirrors of ranges, which torch also puts on a stream, are no work.
+    It computes at [400, 5430], [5500, 5600] and [6000, 6007], and communicates at [3000, 6100]."""
     run = recorded()
     (time,) = run.device_times
     assert time == DeviceTime(
@@ -283,7 +282,7 @@ def test_a_recorded_step() -> None:
 
 
 def swept(intervals: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]] | None = None) -> int:
-    """For how long any interval is open, and any of the others: a sweep over all starts and ends."""
+    """The time in which any interval is open, and any of the others: by a sweep over all starts and ends."""
     marks = [(at, 0, step) for start, end in intervals for at, step in ((start, 1), (end, -1))]
     marks += [(at, 1, step) for start, end in others or () for at, step in ((start, 1), (end, -1))]
     total = last = 0
@@ -299,7 +298,7 @@ def swept(intervals: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]
 @pytest.mark.skipif(not TRACES.is_dir(), reason="no real traces here")
 @pytest.mark.parametrize("name", ["a100_ddp_train_rank0_of_2.json.gz", "mi250_toy_train_rocm62.json.gz"])
 def test_a_real_trace(name: str) -> None:
-    """What the streams of a trace ran, against a sweep over the file; what is a copy there its category says."""
+    """The work on the streams of a trace, against a sweep over the file, where the category identifies copies."""
     with gzip.open(TRACES / name) as file:
         document = json.load(file)
     categories = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}
@@ -343,7 +342,7 @@ def test_a_run_loads_as_it_was(tmp_path: Path) -> None:
         ("span_ns", 1.5),
         ("overlap_ns", 6_001),
         ("overlap_ns", -1),
-        ("copy_ns", 499),  # less than what is busy and neither computes nor communicates
+        ("copy_ns", 499),  # less than the busy time without computing and communication
         ("streams", [[7, 1, 1, 1, 0]]),
         ("streams", [[7, 1, 1, -1, 0, 0]]),
         ("streams", None),
@@ -438,7 +437,7 @@ def test_formats() -> None:
     ],
     ids=["cpu", "missing", "no streams"],
 )
-def test_runs_that_do_not_know(run: Callable[[], Run], says: str) -> None:
+def test_runs_with_unknown_times(run: Callable[[], Run], says: str) -> None:
     with pytest.raises(TorchprofError, match=says):
         run().report("device")
 
@@ -448,6 +447,6 @@ def test_a_device_on_which_nothing_ran() -> None:
     assert reported(wall_ns=0).report("device") == "Nothing ran on the device."
 
 
-def test_how_long_it_was_recorded_may_be_unknown() -> None:
-    """As where a trace does not say it."""
+def test_the_recorded_time_may_be_unknown() -> None:
+    """Some traces do not contain it."""
     assert reported(OF_STEP, wall_ns=0).report("device").splitlines()[-1].startswith("Communication: ")

@@ -1,4 +1,4 @@
-"""MACs and FLOPs of whole models, forward and backward, against torch's own counter where it is right and by hand."""
+"""MACs and FLOPs of whole models, forward and backward: against torch's counter where it is correct, and by hand."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def profiled(step: Callable[[], Any], model: nn.Module | list[nn.Module] | None 
 
 
 def total(run: torchprof.Run, field: str = "macs", phase: str = "forward") -> int:
-    """A sum over the trees and what is outside of them, and over the rows, which is the same."""
+    """A sum over the trees and the work outside layers, which must equal the sum over the rows."""
     inside = sum(getattr(run.tree(phase, root).total, field) for root in range(len(run.roots)))
     result: int = inside + getattr(run.no_layer(phase), field)
     assert result == sum(getattr(row.cost, field) for row in run.rows if row.phase == phase)
@@ -45,38 +45,36 @@ def total(run: torchprof.Run, field: str = "macs", phase: str = "forward") -> in
 
 
 def macs(step: Callable[[], Any]) -> int:
-    """Of all phases together, with nothing left out."""
+    """The MACs of all phases together; nothing may be uncounted."""
     run = profiled(step)
     assert not uncounted(run)
     return sum(total(run, "macs", phase) for phase in run.phases())
 
 
 def uncounted(run: torchprof.Run) -> list[str]:
-    """The ops that are listed as not counted, as the table names them and as the rows do."""
+    """The ops that are not counted, which must be the same in the table and in the rows."""
     listed = [warning for warning in sentences(run) if warning.startswith("Not counted")]
     assert bool(listed) == any(total(run, "uncounted", phase) for phase in run.phases())
     return listed
 
 
 def torchs(step: Callable[[], Any]) -> FlopCounterMode:
-    """torch's counter around a step. It knows attention where that is separate products: two FLOPs a MAC."""
+    """torch's counter around a step. It counts attention as separate products: two FLOPs for each MAC."""
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         step()
     return counter
 
 
 def back(output: Any) -> None:
-    """Backward from a result, whatever it is."""
+    """Run backward from any result."""
     while not isinstance(output, Tensor):
         output = output[0]
     output.sum().backward()
 
 
 class Rule:
-    """A run of a model whose modules tell their multiply-accumulates, by the rule: ``forward`` and ``backward``.
-
-    Backward is forward's once for the weight, if it needs a gradient, and once for the input, if it needs one.
-    """
+    """A run of a model whose modules have known multiply-accumulates: ``forward`` and ``backward``. Backward has those
+    of forward once for the weight and once for the input, if they need a gradient."""
 
     def __init__(self, model: nn.Module, *inputs: Any) -> None:
         self.forward = 0
@@ -105,7 +103,7 @@ class Rule:
 
 @contextlib.contextmanager
 def formula(target: Any, function: Callable[..., int]) -> Iterator[None]:
-    """A user's formula, in place of the one there may be, for as long as the block lasts."""
+    """A user's formula, in place of any existing one, inside the block."""
     before = dict(flop_registry)
     for key in (target, *(getattr(target, name) for name in target.overloads())):
         flop_registry.pop(key, None)
@@ -121,7 +119,7 @@ def formula(target: Any, function: Callable[..., int]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_an_architecture_counts_as_torchs_counter_and_the_rule_say(name: str) -> None:
+def test_the_counts_of_an_architecture_equal_torchs_counter_and_the_rule(name: str) -> None:
     architecture = ARCHITECTURES[name]
     model, inputs = architecture.make(), architecture.inputs()
 
@@ -148,8 +146,8 @@ def test_an_architecture_counts_as_torchs_counter_and_the_rule_say(name: str) ->
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_each_layer_of_an_architecture_counts_as_torchs_counter_says(name: str) -> None:
-    """In eval, without gradients: there some models take another path, of the same products."""
+def test_the_counts_of_each_layer_equal_torchs_counter(name: str) -> None:
+    """In eval mode without gradients: some models then take another path with the same products."""
     architecture = ARCHITECTURES[name]
     model, inputs = architecture.make().eval(), architecture.inputs()
     with torch.no_grad():
@@ -185,8 +183,8 @@ def test_attention_in_separate_products_has_a_backward_of_twice_the_forward(name
 
 
 @pytest.mark.parametrize("name", [name for name, each in ARCHITECTURES.items() if each.grouped])
-def test_grouped_convolutions_are_where_torchs_counter_is_not_to_be_believed(name: str) -> None:
-    """It says as much or more for backward: the weight gradient is not divided by the groups."""
+def test_torchs_counter_is_wrong_for_the_backward_of_grouped_convolutions(name: str) -> None:
+    """It counts as much or more for backward: it does not divide the weight gradient by the groups."""
     architecture = ARCHITECTURES[name]
     model, inputs = architecture.make(), architecture.inputs()
     rule = Rule(model, *inputs)
@@ -194,7 +192,7 @@ def test_grouped_convolutions_are_where_torchs_counter_is_not_to_be_believed(nam
     assert theirs - rule.forward >= rule.backward
 
 
-# Figures that are known
+# Known figures
 
 
 def test_lenet_5() -> None:
@@ -218,7 +216,7 @@ def test_bert_base(attention: str) -> None:
     config = transformers.BertConfig(attn_implementation=attention)
     with torch.device("meta"):
         model, tokens = transformers.BertModel(config).eval(), torch.zeros(1, 128, dtype=torch.long)
-        mask = torch.ones(1, 12, 128, 128)  # given whole: to make one looks at values, which are not there
+        mask = torch.ones(1, 12, 128, 128)  # passed in full: making a mask reads values, which meta tensors do not have
     with torch.no_grad():
         run = profiled(lambda: model(tokens, attention_mask=mask), model)
     assert total(run) == 11_174_215_680
@@ -252,7 +250,7 @@ _ONCE = attention_macs(2, 4, _LENGTH, _LENGTH, 8)  # one layer's, of batch 2, 4 
 
 
 class Pretrained:
-    """A class of transformers with its configuration, ``fused``: the calls of attention that a fused kernel takes."""
+    """A class of transformers with its configuration; ``fused``: the calls of attention with a fused kernel."""
 
     def __init__(self, name: str, config: dict[str, Any], fused: int, grouped_mm: int = 0) -> None:
         self.name = name
@@ -287,7 +285,7 @@ PRETRAINED = {
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", PRETRAINED)
-def test_a_model_of_transformers_counts_as_torchs_counter_says(name: str, attention: str) -> None:
+def test_the_counts_of_a_transformers_model_equal_torchs_counter(name: str, attention: str) -> None:
     pretrained = PRETRAINED[name]
     model = pretrained.make(attention).train()
     tokens = torch.randint(3, 60, (2, _LENGTH))
@@ -375,7 +373,7 @@ def test_detached_and_under_no_grad() -> None:
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_checkpointing_computes_the_segment_again(use_reentrant: bool) -> None:
+def test_checkpointing_counts_the_segment_again(use_reentrant: bool) -> None:
     model, x = Checkpointed(use_reentrant), torch.rand(2, 4, requires_grad=True)
     run = profiled(lambda: back(model(x)), model)
     layer = 2 * 4 * 4
@@ -398,8 +396,8 @@ def test_checkpointing_computes_the_segment_again(use_reentrant: bool) -> None:
         (False, True),
     ],
 )
-def test_what_is_computed_again_is_what_torchs_counter_sees(use_reentrant: bool, early_stop: bool) -> None:
-    """Without reentrance torch stops as soon as it has all that backward needs: before the segment's last product."""
+def test_recomputed_work_equals_torchs_counter(use_reentrant: bool, early_stop: bool) -> None:
+    """Non-reentrant checkpoints stop as soon as backward has all it needs: before the last product of the segment."""
     segment, x = two_layers(), torch.rand(ROWS, 3, requires_grad=True)
 
     def step() -> None:
@@ -415,7 +413,7 @@ def test_what_is_computed_again_is_what_torchs_counter_sees(use_reentrant: bool,
 @pytest.mark.xfail(
     RELEASE < (2, 5), strict=True, reason="BUG: _NoopSaveInputs of torch 2.4's checkpoint is listed as not counted"
 )
-def test_checkpointing_is_no_doubt() -> None:
+def test_checkpointing_gives_no_warning() -> None:
     model = Checkpointed(use_reentrant=False)
     assert not uncounted(profiled(lambda: back(model(torch.rand(2, 4))), model))
 
@@ -436,7 +434,7 @@ def test_gradients_that_are_there_are_added_to() -> None:
 
 
 def test_double_backward() -> None:
-    """y = xW, g = 1Wᵀ; of the sum of squares of both: all products by hand, as torch's counter has them."""
+    """y = xW, g = 1Wᵀ; for the sum of the squares of both: all products by hand, and by torch's counter."""
     weight = torch.rand(3, 5, requires_grad=True)
 
     def step() -> None:
@@ -469,7 +467,7 @@ def test_a_module_at_two_paths_counts_where_it_is_called() -> None:
 
 
 def test_several_models() -> None:
-    """A GAN's step: the generator's gradient goes through the discriminator."""
+    """A step of a GAN: the gradient of the generator goes through the discriminator."""
     generator, discriminator = nn.Linear(3, 4), nn.Linear(4, 1)
     run = profiled(lambda: back(discriminator(generator(torch.rand(2, 3)))), [generator, discriminator])
     assert [run.tree("forward", root).total.macs for root in (0, 1)] == [24, 8]
@@ -496,7 +494,7 @@ def test_a_gated_mixture_counts_what_its_router_chose() -> None:
         assert experts[str(number)].total.macs == int((chosen == number).sum()) * 2 * 48
 
 
-def test_work_of_layers_not_selected_is_told_apart() -> None:
+def test_work_of_layers_that_were_not_selected_is_separate() -> None:
     model, x = two_layers(), torch.rand(ROWS, 3)
     with torchprof.Profile(model, with_flops=True, paths=["0"]) as prof:
         model(x)
@@ -514,7 +512,7 @@ _EACH = pytest.mark.parametrize(
 
 
 def optimizer_step(kind: type[torch.optim.Optimizer], how: str, **options: Any) -> tuple[int, torchprof.Run]:
-    """The FLOPs of one step on parameters of 6 and 4 elements, without the counting of steps: one a parameter."""
+    """The FLOPs of one step on parameters of 6 and 4 elements, without the step counter: one for each parameter."""
     model = nn.Linear(3, 2, bias=False)
     model.more = nn.Parameter(torch.rand(4))
     implementation = {"foreach": how == "foreach", "fused": how == "fused"}
@@ -750,13 +748,13 @@ def test_backward_through_vmap() -> None:
     ],
     ids=["forward derivative", "sparse", "linear algebra"],
 )
-def test_what_does_no_arithmetic_is_no_doubt(step: Callable[[], Any]) -> None:
+def test_ops_without_arithmetic_give_no_warning(step: Callable[[], Any]) -> None:
     assert not uncounted(profiled(step))
 
 
 @pytest.fixture
 def one_process() -> Iterator[None]:
-    """A process group of this process alone."""
+    """A process group of only this process."""
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("this torch has no gloo")
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
@@ -765,7 +763,7 @@ def one_process() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_process")
-def test_a_distributed_model_counts_as_the_one_it_wraps() -> None:
+def test_a_distributed_model_counts_as_the_wrapped_model() -> None:
     model = two_layers()
     wrapped = nn.parallel.DistributedDataParallel(model)
     run = profiled(lambda: back(wrapped(torch.rand(ROWS, 3))), wrapped)
@@ -774,18 +772,18 @@ def test_a_distributed_model_counts_as_the_one_it_wraps() -> None:
 
 
 @pytest.mark.usefixtures("one_process")
-def test_what_moves_gradients_between_processes_is_no_doubt() -> None:
+def test_communication_of_gradients_gives_no_warning() -> None:
     wrapped = nn.parallel.DistributedDataParallel(two_layers())
     assert not uncounted(profiled(lambda: back(wrapped(torch.rand(ROWS, 3))), wrapped))
 
 
-# What cannot be counted is said, and nothing is counted for it
+# Work that cannot be counted is uncounted, and not 0
 
 
-def test_a_dynamically_quantised_layer_is_not_counted() -> None:
+def test_a_dynamically_quantized_layer_is_not_counted() -> None:
     engines = [name for name in torch.backends.quantized.supported_engines if name != "none"]
     if not engines:
-        pytest.skip("this torch has no quantised kernels")
+        pytest.skip("this torch has no quantized kernels")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = torch.ao.quantization.quantize_dynamic(two_layers(), {nn.Linear}, dtype=torch.qint8)
@@ -841,7 +839,7 @@ _LAYOUTS = pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=
 
 @_LAYOUTS
 @pytest.mark.filterwarnings("ignore")
-def test_of_nested_tensors_what_runs_on_dense_values_counts(layout: torch.layout) -> None:
+def test_ops_on_the_dense_values_of_nested_tensors_count(layout: torch.layout) -> None:
     tensor = nested(layout, 3, 5)
     run = profiled(lambda: _LINEAR(tensor))
     assert not uncounted(run)
@@ -862,7 +860,7 @@ def test_products_of_nested_tensors_are_exact_or_unknown(layout: torch.layout) -
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_fused_encoder_on_padded_sequences_is_unknown() -> None:
-    """With a mask of padding it packs the sequences in a nested tensor, whose lengths no shape tells."""
+    """With a padding mask, it packs the sequences into a nested tensor. No shape contains their lengths."""
     model, mask = encoder().eval(), torch.tensor([[False] * 7, [False] * 4 + [True] * 3])
     with torch.no_grad():
         run = profiled(lambda: model(torch.rand(2, 7, 8), src_key_padding_mask=mask), model)
@@ -871,18 +869,18 @@ def test_the_fused_encoder_on_padded_sequences_is_unknown() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_mask_of_padding_is_no_doubt_of_its_own() -> None:
+def test_a_padding_mask_gives_no_own_warning() -> None:
     model, mask = encoder().eval(), torch.tensor([[False] * 7, [False] * 4 + [True] * 3])
     with torch.no_grad():
         run = profiled(lambda: model(torch.rand(2, 7, 8), src_key_padding_mask=mask), model)
     assert [line.split()[2] for line in uncounted(run)] == ["aten::_transformer_encoder_layer_fwd"]
 
 
-# Functions, ops and formulas of the user's
+# Functions, ops and formulas of the user
 
 
 class Product(torch.autograd.Function):
-    """x·w, with both gradients by hand."""
+    """x·w, with both gradients computed by hand."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
@@ -896,7 +894,7 @@ class Product(torch.autograd.Function):
 
 
 class Elsewhere(torch.autograd.Function):
-    """Its result comes from a kernel that torch knows nothing of: all that torch sees is new tensors."""
+    """Its result comes from a kernel outside torch: torch only records new tensors."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -920,7 +918,7 @@ class Reverse(torch.autograd.Function):
 
 
 class InNumpy(torch.autograd.Function):
-    """Twice its input, with numpy."""
+    """Twice its input, computed with NumPy."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -931,7 +929,7 @@ class InNumpy(torch.autograd.Function):
         return torch.from_numpy(given.numpy() * 2)
 
 
-def test_the_ops_of_a_function_of_the_users_count() -> None:
+def test_the_ops_of_a_users_function_count() -> None:
     run = profiled(
         lambda: Product.apply(torch.rand(2, 3, requires_grad=True), torch.rand(3, 4).requires_grad_()).sum().backward()
     )
@@ -942,7 +940,7 @@ def test_the_ops_of_a_function_of_the_users_count() -> None:
     assert (total(run, "flops"), total(run, "flops", "backward")) == (6, 6)
 
 
-def test_a_function_of_the_users_without_ops_is_not_counted() -> None:
+def test_a_users_function_without_ops_is_not_counted() -> None:
     run = profiled(lambda: Elsewhere.apply(torch.rand(6, requires_grad=True)).sum().backward())
     assert (total(run, "uncounted"), total(run, "uncounted", "backward")) == (1, 1)
     assert {line.split()[2] for line in uncounted(run)} == {"Elsewhere", "ElsewhereBackward"}
@@ -976,7 +974,7 @@ def unknown(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
-def test_an_op_of_the_users_is_counted_by_its_formula() -> None:
+def test_a_users_op_is_counted_by_its_formula() -> None:
     op, x = torch.ops.torchprof_test.twice, torch.rand(2, 3)
     before = dict(flop_registry)
     assert uncounted(profiled(lambda: op(x, 3)))
@@ -990,7 +988,7 @@ def test_an_op_of_the_users_is_counted_by_its_formula() -> None:
     assert flop_registry == before
 
 
-def test_an_op_of_the_users_made_of_ops_counts_as_they_do() -> None:
+def test_a_users_op_made_of_ops_counts_as_these() -> None:
     run = profiled(lambda: torch.ops.torchprof_test.gram(torch.rand(2, 3)))
     assert not uncounted(run)
     assert total(run) == 12
@@ -1011,7 +1009,7 @@ def test_an_op_of_the_users_made_of_ops_counts_as_they_do() -> None:
     ],
     ids=lambda value: None if inspect.isfunction(value) else str(value),
 )
-def test_a_formula_of_the_users_wins(op: Any, step: Callable[[], Any]) -> None:
+def test_a_users_formula_replaces_ours(op: Any, step: Callable[[], Any]) -> None:
     before = profiled(step)
     with formula(op, lambda *shapes, **named: 1000):
         run = profiled(step)
@@ -1020,7 +1018,7 @@ def test_a_formula_of_the_users_wins(op: Any, step: Callable[[], Any]) -> None:
     assert total(after, "flops") == total(before, "flops") != 1000
 
 
-def test_a_formula_that_raises_gives_no_number() -> None:
+def test_a_call_whose_formula_raises_is_not_counted() -> None:
     def broken(*shapes: Any, **named: Any) -> int:
         raise ValueError("no")
 
@@ -1038,7 +1036,7 @@ def test_a_formula_that_raises_gives_no_number() -> None:
 def test_a_script_module_counts(how: str) -> None:
     model, x = two_layers(), torch.rand(ROWS, 3)
     scripted = torch.jit.script(model) if how == "script" else torch.jit.trace(model, x)
-    for _ in range(3):  # from the second call on it runs what it has optimised
+    for _ in range(3):  # from the second call on it runs what it has optimized
         run = profiled(lambda: back(scripted(x)), scripted)
         assert not uncounted(run)
         assert total(run) == ROWS * (FIRST + LAST)
@@ -1054,7 +1052,7 @@ def test_a_frozen_script_module_counts() -> None:
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 @pytest.mark.filterwarnings("ignore")
-def test_a_convolution_that_torchscript_hands_to_onednn_is_counted_or_a_doubt() -> None:
+def test_a_convolution_that_torchscript_gives_to_onednn_is_counted_or_gives_a_warning() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
     fast = torch.jit.optimize_for_inference(torch.jit.script(model))
     with torch.no_grad():
@@ -1076,8 +1074,8 @@ def test_a_compiled_model_whose_ops_run_counts(backend: str) -> None:
 
 
 class Generated(nn.Module):
-    """As a region that inductor compiled looks to a profiler: a range, in it that of a graph, and in that kernels and
-    calls of the library."""
+    """Like a region that Inductor compiled, in a profile: a range, in it the range of a graph, and in that kernels and
+    calls of a library."""
 
     def forward(self, x: Tensor) -> Tensor:
         graph = torch.profiler.record_function("## Call CompiledFxGraph fabcdef ##")
@@ -1115,7 +1113,7 @@ def test_shapes_alone_count_the_same(name: str) -> None:
         assert alone.tree(phase).total.macs == real.tree(phase).total.macs
 
 
-# Nothing of the user's is changed
+# Counting does not change the user's model
 
 
 def test_counting_changes_nothing() -> None:
@@ -1148,7 +1146,7 @@ def test_an_op_that_raises_counts_nothing() -> None:
 
 
 class Launches(torch.autograd.Function):
-    """As one that launches a kernel of its own: memory for the result, and views around it."""
+    """Like a Function that launches its own kernel: memory for the result, and views around it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -1160,13 +1158,13 @@ class Launches(torch.autograd.Function):
         return torch.empty_like(given.view(-1)).view(given.shape)
 
 
-def test_a_function_that_launches_kernels_of_its_own_is_a_doubt() -> None:
+def test_a_function_that_launches_its_own_kernels_gives_a_warning() -> None:
     x = torch.rand(2, 3, requires_grad=True)
     run = profiled(lambda: Launches.apply(x).backward(torch.ones(2, 3)))
     assert len(uncounted(run)) == 2
 
 
-def test_a_formula_of_the_users_that_fails_is_a_doubt() -> None:
+def test_a_users_formula_that_raises_gives_a_warning() -> None:
     def broken(*args: Any, **named: Any) -> int:
         raise ValueError("not yet")
 
@@ -1186,8 +1184,8 @@ def test_a_product_of_two_sparse_tensors_is_not_counted(layouts: str) -> None:
     assert total(run) == 0
 
 
-def test_a_hook_on_a_tensor_takes_no_backward_away_from_its_layer() -> None:
-    """torch leaves the number of a node's range out where a hook runs an op before the node."""
+def test_a_hook_on_a_tensor_does_not_change_the_layer_of_backward() -> None:
+    """torch omits the number from a node's range if a hook runs an op before the node."""
 
     class Hooked(nn.Module):
         def __init__(self) -> None:

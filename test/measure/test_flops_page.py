@@ -1,4 +1,4 @@
-"""docs/flops.md: it names every operator that has a formula, none that has not, and its example runs."""
+"""docs/flops.md names every operator that has a formula and no other, and its example runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE = (ROOT / "docs" / "flops.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"```.*?```", re.DOTALL)
 TABLES = PAGE.partition("## Operator → formula → source")[2].partition("## What differs elsewhere")[0]
 NAMED = set(re.findall(r"`([^`]+)`", FENCE.sub("", TABLES)))
-# Made of other operators that count, and words of the text that are no operators.
+# Operators made of others that count, and words of the text that are no operators.
 NO_FORMULA = {
     "linear",
     "matmul",
@@ -42,11 +42,11 @@ def test_every_name_on_the_page_has_a_formula() -> None:
     assert NAMED - NO_FORMULA - operators_with_formula() == set()
 
 
-def test_nothing_counts_both_something_and_nothing() -> None:
+def test_no_operator_both_has_a_formula_and_counts_0() -> None:
     assert operators_with_formula() & NO_ARITHMETIC == set()
 
 
-def test_the_example_reaches_a_run() -> None:
+def test_the_example_runs() -> None:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     use = """
 import torchprof

@@ -1,4 +1,4 @@
-"""Events summed into rows, and cycles into one run, against figures worked out by hand."""
+"""Sums of events into rows, and of cycles into one run, against calculations by hand."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ SIGNATURES = (Signature((), ()), Signature(((2, 3),), ("float",)), Signature(((4
 
 
 def ran(name: str, start: int, end: int, **fields: Any) -> Event:
-    """An event of thread 1: a layer's range where a layer has that name, a node where it ends in "Backward", a label
-    where it begins with "#", else an op."""
+    """An event on thread 1: the range of a layer if a layer has this name, a node if the name ends in "Backward", a
+    label if it begins with "#", otherwise an op."""
     kind = Kind.OP
     if name in SITES:
         kind = Kind.LABEL
@@ -60,8 +60,8 @@ def run_of(*events: Event, layers: tuple[Layer, ...] = LAYERS, meta: Meta | None
     return Run((meta or Meta(("Net",), busy_ns=tuple(busy.items())),), layers, rows, samples)
 
 
-def own_ns(run: Run) -> dict[tuple[str, str, str], int]:
-    """Self time by the layer's name, what its range is within and the frames."""
+def self_ns_by_row(run: Run) -> dict[tuple[str, str, str], int]:
+    """Self time by the name of the layer, the places around its range, and the frames."""
 
     def words(frames: Sequence[Frame]) -> str:
         return " ".join(frame.name for frame in frames)
@@ -83,8 +83,8 @@ def layers_name(around: Around) -> str:
 # fold
 
 
-def test_what_a_layer_is_called_in_stays_with_its_rows() -> None:
-    """Net calls ``a`` inside its label, and ``a`` calls ``b`` inside an op: both are told, outer to inner."""
+def test_rows_keep_the_places_around_their_layer() -> None:
+    """Net calls ``a`` inside its label, and ``a`` calls ``b`` inside an op: the row has both, outer to inner."""
     run = run_of(
         ran("Net", 0, 100),
         ran("#mine", 10, 90),
@@ -93,7 +93,7 @@ def test_what_a_layer_is_called_in_stays_with_its_rows() -> None:
         ran("Net.b", 40, 60),
         ran("add", 45, 55),
     )
-    assert own_ns(run) == {
+    assert self_ns_by_row(run) == {
         ("Net", "", ""): 20,
         ("Net", "", "#mine"): 20,
         ("Net.a", "Net: #mine", ""): 20,
@@ -108,16 +108,16 @@ def test_what_a_layer_is_called_in_stays_with_its_rows() -> None:
     )
 
 
-def test_a_layer_called_by_a_layer_itself_is_within_what_that_is_within() -> None:
-    """No op or label of ``a`` is around ``b``: only that of Net, around both."""
+def test_a_layer_has_the_same_places_around_it_as_a_caller_without_op_or_label() -> None:
+    """No op or label of ``a`` is around ``b``: only that of Net, which is around both."""
     run = run_of(ran("Net", 0, 100), ran("#mine", 10, 90), ran("Net.a", 20, 80), ran("Net.b", 30, 60))
-    assert own_ns(run)["Net.b", "Net: #mine", ""] == 30
+    assert self_ns_by_row(run)["Net.b", "Net: #mine", ""] == 30
 
 
-def test_calls_of_one_layer_within_different_things_are_different_rows() -> None:
-    """Once in the label and once beside it: two rows, and one layer with two calls."""
+def test_calls_of_one_layer_in_different_places_are_different_rows() -> None:
+    """One inside the label and one beside it: two rows, and one layer with two calls."""
     run = run_of(ran("Net", 0, 100), ran("#mine", 10, 50), ran("Net.a", 20, 40), ran("Net.a", 60, 90))
-    assert own_ns(run) == {
+    assert self_ns_by_row(run) == {
         ("Net", "", ""): 30,
         ("Net", "", "#mine"): 20,
         ("Net.a", "Net: #mine", ""): 20,
@@ -130,8 +130,8 @@ def test_calls_of_one_layer_within_different_things_are_different_rows() -> None
     assert run.samples[SampleKey(1, FORWARD, 0, "cpu", "cpu_ns")].sample == (20, 30)
 
 
-def test_what_is_inside_a_backward_node_is_within_it() -> None:
-    """A layer recomputed inside a checkpoint's node, and a node inside the node."""
+def test_layers_and_nodes_inside_a_backward_node_have_it_around_them() -> None:
+    """A layer recomputed in the node of a checkpoint, and a node inside the node."""
     run = run_of(
         ran("Net", 0, 50),
         ran("#cp", 10, 20, sequence=7, forward_thread=1),
@@ -149,7 +149,7 @@ def test_what_is_inside_a_backward_node_is_within_it() -> None:
 
 
 def test_one_op_on_two_shapes_has_two_rows() -> None:
-    """And one row for each with what is inside; where no signature was recorded, one for all."""
+    """The ops inside it also have a row for each shape. Calls without a recorded signature have one row."""
     events = [
         ran("Net", 0, 100),
         ran("mul", 10, 20, signature=1),
@@ -176,7 +176,7 @@ MANY = (Signature((), ()), *(Signature(((size, 3), ()), ("float", "Scalar"), (No
 
 
 def on_lengths(lengths: Sequence[int]) -> Run:
-    """A product of so many rows in each call, with as many FLOPs, and a copy in it."""
+    """One call for each length: a product with this number of rows and FLOPs, and a copy inside it."""
     events = [ran("Net", 0, 1_000_000)]
     for at, length in enumerate(lengths):
         start = 1_000 * at
@@ -192,7 +192,7 @@ def on_lengths(lengths: Sequence[int]) -> Run:
 
 
 def products(run: Run) -> dict[Any, tuple[int, int, int]]:
-    """By the shapes they were called on: calls, FLOPs, and how often they copied."""
+    """By the shapes of their inputs: calls, FLOPs, and the number of copies inside."""
     found: dict[Any, list[int]] = {}
     for row in run.rows:
         if row.frames:
@@ -205,8 +205,8 @@ def products(run: Run) -> dict[Any, tuple[int, int, int]]:
     return {shapes: (calls, flops, copies) for shapes, (calls, flops, copies) in found.items()}
 
 
-def test_beyond_so_many_different_inputs_shapes_are_one_row() -> None:
-    """The first 64 lengths have rows of their own, and all others one, whose FLOPs are the sum of what each has."""
+def test_calls_beyond_the_limit_of_signatures_are_one_row() -> None:
+    """The first 64 lengths have their own rows. All others have one, with the sum of their FLOPs."""
     run = on_lengths([*range(1, 301), 1, 300])
     found = products(run)
     assert len(found) == MOST + 1
@@ -221,7 +221,7 @@ def test_beyond_so_many_different_inputs_shapes_are_one_row() -> None:
     assert "| 237   | [?]" in named.report("ops", group_by_input_shape=True)
 
 
-def test_different_inputs_are_as_few_in_many_cycles() -> None:
+def test_the_limit_of_signatures_holds_over_many_cycles() -> None:
     run = None
     for first in range(1, 301, 50):
         run = add_cycle(run, on_lengths(range(first, first + 50)))
@@ -237,9 +237,9 @@ def test_different_inputs_are_as_few_in_many_cycles() -> None:
     }
 
 
-def test_what_is_told_of_a_collective_stays_where_its_sizes_differ() -> None:
-    told = ("collective", "alltoall", "7", "mesh_ep", 4, "[0, 1, 2, 3]")
-    signatures = [Signature((), ()), *(Signature(((n,), (n,)), ("Float", "Float"), told) for n in range(1, 100))]
+def test_the_recorded_facts_of_a_collective_stay_beyond_the_limit_of_signatures() -> None:
+    recorded = ("collective", "alltoall", "7", "mesh_ep", 4, "[0, 1, 2, 3]")
+    signatures = [Signature((), ()), *(Signature(((n,), (n,)), ("Float", "Float"), recorded) for n in range(1, 100))]
     attribution = Attribution(SITES, [layer.path for layer in LAYERS])
     events = [ran("record_param_comms", 10 * at, 10 * at + 5, signature=at) for at in range(1, 100)]
     rows, _, _ = fold(attribution.attribute(events), attribution.places.all, LAYERS, signatures=signatures)
@@ -255,8 +255,8 @@ def test_what_is_told_of_a_collective_stays_where_its_sizes_differ() -> None:
     )
 
 
-def test_lines_of_python_are_counted_and_cost_nothing() -> None:
-    """Twice in Net itself, once in its label, once outside; the one inside an op is explained by it."""
+def test_sampled_lines_of_python_are_counted_and_take_no_time() -> None:
+    """Two in Net itself, one in its label, one outside. The sample inside an op is dropped: the op explains it."""
     seen = [Event(Kind.SAMPLE, "net.py(3): forward", at, at, 1) for at in (5, 15, 25, 35, 45, 105)]
     ranges = [ran("Net", 0, 100), ran("mul", 10, 20), ran("#mine", 40, 50)]
     run = run_of(*sorted([*ranges, *seen], key=lambda event: event.start_ns))
@@ -276,7 +276,8 @@ def test_lines_of_python_are_counted_and_cost_nothing() -> None:
 
 
 def test_a_device_is_busy_while_anything_runs_on_it() -> None:
-    """[0, 10), [5, 15), [6, 8) and [20, 30) are 25 ns; of [0, 3) on another device 3; together they took 42."""
+    """[0, 10), [5, 15), [6, 8) and [20, 30) are 25 ns; [0, 3) on another device is 3 ns; the sum of all durations is
+    42."""
     kernels = [kernel(0, 10), kernel(0, 3, "cuda:1"), kernel(5, 15), kernel(6, 8), kernel(20, 30)]
     run = run_of(*kernels)
     assert dict(run.meta.busy_ns) == {"cpu": 0, "cuda:0": 25, "cuda:1": 3}
@@ -284,7 +285,7 @@ def test_a_device_is_busy_while_anything_runs_on_it() -> None:
 
 
 def test_the_cpu_is_busy_while_the_thread_that_began_is_in_any_op_or_range() -> None:
-    """100 ns in Net and 7 in an op beside it; what other threads do meanwhile is not its time."""
+    """100 ns in Net and 7 in an op beside it. Overlapping work of other threads adds no time."""
     began = step(0)
     elsewhere = ran("mm", 15, 90)._replace(thread=2)
     events = [began, ran("Net", 10, 110), elsewhere, ran("mul", 20, 30), ran("sum", 120, 127)]
@@ -293,7 +294,7 @@ def test_the_cpu_is_busy_while_the_thread_that_began_is_in_any_op_or_range() -> 
 
 
 def test_without_times_there_are_calls_and_memory() -> None:
-    """Nothing was timed: no times, and no durations of calls."""
+    """No times were measured: there are no times, and no durations of calls."""
     run = run_of(
         ran("Net", 0, 100),
         ran("mul", 10, 20),
@@ -311,7 +312,7 @@ def test_without_times_there_are_calls_and_memory() -> None:
 
 
 def rows_of(run: Run) -> dict[Any, tuple[int, Cost]]:
-    """Calls and cost by all the rest of a row."""
+    """Calls and cost of each row, by all its other fields."""
     found = {row._replace(calls=0, cost=NOTHING): (row.calls, row.cost) for row in run.rows}
     assert len(found) == len(run.rows)
     return found
@@ -322,8 +323,8 @@ def test_the_first_cycle_is_the_run() -> None:
     assert add_cycle(None, cycle) is cycle
 
 
-def test_rows_of_equal_keys_sum_whatever_their_numbers_were() -> None:
-    """The second cycle met other ops first, on other devices: its numbers differ, what they stand for does not."""
+def test_equal_rows_of_two_cycles_are_added() -> None:
+    """The second cycle has other ops first, on other devices: the numbers differ, but their meaning is the same."""
     first = run_of(
         ran("Net", 0, 100), ran("mul", 10, 20, correlation=1), kernel(0, 7)._replace(correlation=1, name="k")
     )
@@ -360,8 +361,8 @@ def test_rows_of_equal_keys_sum_whatever_their_numbers_were() -> None:
     assert rows_of(again) == {key: (2 * calls, cost + cost) for key, (calls, cost) in rows_of(second).items()}
 
 
-def test_rows_of_equal_signatures_sum_though_each_cycle_has_its_own() -> None:
-    """Frames are equal where their signatures are: objects of different sessions, told apart by what they say."""
+def test_rows_with_equal_signatures_of_two_cycles_are_added() -> None:
+    """Frames are equal if their signatures are equal; these are different objects in each session."""
     one = run_of(ran("mul", 0, 10, signature=1), ran("mul", 20, 50, signature=2))
     two = run_of(ran("mul", 0, 5, signature=2))
     fresh = Frame("op", "mul", Signature(((4, 3),), ("float",)))
@@ -370,8 +371,8 @@ def test_rows_of_equal_signatures_sum_though_each_cycle_has_its_own() -> None:
     assert found == {SIGNATURES[1]: (1, 10), SIGNATURES[2]: (2, 35)}
 
 
-def test_samples_of_all_cycles_join() -> None:
-    """Those of both, and those that only one of them has."""
+def test_samples_of_all_cycles_are_merged() -> None:
+    """Those in both cycles, and those in only one."""
     summed = add_cycle(
         run_of(ran("Net", 0, 100), ran("Net.a", 10, 20)), run_of(ran("Net", 200, 230), ran("Net.b", 210, 215))
     )
@@ -380,8 +381,8 @@ def test_samples_of_all_cycles_join() -> None:
     assert summed.samples[SampleKey(0, FORWARD, 0, "cpu", "cpu_ns")] == Spread.of([(0, 100), (200, 30)])
 
 
-def test_times_and_steps_of_cycles_sum() -> None:
-    """Wall time, cycles, steps and the time that each device was busy; what the run is stays as it was."""
+def test_times_and_steps_of_cycles_are_added() -> None:
+    """Wall time, cycles, steps and busy times. Other facts of the run stay as they were."""
     meta = Meta(("Net",), rank=3, device="cuda", wall_ns=100, steps=2, busy_ns=(("cuda:0", 40),), machine="here")
     later = replace(meta, wall_ns=10, cycles=2, steps=1, busy_ns=(("cuda:1", 3), ("cuda:0", 4)))
     summed = add_cycle(run_of(meta=meta), run_of(meta=later)).meta
@@ -389,7 +390,7 @@ def test_times_and_steps_of_cycles_sum() -> None:
 
 
 def test_layers_keep_the_shapes_of_their_first_call() -> None:
-    """A layer that the first cycle called keeps what it saw; the others, and the parameters, are as they are now."""
+    """A layer that the first cycle called keeps its facts. The others, and all parameters, are as in the last cycle."""
     seen = replace(LAYERS[1], input_shapes=((1, 2),), output_shapes=((1, 3),), output_bytes=12, training=False)
     new = tuple(
         replace(layer, input_shapes=((5, 2),), output_shapes=((5, 3),), output_bytes=60, params=7) for layer in LAYERS
@@ -399,8 +400,8 @@ def test_layers_keep_the_shapes_of_their_first_call() -> None:
     assert summed.rows.layers == summed.layers
 
 
-def test_what_was_alive_at_the_higher_peak_stays() -> None:
-    """For each device by itself; of two equal peaks, the first."""
+def test_the_higher_peak_stays_with_its_live_memory() -> None:
+    """For each device separately; of two equal peaks, the first."""
     held = [Held(at, FORWARD, "activations", 10 + at, 1) for at in range(3)]
     first = (Memory("cpu", 0, 100, 5, (held[0],)), Memory("cuda:0", 0, 10, 6, (held[1],)))
     second = (Memory("cpu", 0, 100, 7, (held[2],)), Memory("cuda:0", 0, 11, 8), Memory("cuda:1", 0, 1, 1))
@@ -417,8 +418,8 @@ def test_the_timeline_is_that_of_the_last_cycle() -> None:
 
 
 def test_a_run_does_not_grow_with_its_cycles() -> None:
-    """A thousand cycles of the same work take as much room as one: rows, frames, what they are within, and samples
-    up to their limit."""
+    """A thousand cycles of the same work need as much memory as one: rows, frames, places around, and samples up to
+    their limit."""
     events = [ran("Net", 0, 100), ran("#mine", 10, 90), ran("Net.a", 20, 80), ran("mul", 30, 70, signature=1)]
     cycles = [
         run_of(*(event._replace(start_ns=event.start_ns + at, end_ns=event.end_ns + at) for event in events))
@@ -437,8 +438,8 @@ def test_a_run_does_not_grow_with_its_cycles() -> None:
 
 
 @pytest.mark.parametrize("active", [1, 2])
-def test_real_cycles_sum(active: int) -> None:
-    """What ``on_trace_ready`` saw of each cycle is what the run after the block is the sum of."""
+def test_real_cycles_are_added(active: int) -> None:
+    """The run after the block is the sum of the cycles that ``on_trace_ready`` got."""
     seen: list[Run] = []
     model = Mlp()
     with torchprof.Profile(

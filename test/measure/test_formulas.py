@@ -1,4 +1,4 @@
-"""One op at a time: what torchprof counts for it against a calculation by hand from its definition."""
+"""Formulas: the count of a single op against a calculation by hand from its definition."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def g(*shape: int) -> Tensor:
 
 
 class Found(NamedTuple):
-    """MACs, FLOPs besides those of the MACs, and calls that were not counted."""
+    """MACs, FLOPs in addition to those of the MACs, and calls that were not counted."""
 
     macs: int
     others: int
@@ -61,7 +61,7 @@ def counted(step: Callable[[], Any]) -> Found:
 
 
 def ran(run: torchprof.Run) -> set[str]:
-    """The ops of a run that count something, as formulas are named."""
+    """The counted ops of a run, by the names of their formulas."""
     names = {row.frames[-1].name for row in run.rows if row.frames and (row.cost.flops or row.cost.uncounted)}
     bare = {name.removeprefix("aten::") for name in names}
     return bare | {name.removesuffix("_") for name in bare}
@@ -71,14 +71,15 @@ def ran(run: torchprof.Run) -> set[str]:
 
 
 class Case(NamedTuple):
-    """A step, and what it costs by hand. ``since``: the first torch that can run it; ``bug``: why it fails so far."""
+    """A step, and its count by hand. ``since``: the first version of torch that can run it; ``bug``: why it fails so
+    far."""
 
     step: Callable[[], Any]
     macs: int
     others: int = 0
     since: tuple[int, int] = (2, 4)
     bug: str = ""
-    given: Callable[[], tuple[Any, ...]] = tuple  # what the step is called with, made before it is counted
+    given: Callable[[], tuple[Any, ...]] = tuple  # makes the inputs of the step, before it is counted
 
 
 def float8(*shape: int) -> Tensor:
@@ -557,10 +558,8 @@ TRANSFORMS = {
 
 
 def fused(name: str, states: str, **options: Any) -> Callable[[], Any]:
-    """A step of a fused optimizer on two parameters of 6 and 4 elements.
-
-    ``states``: a letter for each list after those of parameters and gradients: like them, empty, or of steps.
-    """
+    """A step of a fused optimizer on two parameters of 6 and 4 elements. ``states``: one letter for each list after
+    parameters and gradients: like these, empty, or of steps."""
 
     def step() -> None:
         lists = {
@@ -801,7 +800,7 @@ _SPELLED = {
 
 
 def signature(*inputs: Any) -> Signature:
-    """As torch would record it. Tensors and lists of tensors give shapes; what else there is gives its value."""
+    """A signature as torch records it. Tensors and lists of tensors give shapes; all other inputs give their value."""
     shapes: list[Any] = []
     dtypes: list[str] = []
     for value in inputs:
@@ -964,7 +963,7 @@ def test_an_op_of_another_device_counts_what_it_does_by_hand(made: Made) -> None
 @pytest.mark.parametrize(
     ("name", "inputs"),
     [
-        # Sequences of different lengths, packed: where each one ends is in the data.
+        # Packed sequences: their lengths are in the data, which is not recorded.
         ("_flash_attention_forward", (*_LAST, t(3), t(3), 5, 7, 0.0, False, False)),
         ("_efficient_attention_forward", (*_LAST, None, t(3), t(3), 5, 7, 0.0, 0, False)),
         ("_flash_attention_backward", (_LAST[0], *_LAST, _LAST[0], _L, t(3), t(3), 5, 7, 0.0, False)),
@@ -978,7 +977,7 @@ def test_an_op_of_another_device_counts_what_it_does_by_hand(made: Made) -> None
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_the_inputs_do_not_tell_is_unknown(name: str, inputs: tuple[Any, ...]) -> None:
+def test_the_work_is_unknown_if_the_inputs_do_not_determine_it(name: str, inputs: tuple[Any, ...]) -> None:
     assert work(name, *inputs) is None
 
 
@@ -999,11 +998,11 @@ def test_a_bias_does_not_hide_the_work_of_efficient_attention() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_product_that_torch_refuses_is_none(name: str, inputs: tuple[Any, ...]) -> None:
+def test_a_product_that_torch_rejects_has_no_work(name: str, inputs: tuple[Any, ...]) -> None:
     assert work(name, *inputs) == Found(0, 0)
 
 
-# All others count so many operations for each element of the result: every formula that has no case above.
+# All other formulas count operations for each element of the result.
 
 _SEVERAL = {"addcmul": 3, "addcdiv": 3, "lerp": 3}
 _ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
@@ -1028,7 +1027,7 @@ FOREACH = sorted(name for name in operators_with_formula() if name.startswith("_
 
 
 def elementwise_steps(name: str) -> Iterator[Callable[[], Any]]:
-    """Ways to call an op, as its schemas allow: with a broadcast second tensor, with two of one shape."""
+    """The ways to call an op that its schemas allow: with a broadcast second tensor, and with two of one shape."""
     op = getattr(aten, name)
     if name in _ARGUMENTS:
         yield lambda: op(*_ARGUMENTS[name]())
@@ -1116,7 +1115,7 @@ def test_elementwise_work_is_that_of_the_broadcast_shape(
     ],
 )
 @pytest.mark.parametrize("shape", [(2, 3), (0,), (7,)], ids=str)
-def test_where_the_result_is_put_changes_no_count(step: Callable[[Tensor], Any], shape: tuple[int, ...]) -> None:
+def test_an_out_tensor_does_not_change_the_count(step: Callable[[Tensor], Any], shape: tuple[int, ...]) -> None:
     assert counted(lambda: step(torch.empty(*shape))) == Found(0, 6)
 
 
@@ -1154,7 +1153,7 @@ def test_integers_beside_floats_do() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_the_type_changes_no_count(dtype: torch.dtype) -> None:
+def test_the_dtype_does_not_change_the_count(dtype: torch.dtype) -> None:
     layer = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.LayerNorm(6)).to(dtype)
     assert counted(lambda: layer(x(2, 4, dtype=dtype))) == Found(48, 12 + 12 + 12 * 7)
 
@@ -1173,7 +1172,7 @@ _SIZE = st.integers(1, 3)
 
 @examples(200)
 @given(st.data())
-def test_a_convolution_is_as_large_as_torchs_result(data: st.DataObject) -> None:
+def test_the_result_of_a_convolution_has_the_size_of_torchs_result(data: st.DataObject) -> None:
     dims = data.draw(st.integers(1, 3))
     sizes = st.lists(_SIZE, min_size=dims, max_size=dims)
     stride, dilation, kernel = data.draw(sizes), data.draw(sizes), data.draw(sizes)
@@ -1194,7 +1193,7 @@ def test_a_convolution_is_as_large_as_torchs_result(data: st.DataObject) -> None
             result = (F.conv1d, F.conv2d, F.conv3d)[dims - 1](image, weight, bias, stride, padding, dilation, groups)
     except RuntimeError:  # no window fits
         assume(False)
-    # Every element of the result (transposed: of the input) meets the weights of one output (input) channel.
+    # Each element of the result (transposed: of the input) is combined with the weights of one output (input) channel.
     macs = (image if transposed else result).numel() * weight[0].numel()
     given = tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(more), groups
     assert work("convolution", image, weight, bias, *given) == Found(macs, result.numel())
@@ -1222,7 +1221,8 @@ def test_pooling_counts_its_windows(data: st.DataObject) -> None:
     inputs = t(2, *lengths)
 
     def windows(gaps: list[int]) -> int:
-        """Every start, one by one: a window fits, or is the one more that rounding up allows inside the image."""
+        """A loop over all starts: a window fits, or it is the additional one inside the image that rounding up
+        allows."""
         count = 1
         for length, size, step, border, gap in zip(lengths, kernel, stride, padding, gaps):
             starts, start = 0, -border
@@ -1250,10 +1250,8 @@ def test_pooling_counts_its_windows(data: st.DataObject) -> None:
 
 @examples(50)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
-def test_adaptive_pooling_reads_each_element_as_often_as_its_gradient_says(
-    h: int, w: int, height: int, width: int
-) -> None:
-    """An average whose windows overlap: the derivative is not 0 for as many pairs as elements are read."""
+def test_adaptive_pooling_reads_as_many_elements_as_its_gradient_shows(h: int, w: int, height: int, width: int) -> None:
+    """An average with overlapping windows: the number of derivatives that are not 0 is the number of elements read."""
     picture = torch.rand(1, h, w)
     read = torch.autograd.functional.jacobian(lambda p: F.adaptive_avg_pool2d(p, (height, width)), picture)
     expected = Found(0, 3 * int((read != 0).sum()))
@@ -1264,7 +1262,7 @@ def test_adaptive_pooling_reads_each_element_as_often_as_its_gradient_says(
 
 @examples(50)
 @given(st.integers(1, 9), st.sampled_from([0.4, 0.75, 1.5, 2.0, 2.5]), st.integers(1, 3))
-def test_interpolation_is_as_large_as_torchs_result(length: int, factor: float, dims: int) -> None:
+def test_the_result_of_an_interpolation_has_the_size_of_torchs_result(length: int, factor: float, dims: int) -> None:
     assume(int(length * factor) > 0)
     mode = ("linear", "bilinear", "trilinear")[dims - 1]
     inputs = t(2, 3, *[length] * dims)
@@ -1279,7 +1277,7 @@ def test_interpolation_is_as_large_as_torchs_result(length: int, factor: float, 
 
 
 def real_ops() -> set[str]:
-    """The names of torch's ops, without the ``_`` of their in-place forms too."""
+    """The names of torch's ops, also without the ``_`` of in-place ops."""
     names = {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
     names |= {schema.name for schema in torch._C._jit_get_all_schemas()}  # those of TorchScript alone
     bare = {name.split("::")[1] for name in names if name.startswith(("aten::", "prims::"))}
@@ -1295,16 +1293,16 @@ def test_every_name_is_an_op_of_torch() -> None:
     assert not NO_ARITHMETIC - real
 
 
-def test_no_op_both_counts_and_does_not() -> None:
+def test_no_op_both_has_a_formula_and_counts_0() -> None:
     assert not operators_with_formula() & NO_ARITHMETIC
 
 
 def test_every_formula_is_checked_here() -> None:
-    """Each by hand, by a hand-made signature, or as elementwise; of lists, those that torch has."""
+    """Each by hand, by a hand-made signature, or as an elementwise op; those on lists as far as this torch has them."""
     assert _NAMED | set(ELEMENTWISE) | set(FOREACH) >= operators_with_formula()
 
 
-def test_names_are_looked_up_as_a_profile_spells_them() -> None:
+def test_formulas_are_found_by_the_names_in_a_profile() -> None:
     assert formula_of("aten::add_") is formula_of("aten::add") is formula_of("prims::add") is not None
     assert formula_of("mine::add") is None and formula_of("aten::view") is None
     assert (detail_of("aten::convolution"), detail_of("aten::mm")) == (Detail.SCALARS, Detail.SHAPES)
@@ -1314,15 +1312,15 @@ def test_names_are_looked_up_as_a_profile_spells_them() -> None:
 
 
 @pytest.mark.parametrize("name", ["view", "cat", "zero_", "index_select", "embedding", "dropout_mask"])
-def test_what_moves_data_is_listed_or_not(name: str) -> None:
+def test_ops_that_move_data_are_free_and_dropout_mask_is_not(name: str) -> None:
     assert does_no_arithmetic(f"aten::{name}") is (name != "dropout_mask")
 
 
-# The rule of what counts, on events made by hand
+# Which ops count, on hand-made events
 
 
 class Call(NamedTuple):
-    """An op with the ops it calls."""
+    """An op with the ops inside it."""
 
     name: str
     inputs: tuple[Any, ...] = ()
@@ -1330,7 +1328,7 @@ class Call(NamedTuple):
 
 
 def estimated(*calls: Call) -> Count:
-    """What the estimate makes of some calls, one after another, on one thread."""
+    """The counts of some calls, one after another on one thread."""
     signatures = [Signature((), ())]
     events: list[Event] = []
 
@@ -1371,13 +1369,13 @@ def test_an_op_without_a_formula_counts_as_the_ops_inside_it() -> None:
     assert estimated(Call("aten::dropout", (t(2, 3), 0.5, False))) == (0, 0, 0)
 
 
-def test_inside_what_does_no_arithmetic_nothing_counts() -> None:
+def test_nothing_counts_inside_an_op_without_arithmetic() -> None:
     assert estimated(Call("aten::to", (), (mm(2),))) == (0, 0, 0)
     assert estimated(Call("c10d::allreduce_", (), (Call("aten::add", (t(2), t(2))),))) == (0, 0, 0)
 
 
 def test_under_vmap_the_op_on_the_whole_batch_counts() -> None:
-    """Outside it has the shapes of one example; a batched product may have another name."""
+    """The outer op has the shapes of one example; a batched product may have another name."""
     assert estimated(mm(2, Call("aten::bmm", (t(5, 2, 3), t(5, 3, 4))))) == (120, 240, 0)
     assert estimated(mm(2, mm(10))) == (120, 240, 0)
     relu = Call("aten::relu", (t(2),), (Call("aten::relu", (t(5, 2),)),))
@@ -1393,19 +1391,19 @@ def test_an_op_that_asks_for_the_indices_of_its_input_is_sparse() -> None:
     assert estimated(Call("aten::linear", (), (mm(2, Call("aten::crow_indices")), mm(2)))) == (24, 48, 1)
 
 
-def test_a_formula_that_cannot_tell_leaves_it_to_the_ops_inside() -> None:
+def test_if_a_formula_has_no_result_the_ops_inside_count() -> None:
     unknown = Call("aten::mm", (None, None), (Call("aten::bmm", (t(5, 2, 3), t(5, 3, 4))),))
     assert estimated(unknown) == (120, 240, 0)
     assert estimated(Call("aten::mm", (None, None))) == (0, 0, 1)
 
 
-def test_a_quantised_op_is_not_counted() -> None:
+def test_a_quantized_op_is_not_counted() -> None:
     shapes, dtypes = ((2, 3), (3, 4)), ("c10::quint8", "c10::qint8")
     assert work_of(Operation("aten::mm", Signature(shapes, dtypes))) is None
     assert work_of(Operation("aten::mm", Signature(shapes, ("float", "float")))) == Work(24, 48)
 
 
-# Not counted, and said so
+# Uncounted calls
 
 
 @pytest.mark.parametrize(
@@ -1435,7 +1433,7 @@ def test_a_quantised_op_is_not_counted() -> None:
         pytest.param(lambda: torch.quantize_per_tensor(x(2, 3), 0.1, 0, torch.quint8), id="quantize"),
     ],
 )
-def test_what_has_no_formula_is_said_to_be_uncounted(step: Callable[[], Any]) -> None:
+def test_an_op_without_formula_is_uncounted(step: Callable[[], Any]) -> None:
     assert counted(step).uncounted > 0
 
 
@@ -1460,7 +1458,7 @@ def test_an_uncounted_call_is_one(step: Callable[[], Any]) -> None:
     ],
     ids=["matrix_exp", "embedding with a norm"],
 )
-def test_what_only_calls_ops_that_count_is_no_doubt(step: Callable[[], Any]) -> None:
+def test_an_op_that_only_calls_counted_ops_is_not_uncounted(step: Callable[[], Any]) -> None:
     result = counted(step)
     assert result.macs + result.others > 0
     assert result.uncounted == 0

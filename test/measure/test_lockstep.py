@@ -1,4 +1,4 @@
-"""What ranks do in lockstep: own work and collectives, against counts of single ns, rows, and steps."""
+"""Own work and collectives of ranks, against counts of each ns, rows, and steps."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ MS = 1_000_000
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
-def seen(
+def found_in(
     *events: Event,
     group: GroupOfRanks | None = GROUP,
     signatures: Sequence[Signature] = (),
     from_first_mark: bool = True,
 ) -> dict[LockstepKey, Lockstep]:
-    """By what is in lockstep, of rank 3."""
+    """The results for rank 3."""
     attribution = Attribution(SITES, PATHS)
     locksteps = Locksteps(LAYERS, 3, signatures, group, from_first_mark)
     for _ in locksteps.observe(attribution.attribute(events)):
@@ -70,7 +70,7 @@ def gap(found: dict[LockstepKey, Lockstep]) -> tuple[int, ...]:
 
 
 def test_own_work_by_layer_and_step() -> None:
-    found = seen(
+    found = found_in(
         step(0),
         op("aten::empty", 5, 10),
         label(NET, 10, 50),
@@ -82,10 +82,10 @@ def test_own_work_by_layer_and_step() -> None:
         op("aten::late", 110, 120),
     )
     assert work(found) == {
-        (0, FORWARD, WORK): (40, 10),  # with what is below
+        (0, FORWARD, WORK): (40, 10),  # with the layers below
         (1, FORWARD, WORK): (10, 0),
         (OUTSIDE, FORWARD, WORK): (5, 0),
-        (OUTSIDE, FORWARD, STEP): (60, 40),  # all there was: nobody waited
+        (OUTSIDE, FORWARD, STEP): (60, 40),  # all of the time: there was no wait
     }
     assert gap(found) == (15, 30)
     assert {(one.ranks, one.counts, one.last_rank) for one in found.values()} == {((3,), (2,), (3, 3))}
@@ -99,11 +99,11 @@ def work_in_ms(found: dict[LockstepKey, Lockstep], device: str = "cpu") -> dict[
     return {key: [ns / MS for ns in times] for key, times in work(found, device).items()}
 
 
-def test_a_gap_that_ends_with_a_collective_is_waiting() -> None:
-    """In a layer, in a range of the user's, and in no range. What goes on while one is under way is work: ops, and the
-    gap from 14 to 20, which ends long before the collective does. A call that waits is known by what was asked for
-    last, however long Python works after it: from 90 to 100."""
-    found = seen(
+def test_a_gap_that_ends_with_a_collective_is_a_wait() -> None:
+    """In a layer, in a range of the user, and in no range. Work while a collective runs is own work: ops, and the gap
+    from 14 to 20, which ends long before the collective. A wait follows the last request, however long Python runs
+    after it: from 90 to 100."""
+    found = found_in(
         *in_ms(
             step(0),
             label(NET, 10, 50),
@@ -135,10 +135,10 @@ def test_a_gap_that_ends_with_a_collective_is_waiting() -> None:
 
 
 @pytest.mark.parametrize("received", [40, 99, 105.05, 130])
-def test_work_does_not_hide_under_a_receive_that_was_posted_ahead(received: float) -> None:
-    """``w = dist.irecv(t, 0); model(x); w.wait()``: Net.a takes 100 ms of Python, whenever the data come, and what is
-    left of the receive after it is waiting."""
-    found = seen(
+def test_a_receive_that_was_posted_ahead_does_not_hide_work(received: float) -> None:
+    """``w = dist.irecv(t, 0); model(x); w.wait()``: Net.a takes 100 ms of Python, whenever the data arrives. The rest
+    of the receive after that is a wait."""
+    found = found_in(
         *in_ms(
             step(0),
             op("c10d::recv_", 0, 1),
@@ -154,12 +154,12 @@ def test_work_does_not_hide_under_a_receive_that_was_posted_ahead(received: floa
     assert own[1, FORWARD, WORK] == [100]
     assert own[0, FORWARD, WORK] == [108]
     waited = max(received - 110, 0)
-    assert own[OUTSIDE, FORWARD, STEP] == [150 - waited - 1]  # and the call of c10d
+    assert own[OUTSIDE, FORWARD, STEP] == [150 - waited - 1]  # and the op of c10d
 
 
-def test_at_the_end_of_backward_a_loop_waits_however_late_it_goes_on() -> None:
-    """DistributedDataParallel waits in no range, for a collective that it has asked for before, and the machine may be
-    busy: the thread goes on at 60. In a layer that would be Python's own work."""
+def test_at_the_end_of_backward_a_loop_waits_even_if_it_continues_late() -> None:
+    """DistributedDataParallel waits in no range, for a collective that it requested before. The machine may be busy:
+    the thread continues at 60. In a layer, this would be Python's own work."""
     events = [
         step(0),
         op("c10d::allreduce_", 2, 3),
@@ -167,15 +167,17 @@ def test_at_the_end_of_backward_a_loop_waits_however_late_it_goes_on() -> None:
         op("aten::mm", 5, 20),
         op("aten::add_", 60, 65),
     ]
-    assert work_in_ms(seen(*in_ms(*events, step(70))))[OUTSIDE, FORWARD, STEP] == [70 - 1 - 30]
+    assert work_in_ms(found_in(*in_ms(*events, step(70))))[OUTSIDE, FORWARD, STEP] == [70 - 1 - 30]
     around = user_label("ProfilerStep#1", 1, 69)
-    assert work_in_ms(seen(*in_ms(events[0], around, *events[1:], step(70))))[OUTSIDE, FORWARD, STEP] == [70 - 1 - 30]
+    assert work_in_ms(found_in(*in_ms(events[0], around, *events[1:], step(70))))[OUTSIDE, FORWARD, STEP] == [
+        70 - 1 - 30
+    ]
     in_layer = label(A, 1, 69)
-    assert work_in_ms(seen(*in_ms(events[0], in_layer, *events[1:], step(70))))[OUTSIDE, FORWARD, STEP] == [70 - 1]
+    assert work_in_ms(found_in(*in_ms(events[0], in_layer, *events[1:], step(70))))[OUTSIDE, FORWARD, STEP] == [70 - 1]
 
 
 def test_own_work_of_an_interleaved_pipeline() -> None:
-    """Each forward of a chunk runs while the next receive is posted: what is waiting is the gap before it alone."""
+    """Each forward of a chunk runs while the next receive is posted: only the gap before it is a wait."""
     events = [step(0)]
     for at in range(0, 400, 100):
         events += [
@@ -186,17 +188,17 @@ def test_own_work_of_an_interleaved_pipeline() -> None:
             op("c10d::send", at + 61, at + 62),
             exchange("gloo:send", at + 62, at + 75),
         ]
-    own = work_in_ms(seen(*in_ms(*events, step(400))))
+    own = work_in_ms(found_in(*in_ms(*events, step(400))))
     assert own[1, FORWARD, WORK] == [4 * 58]
     # In no layer: 1 to 2 and 60 to 61; the gap after the send ends 10 ms after the receive has, with the next chunk.
     assert own[OUTSIDE, FORWARD, STEP] == [4 * (58 + 2 + 38)]
     late = [one._replace(end_ns=one.end_ns + 10) if one.name == "gloo:recv" else one for one in events]
-    assert work_in_ms(seen(*in_ms(*late, step(400))))[OUTSIDE, FORWARD, STEP] == [4 * (58 + 2)]
+    assert work_in_ms(found_in(*in_ms(*late, step(400))))[OUTSIDE, FORWARD, STEP] == [4 * (58 + 2)]
 
 
-def test_while_another_thread_works_the_first_one_waits_for_it() -> None:
-    """That is autograd's; what it does counts once, and its own gaps are nobody's."""
-    found = seen(
+def test_the_main_thread_waits_while_another_thread_works() -> None:
+    """This is autograd's thread: its work counts once, and its gaps do not count."""
+    found = found_in(
         step(0),
         op("aten::a", 10, 20),
         op("aten::b", 30, 50, thread=OTHER),
@@ -210,10 +212,10 @@ def test_while_another_thread_works_the_first_one_waits_for_it() -> None:
     }
 
 
-def test_a_function_of_the_users_waits_as_python_does() -> None:
-    """And the engine around it, and a node that is one: what an op of torch's own does meanwhile is work."""
+def test_a_function_of_the_user_may_wait() -> None:
+    """So may the engine's range around it, and its node. Time in an op of torch at that time is work."""
     backward = node("MineBackward", 60, 90, 1)
-    found = seen(
+    found = found_in(
         *in_ms(
             step(0),
             op("Mine", 10, 40, sequence=1),
@@ -238,8 +240,8 @@ def unfinished(*events: Event, ended: int | None = None) -> Unfinished:
     return found
 
 
-def test_where_a_rank_was_that_hung_in_a_layer() -> None:
-    """From 130 on it was in Net.a, until the error unwound it; the collective of that step it had called before."""
+def test_the_place_of_a_rank_that_hangs_in_a_layer() -> None:
+    """From 130 on it was in Net.a, until an error ended the layer. It had called the collective of this step before."""
     found = unfinished(
         step(0),
         label(NET, 10, 90),
@@ -255,14 +257,14 @@ def test_where_a_rank_was_that_hung_in_a_layer() -> None:
     assert found == Unfinished(3, 8_910 * MS, (8_999 - 130) * MS, 1, FORWARD, "", False, called)
 
 
-def test_without_steps_all_is_the_step_that_did_not_end() -> None:
+def test_without_steps_the_whole_recording_is_the_unfinished_step() -> None:
     found = unfinished(label(NET, 10, 900), label(A, 20, 60), label(B, 70, 899), ended=950)
     assert found == Unfinished(3, 940 * MS, 829 * MS, 2, FORWARD)
 
 
-def test_where_a_rank_was_that_waits_for_a_collective() -> None:
-    """It has just called one, or one is under way that it had called earlier, as DistributedDataParallel does; an op in
-    which it hangs is an op, and a receive that is under way meanwhile says nothing."""
+def test_the_place_of_a_rank_that_waits_for_a_collective() -> None:
+    """It has just called one; or one runs that it called earlier, as DistributedDataParallel does. A rank that hangs in
+    an op is in the op. A receive that runs meanwhile proves nothing."""
     begun = [step(0), step(100), label(NET, 110, 5_000), op("c10d::allreduce_", 112, 114)]
     called = (Entered(0, FORWARD, "all_reduce", 1),)
     waits = Unfinished(3, 4_900 * MS, (5_000 - 114) * MS, 0, FORWARD, "all_reduce", True, called)
@@ -278,41 +280,41 @@ def test_where_a_rank_was_that_waits_for_a_collective() -> None:
 
 
 def test_exchanges_count_in_steps() -> None:
-    """As own work: what comes after the last step, or before the first of a session that began inside of one, does
-    not; without steps all does."""
+    """Like own work: exchanges after the last step do not count, nor those before the first if the session began inside
+    a step. Without steps, all count."""
     events = [exchange("gloo:all_reduce", at, at + 10) for at in (5, 60, 110)]
     key = LockstepKey(OUTSIDE, FORWARD, "cpu", "all_reduce", GROUP)
-    assert seen(step(0), events[0], step(50), events[1], step(100), events[2])[key].last_ns == (10, 10)
-    late = seen(step(0), events[0], step(50), events[1], step(100), events[2], from_first_mark=False)
+    assert found_in(step(0), events[0], step(50), events[1], step(100), events[2])[key].last_ns == (10, 10)
+    late = found_in(step(0), events[0], step(50), events[1], step(100), events[2], from_first_mark=False)
     assert late[key].counts == (1,)
-    assert seen(step(0), *events)[key].counts == (3,)
-    assert key not in seen(step(0), step(50), events[1])
+    assert found_in(step(0), *events)[key].counts == (3,)
+    assert key not in found_in(step(0), step(50), events[1])
 
 
-def test_without_steps_all_is_one() -> None:
-    found = seen(step(0), label(NET, 10, 50), exchange("gloo:broadcast", 55, 60), op("aten::mm", 70, 80))
+def test_without_steps_the_whole_recording_is_one_step() -> None:
+    found = found_in(step(0), label(NET, 10, 50), exchange("gloo:broadcast", 55, 60), op("aten::mm", 70, 80))
     assert work(found) == {
         (0, FORWARD, WORK): (40,),
         (OUTSIDE, FORWARD, WORK): (10,),
         (OUTSIDE, FORWARD, STEP): (80 - 5,),
     }
-    assert seen(label(NET, 10, 50))[LockstepKey(OUTSIDE, FORWARD, "cpu", STEP)].last_ns == (40,)
+    assert found_in(label(NET, 10, 50))[LockstepKey(OUTSIDE, FORWARD, "cpu", STEP)].last_ns == (40,)
 
 
-def test_what_comes_before_the_first_step_is_in_none() -> None:
+def test_work_before_the_first_step_is_in_no_step() -> None:
     """A session that began in the middle of a step."""
     events = [label(NET, 10, 50), step(60), label(NET, 70, 75), step(100)]
-    found = seen(step(0), *events, from_first_mark=False)
+    found = found_in(step(0), *events, from_first_mark=False)
     assert work(found) == {(0, FORWARD, WORK): (5,), (OUTSIDE, FORWARD, STEP): (40,)}
 
 
-def test_a_range_that_is_open_at_a_step_is_shared_out() -> None:
-    found = seen(step(0), user_label("epoch", 10, 95), op("aten::mm", 20, 30), step(50), step(100))
+def test_a_range_that_is_open_at_a_mark_is_split_there() -> None:
+    found = found_in(step(0), user_label("epoch", 10, 95), op("aten::mm", 20, 30), step(50), step(100))
     assert work(found) == {(OUTSIDE, FORWARD, WORK): (40, 45), (OUTSIDE, FORWARD, STEP): (50, 50)}
 
 
 def test_kernels_count_in_the_step_that_launched_them() -> None:
-    found = seen(
+    found = found_in(
         step(0),
         label(NET, 5, 40),
         op("aten::mm", 10, 20, correlation=1),
@@ -335,9 +337,9 @@ def test_kernels_count_in_the_step_that_launched_them() -> None:
     assert found[LockstepKey(0, FORWARD, "device", "all_reduce", GROUP)].last_ns == (60,)
 
 
-def test_what_was_launched_before_the_recording_is_nobodys_work() -> None:
-    """Neither as own work, nor as a collective: another rank may have finished its share before it was recorded."""
-    found = seen(
+def test_kernels_launched_before_the_recording_do_not_count() -> None:
+    """Neither as own work nor as a collective: another rank may have ended its part before its recording."""
+    found = found_in(
         step(0),
         op("aten::mm", 10, 20, correlation=1),
         step(50),
@@ -349,22 +351,22 @@ def test_what_was_launched_before_the_recording_is_nobodys_work() -> None:
     assert not [key for key in found if key.is_collective]
 
 
-def test_a_kernel_says_its_group_itself() -> None:
-    told = Signature(
+def test_a_kernel_has_its_group() -> None:
+    recorded = Signature(
         ((4,), (4,)), ("Float", "Float"), ("collective", "_allgather_base", "7", "mesh_tp", 4, "[0, 1, 2, 3]")
     )
-    found = seen(
+    found = found_in(
         label(NET, 0, 50),
         op("c10d::_allgather_base_", 5, 10, correlation=1),
         kernel(ALL_REDUCE, 20, 30, 1)._replace(signature=1),
-        signatures=[Signature((), ()), told],
+        signatures=[Signature((), ()), recorded],
     )
     group = GroupOfRanks("7", "mesh_tp", 4, "[0, 1, 2, 3]")
     assert found[LockstepKey(0, FORWARD, "device", "all_gather", group)].ns == (10,)
 
 
-def test_of_an_unknown_group_nothing_is_paired() -> None:
-    found = seen(step(0), exchange("gloo:all_reduce", 10, 20), step(50), group=None)
+def test_collectives_of_an_unknown_group_are_not_paired() -> None:
+    found = found_in(step(0), exchange("gloo:all_reduce", 10, 20), step(50), group=None)
     lockstep = found[LockstepKey(OUTSIDE, FORWARD, "cpu", "all_reduce", None)]
     assert (lockstep.counts, lockstep.ns, lockstep.last_ns) == ((1,), (10,), ())
     assert not lockstep.is_paired
@@ -372,15 +374,15 @@ def test_of_an_unknown_group_nothing_is_paired() -> None:
 
 
 @pytest.mark.parametrize("name", ["gloo:send", "gloo:recv", "nccl:send 0->1", "nccl:all_reduce"])
-def test_what_is_no_collective_of_a_group_on_the_cpu(name: str) -> None:
-    """What two ranks do is something else for each; nccl works on devices."""
-    found = seen(*in_ms(step(0), exchange(name, 10, 20), step(50)))
+def test_operations_on_the_cpu_that_are_no_collectives_of_a_group(name: str) -> None:
+    """Two ranks do different things in a send and receive; nccl runs on devices."""
+    found = found_in(*in_ms(step(0), exchange(name, 10, 20), step(50)))
     assert not any(key.is_collective for key in found)
-    assert work_in_ms(found)[OUTSIDE, FORWARD, STEP] == [50]  # nor does anything tell that Python waited
+    assert work_in_ms(found)[OUTSIDE, FORWARD, STEP] == [50]  # and nothing shows that Python waited
 
 
 def test_memory_takes_no_time() -> None:
-    assert work(seen(step(0), label(NET, 10, 20), memory(15, 64), step(30)))[0, FORWARD, WORK] == (10,)
+    assert work(found_in(step(0), label(NET, 10, 20), memory(15, 64), step(30)))[0, FORWARD, WORK] == (10,)
 
 
 @pytest.mark.parametrize(
@@ -403,8 +405,8 @@ def test_what_is_communication(frames: list[tuple[str, str]], expected: bool) ->
 
 
 def rank_that_loads(rank: int, steps: int = 8, ranks: int = 4) -> Run:
-    """75 ms a step: rank 2 loads data for 62 ms, the others for 2; each launches 10 ms of kernels and an all-reduce,
-    which ends for all of them at the same time."""
+    """75 ms a step: rank 2 loads data for 62 ms, the others for 2 ms. Each launches 10 ms of kernels and an all-reduce,
+    which ends at the same time on all ranks."""
     group = GroupOfRanks("0", "default_pg", ranks)
     events = [step(0)]
     for at in range(0, 75 * steps, 75):
@@ -427,8 +429,8 @@ def rank_that_loads(rank: int, steps: int = 8, ranks: int = 4) -> Run:
     return Run((meta,), LAYERS, rows, samples, lockstep=locksteps.result())
 
 
-def test_a_rank_that_loads_data_for_longer_is_the_slow_one_on_devices_too() -> None:
-    """Its kernels take as long as those of the others, and all of them wait for it."""
+def test_a_rank_that_loads_data_for_longer_is_the_straggler_on_devices_too() -> None:
+    """Its kernels take as long as those of the others, and the other ranks wait for it."""
     text = torchprof.merge(map(rank_that_loads, range(4))).report("ranks").split("\n\n")[0]
     assert text == (
         "4 ranks. Rank 2 is the slow one: in collectives the others wait 60.000ms a step longer than it (median), 80% "
@@ -439,7 +441,7 @@ def test_a_rank_that_loads_data_for_longer_is_the_slow_one_on_devices_too() -> N
     assert [one.typical_ns for one in balance.ranks] == [10 * MS] * 4
 
 
-# By counting single ns
+# By counting each ns
 
 
 class Range(NamedTuple):
@@ -481,19 +483,19 @@ def event_of(one: Range) -> Event:
 
 @given(sessions())
 @examples(300)
-def test_own_work_is_what_counting_each_ns_gives(
+def test_own_work_equals_a_count_of_each_ns(
     session: tuple[list[Range], list[tuple[int, int]], list[int]],
 ) -> None:
-    """Times in ms, which is how promptly a thread goes on that had waited."""
+    """Times are in ms: this is how promptly a thread continues after a wait."""
     assert PROMPTLY_NS == MS
     ranges, collectives, marks = session
     events = [(one.start, 1, number, event_of(one)) for number, one in enumerate(ranges)]
     events += [(start, 2, 0, exchange("gloo:all_reduce", start, end)) for start, end in collectives]
     events += [(at, 0, 0, step(at)) for at in marks]
     events.sort(key=lambda one: one[:3])
-    lockstep = seen(*in_ms(*(event for *_, event in events)))
+    lockstep = found_in(*in_ms(*(event for *_, event in events)))
     found = work_in_ms(lockstep)
-    # What exchanges take beside others counted once, it is how long any of them was under way.
+    # If overlapping exchanges count once, the sum is the time in which any of them ran.
     took = sum(one.ns[0] - one.beside_ns[0] for key, one in lockstep.items() if key.is_collective)
     together = sum(any(start <= at < end for start, end in collectives if start < marks[-1]) for at in range(50))
     assert took == together * MS
@@ -515,7 +517,7 @@ def test_own_work_is_what_counting_each_ns_gives(
         return is_communication(places[number].frames)
 
     def waits(thread: int, at: int) -> bool:
-        """Whether a thread that runs no op waits then, by the gap around that time."""
+        """Whether a thread that runs no op waits at a time, by the gap around this time."""
         of_thread = [(number, one) for number, one in enumerate(ranges) if one.thread == thread]
         cuts = [*marks] + [cut for _, one in of_thread for cut in (one.start, one.end)]
         start, end = max(cut for cut in cuts if cut <= at), min(cut for cut in cuts if cut > at)
@@ -560,12 +562,12 @@ def test_own_work_is_what_counting_each_ns_gives(
     }
 
 
-# Of real sessions
+# Real sessions
 
 
 @pytest.fixture
 def in_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process is rank 0 of 2, as far as variables tell."""
+    """By its environment variables, this process is rank 0 of 2."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
 
@@ -592,8 +594,8 @@ def three_steps(mark: bool = True) -> Run:
 
 
 @pytest.mark.usefixtures("in_job")
-def test_where_nobody_waits_it_is_what_rows_and_steps_say() -> None:
-    """Rows hold the same time by another way, and the steps' own walk gave what each took."""
+def test_without_waits_own_work_equals_rows_and_steps() -> None:
+    """Rows have the same time, computed in another way, and so do the samples of steps."""
     run = three_steps()
     assert (run.meta.rank, run.meta.world_size) == (0, 2)
     steps = run.samples[next(key for key in run.samples if key.measure == "step_ns")]
@@ -620,5 +622,5 @@ def test_a_block_without_steps_is_one() -> None:
     )
 
 
-def test_a_process_that_is_no_rank_keeps_nothing_of_it() -> None:
+def test_a_process_that_is_no_rank_has_no_lockstep_data() -> None:
     assert three_steps().lockstep == {}

@@ -1,4 +1,4 @@
-"""Memory over time: peaks, what was alive at them, what is kept for backward, and the report. Each against a truth."""
+"""Memory over time: peaks, live memory at the peaks, bytes saved for backward, and the report."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ WEIGHT = WIDTH * WIDTH * 4
 
 
 class Chain(nn.Module):
-    """Layers one after the other, each with outputs of ``BLOCK`` bytes. With ``segments`` they are checkpointed in so
-    many groups."""
+    """Layers in sequence; each output has ``BLOCK`` bytes. With ``segments``, they are checkpointed in this number of
+    groups."""
 
     def __init__(self, layers: int, segments: int = 0, use_reentrant: bool = False) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def rows() -> Tensor:
 
 
 def profiled(model: Any, work: Callable[[], Any], **options: Any) -> Profile:
-    """A Profile of some work, with memory and all its steps."""
+    """A profile of some work, with memory and all its steps."""
     gc.collect()
     with Profile(model, profile_memory=True, with_timeline=True, **options) as prof:
         work()
@@ -87,13 +87,13 @@ def cpu(run: Run) -> Memory:
 
 
 def peak(run: Run, layer: str, phase: str = FORWARD, measure: str = "peak_bytes") -> int:
-    """The largest of a layer's samples, by its name."""
+    """The largest sample of a layer, by name."""
     index = [one.name for one in run.layers].index(layer)
     return run.samples[SampleKey(index, phase, 0, "cpu", measure)].max
 
 
 def kept(run: Run) -> int:
-    """What all forward calls left for backward."""
+    """The bytes that all forward calls saved for backward."""
     return sum(spread.sum for key, spread in run.samples.items() if key.measure == "kept_bytes")
 
 
@@ -108,7 +108,7 @@ Step = tuple[int, int, str, str, str]
 
 
 def steps_of(run: Run) -> list[Step]:
-    """The timeline, line by line: time, bytes, device, layer ("" for none) and kind ("?": unknown)."""
+    """The rows of the timeline: time, bytes, device, layer ("" for none) and kind ("?": unknown)."""
     timeline = run.timeline
     assert timeline is not None
     return [
@@ -124,7 +124,7 @@ def steps_of(run: Run) -> list[Step]:
 
 
 def made(run: Run, kind: str, layer: str | None = None) -> list[int]:
-    """The sizes of what was made of one kind, in the order of time."""
+    """The sizes of the allocations of one kind, in the order of time."""
     return [size for _, size, _, where, of in steps_of(run) if size > 0 and of == kind and layer in (None, where)]
 
 
@@ -132,7 +132,7 @@ def made(run: Run, kind: str, layer: str | None = None) -> list[int]:
 
 
 def test_a_chain_in_training_keeps_every_activation() -> None:
-    """n layers hold n outputs at the end of forward; each layer's own call adds its output."""
+    """n layers have n live outputs at the end of forward; the call of each layer adds its output."""
     model, x = Chain(8), rows()
     run = profiled(model, lambda: model(x)).run
     assert peak(run, "Chain") == 8 * BLOCK
@@ -142,8 +142,8 @@ def test_a_chain_in_training_keeps_every_activation() -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_a_chain_without_gradients_holds_two(mode: Callable[[], AbstractContextManager[None]]) -> None:
-    """The output of one layer and that of the next; nothing is kept for backward."""
+def test_a_chain_without_gradients_has_two_live_outputs(mode: Callable[[], AbstractContextManager[None]]) -> None:
+    """The outputs of one layer and of the next; nothing is saved for backward."""
     model, x = Chain(8), rows()
 
     def work() -> None:
@@ -155,8 +155,9 @@ def test_a_chain_without_gradients_holds_two(mode: Callable[[], AbstractContextM
     assert kept(run) == 0
 
 
-def test_gradients_that_were_there_and_are_let_go_do_not_count() -> None:
-    """The usual loop: what zero_grad frees was there at the start, and torch says nothing of it. 1 MB of weights."""
+def test_freed_gradients_from_before_the_block_do_not_count() -> None:
+    """The usual loop: the gradients that zero_grad frees were live at the start, and torch does not record these frees.
+    1 MB of weights."""
     model = nn.Linear(512, 512, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.rand(1, 512)
@@ -189,7 +190,7 @@ def test_gradients_that_were_there_and_are_let_go_do_not_count() -> None:
 
 @pytest.mark.parametrize("cycles", [False, True])
 def test_every_block_of_a_loop_has_the_same_memory(cycles: bool) -> None:
-    """One step makes one gradient, and frees the one of the step before, which an earlier block may have recorded."""
+    """Each step makes one gradient and frees that of the step before, which an earlier profile may have recorded."""
     model, x = nn.Linear(256, 256, bias=False), torch.rand(8, 256)
     gradient, output, loss = 256 * 256 * 4, 8 * 256 * 4, 4
     runs: list[Run] = []
@@ -226,8 +227,8 @@ def test_every_block_of_a_loop_has_the_same_memory(cycles: bool) -> None:
         assert outside >= gradient, "zero_grad is no layer's"
 
 
-def test_a_gradient_that_somebody_keeps_is_not_freed() -> None:
-    """Its tensor goes, and what shares its storage stays."""
+def test_a_gradient_with_another_reference_is_not_freed() -> None:
+    """Its tensor is freed, but the storage has another owner."""
     model = nn.Linear(512, 512, bias=False)
     model(torch.rand(1, 512)).sum().backward()
     assert model.weight.grad is not None
@@ -237,8 +238,8 @@ def test_a_gradient_that_somebody_keeps_is_not_freed() -> None:
     assert steps_of(prof.run) == []
 
 
-def test_a_gradient_that_is_a_view_goes_and_its_storage_stays() -> None:
-    """As those in the buckets of DistributedDataParallel."""
+def test_the_storage_of_a_freed_view_stays() -> None:
+    """Like the gradients in the buckets of DistributedDataParallel."""
     model = nn.Linear(512, 512, bias=False)
     bucket = torch.zeros(2**18 + 2**16)
     model.weight.grad = bucket[: 2**18].view(512, 512)
@@ -250,21 +251,23 @@ def test_a_gradient_that_is_a_view_goes_and_its_storage_stays() -> None:
     assert dict(prof.run.memory[0].before or ())["gradients"] == bucket.numel() * 4
 
 
-def test_a_training_step_of_a_chain_holds_one_more() -> None:
-    """The first gradient of an activation is there beside all n activations; beyond it there are weight gradients."""
+def test_a_training_step_of_a_chain_has_one_more_live_output() -> None:
+    """The first gradient of an activation is live together with all n activations, and in addition the weight
+    gradients."""
     model, x = Chain(8), rows()
     run = profiled(model, lambda: model(x).sum().backward()).run
     assert 9 * BLOCK <= cpu(run).peak_bytes <= 9 * BLOCK + 8 * WEIGHT + 64
     (key,) = [key for key in run.samples if key.measure == "device_peak_bytes"]
     assert (run.layers[key.layer].name, key.phase) == ("Chain.groups.0.7", BACKWARD)
     assert run.samples[key].max == cpu(run).peak_bytes
-    assert kept(run) == 7 * BLOCK  # a sum needs no value of its input, so nobody needs the last output
+    assert kept(run) == 7 * BLOCK  # a sum needs no value of its input, so nothing needs the last output
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
 @pytest.mark.parametrize(("layers", "segments"), [(16, 4), (24, 4), (24, 8)])
-def test_checkpoints_hold_their_own_and_one_segment(layers: int, segments: int, use_reentrant: bool) -> None:
-    """k checkpoints over n layers: k outputs of segments, and n / k of the segment that is computed again."""
+def test_checkpoints_hold_their_outputs_and_one_segment(layers: int, segments: int, use_reentrant: bool) -> None:
+    """k checkpoints over n layers: the k outputs of segments, and the n / k outputs of the segment that is
+    recomputed."""
     model, x = Chain(layers, segments, use_reentrant), rows().requires_grad_()
     run = profiled(model, lambda: model(x).sum().backward()).run
     blocks = cpu(run).peak_bytes / BLOCK
@@ -280,7 +283,7 @@ def test_checkpoints_hold_their_own_and_one_segment(layers: int, segments: int, 
 
 
 class Replay:
-    """What the raw events of a session say of memory, computed slowly and simply."""
+    """The memory by the raw events of a session, computed in a slow and simple way."""
 
     def __init__(self, prof: Profile) -> None:
         memory = [(raw.start_ns(), raw.nbytes()) for raw in prof._session._raw() if raw.name() == "[memory]"]
@@ -300,12 +303,12 @@ class Replay:
         ]
 
     def rise(self, start: int, end: int) -> int:
-        """By how much memory rose in a stretch of time above what it was at its start."""
+        """The largest increase of the memory in an interval, above its start."""
         first, last = bisect_left(self.times, start), bisect_left(self.times, end)
         return max(self.running[first : last + 1]) - self.running[first]
 
     def calls(self, layer: int, phase: str) -> list[int]:
-        """The rise in each call of a layer, of one phase: what is inside an autograd node is recompute."""
+        """The rise in each call of a layer, in one phase: calls inside an autograd node are recompute."""
         return [
             self.rise(start, end)
             for of, start, end in self.ranges
@@ -314,7 +317,8 @@ class Replay:
         ]
 
     def stretches(self, layer: int) -> list[int]:
-        """The rise in each row of nodes, of a layer and those below it, that no other node and no call interrupts."""
+        """The rise in each sequence of nodes of a layer and of the layers below it, with no other node and no call
+        between."""
         above = self.paths[layer]
         spans = [(of >= 0 and self.paths[of][: len(above)] == above, start, end) for of, start, end in self.nodes]
         spans += [(False, start, start) for _, start, _ in self.ranges]
@@ -323,8 +327,8 @@ class Replay:
 
 
 @pytest.mark.parametrize("name", ["AlexNet", "U-Net", "GPT", "LSTM", "tied words"])
-def test_peaks_of_layers_are_those_of_a_replay(name: str) -> None:
-    """Every call and every stretch of backward, of every layer: two training steps, an optimizer between them."""
+def test_peaks_of_layers_equal_those_of_a_replay(name: str) -> None:
+    """All calls and stretches of backward, of all layers: two training steps, and an optimizer step between them."""
     torch.manual_seed(0)
     model, inputs = ARCHITECTURES[name].make().train(), ARCHITECTURES[name].inputs()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -353,15 +357,15 @@ def start_of(prof: Profile) -> int:
 
 
 def total(result: Any) -> Tensor:
-    """The sum of all that a model returned and that needs a gradient."""
+    """The sum of all outputs of a model that need a gradient."""
     if isinstance(result, Tensor):
         return result.sum()
     parts = result.values() if isinstance(result, dict) else result
     return sum((total(part) for part in parts if not isinstance(part, Tensor) or part.requires_grad), torch.zeros(()))
 
 
-def test_recomputed_calls_are_those_of_a_replay() -> None:
-    """Checkpointed layers are called again inside backward, and their peaks there have a phase of their own."""
+def test_peaks_of_recomputed_calls_equal_those_of_a_replay() -> None:
+    """Checkpointed layers are called again inside backward; these peaks have their own phase."""
     for use_reentrant in (True, False):
         model, x = Checkpointed(use_reentrant), torch.rand(3, 4, requires_grad=True)
         prof = profiled(model, lambda: model(x).sum().backward())  # noqa: B023
@@ -376,8 +380,8 @@ def test_recomputed_calls_are_those_of_a_replay() -> None:
 
 
 @pytest.mark.parametrize("name", ["GPT", "LSTM", "ShuffleNet"])
-def test_sums_are_those_of_torchs_own_events(name: str) -> None:
-    """The rows, the timeline and torch's raw events hold the same bytes, whoever freed what another one made."""
+def test_sums_equal_those_of_torchs_events(name: str) -> None:
+    """The rows, the timeline and torch's raw events have the same bytes, wherever a block is freed."""
     model, inputs = ARCHITECTURES[name].make().train(), ARCHITECTURES[name].inputs()
     prof = profiled(model, lambda: total(model(*inputs)).backward())
     run, raws = prof.run, [raw.nbytes() for raw in prof._session._raw() if raw.name() == "[memory]"]
@@ -388,9 +392,8 @@ def test_sums_are_those_of_torchs_own_events(name: str) -> None:
     assert max(accumulate(raws)) == cpu(run).peak_bytes == sum(held.nbytes for held in cpu(run).held)
 
 
-def test_the_timeline_tells_of_each_free_what_was_freed() -> None:
-    """A free has the layer and the kind of what it frees, wherever it happens: by layer and kind, all adds up to what
-    is still there."""
+def test_a_free_in_the_timeline_has_the_layer_and_kind_of_its_block() -> None:
+    """By layer and kind, the timeline adds up to the memory that is still live."""
     model, x = Mlp(), torch.rand(64, 4)
     outputs = []
     run = profiled(model, lambda: outputs.append(model(x))).run
@@ -437,8 +440,8 @@ def saved_bytes(model: nn.Module, inputs: tuple[Any, ...], **more: Any) -> int:
         "tied words",
     ],
 )
-def test_what_is_kept_is_what_autograd_saves(name: str) -> None:
-    """Within 2 % (and a few scalars) of the storages that saved_tensors_hooks sees, in a training step."""
+def test_saved_bytes_equal_those_that_autograd_saves(name: str) -> None:
+    """Within 2 % (and a few scalars) of the storages that saved_tensors_hooks gets, in a training step."""
     torch.manual_seed(0)
     model, inputs = ARCHITECTURES[name].make().train(), ARCHITECTURES[name].inputs()
     model(*inputs)
@@ -450,7 +453,7 @@ def test_what_is_kept_is_what_autograd_saves(name: str) -> None:
     assert kept(run) == pytest.approx(saved, rel=0.02, abs=16)
 
 
-def test_what_a_transformers_model_keeps_is_what_autograd_saves() -> None:
+def test_saved_bytes_of_a_transformers_model_equal_those_that_autograd_saves() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
@@ -465,8 +468,8 @@ def test_what_a_transformers_model_keeps_is_what_autograd_saves() -> None:
     assert kept(run) == pytest.approx(saved, rel=0.02)
 
 
-def test_casts_that_autocast_caches_are_kept() -> None:
-    """Under autocast each weight is cast once; backward needs the casts, not the outputs that the next layer casts."""
+def test_casts_that_autocast_caches_are_saved() -> None:
+    """Autocast casts each weight once. Backward needs the casts, but not the outputs that the next layer casts."""
     model, x = Chain(4), rows()
 
     def work() -> None:
@@ -477,13 +480,13 @@ def test_casts_that_autocast_caches_are_kept() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         saved = saved_bytes(model, (x,))
     run = profiled(model, work).run
-    # What each layer works on, in two bytes, and but for the first, whose input needs no gradient, its weight.
+    # The input of each layer in two bytes, and its weight. The first has no weight here: its input needs no gradient.
     assert saved == 4 * BLOCK // 2 + 3 * WEIGHT // 2
     assert kept(run) == pytest.approx(saved, rel=0.02)
 
 
-def test_a_graph_that_is_dropped_was_kept_all_the_same() -> None:
-    """A forward with gradients on, by oversight: everything is kept, the output too, and freed with it."""
+def test_a_dropped_graph_counts_as_saved() -> None:
+    """A forward with gradients enabled by mistake: everything is saved, with the output, and freed with it."""
     model, x = Chain(4), rows()
 
     def work() -> None:
@@ -497,8 +500,8 @@ def test_a_graph_that_is_dropped_was_kept_all_the_same() -> None:
     assert run.samples[SampleKey(3, FORWARD, 0, "cpu", "kept_bytes")].sample == (0, BLOCK)  # the second call, the first
 
 
-def test_what_is_freed_before_backward_begins_was_not_kept() -> None:
-    """The loss needs no value of the last layer's output: who does not hold it frees it before backward."""
+def test_blocks_freed_before_backward_were_not_saved() -> None:
+    """The loss does not need the value of the last output. Without another reference, it is freed before backward."""
     model, x = Chain(4), rows()
     run = profiled(model, lambda: (model(x) * 2).sum().backward()).run
     assert kept(run) == 3 * BLOCK
@@ -511,8 +514,8 @@ def test_what_is_freed_before_backward_begins_was_not_kept() -> None:
     assert kept(profiled(model, holding).run) == 4 * BLOCK
 
 
-def test_frozen_layers_keep_nothing() -> None:
-    """No gradient goes through the first group: what it made is freed at once, but for what the second works on."""
+def test_frozen_layers_save_nothing() -> None:
+    """No gradient goes through the first group: its blocks are freed at once, except for the input of the second."""
     model, x = Chain(8, 2), rows()
     model.segments = 0
     model.groups[0].requires_grad_(False)
@@ -530,7 +533,7 @@ def test_frozen_layers_keep_nothing() -> None:
 
 
 def test_a_training_step_by_kind() -> None:
-    """Inputs, activations, the loss, a gradient for each parameter, Adam's state in its first step and not after."""
+    """Inputs, activations, the loss, one gradient for each parameter, and Adam's state, only in its first step."""
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)
     params = [param.nbytes for param in model.parameters()]
@@ -581,7 +584,7 @@ def gradients_made(step: Callable[[nn.Module, Tensor], Any], before: Callable[[n
 
 
 def test_gradients() -> None:
-    """Made where there were none; where there are, what is added to them is temporary, zeroed or not."""
+    """New gradients if there were none. If there were, the addend is temporary, whether they were zeroed or not."""
 
     def backward(model: nn.Module, x: Tensor) -> None:
         model(x).sum().backward()
@@ -616,8 +619,8 @@ def test_gradients() -> None:
     assert gradients_made(lambda model, x: torch.autograd.grad(model(x).sum(), list(model.parameters()))) == 4
 
 
-def test_gradients_that_were_there_before() -> None:
-    """What the model holds at the start, by kind, each storage once."""
+def test_gradients_from_before_the_block() -> None:
+    """The live memory of the model at the start, by kind; each storage once."""
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8, bias=False))
     model[2].weight = model[0].weight
     model[0].weight.grad = torch.zeros(8, 8)
@@ -633,7 +636,7 @@ def test_parameters_that_lazy_modules_make_in_the_block() -> None:
 
 
 def test_outputs_that_are_kept_in_a_list_without_gradients() -> None:
-    """They outlive the model's call, so they are no temporaries; nothing of them is kept for backward."""
+    """They outlive the model's call, so they are not temporary. Nothing of them is saved for backward."""
     model, x, outputs = Chain(4), rows(), []
 
     def work() -> None:
@@ -649,15 +652,15 @@ def test_outputs_that_are_kept_in_a_list_without_gradients() -> None:
 
 
 def test_a_loss_outside_the_model_is_an_activation() -> None:
-    """What a loss leaves for backward is one, and what it makes in between is not."""
+    """The blocks that a loss saves for backward are activations; its intermediate blocks are not."""
     model, x, target = Chain(2), rows(), rows()
     run = profiled(model, lambda: (model(x) - target).square().mean().backward()).run
     assert made(run, "activations", "") == [BLOCK, 4, 4]  # the difference, which its square needs, the mean, a one
-    assert BLOCK in made(run, "temporaries", "")  # the square, which nobody needs
+    assert BLOCK in made(run, "temporaries", "")  # the square, which nothing needs
 
 
 def test_a_model_called_twice_before_backward() -> None:
-    """As in a GAN: the loss of the first call is there when the second begins, and is no input of it."""
+    """As in a GAN: the loss of the first call is live when the second begins, but is no input of it."""
     model = Chain(2)
 
     def work() -> None:
@@ -672,7 +675,7 @@ def test_a_model_called_twice_before_backward() -> None:
 
 
 def test_inputs_that_only_the_graph_holds() -> None:
-    """A batch that nobody holds is freed by the pass, and an input all the same, in each step of a loop."""
+    """A batch without other references is freed by the pass. It is still an input, in each step of a loop."""
     model = Chain(2)
 
     def work() -> None:
@@ -683,7 +686,7 @@ def test_inputs_that_only_the_graph_holds() -> None:
 
 
 def test_retained_graphs() -> None:
-    """What a first pass leaves for a second is an activation still, and the weights get their gradients once."""
+    """Blocks that a first pass leaves for a second are activations, and the weights get their gradients once."""
     model, x = Chain(4), rows()
 
     def work() -> None:
@@ -698,7 +701,7 @@ def test_retained_graphs() -> None:
 
 
 def test_a_derivative_of_derivatives() -> None:
-    """What a first pass makes for a second is no gradient: the second pass frees it."""
+    """Blocks that a first pass makes for a second are no gradients: the second pass frees them."""
     model, x = Chain(2), rows().requires_grad_()
 
     def work() -> None:
@@ -716,7 +719,7 @@ def test_a_derivative_of_derivatives() -> None:
 
 
 def test_a_forward_that_raises() -> None:
-    """What was made before the error is freed and accounted for; what comes later is as ever."""
+    """Blocks from before the error are freed and counted. Later steps are not affected."""
     model, x = Raises(), torch.rand(64, 4)
 
     def work() -> None:
@@ -735,7 +738,8 @@ def test_a_forward_that_raises() -> None:
 
 
 def test_an_optimizer_that_works_inside_backward() -> None:
-    """Weights that are updated as soon as they have their gradient: state is state, and one pass stays one pass."""
+    """Weights are updated as soon as they have their gradient: the state is optimizer state, and the pass stays one
+    pass."""
     model, x = Chain(4), rows()
     optimizers = {param: torch.optim.SGD([param], lr=0.1, momentum=0.9) for param in model.parameters()}
 
@@ -753,7 +757,7 @@ def test_an_optimizer_that_works_inside_backward() -> None:
 
 
 def test_an_optimizer_that_calls_the_model() -> None:
-    """LBFGS evaluates the model inside its step: calls and passes there are what they are anywhere."""
+    """LBFGS calls the model inside its step: calls and passes there have the same kinds as elsewhere."""
     model, x = Chain(2), rows()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
 
@@ -773,7 +777,7 @@ def test_an_optimizer_that_calls_the_model() -> None:
 
 
 def test_a_scaled_loss() -> None:
-    """A GradScaler's scaling and its checks make nothing that lasts but the scaled loss."""
+    """Only the scaled loss of a GradScaler outlives its op; its checks are temporary."""
     model, x = Chain(2), rows()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
@@ -792,7 +796,7 @@ def test_a_scaled_loss() -> None:
 
 
 def test_generate_grows_by_the_cache() -> None:
-    """Each new token's keys and values outlive its call; nothing is kept for backward."""
+    """The keys and values of each new token outlive the call; nothing is saved for backward."""
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
         n_layer=2, n_embd=32, n_head=2, vocab_size=50, bos_token_id=0, eos_token_id=None, pad_token_id=0
@@ -820,8 +824,8 @@ CLOCK_NS = 1_000_000
 def walked(
     *events: Event, parameters: frozenset[tuple[str, int]] = frozenset(), start: LiveMemory = NOT_MEASURED
 ) -> tuple[dict[str, Memory], dict[SampleKey, Spread], Timeline]:
-    """What allocations make of hand-made events, in the order of their start. The clock of ``start`` reads 1,000,000 ns
-    when that of the events reads 0."""
+    """The results for hand-made events, in the order of their start. The clock of ``start`` shows 1,000,000 ns when
+    that of the events shows 0."""
     attribution = Attribution(SITES, [layer.path for layer in LAYERS])
     allocations = Allocations(LAYERS, 0, parameters, before={}, with_timeline=True)
     in_order = sorted((step(0), *events), key=lambda event: event.start_ns)
@@ -837,8 +841,9 @@ Block = tuple[str, int]
 
 @dataclass
 class History:
-    """What happened to memory, for hand-made recordings: ``events`` as torch records them, ``start`` as we look at the
-    model; and the truth, a plain sum: ``levels`` of each device after each change, and the bytes ``freed`` of each."""
+    """The history of memory in a hand-made recording: ``events`` as torch records them, ``start`` as we measure the
+    model. And the truth, a plain sum: the ``levels`` of each device after each change, and the bytes ``freed`` of
+    each."""
 
     events: list[Event]
     start: LiveMemory
@@ -848,8 +853,8 @@ class History:
 
 @st.composite
 def histories(draw: st.DrawFn) -> History:
-    """Blocks of a model that are freed with an event of torch's, of the right size or another, and with a note of ours
-    a little before or after it, or with one of the two; and addresses that are used again. Two devices."""
+    """Blocks of a model that are freed: with an event of torch, of the right size or another; with a note of ours a
+    little before or after it; or with one of the two. Addresses that are used again. Two devices."""
     alive = {(device, at): draw(st.integers(1, 9)) * 100 for device in ("cpu", "cuda:0") for at in (1, 2, 3)}
     at_start = dict(alive)
     addresses: list[Block] = [*alive, ("cpu", 4), ("cuda:0", 4)]
@@ -883,8 +888,8 @@ def histories(draw: st.DrawFn) -> History:
 
 @examples(200)
 @given(histories())
-def test_each_block_is_freed_once_whoever_says_so(history: History) -> None:
-    """The peak, the timeline and the rows, against the plain sum of what is allocated."""
+def test_each_block_is_freed_once(history: History) -> None:
+    """The peak, the timeline and the rows, against the plain sum of live memory."""
     memory, _, timeline = walked(*history.events, start=history.start)
     for device, levels in history.levels.items():
         sizes = [
@@ -898,7 +903,7 @@ def test_each_block_is_freed_once_whoever_says_so(history: History) -> None:
             assert memory[device].peak_bytes == max(levels)
 
 
-def test_a_free_that_nobody_recorded_shows_when_the_address_is_used_again() -> None:
+def test_an_unrecorded_free_counts_when_its_address_is_used_again() -> None:
     start = LiveMemory({}, frozenset(), {}, {("cpu", 7): 1000})
     memory, _, timeline = walked(
         memory_event(20, 300, address=7),
@@ -910,16 +915,17 @@ def test_a_free_that_nobody_recorded_shows_when_the_address_is_used_again() -> N
     assert memory["cpu"].peak_bytes == 0
 
 
-def test_what_was_freed_before_the_recording_is_no_free_in_it() -> None:
-    """Between our look at the model and the first mark."""
+def test_a_block_freed_before_the_recording_has_no_free_in_it() -> None:
+    """Between our measurement of the model and the first mark."""
     start = LiveMemory({}, frozenset(), {}, {("cpu", 7): 1000}, [Freed(CLOCK_NS - 1, True, ("cpu", 7))])
     memory, _, timeline = walked(memory_event(20, 300, address=7), memory_event(30, 500, address=8), start=start)
     assert list(timeline.columns["nbytes"]) == [300, 500]
     assert memory["cpu"].peak_bytes == 800
 
 
-def test_each_device_has_a_peak_of_its_own() -> None:
-    """Blocks of one address on two devices are two blocks; what one device holds raises no peak of another."""
+def test_each_device_has_its_own_peak() -> None:
+    """Blocks with one address on two devices are two blocks; memory of one device does not raise the peak of
+    another."""
     memory, samples, timeline = walked(
         label("net", 10, 100),
         op("aten::op", 15, 80, sequence=1),
@@ -943,8 +949,9 @@ def test_each_device_has_a_peak_of_its_own() -> None:
     ]  # fmt: skip
 
 
-def test_backward_on_a_thread_of_its_own() -> None:
-    """As on a GPU: the engine's thread works and frees, the layers' stretches are its nodes, kinds are as ever."""
+def test_backward_on_its_own_thread() -> None:
+    """As on a GPU: the engine's thread works and frees. Stretches of layers consist of its nodes; kinds are as
+    always."""
     memory, samples, timeline = walked(
         label("net", 10, 100),
         label("conv", 20, 40),
@@ -980,7 +987,7 @@ def test_backward_on_a_thread_of_its_own() -> None:
     assert +left == {"gradients": 90}
 
 
-def test_a_call_that_is_over_sees_nothing_that_another_thread_makes_later() -> None:
+def test_a_call_that_ended_does_not_count_later_blocks_of_another_thread() -> None:
     _, samples, _ = walked(
         label("conv", 10, 30, thread=7),
         memory_event(20, 5, thread=7, address=1),
@@ -991,7 +998,7 @@ def test_a_call_that_is_over_sees_nothing_that_another_thread_makes_later() -> N
     assert samples[SampleKey(FC, FORWARD, 0, "cpu", "peak_bytes")].max == 500
 
 
-def test_a_call_sees_what_another_thread_makes_meanwhile() -> None:
+def test_a_call_counts_blocks_that_another_thread_allocates_meanwhile() -> None:
     """Memory belongs to the device, not to a thread: a peak is a peak of the device."""
     _, samples, _ = walked(
         label("conv", 10, 100), memory_event(20, 5, address=1), memory_event(50, 500, thread=7, address=2)
@@ -999,8 +1006,8 @@ def test_a_call_sees_what_another_thread_makes_meanwhile() -> None:
     assert samples[SampleKey(CONV, FORWARD, 0, "cpu", "peak_bytes")].max == 505
 
 
-def test_a_block_freed_elsewhere_is_neither_lost_nor_counted_twice() -> None:
-    """Made in one layer on one thread, freed in another on another: it is its maker's until then."""
+def test_a_block_freed_in_another_layer_counts_once() -> None:
+    """Allocated in one layer on one thread, freed in another on another: until then it belongs to the first layer."""
     memory, _, timeline = walked(
         label("conv", 10, 30),
         memory_event(20, 100, address=1),
@@ -1014,8 +1021,8 @@ def test_a_block_freed_elsewhere_is_neither_lost_nor_counted_twice() -> None:
     assert memory["cpu"].held == (Held(FC, FORWARD, "activations", 110, 2),)
 
 
-def test_a_free_that_nobody_saw_shows_when_its_address_is_used_again() -> None:
-    """A thread that no profiler observes freed a block: it is not held any more, and the peak does not hold it."""
+def test_a_free_on_an_unobserved_thread_counts_when_its_address_is_used_again() -> None:
+    """A thread without a profiler freed a block: the block is not live any more, and not in the peak."""
     memory, _, timeline = walked(
         memory_event(10, 100, address=1), memory_event(30, 70, address=1), memory_event(40, 80, address=2)
     )
@@ -1025,8 +1032,9 @@ def test_a_free_that_nobody_saw_shows_when_its_address_is_used_again() -> None:
     assert list(timeline.columns["time_ns"]) == [10, 30, 30, 40]
 
 
-def test_what_was_there_before_and_is_freed_lowers_the_peak() -> None:
-    """Its free has no kind; of what was made since, more is alive than the memory rose by, and the rest says so."""
+def test_freed_memory_from_before_the_start_is_negative_in_the_peak() -> None:
+    """Its free has no kind. The live new blocks have more bytes than the memory rose by; the kind unknown is the
+    difference."""
     memory, _, timeline = walked(
         memory_event(10, -100, address=9), memory_event(20, 150, address=1), memory_event(30, -30, "cuda:0", address=8)
     )
@@ -1045,8 +1053,8 @@ def test_blocks_without_an_address_are_of_an_unknown_kind() -> None:
     assert list(timeline.columns["kind"]) == [-1, KINDS.index("temporaries"), -1]
 
 
-def test_parameters_are_what_is_at_their_address_at_the_end() -> None:
-    """Not what was there before: that is what it was."""
+def test_parameters_are_the_blocks_at_their_address_at_the_end() -> None:
+    """An earlier block at this address has its own kind."""
     _, _, timeline = walked(
         memory_event(10, 100, address=1),
         memory_event(20, -100, address=1),
@@ -1061,9 +1069,8 @@ def peaks_of(samples: dict[SampleKey, Spread]) -> dict[tuple[int, str], tuple[in
     return {(key.layer, key.phase): spread.sample for key, spread in samples.items() if key.measure == "peak_bytes"}
 
 
-def test_a_pass_inside_a_node_has_stretches_of_its_own() -> None:
-    """Reentrant checkpointing runs a pass inside the node of what is around: its layers rise there, and the layer
-    around goes on."""
+def test_a_pass_inside_a_node_has_its_own_stretches() -> None:
+    """Reentrant checkpointing runs a pass inside a node: its layers rise there, and the stretch around continues."""
     _, samples, _ = walked(
         label("net", 10, 100),
         label("fc", 12, 98),
@@ -1087,7 +1094,7 @@ def test_a_pass_inside_a_node_has_stretches_of_its_own() -> None:
 
 
 def test_a_pass_inside_a_call() -> None:
-    """As where a model returns a derivative: the layer's backward is a stretch of its own, inside its call."""
+    """A model that returns a derivative: the layer's backward is a stretch inside its call."""
     _, samples, timeline = walked(
         label("net", 10, 300),
         op("aten::op", 15, 20, sequence=1),
@@ -1110,7 +1117,7 @@ def test_a_pass_inside_a_call() -> None:
 
 
 def step_of_a_run(**options: Any) -> Run:
-    """A run by hand: a model of two layers on a GPU, its inputs on the CPU, and what one training step used."""
+    """A hand-made run: a model of two layers on a GPU, its inputs on the CPU, and the memory of one training step."""
     gpu = "cuda:0"
     cells = {  # layer, phase, device: allocated, freed
         (CONV, FORWARD, gpu): (4096, 1024),
@@ -1229,7 +1236,7 @@ A doubt."""  # noqa: E501
 
 
 def test_the_report_as_a_whole() -> None:
-    """Two devices; what nobody knows is a dash, what no layer used has no table, the doubts come last."""
+    """Two devices; unknown figures are a dash, unused layers have no table, and warnings come last."""
     assert step_of_a_run().report("memory") == WHOLE
 
 
@@ -1243,8 +1250,8 @@ def tables_of(text: str) -> list[list[list[str]]]:
     ]
 
 
-def test_the_figures_of_layers_are_those_of_the_run() -> None:
-    """The table of a real step, against the rows and samples that it is made of."""
+def test_the_figures_of_layers_equal_those_of_the_run() -> None:
+    """The table of a real step, against its rows and samples."""
     model = Mlp()
     run = profiled(model, lambda: model(torch.rand(64, 4)).sum().backward()).run
     *_, table = tables_of(run.report("memory"))
@@ -1270,8 +1277,8 @@ def test_the_figures_of_layers_are_those_of_the_run() -> None:
     assert columns["Allocated"][-1] == format_memory(sum(outside))
 
 
-def test_kept_is_the_mean_of_the_calls_and_adds_up() -> None:
-    """Two calls with gradients and two without: half of what one with them keeps; the sum of the layers below."""
+def test_saved_bytes_are_the_mean_of_the_calls_and_add_up() -> None:
+    """Two calls with gradients and two without: half of the bytes of a call with gradients; layers add up."""
     model, x = Chain(4), rows()
 
     def work() -> None:
@@ -1284,7 +1291,7 @@ def test_kept_is_the_mean_of_the_calls_and_adds_up() -> None:
     at = table[0].index("Kept for backward")
     half = format_memory(BLOCK // 2)
     assert [row[at] for row in table[1:]] == [format_memory(2 * BLOCK)] * 3 + [half] * 4 + [""]
-    assert table[2][0] == "└── groups"  # a list, which nobody calls
+    assert table[2][0] == "└── groups"  # a list, which is never called
     assert table[2][table[0].index("Peak")] == "–"
 
 
@@ -1346,7 +1353,8 @@ def test_a_layer_that_is_never_called_is_unknown() -> None:
 
 
 def test_the_picture_is_the_timeline() -> None:
-    """A chain's memory rises in equal steps to its peak: the highest column is the peak, its fills are the kinds."""
+    """The memory of a chain rises in equal steps to its peak: the highest column is the peak, and its fills are the
+    kinds."""
     model = Chain(8)
     run = profiled(model, lambda: model(rows()).sum().backward()).run
     picture = next(block for block in run.report("memory").split("\n\n") if block.startswith("Memory on"))
@@ -1380,7 +1388,7 @@ def test_a_saved_run_gives_the_same_report(tmp_path: Path) -> None:
 
 
 def test_cycles_keep_the_highest_peak() -> None:
-    """Of each cycle the peak is above its own start; the run has the highest, and samples of all of them."""
+    """The peak of each cycle is above its own start. The run has the highest peak, and the samples of all cycles."""
     model, sizes = Chain(4), [64, 2048, 64, 64]
     prof = Profile(
         model,
@@ -1421,7 +1429,7 @@ def test_two_models_in_one_run() -> None:
 # What the model holds
 
 
-def test_a_storage_counts_once_whatever_shares_it() -> None:
+def test_a_shared_storage_counts_once() -> None:
     flat = torch.zeros(100)
     model = nn.Linear(8, 8, bias=False)
     model.weight = nn.Parameter(flat[:64].view(8, 8))
@@ -1438,7 +1446,7 @@ def test_tensors_without_memory_hold_none() -> None:
 
 
 def test_figures_of_torchs_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each device of CUDA, what its statistics say at both ends; where CUDA was not used, there are none."""
+    """For each CUDA device, the statistics at both ends; none if CUDA was not used."""
     now = {"allocated_bytes.all.current": 10, "allocated_bytes.all.peak": 30, "reserved_bytes.all.current": 2000}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)

@@ -1,4 +1,4 @@
-"""What ran when: the rule of the spans on hand-made and random events, real runs against torch's events, the trace."""
+"""The timeline: its rule on hand-made and random events, real runs against torch's events, and the trace."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ OF = {layer: 10 * (layer + 1) for layer in range(6)}  # the sequence number of t
 
 
 class Span(NamedTuple):
-    """One line of the columns, with what its numbers stand for."""
+    """One row of the columns, with the meanings of its numbers."""
 
     start: int
     end: int
@@ -75,7 +75,7 @@ def spans_of(run: Run) -> Spans:
 
 
 def assert_nested(ranges: Sequence[tuple[int, int]]) -> None:
-    """In this order the ranges open and close like brackets; what only touches does not overlap."""
+    """In this order the ranges open and close like brackets; ranges that only touch do not overlap."""
     stack: list[tuple[int, int]] = []
     last = -math.inf
     for start, end in ranges:
@@ -127,7 +127,7 @@ FORWARDS = [  # each layer works once, the loss at 60
 def attributed_of(
     events: Sequence[Event], paths: Paths = PATHS, selected: set[int] | None = None
 ) -> tuple[list[Attributed], Spans]:
-    """Everything attributed, and its spans."""
+    """All attributed events, and their spans."""
     sites = {f"label {number}": Site((number,)) for number in range(len(paths))}
     attribution = Attribution(sites, paths, selected)
     watcher = OpenSpans([Layer(path, "Module") for path in paths], selected, start_ns=0)
@@ -162,7 +162,7 @@ def test_each_call_is_a_span() -> None:
     assert (spans.steps, spans.dropped) == ((), 0)
 
 
-def test_a_wrapper_and_what_it_wraps_are_one_call() -> None:
+def test_a_wrapper_and_the_wrapped_module_are_one_span() -> None:
     sites = {"wrapper": Site((NET,)), "wrapped": Site((NET,), "wrapper"), "a": Site((A,))}
     watcher = OpenSpans([Layer(path, "Module") for path in PATHS], start_ns=0)
     calls = [("wrapper", 10, 50), ("wrapped", 12, 48), ("a", 20, 30), ("wrapped", 60, 70)]
@@ -181,8 +181,9 @@ def test_times_are_after_the_first_mark() -> None:
 
 
 @pytest.mark.parametrize("thread", [MAIN, ENGINE])
-def test_backward_is_stretches_of_a_layer_and_those_below_it(thread: int) -> None:
-    """The loss's node is nobody's. Net's stretch lasts from b's node to its own; the time between x and y is a's."""
+def test_backward_is_stretches_of_a_layer_and_of_the_layers_below_it(thread: int) -> None:
+    """The node of the loss has no layer. Net's stretch lasts from b's node to its own; the time between x and y belongs
+    to a."""
     spans = walked(
         *FORWARDS,
         node_of(OUTSIDE, 70, 75, thread=thread),
@@ -231,8 +232,8 @@ def test_what_breaks_a_stretch(between: Event, is_break: bool) -> None:
         assert ours == [(80, 105, layer) for layer in (NET, A, X)]
 
 
-def test_forward_on_another_thread_breaks_no_node() -> None:
-    """What begins in the middle of a node is not between two of them, what begins after it is."""
+def test_forward_on_another_thread_does_not_break_a_node() -> None:
+    """Forward work that begins inside a node is not between two nodes; forward work after it is."""
     spans = walked(
         *FORWARDS, node_of(X, 80, 90, thread=ENGINE), op("aten::op", 85, 86), node_of(X, 95, 99, thread=ENGINE)
     )
@@ -255,7 +256,7 @@ def test_forward_on_another_thread_breaks_no_node() -> None:
     assert of_phase(spans, BACKWARD)[:3] == [(80, 90, NET), (80, 90, A), (80, 90, X)]
 
 
-def test_threads_have_stretches_of_their_own() -> None:
+def test_each_thread_has_its_own_stretches() -> None:
     spans = walked(*FORWARDS, node_of(X, 80, 90, thread=5), node_of(X, 85, 95, thread=6), node_of(X, 91, 99, thread=5))
     assert [(one.start, one.end, one.lane.number) for one in lines(spans) if one.layer == X][1:] == [
         (80, 99, 2),
@@ -264,7 +265,7 @@ def test_threads_have_stretches_of_their_own() -> None:
 
 
 def test_a_checkpoint_inside_a_node() -> None:
-    """The node is Net's. In it a runs again, and then come the nodes of that: x below a, both in Net's stretch."""
+    """The node is Net's. Inside it a runs again, and then its nodes: x below a, both in Net's stretch."""
     spans = walked(
         *FORWARDS,
         node_of(NET, 80, 140),
@@ -281,7 +282,7 @@ def test_a_checkpoint_inside_a_node() -> None:
 
 
 def test_a_gradient_inside_a_call() -> None:
-    """A layer that asks for a gradient in its forward: the stretch ends with the call at the latest."""
+    """A layer that computes a gradient in its forward: the stretch ends with the call at the latest."""
     spans = walked(
         *FORWARDS,
         call(B, 100, 150),
@@ -295,7 +296,7 @@ def test_a_gradient_inside_a_call() -> None:
     ]
 
 
-def test_labels_lie_among_the_calls() -> None:
+def test_labels_and_calls_are_nested() -> None:
     spans = walked(
         user_label("all", 5, 59), *FORWARDS, user_label("in x", 21, 22), node_of(X, 80, 99), user_label("hook", 85, 90)
     )
@@ -307,7 +308,7 @@ def test_labels_lie_among_the_calls() -> None:
     assert spans.names == ("all", "in x", "hook")
 
 
-def test_what_sticks_out_is_cut() -> None:
+def test_a_range_that_ends_after_its_parent_is_cut() -> None:
     """Clocks of different sources differ by some ns."""
     spans = walked(call(NET, 10, 50), user_label("mine", 40, 53), call(A, 45, 54))
     assert [(one.start, one.end) for one in lines(spans)] == [(10, 50), (40, 50), (45, 50)]
@@ -319,7 +320,7 @@ def test_layers_that_were_not_selected_have_no_spans() -> None:
     assert of_phase(spans, BACKWARD) == [(90, 105, A)]
 
 
-def test_kernels_that_run_at_once_have_lanes_of_their_own() -> None:
+def test_kernels_that_overlap_have_different_lanes() -> None:
     spans = walked(
         *FORWARDS,
         kernel("one", 100, 110, 7),
@@ -335,8 +336,8 @@ def test_kernels_that_run_at_once_have_lanes_of_their_own() -> None:
     ]
 
 
-def test_kernels_of_several_streams_lie_by_stream() -> None:
-    """Within a stream, those that run at once have lanes of their own; a device with one stream names none."""
+def test_kernels_have_lanes_by_stream() -> None:
+    """Within a stream, overlapping kernels have different lanes. A device with one stream does not name it."""
     spans = walked(
         call(X, 10, 20),
         op("aten::op", 11, 12, sequence=OF[X], correlation=7),
@@ -365,7 +366,7 @@ def test_kernels_of_several_streams_lie_by_stream() -> None:
     }
 
 
-def test_steps_are_from_mark_to_mark() -> None:
+def test_steps_last_from_mark_to_mark() -> None:
     events = [step(100), call(NET, 110, 120), step(130), step(150)]
     assert attributed_of(events)[1].steps == (0, 30, 50)
     watcher = OpenSpans([Layer(path, "Module") for path in PATHS], from_first_mark=False)
@@ -373,8 +374,8 @@ def test_steps_are_from_mark_to_mark() -> None:
     assert watcher.result().steps == (30, 50)
 
 
-def test_what_is_too_much_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first ones stay, and a stretch that stays goes on to its end."""
+def test_spans_over_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first spans stay, and a stretch that stays continues to its end."""
     events = [*FORWARDS, node_of(Y, 80, 85), node_of(X, 90, 95), node_of(B, 100, 110)]
     whole = walked(*events)
     for limit in range(len(whole) + 1):
@@ -388,7 +389,7 @@ def test_what_is_too_much_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Node(NamedTuple):
-    """A node as it was walked: where in the list, when, of which layer, and what is directly around it."""
+    """A node of the walk: its index in the list, its times, its layer, and the ranges directly around it."""
 
     at: int
     start: int
@@ -401,7 +402,8 @@ class Node(NamedTuple):
 def stretches_by_hand(
     attributed: Sequence[Attributed], paths: Paths, selected: Iterable[int]
 ) -> Counter[tuple[int, int, int, int]]:
-    """The backward spans (thread, layer, start, end) as the rule has them, found layer by layer and not in one walk."""
+    """The backward spans (thread, layer, start, end) by the rule, found for each layer separately and not in one
+    walk."""
     nodes: list[Node] = []
     breaks: list[tuple[int, int, int | None, tuple[tuple[int, str], ...]]] = []  # where, when, its thread (None: any)
     open_ones: defaultdict[int, list[tuple[int, tuple[int, str]]]] = defaultdict(list)
@@ -463,7 +465,7 @@ def stretches_by_hand(
 @examples(100)
 @given(sessions(), st.data())
 def test_the_rule_on_random_events(session: tuple[Paths, Any], data: st.DataObject) -> None:
-    """Calls, labels and kernels are spans as they are; backward is as the rule says; all of it nests."""
+    """Calls, labels and kernels are spans; backward follows the rule; all spans are nested."""
     paths, forest = session
     selected = data.draw(st.none() | st.sets(st.integers(0, len(paths) - 1)))
     attributed, spans = attributed_of(forest.events(), paths, selected)
@@ -519,7 +521,7 @@ def profiled(model: nn.Module | list[nn.Module], scene: Callable[[], Any], **opt
 
 
 def raws_of(prof: Profile) -> list[tuple[str, int, int, int, int]]:
-    """torch's own events on the CPU: name, scope, start and end after the session's first mark, thread."""
+    """torch's own events on the CPU: name, scope, start and end since the session's first mark, thread."""
     assert prof._session is not None
     raws = [
         (raw.name(), raw.scope(), raw.start_ns(), raw.start_ns() + raw.duration_ns(), raw.start_thread_id())
@@ -531,7 +533,7 @@ def raws_of(prof: Profile) -> list[tuple[str, int, int, int, int]]:
 
 
 def check(prof: Profile, *, called_inside_parents: bool = True) -> Spans:
-    """Spans are what torch recorded, to the ns, and what the run's other figures say."""
+    """Spans equal torch's events, to the ns, and the other figures of the run."""
     run, spans = prof.run, spans_of(prof.run)
     ours = lines(spans)
     assert_all_nested(spans)
@@ -574,8 +576,8 @@ def check(prof: Profile, *, called_inside_parents: bool = True) -> Spans:
 
 
 def check_backward(prof: Profile, of_layer: dict[tuple[int, str], list[tuple[int, int]]]) -> None:
-    """A layer's stretches hold all nodes of it and of those below, and begin and end with one of them. Of two nodes
-    next to each other, both of it, with nothing else between them, both are in one stretch."""
+    """The stretches of a layer contain all its nodes and those of the layers below, and begin and end with one of them.
+    Two consecutive nodes of the layer, without anything between them, are in one stretch."""
     run = prof.run
     attribution = assemble.attribution_of(prof._plan)
     assert prof._session is not None
@@ -667,7 +669,7 @@ def without_gradients() -> Any:
 
 
 @scene
-def a_call_on_a_thread_that_nobody_observes() -> Any:
+def a_call_on_an_unobserved_thread() -> Any:
     model = Mlp()
 
     def run() -> None:
@@ -737,7 +739,7 @@ def test_a_checkpoint_runs_again_inside_backward(use_reentrant: bool) -> None:
     assert all(root.start < one.start and one.end < root.end and one.lane == root.lane for one in again)
 
 
-def test_an_exception_ends_the_spans_where_it_came() -> None:
+def test_an_exception_ends_the_spans() -> None:
     model = Raises()
     with pytest.raises(ValueError, match="second call"), Profile(model, with_timeline=True) as prof:
         for _ in range(2):
@@ -745,7 +747,7 @@ def test_an_exception_ends_the_spans_where_it_came() -> None:
     assert Counter(one.layer for one in lines(check(prof))) == {0: 2, 1: 2}
 
 
-def test_what_was_not_selected_is_not_there() -> None:
+def test_layers_that_were_not_selected_have_no_spans_in_a_real_run() -> None:
     model = Holder(Mlp())
     run = profiled(model, lambda: model(torch.rand(3, 4)).sum().backward(), paths=["inner.fc1"]).run
     names = [run.layers[one.layer].name for one in lines(spans_of(run))]
@@ -754,7 +756,7 @@ def test_what_was_not_selected_is_not_there() -> None:
 
 
 def test_the_last_cycle_and_its_steps() -> None:
-    """Two cycles of two steps: the spans are those of the last, and lie in its steps."""
+    """Two cycles of two steps: the spans are those of the last cycle, and are inside its steps."""
     model = Mlp()
     with Profile(
         model, with_timeline=True, schedule=torch.profiler.schedule(wait=0, warmup=1, active=2, repeat=2)
@@ -775,7 +777,7 @@ def test_the_last_cycle_and_its_steps() -> None:
     assert all(mark <= step for mark, step in zip(marks, spans.steps, strict=True))
 
 
-def test_a_step_in_whose_middle_the_recording_began_is_none() -> None:
+def test_a_step_that_began_before_the_recording_does_not_count() -> None:
     model = Mlp()
     with Profile(model, with_timeline=True, warmup=1) as prof:
         for _ in range(4):
@@ -786,7 +788,7 @@ def test_a_step_in_whose_middle_the_recording_began_is_none() -> None:
     assert steps[0] > next(one.end for one in lines(spans_of(prof.run)))
 
 
-def test_memory_only_where_it_was_asked_for() -> None:
+def test_memory_only_on_request() -> None:
     model = Mlp()
     timeline = profiled(model, lambda: model(torch.rand(3, 4))).run.timeline
     assert timeline is not None and timeline.spans is not None
@@ -797,16 +799,16 @@ def test_memory_only_where_it_was_asked_for() -> None:
     assert len(timeline) > 0
 
 
-def test_nobody_watches_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_spans_are_collected_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     def watch(*_: Any) -> None:
-        raise AssertionError("nobody asked for spans")
+        raise AssertionError("spans were not requested")
 
     monkeypatch.setattr(OpenSpans, "observe", watch)
     model = Mlp()
     with Profile(model, profile_memory=True) as prof:
         model(torch.rand(3, 4))
     assert prof.run.timeline is None
-    with pytest.raises(AssertionError, match="nobody asked"):
+    with pytest.raises(AssertionError, match="not requested"):
         profiled(model, lambda: model(torch.rand(3, 4))).run  # noqa: B018
 
 
@@ -815,7 +817,7 @@ def test_nobody_watches_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @st.composite
 def timelines(draw: st.DrawFn, layers: int) -> Timeline:
-    """A timeline with random spans, in no order: a file holds whatever there is."""
+    """A timeline with random spans in no order: a file may contain any."""
     lanes = draw(st.lists(st.builds(Lane, st.sampled_from(["cpu", "cuda:0"]), st.integers(1, 9)), max_size=3))
     names = draw(st.lists(st.text(max_size=5), max_size=3))
     one = st.tuples(
@@ -905,12 +907,12 @@ Tracks = dict[str, list[dict[str, Any]]]
 
 
 def ns(us: float) -> int:
-    """As Perfetto reads it: rounded to the ns."""
+    """A time as Perfetto reads it: rounded to the ns."""
     return round(us * 1000)
 
 
 def tracks_of(text: str) -> tuple[Tracks, dict[str, Any]]:
-    """The ranges of each track by its name, in the order of the file, and the whole document."""
+    """The ranges of each track by name, in the order of the file, and the whole document."""
     document = json.loads(text)
     events = document["traceEvents"]
     assert {event["pid"] for event in events} == {1}
@@ -976,7 +978,7 @@ def test_a_track_for_steps_and_for_each_phase() -> None:
     assert [*document] == ["traceEvents", "otherData"]
 
 
-def test_what_stands_beside_a_range() -> None:
+def test_the_arguments_of_a_range() -> None:
     run = trace_of_training()
     tracks, _ = tracks_of(run.report("chrome-trace"))
     first = next(event for event in tracks["forward, thread 1"] if event["name"] == "Sequential.0")
@@ -999,7 +1001,7 @@ def test_what_stands_beside_a_range() -> None:
 
 
 def test_memory_is_a_counter() -> None:
-    """Its highest value is the peak that the run knows of from elsewhere."""
+    """Its highest value is the peak of the run, which is computed elsewhere."""
     run = trace_of_training()
     _, document = tracks_of(run.report("chrome-trace"))
     counts = [event for event in document["traceEvents"] if event["ph"] == "C"]
@@ -1011,7 +1013,7 @@ def test_memory_is_a_counter() -> None:
 
 
 def hostile(names: tuple[str, ...], lanes: Sequence[Lane] = (Lane("cpu", 1),)) -> Run:
-    """A run with a span of a millisecond for each name, on each lane."""
+    """A run with a span of 1 ms for each name, on each lane."""
     values = [(at * 10**6, (at + 1) * 10**6, lane, 0, 0, at) for lane in range(len(lanes)) for at in range(len(names))]
     columns = {name: array("q", (one[at] for one in values)) for at, name in enumerate(Spans.COLUMNS)}
     spans = Spans(tuple(lanes), names, columns, (), 3)
@@ -1030,7 +1032,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     assert gzip.decompress((tmp_path / "a.trace.json.gz").read_bytes()).decode() == run.report("chrome-trace")
 
 
-def test_tracks_of_devices_come_last_and_what_was_dropped_is_said() -> None:
+def test_tracks_of_devices_come_last_and_dropped_spans_are_reported() -> None:
     run = hostile(("k",), [Lane("cuda:0", 2), Lane("cuda:0", 1), Lane("cpu", 2), Lane("cpu", 1)])
     tracks, document = tracks_of(run.report("chrome-trace"))
     assert [*tracks] == ["forward, thread 1", "forward, thread 2", "cuda:0", "cuda:0, at the same time (2)"]
@@ -1068,7 +1070,7 @@ def test_the_ns_are_in_the_decimals() -> None:
 
 @given(st.integers(-(10**6), 10**15))
 def test_no_ns_is_lost(time: int) -> None:
-    """What is written is the ns to the last digit: for who rounds, and for who reads the decimals as text."""
+    """The written time is exact to the ns, for readers that round and for readers that use the decimals as text."""
     run = hostile(("one",))
     columns = {**spans_of(run).columns, "start_ns": array("q", [time]), "end_ns": array("q", [time + 10])}
     assert run.timeline is not None
@@ -1093,7 +1095,7 @@ def test_a_run_without_spans_says_how_to_get_them() -> None:
 
 
 def test_the_page_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Every block of docs/timeline.md; and the tracks that it speaks of are in the file."""
+    """Every code block of docs/timeline.md runs, and the tracks that it names are in the file."""
     root = ROOT
     monkeypatch.syspath_prepend(str(root))
     monkeypatch.chdir(tmp_path)
@@ -1112,7 +1114,7 @@ def test_speedscope_reads_the_trace(
     open_tab: Callable[..., Tab],  # noqa: F811
     speedscope: Path,  # noqa: F811
 ) -> None:
-    """Its table of the first track says of each layer what our spans add up to."""
+    """Its table of the first track has the same time for each layer as our spans."""
     model = Mlp()
     run = profiled(model, lambda: [model(torch.rand(64, 4)) for _ in range(3)]).run
     text = base64.b64encode(run.report("chrome-trace").encode()).decode()

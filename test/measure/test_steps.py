@@ -1,4 +1,4 @@
-"""What single steps of a loop took: against times made by hand, a second count ns by ns, and the rows of real loops."""
+"""The times of steps of a loop: against hand-made times, a second count of each ns, and the rows of real loops."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ PARTS = ("data", "optimizer", "copy", "wait", "other", "gap", "overlap")
 
 
 class Counted(NamedTuple):
-    """What came of some events: the samples of their steps, the hashes of these steps in order, and the run."""
+    """The results of some events: the samples of their steps, the hashes of these steps in order, and the run."""
 
     samples: dict[SampleKey, Spread]
     order: list[int]
     run: Run
 
     def of(self, measure: str, layer: int = OUTSIDE, phase: str = FORWARD, device: str = "cpu") -> list[int]:
-        """The values of a measure, step by step; [] where it has none."""
+        """The values of a measure for each step; [] if it has none."""
         spread = self.samples.get(SampleKey(layer, phase, 0, device, measure))
         if spread is None:
             return []
@@ -69,7 +69,7 @@ def count(
     kernels: Sequence[Event] = (),
     layers: tuple[Layer, ...] = LAYERS,
 ) -> Counted:
-    """Events in any order; those of the device come after them."""
+    """Count events, which may be in any order; those of the device come last."""
     marks = [event.start_ns for event in events if event.kind is Kind.STEP]
     attribution = Attribution(SITES, PATHS, selected)
     watched = Steps(layers)
@@ -83,8 +83,8 @@ def count(
     return Counted(samples, order, Run((meta,), layers, rows, samples))
 
 
-def test_a_step_of_which_each_time_is_known() -> None:
-    """Data, forward with two children, loss, backward (that of the loss first), optimizer; gaps between all."""
+def test_a_step_with_known_times() -> None:
+    """Data, forward with two children, loss, backward (first that of the loss), optimizer; gaps between all of them."""
     found = count(
         [
             step(0),
@@ -122,15 +122,15 @@ def test_a_step_of_which_each_time_is_known() -> None:
     assert found.of("step_copy_ns") == found.of("step_wait_ns") == found.of("step_overlap_ns") == []
 
 
-def test_what_an_optimizer_calls_back_is_not_its_own() -> None:
-    """Lightning hands the loss to the optimizer's step as a closure; LBFGS calls one several times."""
+def test_the_closure_of_an_optimizer_is_not_the_optimizers_time() -> None:
+    """Lightning passes the loss to the optimizer's step as a closure; LBFGS calls a closure several times."""
     once = [
         user_label("Optimizer.zero_grad#SGD.zero_grad", 12, 15),
         op("aten::zero_", 13, 14),
         label(NET, 20, 40),
         op("aten::mm", 21, 30, sequence=1),
         op("aten::loss", 41, 45, sequence=4),
-        op("aten::loss", 42, 43),  # directly inside one of its name: the same call
+        op("aten::loss", 42, 43),  # directly inside an op of the same name: the same call
         node("X", 46, 49, 4),
         node("X", 50, 60, 1),
         op("aten::add_", 70, 80),
@@ -146,8 +146,8 @@ def test_what_an_optimizer_calls_back_is_not_its_own() -> None:
     assert found.of("step_overlap_ns") == []
 
 
-def test_labels_of_the_users_explain_nothing_and_hide_nothing() -> None:
-    """A label around two epochs of steps, and one around the optimizer: all else is as it would be without them."""
+def test_labels_of_the_user_have_no_purpose_and_hide_nothing() -> None:
+    """A label around two epochs of steps, and one around the optimizer: everything else is as without them."""
     bare = [
         event
         for start in (0, 100, 200)
@@ -175,13 +175,13 @@ def test_labels_of_the_users_explain_nothing_and_hide_nothing() -> None:
     assert plain.of("step_optimizer_ns") == [20] * 3
     assert plain.of("step_other_ns") == [4] * 3
     assert plain.of("step_gap_ns") == [36] * 3
-    # The label's own time is work of no layer in the tree, and each step has the part of it that lies in the step.
+    # The label's self time is outside all layers in the tree, and each step has its part of it.
     assert plain.of("step_cpu_ns") == [34] * 3
     assert labelled.of("step_cpu_ns") == [99 - 30, 100 - 30, 99 - 30]
 
 
-def test_a_layer_that_is_open_at_a_mark_is_cut_there() -> None:
-    """A model whose forward holds the loop, with a child and an op across a mark each."""
+def test_a_layer_that_is_open_at_a_mark_is_split_there() -> None:
+    """A model whose forward contains the loop, with a child and an op across one mark each."""
     found = count(
         [step(0), label(NET, 10, 290), label(A, 90, 120), op("aten::mm", 95, 110), step(100), step(200), step(300)]
     )
@@ -190,7 +190,7 @@ def test_a_layer_that_is_open_at_a_mark_is_cut_there() -> None:
     assert found.of("step_gap_ns") == [10, 0, 10]
 
 
-def test_what_is_in_no_finished_step_is_in_no_sample() -> None:
+def test_events_in_no_finished_step_are_in_no_sample() -> None:
     found = count([label(NET, 0, 8), step(10), label(NET, 12, 17), step(20), label(NET, 21, 29)])
     assert found.of("step_cpu_ns", 0) == [5]
     assert found.of("step_ns") == [10]
@@ -198,7 +198,7 @@ def test_what_is_in_no_finished_step_is_in_no_sample() -> None:
     assert count([label(NET, 1, 5)]).samples == {}
 
 
-def test_a_layer_that_rests_in_a_step_has_a_zero_for_it() -> None:
+def test_a_layer_without_work_in_a_step_has_0_for_it() -> None:
     found = count([step(0), label(NET, 1, 5), step(10), step(20), label(NET, 21, 27), label(B, 22, 24), step(30)])
     assert found.of("step_cpu_ns", 0) == [4, 0, 6]
     assert found.of("step_cpu_ns", 2) == [0, 0, 2]
@@ -207,7 +207,8 @@ def test_a_layer_that_rests_in_a_step_has_a_zero_for_it() -> None:
 
 @pytest.mark.parametrize("around", [None, "backward"])
 def test_backward_on_another_thread_is_no_gap(around: str | None) -> None:
-    """On a GPU the engine has a thread of its own, and the loop's thread waits: in nothing, or in the user's label."""
+    """On a GPU, the engine has its own thread, and the thread of the loop waits: in no range, or in the user's
+    label."""
     events = [
         step(0),
         label(NET, 5, 25),
@@ -221,15 +222,15 @@ def test_backward_on_another_thread_is_no_gap(around: str | None) -> None:
     assert found.of("step_overlap_ns") == []
 
 
-def test_what_two_threads_did_at_once_is_taken_off_once() -> None:
+def test_time_of_two_threads_at_once_is_subtracted_once() -> None:
     found = count([step(0), op("aten::mm", 10, 60), op("aten::mm", 40, 90, thread=ENGINE), step(100)])
     assert found.of("step_other_ns") == [100]
     assert found.of("step_overlap_ns") == [20]
     assert found.of("step_gap_ns") == [20]
 
 
-def test_waiting_and_copies_are_told_from_what_is_around_them() -> None:
-    """A copy to the device, one within it, and ``loss.item()``; the optimizer waits too."""
+def test_waits_and_copies_are_separate_from_the_ranges_around_them() -> None:
+    """A copy to the device, a copy within the device, and ``loss.item()``; the optimizer waits, too."""
     found = count(
         [
             step(0),
@@ -264,8 +265,8 @@ def test_waiting_and_copies_are_told_from_what_is_around_them() -> None:
     assert found.of("step_device_ns", device="cuda:0") == [35]
 
 
-def test_waiting_and_copies_in_ranges_that_are_layers_count_as_such_too() -> None:
-    """A range may be around anything; a layer of a model keeps what happens in its forward. The sum stays the step."""
+def test_waits_and_copies_also_count_inside_layers_that_are_ranges() -> None:
+    """A range may be around any work; a layer of a model keeps everything in its forward. The sum is still the step."""
     events = [
         step(0),
         label(NET, 5, 80),
@@ -286,7 +287,7 @@ def test_waiting_and_copies_in_ranges_that_are_layers_count_as_such_too() -> Non
     assert of_model.of("step_wait_ns") == [5]
     assert of_model.of("step_copy_ns") == of_model.of("step_overlap_ns") == []
     assert of_ranges.of("step_wait_ns") == [30 + 5]
-    assert of_ranges.of("step_copy_ns") == [10]  # what copies within the device is none
+    assert of_ranges.of("step_copy_ns") == [10]  # a copy within the device does not count as a copy
     assert of_ranges.of("step_overlap_ns") == [30 + 10]
     assert of_ranges.of("step_copy_ns", device="cuda:0") == of_ranges.of("step_overlap_ns", device="cuda:0") == [25]
     for found in (of_model, of_ranges):
@@ -324,7 +325,7 @@ def test_a_kernel_counts_in_the_step_that_launched_it() -> None:
             kernel("gemm", 170, 171, 5, "cuda:1"),
             kernel("loss", 190, 193, 6),
             kernel("loss", 195, 199, 7),  # launched after the last step, by the clock of the device before
-            kernel("graph", 130, 131, 99),  # nobody knows who launched it
+            kernel("graph", 130, 131, 99),  # its launch is unknown
             kernel("of before", 3, 60, BEFORE),  # launched before the recording
         ],
     )
@@ -343,11 +344,11 @@ def test_layers_that_were_not_selected() -> None:
     assert found.of("step_gap_ns") == [20]
 
 
-# A second count: who owns each single nanosecond
+# A second count: the owner of each nanosecond
 
 
 class Span(NamedTuple):
-    """A range with what is inside of it."""
+    """A range with the ranges inside it."""
 
     kind: str
     name: str
@@ -384,7 +385,7 @@ def events_of(spans: Sequence[Span], thread: int) -> Iterator[Event]:
 
 
 def owner(spans: Sequence[Span], at: int) -> str | None:
-    """Whose a nanosecond of a thread is: a layer's label, a part, or None for nobody's."""
+    """The owner of a nanosecond of a thread: the label of a layer, a part of the step, or None."""
     chain: list[Span] = []
     while True:
         around = [span for span in spans if span.start <= at < span.end]
@@ -408,7 +409,7 @@ def owner(spans: Sequence[Span], at: int) -> str | None:
 
 
 def calls_back(spans: Sequence[Span], in_optimizer: bool = False) -> bool:
-    """Whether a layer is called inside an optimizer's step: what that means for its time has a test of its own."""
+    """Whether a layer is called inside an optimizer's step; another test checks these times."""
     return any(
         (in_optimizer and span.kind == "layer") or calls_back(span.inside, in_optimizer or span.name == SGD)
         for span in spans
@@ -448,7 +449,7 @@ def test_every_nanosecond_of_every_step_has_its_owner(
 # Several cycles
 
 
-def test_cycles_join_into_what_one_would_have_given() -> None:
+def test_two_cycles_give_the_same_samples_as_one() -> None:
     """The same steps, recorded in one session or in two, give the same samples."""
     first = [
         step(0),
@@ -464,7 +465,7 @@ def test_cycles_join_into_what_one_would_have_given() -> None:
     assert both.samples == count([*first, *second[1:]]).samples
 
 
-def test_a_layer_that_rests_for_a_whole_cycle_has_zeros_for_it() -> None:
+def test_a_layer_without_work_in_a_cycle_has_0_for_its_steps() -> None:
     first = [step(0), label(NET, 5, 25), label(A, 6, 9), step(100), label(NET, 110, 114), step(200)]
     second = [step(200), label(NET, 205, 215), label(B, 206, 214), user_label(DATA, 220, 229), step(300)]
     both = add_cycle(count(first).run, count(second).run)
@@ -475,7 +476,7 @@ def test_a_layer_that_rests_for_a_whole_cycle_has_zeros_for_it() -> None:
 
 
 class Slow(Dataset[Tensor]):
-    """Eight samples, each of which takes so many seconds to load."""
+    """Eight samples; each takes this number of seconds to load."""
 
     def __init__(self, seconds: float = 0) -> None:
         self.seconds = seconds
@@ -499,7 +500,7 @@ class SlowSgd(torch.optim.SGD):
 
 
 def train(model: nn.Module, *, loading: float = 0, updating: float = 0, between: float = 0, **options: Any) -> Run:
-    """Two epochs of four steps of two samples; nothing comes after the last step."""
+    """Two epochs of four steps with two samples; nothing runs after the last step."""
     optimizer = SlowSgd(model.parameters(), lr=0.1)
     optimizer.seconds = updating
     with Profile(model, **options) as prof:
@@ -536,7 +537,7 @@ LOOPS = [  # the schedule and how many steps it records
 @pytest.mark.parametrize("paths", [None, ["fc1"]], ids=["all layers", "one layer"])
 @pytest.mark.parametrize("schedule, expected", LOOPS)
 def test_steps_and_rows_of_a_real_loop_agree(schedule: Any, expected: int, paths: list[str] | None) -> None:
-    """All that was recorded lies inside steps, so that their sums are those of the rows, to the nanosecond."""
+    """All recorded work is inside steps, so their sums equal those of the rows, to the ns."""
     run = train(Mlp(), paths=paths, schedule=schedule)
     assert run.meta.steps == expected
     for phase in PHASES:
@@ -560,7 +561,7 @@ def test_the_parts_add_up_to_the_steps_and_these_to_the_time(model: Any, schedul
     assert layers + sum(parts.values()) - 2 * parts["overlap"] == of_steps(run, "step_ns")
     assert min(parts["data"], parts["optimizer"], parts["other"], parts["gap"]) > 0
     assert parts["overlap"] == parts["copy"] == parts["wait"] == 0
-    assert of_steps(run, "step_ns") < run.meta.wall_ns + 1e6 * run.meta.cycles  # which another clock has measured
+    assert of_steps(run, "step_ns") < run.meta.wall_ns + 1e6 * run.meta.cycles  # measured by another clock
     assert run.samples[SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_ns")].count == run.meta.steps == expected
     if RECOMPUTE in run.phases():
         assert of_steps(run, "step_cpu_ns", 0, RECOMPUTE) > 0
@@ -581,8 +582,8 @@ def test_steps_last_from_mark_to_mark() -> None:
 @pytest.mark.parametrize(
     "where, part, times", [("loading", "data", 2), ("updating", "optimizer", 1), ("between", "gap", 1)]
 )
-def test_a_planted_sleep_shows_where_it_was(where: str, part: str, times: int) -> None:
-    """In every one of the steps; and as the parts add up to the step, nowhere else."""
+def test_a_planted_sleep_is_in_its_part_of_the_step(where: str, part: str, times: int) -> None:
+    """In each step. The parts add up to the step, so it is in no other part."""
     seconds = 0.01
     run = train(Mlp(), **{where: seconds})
     spread = run.samples[SampleKey(OUTSIDE, FORWARD, 0, "cpu", f"step_{part}_ns")]
@@ -594,7 +595,7 @@ def test_a_planted_sleep_shows_where_it_was(where: str, part: str, times: int) -
 
 
 def table_of(text: str, number: int) -> list[list[str]]:
-    """The cells of one of the report's tables, headings first."""
+    """The cells of one table of the report, headings first."""
     lines = text.split("\n\n")[number].split("\n")
     return [[cell.strip() for cell in line.split("|")] for line in lines if not set(line) <= set("-|")]
 
@@ -607,7 +608,7 @@ def as_ns(text: str) -> float:
 
 
 def made_by_hand() -> Run:
-    """Two steps of 100 and 200 µs, on a device and off it."""
+    """Two steps of 100 and 200 µs, with and without a device."""
     events = [step(0)]
     for start, factor in ((0, 1), (100, 2)):
         for name, kind, begin, end in (
@@ -668,11 +669,11 @@ def test_the_means_that_are_printed_add_up() -> None:
     table = table_of(run.report("steps"), 1)
     means = {name: as_ns(mean) for name, mean, *_ in table[1:]}
     total = means.pop("Step")
-    assert sum(means.values()) == pytest.approx(total, abs=len(means) * 1e3)  # each is printed to a µs at least
+    assert sum(means.values()) == pytest.approx(total, abs=len(means) * 1e3)  # each is printed to 1 µs or better
     assert "(not selected), forward" in means
 
 
-def test_what_would_count_twice_is_a_line_of_its_own() -> None:
+def test_time_that_would_count_twice_has_its_own_line() -> None:
     found = count(
         [step(0), op("aten::mm", 10_000, 60_000), op("aten::mm", 40_000, 90_000, thread=ENGINE), step(100_000)]
     )
@@ -683,7 +684,7 @@ def test_what_would_count_twice_is_a_line_of_its_own() -> None:
     assert parts["Step"] == ("100.000us", "100.0%")
 
 
-def test_what_was_asked_for_and_not_measured_is_unknown() -> None:
+def test_a_requested_measure_that_was_not_measured_is_unknown() -> None:
     run = made_by_hand()
     run = replace(run, metas=(replace(run.meta, measured=("cpu_ns",)),))
     text = run.report("steps")
@@ -693,8 +694,8 @@ def test_what_was_asked_for_and_not_measured_is_unknown() -> None:
     assert table[-1][-1] == "–"
 
 
-def test_the_deepest_layers_shown_count_with_all_below_them() -> None:
-    """b took 10 itself and 60 with what is below it, a took 30."""
+def test_the_deepest_shown_layers_include_the_layers_below_them() -> None:
+    """b took 10 itself and 60 with the layers below it; a took 30."""
     run = run_of([row(index, cpu_ns=1) for index in range(4)])
     took = {0: 100, 1: 30, 2: 60, 3: 50}
     samples = {SampleKey(index, FORWARD, 0, "cpu", "step_cpu_ns"): Spread.of([(0, ns)]) for index, ns in took.items()}
@@ -737,7 +738,7 @@ def test_each_rank_has_its_tables() -> None:
     assert text == f"Rank 0\n\n{alone}\n\nRank 1\n\n{alone}\n\nA doubt."
 
 
-def test_recorded_time_in_no_step_is_told() -> None:
+def test_recorded_time_outside_steps_gives_a_note() -> None:
     run = made_by_hand()
     note = "100.000us (25.0%) of the recorded time is in no step"
     assert note not in run.report("steps")

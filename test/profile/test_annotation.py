@@ -1,4 +1,4 @@
-"""``annotate`` and ``from_profiler``: our labels in a profiler of the user's."""
+"""``annotate`` and ``from_profiler``: our labels in the user's own profiler."""
 
 import asyncio
 import gc
@@ -38,7 +38,7 @@ class Mlp(nn.Module):
 
 
 def structure(run: Run) -> list[Any]:
-    """What two runs of one model have in common, whoever recorded them: calls, memory and arithmetic of each row."""
+    """The figures that must be equal in two runs of one model: calls, memory and FLOPs of each row."""
     return sorted(
         (
             row.layer.name if row.layer else "",
@@ -55,8 +55,8 @@ def structure(run: Run) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", ["ResNeXt", "U-Net", "einsum attention"])
-def test_the_run_is_the_one_that_profile_gives(name: str) -> None:
-    """Calls, bytes, MACs and FLOPs of each row; and all time that torch's own list has."""
+def test_the_run_equals_that_of_profile(name: str) -> None:
+    """Calls, bytes, MACs and FLOPs of each row are equal; the sum of the times is that of torch's own list."""
     model, inputs = ARCHITECTURES[name].make(), ARCHITECTURES[name].inputs()
 
     def step() -> None:
@@ -100,7 +100,7 @@ def test_the_order_of_the_two_blocks_does_not_matter() -> None:
     assert torchprof.from_profiler(theirs, model).tree("forward").calls == 1
 
 
-def test_annotate_is_a_decorator_too() -> None:
+def test_annotate_decorates_a_function() -> None:
     model = Mlp()
 
     @torchprof.annotate(model)
@@ -113,7 +113,7 @@ def test_annotate_is_a_decorator_too() -> None:
     assert torchprof.from_profiler(theirs, model).tree("forward").calls == 2
 
 
-def test_a_schedule_is_read_when_a_cycle_is_ready() -> None:
+def test_with_a_schedule_from_profiler_reads_a_cycle_in_on_trace_ready() -> None:
     model = Mlp()
     runs: list[Run] = []
     schedule = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=2)
@@ -128,7 +128,7 @@ def test_a_schedule_is_read_when_a_cycle_is_ready() -> None:
             theirs.step()
     assert [run.tree("forward").calls for run in runs] == [2, 2]
     labels = [op.name for op in runs[0].ops("forward")[-1] if op.kind == "label"]
-    assert labels == ["ProfilerStep*"]  # as torch's own tables call them all
+    assert labels == ["ProfilerStep*"]  # the name of all steps in torch's own tables
     assert [run.meta.steps for run in runs] == [2, 2]
     (steps,) = {op.calls for op in runs[0].ops("forward")[-1] if op.kind == "label"}
     assert steps == 2
@@ -145,7 +145,7 @@ def test_selected_paths_and_several_models() -> None:
     assert not [row for row in run.rows if row.layer and row.layer.name == "Mlp.second"]
 
 
-def test_the_model_is_as_it_was_also_after_an_error() -> None:
+def test_the_model_is_restored_also_after_an_error() -> None:
     model = Mlp()
     forward = Mlp.forward
     with pytest.raises(ZeroDivisionError), torchprof.annotate(model):
@@ -155,14 +155,14 @@ def test_the_model_is_as_it_was_also_after_an_error() -> None:
     assert "forward" not in vars(model)
 
 
-def test_other_tools_than_the_profiler_see_the_labels() -> None:
-    """``emit_itt`` and ``emit_nvtx`` observe the same ranges: without their tool they must at least not fail."""
+def test_emit_itt_and_emit_nvtx_work_with_the_labels() -> None:
+    """``emit_itt`` and ``emit_nvtx`` see the same ranges. Without their tools, they must at least not fail."""
     model = Mlp()
     with torchprof.annotate(model), autograd_profiler.emit_itt():
         assert model(torch.rand(3, 4)).shape == (3, 2)
 
 
-def test_the_exported_trace_carries_the_labels(tmp_path: Path) -> None:
+def test_the_exported_trace_has_the_labels(tmp_path: Path) -> None:
     model = Mlp()
     with torchprof.annotate(model), torch.profiler.profile() as theirs:
         model(torch.rand(3, 4))
@@ -208,22 +208,22 @@ def of_another_model() -> Any:
         (of_another_model, ["other modules than those of Mlp", "torchprof:ReLU"]),
     ],
 )
-def test_profilers_that_cannot_be_read_are_refused(make: Callable[[], Any], says: list[str]) -> None:
+def test_profilers_that_cannot_be_read_raise(make: Callable[[], Any], says: list[str]) -> None:
     with pytest.raises(torchprof.TorchprofError) as refused:
         torchprof.from_profiler(make(), Mlp())
     for words in says:
         assert words in str(refused.value)
 
 
-def test_anything_but_a_module_is_refused() -> None:
+def test_anything_but_a_module_raises() -> None:
     with pytest.raises(torchprof.TorchprofError, match=r"needs a torch\.nn\.Module"), torchprof.annotate("model"):  # type: ignore[arg-type]
         pass
     with pytest.raises(torchprof.TorchprofError, match="No module"), torchprof.annotate(Mlp(), paths=["thrid"]):
         pass
 
 
-def test_the_run_has_every_phase_and_sums() -> None:
-    """Law 2, on a run from a profiler of the user's."""
+def test_the_totals_of_every_phase_add_up() -> None:
+    """Law 2 (total = self + children), for a run from the user's profiler."""
     model = Mlp()
     with torchprof.annotate(model), autograd_profiler.profile() as theirs:
         model(torch.rand(3, 4)).sum().backward()
@@ -233,8 +233,8 @@ def test_the_run_has_every_phase_and_sums() -> None:
             assert node.total.cpu_ns == node.self.cpu_ns + sum(child.total.cpu_ns for child in node.children)
 
 
-def test_a_call_counts_once_whoever_labels_it_besides() -> None:
-    """Around a Profile, inside of one, around another annotate; and afterwards each has its labels again."""
+def test_a_call_counts_once_if_several_blocks_label_it() -> None:
+    """Around a Profile, inside a Profile, around another annotate. Afterwards each has its own labels again."""
     model = Mlp()
 
     def step() -> None:
@@ -264,7 +264,7 @@ def test_a_call_counts_once_whoever_labels_it_besides() -> None:
 
 
 class Own(nn.Module):
-    """One of its instances carries a forward of its own."""
+    """A class with one instance that has its own ``forward`` attribute."""
 
     def __init__(self, carries: bool = False) -> None:
         super().__init__()
@@ -277,7 +277,7 @@ class Own(nn.Module):
 
 @contextmanager
 def recorded_names() -> Iterator[list[str]]:
-    """The names of all ranges that labels put around calls."""
+    """The names of all ranges of labels."""
     names: list[str] = []
 
     @contextmanager
@@ -295,9 +295,9 @@ def recorded_names() -> Iterator[list[str]]:
 
 @examples(60)
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=14))
-def test_blocks_may_be_entered_and_left_in_any_order(moves: list[tuple[int, bool]]) -> None:
-    """Labels of users' profilers and of ours, on models that share modules and classes. A call has one label: of ours
-    before others, else of who came first. In the end all is as it was."""
+def test_blocks_can_be_entered_and_left_in_any_order(moves: list[tuple[int, bool]]) -> None:
+    """Blocks of annotate and of Profile, on models that share modules and classes. A call has one label: that of the
+    Profile, or else that of the first block. In the end, everything is restored."""
     shared, own = nn.Linear(2, 2), Own(carries=True)
     first, second = nn.Sequential(shared, Own()), nn.Sequential(Own(), own, shared)
     whole = nn.ModuleList([first, second])
@@ -409,7 +409,7 @@ def beside_a_profile(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("work", [two_blocks, tasks, threads, generators, beside_a_profile])
-def test_blocks_that_overlap_leave_nothing_behind(work: Callable[[nn.Module], None]) -> None:
+def test_the_model_is_restored_after_overlapping_blocks(work: Callable[[nn.Module], None]) -> None:
     model = Mlp()
     before = snapshot(model)
     work(model)
@@ -417,8 +417,8 @@ def test_blocks_that_overlap_leave_nothing_behind(work: Callable[[nn.Module], No
 
 
 @pytest.mark.parametrize("limit", [2**30, 2**31 - 1])
-def test_a_large_recursion_limit_of_the_users(limit: int) -> None:
-    """It is raised up to what Python takes."""
+def test_a_large_recursion_limit_of_the_user_is_kept(limit: int) -> None:
+    """We raise the limit, up to the largest value that Python accepts."""
     was = sys.getrecursionlimit()
     try:
         sys.setrecursionlimit(limit)

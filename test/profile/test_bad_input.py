@@ -1,4 +1,4 @@
-"""Bad input of every public call: a clear error that says what was wrong, and a model that is as it was."""
+"""Bad input to every public function: the error says what was wrong, and the model is unchanged."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Net(nn.Module):
 
 @pytest.fixture
 def model() -> Iterator[nn.Module]:
-    """A model that must be as it was when the test ends, and can be profiled then."""
+    """A model that must be unchanged at the end of the test, and can be profiled then."""
     made = Net().eval()
     before = snapshot(made, values=True)
     yield made
@@ -63,7 +63,7 @@ def prof() -> Profile:
 
 
 def refused(call: Callable[[], Any], *words: str, error: type[BaseException] = TorchprofError) -> None:
-    """The call raises that error, with these words in its text, and with no other error hidden behind it."""
+    """The call raises this error with these words, and without a chained error."""
     with pytest.raises(error) as caught:
         call()
     text = str(caught.value)
@@ -99,20 +99,20 @@ def enter(*args: Any, **options: Any) -> None:
     ],
     ids=lambda value: value if type(value) is int else type(value).__name__,
 )
-def test_what_is_no_model(given, words) -> None:
+def test_anything_but_a_model_raises(given, words) -> None:
     refused(lambda: enter(given), *words)
 
 
-def test_a_model_that_is_missing_is_pythons_own_error() -> None:
+def test_a_missing_model_raises_typeerror() -> None:
     refused(lambda: Profile(), "model", error=TypeError)  # type: ignore[call-arg]
 
 
-def test_a_compiled_function_has_no_layers() -> None:
+def test_a_compiled_function_raises() -> None:
     compiled = torch.compile(lambda x: x + 1, backend="eager")
     refused(lambda: enter(compiled), "compiled function", "module")
 
 
-def test_unknown_and_superfluous_arguments_are_pythons_own_errors(model) -> None:
+def test_unknown_and_superfluous_arguments_raise_typeerror(model) -> None:
     refused(lambda: enter(model, use_gpu=True), "use_gpu", error=TypeError)
     refused(lambda: enter(model, True, False, False, None, "cuda"), "positional", error=TypeError)
 
@@ -132,24 +132,24 @@ def test_unknown_and_superfluous_arguments_are_pythons_own_errors(model) -> None
     ],
     ids=repr,
 )
-def test_devices_that_there_are_not(model, device, words) -> None:
+def test_unknown_devices_raise(model, device, words) -> None:
     refused(lambda: enter(model, use_device=device), "use_device", *words)
 
 
 @pytest.mark.parametrize("device", ["xpu", "mps"])
-def test_two_devices_at_once(model, device) -> None:
+def test_two_contradicting_devices_raise(model, device) -> None:
     refused(lambda: enter(model, use_cuda=True, use_device=device), "use_cuda", repr(device), "leave one out")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_the_same_device_said_twice_is_no_contradiction(model) -> None:
+def test_the_same_device_given_twice_is_accepted(model) -> None:
     with Profile(model, use_cuda=True, use_device="cuda") as prof:
         model(torch.rand(2, 3))
     assert prof.run.meta.device == "cuda"
 
 
 @pytest.mark.parametrize("warmup", [-1, 1.5, "2", None, [1]], ids=repr)
-def test_warmups_that_are_no_number_of_calls(model, warmup) -> None:
+def test_invalid_warmups_raise(model, warmup) -> None:
     refused(lambda: enter(model, warmup=warmup), "warmup", repr(warmup), "0 or more")
 
 
@@ -179,18 +179,18 @@ def test_warmups_that_are_no_number_of_calls(model, warmup) -> None:
     ],
     ids=repr,
 )
-def test_paths_that_name_nothing(model, paths, words) -> None:
+def test_paths_that_match_nothing_raise(model, paths, words) -> None:
     refused(lambda: enter(model, paths=paths), *words)
 
 
-def test_an_error_on_entry_leaves_a_profile_that_was_never_entered(model) -> None:
+def test_after_an_error_on_entry_the_profile_counts_as_not_entered(model) -> None:
     prof = Profile(model, paths=["nonsense"])
     refused(prof.__enter__, "nonsense")
     assert (prof.entered, prof.exited, prof.traces, prof.raw()) == (False, False, (), None)
     assert str(prof) == "<unfinished torchprof.profile>"
 
 
-def test_leaving_what_was_never_entered_is_harmless(model) -> None:
+def test_leaving_a_profile_that_was_not_entered_does_nothing(model) -> None:
     prof = Profile(model)
     assert not prof.__exit__(None, None, None)
     assert prof.raw() is None
@@ -201,13 +201,13 @@ def test_leaving_what_was_never_entered_is_harmless(model) -> None:
     assert str(prof) == first
 
 
-def test_nothing_is_checked_and_nothing_happens_when_disabled() -> None:
+def test_a_disabled_profile_checks_and_does_nothing() -> None:
     with Profile(5, enabled=False, paths=7, use_device="nonsense") as prof:  # type: ignore[arg-type]
         pass
     assert prof.raw() is None
 
 
-def test_asking_too_early_or_what_was_switched_off(model) -> None:
+def test_reading_results_too_early_or_of_a_disabled_profile_raises(model) -> None:
     prof = Profile(model)
     refused(lambda: prof.run, "not ended")
     refused(lambda: prof.key_averages(), "not ended")
@@ -215,7 +215,7 @@ def test_asking_too_early_or_what_was_switched_off(model) -> None:
     refused(lambda: off.run, "enabled=False")
 
 
-def test_names_that_the_package_does_not_have() -> None:
+def test_unknown_names_of_the_package_raise_attributeerror() -> None:
     refused(lambda: torchprof.Profiler, "torchprof", "Profiler", error=AttributeError)
 
 
@@ -247,20 +247,20 @@ def test_names_that_the_package_does_not_have() -> None:
     ],
     ids=repr,
 )
-def test_options_of_display(prof, options, words) -> None:
+def test_wrong_options_of_display_raise(prof, options, words) -> None:
     before = str(prof)
     refused(lambda: prof.display(**options), *words)
     assert str(prof) == before
 
 
-def test_a_file_of_bytes_or_a_closed_one(prof) -> None:
+def test_a_binary_or_closed_file_raises(prof) -> None:
     refused(lambda: prof.display(file=io.BytesIO()), error=(TorchprofError, TypeError))  # type: ignore[arg-type]
     closed = io.StringIO()
     closed.close()
     refused(lambda: prof.display(file=closed), "closed", error=ValueError)
 
 
-def test_options_that_display_does_not_have_are_pythons_own_errors(prof) -> None:
+def test_unknown_options_of_display_raise_typeerror(prof) -> None:
     refused(lambda: prof.display(colour=True), "colour", error=TypeError)
     refused(lambda: prof.display(False, 2), "positional", error=TypeError)
 
@@ -284,11 +284,11 @@ def test_options_that_display_does_not_have_are_pythons_own_errors(prof) -> None
     ],
     ids=repr,
 )
-def test_options_of_tree(prof, options, words) -> None:
+def test_wrong_options_of_tree_raise(prof, options, words) -> None:
     refused(lambda: prof.run.tree(**options), *words)
 
 
-def test_unknown_phases_elsewhere(prof) -> None:
+def test_unknown_phases_raise(prof) -> None:
     refused(lambda: prof.run.ops("forwards"), "'forwards'", "'forward'")
     refused(lambda: prof.run.no_layer("forwards"), "'forwards'", "'forward'")
 
@@ -305,18 +305,18 @@ def test_unknown_phases_elsewhere(prof) -> None:
     ],
     ids=repr,
 )
-def test_reports_that_there_are_not(prof, name, options, words) -> None:
+def test_unknown_reports_raise(prof, name, options, words) -> None:
     refused(lambda: prof.run.report(name, **options), *words)
 
 
-def test_rows_that_there_are_not(prof) -> None:
+def test_unknown_indices_of_rows_raise(prof) -> None:
     rows = prof.run.rows
     refused(lambda: rows[len(rows)], error=IndexError)
     refused(lambda: rows["x"], error=TypeError)  # type: ignore[index]
     assert rows[-1] == list(rows)[-1]
 
 
-def test_places_where_nothing_can_be_saved(prof, tmp_path) -> None:
+def test_paths_where_nothing_can_be_saved_raise(prof, tmp_path) -> None:
     refused(lambda: prof.run.save(tmp_path / "no" / "such" / "folder.json"), "folder.json", error=FileNotFoundError)
     refused(lambda: prof.run.save(tmp_path), error=IsADirectoryError)
     refused(lambda: prof.run.save(None), error=TypeError)  # type: ignore[arg-type]
@@ -328,8 +328,8 @@ def test_places_where_nothing_can_be_saved(prof, tmp_path) -> None:
 
 @pytest.fixture(scope="module")
 def saved() -> dict[str, Any]:
-    """The document of a run put together by hand, with some of everything: two layers, three rows, one sample, the
-    memory of one device, and two steps of a timeline."""
+    """The JSON document of a run made by hand, with some of everything: two layers, three rows, one sample, the memory
+    of one device, and two steps of a timeline."""
     shapes = {"input_shapes": ((1, 2),), "output_shapes": ((1, 3),), "output_bytes": 12}
     linear = Layer(("Net", "a"), "Linear", 6, 6, 24, (("float32", 24),), shared_with=(("Net", "b"),), **shapes)
     layers = (Layer(("Net",), "Net"), linear)
@@ -367,7 +367,7 @@ def _text(run: Run) -> str:
         return (Path(folder) / "run.json").read_text(encoding="utf-8")
 
 
-def test_a_sound_file_loads(saved, tmp_path) -> None:
+def test_a_valid_file_is_loaded(saved, tmp_path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps(saved), encoding="utf-8")
     run = load(file)
@@ -379,7 +379,7 @@ def test_a_sound_file_loads(saved, tmp_path) -> None:
     assert load(tmp_path / "again.json.gz") == run
 
 
-def test_files_that_are_not_there_are_pythons_own_errors(tmp_path) -> None:
+def test_missing_files_raise_pythons_own_errors(tmp_path) -> None:
     refused(lambda: load(tmp_path / "nowhere.json"), "nowhere.json", error=FileNotFoundError)
     refused(lambda: load(tmp_path), error=IsADirectoryError)
     refused(lambda: load(None), error=TypeError)  # type: ignore[arg-type]
@@ -415,7 +415,7 @@ def test_files_that_are_not_there_are_pythons_own_errors(tmp_path) -> None:
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_files_that_are_no_saved_runs(content, words, tmp_path) -> None:
+def test_files_that_are_not_saved_runs_raise(content, words, tmp_path) -> None:
     file = tmp_path / "given.json"
     file.write_bytes(content)
     refused(lambda: load(file), "given.json", *words)
@@ -425,7 +425,7 @@ GONE = object()
 
 
 def _set(document: dict[str, Any], where: str, value: Any) -> None:
-    """Set (or delete) one place of the document: ``rows.layer.0``."""
+    """Set or delete one part of the document, given by its path: ``rows.layer.0``."""
     *steps, last = [int(step) if step.isdigit() else step for step in where.split(".")]
     here: Any = document
     for step in steps:
@@ -449,7 +449,7 @@ def _set(document: dict[str, Any], where: str, value: Any) -> None:
         ("rows.calls.0", -1),
     ],
 )
-def test_a_number_of_a_row_that_points_nowhere(saved, where, value, tmp_path) -> None:
+def test_an_index_of_a_row_that_is_out_of_range_raises(saved, where, value, tmp_path) -> None:
     document = copy.deepcopy(saved)
     _set(document, where, value)
     file = tmp_path / "given.json"
@@ -473,7 +473,7 @@ def test_a_number_of_a_row_that_points_nowhere(saved, where, value, tmp_path) ->
         ("layers", GONE),
         ("layers", 3),
         ("layers", []),
-        ("layers.0", GONE),  # the child has lost its parent
+        ("layers.0", GONE),  # the child has no parent
         ("layers.1", ["Net", "a"]),
         ("layers.1.path", GONE),
         ("layers.1.path", []),
@@ -581,7 +581,7 @@ def test_a_number_of_a_row_that_points_nowhere(saved, where, value, tmp_path) ->
     ],
     ids=lambda value: "gone" if value is GONE else repr(value)[:30],
 )
-def test_damaged_files(saved, where, value, tmp_path) -> None:
+def test_damaged_files_raise(saved, where, value, tmp_path) -> None:
     document = copy.deepcopy(saved)
     _set(document, where, value)
     file = tmp_path / "given.json"
@@ -590,15 +590,15 @@ def test_damaged_files(saved, where, value, tmp_path) -> None:
 
 
 def _places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to each part of a document, and to each part of that."""
+    """The paths of all parts of a document, nested ones included."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for step, part in inner:
         yield (*way, step)
         yield from _places(part, (*way, step))
 
 
-def test_whatever_part_is_something_else_the_file_is_refused_or_reports_work(saved, tmp_path) -> None:
-    """Each part of a file in turn is left out, and replaced by values of every kind."""
+def test_if_any_part_of_a_file_is_replaced_it_is_refused_or_its_reports_work(saved, tmp_path) -> None:
+    """Each part of a file in turn is deleted, and replaced by values of every type."""
     file = tmp_path / "given.json"
     file.write_text(json.dumps(saved), encoding="utf-8")
     sound = load(file)
@@ -629,7 +629,7 @@ def test_whatever_part_is_something_else_the_file_is_refused_or_reports_work(sav
     assert refusals > 1_000
 
 
-def test_lists_inside_lists_without_end(saved, tmp_path) -> None:
+def test_very_deeply_nested_lists_raise(saved, tmp_path) -> None:
     deep: list[Any] = []
     for _ in range(600):
         deep = [deep]
@@ -640,7 +640,7 @@ def test_lists_inside_lists_without_end(saved, tmp_path) -> None:
     refused(lambda: load(file), "given.json", "damaged")
 
 
-def test_a_file_cut_off_anywhere_is_refused(saved, tmp_path) -> None:
+def test_a_truncated_file_raises(saved, tmp_path) -> None:
     text = json.dumps(saved)
     file = tmp_path / "given.json"
     for length in range(0, len(text) - 1, 97):

@@ -1,4 +1,4 @@
-"""``prof.gather``: every rank's run in one, whoever is late, has died or recorded nothing; in jobs and without them."""
+"""``prof.gather`` merges the runs of all ranks, also if ranks are late, have died or recorded nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from torchprof.record import job
 
 
 def of_rank(rank: int, world_size: int = 4) -> Run:
-    """A run of one rank that differs from those of the others."""
+    """A run of one rank; the runs of different ranks differ."""
     run = run_of([row(1, op("aten::mm"), calls=rank + 1, cpu_ns=100 + rank)], rank=rank, world_size=world_size)
     ranks = array("q", [rank] * len(run.rows))
     return replace(run, rows=replace(run.rows, columns={**run.rows.columns, "rank": ranks}))
@@ -45,7 +45,7 @@ def exchange(*given: Any) -> Run | None:
 
 
 def rows_of(run: Run, rank: int) -> list[str]:
-    """The rows of one rank, as text, in an order of their own."""
+    """The rows of one rank as text, sorted."""
     return sorted(
         repr((one.layer and one.layer.path, one.phase, one.within, one.frames, one.device, one.calls, one.cost))
         for one in run.rows
@@ -54,7 +54,7 @@ def rows_of(run: Run, rank: int) -> list[str]:
 
 
 def together(store: Any, runs: dict[int, Run | None], dst: int = 0, seconds: float = 10, world_size: int = 4) -> Any:
-    """What each rank gets, a thread for each that takes part."""
+    """The result of each rank; each rank runs in its own thread."""
     with ThreadPoolExecutor(len(runs)) as threads:
         futures = {
             rank: threads.submit(exchange, run, store, rank, dst, range(world_size), seconds)
@@ -84,25 +84,25 @@ def test_one_rank_gets_the_merged_run_and_the_others_get_none(store: Any, dst: i
     assert set(got.values()) == {None}
 
 
-def test_a_run_of_many_pieces_comes_whole(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_many_pieces_is_gathered_completely(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchprof.profile.gather._PIECE_BYTES", 7)
     assert together(store, {0: of_rank(0), 1: of_rank(1)}, world_size=2)[0] == torchprof.merge(map(of_rank, range(2)))
 
 
-def test_nothing_is_left_in_the_store_but_the_word_that_it_is_closed() -> None:
+def test_after_a_gather_the_store_has_only_the_key_closed() -> None:
     store = dist.HashStore()
     together(store, {rank: of_rank(rank) for rank in range(4)})
     assert store.num_keys() == 1 and store.check(["closed"])
 
 
-def test_who_does_not_come_in_time_is_left_out_and_told(store: Any) -> None:
+def test_a_rank_that_is_late_is_left_out_with_a_warning(store: Any) -> None:
     got = together(store, {0: of_rank(0), 2: of_rank(2)}, seconds=0.3)
     assert got[0] == torchprof.merge([of_rank(0), of_rank(2)]) and got[0].missing_ranks == (1, 3)
     with pytest.warns(UserWarning, match="The run of rank 1 came too late to be gathered. Save the run of each rank"):
         assert exchange(of_rank(1), store, 1, 0, range(4), 0) is None
 
 
-def test_who_waits_for_long_says_for_whom(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_long_wait_a_warning_names_the_missing_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchprof.profile.gather._SILENT_S", 0.1)
     with pytest.warns(UserWarning, match=r"^Still waiting for the runs of ranks: 1, 3\. Each has to call") as warned:
         store = dist.HashStore()
@@ -111,14 +111,14 @@ def test_who_waits_for_long_says_for_whom(monkeypatch: pytest.MonkeyPatch) -> No
     assert [str(one.message) for one in warned[1:]] == ["Ranks 1 and 3 gave no run to gather in time."]
 
 
-def test_all_that_is_there_counts_even_without_time() -> None:
+def test_runs_that_have_arrived_are_merged_even_if_the_time_is_over() -> None:
     store = dist.HashStore()
     for rank in (1, 3):
         exchange(of_rank(rank), store, rank, 0, range(4), 10)
     assert exchange(of_rank(0), store, 0, 0, range(4), 0).missing_ranks == (2,)
 
 
-def test_half_a_run_is_none() -> None:
+def test_an_incomplete_run_is_not_gathered() -> None:
     class DiesWhileWriting:
         def __init__(self, store: Any) -> None:
             self.store = store
@@ -138,7 +138,7 @@ def test_half_a_run_is_none() -> None:
     assert exchange(of_rank(0), store, 0, 0, range(2), 0.1) == of_rank(0)
 
 
-def test_a_rank_that_recorded_nothing_is_waited_for_no_longer() -> None:
+def test_a_rank_that_recorded_nothing_does_not_prolong_the_wait() -> None:
     store = dist.HashStore()
     runs = {0: of_rank(0), 1: None, 2: of_rank(2), 3: None}
     assert together(store, runs, seconds=1000)[0].missing_ranks == (1, 3)
@@ -146,13 +146,13 @@ def test_a_rank_that_recorded_nothing_is_waited_for_no_longer() -> None:
     assert together(dist.HashStore(), {0: None, 1: None}, world_size=2, seconds=1000) == {0: None, 1: None}
 
 
-def test_who_writes_waits_for_nobody_but_rank_0_which_may_hold_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_does_not_wait_except_rank_0_which_may_host_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchprof.profile.gather._GRACE_S", 0.5)
     store = dist.HashStore()
     assert exchange(of_rank(1), store, 1, 2, range(4), 1000) is None  # or the test would never end
     began = time.monotonic()
     assert exchange(of_rank(0), store, 0, 2, range(4), 0.5) is None
-    assert time.monotonic() - began >= 1  # the timeout, and the grace
+    assert time.monotonic() - began >= 1  # the timeout plus the grace time
     with ThreadPoolExecutor() as threads:
         writer = threads.submit(exchange, of_rank(0), dist.PrefixStore("again", store), 0, 2, range(4), 1000)
         time.sleep(0.2)
@@ -161,7 +161,7 @@ def test_who_writes_waits_for_nobody_but_rank_0_which_may_hold_the_store(monkeyp
         assert reader.result(30).missing_ranks == (1, 3) and writer.result(30) is None
 
 
-def test_a_store_that_is_gone_takes_no_run_with_it() -> None:
+def test_if_the_store_is_gone_each_rank_keeps_its_own_run() -> None:
     server = dist.TCPStore("localhost", 0, 1, True)
     stores = [dist.TCPStore("localhost", server.port, 1, False) for _ in range(2)]
     del server
@@ -170,7 +170,7 @@ def test_a_store_that_is_gone_takes_no_run_with_it() -> None:
         assert exchange(of_rank(1), stores[1], 1, 0, range(2), 1000) is None
 
 
-def test_an_error_of_merging_keeps_nobody_waiting() -> None:
+def test_after_an_error_of_merging_no_rank_waits() -> None:
     store = dist.HashStore()
     exchange(of_rank(0), store, 1, 2, range(3), 10)  # rank 1 says that it is rank 0 …
     with ThreadPoolExecutor() as threads:
@@ -192,14 +192,14 @@ def handler() -> Iterator[list[int]]:
 
 
 def comes(handler: list[int]) -> bool:
-    """Whether SIGTERM comes, once, sooner or later."""
+    """Whether SIGTERM comes exactly once within some time."""
     for _ in range(1000):
         if not handler:
             time.sleep(0.01)
     return handler == [signal.SIGTERM]
 
 
-def test_sigterm_waits_until_the_end_and_then_comes(handler: list[int]) -> None:
+def test_sigterm_is_delayed_until_the_end_of_the_block(handler: list[int]) -> None:
     ours = signal.getsignal(signal.SIGTERM)
     with DelayedSigterm(0) as held:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -208,13 +208,13 @@ def test_sigterm_waits_until_the_end_and_then_comes(handler: list[int]) -> None:
     assert handler == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) is ours
 
 
-def test_sigterm_comes_later_where_there_is_something_to_write(handler: list[int]) -> None:
+def test_sigterm_is_delayed_further_if_a_run_has_to_be_written(handler: list[int]) -> None:
     with DelayedSigterm(0.3):
         os.kill(os.getpid(), signal.SIGTERM)
     assert not handler and comes(handler)
 
 
-def test_no_sigterm_is_made_up_and_an_error_puts_the_handler_back(handler: list[int]) -> None:
+def test_without_sigterm_none_is_sent_and_an_error_restores_the_handler(handler: list[int]) -> None:
     ours = signal.getsignal(signal.SIGTERM)
     with pytest.raises(ZeroDivisionError), DelayedSigterm(0):
         assert signal.getsignal(signal.SIGTERM) is not ours
@@ -222,7 +222,7 @@ def test_no_sigterm_is_made_up_and_an_error_puts_the_handler_back(handler: list[
     assert signal.getsignal(signal.SIGTERM) is ours and not handler
 
 
-def test_outside_of_the_main_thread_signals_are_left_alone(handler: list[int]) -> None:
+def test_outside_the_main_thread_signals_are_not_delayed(handler: list[int]) -> None:
     ours = signal.getsignal(signal.SIGTERM)
 
     def elsewhere() -> bool:
@@ -233,7 +233,7 @@ def test_outside_of_the_main_thread_signals_are_left_alone(handler: list[int]) -
         assert threads.submit(elsewhere).result(30)
 
 
-def test_sigterm_shortens_the_waiting(handler: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigterm_shortens_the_wait(handler: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchprof.profile.gather._GRACE_S", 0.2)
     store = dist.HashStore()
     exchange(of_rank(1), store, 1, 0, range(3), 1000)
@@ -246,7 +246,7 @@ def test_sigterm_shortens_the_waiting(handler: list[int], monkeypatch: pytest.Mo
 
 
 def killing(function: Any) -> Any:
-    """The function, with a SIGTERM that comes when it is called: as another rank has died, and torchrun ends all."""
+    """The function, with a SIGTERM when it is called: torchrun sends it after another rank has died."""
 
     def killed(*args: Any, **kwargs: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -255,7 +255,7 @@ def killing(function: Any) -> Any:
     return killed
 
 
-def test_sigterm_while_the_block_is_left_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigterm_at_the_end_of_the_block_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     prof = Profile(nn.Linear(2, 2))
     found = None
@@ -274,7 +274,9 @@ def test_sigterm_while_the_block_is_left_loses_nothing(monkeypatch: pytest.Monke
     assert found is prof.run
 
 
-def test_sigterm_while_the_run_is_made_comes_after_the_run(handler: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sigterm_while_the_run_is_made_is_delivered_after_that(
+    handler: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torchprof.profile.gather._GRACE_S", 0.2)
     prof = profiled()
     monkeypatch.setattr("torchprof.profile.cycle.assemble", killing(torchprof.profile.cycle.assemble))
@@ -282,7 +284,7 @@ def test_sigterm_while_the_run_is_made_comes_after_the_run(handler: list[int], m
     assert comes(handler)
 
 
-# Without a job: what ``gather`` refuses, and gives
+# Without a job: results and errors of ``gather``
 
 
 def profiled(**options: Any) -> Profile:
@@ -299,7 +301,7 @@ def world_of_one() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_without_a_process_group_the_run_is_that_of_this_process() -> None:
+def test_without_a_process_group_the_result_is_the_run_of_this_process() -> None:
     prof = profiled()
     assert prof.gather() is prof.run
     assert profiled(enabled=False).gather() is None
@@ -307,7 +309,7 @@ def test_without_a_process_group_the_run_is_that_of_this_process() -> None:
         prof.gather(dst=1)
 
 
-def test_a_job_that_has_no_process_group_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_of_a_job_without_a_process_group_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     prof = profiled()
@@ -316,7 +318,7 @@ def test_a_job_that_has_no_process_group_is_told_so(monkeypatch: pytest.MonkeyPa
         prof.gather()
 
 
-def test_a_group_of_one_gives_the_run_itself(world_of_one: None) -> None:
+def test_a_group_of_one_rank_returns_the_run_itself(world_of_one: None) -> None:
     prof = profiled()
     assert prof.gather() == prof.run == prof.gather()
     assert prof.gather(dist.new_group([0]), timeout=timedelta(seconds=1)) == prof.run
@@ -329,18 +331,18 @@ def test_a_group_of_one_gives_the_run_itself(world_of_one: None) -> None:
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan"), "5", True, timedelta(seconds=-1)])
-def test_a_timeout_that_is_no_time(timeout: Any) -> None:
+def test_an_invalid_timeout_raises(timeout: Any) -> None:
     with pytest.raises(TorchprofError, match=r"is no time to wait: give seconds, 0 or more, or a timedelta\."):
         profiled().gather(timeout=timeout)
 
 
-def test_gather_before_the_end_of_the_block() -> None:
+def test_gather_before_the_end_of_the_block_raises() -> None:
     model = nn.Linear(2, 2)
     with Profile(model) as prof, pytest.raises(TorchprofError, match="has not ended"):
         prof.gather()
 
 
-def test_inside_on_trace_ready_it_is_the_run_of_the_cycle(world_of_one: None) -> None:
+def test_gather_inside_on_trace_ready_returns_the_run_of_the_cycle(world_of_one: None) -> None:
     model = nn.Linear(2, 2)
     gathered = []
     schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=2)
@@ -351,13 +353,13 @@ def test_inside_on_trace_ready_it_is_the_run_of_the_cycle(world_of_one: None) ->
     assert [run.tree("forward").calls for run in gathered] == [1, 1] and prof.run.tree("forward").calls == 2
 
 
-def test_a_backend_without_a_store(world_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_without_a_store_raises(world_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: None)
     with pytest.raises(TorchprofError, match=r"with the backend gloo has no key-value store .* Save the run of each"):
         profiled().gather()
 
 
-def test_a_run_from_before_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_recorded_before_the_process_group_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     prof = profiled()
     store = dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -372,7 +374,7 @@ def test_a_run_from_before_the_process_group(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(("how", "seconds"), [("block", 10), ("stop", 10), ("later", 10), ("fine", 300)])
-def test_after_an_error_it_waits_ten_seconds_for_the_others(
+def test_after_an_error_gather_waits_ten_seconds(
     how: str, seconds: float, world_of_one: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
@@ -447,7 +449,7 @@ dist.destroy_process_group()
 
 
 def loaded(folder: Path, name: str, ranks: list[int]) -> Run:
-    """What was gathered under a name; the same as the merged runs of these ranks."""
+    """A gathered run, by its name; it is checked to equal the merged runs of these ranks."""
     run = torchprof.load(folder / f"{name}.json")
     assert run == torchprof.merge(torchprof.load(folder / f"{name}-{rank}.json") for rank in ranks)
     assert [meta.rank for meta in run.metas] == ranks
@@ -460,7 +462,7 @@ def gave(job: Job, rank: int) -> dict[str, str]:
 
 @pytest.mark.jobs
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_in_a_job_what_is_gathered_is_what_the_ranks_have_saved(ranks: int, tmp_path: Path) -> None:
+def test_the_gathered_run_equals_the_merged_files_of_the_ranks(ranks: int, tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(MANY, encoding="utf-8")
     job = warm_job(tmp_path, ranks, "job.py")
     assert job.code == 0, job
@@ -479,7 +481,7 @@ def test_in_a_job_what_is_gathered_is_what_the_ranks_have_saved(ranks: int, tmp_
     assert not (tmp_path / "none.json").exists()
     assert loaded(tmp_path, "group", everyone[1::2]).missing_ranks == tuple(everyone[::2])
     assert loaded(tmp_path, "silent", others).missing_ranks == (1,)
-    # A rank that left a gather out is one behind, as with any collective: its next run comes too late, for that one.
+    # A rank that skipped one gather is one behind, as with collectives: its next run belongs to the earlier gather.
     assert loaded(tmp_path, "other", others).missing_ranks == (1,)
     on_0 = {"all": everyone, "again": everyone, "some": others, "silent": others, "other": others}
     for rank in everyone:
@@ -491,7 +493,7 @@ def test_in_a_job_what_is_gathered_is_what_the_ranks_have_saved(ranks: int, tmp_
         }
 
 
-# The script of the documentation, in which a rank dies in the middle of the block
+# The documented script; one rank dies in the middle of the block
 
 
 def documented(*, dies: str, dst: int = 0) -> str:
@@ -504,7 +506,7 @@ def documented(*, dies: str, dst: int = 0) -> str:
 
 
 @pytest.mark.jobs
-def test_the_documented_script_gathers_all(tmp_path: Path) -> None:
+def test_the_documented_script_gathers_all_ranks(tmp_path: Path) -> None:
     job = torchrun(tmp_path, 2, documented(dies="pass"))
     assert job.code == 0, job
     run = torchprof.load(tmp_path / "job.json.gz")
@@ -516,12 +518,12 @@ def test_the_documented_script_gathers_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("dies", "ranks", "dst", "missing", "counted"),
     [
-        # Rank 1 raises, and comes to gather all the same; rank 3 is killed; ranks 0 and 2 are told by torchrun.
+        # Rank 1 raises and still calls gather; rank 3 is killed; torchrun sends SIGTERM to ranks 0 and 2.
         ("if rank == 1: 1 / 0\n                if rank == 3: os.kill(os.getpid(), 9)", 4, 0, (3,), {0, 1, 2}),
         ("if rank == 0: os._exit(3)", 3, 1, (0,), {1, 2}),
     ],
 )
-def test_when_a_rank_dies_in_the_block_the_others_report_and_say_who_is_missing(
+def test_if_a_rank_dies_the_others_are_gathered_and_the_report_names_it(
     dies: str, ranks: int, dst: int, missing: tuple[int, ...], counted: set[int], tmp_path: Path
 ) -> None:
     job = torchrun(tmp_path, ranks, documented(dies=dies, dst=dst))
@@ -532,8 +534,8 @@ def test_when_a_rank_dies_in_the_block_the_others_report_and_say_who_is_missing(
     assert f"Rank {missing[0]} of {ranks} is missing: it is not in this run." in job.out[dst]
 
 
-def test_sigterm_that_is_expected_waits_though_it_comes_after_the_end() -> None:
-    """torchrun notices late that a rank has died: what was gathered is written by then, or in ten seconds more."""
+def test_an_expected_sigterm_after_the_end_is_delayed() -> None:
+    """If torchrun notices late that a rank has died, there are ten more seconds to write the gathered run."""
     came: list[float] = []
     before = signal.signal(signal.SIGTERM, lambda *_: came.append(time.monotonic()))
     try:
@@ -546,13 +548,13 @@ def test_sigterm_that_is_expected_waits_though_it_comes_after_the_end() -> None:
         while not came and time.monotonic() < sent + 10:
             time.sleep(0.01)
         assert came[0] - sent >= 0.3
-        signal.raise_signal(signal.SIGTERM)  # the handler is the one from before
+        signal.raise_signal(signal.SIGTERM)  # the handler from before the block
         assert len(came) == 2
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_job_is_what_was_known_of_it_when_its_group_is_gone() -> None:
+def test_the_job_is_kept_after_its_process_group_is_gone() -> None:
     known = job.Job(3, 4, in_traces="{}")
     assert job.this_job((), known) == known
     assert job.this_job((), job.Job(3, 4)) == job.this_job(()) == job.Job()

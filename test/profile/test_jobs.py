@@ -1,5 +1,7 @@
-"""Models that several ranks train together, in real jobs on this machine: whose their exchanges are, what each rank
-computes, who is slow, and that a trace of the same session says the same.
+"""Models that several ranks train together, in real jobs on this machine.
+
+The tests check the owner of each collective, the work of each rank, the straggler, and that the trace of the same
+session gives the same figures.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ SCRIPT = ROOT / "test" / "build" / "distributed_models.py"
 
 @dataclass
 class Finished:
-    """A job that has ended well: what its ranks left in a folder."""
+    """A job that has ended without errors: the files that its ranks wrote to a folder."""
 
     folder: Path
     ranks: int
@@ -56,7 +58,7 @@ class Finished:
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Finished]:
-    """A job as it was told, started once however many tests ask for it."""
+    """A job with these arguments; it runs once for all tests that need it."""
     known: dict[tuple[str, int], Finished] = {}
 
     def finished(how: str, ranks: int, *options: str) -> Finished:
@@ -95,7 +97,7 @@ def exchanges(run: Run) -> list[Row]:
 
 
 def by_layer(run: Run, phase: str) -> Counter[tuple[str, str]]:
-    """How often each collective was asked for by each layer, in one phase."""
+    """How often each layer called each collective, in one phase."""
     found: Counter[tuple[str, str]] = Counter()
     for row in exchanges(run):
         if row.phase == phase:
@@ -120,7 +122,7 @@ EMBED, BLOCK, HEAD = BATCH * WIDTH * WIDTH, 2 * BATCH * WIDTH * INNER, BATCH * W
 PARAMS = WIDTH * WIDTH + WIDTH + 3 * (2 * WIDTH * INNER + INNER + WIDTH) + WIDTH * CLASSES + CLASSES
 
 
-# Whatever makes it parallel
+# All kinds of parallelism
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp", "tp", "both"])
@@ -136,8 +138,8 @@ def test_users_see_their_own_modules(how: str, request: pytest.FixtureRequest) -
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp", "tp", "both"])
-def test_every_exchange_is_in_lockstep_for_as_long_as_it_took(how: str, request: pytest.FixtureRequest) -> None:
-    """As a plain sum over the trace of the same session says."""
+def test_the_time_of_each_collective_equals_that_in_the_trace(how: str, request: pytest.FixtureRequest) -> None:
+    """The reference is a sum over the trace of the same session."""
     done: Finished = request.getfixturevalue(how)
     for rank, run in enumerate(done.runs):
         took: Counter[str] = Counter()
@@ -151,12 +153,12 @@ def test_every_exchange_is_in_lockstep_for_as_long_as_it_took(how: str, request:
         of_rank = [(key, lockstep) for key, lockstep in run.lockstep.items() if key.is_collective]
         assert calls == sum((Counter({key.what: lockstep.counts[0]}) for key, lockstep in of_rank), Counter())
         assert took == sum((Counter({key.what: lockstep.ns[0]}) for key, lockstep in of_rank), Counter())
-        assert all(key.layer >= 0 for key, _ in of_rank)  # somebody asked for each
+        assert all(key.layer >= 0 for key, _ in of_rank)  # each has a caller
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp", "tp", "both"])
-def test_a_trace_of_it_says_the_same(how: str, request: pytest.FixtureRequest) -> None:
-    """The class of a model that DDP wraps is in no trace: the path of the root is the wrapper's there."""
+def test_a_run_from_the_trace_equals_the_recorded_run(how: str, request: pytest.FixtureRequest) -> None:
+    """A trace does not have the class of a model inside DDP: the root has the name of the wrapper there."""
     done: Finished = request.getfixturevalue(how)
 
     def plain(run: Run) -> dict[Any, Any]:
@@ -176,11 +178,13 @@ def test_a_trace_of_it_says_the_same(how: str, request: pytest.FixtureRequest) -
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp", "tp"])
-def test_waiting_is_what_a_rank_takes_longer_than_the_last_to_come(how: str, request: pytest.FixtureRequest) -> None:
-    """By brute force: the k-th exchange of each name and size, in the traces of all ranks, in the order of their start.
+def test_waiting_is_the_extra_time_compared_with_the_last_rank_to_arrive(
+    how: str, request: pytest.FixtureRequest
+) -> None:
+    """By brute force: match the k-th collective of each name and size in all traces, in the order of their start.
 
-    There is one group, so the ranks exchange the same things in the same order; but its two threads may begin two of
-    different sizes the other way round on one rank.
+    There is one group, so all ranks run the same collectives in the same order. But the group has two threads, which
+    may start two collectives of different sizes in the other order on one rank.
     """
     done: Finished = request.getfixturevalue(how)
     times: list[dict[tuple[str, str], list[int]]] = []
@@ -202,7 +206,7 @@ def test_waiting_is_what_a_rank_takes_longer_than_the_last_to_come(how: str, req
 
 @pytest.mark.parametrize(("how", "of_block"), [("ddp", 2 * BLOCK), ("fsdp", 2 * BLOCK), ("tp", BLOCK), ("both", BLOCK)])
 def test_backward_belongs_to_the_layers_of_forward(how: str, of_block: int, request: pytest.FixtureRequest) -> None:
-    """For each input and each weight as much as forward, but for the model's own input."""
+    """Backward repeats the work of forward for each input and each weight; the model's input has no gradient."""
     for run in request.getfixturevalue(how).runs:
         assert total_macs(run, "Net.embed", "backward") == STEPS * EMBED
         assert total_macs(run, "Net.head", "backward") == STEPS * 2 * HEAD
@@ -217,8 +221,8 @@ def test_backward_belongs_to_the_layers_of_forward(how: str, of_block: int, requ
 
 
 @pytest.mark.jobs
-def test_a_bucket_serves_all_layers_whose_gradients_are_in_it(ddp: Finished) -> None:
-    """As DDP itself says which parameters are in each of its buckets."""
+def test_a_bucket_belongs_to_all_layers_with_gradients_in_it(ddp: Finished) -> None:
+    """The reference is DDP's own list of the parameters in each bucket."""
     for rank, run in enumerate(ddp.runs):
         buckets = {
             frozenset(f"Net.{name.rpartition('.')[0]}" for name in bucket)
@@ -239,7 +243,7 @@ def test_a_bucket_serves_all_layers_whose_gradients_are_in_it(ddp: Finished) -> 
 
 
 @pytest.mark.jobs
-def test_each_rank_of_ddp_computes_all_of_it_for_its_own_batch(ddp: Finished) -> None:
+def test_each_rank_of_ddp_computes_the_whole_model_for_its_own_batch(ddp: Finished) -> None:
     for run in ddp.runs:
         assert total_macs(run, "Net") == STEPS * (EMBED + 3 * BLOCK + HEAD)
     assert total_macs(ddp.run, "Net") == ddp.ranks * STEPS * (EMBED + 3 * BLOCK + HEAD)
@@ -249,9 +253,9 @@ def test_each_rank_of_ddp_computes_all_of_it_for_its_own_batch(ddp: Finished) ->
 
 
 @pytest.mark.jobs
-def test_gathers_and_scatters_belong_to_the_layer_whose_parameters_they_are_of(fsdp: Finished) -> None:
-    """Each block is gathered for forward and, its parameters having been let go, for backward; the root is kept. gloo
-    scatters what it reduced by reducing it for all."""
+def test_all_gathers_and_reduce_scatters_belong_to_the_layer_of_the_parameters(fsdp: Finished) -> None:
+    """Each block is gathered for forward; its parameters are freed, and gathered again for backward. The root is kept.
+    gloo implements a reduce-scatter as an all-reduce."""
     groups = ["Net", *(f"Net.layers.{block}" for block in range(3))]
     for run in fsdp.runs:
         assert by_layer(run, "forward") == Counter({(name, "gloo:all_gather"): STEPS for name in groups})
@@ -265,13 +269,13 @@ def test_gathers_and_scatters_belong_to_the_layer_whose_parameters_they_are_of(f
 
 
 @pytest.mark.jobs
-def test_each_rank_of_fsdp_computes_all_of_it_and_holds_its_part(fsdp: Finished) -> None:
+def test_each_rank_of_fsdp_computes_the_whole_model_and_stores_its_shard(fsdp: Finished) -> None:
     for rank, run in enumerate(fsdp.runs):
         assert total_macs(run, "Net") == STEPS * (EMBED + 3 * BLOCK + HEAD)
         held = sum(fsdp.said_by_torch(rank)["held"].values()) * 4
         (memory,) = run.memory
         assert held < PARAMS * 4
-        # What FSDP keeps of the parameters of one group is in one piece, padded to be of one length on all ranks.
+        # FSDP stores the parameters of one group in one piece, padded to the same length on all ranks.
         assert held <= dict(memory.before)["parameters"] <= held + 4 * 4 * 100
         assert [(dim.name, dim.size, dim.position) for dim in run.meta.mesh] == [("dp", 2, rank)]
 
@@ -280,8 +284,8 @@ def test_each_rank_of_fsdp_computes_all_of_it_and_holds_its_part(fsdp: Finished)
 
 
 @pytest.mark.jobs
-def test_exchanges_in_hooks_belong_to_the_layer_that_has_the_hooks(tp: Finished) -> None:
-    """The rows' product is summed after its forward, the gradient of the columns' input after its backward."""
+def test_collectives_in_hooks_belong_to_the_layer_with_the_hooks(tp: Finished) -> None:
+    """The row-wise product is summed after forward, the gradient of the column-wise input after backward."""
     for run in tp.runs:
         assert by_layer(run, "forward") == Counter(
             {(f"Net.layers.{at}.2", "gloo:all_reduce"): STEPS for at in range(3)}
@@ -292,8 +296,8 @@ def test_exchanges_in_hooks_belong_to_the_layer_that_has_the_hooks(tp: Finished)
 
 
 @pytest.mark.jobs
-def test_each_rank_of_tensor_parallel_counts_what_it_computes(tp: Finished) -> None:
-    """Half of each block, and all of what is not split; in backward twice as much, but for the model's input."""
+def test_each_rank_of_tensor_parallel_counts_its_own_work(tp: Finished) -> None:
+    """Half of each block, and all of what is not split. Backward has twice that, without the model's input."""
     for run in tp.runs:
         assert total_macs(run, "Net") == STEPS * (EMBED + 3 * BLOCK // 2 + HEAD)
         assert total_macs(run, "Net", "backward") == STEPS * (EMBED + 2 * (3 * BLOCK // 2 + HEAD))
@@ -302,7 +306,7 @@ def test_each_rank_of_tensor_parallel_counts_what_it_computes(tp: Finished) -> N
 
 
 @pytest.mark.jobs
-def test_calls_of_hooks_are_no_calls_of_the_layer(tp: Finished) -> None:
+def test_calls_of_hooks_do_not_count_as_calls_of_the_layer(tp: Finished) -> None:
     for run in tp.runs:
         calls = {node.layer.name: node.calls for node in run.tree("forward").walk()}
         assert {calls[name] for name in NAMES - {"Net.layers"}} == {STEPS}
@@ -314,9 +318,8 @@ def test_calls_of_hooks_are_no_calls_of_the_layer(tp: Finished) -> None:
 
 
 @pytest.mark.jobs
-def test_a_mesh_of_two_dimensions(both: Finished) -> None:
-    """There are groups of different ranks, and gloo does not say which one an exchange is between: what nobody knows is
-    not paired."""
+def test_collectives_of_unknown_groups_are_not_matched_on_a_2d_mesh(both: Finished) -> None:
+    """There are several groups, and gloo does not record the group of a collective, so they are not matched."""
     positions = [tuple((dim.name, dim.size, dim.position) for dim in run.meta.mesh) for run in both.runs]
     assert positions == [(("dp", 2, row), ("tp", 2, column)) for row in range(2) for column in range(2)]
     for run in both.runs:
@@ -329,12 +332,12 @@ def test_a_mesh_of_two_dimensions(both: Finished) -> None:
     assert "mesh: dp 2 × tp 2" in both.run.report("ranks")
 
 
-# What is planted
+# Planted faults
 
 
 @pytest.mark.jobs
-def test_a_slow_rank_is_found_where_it_is_slow(job: Callable[..., Finished]) -> None:
-    """It sleeps 50 ms in each call of one layer; nothing else here takes as long."""
+def test_a_straggler_is_found_with_its_slow_layer(job: Callable[..., Finished]) -> None:
+    """The rank sleeps 50 ms in each call of one layer; nothing else takes as long."""
     run = job("slow", 2).run
     number = {layer.name: at for at, layer in enumerate(run.layers)}
     work = run.lockstep[LockstepKey(number["Net.layers.1.2"], "forward", "cpu", WORK)]
@@ -349,8 +352,8 @@ def test_a_slow_rank_is_found_where_it_is_slow(job: Callable[..., Finished]) -> 
 
 
 @pytest.mark.jobs
-def test_work_does_not_hide_under_a_receive_that_was_posted_ahead(job: Callable[..., Finished]) -> None:
-    """Rank 1 sleeps 50 ms in each call of one layer, while a receive is under way that rank 0 answers at once."""
+def test_work_during_an_early_receive_is_not_counted_as_waiting(job: Callable[..., Finished]) -> None:
+    """Rank 1 sleeps 50 ms in each call of one layer during a receive that rank 0 answers at once."""
     run = job("ahead", 2).run
     number = {layer.name: at for at, layer in enumerate(run.layers)}
     work = run.lockstep[LockstepKey(number["Ahead.layers.1.2"], "forward", "cpu", WORK)]
@@ -363,7 +366,7 @@ def test_work_does_not_hide_under_a_receive_that_was_posted_ahead(job: Callable[
 
 @pytest.mark.jobs
 def test_an_unbalanced_expert_is_found(job: Callable[..., Finished]) -> None:
-    """Each rank has one expert; that of rank 2 gets 60 of 100 tokens: 2.4 times the mean."""
+    """Each rank has one expert. The expert of rank 2 gets 60 of 100 tokens: 2.4 times the mean."""
     done = job("experts", 4, "with_flops")
     run = done.run
     ranks = {layer.name: layer.ranks for layer in run.layers}

@@ -1,4 +1,4 @@
-"""``benchmark``: its figures against ``statistics`` on a clock of ours, and what it leaves behind against what was."""
+"""``benchmark``: its figures compared with ``statistics`` on a fake clock, and the state of the model afterwards."""
 
 import gc
 import io
@@ -33,7 +33,7 @@ MACHINE = Machine("Abacus", 4, 2, ("Loom", "Loom", "Mill"), "2.13.0", "3.11.0", 
 
 
 class Net(nn.Module):
-    """4 → 3 → 2 with batch normalisation, dropout and a buffer that counts calls in whatever mode."""
+    """4 → 3 → 2 with batch normalization, dropout and a buffer that counts the calls in each mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Net(nn.Module):
 
 
 class Spy(nn.Module):
-    """Hands ``seen`` what it is called with and does as ``then`` says; one parameter, so that it can be trained."""
+    """Passes its input to ``seen`` and returns the result of ``then``. It has one parameter, so it can be trained."""
 
     def __init__(self, then: Callable[..., Any] = lambda *args, **kwargs: None) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Spy(nn.Module):
 
 
 class Clock:
-    """Each call of the clock ends or starts an interval: the intervals last what they were told to."""
+    """A fake clock: its calls start and end intervals in turn, and the intervals have the given lengths."""
 
     def __init__(self, *durations: float) -> None:
         self.durations = iter(durations)
@@ -80,7 +80,7 @@ class Clock:
 
 
 @given(st.lists(st.floats(1e-7, 1e3), min_size=2, max_size=400))
-def test_the_figures_are_those_of_statistics(seconds: list[float]) -> None:
+def test_the_figures_equal_those_of_the_statistics_module(seconds: list[float]) -> None:
     row = Latency(3, tuple(seconds))
     assert row.mean == pytest.approx(statistics.fmean(seconds))
     assert row.std == pytest.approx(statistics.stdev(seconds), rel=1e-6, abs=1e-12)
@@ -90,7 +90,7 @@ def test_the_figures_are_those_of_statistics(seconds: list[float]) -> None:
     assert row.samples_per_s == pytest.approx(3 * len(seconds) / sum(seconds))
 
 
-def test_calls_are_timed_one_by_one_and_those_of_the_warm_up_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_call_is_timed_but_warm_up_calls_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     durations = [900, 800, 0.5, 0.25, 1.0, 0.75]
     monkeypatch.setattr(benchmark_module, "timer", Clock(*durations, *(2 * one for one in durations)))
     result = benchmark(Spy(), torch.ones(2), (2, 6), warmup=2, repeat=4)
@@ -105,8 +105,8 @@ def test_the_figures_of_a_row_without_calls_are_none() -> None:
     assert [row.mean, row.std, row.median, row.p95, row.min, row.max, row.samples_per_s] == [None] * 7
 
 
-def test_the_clock_waits_for_every_device_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's own waits for the current one alone."""
+def test_the_clock_waits_for_all_devices_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own clock waits only for the current device."""
     waited = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append("mps"))
@@ -121,8 +121,8 @@ def test_the_clock_waits_for_every_device_at_work(monkeypatch: pytest.MonkeyPatc
     assert timing.devices == (torch.device("cuda:1"), torch.device("mps"))
 
 
-def test_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 1, 2 and 3 ms the sample's standard deviation is 1 ms (of the whole it would be 0.816), and 95 % is 2.9."""
+def test_the_table_of_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1, 2 and 3 ms, the sample standard deviation is 1 ms (not 0.816, as of a population), the 95% quantile 2.9."""
     rows = (Latency(1, (0.002, 0.001, 0.003)), Latency(16, error="CUDA out of memory. Tried to allocate 2.00 GiB"))
     result = BenchmarkResult("Net", "inference", "cuda:0", 3, 20, rows, MACHINE, ("A doubt.",))
     assert str(result).splitlines() == [
@@ -138,7 +138,7 @@ def test_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_the_machine_is_this_one() -> None:
+def test_the_result_describes_this_machine() -> None:
     machine = benchmark(Spy(), torch.ones(1), (1,), warmup=0, repeat=2).machine
     assert machine.threads == torch.get_num_threads()
     assert machine.torch == torch.__version__
@@ -148,7 +148,7 @@ def test_the_machine_is_this_one() -> None:
     assert "\n" not in str(machine)
 
 
-def test_the_processors_name_is_linuxs_or_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processors_name_comes_from_linux_or_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency.Path, "exists", lambda self: True)
     monkeypatch.setattr(
         latency.Path, "read_text", lambda self, **_: "processor : 0\nmodel\t: 1\nmodel name\t: Abacus: 9\n"
@@ -182,7 +182,7 @@ def test_torchs_compare_takes_the_measurements() -> None:
 
 
 @pytest.mark.parametrize("train", [False, True, 1])
-def test_so_many_calls_in_the_right_mode(train: bool) -> None:
+def test_the_number_and_the_mode_of_the_calls(train: bool) -> None:
     seen = []
 
     def look(x: Tensor) -> None:
@@ -195,7 +195,7 @@ def test_so_many_calls_in_the_right_mode(train: bool) -> None:
     assert model.training is (not train)
 
 
-def test_defaults() -> None:
+def test_the_defaults_of_batch_sizes_warmup_and_repeat() -> None:
     calls = []
     benchmark(Spy(lambda x: calls.append(len(x))), torch.ones(1))
     assert calls == [1] * (3 + 20) + [8] * (3 + 20)
@@ -213,7 +213,7 @@ def test_a_model_in_the_right_mode_keeps_the_modes_of_its_submodules(train: bool
 
 
 def test_a_training_step_runs_backward_and_the_optimizer() -> None:
-    """Of the sum of all outputs, the gradient of a Linear's bias is the batch size, if none is added to another."""
+    """For the sum of all outputs, the gradient of a Linear's bias is the batch size if gradients do not accumulate."""
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     gradients, biases, before = [], [], []
@@ -240,8 +240,8 @@ def test_a_training_step_without_an_optimizer() -> None:
     assert len(backward) == 3
 
 
-def test_the_loss_is_of_the_output() -> None:
-    """Of the mean of the squares of w·x, the gradient is 2·w·x²: 2·5·9."""
+def test_the_loss_gets_the_output() -> None:
+    """For the mean of the squares of w·x, the gradient is 2·w·x² = 2·5·9."""
     gradients = []
     model = nn.Linear(1, 1, bias=False)
     nn.init.constant_(model.weight, 5)
@@ -268,7 +268,7 @@ def test_without_a_loss_all_outputs_with_a_gradient_are_summed() -> None:
 
 
 @pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
-def test_training_needs_no_help_from_the_mode_around_it(around: Callable[[], Any]) -> None:
+def test_training_does_not_depend_on_the_callers_grad_mode(around: Callable[[], Any]) -> None:
     backward = []
     model = nn.Linear(4, 2)
     model.weight.register_hook(lambda gradient: backward.append(1))
@@ -303,7 +303,7 @@ def test_a_model_that_uses_autograd_itself_runs_without_inference_mode() -> None
     assert warning in str(result)
 
 
-def test_between_the_calls_the_garbage_collector_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_garbage_collector_is_on_between_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = at_a_terminal(monkeypatch)
     seen = []
     terminal.write = lambda text: seen.append((gc.isenabled(), text))
@@ -312,7 +312,7 @@ def test_between_the_calls_the_garbage_collector_works(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("was", [True, False])
-def test_the_garbage_collector_rests_while_a_call_is_timed(was: bool) -> None:
+def test_the_garbage_collector_is_off_while_a_call_is_timed(was: bool) -> None:
     seen = set()
     around = gc.isenabled()
     try:
@@ -327,7 +327,7 @@ def test_the_garbage_collector_rests_while_a_call_is_timed(was: bool) -> None:
     assert seen == {False}
 
 
-def test_torch_keeps_its_threads() -> None:
+def test_the_number_of_threads_is_not_changed() -> None:
     seen = set()
     benchmark(Spy(lambda x: seen.add(torch.get_num_threads())), torch.ones(1), (1,), warmup=0, repeat=2)
     assert seen == {torch.get_num_threads()}
@@ -335,7 +335,7 @@ def test_torch_keeps_its_threads() -> None:
 
 @pytest.mark.parametrize("train", [False, True])
 def test_under_autocast_every_call_casts_the_weights(train: bool) -> None:
-    """As each call would in a block of its own: within one block, torch keeps what it has cast."""
+    """As if each call had its own autocast block: within one block, torch caches the cast weights."""
 
     class Casts(TorchDispatchMode):
         count = 0
@@ -358,7 +358,7 @@ def test_under_autocast_every_call_casts_the_weights(train: bool) -> None:
 
 
 class OneMode(nn.Linear):
-    """As what torch.export makes: it cannot be switched."""
+    """Like a module of torch.export: its mode cannot be changed."""
 
     def train(self, mode: bool = True) -> "OneMode":
         raise NotImplementedError("Calling train() is not supported yet.")
@@ -376,7 +376,7 @@ class OneMode(nn.Linear):
     ids=["script", "frozen", "fx", "compile", "one mode"],
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_models_of_other_makes(make: Callable[[], nn.Module], warnings: tuple[str, ...]) -> None:
+def test_models_that_are_not_plain_modules(make: Callable[[], nn.Module], warnings: tuple[str, ...]) -> None:
     model = make()
     modes = [getattr(module, "training", None) for module in model.modules()]
     result = benchmark(model, torch.rand(2, 4), (2, 3), warmup=1, repeat=2)
@@ -389,7 +389,7 @@ def test_models_of_other_makes(make: Callable[[], nn.Module], warnings: tuple[st
 
 
 def calls_of(inputs: Any, sizes: tuple[int, ...], **options: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """What the model was called with, once for each size."""
+    """The inputs of the model, once for each batch size."""
     seen = []
     benchmark(Spy(lambda *args, **kwargs: seen.append((args, kwargs))), inputs, sizes, warmup=0, repeat=2, **options)
     assert len(seen) == 2 * len(sizes)
@@ -403,7 +403,7 @@ def test_a_tensor_is_cut_or_repeated() -> None:
     assert columns == [rows[:size] for size in (1, 2, 3, 4, 6, 8)]
 
 
-def test_a_tuple_with_tensors_that_are_not_batches() -> None:
+def test_tensors_of_a_tuple_that_are_not_batches_are_unchanged() -> None:
     weights = torch.rand(4, 2)
     scalar = torch.tensor(7)
     shapes = []
@@ -452,7 +452,7 @@ def test_arguments_that_are_not_tensors_are_unchanged() -> None:
         assert torch.equal(packed.data, PACKED.data)
 
 
-def test_the_memory_format_and_the_wish_for_a_gradient_are_kept() -> None:
+def test_the_memory_format_and_requires_grad_are_kept() -> None:
     x = torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last).requires_grad_()
     gradients = []
     spy = Spy(lambda x: gradients.append(x.grad))
@@ -475,7 +475,7 @@ def test_the_users_tensors_are_not_written_to(as_function: bool) -> None:
     assert (x.sum().item(), other.sum().item()) == (6, 5)
 
 
-# What is left behind
+# The state afterwards
 
 
 def numbers(tensor: Tensor | None) -> Any:
@@ -483,7 +483,7 @@ def numbers(tensor: Tensor | None) -> Any:
 
 
 def everything(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[Any]:
-    """All there is to know of a model, an optimizer and the random numbers, so that two such lists can be compared."""
+    """The whole state of a model, an optimizer and the random number generators, in a form that can be compared."""
     found: list[Any] = [torch.get_rng_state().tolist(), random.getstate()]
     for name, module in model.named_modules():
         found.append((name, sorted((key, id(value)) for key, value in vars(module).items()), list(module._modules)))
@@ -498,7 +498,7 @@ def everything(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> lis
 
 
 def used(optimizer_class: Any = None) -> tuple[Net, torch.optim.Optimizer | None]:
-    """A model in the middle of its training: with gradients, statistics, a frozen part and modes of its own."""
+    """A model in the middle of training: with gradients, statistics, a frozen part and different modes."""
     model = Net()
     model.first.bias.requires_grad_(False)
     model.norm.eval()
@@ -520,7 +520,7 @@ def momentum(parameters: Any, lr: float) -> torch.optim.Optimizer:
     [(False, None), (True, None), (True, momentum), (True, torch.optim.Adam)],
     ids=["inference", "training", "SGD", "Adam"],
 )
-def test_all_is_as_it_was(train: bool, optimizer_class: Any, end: Any) -> None:
+def test_all_state_is_restored(train: bool, optimizer_class: Any, end: Any) -> None:
     model, optimizer = used(optimizer_class)
     model.train(not train)
     model.norm.train(train)
@@ -559,10 +559,10 @@ def test_all_is_as_it_was(train: bool, optimizer_class: Any, end: Any) -> None:
     handle.remove()
 
 
-def test_an_optimizer_that_had_not_begun_has_no_state() -> None:
+def test_an_optimizer_without_state_has_none_afterwards() -> None:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.Adam(model.parameters())
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)  # has the optimizer note that it was used
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)  # marks the optimizer as used
     seen = []
     optimizer.register_step_post_hook(lambda *_: seen.append(len(optimizer.state)))
     x = torch.rand(1, 4)
@@ -589,7 +589,7 @@ def test_tensors_of_a_script_module_are_restored() -> None:
 
 
 def test_tensors_inside_a_wrapper_subclass_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such a tensor need not be able to show its numbers as integers (torchao's cannot): its parts are looked at."""
+    """Some subclasses cannot be viewed as integers (torchao's): their inner tensors are copied instead."""
     from torch.testing._internal.two_tensor import TwoTensor
 
     kinds = set()
@@ -607,7 +607,7 @@ def test_tensors_inside_a_wrapper_subclass_are_restored(monkeypatch: pytest.Monk
     assert kinds == {Tensor}
 
 
-def test_parts_that_have_no_numbers_or_no_count_of_writes_are_no_obstacle() -> None:
+def test_meta_sparse_and_inference_tensors_are_accepted() -> None:
     with torch.inference_mode():
         model = nn.Linear(4, 4)
         model.register_buffer("sparse", torch.eye(2).to_sparse())
@@ -618,7 +618,7 @@ def test_parts_that_have_no_numbers_or_no_count_of_writes_are_no_obstacle() -> N
 
 
 class Hoarder(nn.Module):
-    """Keeps what it computes, as models do that cache their positions; and counts, in every kind of place."""
+    """Caches what it computes, as models with cached positions do, and counts calls in every kind of container."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -658,7 +658,7 @@ class Hoarder(nn.Module):
 
 
 @pytest.mark.parametrize("train", [False, True])
-def test_whatever_modules_keep_is_as_it_was(train: bool) -> None:
+def test_containers_and_tensors_in_attributes_of_modules_are_restored(train: bool) -> None:
     model = Hoarder()
     model.scale.requires_grad_(not train)
     sums = []
@@ -696,7 +696,7 @@ def test_ctrl_c_waits_until_the_model_is_restored(monkeypatch: pytest.MonkeyPatc
     bits = model_state._bits
 
     def interrupted(data: Tensor) -> Tensor:
-        if len(called) == 4:  # all calls are over, and the model is being put back
+        if len(called) == 4:  # all calls have ended, and the model is being restored
             compared.append(1)
             if len(compared) == 3:
                 raise KeyboardInterrupt
@@ -737,7 +737,7 @@ def test_parameters_that_inference_writes_to_are_named() -> None:
 
 def allocate_too_much(x: Tensor) -> None:
     if len(x) > 4:
-        torch.empty(2**50)  # 4 PiB, which no address space has
+        torch.empty(2**50)  # 4 PiB, more than any address space
 
 
 def claim(error: BaseException) -> Callable[[Tensor], None]:
@@ -759,7 +759,7 @@ def claim(error: BaseException) -> Callable[[Tensor], None]:
     ],
     ids=["torch's own", "CUDA", "MPS", "Python's"],
 )
-def test_after_out_of_memory_the_row_has_the_error_and_the_next_size_follows(fail: Any, said: str, train: bool) -> None:
+def test_after_out_of_memory_the_row_has_the_error_and_the_next_is_timed(fail: Any, said: str, train: bool) -> None:
     result = benchmark(Spy(fail), torch.ones(2), (2, 8, 4), warmup=0, repeat=2, train=train)
     assert [len(row.seconds) for row in result.rows] == [2, 0, 2]
     assert [row.error is None for row in result.rows] == [True, False, True]
@@ -772,7 +772,7 @@ def test_after_out_of_memory_the_row_has_the_error_and_the_next_size_follows(fai
     assert [measurement.sub_label for measurement in result.measurements] == ["batch size 2", "batch size 4"]
 
 
-def test_a_batch_that_does_not_fit_is_a_row_too() -> None:
+def test_a_batch_that_does_not_fit_into_memory_has_a_row() -> None:
     result = benchmark(Spy(), lambda size: torch.empty(2**50 if size > 1 else 1), (1, 2), warmup=0, repeat=2)
     assert [row.error is None for row in result.rows] == [True, False]
 
@@ -786,22 +786,22 @@ class Terminal(io.StringIO):
 
 
 def at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """To be called in the test itself: pytest puts its own stderr in place after the fixtures."""
+    """Call this in the test itself: pytest sets its own stderr after the fixtures."""
     fake = Terminal()
     monkeypatch.setattr(sys, "stderr", fake)
     monkeypatch.setattr(benchmark_module, "_SHOWN_EVERY", 0)
     return fake
 
 
-def test_a_terminal_shows_the_progress_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_the_progress_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = at_a_terminal(monkeypatch)
     benchmark(Spy(), torch.ones(1), (1, 32), warmup=1, repeat=2)
     shown = terminal.getvalue().split("\r\033[K")
     calls = [f"batch size {size}, call {call} of 3 " for size in (1, 32) for call in (1, 2, 3)]
-    assert shown == ["", *calls, ""]  # the last is empty: the line is gone
+    assert shown == ["", *calls, ""]  # the last one is empty: the line was erased
 
 
-def test_the_line_is_gone_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_line_is_erased_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = at_a_terminal(monkeypatch)
     with pytest.raises(ZeroDivisionError):
         benchmark(Spy(lambda x: 1 / 0), torch.ones(1), (1,))
@@ -884,7 +884,7 @@ def test_bad_arguments_are_refused(arguments: Any, options: dict[str, Any], said
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("error", [RuntimeError("mine"), ValueError("mine"), TypeError("mine")], ids=repr)
 @pytest.mark.parametrize("where", ["model", "inputs"])
-def test_errors_of_others_pass_unchanged(where: str, error: Exception, train: bool) -> None:
+def test_errors_of_the_model_the_loss_and_the_inputs_pass_through(where: str, error: Exception, train: bool) -> None:
     def fail(*args: Any) -> Any:
         raise error
 
@@ -898,7 +898,7 @@ def test_errors_of_others_pass_unchanged(where: str, error: Exception, train: bo
     assert error.__context__ is None
 
 
-# The documents
+# The documentation
 
 
 @pytest.fixture
@@ -914,16 +914,16 @@ def fake_peak(device: str, dtype: torch.dtype = torch.float32) -> Peak:
 
 
 def headings_and_sizes(text: str) -> list[list[str]]:
-    """What does not change from run to run: the headings, and the first column."""
+    """The parts that are the same in each run: the headings and the first column."""
     lines = [line for line in text.splitlines() if " | " in line]
     return [lines[0].split()] + [line.split()[:1] for line in lines[1:]]
 
 
-def test_the_page_of_the_documents_is_true(
+def test_the_code_blocks_of_the_documentation_print_what_it_shows(
     in_root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torchprof, "benchmark", benchmark, raising=False)
-    monkeypatch.setattr(torchprof, "peak", fake_peak, raising=False)  # a second, for nothing new
+    monkeypatch.setattr(torchprof, "peak", fake_peak, raising=False)  # this would take a second and test nothing new
     page = (in_root / "docs" / "latency.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert [language for language, _ in blocks] == ["python", "text", "python", "python", "python", "python"]
@@ -945,7 +945,7 @@ def test_the_example_runs(in_root: Path, capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr(torchprof, "benchmark", benchmark, raising=False)
     monkeypatch.setattr(torchprof, "peak", fake_peak, raising=False)
     monkeypatch.syspath_prepend(str(in_root / "examples"))
-    monkeypatch.delitem(sys.modules, "models", raising=False)  # the tests have one of that name, too
+    monkeypatch.delitem(sys.modules, "models", raising=False)  # the tests have a module with this name, too
     runpy.run_path(str(in_root / "examples" / "latency.py"))
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines() if " | " in line] == ["Batch", "1", "4", "16"] * 2

@@ -1,4 +1,4 @@
-"""Profile over a loop: beside torch.profiler.profile step by step, cycles and their sum, traces, what is left."""
+"""Profile of a loop: compared with torch.profiler.profile step by step; cycles and their sum, traces, cleanup."""
 
 from __future__ import annotations
 
@@ -48,24 +48,24 @@ Schedule = Callable[[int], ProfilerAction]
 
 def schedule(**of: int) -> Schedule:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of a schedule without warm-up
+        warnings.simplefilter("ignore")  # torch warns about a schedule without warm-up
         return torch.profiler.schedule(**of)
 
 
 def actions(*of: ProfilerAction) -> Schedule:
-    """A schedule with these actions, and nothing after them."""
+    """A schedule with these actions for the first steps, and NONE after them."""
     return lambda step: of[step] if step < len(of) else NONE
 
 
-# Beside torch's own
+# Compared with torch's own profiler
 
 
 class Stop(Exception):
     """Ends a loop early."""
 
 
-Told = list[tuple[int, list[str]]]
-"""For each call of on_trace_ready the number of the step, and the steps that its trace holds."""
+Calls = list[tuple[int, list[str]]]
+"""For each call of on_trace_ready: the number of the step, and the names of the steps in its trace."""
 
 
 def steps_in(names: list[str]) -> list[str]:
@@ -73,7 +73,7 @@ def steps_in(names: list[str]) -> list[str]:
 
 
 def loop(profiler: Any, length: int, leave: str, work: Callable[[], object] = lambda: torch.ones(1)) -> None:
-    """So many passes; the last one ends as ``leave`` says."""
+    """Run ``length`` passes. ``leave``: how the last one ends: "end", "break" or "error"."""
     with profiler:
         for number in range(length):
             with record_function(f"pass {number:02}"):
@@ -85,15 +85,15 @@ def loop(profiler: Any, length: int, leave: str, work: Callable[[], object] = la
             profiler.step()
 
 
-def torchs(of: Schedule, length: int, leave: str) -> Told:
-    told: Told = []
+def calls_of_torch(of: Schedule, length: int, leave: str) -> Calls:
+    reported: Calls = []
 
     def ready(profiler: Any) -> None:
-        raws = profiler.profiler.kineto_results.events()  # torch 2.4's events() never forget an earlier cycle
-        told.append((profiler.step_num, steps_in([raw.name() for raw in raws])))
+        raws = profiler.profiler.kineto_results.events()  # in torch 2.4, events() still has earlier cycles
+        reported.append((profiler.step_num, steps_in([raw.name() for raw in raws])))
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of schedules that it calls incorrect
+        warnings.simplefilter("ignore")  # torch warns about schedules that it calls incorrect
         profiler = torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CPU], schedule=of, on_trace_ready=ready
         )
@@ -101,23 +101,23 @@ def torchs(of: Schedule, length: int, leave: str) -> Told:
             loop(profiler, length, leave)
         except Stop:
             assert leave == "error"
-    return told
+    return reported
 
 
-def ours(of: Schedule, length: int, leave: str) -> tuple[Told, Profile]:
-    told: Told = []
+def calls_of_torchprof(of: Schedule, length: int, leave: str) -> tuple[Calls, Profile]:
+    reported: Calls = []
 
     def ready(prof: Profile) -> None:
         passes = steps_in([event.key for event in prof.key_averages()])
         assert steps_in([row.frames[0].name for row in prof.run.rows if row.frames]) == passes
-        told.append((prof.step_num, passes))
+        reported.append((prof.step_num, passes))
 
     prof = Profile(Mlp(), schedule=of, on_trace_ready=ready)
     try:
         loop(prof, length, leave)
     except Stop:
         assert leave == "error"
-    return told, prof
+    return reported, prof
 
 
 SCHEDULES = {
@@ -140,25 +140,25 @@ SCHEDULES = {
 @pytest.mark.parametrize("leave", ["end", "break", "error"])
 @pytest.mark.parametrize("length", [1, 3, 4, 9])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_does_what_it_does_in_torch(name: str, length: int, leave: str) -> None:
-    told, prof = ours(SCHEDULES[name], length, leave)
-    assert told == torchs(SCHEDULES[name], length, leave)
-    recorded = [one for _, passes in told for one in passes]
+def test_a_schedule_records_the_same_steps_as_in_torch(name: str, length: int, leave: str) -> None:
+    reported, prof = calls_of_torchprof(SCHEDULES[name], length, leave)
+    assert reported == calls_of_torch(SCHEDULES[name], length, leave)
+    recorded = [one for _, passes in reported for one in passes]
     assert steps_in([row.frames[0].name for row in prof.run.rows if row.frames]) == recorded
 
 
 @examples(25)
 @given(st.lists(st.sampled_from([NONE, WARMUP, RECORD, SAVE]), min_size=1, max_size=8), st.integers(0, 2))
-def test_any_schedule_does_what_it_does_in_torch(of: list[ProfilerAction], more: int) -> None:
-    """Where RECORD is followed by neither RECORD nor RECORD_AND_SAVE, torch drops the cycle with a warning, and dies of
-    what it records next after a warm-up. Ours is told of as any other."""
+def test_any_schedule_records_the_same_steps_as_in_torch(of: list[ProfilerAction], more: int) -> None:
+    """If RECORD is followed by neither RECORD nor RECORD_AND_SAVE, torch drops the cycle with a warning, and crashes
+    when it records again after a warm-up. torchprof calls on_trace_ready for this cycle, as for any other."""
     following = list(zip(of, [*of[1:], NONE]))
     if (RECORD, WARMUP) in following:
         of = [NONE if (RECORD, action) == (before, WARMUP) else action for before, action in zip([NONE, *of], of)]
-    told, prof = ours(actions(*of), len(of) + more, "end")
-    theirs = torchs(actions(*of), len(of) + more, "end")
-    assert [one for one in told if one in theirs] == theirs
-    dropped = [passes for one in told if one not in theirs for passes in one[1]]
+    reported, prof = calls_of_torchprof(actions(*of), len(of) + more, "end")
+    theirs = calls_of_torch(actions(*of), len(of) + more, "end")
+    assert [one for one in reported if one in theirs] == theirs
+    dropped = [passes for one in reported if one not in theirs for passes in one[1]]
     recorded = [f"pass {number:02}" for number, action in enumerate(of) if action in (RECORD, SAVE)]
     assert sorted(dropped + [one for _, passes in theirs for one in passes]) == recorded
     for name in dropped:
@@ -167,11 +167,11 @@ def test_any_schedule_does_what_it_does_in_torch(of: list[ProfilerAction], more:
     assert steps_in([row.frames[0].name for row in prof.run.rows if row.frames]) == recorded
 
 
-def test_a_cycle_that_torch_drops_is_told_of_and_kept() -> None:
+def test_a_cycle_that_torch_drops_is_kept_and_on_trace_ready_is_called() -> None:
     of = actions(NONE, RECORD, RECORD, NONE, RECORD, SAVE)
-    assert torchs(of, 7, "end") == [(6, ["pass 04", "pass 05"])]
-    told, prof = ours(of, 7, "end")
-    assert told == [(3, ["pass 01", "pass 02"]), (6, ["pass 04", "pass 05"])]
+    assert calls_of_torch(of, 7, "end") == [(6, ["pass 04", "pass 05"])]
+    reported, prof = calls_of_torchprof(of, 7, "end")
+    assert reported == [(3, ["pass 01", "pass 02"]), (6, ["pass 04", "pass 05"])]
     assert (prof.run.meta.cycles, prof.run.meta.steps) == (2, 4)
 
 
@@ -192,7 +192,7 @@ Lines = dict[tuple[Any, ...], tuple[int, ...]]
 
 
 def lines_of(run: Run) -> Lines:
-    """The values of each row by what tells it from the others."""
+    """The values of each row, by the row's key."""
     return {
         (row.layer.path if row.layer else None, *row[1:7]): (row.calls, *(getattr(row.cost, name) for name in COSTS))
         for row in run.rows
@@ -243,7 +243,7 @@ def test_after_the_block_the_run_is_the_sum_of_its_cycles(options: dict[str, Any
     assert run.report("steps").split("\n")[2].split()[0] == "6"
 
 
-def test_inside_on_trace_ready_everything_is_of_this_cycle(tmp_path: Path) -> None:
+def test_inside_on_trace_ready_all_results_are_of_this_cycle(tmp_path: Path) -> None:
     model = Mlp()
     seen: list[int] = []
     last: list[Any] = [None]
@@ -273,7 +273,7 @@ def test_inside_on_trace_ready_everything_is_of_this_cycle(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("steps", [3, 4, 6, 7], ids=["in a wait", "in a warm-up", "in a wait again", "and warm again"])
-def test_after_the_block_the_lists_are_of_the_last_cycle(steps: int, tmp_path: Path) -> None:
+def test_after_the_block_torchs_lists_are_of_the_last_cycle(steps: int, tmp_path: Path) -> None:
     model = Mlp()
     prof = Profile(model, schedule=schedule(wait=1, warmup=1, active=1))
     train(prof, model, steps)
@@ -285,18 +285,18 @@ def test_after_the_block_the_lists_are_of_the_last_cycle(steps: int, tmp_path: P
     assert names[label_of(("Mlp", "fc1"))] == 1
 
 
-def test_without_a_schedule_a_step_is_only_a_mark() -> None:
+def test_without_a_schedule_a_step_is_only_marked() -> None:
     model = Mlp()
-    told = []
-    prof = Profile(model, on_trace_ready=lambda prof: told.append((prof.step_num, prof.run.meta.steps)))
+    reported = []
+    prof = Profile(model, on_trace_ready=lambda prof: reported.append((prof.step_num, prof.run.meta.steps)))
     train(prof, model, 5)
-    assert told == [(5, 5)]
+    assert reported == [(5, 5)]
     assert (prof.run.meta.cycles, prof.run.tree().calls) == (1, 5)
     assert prof.run.samples[SampleKey(0, BACKWARD, 0, "cpu", "step_cpu_ns")].count == 5
 
 
-def test_warmup_calls_and_steps() -> None:
-    """Only steps that end while it records are counted, from the first mark on."""
+def test_steps_during_warmup_calls_are_not_counted() -> None:
+    """Only steps that end during recording are counted, from the first mark on."""
     model = Mlp()
     prof = Profile(model, warmup=2)
     train(prof, model, 5)
@@ -304,37 +304,37 @@ def test_warmup_calls_and_steps() -> None:
     assert prof.run.meta.steps == 2, "of the first it saw only the end"
 
 
-def test_a_schedule_that_never_records_leaves_an_empty_run_that_says_so() -> None:
+def test_a_schedule_that_never_records_gives_an_empty_run_with_a_warning() -> None:
     model = Mlp()
-    told: list[Profile] = []
-    prof = Profile(model, schedule=schedule(wait=5, warmup=1, active=1), on_trace_ready=told.append)
+    reported: list[Profile] = []
+    prof = Profile(model, schedule=schedule(wait=5, warmup=1, active=1), on_trace_ready=reported.append)
     train(prof, model, 3)
-    assert told == [] and prof.run.tree().calls == 0
+    assert reported == [] and prof.run.tree().calls == 0
     assert "after 3 calls of step() the schedule had not begun to record" in prof.display()
     assert prof.key_averages() == []
     with pytest.raises(TorchprofError, match="there is no trace"):
         prof.export_chrome_trace("nowhere.json")
 
 
-def test_switched_off_nothing_of_it_does_anything(tmp_path: Path) -> None:
+def test_a_disabled_profile_does_nothing(tmp_path: Path) -> None:
     model = Mlp()
     before = snapshot(model)
-    told: list[Profile] = []
-    prof = Profile(model, enabled=False, schedule=lambda step: 1 / 0, on_trace_ready=told.append)
+    reported: list[Profile] = []
+    prof = Profile(model, enabled=False, schedule=lambda step: 1 / 0, on_trace_ready=reported.append)
     train(prof, model, 3)
     prof.start()
     prof.step()
     prof.stop()
     prof.export_chrome_trace(tmp_path / "trace.json")
     assert prof(lambda: 5)() == 5
-    assert told == [] and list(tmp_path.iterdir()) == [] and snapshot(model) == before
+    assert reported == [] and list(tmp_path.iterdir()) == [] and snapshot(model) == before
     assert prof.key_averages() == [] and prof.raw() is None
 
 
 # Errors
 
 
-def test_a_step_outside_the_block() -> None:
+def test_step_outside_the_block_raises() -> None:
     prof = Profile(Mlp())
     with pytest.raises(TorchprofError, match="belongs inside the block"):
         prof.step()
@@ -354,7 +354,7 @@ def test_a_step_outside_the_block() -> None:
         ({"on_trace_ready": "a.json"}, "cannot be called"),
     ],
 )
-def test_wrong_schedules_and_handlers(options: dict[str, Any], message: str) -> None:
+def test_wrong_schedules_and_handlers_raise(options: dict[str, Any], message: str) -> None:
     model = Mlp()
     before = snapshot(model)
     with pytest.raises(TorchprofError, match=message), Profile(model, **options):
@@ -365,13 +365,13 @@ def test_wrong_schedules_and_handlers(options: dict[str, Any], message: str) -> 
 
 
 @pytest.mark.skipif(not hasattr(ProfilerAction, "DEVICE_STOPPED"), reason="this torch has no such action")
-def test_the_action_that_torch_has_for_itself_is_refused() -> None:
+def test_the_private_action_of_torch_is_refused() -> None:
     with pytest.raises(TorchprofError, match="DEVICE_STOPPED"), Profile(Mlp(), schedule=lambda _: ProfilerAction(4)):
         pass
 
 
-def test_a_schedule_that_fails_in_the_middle_changes_nothing() -> None:
-    """Whoever catches the error goes on in the same step."""
+def test_after_an_error_of_the_schedule_the_step_continues() -> None:
+    """A caller that catches the error is still in the same step."""
     model = Mlp()
     broken = True
 
@@ -391,9 +391,9 @@ def test_a_schedule_that_fails_in_the_middle_changes_nothing() -> None:
     assert prof.run.tree().calls == 2
 
 
-def raising(told: list[int]) -> Callable[[Profile], None]:
+def raising(reported: list[int]) -> Callable[[Profile], None]:
     def ready(prof: Profile) -> None:
-        told.append(prof.step_num)
+        reported.append(prof.step_num)
         raise Stop
 
     return ready
@@ -401,35 +401,37 @@ def raising(told: list[int]) -> Callable[[Profile], None]:
 
 @pytest.mark.parametrize("active", [1, 9], ids=["at a step", "at the end"])
 @pytest.mark.parametrize("warmup", [0, 1])
-def test_a_handler_that_raises_leaves_nothing_behind(active: int, warmup: int) -> None:
+def test_after_an_error_of_on_trace_ready_everything_is_switched_off(active: int, warmup: int) -> None:
     model = Mlp()
     before = snapshot(model)
-    told: list[int] = []
-    prof = Profile(model, schedule=schedule(wait=0, warmup=warmup, active=active), on_trace_ready=raising(told))
+    reported: list[int] = []
+    prof = Profile(model, schedule=schedule(wait=0, warmup=warmup, active=active), on_trace_ready=raising(reported))
     with pytest.raises(Stop):
         train(prof, model, 4)
-    assert told == [warmup + 1 if active == 1 else 4]
+    assert reported == [warmup + 1 if active == 1 else 4]
     assert snapshot(model) == before
     assert prof.run.tree().calls == (1 if active == 1 else 4 - warmup)
-    with Profile(model) as after:  # torch and torchprof are free again
+    with Profile(model) as after:  # neither torch nor torchprof has an active profiler
         model(torch.rand(1, 4))
     assert after.run.tree().calls == 1
 
 
-def test_a_handler_that_raises_and_is_forgiven_is_asked_again() -> None:
+def test_on_trace_ready_is_called_again_after_its_error_was_caught() -> None:
     model = Mlp()
-    told: list[int] = []
-    with Profile(model, schedule=schedule(wait=0, warmup=0, active=2, repeat=3), on_trace_ready=raising(told)) as prof:
+    reported: list[int] = []
+    with Profile(
+        model, schedule=schedule(wait=0, warmup=0, active=2, repeat=3), on_trace_ready=raising(reported)
+    ) as prof:
         for _ in range(6):
             model(torch.rand(1, 4))
             with contextlib.suppress(Stop):
                 prof.step()
-    # The step that begins where it raised is not recorded: to begin it was not come to.
-    assert told == [2, 4, 6]
+    # The step after the error is not recorded: the error came before that step began.
+    assert reported == [2, 4, 6]
     assert prof.run.tree().calls == 4
 
 
-def test_a_handler_that_raises_without_a_schedule_leaves_a_run() -> None:
+def test_after_an_error_of_on_trace_ready_without_a_schedule_there_is_a_run() -> None:
     model = Mlp()
 
     def ready(prof: Profile) -> None:
@@ -441,12 +443,12 @@ def test_a_handler_that_raises_without_a_schedule_leaves_a_run() -> None:
     assert prof.run.tree().calls == 2
 
 
-def test_an_error_in_the_loop_passes_and_what_was_recorded_stays() -> None:
+def test_an_error_in_the_loop_passes_through_and_the_run_has_what_was_recorded() -> None:
     model = Mlp()
     before = snapshot(model)
-    told = []
+    reported = []
     prof = Profile(
-        model, schedule=schedule(wait=0, warmup=1, active=3), on_trace_ready=lambda prof: told.append(prof.step_num)
+        model, schedule=schedule(wait=0, warmup=1, active=3), on_trace_ready=lambda prof: reported.append(prof.step_num)
     )
     with pytest.raises(Stop), prof:
         for number in range(9):
@@ -454,14 +456,14 @@ def test_an_error_in_the_loop_passes_and_what_was_recorded_stays() -> None:
             if number == 6:
                 raise Stop
             prof.step()
-    assert told == [4, 6]
+    assert reported == [4, 6]
     assert prof.run.tree().calls == 3 + 2
-    assert prof.run.meta.steps == 3 + 1  # the step with the error did not end
+    assert prof.run.meta.steps == 3 + 1  # the step with the error has not ended
     assert snapshot(model) == before
 
 
-def test_a_warm_up_is_over_where_the_schedule_or_the_block_ends_it() -> None:
-    """While torch is warm for a session of ours, another Profile says so: nobody may begin one."""
+def test_a_warm_up_ends_with_the_schedules_action_or_with_the_block() -> None:
+    """While a session of ours is in warm-up, another Profile raises: no other profiler may start."""
     model = Mlp()
     with Profile(model, schedule=actions(WARMUP, NONE, WARMUP)) as prof:
         with pytest.raises(TorchprofError, match="warm-up"):
@@ -474,7 +476,7 @@ def test_a_warm_up_is_over_where_the_schedule_or_the_block_ends_it() -> None:
     refuse_if_profiled()
 
 
-def test_another_profiler_in_a_wait_is_refused_and_the_loop_goes_on() -> None:
+def test_another_profiler_during_wait_is_refused_and_the_loop_continues() -> None:
     model = Mlp()
     with Profile(model, schedule=schedule(wait=1, warmup=0, active=1, repeat=1)) as prof:
         with pytest.raises(TorchprofError, match=r"inside a torchprof\.Profile block"), torch.profiler.profile():
@@ -488,7 +490,7 @@ def test_another_profiler_in_a_wait_is_refused_and_the_loop_goes_on() -> None:
 # start and stop, decorators
 
 
-def test_start_and_stop_are_the_block() -> None:
+def test_start_and_stop_do_the_same_as_the_block() -> None:
     model = Mlp()
     before = snapshot(model)
     prof = Profile(model)
@@ -500,14 +502,14 @@ def test_start_and_stop_are_the_block() -> None:
     model(torch.rand(1, 4))
     prof.step()
     prof.stop()
-    prof.stop()  # as leaving twice: nothing
+    prof.stop()  # a second stop does nothing
     assert prof.run.tree().calls == 1 and prof.run.meta.steps == 1
     assert snapshot(model) == before
     with pytest.raises(TorchprofError, match="not reentrant"):
         prof.start()
 
 
-def test_a_decorated_function_is_profiled_in_its_first_call() -> None:
+def test_the_first_call_of_a_decorated_function_is_profiled() -> None:
     model = Mlp()
     before = snapshot(model)
     prof = Profile(model)
@@ -527,7 +529,7 @@ def test_a_decorated_function_is_profiled_in_its_first_call() -> None:
     assert prof.run.tree().calls == 1
 
 
-def test_a_decorated_function_that_raises() -> None:
+def test_an_error_of_a_decorated_function_passes_through() -> None:
     model = Mlp()
     before = snapshot(model)
     prof = Profile(model)
@@ -544,7 +546,7 @@ def test_a_decorated_function_that_raises() -> None:
     assert snapshot(model) == before
 
 
-def test_a_decorated_method() -> None:
+def test_a_decorated_method_is_profiled() -> None:
     model = Mlp()
     prof = Profile(model)
 
@@ -562,7 +564,7 @@ def test_a_decorated_method() -> None:
     assert prof.run.tree().calls == 1
 
 
-def test_a_decorated_coroutine_is_profiled_until_it_is_done() -> None:
+def test_a_decorated_coroutine_is_profiled_until_it_ends() -> None:
     model = Mlp()
     prof = Profile(model)
 
@@ -578,7 +580,7 @@ def test_a_decorated_coroutine_is_profiled_until_it_is_done() -> None:
     assert prof.run.tree().calls == 1
 
 
-def test_a_decorated_generator_is_profiled_until_it_is_done() -> None:
+def test_a_decorated_generator_is_profiled_until_it_ends() -> None:
     model = Mlp()
     before = snapshot(model)
     prof = Profile(model)
@@ -615,7 +617,7 @@ def test_an_asynchronous_generator_is_refused() -> None:
         Profile(Mlp())(outputs)
 
 
-def test_called_with_an_input_it_calls_the_model() -> None:
+def test_a_profile_that_is_called_with_an_input_calls_the_model() -> None:
     model = Mlp()
     x = torch.rand(2, 4)
     with Profile(model) as prof:
@@ -644,7 +646,7 @@ def ns(us: float) -> int:
 
 
 def ranges_of(path: Path) -> dict[tuple[int, int], list[tuple[int, int, str]]]:
-    """The layers' ranges of a trace by process and thread: start, end, name."""
+    """The ranges of layers in a trace, by process and thread: start, end, name."""
     found: defaultdict[tuple[int, int], list[tuple[int, int, str]]] = defaultdict(list)
     for event in trace_of(path):
         if event["name"].startswith(PREFIX) and "!" not in event["name"]:
@@ -654,7 +656,7 @@ def ranges_of(path: Path) -> dict[tuple[int, int], list[tuple[int, int, str]]]:
 
 
 class Hostile(nn.Module):
-    """Layers with names that a format might trip over, one inside the other."""
+    """Nested layers with names that a file format might not write correctly."""
 
     NAMES = (
         'a"b',
@@ -681,7 +683,7 @@ class Hostile(nn.Module):
 
 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
-def test_a_trace_has_every_layers_range_in_its_place(suffix: str, tmp_path: Path) -> None:
+def test_a_trace_has_the_range_of_each_call_inside_that_of_its_caller(suffix: str, tmp_path: Path) -> None:
     model = Hostile()
     with Profile(model) as prof:
         for _ in range(3):
@@ -712,7 +714,7 @@ def test_a_trace_has_every_layers_range_in_its_place(suffix: str, tmp_path: Path
             assert lasted[label] == run.samples[SampleKey(number, FORWARD, 0, "cpu", "cpu_ns")].sum
 
 
-def test_a_trace_to_where_none_can_be(tmp_path: Path) -> None:
+def test_a_trace_that_cannot_be_written_raises(tmp_path: Path) -> None:
     prof = Profile(Mlp())
     with pytest.raises(TorchprofError, match="has not ended"):
         prof.export_chrome_trace(tmp_path / "trace.json")
@@ -730,7 +732,7 @@ PATTERN = re.compile(r"(.+)\.\d{15,}\.pt\.trace\.json(\.gz)?")
 
 @pytest.mark.parametrize("worker", [None, "worker7"])
 @pytest.mark.parametrize("use_gzip", [False, True])
-def test_the_handler_for_tensorboard_writes_what_torchs_writes(
+def test_the_tensorboard_handler_writes_the_same_files_as_torchs(
     worker: str | None, use_gzip: bool, tmp_path: Path
 ) -> None:
     of = schedule(wait=0, warmup=1, active=1, repeat=2)
@@ -741,18 +743,20 @@ def test_the_handler_for_tensorboard_writes_what_torchs_writes(
         activities=[torch.profiler.ProfilerActivity.CPU], schedule=of, on_trace_ready=theirs
     )
     loop(profiler, 5, "end")
-    ours = sorted((tmp_path / "a" / "b").iterdir())
-    names = [[PATTERN.fullmatch(path.name) for path in files] for files in (ours, sorted((tmp_path / "c").iterdir()))]
+    our_files = sorted((tmp_path / "a" / "b").iterdir())
+    names = [
+        [PATTERN.fullmatch(path.name) for path in files] for files in (our_files, sorted((tmp_path / "c").iterdir()))
+    ]
     assert [[match and match.groups() for match in found] for found in names[:1]] == [
         [match and match.groups() for match in found] for found in names[1:]
     ]
-    assert len(ours) == 2 and None not in names[0]
-    for number, path in zip((1, 3), ours):
+    assert len(our_files) == 2 and None not in names[0]
+    for number, path in zip((1, 3), our_files):
         assert steps_in([event["name"] for event in trace_of(path)]) == [f"pass {number:02}"]
         assert len(ranges_of(path)) == 1
 
 
-def test_a_folder_for_traces_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_trace_folder_that_cannot_be_created_raises(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     model = Mlp()
     before = snapshot(model)
@@ -762,14 +766,14 @@ def test_a_folder_for_traces_that_cannot_be_made(tmp_path: Path) -> None:
     assert snapshot(model) == before
 
 
-# What is left over
+# Cleanup
 
 
 @pytest.mark.parametrize("options", [{}, {"profile_memory": True, "with_flops": True}], ids=["plain", "all"])
-def test_a_cycle_leaves_no_session_and_no_files(
+def test_a_cycle_leaves_no_session_and_no_open_files(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One session is alive at a time, without help of the garbage collector."""
+    """At most one session is alive at a time, also without the garbage collector."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     sessions: list[weakref.ref[Any]] = []
@@ -795,8 +799,8 @@ def test_a_cycle_leaves_no_session_and_no_files(
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-def test_torchs_own_handler_for_tensorboard_works_too(tmp_path: Path) -> None:
-    """Whoever comes from torch.profiler has it in the code."""
+def test_torchs_tensorboard_handler_works_with_our_profile(tmp_path: Path) -> None:
+    """Code that used torch.profiler before may still have it."""
     model = Mlp()
     handler = torch.profiler.tensorboard_trace_handler(str(tmp_path), "worker")
     with Profile(model, schedule=schedule(wait=0, warmup=0, active=1, repeat=2), on_trace_ready=handler) as prof:
@@ -808,7 +812,7 @@ def test_torchs_own_handler_for_tensorboard_works_too(tmp_path: Path) -> None:
     assert all("torchprof:Mlp" in path.read_text() for path in written)
 
 
-def test_a_cycle_leaves_nothing_for_the_garbage_collector() -> None:
+def test_a_cycle_makes_no_reference_cycles() -> None:
     model = Mlp()
     places = []
 
@@ -824,8 +828,8 @@ def test_a_cycle_leaves_nothing_for_the_garbage_collector() -> None:
     assert places == [0] * 4
 
 
-def test_the_run_of_many_cycles_is_no_larger_than_that_of_few() -> None:
-    """Rows are those of one cycle, and of each measure at most so many values are kept."""
+def test_the_size_of_a_run_does_not_grow_with_the_number_of_cycles() -> None:
+    """The rows are those of one cycle, and the number of kept samples is limited."""
     model = Mlp()
     sizes = []
     with Profile(model, schedule=schedule(wait=0, warmup=0, active=1)) as prof:
@@ -841,8 +845,8 @@ def test_the_run_of_many_cycles_is_no_larger_than_that_of_few() -> None:
     assert spread.count == 400 and len(spread.sample) == spread.SIZE == 256
 
 
-def test_a_cycle_has_no_warnings_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run of all cycles has those of each."""
+def test_the_run_of_a_cycle_has_no_warnings_of_another_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run of all cycles has the warnings of each cycle."""
     ended: list[str] = []
 
     def about_clock(*_: int) -> list[Caveat]:

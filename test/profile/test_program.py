@@ -1,4 +1,4 @@
-"""Whole programs profiled: which modules count as models, what of them is recorded, and what is left behind."""
+"""Profiling whole programs: which modules are models, what is recorded, and what is restored."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def profiled(body: Callable[[], Any], **options: Any) -> Run:
 
 
 def calls(run: Run) -> dict[str, int]:
-    """The forward calls of every layer that was called, by its path."""
+    """The forward calls of each layer that was called, by path."""
     return {
         node.layer.name: node.calls
         for root in range(len(run.roots))
@@ -71,7 +71,7 @@ def train(model: nn.Module, steps: int = 3, accumulate: int = 1, width: int = 4)
 
 @pytest.fixture
 def short_cycles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A cycle ends at every call of a model where no backward is outstanding."""
+    """A cycle ends at each call of a model if no backward is outstanding."""
     monkeypatch.setattr(program, "_CYCLE_S", 1e-9)
     monkeypatch.setattr(program, "_PATIENCE", float("inf"))
     yield
@@ -80,7 +80,7 @@ def short_cycles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 # Which modules are models
 
 
-def test_a_model_is_found_and_labelled_at_its_very_first_call() -> None:
+def test_a_model_is_found_and_labelled_at_its_first_call() -> None:
     model = Mlp()
     run = profiled(lambda: train(model))
     assert calls(run) == {"Mlp": 3, "Mlp.fc1": 3, "Mlp.act": 3, "Mlp.fc2": 3}
@@ -90,10 +90,10 @@ def test_a_model_is_found_and_labelled_at_its_very_first_call() -> None:
     assert "Optimizer.step#SGD.step" in run.report("tree")
 
 
-def test_it_records_what_a_profile_of_the_model_does() -> None:
-    """Rows, calls, MACs and bytes, forward and backward, equal those of the block that is given the model."""
+def test_it_records_the_same_as_a_profile_of_the_model() -> None:
+    """Rows, calls, MACs and bytes of forward and backward equal those of a Profile of the model."""
     model, other = Mlp(), Mlp()
-    train(copy.deepcopy(model))  # what a first step alone does is in neither
+    train(copy.deepcopy(model))  # neither recording has the work that only a first step does
     run = profiled(lambda: train(model), with_flops=True, profile_memory=True)
     with torchprof.Profile(other, with_flops=True, profile_memory=True) as prof:
         train(other)
@@ -102,7 +102,7 @@ def test_it_records_what_a_profile_of_the_model_does() -> None:
     assert run.tree().total.flops > 0 and run.tree().total.cpu_allocated > 0
 
 
-def test_two_models_and_the_parts_of_one() -> None:
+def test_two_models_are_found_and_their_submodules_are_not_models() -> None:
     def gan() -> None:
         generator = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 4))
         critic = Mlp()
@@ -117,7 +117,7 @@ def test_two_models_and_the_parts_of_one() -> None:
     assert (found["Sequential"], found["Sequential.2"], found["Mlp"], found["Mlp.fc1"]) == (2, 2, 6, 6)
 
 
-def test_a_model_made_anew_each_time_is_another_one_each_time() -> None:
+def test_a_new_instance_is_a_new_model() -> None:
     def folds() -> None:
         for steps in (1, 2, 3):
             train(Mlp(), steps)
@@ -128,7 +128,7 @@ def test_a_model_made_anew_each_time_is_another_one_each_time() -> None:
     assert all(run.tree("backward", root).total.cpu_ns > 0 for root in range(3))
 
 
-def test_a_part_called_before_the_whole_is_a_model_and_then_a_part() -> None:
+def test_a_submodule_that_is_called_first_is_a_model_and_later_a_part() -> None:
     model = Mlp()
 
     def program() -> None:
@@ -141,7 +141,7 @@ def test_a_part_called_before_the_whole_is_a_model_and_then_a_part() -> None:
     assert sum(layer.params or 0 for layer in run.layers) == sum(param.numel() for param in model.parameters())
 
 
-def test_a_part_called_after_the_whole_is_that_part() -> None:
+def test_a_submodule_that_is_called_later_is_a_part_of_its_model() -> None:
     model = Mlp()
 
     def program() -> None:
@@ -163,7 +163,7 @@ class PerceptualLoss(nn.Module):
         return mse_loss(self.features(one), self.features(other))
 
 
-def test_losses_and_what_holds_nothing_are_no_models() -> None:
+def test_losses_and_empty_modules_are_not_models() -> None:
     def program() -> None:
         model = Mlp()
         weighted = nn.CrossEntropyLoss(weight=torch.tensor([0.3, 0.7]))
@@ -176,12 +176,12 @@ def test_losses_and_what_holds_nothing_are_no_models() -> None:
     assert {"aten::softmax", "aten::cross_entropy_loss"} <= outside
 
 
-def test_recursion_and_shared_layers() -> None:
+def test_recursive_and_shared_layers_count_as_in_a_profile() -> None:
     run = profiled(lambda: (Recursive()(torch.rand(2, 4)), Several()(torch.rand(2, 4))))
     assert calls(run) == {"Recursive": 4, "Recursive.fc": 4, "Several": 1, "Several.shared": 3, "Several.once": 1}
 
 
-def test_an_error_in_a_forward_leaves_the_next_call_outermost() -> None:
+def test_after_an_error_in_a_forward_the_next_call_is_outermost() -> None:
     model, other = Mlp(), Several()
 
     def program() -> None:
@@ -196,7 +196,7 @@ def test_an_error_in_a_forward_leaves_the_next_call_outermost() -> None:
 
 
 class CallsItself(nn.Module):
-    """Has a ``__call__`` of its own, past that of ``nn.Module``."""
+    """Its own ``__call__`` does not call that of ``nn.Module``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -207,18 +207,18 @@ class CallsItself(nn.Module):
 
 
 class CallsMore(Mlp):
-    """Does something before the ``__call__`` of ``nn.Module``."""
+    """Its own ``__call__`` does something before it calls that of ``nn.Module``."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return super().__call__(x * 2)
 
 
-def test_a_module_with_a_call_of_its_own() -> None:
+def test_modules_that_override_call_are_found() -> None:
     run = profiled(lambda: (CallsItself()(torch.rand(2, 4)), CallsMore()(torch.rand(2, 4))))
     assert calls(run) == {"Linear": 1, "CallsMore": 1, "CallsMore.fc1": 1, "CallsMore.act": 1, "CallsMore.fc2": 1}
 
 
-def test_modules_that_take_shape_at_their_first_call() -> None:
+def test_lazy_modules_are_found() -> None:
     def program() -> None:
         lazy = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(2))
         lstm = nn.LSTM(8, 16, num_layers=2)
@@ -233,7 +233,7 @@ def test_modules_that_take_shape_at_their_first_call() -> None:
     assert run.layers[1].kind == "Linear"
 
 
-def test_scripted_traced_and_graph_modules() -> None:
+def test_scripted_traced_and_graph_modules_are_found() -> None:
     plain = Mlp()
     x = torch.rand(3, 4)
     scripted, traced = torch.jit.script(Mlp()), torch.jit.trace(Mlp(), x)
@@ -252,7 +252,7 @@ def test_scripted_traced_and_graph_modules() -> None:
 
 
 @pytest.mark.usefixtures("short_cycles")
-def test_scripting_tracing_and_graphs_made_inside() -> None:
+def test_scripting_tracing_and_symbolic_tracing_inside_the_block() -> None:
     x = torch.rand(3, 4)
     made: list[nn.Module] = []
 
@@ -260,7 +260,7 @@ def test_scripting_tracing_and_graphs_made_inside() -> None:
         model = Mlp()
         with torch.no_grad():
             model(x)
-            made.append(torch.jit.trace(copy.deepcopy(model), x))  # of a model that was never called
+            made.append(torch.jit.trace(copy.deepcopy(model), x))  # the model was never called
             made.extend([torch.jit.script(model), torch.fx.symbolic_trace(model)])
         made.append(copy.deepcopy(model))
 
@@ -312,18 +312,18 @@ def test_a_model_compiled_inside_gives_one_graph(of_function: bool) -> None:
     counted: list[int] = []
     run = profiled(lambda: counted.append(graphs()))
     assert counted == [1]
-    if of_function:  # its graph has swallowed the model; older versions of torch call the leaves from there
+    if of_function:  # the model is inlined into its graph; older versions of torch call the leaves from the graph
         assert "Mlp" not in run.meta.model
     else:
         assert calls(run)["Mlp"] == 3
 
 
-def test_data_parallel_is_shown_as_what_it_wraps() -> None:
+def test_data_parallel_is_shown_as_its_module() -> None:
     run = profiled(lambda: nn.DataParallel(Mlp())(torch.rand(3, 4)))
     assert calls(run) == {"Mlp": 1, "Mlp.fc1": 1, "Mlp.act": 1, "Mlp.fc2": 1}
 
 
-def test_distributed_data_parallel(tmp_path: Any) -> None:
+def test_distributed_data_parallel_is_shown_as_its_module(tmp_path: Any) -> None:
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_gloo_available()):
         pytest.skip("this torch has no gloo")
@@ -336,7 +336,7 @@ def test_distributed_data_parallel(tmp_path: Any) -> None:
     assert run.tree("backward").total.cpu_ns > 0
 
 
-def test_generate_of_a_language_model() -> None:
+def test_generate_of_a_language_model_is_recorded() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=50, n_positions=32, bos_token_id=0)
     model = transformers.GPT2LMHeadModel(config).eval()
@@ -350,7 +350,7 @@ def test_generate_of_a_language_model() -> None:
     assert calls(run)["GPT2LMHeadModel"] == 5 and calls(run)["GPT2LMHeadModel.transformer.h.1.mlp.c_fc"] == 5
 
 
-def test_checkpoints_are_no_calls_of_models() -> None:
+def test_recomputations_of_checkpoints_are_not_calls_of_models() -> None:
     model = Mlp()
 
     def program() -> None:
@@ -363,7 +363,7 @@ def test_checkpoints_are_no_calls_of_models() -> None:
     assert run.tree("recompute").calls == 2
 
 
-def test_calls_on_other_threads_are_told_and_run_as_ever() -> None:
+def test_calls_on_other_threads_give_a_warning() -> None:
     model, other = Mlp(), Several()
     x = torch.rand(2, 4)
     results: list[Tensor] = []
@@ -384,7 +384,7 @@ def test_calls_on_other_threads_are_told_and_run_as_ever() -> None:
     assert any("1 call of Mlp on a thread" in warning for warning in sentences(run))
 
 
-def test_many_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_models_are_labelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "_MOST_MODELS", 3)
     run = profiled(lambda: [Several()(torch.rand(2, 4)) for _ in range(5)])
     assert [root.name for root in run.roots] == ["Several", "Several#2", "Several#3"]
@@ -395,7 +395,7 @@ def test_many_models(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outside == 2 * 4
 
 
-def test_layers_put_in_after_the_first_call_are_told() -> None:
+def test_layers_added_after_the_first_call_give_a_warning() -> None:
     model = Mlp()
 
     def program() -> None:
@@ -408,17 +408,17 @@ def test_layers_put_in_after_the_first_call_are_told() -> None:
     assert any("Mlp.fc2" in warning and "replaced" in warning for warning in sentences(run))
 
 
-def test_no_model_and_no_operator() -> None:
+def test_a_program_without_models_or_operators() -> None:
     run = profiled(lambda: time.sleep(0.05))
     assert not run.layers and run.meta.wall_ns >= 50_000_000
     assert sentences(run) == ("No model was called: all that was recorded is outside of models.",)
     assert run.report("tree") and run.report("top").splitlines()[2].startswith("100.0%")
 
 
-# What is recorded of them
+# What is recorded
 
 
-def test_calls_before_and_no_more_calls_than_asked() -> None:
+def test_warmup_calls_and_max_calls_limit_what_is_recorded() -> None:
     model = Mlp()
     seen: list[bool] = []
 
@@ -435,7 +435,7 @@ def test_calls_before_and_no_more_calls_than_asked() -> None:
     assert sum(row.calls for row in run.rows if row.frames and row.frames[-1].name == "aten::ones") == 3
 
 
-def test_too_few_calls_for_the_warmup() -> None:
+def test_too_few_calls_for_the_warm_up_give_a_warning() -> None:
     run = profiled(lambda: Mlp()(torch.rand(1, 4)), warmup_calls=2)
     assert sentences(run) == ("Nothing was recorded: 2 calls of models were to come first, and there were 1.",)
     assert run.roots and not calls(run)
@@ -443,12 +443,12 @@ def test_too_few_calls_for_the_warmup() -> None:
 
 
 @pytest.mark.parametrize("options", [{"max_calls": 0}, {"max_calls": 1.5}, {"warmup_calls": -1}, {"warmup_calls": "2"}])
-def test_numbers_of_calls_that_are_none(options: dict[str, Any]) -> None:
+def test_invalid_numbers_of_calls_raise(options: dict[str, Any]) -> None:
     with pytest.raises(TorchprofError, match=next(iter(options))):
         Program(**options)
 
 
-def test_there_is_no_run_before_the_end() -> None:
+def test_the_run_before_the_end_raises() -> None:
     block = Program()
     with pytest.raises(TorchprofError, match="not ended"):
         _ = block.run
@@ -457,7 +457,7 @@ def test_there_is_no_run_before_the_end() -> None:
     assert block.run is block.run
 
 
-def test_a_long_start_is_told() -> None:
+def test_a_long_start_gives_a_warning() -> None:
     model = Mlp()
 
     def program() -> None:
@@ -490,8 +490,8 @@ class Sleeper(nn.Module):
         return self.last(x)
 
 
-def test_samples_stand_for_the_time_between_operators() -> None:
-    """Where Python was seen, how often, by layer and label: at the line that slept, in proportion to how long."""
+def test_samples_show_where_python_is_between_operators() -> None:
+    """Samples by layer and label are at the line that slept, in proportion to the time."""
     line = sleeps.__code__.co_firstlineno + 1
 
     def program() -> None:
@@ -506,7 +506,7 @@ def test_samples_stand_for_the_time_between_operators() -> None:
             where = row.layer.name if row.layer else "(outside)"
             seen[where, tuple(frame.name for frame in row.frames[:-1])] += row.calls
     assert set(seen) == {("Sleeper", ()), ("Sleeper", ("NAP",)), ("(outside)", ())}
-    # 5 ms each; a busy machine makes sleeps longer, so only their order is certain.
+    # 5 ms each. A busy machine makes sleeps longer, so only their order is certain.
     assert seen["Sleeper", ("NAP",)] < seen["Sleeper", ()] < seen["(outside)", ()]
     assert f":{line} sleeps (" in run.report("top").splitlines()[2]
 
@@ -515,7 +515,7 @@ def test_samples_stand_for_the_time_between_operators() -> None:
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_cycles_add_up_to_what_one_cycle_gives(accumulate: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sum_of_many_cycles_equals_one_cycle(accumulate: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def body(model: nn.Module) -> Callable[[], None]:
         def run() -> None:
             train(model, steps=4, accumulate=accumulate)
@@ -550,7 +550,7 @@ def test_backward_belongs_to_the_forward_of_its_cycle() -> None:
 
 
 @pytest.mark.usefixtures("short_cycles")
-def test_a_model_that_comes_in_a_later_cycle() -> None:
+def test_a_model_that_is_first_called_in_a_later_cycle() -> None:
     def program() -> None:
         train(Mlp(), 2)
         train(Several(), 3)
@@ -560,7 +560,7 @@ def test_a_model_that_comes_in_a_later_cycle() -> None:
     assert run.meta.cycles >= 5
 
 
-def test_a_cycle_ends_in_the_end_without_any_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_optimizer_a_cycle_ends_after_a_longer_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "_CYCLE_S", 1e-9)
     run = profiled(lambda: [Mlp()(torch.rand(1, 4)) for _ in range(3)])
     assert run.meta.cycles == 1 + 3 and calls(run)["Mlp"] == 1
@@ -581,7 +581,7 @@ def test_a_cycle_ends_after_many_events(monkeypatch: pytest.MonkeyPatch) -> None
     assert events / 300 / 2 < run.meta.cycles <= events / 300 * 2 + 2
 
 
-def test_no_cycle_ends_inside_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cycle_does_not_end_inside_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "_CYCLE_S", 1e-9)
     model = nn.Sequential(Mlp(), nn.Linear(2, 2))
 
@@ -596,7 +596,7 @@ def test_no_cycle_ends_inside_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.tree("recompute").calls == 6
 
 
-# Who else profiles
+# Other profilers
 
 
 def keys(profiler: Any) -> Counter[str]:
@@ -652,7 +652,7 @@ def with_labels_for_tools(model: nn.Module) -> Any:
         with_labels_for_tools,
     ],
 )
-def test_we_give_way_to_another_profiler(others: Callable[[nn.Module], Any], warmup_calls: int) -> None:
+def test_recording_ends_when_another_profiler_starts(others: Callable[[nn.Module], Any], warmup_calls: int) -> None:
     expected = others(Mlp())
     model = Mlp()
     got: list[Any] = []
@@ -665,13 +665,13 @@ def test_we_give_way_to_another_profiler(others: Callable[[nn.Module], Any], war
     run = profiled(program, warmup_calls=warmup_calls)
     assert got == [expected]
     assert sentences(run)[0].startswith("The program started a profiler of its own, and this one gave way")
-    waited = 1 if others is with_a_schedule else 0  # its first step is one to wait: it is still ours
+    waited = 1 if others is with_a_schedule else 0  # its first step is a wait step, so our recording goes on
     assert calls(run)["Mlp"] == 4 - warmup_calls + waited
     again = profiled(lambda: train(model))
     assert calls(again)["Mlp"] == 3 and not any("gave way" in warning for warning in sentences(again))
 
 
-def test_we_give_way_before_we_have_begun() -> None:
+def test_another_profiler_may_start_before_we_record() -> None:
     model = Mlp()
     got: list[Any] = []
 
@@ -685,17 +685,17 @@ def test_we_give_way_before_we_have_begun() -> None:
     assert "gave way" in gave_way and nothing.startswith("Nothing was recorded") and not calls(run)
 
 
-def test_we_do_not_start_inside_another_profiler() -> None:
+def test_entering_inside_another_profiler_raises() -> None:
     call = nn.Module.__call__
     with torch.autograd.profiler.profile(), pytest.raises(TorchprofError, match="Another profiler is active"):
         Program().__enter__()
     assert nn.Module.__call__ is call
 
 
-# What is left behind
+# What is restored
 
 
-def test_all_is_as_it_was_afterwards() -> None:
+def test_everything_is_restored_afterwards() -> None:
     model = Mlp()
     before = (nn.Module.__call__, Mlp.forward, torch.autograd.profiler.profile._start_trace, dict(vars(model)))
     with pytest.raises(ZeroDivisionError), Program():
@@ -709,8 +709,8 @@ def test_all_is_as_it_was_afterwards() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "torchprof"]
 
 
-def test_who_kept_our_call_calls_through() -> None:
-    """torch.fx keeps whatever ``nn.Module.__call__`` is when it is imported."""
+def test_a_kept_reference_to_our_call_still_calls_the_module() -> None:
+    """torch.fx stores the ``nn.Module.__call__`` of the time when it is imported."""
     with Program():
         kept = nn.Module.__call__
     model = Mlp()
@@ -718,7 +718,7 @@ def test_who_kept_our_call_calls_through() -> None:
     assert torch.equal(kept(model, x), model(x))
 
 
-def test_a_call_put_in_place_of_ours_stays() -> None:
+def test_a_replacement_of_our_call_is_not_undone() -> None:
     before = nn.Module.__call__
     try:
         with Program():
@@ -731,7 +731,7 @@ def test_a_call_put_in_place_of_ours_stays() -> None:
         nn.Module.__call__ = before  # type: ignore[method-assign]
 
 
-def test_models_that_the_program_lets_go_are_gone() -> None:
+def test_models_that_the_program_frees_are_freed() -> None:
     alive: list[int] = []
     models: list[weakref.ref[nn.Module]] = []
 
@@ -752,7 +752,7 @@ def test_models_that_the_program_lets_go_are_gone() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork") or not Path("/proc/self/statm").exists(), reason="no fork, or no figures")
 def test_a_forked_process_records_nothing() -> None:
-    """Workers of a DataLoader live long: what nobody will read must not pile up in them."""
+    """Workers of a DataLoader live long, so data that is never read must not accumulate in them."""
 
     def pages() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1])

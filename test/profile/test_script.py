@@ -1,4 +1,4 @@
-"""Scripts run by us end, print and see what they do under plain Python; and where their Python's time goes."""
+"""Scripts behave as under plain Python: what they see, what they print, how they end. And the run under cProfile."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.jobs
 
 PYTHON = sys.executable
 
-# What stands in for the command line: it prints nothing, so that all that is seen is the script's.
+# A replacement for the command line. It prints nothing, so that all output is the script's.
 DRIVER = """
 import os, sys
 from torchprof.profile.cprofile import profile_python
@@ -108,7 +108,7 @@ def write(folder: Path, name: str, text: str) -> Path:
 
 
 def both(folder: Path, *command: str, flags: tuple[str, ...] = (), send: int | None = None) -> Ran:
-    """Run a command with plain Python and with us, at the same time; ``send`` a signal when the script says ready."""
+    """Run a command under plain Python and under torchprof, in parallel; ``send`` a signal when the script is ready."""
     driver = write(folder.parent / "driver", "driver.py", DRIVER)
     seen = []
     processes = [start(folder, *flags, *command), start(folder, *flags, str(driver), *command)]
@@ -133,7 +133,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def same(ran: Ran) -> list[str]:
-    """Hold that both ran alike; returns what the driver noted of the ending."""
+    """Check that both runs were equal. Returns what the driver wrote about the ending."""
     assert ran.ours == ran.plain
     assert ran.log[:2] == ONCE
     assert ran.log[3:] == ["False"], "torch was imported, or a process that was forked came out of run"
@@ -209,7 +209,7 @@ CODES = {"three": 3, "large": 300, "negative": -1, "true": 1, "text": 1, "object
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_an_exit_code_is_the_scripts_own(folder: Path, name: str) -> None:
+def test_the_exit_code_is_that_of_the_script(folder: Path, name: str) -> None:
     write(folder, "script.py", "import sys\n" + ENDS[name])
     code = CODES.get(name, 0)
     outcome = f"left with exit code {int(code)}" if code else "ended"
@@ -239,7 +239,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_an_error_is_printed_as_by_plain_python(folder: Path, name: str) -> None:
+def test_an_error_is_printed_as_in_plain_python(folder: Path, name: str) -> None:
     write(folder, "script.py", ERRORS[name])
     write(folder, "bad.py", "def f(:\n    pass\n")
     ran = both(folder, "script.py")
@@ -252,7 +252,7 @@ def test_an_error_is_printed_as_by_plain_python(folder: Path, name: str) -> None
 
 
 @pytest.mark.parametrize("command", [["-m", "package.fails"], ["app"], ["-m", "package.imports"]], ids=str)
-def test_the_traceback_of_a_module_is_that_of_plain_python(folder: Path, command: list[str]) -> None:
+def test_the_traceback_of_a_module_equals_that_of_plain_python(folder: Path, command: list[str]) -> None:
     write(folder, "package/__init__.py", "")
     write(folder, "package/fails.py", "def f():\n    1 / 0\nf()\n")
     write(folder, "package/imports.py", "from . import fails\n")
@@ -295,7 +295,7 @@ def test_a_script_that_cannot_start_prints_the_error_of_plain_python(folder: Pat
     assert ran.log[1:] == ["False"]
 
 
-def test_frames_of_ours_in_the_middle_of_a_traceback_are_left_out(folder: Path) -> None:
+def test_our_frames_in_the_middle_of_a_traceback_are_removed(folder: Path) -> None:
     write(
         folder,
         "script.py",
@@ -316,7 +316,7 @@ def test_frames_of_ours_in_the_middle_of_a_traceback_are_left_out(folder: Path) 
     assert "torchprof" not in ran.ours.err
 
 
-def test_an_error_of_around_is_the_callers(folder: Path) -> None:
+def test_an_error_of_around_is_raised(folder: Path) -> None:
     code = (
         "from torchprof.profile.script import Script\n"
         "class Around:\n"
@@ -332,7 +332,7 @@ def test_an_error_of_around_is_the_callers(folder: Path) -> None:
 
 # Signals.
 
-READY = "print('ready', flush=True), os.read(0, 9)"  # says so and waits: the signal comes in this line
+READY = "print('ready', flush=True), os.read(0, 9)"  # prints it and waits: the signal comes in this line
 INTERRUPTED = ["began", "130", "was interrupted (Ctrl-C)"]
 TERMINATED = ["began", "143", "was terminated (SIGTERM)"]
 
@@ -341,23 +341,23 @@ def waiting(before: str = "") -> str:
     return f"import os, signal, sys\n{before}\n{READY}\n"
 
 
-def test_ctrl_c(folder: Path) -> None:
+def test_ctrl_c_ends_the_script_as_in_plain_python(folder: Path) -> None:
     write(folder, "script.py", waiting("import atexit\natexit.register(print, 'atexit')"))
-    # Without marks under the part of the line that ran when the signal came.
+    # Without the marks under the part of the line that was running when the signal came.
     ran = both(folder, "script.py", flags=("-X", "no_debug_ranges"), send=signal.SIGINT)
     assert same(ran) == INTERRUPTED
     assert ran.plain.code == -signal.SIGINT
     assert ran.plain.out == "ready\natexit\n" and "KeyboardInterrupt" in ran.plain.err
 
 
-def test_ctrl_c_in_a_module(folder: Path) -> None:
+def test_ctrl_c_ends_a_module_as_in_plain_python(folder: Path) -> None:
     write(folder, "script.py", "raise KeyboardInterrupt")
     ran = both(folder, "-m", "script")
     assert same(ran) == INTERRUPTED
     assert ran.plain.code == -signal.SIGINT
 
 
-def test_sigterm(folder: Path) -> None:
+def test_sigterm_ends_the_script_by_the_signal(folder: Path) -> None:
     write(folder, "script.py", waiting("import atexit\natexit.register(print, 'atexit')"))
     ran = both(folder, "script.py", send=signal.SIGTERM)
     assert ran.plain.code == -signal.SIGTERM
@@ -368,7 +368,7 @@ def test_sigterm(folder: Path) -> None:
 @pytest.mark.parametrize(
     "swallow", ["except BaseException:\n    pass", "finally:\n    sys.exit(0)", "finally:\n    1/0"]
 )
-def test_sigterm_ends_the_script_by_the_signal_whatever_it_makes_of_the_error(folder: Path, swallow: str) -> None:
+def test_sigterm_ends_the_script_even_if_it_catches_the_error(folder: Path, swallow: str) -> None:
     write(folder, "script.py", f"import os, sys\ntry:\n    {READY}\n{swallow}\n")
     ran = both(folder, "script.py", send=signal.SIGTERM)
     assert ran.plain.code == -signal.SIGTERM
@@ -389,7 +389,7 @@ def test_a_second_sigterm_kills_at_once(folder: Path) -> None:
 
 @pytest.mark.parametrize("handler", ["", "import signal\nsignal.signal(15, lambda *_: sys.exit(7))\n"])
 def test_a_sigterm_after_the_script_has_failed_changes_nothing_and_a_second_kills(handler: str, folder: Path) -> None:
-    """As in a job of torchrun, in which one rank has failed, and then the others, of that: it sends them SIGTERM."""
+    """As in a job of torchrun after one rank has failed: the others fail, too, and torchrun sends them SIGTERM."""
     driver = write(folder.parent / "driver", "driver.py", DRIVER)
     write(folder, "script.py", f"import sys\n{handler}print(1)\n1/0")
     for sigterms, code, log in (
@@ -413,7 +413,7 @@ OWN = {
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_a_handler_of_the_script_is_its_own(folder: Path, name: str) -> None:
+def test_a_sigterm_handler_of_the_script_is_called(folder: Path, name: str) -> None:
     before, number = OWN[name]
     write(folder, "script.py", waiting(before))
     ran = both(folder, "script.py", send=number)
@@ -421,7 +421,7 @@ def test_a_handler_of_the_script_is_its_own(folder: Path, name: str) -> None:
     assert ran.plain.code == 7
 
 
-def test_a_script_that_ignores_sigterm_or_takes_it_back_is_left_alone(folder: Path) -> None:
+def test_a_script_that_ignores_or_resets_sigterm_is_not_changed(folder: Path) -> None:
     kill = "os.kill(os.getpid(), signal.SIGTERM)"
     write(folder, "ignores.py", f"import os, signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{kill}\nprint(1)")
     assert same(both(folder, "ignores.py")) == ["began", "0", "ended"]
@@ -497,7 +497,7 @@ def test_classes_of_the_script_can_be_pickled(folder: Path) -> None:
 
 @pytest.mark.parametrize("how", ["fork", "spawn"])
 @pytest.mark.parametrize("command", [["script.py"], ["-m", "package.script"]], ids=["file", "module"])
-def test_worker_processes(folder: Path, command: list[str], how: str) -> None:
+def test_worker_processes_run_as_in_plain_python(folder: Path, command: list[str], how: str) -> None:
     write(folder, "script.py", PROCESSES)
     write(folder, "package/__init__.py", "")
     write(folder, "package/script.py", PROCESSES)
@@ -519,7 +519,7 @@ FORKED = {
 
 
 @pytest.mark.parametrize("name", FORKED)
-def test_a_forked_process_ends_as_ever_and_leaves_the_report_alone(folder: Path, name: str) -> None:
+def test_a_forked_process_ends_as_in_plain_python_without_a_report(folder: Path, name: str) -> None:
     line, code = FORKED[name]
     script = (
         "import atexit, os, signal, sys, threading, time\n"
@@ -614,7 +614,7 @@ def test_the_second_pass_survives_how_a_script_ends(folder: Path, name: str) -> 
     assert [one.calls for one in found.functions if one.function == "work"] == [1] * recorded
 
 
-def test_the_second_pass_starts_where_the_first_one_started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_pass_starts_in_the_same_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "import json, os, sys\njson.dump([os.getcwd(), os.environ['HERE'], sys.path], open('seen', 'w'))\n"
     write(folder, "script.py", text)
     monkeypatch.chdir(folder)
@@ -628,7 +628,7 @@ def test_the_second_pass_starts_where_the_first_one_started(folder: Path, monkey
     assert found == json.loads((folder / "seen").read_text())
 
 
-def test_the_second_pass_has_the_flags_of_the_first_and_leaves_it_stdin(folder: Path) -> None:
+def test_the_second_pass_has_the_same_flags_and_does_not_read_stdin(folder: Path) -> None:
     text = "import sys\nprint(sys.flags, sys.warnoptions, file=open('seen', 'a'))\nprint('shown', *sys.stdin)\n"
     write(folder, "script.py", text)
     driver = write(folder.parent / "driver", "driver.py", DRIVER)
@@ -638,7 +638,7 @@ def test_the_second_pass_has_the_flags_of_the_first_and_leaves_it_stdin(folder: 
     assert first == second and "optimize=1" in first and "error" in first
 
 
-def test_the_second_pass_does_not_outlive_us(folder: Path) -> None:
+def test_the_second_pass_does_not_outlive_this_process(folder: Path) -> None:
     text = "import os, time\nopen('new', 'w').write(str(os.getpid()))\nos.rename('new', 'pid')\ntime.sleep(60)\n"
     write(folder, "script.py", text)
     driver = write(folder.parent / "driver", "driver.py", DRIVER)

@@ -1,4 +1,4 @@
-"""``torchprof.flops``: figures from shapes alone, equal to those of a real run, and nothing of the user's touched."""
+"""``torchprof.flops``: figures from shapes equal those of a real run; the user's model is not changed."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ def profiled(model: nn.Module, *args: Any) -> torchprof.Run:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
-def test_shapes_alone_give_what_a_real_run_gives(model: nn.Module, x: Tensor) -> None:
+def test_figures_from_shapes_equal_those_of_a_real_run(model: nn.Module, x: Tensor) -> None:
     real, of_shapes = profiled(model, x), torchprof.flops(model, x)
     assert of_shapes.phases() == real.phases()
     for phase in real.phases():
         assert counted(of_shapes, phase) == counted(real, phase)
 
 
-def test_attention_costs_the_same_macs() -> None:
-    """On the meta device attention runs as separate products: the forward is the same, backward has no QKᵀ again."""
+def test_forward_attention_has_the_same_macs_as_a_real_run() -> None:
+    """On the meta device, attention runs as separate products. Forward is the same; backward does not recompute QKᵀ."""
     model, x = TinyTransformer(), torch.randint(100, (2, 16))
     real, of_shapes = profiled(model, x), torchprof.flops(model, x)
     assert counted(of_shapes, "forward") == counted(real, "forward")
 
 
-def test_nothing_but_shapes_is_known() -> None:
+def test_times_and_memory_are_not_measured() -> None:
     run = torchprof.flops(LeNet5(), torch.rand(1, 1, 32, 32))
     assert run.meta.requested == run.meta.measured == ("macs", "flops", "uncounted")
     assert run.samples == {}
@@ -77,7 +77,7 @@ def test_under_no_grad_only_the_forward_runs() -> None:
         assert torchprof.flops(LeNet5(), torch.rand(1, 1, 32, 32)).phases() == ("forward",)
 
 
-def test_the_user_has_everything_as_it_was() -> None:
+def test_the_model_and_its_arguments_are_not_changed() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
     model.train()
     model(torch.rand(3, 4)).sum().backward()
@@ -94,8 +94,8 @@ def test_the_user_has_everything_as_it_was() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_no_memory_is_taken() -> None:
-    """A model of 4 terabytes, on the meta device from the start."""
+def test_no_memory_is_needed() -> None:
+    """A model of 4 TB, made on the meta device."""
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(2**18, 2**18, bias=False) for _ in range(16)))
     with torch.no_grad():
@@ -116,7 +116,7 @@ def test_a_real_model_is_not_copied_with_its_data(monkeypatch: pytest.MonkeyPatc
 
 
 class HoldsTensors(nn.Module):
-    """Has tensors that are neither parameters nor buffers, and makes some in its forward."""
+    """Has tensors that are neither parameters nor buffers, and makes tensors in its forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class HoldsTensors(nn.Module):
         return self.fc(x) * self.scale + self.tables[0] + self.tables[1]["more"] + steps + torch.ones(4)
 
 
-def test_tensors_that_modules_hold_and_make() -> None:
+def test_tensors_in_attributes_and_tensors_made_in_forward() -> None:
     run = torchprof.flops(HoldsTensors(), torch.rand(2, 4))
     assert run.tree("forward").self.flops == 5 * 8  # a product and four sums of 2 × 4
     assert run.tree("forward").total.macs == 2 * 4 * 4
@@ -152,19 +152,19 @@ def test_keyword_arguments_and_containers() -> None:
     assert run.tree("forward").total.macs == 2 * 3 * 5
 
 
-def test_a_forward_that_asks_for_values() -> None:
+def test_a_forward_that_needs_values_raises() -> None:
     class Asks(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x * 2 if x.sum() > 0 else x
 
     with pytest.raises(torchprof.TorchprofError, match=r"Asks does not run on the meta device.*Profile it on data"):
         torchprof.flops(Asks(), torch.rand(2))
-    with torchprof.Profile(nn.Linear(2, 2)) as prof:  # the failed one is closed
+    with torchprof.Profile(nn.Linear(2, 2)) as prof:  # the failed block was closed
         pass
     assert prof.run
 
 
-def test_lengths_that_depend_on_data() -> None:
+def test_lengths_that_depend_on_data_raise() -> None:
     with pytest.raises(torchprof.TorchprofError, match="PackedLstm does not run on the meta device"):
         torchprof.flops(PackedLstm(), torch.rand(2, 5, 3), torch.tensor([5, 3]))
 
@@ -199,12 +199,12 @@ def test_a_backward_that_fails_on_the_meta_device_is_a_warning() -> None:
     assert "Backward is incomplete: on the meta device it stopped with no way back." in sentences(run)
 
 
-def test_anything_but_a_module_is_refused() -> None:
+def test_anything_but_a_module_raises() -> None:
     with pytest.raises(torchprof.TorchprofError, match=r"needs a torch\.nn\.Module"):
         torchprof.flops(lambda x: x, torch.rand(2))  # type: ignore[arg-type]
 
 
-def test_a_model_that_cannot_be_copied() -> None:
+def test_a_model_that_cannot_be_copied_raises() -> None:
     class Locked(nn.Linear):
         def __deepcopy__(self, memo: dict[int, Any]) -> Any:
             raise TypeError("cannot pickle '_thread.lock' object")
@@ -213,7 +213,7 @@ def test_a_model_that_cannot_be_copied() -> None:
         torchprof.flops(Locked(4, 4), torch.rand(2, 4))
 
 
-def test_a_model_on_the_meta_device_stays_as_it_is() -> None:
+def test_a_model_on_the_meta_device_is_not_changed() -> None:
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     before = snapshot(model)
@@ -231,7 +231,7 @@ def test_packed_sequences_keep_their_lengths() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_operators_that_the_meta_device_cannot_run_are_an_error() -> None:
+def test_operators_that_the_meta_device_cannot_run_raise() -> None:
     with pytest.raises(torchprof.TorchprofError, match=r"LazyLinear has lazy parameters.*call it once before"):
         torchprof.flops(nn.LazyLinear(4), torch.rand(2, 4))
     with pytest.raises(torchprof.TorchprofError, match=r"holds TorchScript.*Profile it on data"):
@@ -246,7 +246,7 @@ def test_operators_that_the_meta_device_cannot_run_are_an_error() -> None:
     assert not isinstance(caught.value, torchprof.TorchprofError)
 
 
-def test_a_compiled_model_is_counted_as_it_was_written() -> None:
+def test_a_compiled_model_is_counted_without_compilation() -> None:
     model = LeNet5()
     expected = torchprof.flops(model, torch.rand(1, 1, 32, 32)).tree().total.macs
     compiled = torch.compile(model, backend="eager")

@@ -1,4 +1,4 @@
-"""Signals at any moment, threads at the same moment, clocks that are set: nothing is lost, or it is said."""
+"""Signals at any moment, concurrent threads, clocks that are set: nothing is lost without a warning."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ import torchprof
 from torchprof import Profile, TorchprofError
 from torchprof.profile import cycle as cycle_module
 from torchprof.profile.program import Program
-from torchprof.profile.sigterm import DelayedSignals, undisturbed
+from torchprof.profile.sigterm import DelayedSignals, uninterrupted
 from torchprof.record import model_memory, session
 from torchprof.record.plan import Plan
 from torchprof.record.python_lines import Sampler
 
 PACKAGE = str(Path(torchprof.__file__).parent)
 UNDEFENDED = (
-    undisturbed.__code__,
+    uninterrupted.__code__,
     model_memory._note_freed.__code__,
     Profile.__exit__.__code__,
     Program.__exit__.__code__,
@@ -48,8 +48,8 @@ def _handlers() -> Iterator[None]:
 
 
 def interrupted(work: Callable[[], Any], at: int) -> tuple[int, bool]:
-    """Call something, and send SIGINT before so many lines of torchprof were run. Gives how many lines were run, and
-    whether KeyboardInterrupt came out of it."""
+    """Call a function, and send SIGINT after a number of lines of torchprof. Returns how many lines ran, and whether
+    KeyboardInterrupt was raised."""
     lines = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -74,7 +74,7 @@ def interrupted(work: Callable[[], Any], at: int) -> tuple[int, bool]:
 
 
 def failing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """It does what it does, and raises an error that nobody expects."""
+    """The function, which raises an unexpected error after its work."""
 
     def fails(*args: Any, **options: Any) -> Any:
         function(*args, **options)
@@ -83,10 +83,10 @@ def failing(function: Callable[..., Any]) -> Callable[..., Any]:
     return fails
 
 
-# Held for a while
+# Delayed signals
 
 
-def test_what_came_is_delivered_at_the_end_in_its_order() -> None:
+def test_delayed_signals_are_delivered_at_the_end_in_order() -> None:
     came: list[str] = []
     signal.signal(signal.SIGALRM, lambda *_: came.append("alarm"))
     with pytest.raises(KeyboardInterrupt), DelayedSignals():
@@ -98,7 +98,7 @@ def test_what_came_is_delivered_at_the_end_in_its_order() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_second_ctrl_c_does_not_wait() -> None:
+def test_a_second_ctrl_c_is_not_delayed() -> None:
     done = []
     with pytest.raises(KeyboardInterrupt), DelayedSignals():
         signal.raise_signal(signal.SIGINT)
@@ -108,7 +108,7 @@ def test_a_second_ctrl_c_does_not_wait() -> None:
     assert done == [1]
 
 
-def test_a_handler_that_is_set_meanwhile_stays() -> None:
+def test_a_handler_that_is_set_inside_the_block_stays() -> None:
     def handler(*_: Any) -> None:
         pass
 
@@ -117,7 +117,7 @@ def test_a_handler_that_is_set_meanwhile_stays() -> None:
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_signals_that_are_ignored_or_end_the_process_are_left_alone() -> None:
+def test_signals_that_are_ignored_or_end_the_process_are_not_delayed() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with DelayedSignals():
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -145,9 +145,9 @@ def program(_: Mlp) -> Any:
 
 @pytest.mark.filterwarnings("ignore:Profiler won't be using warmup")
 @pytest.mark.parametrize("block_of", [profile, in_cycles, in_warmup, program, torchprof.annotate])
-def test_ctrl_c_at_any_line_leaves_all_as_it_was(block_of: Callable[[Mlp], Any]) -> None:
-    """On the way in and on the way out, and in a call between: a block can be entered afterwards, and what the one that
-    was broken off has recorded can be read."""
+def test_after_ctrl_c_at_any_line_everything_is_restored(block_of: Callable[[Mlp], Any]) -> None:
+    """While the block is entered, left, and in a call inside it. Afterwards another block can be entered, and what the
+    interrupted block has recorded can be read."""
     model, x = Mlp(), torch.rand(2, 4)
     model(x).sum().backward()
     model.zero_grad()
@@ -180,7 +180,7 @@ def test_ctrl_c_at_any_line_leaves_all_as_it_was(block_of: Callable[[Mlp], Any])
     work()
 
 
-def test_ctrl_c_while_a_run_is_read_and_asking_again() -> None:
+def test_after_ctrl_c_while_a_run_is_read_it_can_be_read_again() -> None:
     model, x = Mlp(), torch.rand(2, 4)
     wanted = {"Mlp": 0, "Mlp.fc1": 4 * 8 * 2, "Mlp.act": 0, "Mlp.fc2": 8 * 2 * 2}
 
@@ -199,9 +199,11 @@ def test_ctrl_c_while_a_run_is_read_and_asking_again() -> None:
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_an_error_while_torch_stops_its_session(monkeypatch: pytest.MonkeyPatch, lost: bool) -> None:
-    """Before torch has ended it, it is ended again, and nothing is lost; after that, what torch gave is lost, and the
-    run says so."""
+def test_after_an_error_while_torch_stops_its_session_it_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    """If the session was not stopped, it is stopped again, and nothing is lost. If it was, torch's events are lost,
+    and the run has a warning."""
     model, x = Mlp(), torch.rand(2, 4)
     disable = torch_profiler._disable_profiler
     errors = [KeyboardInterrupt]
@@ -227,8 +229,8 @@ def test_an_error_while_torch_stops_its_session(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("gives_way", [False, True])
-def test_ctrl_c_while_a_program_ends_early(monkeypatch: pytest.MonkeyPatch, gives_way: bool) -> None:
-    """After ``max_calls``, or where the program starts a profiler: the run is whole, and nothing stays on."""
+def test_ctrl_c_while_a_program_ends_early_loses_nothing(monkeypatch: pytest.MonkeyPatch, gives_way: bool) -> None:
+    """After ``max_calls``, or when the program starts a profiler, the run is complete and everything is off."""
     model, x = Mlp(), torch.rand(2, 4)
     real = cycle_module.assemble
 
@@ -261,8 +263,10 @@ def test_ctrl_c_while_a_program_ends_early(monkeypatch: pytest.MonkeyPatch, give
         "profile.label_ns",
     ],
 )
-def test_an_error_on_the_way_out(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Whatever it comes from: torch's session is over, and the next block can be entered."""
+def test_after_an_error_at_the_end_of_the_block_torchs_session_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """For any source of the error, torch's session is stopped, and the next block can be entered."""
     model, x = Mlp(), torch.rand(2, 4)
     before = snapshot(model)
     prof = Profile(model, schedule=lambda _: torch.profiler.ProfilerAction.RECORD)
@@ -279,8 +283,8 @@ def test_an_error_on_the_way_out(monkeypatch: pytest.MonkeyPatch, name: str) -> 
     assert following.run.tree("forward").calls == 1
 
 
-def test_an_error_while_the_layers_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of what was recorded is lost."""
+def test_an_error_while_the_layers_are_read_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that was recorded is in the run."""
     model = Mlp()
     with pytest.raises(LookupError), Profile(model) as prof:
         model(torch.rand(2, 4))
@@ -289,7 +293,7 @@ def test_an_error_while_the_layers_are_noted(monkeypatch: pytest.MonkeyPatch) ->
     assert [node.calls for node in prof.run.tree().walk()] == [1, 1, 1, 1]
 
 
-def test_an_entry_that_is_broken_off_leaves_no_warning_in_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_entry_leaves_no_warning_in_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     callbacks = pytest.importorskip("torch._dynamo.callback").callback_handler
     before = list(callbacks.start_callbacks)
     monkeypatch.setattr(cycle_module.StackWarning, "on", failing(cycle_module.StackWarning.on))
@@ -298,8 +302,8 @@ def test_an_entry_that_is_broken_off_leaves_no_warning_in_torch_compile(monkeypa
     assert callbacks.start_callbacks == before
 
 
-def test_on_trace_ready_is_called_when_signals_are_no_longer_held() -> None:
-    """In a step, and at the end of the block: it may take long, and Ctrl-C ends it."""
+def test_signals_are_not_delayed_during_on_trace_ready() -> None:
+    """In a step and at the end of the block: the handler may take long, and Ctrl-C must end it."""
     model, x = Mlp(), torch.rand(2, 4)
     came: list[bool] = []
     calls: list[int] = []
@@ -321,7 +325,7 @@ def test_on_trace_ready_is_called_when_signals_are_no_longer_held() -> None:
     assert prof.run.tree("forward").calls == 3
 
 
-def test_an_error_while_a_program_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_error_while_a_program_ends_everything_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     start = torch_profiler.profile._start_trace
     monkeypatch.setattr(Sampler, "stop", failing(Sampler.stop))
     with pytest.raises(LookupError), Program():
@@ -330,8 +334,8 @@ def test_an_error_while_a_program_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not session.is_profiled()
 
 
-def test_ctrl_c_while_the_labels_are_read_as_torchs_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was broken off is not taken for the whole."""
+def test_after_ctrl_c_while_torchs_lists_are_read_they_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Incomplete lists are not kept as the result."""
     model = Mlp()
     with Profile(model) as prof:
         model(torch.rand(2, 4))
@@ -343,11 +347,11 @@ def test_ctrl_c_while_the_labels_are_read_as_torchs_lists(monkeypatch: pytest.Mo
     assert len(prof.trace_profile_events) == 3
 
 
-# At the same time
+# Concurrent threads
 
 
-def test_threads_that_enter_at_once() -> None:
-    """One of them has its block, and the others are refused, each time; what is recorded is right."""
+def test_if_threads_enter_at_the_same_time_one_succeeds() -> None:
+    """Each time, one thread enters its block, the others get an error, and the recording is correct."""
     models = [Mlp() for _ in range(3)]
     before = [snapshot(model) for model in models]
     barrier = threading.Barrier(len(models))
@@ -385,7 +389,7 @@ def test_threads_that_enter_at_once() -> None:
 @pytest.mark.parametrize(
     ("jump_s", "said"), [(0, None), (3600, "forward by 3600.000s"), (-3600, "back by 3600.000s"), (0.0001, None)]
 )
-def test_a_clock_that_is_set_is_said_and_changes_nothing_of_ours(
+def test_a_clock_that_is_set_gives_a_warning_and_does_not_change_our_times(
     monkeypatch: pytest.MonkeyPatch, jump_s: float, said: str | None
 ) -> None:
     model, jump_ns = torch.nn.Linear(256, 256, bias=False), 0

@@ -39,8 +39,8 @@ from torchprof.attribute.compiled_graphs import TracedModule
 from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.errors import TorchprofError
 from torchprof.record import compiler, compiler_graph
-from torchprof.record.compiler import Provenance, _Calls, _telling
-from torchprof.record.compiler_graph import Taken, _step
+from torchprof.record.compiler import Provenance, _Calls, _noting_calls
+from torchprof.record.dynamo_sources import Taken, step_of
 from torchprof.run.rows import Row
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD, OTHER_MODULE, RECOMPUTE, Frame
@@ -429,7 +429,7 @@ def check_by_classes(found: Recorded, *, untold: set[str]) -> None:
     ],
 )
 def test_what_dynamo_calls_where_a_module_comes_from(source: str, root: str, path: str) -> None:
-    assert _step(source, nn.Linear) == TracedModule(root, tuple(filter(None, path.split("."))), "Linear")
+    assert step_of(source, nn.Linear) == TracedModule(root, tuple(filter(None, path.split("."))), "Linear")
 
 
 # One block
@@ -942,7 +942,7 @@ def ranges_of_calls(function: Callable[[Tensor], Any], inputs: list[Tensor]) -> 
 
 def test_what_a_block_compiled_tells_nothing_after_the_block() -> None:
     """A compiled function lives on: neither the user's traces nor our memory get anything from it."""
-    function = _telling(lambda x: x, [Taken(0, "G['m']", ())])
+    function = _noting_calls(lambda x: x, [Taken(0, "G['m']", ())])
     kept, fresh = torch.rand(2), [torch.rand(2) for _ in range(5)]
     assert ranges_of_calls(function, [kept, *fresh]) == []
     first, beside, second = Provenance(), Provenance(), Provenance()
@@ -1433,7 +1433,18 @@ def test_a_torch_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, room: str, 
 
 
 @pytest.mark.parametrize(
-    "name", ["_called_module", "_owner", "_relays", "_is_view", "_flops", "_nbytes", "_range_of", "_template", "Part"]
+    "name",
+    [
+        "called_module",
+        "owner_of",
+        "only_copies",
+        "is_view",
+        "flops_of",
+        "nbytes_of",
+        "_range_of",
+        "_template",
+        "OwnedWork",
+    ],
 )
 def test_what_goes_wrong_in_reading_a_graph_is_not_the_users(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def fails(*args: Any, **kwargs: Any) -> None:

@@ -106,7 +106,7 @@ def test_modules_that_torch_compile_leaves_as_they_are(kind: type[nn.Module], in
     assert awaiting_compilation([compiled]) == []
 
 
-def test_what_is_disabled_is_not_under_torch_compile() -> None:
+def test_a_module_with_torch_compile_disabled_is_not_under_torch_compile() -> None:
     model = net()
     assert not is_under_compile(model)
     model.compile(disable=True)
@@ -119,7 +119,7 @@ def test_what_is_disabled_is_not_under_torch_compile() -> None:
     assert not is_under_compile(by_chance)
 
 
-def test_code_is_found_below_labels() -> None:
+def test_compiled_code_is_found_through_labels() -> None:
     """Of another profiler, which came before."""
     model: Any = torch.compile(net(), backend="eager")
     assert (has_code(model), has_code(model._orig_mod)) == (False, False)
@@ -133,7 +133,7 @@ def python_calls(prof: torchprof.Profile) -> int:
     return sum(raw.is_python_function() for raw in prof._session._profiler.kineto_results.events())
 
 
-def test_source_lines_are_left_out_where_the_model_is_compiled_inside_the_block() -> None:
+def test_source_lines_are_left_out_if_the_model_is_compiled_inside_the_block() -> None:
     model, _ = wrapped()
     with torchprof.Profile(model, with_stack=True) as prof:
         model(torch.rand(2, 4))
@@ -146,7 +146,7 @@ def test_source_lines_are_left_out_where_the_model_is_compiled_inside_the_block(
 
 
 @pytest.mark.parametrize("warmup", [0, 1])
-def test_source_lines_are_recorded_where_it_was_compiled_before(warmup: int) -> None:
+def test_source_lines_are_recorded_if_the_model_was_compiled_before(warmup: int) -> None:
     model, _ = wrapped()
     if not warmup:
         model(torch.rand(2, 4))
@@ -175,7 +175,7 @@ def test_a_model_that_is_compiled_in_the_warm_up_of_a_schedule_has_source_lines(
     assert any("Source lines" in one for one in sentences(prof.run)) != in_warmup
 
 
-def test_torch_compile_at_work_is_warned_of_once() -> None:
+def test_compiling_during_the_session_gives_one_warning() -> None:
     """As of a function, or of another shape: nobody knows before that it will be."""
     function: Any = torch.compile(lambda x: x + 1, backend="eager")
     watch = StackWarning()

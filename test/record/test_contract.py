@@ -12,6 +12,7 @@ from collections import defaultdict
 
 import pytest
 import torch
+from build.calls import calls_of
 from torch import nn
 from torch.autograd.profiler_util import EventList
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
@@ -67,11 +68,6 @@ def profiled(model: nn.Module, *inputs: torch.Tensor, **options: object) -> Prof
     with Profile(model, **options) as prof:  # type: ignore[arg-type]
         model(*inputs)
     return prof
-
-
-def calls_of(prof: Profile) -> dict[str, int]:
-    """Layer name → forward calls, from the tree."""
-    return {node.layer.name: node.calls for node in prof.run.tree().walk()}
 
 
 def rows_of(table: str) -> dict[str, list[str]]:
@@ -185,7 +181,7 @@ def test_attributes_before_inside_and_after_the_block() -> None:
     assert str(prof) != UNFINISHED
 
 
-def test_asking_before_the_end_leaves_the_later_answer_whole() -> None:
+def test_reading_before_the_end_does_not_change_the_later_result() -> None:
     """A defaultdict makes an entry when it is read: that must not pass for the answer."""
     model = nn.Sequential(nn.ReLU())
     with Profile(model) as prof:
@@ -560,7 +556,7 @@ def test_the_error_about_a_path_stays_short_for_a_large_model() -> None:
     assert len(str(caught.value)) < 2000
 
 
-def test_one_path_given_as_paths_is_told() -> None:
+def test_one_path_given_as_paths_raises_an_error() -> None:
     model = AlexNet()
     with pytest.raises(TorchprofError) as caught, Profile(model, paths=("AlexNet", "features", "3")):
         pass
@@ -617,7 +613,7 @@ def test_wrapping_in_ddp_inside_the_block_works(one_process_group) -> None:
     assert torch.equal(wrapped(x), right)
 
 
-def test_a_checkpoint_wrapper_is_shown_as_what_it_wraps() -> None:
+def test_a_checkpoint_wrapper_is_shown_as_the_module_it_wraps() -> None:
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     model = nn.Sequential(checkpoint_wrapper(nn.Linear(2, 2)), nn.ReLU())
@@ -633,7 +629,7 @@ def test_a_checkpoint_wrapper_is_shown_as_what_it_wraps() -> None:
     assert [trace.path for trace in prof.traces] == [("Sequential",), ("Sequential", "0"), real, ("Sequential", "1")]
 
 
-def test_data_parallel_without_devices_is_its_module() -> None:
+def test_data_parallel_without_devices_is_shown_as_its_module() -> None:
     model = nn.DataParallel(nn.Sequential(nn.Linear(2, 2)))
     if model.device_ids:
         pytest.skip("there are devices here")
@@ -727,7 +723,7 @@ def test_a_copy_made_inside_runs_its_own_weights() -> None:
     assert torch.equal(target(x), torch.full((1, 2), 6.0))
 
 
-def test_a_model_used_through_methods_of_its_own() -> None:
+def test_a_model_may_be_called_through_other_methods_than_forward() -> None:
     """As ``policy.evaluate(observation, action)`` in reinforcement learning: forward of the root is never called."""
 
     class Policy(nn.Module):
@@ -767,7 +763,7 @@ def test_a_model_used_through_methods_of_its_own() -> None:
     assert "(outside)" in str(prof)
 
 
-def test_direct_calls_of_forward_are_seen_as_before() -> None:
+def test_direct_calls_of_forward_are_recorded_as_in_1_4() -> None:
     model = AlexNet()
     with Profile(model) as prof:
         model.forward(images())
@@ -778,7 +774,7 @@ def test_direct_calls_of_forward_are_seen_as_before() -> None:
     assert len(prof.raw()[1]["AlexNet", "avgpool"]) == 2
 
 
-def test_the_old_readmes_program_runs() -> None:
+def test_the_program_in_the_readme_of_1_4_runs() -> None:
     model = AlexNet()
     paths = [("AlexNet", "features", "3"), ("AlexNet", "classifier")]
     with torchprof.Profile(model, use_cuda=False, profile_memory=True, paths=paths) as prof:
@@ -797,7 +793,7 @@ def test_the_old_readmes_program_runs() -> None:
     assert total > 0
 
 
-def test_a_process_that_never_leaves_the_block_ends_in_peace() -> None:
+def test_a_process_that_never_leaves_the_block_does_not_crash_at_its_end() -> None:
     code = """
 import torch, torchprof
 model = torch.nn.Linear(2, 2)

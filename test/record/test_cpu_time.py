@@ -32,13 +32,13 @@ def test_the_wait_for_a_processor_is_the_second_number(monkeypatch, tmp_path) ->
 
 
 @pytest.mark.parametrize("text", ["0 0 0\n", "", "no numbers", "1 2\n"])
-def test_a_system_that_counts_nothing_knows_nothing(monkeypatch, tmp_path, text) -> None:
+def test_the_run_delay_is_unknown_on_a_system_without_statistics(monkeypatch, tmp_path, text) -> None:
     known, unknown = (at(tmp_path, monkeypatch, one) for one in ("1000 200 3\n", text))
     assert unknown.run_delay_ns is None
     assert unknown.since(known).run_delay_ns is None and known.since(unknown).run_delay_ns is None
 
 
-def test_the_wait_of_another_thread_is_none_of_this_one() -> None:
+def test_the_run_delay_of_another_thread_is_unknown() -> None:
     before = CpuTime(0, 10, thread=1)
     assert CpuTime(5, 30, thread=1).since(before).run_delay_ns == 20
     assert CpuTime(5, 30, thread=2).since(before) == CpuTime(5, None, 2)
@@ -60,13 +60,13 @@ def test_a_real_recording(monkeypatch) -> None:
     assert "CPU time of the process: " in prof.run.report("summary")
 
 
-def test_cycles_add_up_and_what_one_does_not_know_is_not_known() -> None:
+def test_cycles_add_up_and_a_sum_with_an_unknown_value_is_unknown() -> None:
     from torchprof.run.cycles import _sum_of_known
 
     assert [_sum_of_known(*pair) for pair in ((3, 4), (None, 4), (3, None))] == [7, None, None]
 
 
-def test_a_trace_does_not_tell_it(tmp_path) -> None:
+def test_a_trace_does_not_have_it(tmp_path) -> None:
     with Profile(model := nn.Linear(4, 4)) as prof:
         model(torch.rand(2, 4))
     prof.export_chrome_trace(tmp_path / "trace.json")

@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 import torch
+from build.calls import calls_of
 from build.places import ROOT
 from build.snapshots import snapshot
 from build.warnings import sentences
@@ -48,11 +49,7 @@ def untouched() -> Iterator[Callable[[nn.Module], nn.Module]]:
     assert not torch.autograd.profiler._is_profiler_enabled
 
 
-def calls_of(prof: Profile, root: int = 0) -> dict[str, int]:
-    return {node.layer.name: node.calls for node in prof.run.tree(root=root).walk()}
-
-
-def doubts(prof: Profile) -> str:
+def warnings_of(prof: Profile) -> str:
     return "\n".join(sentences(prof.run))
 
 
@@ -131,7 +128,7 @@ def test_the_model_is_as_it_was_after_the_block(untouched, options) -> None:
         model(torch.rand(5, 3)).sum()
 
 
-def test_nothing_of_ours_is_in_an_instance_inside_the_block_either() -> None:
+def test_instances_carry_nothing_of_torchprof_inside_the_block() -> None:
     model = Net()
     before = {name: set(vars(module)) for name, module in model.named_modules()}
     with Profile(model):
@@ -141,7 +138,7 @@ def test_nothing_of_ours_is_in_an_instance_inside_the_block_either() -> None:
         assert not [name for name in model.state_dict() if "torchprof" in name]
 
 
-def test_train_and_eval_are_left_alone_and_may_change_inside(untouched) -> None:
+def test_train_and_eval_mode_are_kept_and_may_change_inside_the_block(untouched) -> None:
     model = untouched(Net().eval())
     with Profile(model):
         model(torch.rand(5, 3))
@@ -222,7 +219,7 @@ def test_a_replica_as_data_parallel_makes_them_runs_its_own_weights() -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy])
-def test_copies_of_a_module_that_carries_its_own_forward(untouched, copied) -> None:
+def test_copies_of_a_module_with_a_forward_on_the_instance_keep_that_forward(untouched, copied) -> None:
     model = nn.Linear(2, 2)
     model.forward = torch.sin
     untouched(model)
@@ -283,7 +280,7 @@ def test_super_forward_counts_once(untouched) -> None:
     assert sines == {"0": 1, "1": 2, "2": 1, "3": 1, "4": 1}
 
 
-def test_models_that_are_not_profiled_but_share_a_class_pass_through(untouched) -> None:
+def test_calls_of_unprofiled_models_of_a_profiled_class_are_not_recorded(untouched) -> None:
     seen, other = untouched(nn.Sequential(Heir())), untouched(nn.Sequential(Heir(), Base()))
     with Profile(seen) as prof:
         for _ in range(3):
@@ -332,7 +329,7 @@ class NoGradForward(nn.Module):
 @pytest.mark.parametrize(
     "kind", [StaticForward, ClassForward, CallableForward, PropertyForward, PartialForward, NoGradForward]
 )
-def test_forwards_that_are_no_plain_methods(untouched, kind) -> None:
+def test_forwards_that_are_not_plain_methods_are_labelled(untouched, kind) -> None:
     model = untouched(nn.Sequential(kind(), kind()))
     x = torch.rand(3, requires_grad=True)
     right = model(x)
@@ -346,7 +343,7 @@ def test_forwards_that_are_no_plain_methods(untouched, kind) -> None:
     assert calls_of(prof) == {"Sequential": 1, "Sequential.0": 1, "Sequential.1": 2}
 
 
-def test_a_static_forward_called_on_the_class_is_nobodys(untouched) -> None:
+def test_a_static_forward_called_on_the_class_belongs_to_no_layer(untouched) -> None:
     model = untouched(StaticForward())
     with Profile(model) as prof:
         assert torch.equal(StaticForward.forward(torch.full((2,), 3.0)), torch.full((2,), 9.0))
@@ -354,7 +351,7 @@ def test_a_static_forward_called_on_the_class_is_nobodys(untouched) -> None:
     assert calls_of(prof) == {"StaticForward": 1}
 
 
-def test_a_forward_on_the_instance_is_labelled_and_given_back(untouched) -> None:
+def test_a_forward_on_the_instance_is_labelled_and_restored(untouched) -> None:
     model = Net().eval()
     own = functools.partial(F.linear, weight=torch.ones(2, 4))
     model.head.forward = own
@@ -432,7 +429,7 @@ class Output:
     ],
     ids=["dict", "dataclass", "None", "int", "generator", "packed"],
 )
-def test_whatever_a_forward_returns_is_returned(untouched, make) -> None:
+def test_a_forward_may_return_any_object(untouched, make) -> None:
     class Any_(nn.Module):  # noqa: N801
         def forward(self, x: Any) -> Any:
             return result
@@ -447,7 +444,7 @@ def test_whatever_a_forward_returns_is_returned(untouched, make) -> None:
     assert calls_of(prof) == {"Any_": 3}
 
 
-def test_a_forward_that_is_a_generator(untouched) -> None:
+def test_a_forward_may_be_a_generator(untouched) -> None:
     class Stream(nn.Module):
         def forward(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
             for number in range(3):
@@ -459,7 +456,7 @@ def test_a_forward_that_is_a_generator(untouched) -> None:
     assert calls_of(prof) == {"Stream": 1}
 
 
-def test_arguments_that_hold_themselves_do_not_hang_the_call(untouched) -> None:
+def test_arguments_that_contain_themselves_do_not_hang_the_call(untouched) -> None:
     class Loop(list):
         visits = 0
 
@@ -525,7 +522,7 @@ def test_the_fused_fast_path_of_an_encoder_layer_stays_on_and_its_children_are_n
     assert set(calls.values()) == {0}
 
 
-def test_a_hook_of_the_users_switches_the_fast_path_off_as_without_us() -> None:
+def test_a_hook_of_the_user_disables_the_fast_path_as_without_a_profile() -> None:
     model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     model.linear1.register_forward_hook(lambda *_: None)
     x = torch.rand(2, 5, 8)
@@ -564,7 +561,7 @@ def test_hooks_run_as_often_and_in_the_same_order(untouched) -> None:
     assert calls_of(prof) == NET_ONCE
 
 
-def test_hooks_added_and_removed_inside_the_block_are_the_users_business() -> None:
+def test_hooks_may_be_added_and_removed_inside_the_block() -> None:
     model = Net()
     kept = []
     removed = model.head.register_forward_hook(lambda *_: None)
@@ -817,7 +814,7 @@ AS_CHILD = pytest.mark.parametrize("as_child", [False, True], ids=["root", "chil
 @FORWARDS
 @COMPILED
 @AS_CHILD
-def test_forwards_of_any_look_are_not_recompiled(untouched, dynamo, kind, compiled, as_child) -> None:
+def test_compiled_forwards_of_any_form_are_not_recompiled(untouched, dynamo, kind, compiled, as_child) -> None:
     """Compiled before the block: of defaults and of variables of a closure there are guards in every class."""
     looks = [_looks_of(cls.forward) for cls in kind.__mro__ if "forward" in vars(cls)]
     model = kind()
@@ -845,7 +842,7 @@ def test_forwards_of_any_look_are_not_recompiled(untouched, dynamo, kind, compil
 @FORWARDS
 @COMPILED
 @AS_CHILD
-def test_forwards_of_any_look_may_be_compiled_inside_the_block(untouched, dynamo, kind, compiled, as_child) -> None:
+def test_forwards_of_any_form_may_be_compiled_inside_the_block(untouched, dynamo, kind, compiled, as_child) -> None:
     """One graph, which is still good when the block has ended, and in the next."""
     model = kind()
     inner = Around(model) if as_child else model
@@ -867,7 +864,7 @@ def test_forwards_of_any_look_may_be_compiled_inside_the_block(untouched, dynamo
 
 
 @FORWARDS
-def test_forwards_of_any_look_are_labelled_where_nothing_is_compiled(untouched, kind) -> None:
+def test_forwards_of_any_form_are_labelled_if_nothing_is_compiled(untouched, kind) -> None:
     """And do what they do, what they know of themselves among it."""
     model = untouched(Around(kind()))
     x = torch.rand(2, 3)
@@ -877,7 +874,7 @@ def test_forwards_of_any_look_are_labelled_where_nothing_is_compiled(untouched, 
     assert calls_of(prof) == {"Around": 1, "Around.child": 2, "Around.child.lin": 2}
 
 
-def test_a_compiled_model_of_any_look_that_is_not_profiled_is_not_recompiled(dynamo) -> None:
+def test_unprofiled_compiled_models_of_any_form_are_not_recompiled(dynamo) -> None:
     """Its classes are those of one that is."""
     kinds = [WithDefaults, WithKeywords, WithDecorator]
     fast = [_optimized(Around(kind())) for kind in kinds]
@@ -922,7 +919,7 @@ def test_a_model_that_was_compiled_before_compiles_nothing_inside(untouched, dyn
 
 @COMPILED
 @pytest.mark.parametrize("warmup", [0, 1])
-def test_nothing_of_ours_is_compiled_with_a_model(dynamo, compiled, warmup) -> None:
+def test_no_code_of_torchprof_is_compiled_with_a_model(dynamo, compiled, warmup) -> None:
     """Compiled inside the block, where calls are looked at: all that torch.compile has looked at is the user's."""
     torch._dynamo.utils.clear_compilation_metrics()
     model = nn.Sequential(Stack(), Breaks(), WithDefaults())
@@ -949,7 +946,7 @@ class Breaks(nn.Module):
 @COMPILED
 @pytest.mark.parametrize("before", [True, False], ids=["compiled before", "compiled inside"])
 @pytest.mark.parametrize("deep", [False, True], ids=["child", "grandchild"])
-def test_a_graph_break_in_a_child_raises_no_doubt_about_calls(dynamo, compiled, before, deep) -> None:
+def test_a_graph_break_in_a_child_gives_no_warning_about_calls(dynamo, compiled, before, deep) -> None:
     """The child is called by code that torch.compile made for the model, and is called by the model all the same."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Tanh(), Breaks()) if deep else Breaks(), nn.ReLU())
     x = torch.rand(2, 3)
@@ -962,7 +959,7 @@ def test_a_graph_break_in_a_child_raises_no_doubt_about_calls(dynamo, compiled, 
     graphs = dynamo()
     fast(x)
     assert dynamo() == graphs
-    assert "other than" not in doubts(prof)
+    assert "other than" not in warnings_of(prof)
     calls = calls_of(prof)
     names = ["Sequential", "Sequential.1", *(["Sequential.1.1"] if deep else [])]
     assert [calls[name] for name in names] == [1] * len(names)
@@ -1001,7 +998,9 @@ def test_script_modules_are_one_row(untouched, where, how) -> None:
     assert node.total.cpu_ns > 0
     if where == "part":
         assert calls["Sequential"] == calls["Sequential.1"] == 1
-    assert "Never called" not in doubts(prof), "what is inside a ScriptModule is run by it, and nobody can label it"
+    assert "Never called" not in warnings_of(prof), (
+        "what is inside a ScriptModule is run by it, and nobody can label it"
+    )
 
 
 def original(x: torch.Tensor) -> torch.Tensor:
@@ -1022,7 +1021,7 @@ class UsesGlobals(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_scripting_inside_the_block_finds_the_names_of_the_forwards_own_module() -> None:
+def test_scripting_inside_the_block_finds_the_globals_of_the_forward() -> None:
     model, x = nn.Sequential(UsesGlobals(), nn.Conv1d(2, 2, 1)), torch.rand(2, 3)
     right, forwards = model(x), [type(module).forward for module in model.modules()]
     with Profile(model):
@@ -1121,7 +1120,7 @@ def test_the_older_export_inside_the_block(dynamo) -> None:
     assert UsesGlobals.forward is forward
 
 
-def test_a_class_may_be_pickled_whole_inside_the_block(tmp_path: Path) -> None:
+def test_a_class_may_be_pickled_by_value_inside_the_block(tmp_path: Path) -> None:
     """As cloudpickle does with classes of ``__main__``, for Ray, Dask, Spark and joblib: the process that reads it need
     not have torchprof, and runs the forward that was there."""
     cloudpickle = pytest.importorskip("cloudpickle")
@@ -1230,7 +1229,7 @@ def test_lazy_modules_are_labelled_in_their_first_call_and_later(warmed) -> None
 # Threads
 
 
-def test_two_threads_on_one_model_do_not_crash_and_the_other_threads_calls_are_told(untouched) -> None:
+def test_two_threads_on_one_model_do_not_crash_and_a_warning_reports_calls_on_the_other_thread(untouched) -> None:
     model = untouched(Net().eval())
     x = torch.rand(2, 3)
     right = model(x)
@@ -1266,7 +1265,7 @@ def test_a_model_first_called_on_another_thread(untouched) -> None:
         thread.join(60)
         model(torch.rand(5, 2))
     assert calls_of(prof) == {"Linear": 1}
-    assert "1 call of Linear on a thread" in doubts(prof)
+    assert "1 call of Linear on a thread" in warnings_of(prof)
     assert prof.run.layers[0].output_shapes == ((5, 3),)
 
 
@@ -1291,7 +1290,7 @@ def test_profiling_on_a_thread_that_is_not_the_main_one(untouched) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit, TypeError, StopIteration])
-def test_an_error_in_a_forward_comes_through_and_the_model_is_restored(untouched, error) -> None:
+def test_an_error_in_a_forward_is_raised_and_the_model_is_restored(untouched, error) -> None:
     raised = error("the user's own")
 
     class Failing(nn.Module):
@@ -1343,7 +1342,7 @@ def some_work() -> None:
     ids=["autograd", "autograd without kineto", "torch.profiler"],
 )
 @pytest.mark.parametrize("warmup", [0, 1])
-def test_a_profiler_that_is_active_already_is_left_to_its_owner(untouched, theirs, warmup) -> None:
+def test_a_profile_is_refused_while_a_profiler_of_the_user_is_active(untouched, theirs, warmup) -> None:
     model = untouched(Net())
     with theirs() as user:
         some_work()
@@ -1386,7 +1385,7 @@ def test_a_profiler_started_inside_the_block_is_refused_and_ours_goes_on(untouch
     assert "aten::sin" in {row.key for row in user.key_averages()}
 
 
-def test_a_disabled_profiler_of_the_users_inside_the_block_is_no_matter() -> None:
+def test_a_disabled_profiler_of_the_user_is_allowed_inside_the_block() -> None:
     model = Net()
     with Profile(model) as prof, torch.autograd.profiler.profile(enabled=False):
         model(torch.rand(2, 3))
@@ -1403,7 +1402,7 @@ def test_record_function_of_the_users_inside_the_block_is_kept() -> None:
     assert calls_of(prof) == NET_ONCE
 
 
-def test_a_schedule_that_waits_is_no_session_yet(untouched) -> None:
+def test_a_profile_may_start_while_a_schedule_waits(untouched) -> None:
     model = untouched(Net())
     schedule = torch.profiler.schedule(wait=1, warmup=1, active=1)
     seen: list[set[str]] = []
@@ -1423,7 +1422,7 @@ def test_a_schedule_that_waits_is_no_session_yet(untouched) -> None:
     assert len(seen) == 1 and "aten::sin" in seen[0]
 
 
-def test_a_finished_profiler_that_the_user_still_holds_is_no_matter() -> None:
+def test_a_profile_may_start_after_a_profiler_that_has_ended() -> None:
     with torch.autograd.profiler.profile() as first:
         some_work()
     with torch.profiler.profile(
@@ -1606,7 +1605,7 @@ def test_profiles_that_wait_in_their_warmup_leave_the_model_as_it_was_whatever_t
     assert left == limit
 
 
-def test_profiles_one_after_another_do_not_hear_of_each_other(untouched) -> None:
+def test_consecutive_profiles_are_independent(untouched) -> None:
     model = untouched(Net())
     with Profile(model, paths=["head"]) as first:
         model(torch.rand(2, 3))
@@ -1621,7 +1620,7 @@ def test_profiles_one_after_another_do_not_hear_of_each_other(untouched) -> None
 # Modules that come and go
 
 
-def test_a_module_added_inside_the_block_is_told_and_works(untouched) -> None:
+def test_a_module_added_inside_the_block_works_and_gives_a_warning(untouched) -> None:
     model = Net()
     with Profile(model) as prof:
         model.body.append(nn.Dropout())
@@ -1630,27 +1629,27 @@ def test_a_module_added_inside_the_block_is_told_and_works(untouched) -> None:
     assert calls_of(prof) == NET_ONCE
 
 
-def test_a_module_replaced_inside_the_block_is_told_and_the_old_ones_calls_stay() -> None:
+def test_a_module_replaced_inside_the_block_gives_a_warning_and_keeps_the_calls_of_the_old_one() -> None:
     model = Net()
     with Profile(model) as prof:
         model(torch.rand(2, 3))
         model.head = nn.Linear(4, 7)
         model(torch.rand(2, 3))
-    assert "replaced" in str(prof) and "Net.head" in doubts(prof)
+    assert "replaced" in str(prof) and "Net.head" in warnings_of(prof)
     assert calls_of(prof)["Net.head"] == 1
     assert calls_of(prof)["Net.body.0"] == 2
 
 
-def test_a_module_removed_inside_the_block_is_told() -> None:
+def test_a_module_removed_inside_the_block_gives_a_warning() -> None:
     model = Net()
     with Profile(model) as prof:
         model(torch.rand(2, 3))
         model.body = model.body[:2]
-    assert "Removed" in str(prof) and "Net.body.2" in doubts(prof)
+    assert "Removed" in str(prof) and "Net.body.2" in warnings_of(prof)
     assert calls_of(prof)["Net.body.2"] == 1
 
 
-def test_no_new_module_gets_the_label_of_one_that_is_gone() -> None:
+def test_a_new_module_does_not_get_the_label_of_a_freed_one() -> None:
     """Python gives the identity of what was freed to what is made next: two hundred tries find it."""
     model = nn.Sequential(nn.Sequential(nn.ReLU()), nn.ReLU())
     with Profile(model) as prof:
@@ -1708,7 +1707,7 @@ def fits(model: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("direct", [False, True])
-def test_what_just_fits_in_pythons_recursion_limit_fits_when_profiled(direct) -> None:
+def test_a_recursion_that_just_fits_into_the_limit_fits_when_profiled(direct) -> None:
     limit = sys.getrecursionlimit()
     depth, step = 0, 512
     while step:
@@ -1766,7 +1765,7 @@ def test_ten_thousand_layers() -> None:
     assert len([line for line in lines if not line.startswith(("(outside)", "└── (garbage"))]) == 10_002
 
 
-def test_a_module_that_holds_its_parent_or_itself() -> None:
+def test_a_module_may_have_its_parent_or_itself_as_a_child() -> None:
     class Knot(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -1831,7 +1830,7 @@ def test_modules_that_guard_their_attributes() -> None:
     assert calls_of(prof) == {"Frozen": 1, "Frozen.lin": 1}
 
 
-def test_modules_that_are_empty_in_the_eyes_of_python(untouched) -> None:
+def test_modules_with_a_false_truth_value_are_labelled(untouched) -> None:
     class Empty(nn.Module):
         def __len__(self) -> int:
             return 0
@@ -1978,7 +1977,7 @@ def test_the_backward_of_a_warmup_step_is_not_recorded() -> None:
 
 
 @pytest.mark.parametrize("calls", [0, 2, 3])
-def test_fewer_calls_than_the_warmup_are_told(untouched, calls) -> None:
+def test_fewer_calls_than_the_warmup_give_a_warning(untouched, calls) -> None:
     model = untouched(Net())
     with Profile(model, warmup=3) as prof:
         for _ in range(calls):
@@ -1994,7 +1993,7 @@ def test_fewer_calls_than_the_warmup_are_told(untouched, calls) -> None:
     assert calls_of(after) == NET_ONCE
 
 
-def test_a_call_inside_a_call_of_the_warmup_belongs_to_it(untouched) -> None:
+def test_a_call_nested_in_a_warmup_call_is_not_recorded(untouched) -> None:
     class Recursive(nn.Module):
         def forward(self, x: torch.Tensor, times: int) -> torch.Tensor:
             return self(torch.cos(x), times - 1) if times else x
@@ -2006,7 +2005,7 @@ def test_a_call_inside_a_call_of_the_warmup_belongs_to_it(untouched) -> None:
     assert calls_of(prof) == {"Recursive": 3}
 
 
-def test_calls_on_another_thread_do_not_carry_the_session_there(untouched) -> None:
+def test_calls_on_another_thread_do_not_start_the_session_there(untouched) -> None:
     """The profiler records the thread that starts it: that must be the one that entered the block."""
     model = untouched(Net())
 
@@ -2022,7 +2021,7 @@ def test_calls_on_another_thread_do_not_carry_the_session_there(untouched) -> No
         model(torch.rand(2, 3))
     calls = calls_of(prof)
     assert set(calls.values()) in ({1}, {2}), calls  # whether or not the other thread's calls count as a warm-up
-    assert "Never called" not in doubts(prof)
+    assert "Never called" not in warnings_of(prof)
 
 
 def test_an_error_in_the_warmup_restores_the_model(untouched) -> None:
@@ -2104,7 +2103,7 @@ class LookingBelow(Looking):
         return super().forward(x)
 
 
-def test_the_frames_around_a_forward_can_be_looked_into() -> None:
+def test_the_frames_around_a_forward_can_be_inspected() -> None:
     """As debuggers do, and what prints local variables under a traceback: also that of ours with cells of another."""
     model = LookingBelow()
     with Profile(model):
@@ -2116,7 +2115,7 @@ def test_the_frames_around_a_forward_can_be_looked_into() -> None:
 
 @pytest.mark.parametrize("warmup", [0, 1])
 @pytest.mark.parametrize("kind", [WithDefaults, WithDecorator, Block])
-def test_a_profile_and_its_model_are_gone_when_nobody_has_them(kind, warmup) -> None:
+def test_a_profile_and_its_model_are_freed_without_references(kind, warmup) -> None:
     model = kind()
     with Profile(model, warmup=warmup) as prof:
         model(torch.rand(2, 3))

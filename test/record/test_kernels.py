@@ -46,7 +46,7 @@ def whole(run: Run) -> Cost:
 
 
 @MARKED
-def test_kernels_land_with_the_op_that_launched_them() -> None:
+def test_kernels_belong_to_the_op_that_launched_them() -> None:
     """Forward and backward kernels in the layer, the rest outside, annotations nowhere."""
     found, run = attributed(small_step())
     kernels = {
@@ -75,7 +75,7 @@ def test_kernels_land_with_the_op_that_launched_them() -> None:
     }
 
 
-def test_kernels_that_were_launched_before_the_session_are_told_by_their_number() -> None:
+def test_kernels_launched_before_the_session_are_known_by_their_correlation_id() -> None:
     """The runtime counts its calls; one outside of all ops may have the number of an op, and is none."""
 
     def work(name: str, start: int, number: int, linked: int = 0) -> Raw:
@@ -103,7 +103,7 @@ def test_kernels_that_were_launched_before_the_session_are_told_by_their_number(
 
 
 @MARKED
-def test_a_kernel_may_bear_the_name_of_a_label() -> None:
+def test_a_kernel_may_have_the_name_of_a_label() -> None:
     """Whoever writes a kernel often labels its call by the same name: the kernel is work, its label's mirror is not."""
     _, plain = attributed(small_step())
     _, run = attributed([*small_step(), kernel("mine", 700, 750, 4)])
@@ -133,7 +133,7 @@ def test_a_runtime_call_is_inside_its_op() -> None:
     assert whole(run).cpu_ns == 90 + 900 + 100 + 40 + 500 + 80 + 200
 
 
-def test_one_kernel_that_the_clock_puts_before_its_launch() -> None:
+def test_a_kernel_may_seem_to_start_before_its_launch() -> None:
     """Host and device clocks differ: a kernel belongs to the op it is linked to, also where it seems to be earlier."""
     raws = small_step()
     early = next(raw for raw in raws if raw.name() == "gemm")
@@ -142,7 +142,7 @@ def test_one_kernel_that_the_clock_puts_before_its_launch() -> None:
     assert run.tree(FORWARD).self.device_ns == 2000
 
 
-def test_without_a_device_nothing_of_it_is_asked_for() -> None:
+def test_a_session_without_a_device_has_the_same_cpu_figures() -> None:
     """A session of the CPU alone has the same CPU figures from the same events."""
     raws = [raw for raw in small_step() if raw.device_type() == DeviceType.CPU and raw.name() != "cudaLaunchKernel"]
     _, run = attributed(raws, device=None)
@@ -176,7 +176,7 @@ def test_a_device_of_rocm_has_one_name() -> None:
     assert {row.device for row in unclear.rows if row.cost.device_ns} == {"cuda:9"}
 
 
-def test_two_devices_stay_apart_in_rows_and_add_up_in_layers() -> None:
+def test_two_devices_have_separate_rows_and_add_up_in_layers() -> None:
     """Each row names its device."""
     raws = small_step()
     second = kernel("gemm", 3000, 3300, 4)
@@ -188,7 +188,7 @@ def test_two_devices_stay_apart_in_rows_and_add_up_in_layers() -> None:
 
 
 @MARKED
-def test_what_torch_leaves_out_is_left_out() -> None:
+def test_python_frames_and_bookkeeping_of_torch_are_left_out() -> None:
     """Python frames and the bookkeeping of ``record_function`` are no work, and give their time to what is around."""
     raws = [
         *small_step(),
@@ -203,7 +203,7 @@ def test_what_torch_leaves_out_is_left_out() -> None:
     assert not [each for each in found if each.event.correlation in (31, 32, 33, 34)]
 
 
-def test_an_asynchronous_range_is_no_time_of_its_thread() -> None:
+def test_an_asynchronous_range_takes_no_time_of_its_thread() -> None:
     """A collective's range ends long after its start, perhaps elsewhere: it takes no ops in, as in torch's lists."""
     raws = [*small_step(), Raw("gloo:all_reduce", 1420, 60_000, 2, USER, _correlation=40, _async=True)]
     _, run = attributed(raws)
@@ -483,7 +483,7 @@ def test_the_block_does_not_wait_between_layers() -> None:
         assert not waits & {op.name for op in ops}
 
 
-def test_events_are_what_the_rule_asks_for() -> None:
+def test_events_have_the_fields_that_attribution_reads() -> None:
     """What a session hands on are plain ``Event`` tuples with whole numbers."""
     for event in events_of(small_step()):
         assert type(event) is Event

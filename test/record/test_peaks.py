@@ -39,7 +39,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
     return seen
 
 
-def test_the_figures_are_those_of_the_fastest_product_and_copy(timed: list[SimpleNamespace]) -> None:
+def test_the_peak_is_that_of_the_fastest_product_and_copy(timed: list[SimpleNamespace]) -> None:
     """n³ multiplications and as many additions; each byte of the copy is read once and written once."""
     found = peak("cpu")
     product, copy = timed
@@ -51,7 +51,7 @@ def test_the_figures_are_those_of_the_fastest_product_and_copy(timed: list[Simpl
     assert (product.matrix.dtype, product.matrix.device.type) == (torch.float32, "cpu")
 
 
-def test_what_is_timed_is_a_product_and_a_copy(timed: list[SimpleNamespace]) -> None:
+def test_a_product_and_a_copy_are_timed(timed: list[SimpleNamespace]) -> None:
     peak("cpu")
     product, copy = timed
     small = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -71,7 +71,7 @@ def test_a_second_call_measures_nothing(timed: list[SimpleNamespace]) -> None:
     assert measured_peaks() == (first,)
 
 
-def test_another_type_and_another_number_of_threads_are_measured_by_themselves(
+def test_each_type_and_number_of_threads_is_measured_separately(
     timed: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
@@ -141,20 +141,22 @@ def test_the_clock_is_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cpu", "float32", "not 'float32'"),
     ],
 )
-def test_what_cannot_be_measured_is_said_and_not_kept(device: str, dtype: torch.dtype, said: str) -> None:
+def test_a_measurement_that_fails_raises_an_error_and_is_not_kept(device: str, dtype: torch.dtype, said: str) -> None:
     with pytest.raises(TorchprofError, match=said) as caught:
         peak(device, dtype)
     assert ("torchprof.peak" in str(caught.value)) is ("cannot be measured" in str(caught.value))
     assert measured_peaks() == ()
 
 
-def test_the_users_random_numbers_are_not_drawn(timed: list[SimpleNamespace]) -> None:
+def test_the_random_state_of_the_user_does_not_change(timed: list[SimpleNamespace]) -> None:
     before = torch.get_rng_state()
     peak("cpu")
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_memory_that_runs_out_is_said_plainly(timed: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_raises_a_clear_error(
+    timed: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for error, said in (
         (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried"), "CUDA out of memory. Name"),
         (AssertionError(), "AssertionError. Name"),

@@ -148,7 +148,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch, oversleeps: list[int]) -> tuple[lis
     return list(sampler.samples()), clock
 
 
-def test_a_late_sample_stands_for_those_that_were_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_sample_stands_for_the_missed_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     ms = 1_000_000
     samples, clock = sampled(monkeypatch, [0, 1 * ms, 5 * ms, 0, 52 * ms, 0])
     assert [sample.intervals for sample in samples] == [1, 1, 2, 1, 11, 1]
@@ -157,7 +157,7 @@ def test_a_late_sample_stands_for_those_that_were_missed(monkeypatch: pytest.Mon
     assert clock.asked == pytest.approx([0.005, 0.005, 0.004, 0.005, 0.005, 0.003])  # back in step after each
 
 
-def test_when_memory_is_full_half_of_it_is_given_back_and_no_time_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_the_limit_half_of_the_samples_are_dropped_and_no_time_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(python_lines, "_MOST_SAMPLES", 8)
     samples, clock = sampled(monkeypatch, [0] * 7 + [10_000_000] + [0] * 3)
     # Eight samples, the last of them late by two, of which four are kept; from then on one in 10 ms.
@@ -197,13 +197,13 @@ def test_started_again_it_goes_on_and_stopped_twice_it_stays_stopped() -> None:
     assert list(sampler.samples())[: len(first)] == first
 
 
-def test_a_thread_that_is_not_there_gives_no_samples() -> None:
+def test_a_thread_that_does_not_exist_gives_no_samples() -> None:
     with Sampler(0, 0.001) as sampler, Sampler(threading.get_ident(), 0.001) as other:
         wait_for(other, 5)
     assert list(sampler.samples()) == []
 
 
-def test_no_frame_is_held() -> None:
+def test_no_frame_is_kept_alive() -> None:
     class Big:
         pass
 
@@ -219,7 +219,7 @@ def test_no_frame_is_held() -> None:
 
 
 @pytest.mark.parametrize("interval", [0, -1, float("nan"), 1e-12])
-def test_an_interval_that_is_none(interval: float) -> None:
+def test_an_interval_that_is_not_positive_raises_an_error(interval: float) -> None:
     with pytest.raises(TorchprofError, match=r"interval_s is the seconds between two samples, as 0\.005, not"):
         Sampler(threading.get_ident(), interval)
 
@@ -249,7 +249,7 @@ def run(code: str) -> str:
     return result.stdout
 
 
-def test_a_process_ends_although_a_sampler_goes_on() -> None:
+def test_a_process_ends_while_a_sampler_is_running() -> None:
     last = "import atexit; sampler.stop(); atexit.register(lambda: print(threading.active_count())); sampler.start()"
     assert run(last + "; print('end', threading.active_count())") == "end 2\n1\n"
 
@@ -258,7 +258,7 @@ def test_a_sampler_that_was_stopped_is_not_kept() -> None:
     assert run("import weakref; sampler.stop(); kept = weakref.ref(sampler); del sampler; print(kept())") == "None\n"
 
 
-def test_it_stands_still_while_forking_and_is_not_in_the_forked_process() -> None:
+def test_it_pauses_during_a_fork_and_does_not_run_in_the_child() -> None:
     out = run(
         """
         pid = os.fork()

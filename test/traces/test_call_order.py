@@ -1,4 +1,4 @@
-"""The order of calls that is read from a source, against the calls that it makes."""
+"""The order of calls that ``call_order`` reads from the source of a class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchprof.traces.call_order import call_order
 
 
 class Methods(nn.Module):
-    """Defines in one order, calls in another: through a method, a loop, a nested call, an assignment."""
+    """Calls its submodules in another order than it defines them: in a method, a loop, a nested call, an assignment."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Methods(nn.Module):
         return self.second(self.first(x))
 
 
-def test_the_order_is_that_of_the_calls() -> None:
+def test_attributes_are_in_the_order_of_their_calls() -> None:
     assert list(call_order(Methods)) == ["first", "second", "blocks", "inner", "last"]
     assert call_order(Mlp) == {"fc1": True, "act": True, "fc2": True}
     dropouts = [name for name in call_order(nn.TransformerEncoderLayer) if name.startswith("dropout")]
@@ -44,7 +44,7 @@ def test_a_method_that_calls_itself_is_followed_once() -> None:
 
 
 class Branches(nn.Module):
-    """Uses some of what it holds in some calls only, or for something else than a call."""
+    """Uses some submodules only in some calls, or without calling them."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.early(x).sum() > 0:
@@ -62,14 +62,14 @@ class Branches(nn.Module):
         return self.rare(x)
 
 
-def test_what_only_a_branch_uses_may_not_be_called() -> None:
+def test_attributes_used_only_in_a_branch_are_not_always_called() -> None:
     order = call_order(Branches)
     assert [name for name, always in order.items() if always] == ["early", "both", "tried", "parts"]
     assert list(order) == ["early", "rare", "seldom", "never", "both", "asked", "tried", "saved", "parts"]
 
 
 class Early(nn.Module):
-    """Returns early now and then, at the end or inside of a method."""
+    """Returns early in some calls, in forward and in a method."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.inner(self.first(x))
@@ -84,17 +84,17 @@ class Early(nn.Module):
         return self.rest(x)
 
 
-def test_what_comes_after_a_return_need_not_be_called() -> None:
+def test_attributes_used_after_an_early_return_are_not_always_called() -> None:
     assert call_order(Early) == {"first": True, "rest": False, "early": False, "last": False}
 
 
 @pytest.mark.parametrize("forward", [len, lambda self, x: self.fc(x), eval("lambda self, x: self.fc(x)")])
-def test_what_has_no_source_of_its_own_has_no_order(forward) -> None:
+def test_a_forward_without_its_own_source_has_no_order(forward) -> None:
     assert call_order(type("Made", (), {"forward": forward})) == {}
 
 
 def test_torchscript_has_no_order() -> None:
-    """Its classes have a forward that they do not give away: only what is made of them has one."""
+    """Only instances of its classes have a forward."""
     scripted = torch.jit.script(nn.Sequential(nn.ReLU()))
     with pytest.raises(AttributeError):
         _ = type(scripted).forward

@@ -1,4 +1,4 @@
-"""Which layers a trace tells of, by hand: labels, module events, ranges."""
+"""The layers in a trace, by hand: from labels, from events of modules, from ranges."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torchprof.traces.layers import (
     Hierarchy,
     ModuleCall,
     RangeCall,
-    class_of,
     layers_of_labels,
     layers_of_modules,
     layers_of_ranges,
     path_of,
+    traced_class_name,
 )
 
 
-def told(made: Hierarchy) -> tuple[str, ...]:
+def warning_texts(made: Hierarchy) -> tuple[str, ...]:
     return tuple(map(str, made.warnings))
 
 
@@ -39,7 +39,7 @@ def test_a_path_comes_back_from_its_label(path: tuple[str, ...]) -> None:
     assert path_of(label_of(path)) == path
 
 
-def test_labels_tell_their_paths_and_all_above_them() -> None:
+def test_labels_give_their_layers_and_all_layers_above() -> None:
     labels = [
         label_of(path) for path in [("Net",), ("Net", "blocks", "0", "fc"), ("Net", "head"), ("Net", "blocks", "1")]
     ]
@@ -49,14 +49,14 @@ def test_labels_tell_their_paths_and_all_above_them() -> None:
     assert made.sites == {labels[0]: Site((0,)), labels[1]: Site((3,)), labels[2]: Site((5,)), labels[3]: Site((4,))}
 
 
-def test_a_trace_does_not_know_what_a_layer_holds() -> None:
+def test_the_parameters_and_the_mode_of_a_layer_are_unknown() -> None:
     (layer,) = layers_of_labels([label_of(("Net#2",))], {}).layers
     assert (layer.path, layer.kind) == (("Net#2",), "Net")
     held = layer.params, layer.trainable_params, layer.param_bytes, layer.buffers, layer.buffer_bytes, layer.training
     assert held == (None,) * 6
 
 
-def test_the_labels_of_a_wrapper_and_of_what_it_wraps_are_one_layer() -> None:
+def test_the_labels_of_a_wrapper_and_of_the_module_in_it_are_one_layer() -> None:
     outer, core = label_of(("Net", "fc")), label_of(("Net", "fc", "_orig_mod"))
     parallel, inside = ("DistributedDataParallel",), ("DistributedDataParallel", "module", "fc")
     made = layers_of_labels(
@@ -80,7 +80,7 @@ def test_module_events_are_layers_under_their_callers() -> None:
     made = layers_of_modules([*calls, module("Linear_1", "Net_0")])
     assert names(made) == ["Net", "Net.My_Block2_0", "Net.My_Block2_0.Linear_0", "Net.Linear_1", "Loss"]
     assert [layer.kind for layer in made.layers] == ["Net", "My_Block2", "Linear", "Linear", "Loss"]
-    assert class_of("nn.Module: My_Block2_0") == "My_Block2"
+    assert traced_class_name("nn.Module: My_Block2_0") == "My_Block2"
 
 
 def test_two_models_of_a_class_keep_their_numbers() -> None:
@@ -95,20 +95,20 @@ def test_a_module_with_several_callers_is_several_layers() -> None:
     assert (first.shared_with, second.shared_with) == ((second.path,), (first.path,))
 
 
-def test_modules_inside_themselves_do_not_lead_into_a_circle() -> None:
+def test_recursive_modules_have_finitely_many_layers() -> None:
     assert names(layers_of_modules([module("Net_0", "", "Net_0")])) == ["Net"]
     assert names(layers_of_modules([module("A_0", "", "B_0"), module("B_0", "A_0")])) == ["A", "A.B_0"]
 
 
-def test_modules_that_all_call_each_other_come_to_an_end() -> None:
-    everyone = [f"M_{number}" for number in range(12)]  # they could stand in 12! orders
+def test_modules_that_all_call_each_other_have_finitely_many_layers() -> None:
+    everyone = [f"M_{number}" for number in range(12)]  # there are 12! orders of calls
     made = layers_of_modules([module(name, *(other for other in everyone if other != name)) for name in everyone])
     assert all(len(set(layer.path)) == len(layer.path) for layer in made.layers)
     assert len(made.layers) <= 4096 * len(everyone)
-    assert len(told(made)) == 1
+    assert len(warning_texts(made)) == 1
 
 
-def test_a_wrapper_and_what_it_wraps_are_one_layer() -> None:
+def test_a_wrapper_and_the_module_in_it_are_one_layer() -> None:
     calls = [module("DistributedDataParallel_0"), module("OptimizedModule_0", "DistributedDataParallel_0")]
     made = layers_of_modules([*calls, module("Net_0", "OptimizedModule_0"), module("Linear_0", "Net_0")])
     assert names(made) == ["Net", "Net.Linear_0"]
@@ -138,7 +138,7 @@ def test_ranges_are_layers_under_the_ranges_around_them() -> None:
     assert set(made.sites) == {"## forward ##", "DistributedDataParallel.forward", "attention"}
 
 
-def test_counters_of_time_are_one_layer_and_parts_are_many() -> None:
+def test_numbers_of_repetitions_are_folded_and_numbers_of_parts_are_kept() -> None:
     steps = [f"epoch 2 step {number}" for number in range(21)]
     blocks = [f"block_{number}" for number in range(48)]
     calls = [RangeCall(step, ("",)) for step in steps] + [RangeCall(block, tuple(steps)) for block in blocks]
@@ -150,7 +150,7 @@ def test_counters_of_time_are_one_layer_and_parts_are_many() -> None:
 
 
 def tower(*sizes: int) -> list[RangeCall]:
-    """Ranges on several levels, each of one level inside each of the level above."""
+    """Ranges on several levels; each range of a level is inside each range of the level above."""
     calls, around = [], ("",)
     for level, size in enumerate(sizes):
         here = tuple(f"{chr(ord('a') + level)} {number}" for number in range(size))
@@ -163,28 +163,28 @@ def test_a_range_in_many_places_is_a_layer_in_each_or_in_none() -> None:
     made = layers_of_ranges(tower(32, 8, 1))
     assert len(made.layers) == 32 + 32 * 8 + 32 * 8
     assert len({made.layers[index].path for index in made.sites["c 0"].layers}) == 256
-    assert told(made) == ()
+    assert warning_texts(made) == ()
     crowded = layers_of_ranges(tower(64, 65, 1, 2))
     assert len(crowded.layers) == 64 + 64 * 65
     assert {"c 0", "d 0", "d 1"}.isdisjoint(crowded.sites)
-    assert told(crowded) == (
+    assert warning_texts(crowded) == (
         "In more than 4096 places, and no layers: c 0, d 0, d 1. Their work is shown in what is around them.",
     )
 
 
-def test_what_is_inside_of_what_is_left_out_is_left_out_too() -> None:
+def test_ranges_inside_a_left_out_range_are_left_out() -> None:
     calls = tower(64, 65, 1)
     made = layers_of_ranges([*calls, RangeCall("x", ("c 0",)), RangeCall("y", ("a 0",))])
     assert "x" not in made.sites
     assert site(made, "y") == ["a 0.y"]
 
 
-def test_the_places_of_a_range_list_each_other_as_long_as_they_are_few() -> None:
+def test_the_places_of_a_range_list_each_other_if_they_are_at_most_100() -> None:
     few, many = layers_of_ranges(tower(100, 1)), layers_of_ranges(tower(101, 1))
     assert {len(few.layers[index].shared_with) for index in few.sites["b 0"].layers} == {99}
     assert {len(many.layers[index].shared_with) for index in many.sites["b 0"].layers} == {0}
 
 
-def test_a_trace_with_nothing_to_tell_has_no_layers() -> None:
+def test_a_trace_without_names_has_no_layers() -> None:
     for made in (layers_of_labels([], {}), layers_of_modules([]), layers_of_ranges([])):
-        assert (made.layers, made.sites, told(made)) == ((), {}, ())
+        assert (made.layers, made.sites, warning_texts(made)) == ((), {}, ())

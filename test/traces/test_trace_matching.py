@@ -1,4 +1,4 @@
-"""Which of a model's modules the modules of a trace are: against the calls that hooks saw, and by hand."""
+"""Matching the modules of a trace with those of a model: compared with the calls that hooks record, and by hand."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from torchprof.record.modules import walk_modules
 from torchprof.run.layers import Layer
 from torchprof.traces.call_order import call_order
 from torchprof.traces.layers import Hierarchy, ModuleCall
-from torchprof.traces.matching import ModelModule, match_modules, refuse_another_model
+from torchprof.traces.matching import match_modules
+from torchprof.traces.module_trees import ModelModule, refuse_another_model
 
 
-def told(made: Hierarchy) -> tuple[str, ...]:
+def warning_texts(made: Hierarchy) -> tuple[str, ...]:
     return tuple(map(str, made.warnings))
 
 
 def entries(*models: nn.Module) -> list[ModelModule]:
-    """The modules of models, each shown as a layer of its own."""
+    """The modules of models, each with a layer of its own."""
     made: list[ModelModule] = []
     first: dict[int, int] = {}
     for model in models:
@@ -50,7 +51,7 @@ def match(calls: list[ModuleCall], modules: list[ModelModule]) -> Hierarchy:
 def record(
     model: nn.Module, run: Callable[[], Any], file: Path, with_shapes: bool
 ) -> tuple[list[ModuleCall], dict[str, str]]:
-    """What the trace of a run tells of modules, and which each of them is, by the order of all calls."""
+    """The modules in the trace of a run, and the path of each, which the order of all calls gives."""
     called: list[str] = []
     paths = {".".join((type(model).__name__, *name.split("."))).rstrip("."): one for name, one in model.named_modules()}
     hooks = [one.register_forward_pre_hook(lambda *_, path=path: called.append(path)) for path, one in paths.items()]
@@ -59,7 +60,7 @@ def record(
     for hook in hooks:
         hook.remove()
     prof.export_chrome_trace(str(file))
-    text = file.read_text(errors="replace")  # torch 2.4 now and then writes bytes that are no text
+    text = file.read_text(errors="replace")  # torch 2.4 sometimes writes invalid UTF-8
     events = [event for event in json.loads(text, strict=False)["traceEvents"] if event.get("ph") == "X"]
     frames = {event["args"]["Python id"]: event for event in events if event.get("cat") == "python_function"}
     modules = [event for event in frames.values() if event["name"].startswith("nn.Module: ")]
@@ -74,23 +75,25 @@ def record(
     starts = [event["ts"] for event in modules]
     for event in events:
         if event.get("cat") == "cpu_op" and "Input Dims" in event["args"]:
-            for at in range(bisect_right(starts, event["ts"]) - 1, -1, -1):  # the last to begin is the innermost
+            for at in range(
+                bisect_right(starts, event["ts"]) - 1, -1, -1
+            ):  # the last one that started is the innermost
                 if event["ts"] < starts[at] + modules[at]["dur"]:
                     dims = event["args"]["Input Dims"]
                     shapes[modules[at]["name"]] |= {tuple(dim) for dim in dims if all(type(x) is int for x in dim)}
                     break
     assert len(modules) == len(called)
-    truth = dict(zip((event["name"] for event in modules), called))
-    return [ModuleCall(name, tuple(parents[name]), frozenset(shapes[name])) for name in parents], truth
+    true_paths = dict(zip((event["name"] for event in modules), called))
+    return [ModuleCall(name, tuple(parents[name]), frozenset(shapes[name])) for name in parents], true_paths
 
 
-def wrong(made: Hierarchy, truth: dict[str, str]) -> set[str]:
+def wrong_paths(made: Hierarchy, true_paths: dict[str, str]) -> set[str]:
     found = {name: [made.layers[index].name for index in site.layers] for name, site in made.sites.items()}
-    return {path for name, path in truth.items() if path not in found.get(name, [])}
+    return {path for name, path in true_paths.items() if path not in found.get(name, [])}
 
 
-OUT_OF_ORDER = {
-    # Two lists whose convolutions take turns, and one from its end: without shapes nobody sees that.
+NOT_FOUND_WITHOUT_SHAPES = {
+    # Calls alternate between two lists, or start at the end of a list: only shapes show this.
     "WaveNet": {f"GatedConvolutions.{name}" for name in ("dilated.1", "dilated.2", "mix.0", "mix.1")},
     "feature pyramid": {"Fpn.lateral.0", "Fpn.lateral.1"},
 }
@@ -100,19 +103,19 @@ OUT_OF_ORDER = {
 def test_every_module_of_an_architecture_is_found(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, inputs = ARCHITECTURES[name].make(), ARCHITECTURES[name].inputs()
-    calls, truth = record(model, lambda: model(*inputs), tmp_path / "trace.json", with_shapes=True)
-    assert wrong(match(calls, entries(model)), truth) == set()
+    calls, true_paths = record(model, lambda: model(*inputs), tmp_path / "trace.json", with_shapes=True)
+    assert wrong_paths(match(calls, entries(model)), true_paths) == set()
     without = match([call._replace(shapes=frozenset()) for call in calls], entries(model))
-    assert wrong(without, truth) == OUT_OF_ORDER.get(name, set())
-    assert told(without) or name not in OUT_OF_ORDER
+    assert wrong_paths(without, true_paths) == NOT_FOUND_WITHOUT_SHAPES.get(name, set())
+    assert warning_texts(without) or name not in NOT_FOUND_WITHOUT_SHAPES
 
 
 @pytest.mark.parametrize("make", [Several, Recursive, Tied, lambda: Checkpointed(True), lambda: Checkpointed(False)])
 def test_every_call_of_a_module_is_found(make: Callable[[], nn.Module], tmp_path: Path) -> None:
     model, x = make(), torch.rand(2, 4, requires_grad=True)
-    calls, truth = record(model, lambda: model(x).sum().backward(), tmp_path / "trace.json", with_shapes=True)
+    calls, true_paths = record(model, lambda: model(x).sum().backward(), tmp_path / "trace.json", with_shapes=True)
     made = match(calls, entries(model))
-    assert wrong(made, truth) == set()
+    assert wrong_paths(made, true_paths) == set()
     if isinstance(model, Tied):
         (shared,) = (site for site in made.sites.values() if len(site.layers) == 2)
         assert [made.layers[index].name for index in shared.layers] == ["Tied.left.inner", "Tied.right.inner"]
@@ -131,7 +134,7 @@ def found(made: Hierarchy) -> dict[str, list[str]]:
 
 
 def net(*children: tuple[str, str, tuple[tuple[int, ...], ...]], kind: str = "Net") -> list[ModelModule]:
-    """A model by hand: dotted path, class, shapes of parameters."""
+    """A model by hand: each child with its dotted path, class, and shapes of parameters."""
     paths = [(kind,), *((kind, *path.split(".")) for path, _, _ in children)]
     kinds = [kind, *(cls for _, cls, _ in children)]
     shapes = [(), *(own for _, _, own in children)]
@@ -141,91 +144,91 @@ def net(*children: tuple[str, str, tuple[tuple[int, ...], ...]], kind: str = "Ne
     ]
 
 
-def test_shapes_tell_modules_of_one_class_apart_for_certain() -> None:
+def test_shapes_distinguish_modules_of_one_class() -> None:
     model = net(("fc1", "Linear", ((8, 4), (8,))), ("fc2", "Linear", ((2, 8), (2,))))
     calls = [call("Net_0"), call("Linear_0", "Net_0", shapes=((3, 8), (2, 8), (2,)))]
     made = match([*calls, call("Linear_1", "Net_0", shapes=((3, 4), (8, 4), (8,)))], model)
     assert found(made) == {"Net_0": ["Net"], "Linear_0": ["Net.fc2"], "Linear_1": ["Net.fc1"]}
-    assert told(made) == ()
+    assert warning_texts(made) == ()
 
 
-def test_what_is_below_tells_modules_apart_for_certain() -> None:
+def test_callees_distinguish_modules_of_one_class() -> None:
     model = net(("a", "Block", ()), ("a.act", "ReLU", ()), ("b", "Block", ()), ("b.act", "GELU", ()))
     calls = [call("Net_0"), call("Block_0", "Net_0"), call("GELU_0", "Block_0"), call("Block_1", "Net_0")]
     made = match([*calls, call("ReLU_0", "Block_1")], model)
     assert found(made)["Block_0"] == ["Net.b"]
     assert found(made)["ReLU_0"] == ["Net.a.act"]
-    assert told(made) == ()
+    assert warning_texts(made) == ()
 
 
-def test_what_only_the_order_tells_is_doubted() -> None:
+def test_a_match_by_order_gives_a_warning() -> None:
     blocks = [(f"blocks.{number}", "Block", ()) for number in range(12)]
     model = net(("blocks", "ModuleList", ()), *blocks, ("key", "Linear", ()), ("query", "Linear", ()))
     calls = [call("Net_0"), *(call(f"Block_{number}", "Net_0") for number in range(12))]
     made = match([*calls, call("Linear_0", "Net_0"), call("Linear_1", "Net_0")], model)
     assert found(made)["Block_11"] == ["Net.blocks.11"]
-    assert told(made) == (
+    assert warning_texts(made) == (
         "Told apart only by the order of their first calls, which is taken to be that in the source: Net.blocks.0 to "
         ".11 (Block), Net.key, .query (Linear).",
     )
 
 
-def test_the_source_tells_in_which_order_a_module_calls() -> None:
+def test_a_match_by_order_uses_the_order_in_the_source() -> None:
     model = net(("key", "Linear", ()), ("query", "Linear", ()))
     model[0] = model[0]._replace(calls={"query": True, "key": True})
     made = match([call("Net_0"), call("Linear_0", "Net_0"), call("Linear_1", "Net_0")], model)
     assert found(made)["Linear_0"] == ["Net.query"]
-    assert len(told(made)) == 1
+    assert len(warning_texts(made)) == 1
 
 
-def test_what_is_always_called_goes_before_what_a_branch_calls() -> None:
+def test_modules_that_are_always_called_are_preferred_to_those_in_a_branch() -> None:
     model = net(("drop", "Dropout", ()), ("parts", "ModuleList", ()), ("parts.0", "Dropout", ()))
     model[0] = model[0]._replace(calls={"drop": False, "parts": True})
     made = match([call("Net_0"), call("Dropout_0", "Net_0")], model)
     assert found(made)["Dropout_0"] == ["Net.parts.0"]
-    assert told(made) == (
+    assert warning_texts(made) == (
         "There are more of their kind that were never called, and the first ones are taken to be those that were: "
         "Net.parts.0 (Dropout).",
     )
 
 
-def test_a_part_of_what_was_traced_is_found_by_its_shapes() -> None:
+def test_a_submodule_of_the_traced_model_is_found_by_its_shapes() -> None:
     calls = [call("Sequential_0"), call("Linear_0", "Sequential_0", shapes=((4, 8), (16, 8), (16,)))]
     calls.append(call("Linear_1", "Sequential_0", shapes=((4, 16), (4, 16), (4,))))
     made = match(calls, [ModelModule(("Linear",), "Linear", 0, param_shapes=((4, 16), (4,)))])
     assert found(made) == {"Linear_1": ["Linear"]}
-    assert told(made) == ("Not found in the model, and no layers: Sequential_0, Linear_0.",)
+    assert warning_texts(made) == ("Not found in the model, and no layers: Sequential_0, Linear_0.",)
     without = match([one._replace(shapes=frozenset()) for one in calls], [ModelModule(("Linear",), "Linear", 0)])
     assert found(without) == {"Linear_0": ["Linear"]}
-    assert told(without)[0] == (
+    assert warning_texts(without)[0] == (
         "The trace has more of their kind than the model, and the first that fit are taken to be these: "
         "Linear (Linear)."
     )
 
 
-def test_a_model_of_another_size_is_doubted() -> None:
+def test_a_model_of_another_size_gives_a_warning() -> None:
     traced = [call("Net_0"), call("Linear_0", "Net_0", shapes=((2, 32), (10, 32), (10,)))]
-    assert told(match(traced, net(("fc", "Linear", ((10, 32), (10,)))))) == ()
-    assert told(match(traced, net(("fc", "ReLU", ()), ("fc2", "Linear", ())))) == ()
+    assert warning_texts(match(traced, net(("fc", "Linear", ((10, 32), (10,)))))) == ()
+    assert warning_texts(match(traced, net(("fc", "ReLU", ()), ("fc2", "Linear", ())))) == ()
     other = match(traced, net(("fc", "Linear", ((10, 64), (10,)))))
-    assert told(other) == (
+    assert warning_texts(other) == (
         "No operator in the trace was called on parameters of the shapes that the model's have: is it the model that "
         "was traced, and of its size?",
     )
     unseen = [one._replace(shapes=frozenset()) for one in traced]
-    assert told(match(unseen, net(("fc", "Linear", ((10, 64), (10,)))))) == ()
+    assert warning_texts(match(unseen, net(("fc", "Linear", ((10, 64), (10,)))))) == ()
 
 
-def test_classes_of_one_name_are_doubted() -> None:
+def test_several_classes_of_one_name_give_a_warning() -> None:
     model = net(("a", "Linear", ((2, 4),)), ("b", "Linear", ((4, 4),)), ("c", "GELU", ()), ("d", "GELU", ()))
     calls = [call("Net_0"), call("Linear_0", "Net_0", shapes=((2, 4),))]
-    assert not any("one name" in doubt for doubt in told(match(calls, model)))
+    assert not any("one name" in warning for warning in warning_texts(match(calls, model)))
     several = [one._replace(cls=number) for number, one in enumerate(model)]
-    (doubt,) = (doubt for doubt in told(match(calls, several)) if "one name" in doubt)
-    assert "several classes of one name (Linear)" in doubt
+    (warning,) = (warning for warning in warning_texts(match(calls, several)) if "one name" in warning)
+    assert "several classes of one name (Linear)" in warning
 
 
-def test_what_is_not_in_the_model_and_everywhere_is_no_layer() -> None:
+def test_an_unmatched_module_with_too_many_places_is_no_layer() -> None:
     levels = [[f"{kind}_{number}" for number in range(17)] for kind in ("A", "B", "C")]
     around = ["Net_0"]
     calls = [call("Net_0"), call("Linear_0", "Net_0")]
@@ -235,30 +238,30 @@ def test_what_is_not_in_the_model_and_everywhere_is_no_layer() -> None:
     made = match([*calls, call("Hidden_0", *around), call("Linear_1", "Hidden_0")], net(("fc", "Linear", ())))
     assert len(made.layers) == 2 + 17 + 17**2 + 17**3
     assert set(found(made)).isdisjoint({"Hidden_0", "Linear_1"})
-    assert "In more than 4096 places, and no layers: Hidden_0, Linear_1." in told(made)[-1]
+    assert "In more than 4096 places, and no layers: Hidden_0, Linear_1." in warning_texts(made)[-1]
 
 
-def test_a_sequential_calls_in_its_order_for_certain() -> None:
+def test_the_order_of_a_sequential_is_certain() -> None:
     model = net(("0", "ReLU", ()), ("1", "ReLU", ()), kind="Sequential")
     made = match([call("Sequential_0"), call("ReLU_0", "Sequential_0"), call("ReLU_1", "Sequential_0")], model)
     assert found(made)["ReLU_1"] == ["Sequential.1"]
-    assert told(made) == ()
+    assert warning_texts(made) == ()
     fewer = match([call("Sequential_0"), call("ReLU_0", "Sequential_0")], model)
-    assert told(fewer) == (
+    assert warning_texts(fewer) == (
         "There are more of their kind that were never called, and the first ones are taken to be those that were: "
         "Sequential.0 (ReLU).",
     )
 
 
-def test_a_module_called_by_its_owners_caller_is_found() -> None:
+def test_a_module_that_its_owners_caller_calls_is_found() -> None:
     model = net(("block", "Block", ()), ("block.fc", "Linear", ((4, 4),)), ("head", "Linear", ((2, 4),)))
     calls = [call("Net_0"), call("Linear_0", "Net_0", shapes=((4, 4),)), call("Linear_1", "Net_0", shapes=((2, 4),))]
     made = match(calls, model)
     assert found(made) == {"Net_0": ["Net"], "Linear_0": ["Net.block.fc"], "Linear_1": ["Net.head"]}
-    assert told(made) == ()
+    assert warning_texts(made) == ()
 
 
-def test_a_part_of_a_model_and_a_model_in_a_wrapper_are_found() -> None:
+def test_a_submodule_alone_and_a_wrapped_model_are_found() -> None:
     model = net(("encoder", "Encoder", ()), ("encoder.fc", "Linear", ()), ("fc", "Linear", ()))
     part = match([call("Encoder_0"), call("Linear_0", "Encoder_0")], model)
     assert found(part) == {"Encoder_0": ["Net.encoder"], "Linear_0": ["Net.encoder.fc"]}
@@ -266,10 +269,10 @@ def test_a_part_of_a_model_and_a_model_in_a_wrapper_are_found() -> None:
     made = match(calls, model)
     assert found(made) == {"DistributedDataParallel_0": ["Net"], "Net_0": ["Net"], "Linear_0": ["Net.fc"]}
     assert made.sites["nn.Module: Net_0"] == Site((0,), "nn.Module: DistributedDataParallel_0")
-    assert told(made) == ()
+    assert warning_texts(made) == ()
 
 
-def test_a_wrapper_in_the_model_is_the_layer_that_it_wraps() -> None:
+def test_a_wrapper_in_the_model_has_the_layer_of_the_module_in_it() -> None:
     model = [
         ModelModule(("OptimizedModule",), "OptimizedModule", 0),
         ModelModule(("OptimizedModule", "_orig_mod"), "Net", 0),
@@ -289,7 +292,7 @@ def test_several_models_are_found() -> None:
     assert (made["Mlp_0"], made["Linear_0"], made["Several_0"]) == (["Mlp"], ["Mlp.fc1"], ["Several"])
 
 
-def test_what_is_not_in_the_model_is_a_layer_of_its_own_or_none() -> None:
+def test_a_module_that_is_not_in_the_model_is_a_layer_below_its_caller_or_none() -> None:
     model = net(("fc", "Linear", ()))
     calls = [call("Net_0"), call("Hidden_0", "Net_0"), call("Linear_0", "Hidden_0"), call("ReLU_0", "Hidden_0")]
     made = match([*calls, call("MSELoss_0")], model)
@@ -301,21 +304,21 @@ def test_what_is_not_in_the_model_is_a_layer_of_its_own_or_none() -> None:
     }
     own = made.layers[2]
     assert (own.kind, own.params, own.training) == ("Hidden", None, None)
-    assert told(made) == (
+    assert warning_texts(made) == (
         "Not found in the model, and shown under what called them: Hidden_0, ReLU_0.",
         "Not found in the model, and no layers: MSELoss_0.",
     )
 
 
-def test_one_of_many_that_could_be_it_is_not_guessed() -> None:
+def test_a_module_without_a_caller_is_not_guessed_among_several() -> None:
     model = net(("body", "Body", ()), ("body.a", "Linear", ()), ("body.b", "Linear", ()), ("act", "ReLU", ()))
     made = match([call("Net_0"), call("ReLU_0", "Net_0"), call("Linear_0")], model)
     assert "Linear_0" not in found(made)
-    assert told(made) == ("Not found in the model, and no layers: Linear_0.",)
+    assert warning_texts(made) == ("Not found in the model, and no layers: Linear_0.",)
 
 
-def test_a_call_that_breaks_off_refuses_no_model() -> None:
-    """The recording ended in the second of three blocks: it is the model all the same."""
+def test_the_model_is_accepted_if_the_recording_ends_inside_a_call() -> None:
+    """The recording ended in the second of three blocks."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)) for _ in range(3)))
     modules = entries(model)
     called = {("Sequential",), ("Sequential", "0"), ("Sequential", "1"), ("Sequential", "1", "0")}
@@ -325,8 +328,8 @@ def test_a_call_that_breaks_off_refuses_no_model() -> None:
         refuse_another_model(modules, {("Sequential",)} | blocks)
 
 
-def test_labels_of_a_selection_refuse_no_model() -> None:
-    """Inside a selected module only those have labels that are selected themselves."""
+def test_the_model_is_accepted_if_only_a_selection_has_labels() -> None:
+    """Inside a selected module, only modules that are selected themselves have labels."""
     modules = entries(nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), Mlp()) for _ in range(3))))
     root, blocks = ("Sequential",), [("Sequential", block) for block in "012"]
     linears, mlps = ([(*block, number) for block in blocks] for number in "01")
@@ -337,9 +340,10 @@ def test_labels_of_a_selection_refuse_no_model() -> None:
         refuse_another_model(modules, {root, *blocks, *linears})
     with pytest.raises(TorchprofError, match=r"Sequential\.0\.0 \(Linear\) each time"):
         refuse_another_model(modules, {root, *blocks, *mlps, *((*mlp, "fc1") for mlp in mlps)}, selected | both)
-    refuse_another_model(modules, {root, *blocks, *mlps})  # no Mlp is called without its parts
+    refuse_another_model(modules, {root, *blocks, *mlps})  # no submodule of an Mlp has a label: a selection
     with pytest.raises(TorchprofError, match=r"Sequential\.0\.0 \(Linear\) each time"):
-        refuse_another_model(modules, {root, *blocks, *mlps, (*root, "new")})  # which no selection has
+        # The model has no module "new", so this is no selection.
+        refuse_another_model(modules, {root, *blocks, *mlps, (*root, "new")})
 
 
 def test_the_trace_of_another_model_is_refused() -> None:
@@ -358,9 +362,9 @@ class Shuffled(nn.Module):
         return self.out(self.query(x) @ self.key(x).T @ self.value(x))
 
 
-def test_calls_in_the_order_of_the_source_are_found(tmp_path: Path) -> None:
+def test_calls_in_another_order_than_the_definition_are_found(tmp_path: Path) -> None:
     model = Shuffled()
-    calls, truth = record(model, lambda: model(torch.rand(2, 4)), tmp_path / "trace.json", with_shapes=True)
+    calls, true_paths = record(model, lambda: model(torch.rand(2, 4)), tmp_path / "trace.json", with_shapes=True)
     made = match(calls, entries(model))
-    assert wrong(made, truth) == set()
-    assert len(told(made)) == 1
+    assert wrong_paths(made, true_paths) == set()
+    assert len(warning_texts(made)) == 1

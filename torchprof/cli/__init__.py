@@ -1,8 +1,8 @@
 """The command line: ``torchprof profile``, ``run``, ``flops``, ``trace``, ``merge``, ``show`` and ``compare``.
 
-One file a command, with two functions: ``add_to`` adds its parser, ``execute`` runs it and returns the exit code. No
-other package prints or exits. Only the commands that run a model import torch; ``merge``, ``show`` and ``compare`` do
-not.
+Each command has a file with two functions: ``add_to`` adds its parser, ``execute`` runs it and returns the exit code.
+No other package prints or exits. Only the commands that run a model import torch; ``merge``, ``show`` and ``compare``
+do not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torchprof
 from torchprof.cli import compare, flops, merge, profile, run, show, trace
 from torchprof.cli.output import INTERRUPTED
-from torchprof.encoding import readable
+from torchprof.encoding import no_encoding_errors
 from torchprof.errors import TorchprofError
 
 _COMMANDS = (profile, run, flops, trace, merge, show, compare)  # in the order of --help
@@ -24,18 +24,18 @@ _COMMANDS = (profile, run, flops, trace, merge, show, compare)  # in the order o
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code.
 
-    0: success. 1: the model failed, or a limit of ``compare`` is exceeded. 2: bad input, or a file could not be
+    0: success. 1: the model failed, or a limit of ``compare`` was exceeded. 2: bad input, or a file could not be
     written. 130: Ctrl-C. ``torchprof run`` does not return: it ends the process as its script ended.
     """
-    with readable(sys.stdout, sys.stderr):
+    with no_encoding_errors(sys.stdout, sys.stderr):
         arguments = _parser().parse_args(argv)
     try:
-        if arguments.execute is run.execute:  # the script must get stdout and stderr unchanged
+        if arguments.execute is run.execute:  # the script must see stdout and stderr unchanged
             run.execute(arguments)
-        with readable(sys.stdout, sys.stderr):
+        with no_encoding_errors(sys.stdout, sys.stderr):
             return _execute(arguments)
     except (TorchprofError, OSError) as error:
-        if isinstance(error, BrokenPipeError):  # the reader of our output has closed it, as `| head` does
+        if isinstance(error, BrokenPipeError):  # the reader has closed the pipe, as `| head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         print(f"torchprof: {error}", file=sys.stderr)
@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _execute(arguments: argparse.Namespace) -> int:
-    """Run any command but ``run``. Ctrl-C ends it without a traceback."""
+    """Run a command other than ``run``. Ctrl-C ends it without a traceback."""
     try:
         code: int = arguments.execute(arguments)
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""``torchprof compare``: what changed between two saved runs, and whether limits are kept."""
+"""``torchprof compare``: compare two saved runs, and check limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import torchprof
-from torchprof.cli.options import add_options, add_output_option, check_output, whole_number
+from torchprof.cli.options import add_options, add_output_option, check_output, non_negative_int
 from torchprof.cli.output import write_files
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def add_to(commands: Commands) -> None:
     add_options(table, "--depth")
     table.add_argument("--sort-by", metavar="QUANTITY", help="what to show and order by: flops, cpu_peak, calls, …")
     table.add_argument(
-        "--top", type=whole_number, default=20, metavar="N", help="only the N that changed most (default 20)"
+        "--top", type=non_negative_int, default=20, metavar="N", help="only the N that changed most (default 20)"
     )
     add_options(table, "--tablefmt")
     parser.set_defaults(execute=execute)

@@ -1,4 +1,4 @@
-"""``torchprof flops``: parameters, MACs and FLOPs of a model on the meta device."""
+"""``torchprof flops``: count parameters, MACs and FLOPs of a model on the meta device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``torchprof merge``: one run from the saved runs and traces of all ranks."""
+"""``torchprof merge``: make one run from the saved runs and traces of all ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchprof.cli.options import (
     add_traced_model_options,
     check_output,
     check_report,
-    whole_number,
+    non_negative_int,
 )
 from torchprof.cli.output import print_report, print_table, progress, write_files
 from torchprof.cli.trace import read_traces, traced_model
@@ -53,7 +53,7 @@ def add_to(commands: Commands) -> None:
         "--add-cycles", action="store_true", help="saved runs of one rank are cycles, in this order, and add up"
     )
     parser.add_argument(
-        "--jobs", type=whole_number, metavar="N", help="so many processes read traces (default: one a CPU)"
+        "--jobs", type=non_negative_int, metavar="N", help="so many processes read traces (default: one a CPU)"
     )
     add_report_options(parser)
     add_output_option(parser)
@@ -89,7 +89,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _saved_runs(files: Sequence[str], add_cycles: bool) -> Iterator[torchprof.Run]:
-    """The saved runs, loaded one at a time. Raises TorchprofError for a second file of a rank without add_cycles."""
+    """Load the saved runs, one at a time. Raises TorchprofError for a second file of a rank without add_cycles."""
     file_of: dict[int, str] = {}
     for _, file in zip(progress("run", len(files)), files):
         run = torchprof.load(file)

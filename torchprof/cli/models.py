@@ -1,4 +1,4 @@
-"""SPEC and INPUT of the command line: the model that a SPEC names, the random tensors that INPUTs describe."""
+"""SPEC and INPUT of the command line: make the model that SPEC names, and the random tensors that INPUT describes."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _INPUT = re.compile(
 
 
 def make_inputs(inputs: Sequence[_Input], device: torch.device) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    """The positional and the keyword arguments of the model."""
+    """Make the positional and the keyword arguments of the model."""
     args = [one.make(device) for one in inputs if one.name is None]
     return args, {one.name: one.make(device) for one in inputs if one.name is not None}
 
 
 def make_model(spec: str, kwargs_text: str) -> torch.nn.Module:
-    """The module that ``spec`` names, or that the callable makes from ``kwargs_text``, a JSON object.
+    """The module that ``spec`` names; if it names a callable, the module that this makes.
 
-    Raises TorchprofError.
+    ``kwargs_text``: the keyword arguments of the callable, a JSON object. Raises TorchprofError.
     """
     from torch import nn
 
@@ -50,9 +50,8 @@ def make_model(spec: str, kwargs_text: str) -> torch.nn.Module:
             raise TorchprofError(f"{spec} is {made!r:.60}: neither a module nor something that makes one.")
         try:
             if hasattr(made, "config_class") and isinstance(kwargs.get("config", {}), dict):
-                kwargs["config"] = made.config_class(
-                    **kwargs.get("config", {})
-                )  # Hugging Face models take a config object
+                # Hugging Face models take a config object.
+                kwargs["config"] = made.config_class(**kwargs.get("config", {}))
             made = made(**kwargs)
         except Exception as error:
             raise TorchprofError(f"{spec} could not be made: {type(error).__name__}: {error}") from error
@@ -77,7 +76,7 @@ def _find(spec: str) -> Any:
             found = importlib.util.spec_from_file_location(path.stem, path)
             assert found is not None and found.loader is not None
             module = importlib.util.module_from_spec(found)
-            sys.modules.setdefault(path.stem, module)  # the file may have the name of an imported module
+            sys.modules.setdefault(path.stem, module)  # setdefault: another module may have this name
             found.loader.exec_module(module)
         else:
             sys.path.insert(0, str(Path.cwd()))
@@ -94,9 +93,9 @@ def _find(spec: str) -> Any:
 
 
 class _Input(NamedTuple):
-    """The description of a random tensor: shape, dtype and the range of its values, low to high (exclusive).
+    """The description of a random tensor: its shape, dtype and range of values, from ``low`` to ``high`` (exclusive).
 
-    ``name``: the keyword argument; None for a positional one. ``text``: what the user wrote.
+    ``name``: the keyword argument; None for a positional argument. ``text``: the text that the user wrote.
     """
 
     text: str
@@ -137,7 +136,7 @@ def parse_input(text: str) -> _Input:
 
 
 def sum_of(output: Any) -> torch.Tensor:
-    """The sum of all tensors in an output that require a gradient: the loss that backward starts from."""
+    """The sum of all tensors in an output that require a gradient: the loss from which backward starts."""
     import torch
 
     total: torch.Tensor | None = None

@@ -1,4 +1,4 @@
-"""Options that several commands share: each is declared once, here, together with its check."""
+"""Options that several commands share. Each is declared here once, together with its check."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torchprof.reports import format_of, options_of
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
-    """What ``add_subparsers`` returns."""
+    """The type that ``add_subparsers`` returns."""
 
 TABLE_OPTIONS = ("depth", "show_events", "sort_by", "top", "percent", "tablefmt", "hot")
 """The options of a table, as attributes of the parsed arguments."""
 
 _REPORT_OPTIONS = ("op", "layer", "phase", "by_shape", "full_names")
-_TOP_IN_REPORTS = ("top", "row_limit", "limit")  # the names that reports have for --top
+_TOP_IN_REPORTS = ("top", "row_limit", "limit")  # the names that reports use for --top
 _BY_SHAPE_IN_REPORTS = "group_by_input_shape"
 
 
-def whole_number(text: str) -> int:
-    """The type of an option that takes an integer of 0 or more."""
+def non_negative_int(text: str) -> int:
+    """The argparse type of an option that takes an integer of 0 or more."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
     return int(text)
@@ -34,7 +34,7 @@ _SHARED: dict[str, dict[str, Any]] = {
     "--memory": {"action": "store_true", "help": "record allocations"},
     "--flops": {"action": "store_true", "help": "count parameters, MACs and FLOPs"},
     "--shapes": {"action": "store_true", "help": "record shapes and types: more advice, ops by shape"},
-    "--depth": {"type": whole_number, "metavar": "N", "help": "hide the layers below this depth; totals stay"},
+    "--depth": {"type": non_negative_int, "metavar": "N", "help": "hide the layers below this depth; totals stay"},
     "--hot": {"action": "store_true", "help": "order siblings by their total, and mark the hottest path"},
     "--tablefmt": {"metavar": "FORMAT", "help": "any of tabulate's formats: github, html, …"},
 }
@@ -56,7 +56,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_traced_model_options(parser: argparse.ArgumentParser) -> None:
-    """The model of which a trace was recorded."""
+    """The model whose trace is read."""
     parser.add_argument("--model", metavar="SPEC", help="the model that was traced, for paths and parameters")
     parser.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments for its callable, a JSON object")
 
@@ -84,12 +84,14 @@ def add_output_option(parser: argparse.ArgumentParser, description: str = _RUN_F
 
 
 def add_table_options(parser: argparse.ArgumentParser) -> None:
-    """The table of layers, and the summary in its place."""
+    """The options of the table of layers, and ``--summary``, which replaces the table."""
     table = parser.add_argument_group("the table")
     add_options(table, "--depth")
     table.add_argument("--show-events", action="store_true", help="list the operators of each layer")
     table.add_argument("--sort-by", metavar="COLUMN", help="order siblings: cpu_total, self_cpu_mem, calls, …")
-    table.add_argument("--top", type=whole_number, metavar="N", help="only the N largest layers, with those above them")
+    table.add_argument(
+        "--top", type=non_negative_int, metavar="N", help="only the N largest layers, with those above them"
+    )
     table.add_argument("--percent", action="store_true", help="write the share beside each time")
     add_options(table, "--hot", "--tablefmt")
     table.add_argument("--summary", action="store_true", help="shapes and the model's figures instead of the tree")
@@ -100,18 +102,18 @@ def table_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def given_options(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
-    """Of the options ``names``, those that the user gave."""
+    """Those of the options ``names`` that the user gave, with their values."""
     values = {name: getattr(arguments, name) for name in names}
     return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
 def in_words(names: Iterable[str]) -> str:
-    """The options as the user writes them: ``--sort-by, --top``."""
+    """The options as a user writes them: ``--sort-by, --top``."""
     return ", ".join(f"--{name.replace('_', '-')}" for name in names)
 
 
 def check_report(arguments: argparse.Namespace) -> None:
-    """Check the report's name and options. Called before anything is read, since reading may take long.
+    """Check the report's name and options. Call this before any file is read, since reading may take long.
 
     Raises TorchprofError.
     """
@@ -125,7 +127,7 @@ def check_report(arguments: argparse.Namespace) -> None:
 
 
 def report_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The given options, by the names that the report's function has for them.
+    """The given options, by the names that the report's function uses for them.
 
     Raises TorchprofError for an unknown report, and for an option that the report does not have.
     """
@@ -149,9 +151,9 @@ def _name_on_command_line(option: str) -> str:
 
 
 def check_output(arguments: argparse.Namespace, of: str = "run") -> None:
-    """Check that all files of ``-o`` can be written. Called before anything runs, since that may take long.
+    """Check that all files of ``-o`` can be written. Call this before any work, since the work may take long.
 
-    ``of``: what is written, "run" or "diff". Raises TorchprofError that names each file that cannot be written.
+    ``of``: what will be written, "run" or "diff". Raises TorchprofError that names all files that cannot be written.
     """
     known: dict[Path, str] = {}
     problems = []
@@ -165,7 +167,7 @@ def check_output(arguments: argparse.Namespace, of: str = "run") -> None:
 
 
 def _problem_with(file: str, of: str) -> str:
-    """Why a file cannot be written; "" if no reason is known yet."""
+    """Why a file cannot be written; "" if it probably can."""
     path = Path(file).absolute()
     if path.is_dir():
         return f"-o {file}: that is a folder."
@@ -181,5 +183,5 @@ def _problem_with(file: str, of: str) -> str:
 
 
 def wants_timeline(arguments: argparse.Namespace) -> bool:
-    """Whether one of the files to write shows a timeline."""
+    """Whether one of the files to write needs a timeline."""
     return any(format_of(file) in ("chrome-trace", "html") for file in arguments.output)

@@ -1,4 +1,4 @@
-"""What several commands print and write."""
+"""Output that several commands share: sections of reports, files, progress."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _OPTION_THAT_RECORDS = {"record_shapes": "--shapes (shapes and types)", "profile
 
 
 def silence_kineto() -> None:
-    """Keep torch 2.13's profiler from writing two lines to stderr in each session; the user's own setting stays.
+    """Keep torch 2.13's profiler from writing two lines to stderr in each session. A value set by the user stays.
 
-    Called before torch is imported: it reads the variable once, then.
+    Call this before torch is imported: torch reads the variable at that time.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 def in_color(stream: TextIO) -> bool:
-    """Whether to write colors to a stream: a terminal that shows them, and ``NO_COLOR`` is unset or empty.
+    """Whether to write colors to a stream: it is a terminal with colors, and ``NO_COLOR`` is unset or empty.
 
-    For ``NO_COLOR`` see https://no-color.org.
+    https://no-color.org defines ``NO_COLOR``.
     """
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
@@ -58,7 +58,7 @@ def print_report(run: torchprof.Run, arguments: argparse.Namespace) -> None:
 
 
 def print_table(run: torchprof.Run, arguments: argparse.Namespace) -> None:
-    """Print the table of layers, or the summary for ``--summary``."""
+    """Print the table of layers; with ``--summary``, print the summary instead."""
     if arguments.summary:
         given = [name for name in given_options(arguments, TABLE_OPTIONS) if name not in ("depth", "tablefmt")]
         if given:
@@ -72,14 +72,14 @@ def print_table(run: torchprof.Run, arguments: argparse.Namespace) -> None:
 
 
 def print_overview(run: torchprof.Run, arguments: argparse.Namespace, name: str, saved: Sequence[str]) -> None:
-    """Print all sections for a run that was read from ``name``. ``saved``: the files that hold the run."""
+    """Print all sections for a run that was read from ``name``. ``saved``: the files in which the run is saved."""
     recorded = max(meta.wall_ns for meta in run.metas)
     timed = f" Recorded: {recorded / 1e9:.2f} s." if "cpu_ns" in run.meta.measured else ""
     print(f"torchprof: {name}.{timed}\n", *overview(run, arguments, saved, in_color(sys.stdout)), sep="\n")
 
 
 class _WarningsShown(torchprof.Run):
-    """A run whose warnings are already shown."""
+    """A run without warnings: they were shown already."""
 
     @property
     def warnings(self) -> tuple[Caveat, ...]:
@@ -87,9 +87,9 @@ class _WarningsShown(torchprof.Run):
 
 
 def overview(run: torchprof.Run, arguments: argparse.Namespace, saved: Sequence[str], color: bool) -> Iterator[str]:
-    """The sections for a run that the user sees for the first time, the most important first.
+    """The sections that show a run as a whole, the most important first.
 
-    ``saved``: the files that hold the run.
+    ``saved``: the files in which the run is saved.
     """
     yield run.report("headline")
     if run.meta.environment:
@@ -99,8 +99,8 @@ def overview(run: torchprof.Run, arguments: argparse.Namespace, saved: Sequence[
         yield section("What to change", advice)
     timed = not {"cpu_ns", "device_ns"}.isdisjoint(run.meta.measured)
     yield section("Where the time goes" if timed else "Where the FLOPs are", run.report("top"))
-    # The headline has the warnings and the missing ranks: the sections below do not repeat them. The report on ranks
-    # keeps the size of the job, since its verdicts depend on it.
+    # The headline has the warnings and the missing ranks, so the sections below do not repeat them. Only the report on
+    # ranks needs the size of the job, since its verdicts depend on it.
     without_warnings = _WarningsShown(**{field.name: getattr(run, field.name) for field in fields(run)})
     run = replace(without_warnings, metas=tuple(replace(meta, world_size=1) for meta in run.metas))
     depth = _depth(run, arguments)
@@ -138,14 +138,14 @@ def _depth(run: torchprof.Run, arguments: argparse.Namespace) -> int:
 def _layers(run: torchprof.Run, arguments: argparse.Namespace, depth: int, color: bool) -> str:
     deepest = max(len(layer.path) for layer in run.layers) - 1
     hidden = "" if depth >= deepest else f"\nDeeper layers are hidden: --depth {deepest} shows all."
-    # `torchprof run` has few of the options of a table.
+    # `torchprof run` has only some of the options of a table.
     names = [name for name in TABLE_OPTIONS if name != "depth" and getattr(arguments, name, None)]
     options = {name: getattr(arguments, name) for name in names}
     return f"{run.report('tree', depth=depth, color=color, **options)}{hidden}"
 
 
 def _operators(run: torchprof.Run) -> Iterator[str]:
-    if "cpu_ns" not in run.meta.measured and run.device_times:  # a trace of devices alone
+    if "cpu_ns" not in run.meta.measured and run.device_times:  # a trace without CPU events
         yield section("The kernels", run.report("kernels", row_limit=_OPERATORS_SHOWN))
         return
     if any(chain[0].kind != "python" for chain in run.rows.frames if chain):
@@ -155,7 +155,7 @@ def _operators(run: torchprof.Run) -> Iterator[str]:
 
 
 def _advice(run: torchprof.Run, saved: Sequence[str], is_trace: bool) -> str:
-    """The most important findings, and the commands and options that show more; "" if there are no findings."""
+    """The most important findings, and which commands and options show more; "" if there are no findings."""
     from torchprof.analyze.advice import advise
     from torchprof.reports.advice import findings, not_shown, unrecorded
 
@@ -188,9 +188,9 @@ def write_files(export: Callable[[Path], None], arguments: argparse.Namespace) -
 
 
 def write_file(export: Callable[[Path], None], path: Path, name: str) -> str:
-    """Write one file; returns "", or a sentence that says why it was not written.
+    """Write one file. Returns "", or a sentence that says why the file was not written.
 
-    It does not raise for that, so that the caller still prints the report and writes the other files.
+    That does not raise, so that the caller can still print the report and write the other files.
     """
     try:
         export(path)
@@ -205,7 +205,7 @@ def write_file(export: Callable[[Path], None], path: Path, name: str) -> str:
 
 
 def print_failure(arguments: argparse.Namespace, failure: Exception) -> int:
-    """Print the error that the model raised. Returns the exit code."""
+    """Print the error that the model raised. Returns the exit code for it."""
     given = " ".join(arguments.input) or "no input (--input)"
     print(f"torchprof: the model failed on {given}: {type(failure).__name__}: {failure}", file=sys.stderr)
     return 1

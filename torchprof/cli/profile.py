@@ -16,8 +16,8 @@ from torchprof.cli.options import (
     add_output_option,
     add_table_options,
     check_output,
+    non_negative_int,
     wants_timeline,
-    whole_number,
 )
 from torchprof.cli.output import INTERRUPTED, print_failure, print_table, progress, silence_kineto, write_files
 from torchprof.errors import TorchprofError
@@ -55,9 +55,9 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--cuda", action="store_true", help="run on the GPU and record its kernels")
     add_options(parser, "--memory", "--flops", "--shapes")
     parser.add_argument(
-        "--warmup", type=whole_number, default=1, metavar="N", help="steps before, not recorded (default 1)"
+        "--warmup", type=non_negative_int, default=1, metavar="N", help="steps before, not recorded (default 1)"
     )
-    parser.add_argument("--steps", type=whole_number, default=1, metavar="N", help="recorded steps (default 1)")
+    parser.add_argument("--steps", type=non_negative_int, default=1, metavar="N", help="recorded steps (default 1)")
     parser.add_argument("--paths", nargs="+", metavar="PATH", help="profile only these layers: features.0, layer.*")
     add_output_option(parser)
     add_table_options(parser)
@@ -90,7 +90,7 @@ def execute(arguments: argparse.Namespace) -> int:
         failure = error
     code = 0
     if prof.exited:
-        code = write_files(prof.run.export, arguments)  # before the table, which may fail: closed pipe, unknown column
+        code = write_files(prof.run.export, arguments)  # first, since the table may fail: closed pipe, unknown column
         print_table(prof.run, arguments)
         sys.stdout.flush()
     if isinstance(failure, KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""``torchprof run``: profile a whole script, unmodified."""
+"""``torchprof run``: profile a whole script without changing it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from torchprof.cli.options import (
     add_options,
     add_output_option,
     check_output,
+    non_negative_int,
     wants_timeline,
-    whole_number,
 )
 from torchprof.cli.output import in_color, overview, section, silence_kineto, write_file
-from torchprof.encoding import errors_of
+from torchprof.encoding import error_handler_for
 from torchprof.errors import TorchprofError
 from torchprof.reports import format_of
 
@@ -57,10 +57,10 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
     parser.add_argument(
-        "--warmup-calls", type=whole_number, default=0, metavar="N", help="calls of models before, not recorded"
+        "--warmup-calls", type=non_negative_int, default=0, metavar="N", help="calls of models before, not recorded"
     )
     parser.add_argument(
-        "--max-calls", type=whole_number, metavar="N", help="record so many calls of models, then no more"
+        "--max-calls", type=non_negative_int, metavar="N", help="record so many calls of models, then no more"
     )
     add_options(parser, "--memory", "--flops", "--shapes")
     parser.add_argument(
@@ -80,7 +80,9 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
     rank, world_size = _rank_and_world_size()
     files = _files(arguments, rank, world_size)
     # A copy of stdout, since the script may close or replace its own.
-    stdout = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding=sys.stdout.encoding, errors=errors_of(sys.stdout))
+    stdout = os.fdopen(
+        os.dup(sys.stdout.fileno()), "w", encoding=sys.stdout.encoding, errors=error_handler_for(sys.stdout)
+    )
     import torch
 
     from torchprof.profile.program import Program
@@ -97,9 +99,9 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
         warmup_calls=arguments.warmup_calls,
         max_calls=arguments.max_calls,
     )
-    failures: dict[str, str] = {}  # by file, why it was not written; "" for a written one
+    failures: dict[str, str] = {}  # by file, why it was not written; "" if it was
     ending = script.run(_recorded(program, files, failures))
-    if ending.began and rank:  # of a job's ranks, only the first prints a report
+    if ending.began and rank:  # only the first rank of a job prints a report
         with suppress(Exception):
             for failure in filter(None, failures.values()):
                 print(failure, file=sys.stderr)
@@ -110,13 +112,13 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
 
 
 def _files(arguments: argparse.Namespace, rank: int, world_size: int) -> dict[str, Path]:
-    """The files to write: as the user names them, and absolute, since the script may change the working directory."""
+    """The files to write, by the user's names; absolute, since the script may change the working directory."""
     if arguments.python and world_size > 1:
         raise TorchprofError("--python runs the script twice, and a rank of a job cannot run alone: leave it out.")
     name = arguments.script.rpartition(".")[2] if arguments.is_module else Path(arguments.script).resolve().stem
     has_output = bool(arguments.output)
     arguments.output = _outputs_of(rank, world_size, arguments.output, name)
-    if has_output:  # without -o, a file that cannot be written does not keep the script from running
+    if has_output:  # without -o, the script runs even if the default file cannot be written
         check_output(arguments)
     return {file: Path(file).absolute() for file in arguments.output}
 
@@ -124,14 +126,14 @@ def _files(arguments: argparse.Namespace, rank: int, world_size: int) -> dict[st
 def _recorded(
     program: Program, files: Mapping[str, Path], failures: dict[str, str]
 ) -> Callable[[], AbstractContextManager[None]]:
-    """What makes the block around the script: it records, and then writes the files and fills ``failures``."""
+    """Makes the context around the script: it records, then writes the files and fills ``failures``."""
 
     @contextmanager
     def recorded() -> Iterator[None]:
         with program:
             yield
-        # Files are written before the report is printed, which may fail (`| head` closes the pipe), and inside the
-        # block, where SIGTERM does not end us: torchrun sends it to all other ranks when one has failed.
+        # The files are written before the report, since printing may fail (`| head` closes the pipe). They are written
+        # inside this context, where SIGTERM does not end the process: torchrun sends it when another rank has failed.
         failures.update({file: write_file(program.run.export, path, file) for file, path in files.items()})
 
     return recorded
@@ -152,7 +154,7 @@ def _print_report(sections: Iterator[str], written: Sequence[str], stdout: TextI
 
 
 def _rank_and_world_size() -> tuple[int, int]:
-    """From the environment that torchrun sets; (0, 1) without it."""
+    """From the environment variables of torchrun; (0, 1) without them."""
     rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     return (int(rank), int(world_size)) if rank.isdecimal() and world_size.isdecimal() else (0, 1)
 
@@ -186,7 +188,7 @@ def _sections(
     files: Mapping[str, Path],
     color: bool,
 ) -> Iterator[str]:
-    """The sections of the report. ``files``: those that should hold the run."""
+    """The sections of the report. ``files``: the files to which the run was to be written."""
     yield f"\ntorchprof: {arguments.script} {ending.outcome}. Recorded: {run.meta.wall_ns / 1e9:.2f} s.\n"
     yield from overview(run, arguments, [file for file, path in files.items() if path.is_file()], color)
     if arguments.python:
@@ -194,7 +196,7 @@ def _sections(
 
 
 def _python_table(script: Script, ending: Ending) -> str:
-    """Run the script under cProfile; the table of its functions, without torch's own."""
+    """Run the script under cProfile. Returns the table of its functions, without those of torch."""
     import torch
 
     from torchprof.profile.cprofile import profile_python
@@ -224,6 +226,6 @@ def _python_table(script: Script, ending: Ending) -> str:
 
 
 def _relative(file: str) -> str:
-    """A path relative to the folder of ``sys.path`` that holds it; unchanged if there is none."""
+    """A path relative to the folder of ``sys.path`` that contains it; unchanged if there is none."""
     folders = [folder for folder in sys.path if folder and Path(file).is_relative_to(folder)]
     return str(Path(file).relative_to(max(folders, key=len))) if folders else file

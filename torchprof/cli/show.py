@@ -14,7 +14,7 @@ from torchprof.cli.options import (
     check_output,
     check_report,
     given_options,
-    whole_number,
+    non_negative_int,
 )
 from torchprof.cli.output import print_overview, print_report, print_table, write_files
 
@@ -30,7 +30,7 @@ def add_to(commands: Commands) -> None:
         "alone. Needs no torch.",
     )
     parser.add_argument("run", metavar="RUN.json")
-    parser.add_argument("--rank", type=whole_number, metavar="N", help="of a run of several ranks, this one alone")
+    parser.add_argument("--rank", type=non_negative_int, metavar="N", help="of a run of several ranks, this one alone")
     add_report_options(parser)
     add_output_option(parser)
     add_table_options(parser)

@@ -86,7 +86,7 @@ def traced_model(arguments: argparse.Namespace) -> torch.nn.Module | None:
 def read_traces(
     files: Sequence[str], model: torch.nn.Module | None, arguments: argparse.Namespace, **options: Any
 ) -> torchprof.Run:
-    """One run from all the files. ``options`` are those of ``torchprof.from_trace``."""
+    """Make one run of all the files. ``options``: more arguments of ``torchprof.from_trace``."""
     try:
         return torchprof.from_trace(
             files,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 from torchprof import Run
@@ -11,12 +12,15 @@ from torchprof import Run
 PerCall = Callable[[Any], int]
 """Computes the FLOPs of one call from its signature: ``shapes``, ``dtypes``, ``scalars`` of the inputs."""
 
+_NOT_A_TENSOR = ("", "Scalar", "ScalarList", "TensorList")
+"""The dtypes of inputs that are not tensors. "" is also that of a tensor whose shape was not recorded."""
 
-class Rule(NamedTuple):
+
+class CountingRule(NamedTuple):
     """How a tool counts an operator.
 
-    ``name`` is the tool's name for it. ``flops``: "macs" (2 × the multiply-accumulates that torchprof counted), "flops"
-    (the FLOPs that torchprof counted), or a function of one call's signature.
+    ``name``: the tool's name for the operator. ``flops``: "macs" (2 × the multiply-accumulates that torchprof counted),
+    "flops" (the FLOPs that torchprof counted), or a function of one call's signature.
     """
 
     name: str
@@ -25,7 +29,7 @@ class Rule(NamedTuple):
 
 @dataclass
 class Counted:
-    """Sums of one operator in one layer, called operators included. ``ns``: CPU time; ``device_ns``: device time."""
+    """Sums of one operator in one layer, with the operators that it calls. ``ns`` is CPU time."""
 
     calls: int = 0
     macs: int = 0
@@ -41,11 +45,30 @@ class Counted:
         self.device_ns += other.device_ns
 
 
-def count(run: Run, rules: Mapping[str, Rule]) -> dict[tuple[str, ...], dict[str, Counted]]:
-    """By path of a layer and the tool's name of an operator, the sums of what ran in the layer's forward.
+def input_shape(signature: Any, at: int = 0) -> tuple[int, ...] | None:
+    """The shape of the input number ``at`` of an operator; None if it is not a tensor or its shape is unknown."""
+    if signature is None or at >= len(signature.dtypes) or signature.dtypes[at] in _NOT_A_TENSOR:
+        return None
+    shape: tuple[int, ...] | None = signature.shapes[at]
+    return shape
 
-    Child layers are not included. The keys of ``rules`` are torch's names (``aten::linear``). Where operators call
-    each other, the outermost one that has a rule counts, with all time and work inside. Others do not count.
+
+def input_elements(signature: Any) -> int:
+    """The number of elements of an operator's first input; 0 if its shape is unknown."""
+    shape = input_shape(signature)
+    return 0 if shape is None else prod(shape)
+
+
+def zero_flops(signature: Any) -> int:
+    """The FLOPs of an operator that the tool counts as 0."""
+    return 0
+
+
+def count(run: Run, rules: Mapping[str, CountingRule]) -> dict[tuple[str, ...], dict[str, Counted]]:
+    """The sums of the operators in each layer's forward, by the layer's path and the tool's name of the operator.
+
+    Child layers are not included. The keys of ``rules`` are torch's names (``aten::linear``). If operators call each
+    other, the outermost one with a rule counts, with all time and work inside it. Others do not count.
     """
     found: dict[tuple[str, ...], dict[str, Counted]] = {}
     for row in run.rows:

@@ -1,10 +1,10 @@
-"""Figures that may be unknown: None as a number, ``–`` as text."""
+"""Figures that may be unknown: an unknown number is None, and ``–`` as text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-UNKNOWN = "–"
+UNKNOWN_TEXT = "–"
 
 
 def known_sum(numbers: Iterable[int | None]) -> int | None:
@@ -18,7 +18,7 @@ def known_sum(numbers: Iterable[int | None]) -> int | None:
 
 
 def share_text(part: float | None, whole: float | None, decimals: int = 2) -> str:
-    """``part / whole`` in percent; 0 where the whole is 0."""
+    """``part / whole`` in percent; 0 if the whole is 0."""
     if part is None or whole is None:
-        return UNKNOWN
+        return UNKNOWN_TEXT
     return f"{part / whole if whole else 0:.{decimals}%}"

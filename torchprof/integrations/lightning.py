@@ -21,9 +21,9 @@ _STAGES = ("fit", "validate", "test", "predict")
 
 
 def _base() -> type:
-    """Lightning's Callback class; if both of its packages are imported, a subclass of both of their Callbacks.
+    """Lightning's Callback class. If both of Lightning's packages are imported, a subclass of both Callback classes.
 
-    A Trainer accepts only callbacks of its own package.
+    This is needed because a Trainer accepts only callbacks of its own package.
     """
     imported = [sys.modules[name] for name in _PACKAGES if sys.modules.get(name)]
     for name in _PACKAGES:
@@ -49,16 +49,16 @@ class ProfileCallback(Callback):  # type: ignore[misc]  # its type is unknown wi
     recorded), "validate" (also validation during ``fit``, but not the sanity check), "test" or "predict".
 
     Each batch is a step, also if gradients are accumulated over several batches. ``schedule`` gets the number of a
-    batch and returns whether it is recorded; see ``torchprof.Profile``. Without one, in each stage the first batch is
-    skipped, the second is for warm-up, three are recorded, and the rest runs as without this callback. Validation in
-    the middle of a cycle of recorded batches ends the cycle; another begins after it.
+    batch and returns whether it is recorded; see ``torchprof.Profile``. Without ``schedule``, the first batch of each
+    stage is skipped, the second is for warm-up, three are recorded, and the rest runs as without this callback. If
+    validation begins in the middle of a cycle of recorded batches, the cycle ends; another begins after validation.
 
-    ``on_trace_ready`` is called with the Profile at the end of each cycle. ``options`` are the others of Profile:
+    ``on_trace_ready`` is called with the Profile at the end of each cycle. ``options`` are other arguments of Profile:
     ``profile_memory``, ``with_flops``, ``paths``, …; the default device is the model's. With ``dirpath``, each rank
     saves its run in that folder, as ``<stage>-rank<rank>.json``.
 
-    Afterwards ``run`` is the result and ``profile`` the Profile, of the last time that the stage ran; if it raised or
-    was interrupted, of what was recorded until then. Nothing is printed; use ``print(callback.run)``.
+    Afterwards, ``run`` is the result and ``profile`` the Profile of the last time that the stage ran. If the stage
+    raised or was interrupted, they have what was recorded until then. Nothing is printed; use ``print(callback.run)``.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The modules and parameters of a model, found without recursion, so that deep models work, too."""
+"""The modules and parameters of a model, found without recursion, so that deep models work as well."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 class Position(NamedTuple):
     """One place in the tree of modules. ``path``: the root's class name, then attribute names.
 
-    ``module`` is None where a child is None, as ``self.downsample = None`` of a registered module.
+    ``module`` is None if the child is None, as after ``self.downsample = None`` for a registered module.
     """
 
     depth: int
@@ -22,7 +22,7 @@ class Position(NamedTuple):
 
 
 def positions(model: nn.Module) -> Iterator[Position]:
-    """All positions, depth first. A module that holds one of its own ancestors does not lead to an endless loop."""
+    """All positions, depth first. A module that contains one of its own ancestors does not cause an endless loop."""
     waiting = [(Position(0, "", model, (type(model).__name__,)), frozenset([id(model)]))]
     while waiting:
         position, above = waiting.pop()
@@ -43,15 +43,15 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
 
 def parameters_of(model: nn.Module) -> list[nn.Parameter]:
     """All parameters of a model, each once."""
-    held = (param for module in modules_of(model) for param in module._parameters.values() if param is not None)
-    return list({id(param): param for param in held}.values())
+    params = (param for module in modules_of(model) for param in module._parameters.values() if param is not None)
+    return list({id(param): param for param in params}.values())
 
 
 def parameter_sizes(model: nn.Module) -> dict[int, int | None]:
-    """By ``id`` of each parameter, its number of elements.
+    """The number of elements of each parameter, by the parameter's ``id``; None if it is unknown.
 
-    None where it is unknown: for lazy parameters, and for the packed parameters of a quantized module (by the ``id`` of
-    that module).
+    It is unknown for lazy parameters, and for the packed parameters of a quantized module (by the ``id`` of that
+    module).
     """
     packed = {id(module): None for module in modules_of(model) if hasattr(module, "_packed_params")}
     return packed | {id(param): None if is_lazy(param) else param.numel() for param in parameters_of(model)}

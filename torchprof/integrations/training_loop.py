@@ -1,4 +1,4 @@
-"""A Profile over the loop of another library, driven by the library's callbacks, step by step."""
+"""A Profile of another library's loop, controlled step by step by the library's callbacks."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch.profiler import ProfilerAction, schedule
 
 from torchprof import Profile, Run, TorchprofError
 
-WAIT, WARMUP, ACTIVE = 1, 1, 3
-"""The default schedule, in steps: wait, warm up, record, once."""
+_WAIT, _WARMUP, _ACTIVE = 1, 1, 3
+"""The default schedule, in steps: wait, warm up, record. It is not repeated."""
 
 
 class LoopProfile:
     """The Profile of one loop, from its first step to its end.
 
-    A step lasts until the next one begins, so that it includes loading the next batch; or until ``pause``, which the
-    callback calls before other work (validation), which is not recorded.
+    A step lasts until the next step begins, so that it includes loading the next batch. It ends earlier at ``pause``,
+    which the callback calls before work that is not recorded (validation).
 
-    ``name``: the loop's name. ``on_trace_ready`` and ``options``: those of ``Profile``; the default device is the
+    ``name``: the loop's name. ``on_trace_ready`` and ``options``: arguments of ``Profile``; the default device is the
     model's. ``recorded``: a schedule. With None, the first step is skipped, one is for warm-up, three are recorded, and
-    the Profile ends there: the rest of the loop runs without labels. With ``dirpath``, the run is saved in that folder,
-    which is created if it does not exist, as ``<name>-rank<rank>.json``.
+    then the Profile ends: the rest of the loop runs without labels. With ``dirpath``, the run is saved in that folder
+    as ``<name>-rank<rank>.json``; the folder is created if it does not exist.
 
     Raises TypeError for options that Profile does not have, TorchprofError for those that do not apply here.
     """
@@ -45,17 +45,17 @@ class LoopProfile:
             )
         if "warmup" in options:
             raise TorchprofError("warmup= counts calls of the model, and here steps count: use schedule=.")
-        Profile([], **options)  # raises for unknown options now, and not after training has begun
+        Profile([], **options)  # raises for unknown options before training begins
         self._name = name
         self._recorded = recorded
         self._on_trace_ready = on_trace_ready
         self._dirpath = dirpath
         self._options = options
         self._profile: Profile | None = None
-        self._begun = False  # the loop has begun its first step
-        self._open = False  # the Profile has not ended
+        self._begun = False  # whether the loop has begun its first step
+        self._open = False  # whether the Profile is open
         self._step = 0  # the number of the current step
-        self._ended = False  # the current step is done, and the next one has not begun
+        self._ended = False  # whether the current step has ended, and the next one has not begun
         self._paused = False
 
     @property
@@ -71,9 +71,9 @@ class LoopProfile:
         return self.profile.run
 
     def begin_step(self, model: nn.Module, first: int = 0) -> None:
-        """A step begins. The loop's first step has the number ``first``.
+        """Begin a step. The loop's first step has the number ``first``.
 
-        If the last step has not ended (its batch was skipped), it continues instead.
+        If the last step has not ended, because its batch was skipped, that step continues instead.
         """
         if not self._begun:
             self._enter(model, first)
@@ -81,11 +81,11 @@ class LoopProfile:
             self._ended = self._paused = False
             self._step += 1
             self.profile.step()
-            if self._recorded is None and self._step >= WAIT + WARMUP + ACTIVE:
+            if self._recorded is None and self._step >= _WAIT + _WARMUP + _ACTIVE:
                 self._leave()
 
     def end_step(self) -> None:
-        """The step is done. The time until the next step begins is still part of it."""
+        """End the step. The time until the next step begins is still part of it."""
         self._ended = True
 
     def pause(self) -> None:
@@ -95,7 +95,7 @@ class LoopProfile:
             self.profile.step()
 
     def stop(self) -> None:
-        """The loop has ended, also by an error. A step that has not ended is not counted, but its work is recorded."""
+        """End the loop, also after an error. A step that has not ended is not counted, but its work is recorded."""
         self._begun = False
         try:
             self.pause()
@@ -121,8 +121,8 @@ class LoopProfile:
             self.run.save(folder / f"{self._name}-rank{self.run.meta.rank}.json")
 
     def _action(self, _: int) -> ProfilerAction:
-        """The action for the current step. The Profile's own number is not used, since it counts pauses, too."""
+        """The action for the current step. The Profile's own step number is not used: it also counts pauses."""
         if self._paused:
             return ProfilerAction.NONE
-        recorded = self._recorded or schedule(wait=WAIT, warmup=WARMUP, active=ACTIVE, repeat=1)
+        recorded = self._recorded or schedule(wait=_WAIT, warmup=_WARMUP, active=_ACTIVE, repeat=1)
         return recorded(self._step)

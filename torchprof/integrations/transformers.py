@@ -36,20 +36,21 @@ class ProfileCallback(TrainerCallback):  # type: ignore[misc]  # its type is unk
 
     A step is the Trainer's: all batches whose gradients are accumulated, and the optimizer's step. ``schedule`` gets
     the number of a step, or of a batch of evaluation, and returns whether it is recorded; see ``torchprof.Profile``.
-    Without one, the first step is skipped, the second is for warm-up, three are recorded, and the rest runs as without
-    this callback. Evaluation in the middle of a cycle of recorded steps ends the cycle; another begins after it. The
-    first batch of an evaluation is never recorded: the Trainer calls its callbacks after a batch only.
+    Without ``schedule``, the first step is skipped, the second is for warm-up, three are recorded, and the rest runs as
+    without this callback. If evaluation begins in the middle of a cycle of recorded steps, the cycle ends; another
+    begins after evaluation. The first batch of an evaluation is never recorded, since the Trainer calls its callbacks
+    only after a batch.
 
-    ``on_trace_ready`` is called with the Profile at the end of each cycle. ``options`` are the others of Profile:
+    ``on_trace_ready`` is called with the Profile at the end of each cycle. ``options`` are other arguments of Profile:
     ``profile_memory``, ``with_flops``, ``paths``, …; the default device is the model's. With ``dirpath``, each rank
     saves its run in that folder, as ``<stage>-rank<rank>.json``.
 
-    Afterwards ``run`` is the result and ``profile`` the Profile, of the last time that the stage ran. Nothing is
+    Afterwards, ``run`` is the result and ``profile`` the Profile of the last time that the stage ran. Nothing is
     printed; use ``print(callback.run)``.
 
-    A Trainer does not call its callbacks when it raises or is interrupted, and the Profile stays open. So train in a
+    A Trainer that raises or is interrupted does not call its callbacks, and the Profile stays open. So train in a
     block, ``with callback: trainer.train()``, or call ``stop()`` afterwards. The next training in this process also
-    calls it.
+    calls ``stop()``.
     """
 
     _all: ClassVar[weakref.WeakSet[ProfileCallback]] = weakref.WeakSet()

@@ -1,7 +1,7 @@
-"""The conductors: ``Profile``, whole programs, other profilers' events, FLOPs of shapes, benchmarks.
+"""What users call to make a run: ``Profile``, whole programs, other profilers, FLOPs from shapes, benchmarks.
 
-The names that torchprof 1.4.0 has here are loaded when they are first used, so that importing a file of this package
-imports no others.
+The names that torchprof 1.4.0 had here are loaded when they are first used, so that importing one file of this package
+does not import the others.
 """
 
 from __future__ import annotations

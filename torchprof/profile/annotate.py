@@ -1,4 +1,4 @@
-"""``annotate``: label a model for another profiler; ``from_profiler``: the ``Run`` of what that one recorded."""
+"""``annotate`` labels a model for another profiler; ``from_profiler`` makes a ``Run`` of what it recorded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchprof.errors import TorchprofError
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
 from torchprof.measure.live_memory import NOT_MEASURED
 from torchprof.measure.recording import Observations, Options, RecordedCycle
-from torchprof.profile.sigterm import DelayedSignals, undisturbed
+from torchprof.profile.sigterm import DelayedSignals, uninterrupted
 from torchprof.record.compiled_code import compiled_regions
 from torchprof.record.environment import this_process
 from torchprof.record.job import this_job
@@ -26,14 +26,15 @@ from torchprof.run.run import Run
 
 @contextmanager
 def annotate(model: nn.Module | Sequence[nn.Module], *, paths: Iterable[Any] | None = None) -> Iterator[None]:
-    """Label every forward of a model inside a ``with`` block, and record nothing.
+    """Label every forward of a model inside a ``with`` block, and record nothing. It can also decorate a function.
 
-    For a profiler of your own, started before, inside or after: ``torch.profiler.profile``, ``emit_nvtx`` with Nsight
-    Systems, ``emit_itt`` with VTune. Each call is a range ``torchprof:`` + its path, percent-escaped to plain ASCII.
-    ``model``: a module, or a list of modules; ``paths`` selects modules as for ``Profile``. A decorator, too.
+    It is for another profiler, which may start before the block or inside it: ``torch.profiler.profile``, ``emit_nvtx``
+    with Nsight Systems, ``emit_itt`` with VTune. Each call of a module is a range with the name ``torchprof:`` + path,
+    percent-escaped to plain ASCII. ``model``: a module, or a list of modules. ``paths`` selects modules as for
+    ``Profile``.
 
-    Together with a ``Profile`` of the same model, inside or around it, only the Profile's labels are used: no call
-    counts twice. Blocks may overlap, in tasks, threads and generators: the model is restored when the last one ends.
+    Inside or around a ``Profile`` of the same model, only the Profile's labels are used, so that no call counts twice.
+    Blocks may overlap, in tasks, threads and generators: the model is restored when the last block ends.
 
     Raises TorchprofError for anything but a module, and for a path that matches nothing.
     """
@@ -44,16 +45,16 @@ def annotate(model: nn.Module | Sequence[nn.Module], *, paths: Iterable[Any] | N
             labels.attach()
         yield
     finally:
-        undisturbed(labels.detach)
+        uninterrupted(labels.detach)
 
 
 def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, paths: Iterable[Any] | None = None) -> Run:
-    """The run of an annotated model, from a profiler of torch.
+    """Make a run of an annotated model from one of torch's profilers.
 
     ``profiler``: a ``torch.profiler.profile`` (with a schedule: its last cycle) or ``torch.autograd.profiler.profile``
-    that has ended, around or inside ``torchprof.annotate(model)``. ``model`` and ``paths``: as given there.
-    Memory, FLOPs and input shapes are in the run if the profiler recorded memory and shapes
-    (``profile_memory``, ``record_shapes``); the shapes of the layers are unknown.
+    that was around or inside ``torchprof.annotate(model)``, and has ended. ``model`` and ``paths``: the arguments of
+    ``annotate``. The run has memory, FLOPs and input shapes if the profiler recorded memory and shapes
+    (``profile_memory``, ``record_shapes``). The shapes of the layers are unknown.
 
     Raises TorchprofError if the profiler has not ended, or has no labels of this model.
     """

@@ -1,4 +1,4 @@
-"""The arguments of ``Profile`` that can be wrong: checked when its block is entered."""
+"""Checks of the arguments of ``Profile``, made when its block is entered."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torchprof.run.words import DIVISORS
 
 _DEVICES = ("cuda", "xpu", "mps", "mtia", "hpu")
 _ACTIONS = (ProfilerAction.NONE, ProfilerAction.WARMUP, ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
-"""The actions of torch's schedules. Its one other action is private."""
+"""The actions that a schedule may return. torch has one more action, which is private."""
 
 
 def checked_schedule(schedule: Any, warmup: Any, on_trace_ready: Any) -> None:
-    """Raise TorchprofError where one of these is of a wrong type, or two of them contradict each other."""
+    """Raise TorchprofError if one of these has a wrong type, or if two of them contradict each other."""
     if not isinstance(warmup, int) or warmup < 0:
         raise TorchprofError(f"warmup is a number of calls, 0 or more, not {warmup!r}.")
     if schedule is not None and not callable(schedule):
@@ -33,7 +33,7 @@ def checked_schedule(schedule: Any, warmup: Any, on_trace_ready: Any) -> None:
 
 
 def action_of(schedule: Callable[[int], ProfilerAction] | None, step: int) -> ProfilerAction | None:
-    """What the schedule does in a step; None without one. Raises TorchprofError for a result that is no action."""
+    """The schedule's action for a step; None without a schedule. Raises TorchprofError if it returns no action."""
     if schedule is None:
         return None
     action = schedule(step)
@@ -46,7 +46,7 @@ def action_of(schedule: Callable[[int], ProfilerAction] | None, step: int) -> Pr
 
 
 def checked_device(use_cuda: bool, use_device: str | None) -> str | None:
-    """The kind of device that is to be recorded beside the CPU; None for none."""
+    """The kind of device to record in addition to the CPU; None for no device. Raises TorchprofError."""
     if use_device is None:
         return "cuda" if use_cuda else None
     backend = torch._C._get_privateuse1_backend_name()
@@ -59,8 +59,11 @@ def checked_device(use_cuda: bool, use_device: str | None) -> str | None:
 
 
 def checked_provenance(compile_layers: bool | str, notes: list[Caveat]) -> Provenance | None:
-    """What finds the layers of compiled graphs, where it was asked for and this torch allows it; else the reason is
-    added to the ``notes``."""
+    """The object that finds the layers of compiled graphs; None if the user does not want it.
+
+    It is also None if this version of torch does not support it: then the reason is added to ``notes``. Raises
+    TorchprofError for another value of ``compile_layers``.
+    """
     if compile_layers not in (False, True, *DIVISORS):
         raise TorchprofError(
             f"compile_layers={compile_layers!r:.80} is none of True, False, "
@@ -68,4 +71,4 @@ def checked_provenance(compile_layers: bool | str, notes: list[Caveat]) -> Prove
         )
     if not compile_layers:
         return None
-    return Provenance.if_told(compile_layers if isinstance(compile_layers, str) else None, notes)
+    return Provenance.if_supported(compile_layers if isinstance(compile_layers, str) else None, notes)

@@ -1,4 +1,4 @@
-"""The batches of a benchmark: the user's inputs, cut or repeated to each batch size."""
+"""The batches of a benchmark: the user's inputs, cut or repeated to fit each batch size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _USE_A_FUNCTION = "Give a function instead that makes the inputs of a batch size
 
 
 class Batch:
-    """The arguments of a call. Its tensors are copies, so that the model cannot change the user's."""
+    """The arguments of a call. The tensors are copies, so that the model cannot change the user's tensors."""
 
     def __init__(self, inputs: Any, copied: Callable[[Tensor], Tensor]) -> None:
         args, kwargs = _arguments(inputs)
@@ -32,7 +32,7 @@ def batches_of(inputs: Any) -> Callable[[int], Batch]:
     """A function that makes the batch of a given size from the user's ``inputs``."""
     if callable(inputs) and not isinstance(inputs, Tensor):
         return lambda size: Batch(inputs(size), _copied)
-    # Not ``shape``: a nested tensor in strided layout has none, but it has a size(0).
+    # size(0), since a nested tensor in strided layout has no ``shape``.
     lengths = [tensor.size(0) for tensor in tensors_in(_arguments(inputs)) if tensor.dim()]
     if not lengths or not lengths[0]:
         what = "holds an empty batch" if lengths else "holds no tensor with a dimension"
@@ -62,7 +62,7 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def _resized(tensor: Tensor, length: int, size: int) -> Tensor:
-    """A copy, in the same memory format. If dimension 0 is ``length``, it is cut or repeated to ``size``."""
+    """A copy in the same memory format. If dimension 0 is ``length`` long, it is cut or repeated to ``size``."""
     if not tensor.dim() or tensor.size(0) != length or size == length:
         return _copied(tensor)
     try:
@@ -84,8 +84,8 @@ def _resized(tensor: Tensor, length: int, size: int) -> Tensor:
 
 
 def ran_out_of_memory(error: Exception) -> bool:
-    said = str(error).lower()
+    message = str(error).lower()
     return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or (
         isinstance(error, RuntimeError)
-        and any(words in said for words in ("out of memory", "can't allocate memory", "not enough memory"))
+        and any(words in message for words in ("out of memory", "can't allocate memory", "not enough memory"))
     )

@@ -1,6 +1,6 @@
 """``benchmark``: the latency of single calls at each batch size, for inference or a training step.
 
-Nothing is recorded here, so that no profiler slows the model down.
+Nothing is recorded, so no profiler slows the model down.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torchprof.profile.batches import Batch, batches_of, ran_out_of_memory, tens
 from torchprof.profile.latency import BenchmarkResult, Latency, this_machine
 from torchprof.profile.model_state import ModelState
 
-_SHOWN_EVERY = 0.1  # seconds between two updates of the progress, since writing to a terminal takes CPU time
+_SHOWN_EVERY = 0.1  # seconds between two updates of the progress: writing to a terminal takes CPU time
 
 
 def benchmark(
@@ -41,26 +41,26 @@ def benchmark(
     """Time single calls of a model at each batch size.
 
     ``inputs``: one batch, as a tensor, a tuple of arguments or a dict of keyword arguments. Dimension 0 of its first
-    tensor is the batch; every tensor with an equally long dimension 0 is cut or repeated to the batch size, all else is
-    passed unchanged. Or a function of the batch size that returns such a batch. ``warmup`` calls come first and
-    are not timed, ``repeat`` calls are.
+    tensor is the batch. Every tensor whose dimension 0 has the same length is cut or repeated to the batch size; all
+    other inputs are passed unchanged. ``inputs`` may also be a function that takes the batch size and returns a batch.
+    ``warmup`` calls come first and are not timed; then ``repeat`` calls are timed.
 
-    Inference is one call of the model in eval mode under ``torch.inference_mode()``; where the model fails there,
-    under ``torch.no_grad()``. ``train=True`` times a training step instead: forward in train mode, ``loss(output)``
-    (without ``loss``: the sum of all outputs that have a gradient), backward, and the step of ``optimizer`` where one
-    is given. Gradients are cleared between the steps, which is not timed. A model that is in the wanted mode is left in
-    it, submodules and all.
+    Inference is one call of the model in eval mode under ``torch.inference_mode()``; if the model fails there, under
+    ``torch.no_grad()``. ``train=True`` times a training step instead: forward in train mode, ``loss(output)`` (without
+    ``loss``: the sum of all outputs that have a gradient), backward, and the step of ``optimizer`` if one is given.
+    Gradients are cleared between the steps; that is not timed. If the model already is in the required mode, the modes
+    of its submodules are not changed.
 
     The clock is that of ``torch.utils.benchmark``, which waits for the accelerator. torch computes with
     ``torch.get_num_threads()`` threads (``torch.utils.benchmark.Timer`` uses one by default). Python's garbage
-    collector is off while a call is timed. After an out-of-memory error, the row has the error and the next batch size
-    follows. On a terminal, stderr shows the progress.
+    collector is off while a call is timed. After an out-of-memory error, the row has the error, and the benchmark goes
+    on with the next batch size. On a terminal, stderr shows the progress.
 
-    Afterwards, also after an error or Ctrl-C, everything is restored: modes, parameters, gradients, buffers, the
+    At the end, also after an error or Ctrl-C, everything is restored: modes, parameters, gradients, buffers, the
     optimizer's state, torch's and Python's random state. For training, all of it is copied to the CPU's memory first;
-    for inference, all but the parameters.
+    for inference, all except the parameters.
 
-    Raises TorchprofError for what it cannot use; an error of the model, of ``loss`` or of ``inputs`` passes through.
+    Raises TorchprofError for wrong arguments. Errors of the model, of ``loss`` and of ``inputs`` pass through.
     """
     train = bool(train)
     _check(model, batch_sizes, warmup, repeat, train, loss, optimizer)
@@ -112,7 +112,7 @@ def _is_count(value: Any, least: int) -> bool:
 
 
 class _Timing:
-    """Times the calls of a model. ``devices`` and ``warnings`` are collected meanwhile."""
+    """Times the calls of a model, and collects ``devices`` and ``warnings`` while it does."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class _Timing:
                 if ran_out_of_memory(error):
                     raise
                 reason = _first_line(error)
-            # Some models need autograd in forward (forces of a molecule). If the model is broken, it fails here again.
+            # Some models need autograd in forward (forces of a molecule). A broken model fails again under no_grad.
             self.state.restore()
             self.grad_mode = torch.no_grad
             self.warnings.append(f"Ran under torch.no_grad(): under torch.inference_mode() the model failed: {reason}")
@@ -165,7 +165,7 @@ class _Timing:
         seconds = []
         calls = self.warmup + self.repeat
         now = self._clock(batch)
-        self._switch()
+        self._set_mode()
         collecting = gc.isenabled()
         try:
             for number in range(calls):
@@ -174,7 +174,7 @@ class _Timing:
                     self.state.clear_gradients()
                     for tensor in batch.tensors:
                         tensor.grad = None
-                torch.clear_autocast_cache()  # under autocast, cast the weights in each call, as a training loop does
+                torch.clear_autocast_cache()  # under autocast, each call casts the weights, as in a training loop
                 with self.grad_mode():
                     gc.disable()
                     start = now()
@@ -188,14 +188,14 @@ class _Timing:
                 gc.enable()
         return tuple(seconds[self.warmup :])
 
-    def _switch(self) -> None:
+    def _set_mode(self) -> None:
         if getattr(self.model, "training", self.train) is not self.train:
             try:
                 self.model.train(self.train)
-            except NotImplementedError:  # a module of torch.export has one mode
+            except NotImplementedError:  # a module of torch.export has a single mode
                 mode = "train" if self.train else "eval"
-                said = f"The model cannot be switched to {mode} mode, and ran as it is."
-                self.warnings += [] if said in self.warnings else [said]
+                warning = f"The model cannot be switched to {mode} mode, and ran as it is."
+                self.warnings += [] if warning in self.warnings else [warning]
 
     def _step(self, batch: Batch) -> None:
         output = self.model(*batch.args, **batch.kwargs)
@@ -205,7 +205,7 @@ class _Timing:
                 self.optimizer.step()
 
     def _clock(self, batch: Batch) -> Callable[[], float]:
-        """A clock that waits for all devices of the model and the batch; torch's waits for the current one only."""
+        """A clock that waits for all devices of the model and the batch; torch's ``timer`` waits for one of them."""
         found = {tensor.device: None for tensor in (*self.state.tensors, *batch.tensors)}
         devices = [device for device in found if device.type not in ("cpu", "meta")]
         self.devices = tuple(dict.fromkeys((*self.devices, *devices)))
@@ -253,7 +253,7 @@ def _written_parameters_warning(written: Iterable[str]) -> Iterator[str]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """Yields a function that shows a line on stderr, if that is a terminal. The line is erased at the end."""
+    """Yields a function that shows a line on stderr if stderr is a terminal. The line is erased at the end."""
     stream = sys.stderr
     if stream is None or not stream.isatty():
         yield lambda text: None

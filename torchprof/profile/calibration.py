@@ -17,11 +17,11 @@ _calibrated: list[float] = []
 
 
 def label_ns() -> float | None:
-    """What one label costs inside a session, in nanoseconds; None where another session is active.
+    """The time that one label takes inside a session, in nanoseconds; None if another session is active.
 
-    Measured once in a process, in a session of its own: the shortest of ten blocks of 20 calls of a module that does
-    nothing, labelled and bare. Other processes and threads interrupt some blocks and make these longer, so the shortest
-    is nearest to the cost of a label. To be called right after a session of ours, when no other is active.
+    It is measured once in a process, in a session of its own: calls of a module that does nothing, with a label and
+    without, in ten blocks of 20 calls each. Other processes and threads interrupt some blocks and make them longer, so
+    the shortest block is the closest to the cost of a label. Call it right after a session of ours has ended.
     """
     with _calibration:
         if not _calibrated and not is_profiled():
@@ -45,7 +45,7 @@ def label_ns() -> float | None:
 
 
 def _block_ns(module: nn.Module) -> int:
-    """How long so many calls of a module take, one after the other."""
+    """The time of ``_CALLS`` calls of a module, one after the other."""
     start = time.perf_counter_ns()
     for _ in range(_CALLS):
         module(None)

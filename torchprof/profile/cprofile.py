@@ -29,7 +29,7 @@ record_functions(*sys.argv[2:])
 
 
 class PythonFunction(NamedTuple):
-    """A function's figures from cProfile. ``self_ns``: without, ``total_ns``: with the functions that it called.
+    """A function's times from cProfile. ``total_ns`` includes the functions that it called, ``self_ns`` does not.
 
     Built-in functions, torch's included, have the file "~", the line 0 and a name like
     ``<built-in method torch.conv2d>``.
@@ -44,7 +44,7 @@ class PythonFunction(NamedTuple):
 
 
 class PythonPass(NamedTuple):
-    """A run under cProfile: its functions, by self time, largest first; its exit code; the end of its stderr."""
+    """A run under cProfile: its functions by self time, largest first; its exit code; the end of its stderr."""
 
     functions: tuple[PythonFunction, ...]
     code: int
@@ -54,14 +54,14 @@ class PythonPass(NamedTuple):
 def profile_python(script: Script) -> PythonPass:
     """Run a script once more, in a process of its own, under cProfile.
 
-    Interpreter, flags, arguments, folder and environment are the same. The script's output was shown in the first pass:
-    now stdout is dropped, and the end of stderr is kept, in case this pass fails where the first did not (``code``).
-    Stdin is empty, since the first pass has read it.
+    Interpreter, flags, arguments, folder and environment are the same as in the first run. The user has seen the
+    script's output there, so stdout is dropped now. The end of stderr is kept, in case this run fails and the first did
+    not (``code``). Stdin is empty, since the first run has read it.
 
-    cProfile records the main thread of the starting process only. A script that raised or was interrupted has the
-    functions that ran until then; one that ends by ``os._exit``, or is killed, has none.
+    cProfile records only the main thread of the first process. If the script raises or is interrupted, the result has
+    the functions that ran until then; if it ends by ``os._exit`` or is killed, the result has none.
     """
-    sigterm = SigtermAsError()  # so that the second pass does not outlive us
+    sigterm = SigtermAsError()  # so that the second run does not outlive this process
     try:
         with sigterm, tempfile.TemporaryDirectory() as folder:
             functions = Path(folder, "functions.json")
@@ -86,13 +86,13 @@ def profile_python(script: Script) -> PythonPass:
                     stderr=stderr,
                     check=False,
                 )
-            said = errors.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
+            end_of_errors = errors.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
             rows = json.loads(functions.read_text(encoding="utf-8")) if functions.exists() else []
     except Terminated:
         flush()
         die_by(signal.SIGTERM)
     code = ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
-    return PythonPass(tuple(PythonFunction(*row) for row in rows), code, said)
+    return PythonPass(tuple(PythonFunction(*row) for row in rows), code, end_of_errors)
 
 
 def record_functions(file: str, kind: str, target: str, *args: str) -> NoReturn:
@@ -105,10 +105,10 @@ def record_functions(file: str, kind: str, target: str, *args: str) -> NoReturn:
 
 
 def _functions_of(profile: cProfile.Profile) -> list[PythonFunction]:
-    """The functions of a profile, by self time, the largest first.
+    """The functions of a profile by self time, largest first.
 
-    Nothing of cProfile's own rows outlives this call: Python's shutdown may clear their type before a frame that holds
-    one, and then writes a SystemError to stderr.
+    cProfile's own row objects must not outlive this call: Python's shutdown may clear their type before it clears a
+    frame that holds such an object, and then it writes a SystemError to stderr.
     """
     found: dict[tuple[str, int, str], list[float]] = {}
     for code, calls, _, total_s, self_s, _ in profile.getstats():

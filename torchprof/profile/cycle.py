@@ -1,21 +1,25 @@
-"""A cycle: one recording, from the start of a profiler session to its stop, read into a ``Run``; and their sum.
+"""A cycle is one recording, from the start of a profiler session to its stop, read into a ``Run``; cycles add up.
 
-``Profile`` and ``Program`` both record in cycles. They decide when one starts and stops, and what is labelled.
+``Profile`` and ``Program`` both record in cycles. They decide when a cycle starts and stops, and what is labelled.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from copy import deepcopy
+from functools import cached_property
 from threading import get_ident
+
+from torch.autograd.profiler_util import EventList
 
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
 from torchprof.measure.live_memory import NOT_MEASURED
 from torchprof.measure.recording import Observations, Options, RecordedCycle
 from torchprof.measure.warnings import about_clock
+from torchprof.profile.event_lists import event_lists_by_path
 from torchprof.record.compiled_code import StackWarning, compiled_regions
 from torchprof.record.compiler import Provenance
 from torchprof.record.environment import this_process
@@ -38,8 +42,8 @@ _LOST = caveat("recording_lost")
 class Setup:
     """What all cycles of one recording have in common.
 
-    ``device``: the kind of device whose kernels are recorded, None for the CPU alone; ``asked.device`` is the one that
-    the user asked for, which may be missing. ``provenance``: what knows the layers of compiled graphs.
+    ``device``: the kind of device whose kernels are recorded; None for the CPU alone. ``asked.device`` is the device
+    that the user asked for; it may be missing on this machine. ``provenance`` finds the layers of compiled graphs.
     ``from_first_mark``: whether a cycle begins with a step, and not in the middle of one. ``samples_python``: whether a
     sampling thread notes the source line of the thread that starts the cycle.
     """
@@ -53,14 +57,15 @@ class Setup:
 
 
 class Cycle:
-    """One recording: a session of torch's profiler, and what is looked at beside it.
+    """One recording: a session of torch's profiler, and what is observed in addition.
 
-    That is the model's memory at the start and at the stop, the code that torch.compile has made, and the job that this
-    process is a rank of. ``seen``: the observations of this cycle alone. ``read`` may be called again after an error.
+    Observed are the model's memory at the start and at the stop, the code that torch.compile made, and the job that
+    this process is a rank of. ``seen``: the observations of this cycle alone. ``read`` may be called again after an
+    error.
     """
 
     def __init__(self, setup: Setup, *, with_stack: bool = False, before: Job | None = None) -> None:
-        """``before``: what was known of the job in an earlier cycle."""
+        """``before``: the job as the previous cycle saw it."""
         asked = setup.asked
         self.seen = Observations()
         self.job = this_job(setup.plan.models, before)
@@ -78,7 +83,7 @@ class Cycle:
         self._sampler: Sampler | None = None
 
     def start(self) -> None:
-        """Begin to record. Where that fails, nothing stays on."""
+        """Start recording. If this fails, all that was switched on is switched off again."""
         setup = self._setup
         try:
             if setup.asked.profile_memory:
@@ -95,14 +100,14 @@ class Cycle:
             raise
 
     def abandon(self) -> None:
-        """Leave nothing on of a cycle that will not be read."""
+        """Switch everything off; this cycle will not be read."""
         with ExitStack() as last:
             if self.session.started:
                 last.callback(self.session.stop)
             self._stop_watching()
 
     def stop(self) -> None:
-        """End the recording. torch's session ends whatever error comes from anything else."""
+        """Stop recording. torch's session is stopped even if something else raises an error."""
         setup = self._setup
         try:
             self._stop_watching()
@@ -115,11 +120,11 @@ class Cycle:
             self._end_memory = held_now(setup.plan.models)
 
     def look_at_job(self) -> None:
-        """Note which rank of which job this is: a process group may come and go while we record."""
+        """Note which rank of which job this is: a process group may be made or destroyed while we record."""
         self.job = this_job(self._setup.plan.models, self.job)
 
     def read(self, layers: tuple[Layer, ...], seen: Observations) -> Run:
-        """The run of this cycle, without warnings; ``seen`` grows by the observations that are made while reading."""
+        """Make the run of this cycle, without warnings. What is observed while reading is added to ``seen``."""
         setup, session = self._setup, self.session
         recording = RecordedCycle(
             session,
@@ -139,8 +144,13 @@ class Cycle:
         )
         return assemble(recording, setup.plan, dataclasses.replace(setup.asked, with_stack=session.with_stack))
 
+    @cached_property
+    def event_lists(self) -> defaultdict[tuple[str, ...], list[EventList]]:
+        """torch's own events of each call, by the real path of the module; read when first asked for."""
+        return event_lists_by_path(self.session, self._setup.plan)
+
     def _stop_watching(self) -> None:
-        with ExitStack() as each:  # whatever error another one raises
+        with ExitStack() as each:  # all are called, even if one raises an error
             each.callback(self._stack_warning.off)
             each.callback(self._start_memory.stop_watching)
             if self._sampler is not None:
@@ -150,13 +160,13 @@ class Cycle:
 class Cycles:
     """The cycles of one recording, one after the other, and their sum.
 
-    ``run``: the sum of all cycles that were ended with ``end``, without warnings; None before the first. ``seen``: the
-    observations of these. ``last``: the cycle that records, else the last that did. ``prepared``: a cycle whose session
-    is ready in the warm-up of a schedule.
+    ``run``: the sum of all cycles that ``end`` has ended, without warnings; None before the first. ``seen``: the
+    observations of these cycles. ``last``: the cycle that is recording, or else the last one that recorded.
+    ``prepared``: the next cycle; its session was made ready during the warm-up of a schedule.
     """
 
     def __init__(self, setup: Setup, notes: list[Caveat]) -> None:
-        """``notes``: what is to be said of the recording as a whole, before anything else."""
+        """``notes``: warnings about the recording as a whole. They come before all others."""
         self.setup = setup
         self.seen = Observations(notes=[*notes])
         self.run: Run | None = None
@@ -164,19 +174,19 @@ class Cycles:
         self.prepared: Cycle | None = None
         self.is_recording = False
         self._is_lost = False
-        self._is_added = True  # whether the sum has the last cycle
+        self._is_added = True  # whether ``seen`` includes the observations of the last cycle
         self._general_notes = notes
 
     @property
     def session(self) -> Session | None:
-        """The session that records, else the last that did."""
+        """The session that is recording, or else the last one that recorded; None before the first."""
         return None if self.last is None else self.last.session
 
     def new(self, with_stack: bool = False) -> Cycle:
         return Cycle(self.setup, with_stack=with_stack, before=None if self.last is None else self.last.job)
 
     def prepare(self, with_stack: bool) -> None:
-        """Make ready what the first recorded step should not pay for."""
+        """Prepare the next session, so that the first recorded step does not include the time for that."""
         self.prepared = self.new(with_stack)
         self.prepared.session.prepare()
 
@@ -186,16 +196,16 @@ class Cycles:
             prepared.session.discard()
 
     def start(self, with_stack: bool = False, notes: list[Caveat] | None = None) -> None:
-        """Start the cycle that was prepared, or a new one. ``notes``: what is to be said of it."""
+        """Start the prepared cycle, or a new one. ``notes``: warnings about this cycle."""
         cycle, self.prepared = self.prepared or self.new(with_stack), None
         cycle.seen.notes += notes or []
-        self.last = cycle  # the one before is freed here, and not while this one records
+        self.last = cycle  # frees the previous cycle now, and not while this one is recording
         self._is_lost = self._is_added = False
         cycle.start()
         self.is_recording = True
 
     def stop(self) -> None:
-        """Stop the cycle that records; it is read later."""
+        """Stop the cycle that is recording. It is read later."""
         assert self.last is not None
         self.is_recording = False
         try:
@@ -205,7 +215,7 @@ class Cycles:
                 self._is_lost, self.last.session = True, Session(None)
 
     def end(self) -> Run:
-        """Stop the cycle that records and add it to the sum at once, so that the next one has the memory.
+        """Stop the cycle that is recording, and add it to the sum at once, to free its memory for the next one.
 
         Returns the run of this cycle, without warnings.
         """
@@ -218,13 +228,13 @@ class Cycles:
         return cycle
 
     def close(self, labels: Labels) -> None:
-        """No cycle is to follow: note what there is to say of the last, be it read or not."""
+        """Add the observations of the last cycle, whether it was read or not. No further cycle may follow."""
         if self.last is not None and not self._is_added:
             self.seen.add(self.last.seen)
         self.note(labels)
 
     def abandon(self) -> None:
-        """Leave nothing on of cycles that will not be read."""
+        """Switch everything off; the current cycle will not be read."""
         if self.is_recording and self.last is not None:
             self.last.abandon()
         else:
@@ -232,13 +242,13 @@ class Cycles:
         self.last, self.is_recording = None, False
 
     def note(self, labels: Labels) -> None:
-        """Note the calls that were not recorded, and the modules that came and went."""
+        """Note the calls that were not recorded, and the modules that were added or removed."""
         self.seen.unobserved = labels.unobserved.copy()
         self.seen.unlabelled = set(labels.unlabelled)
         self.seen.added, self.seen.removed = self.setup.plan.changes()
 
     def with_its_warnings(self, cycle: Run, unobserved_before: Counter[str]) -> Run:
-        """The run of the last cycle as it is by itself; ``unobserved_before``: the unrecorded calls up to its start."""
+        """The run of the last cycle with its own warnings. ``unobserved_before``: the unrecorded calls before it."""
         assert self.last is not None
         seen = self.last.seen
         seen.notes[:0] = self._general_notes
@@ -248,14 +258,14 @@ class Cycles:
         return with_warnings(cycle, self.setup.plan, seen)
 
     def result(self, layers: tuple[Layer, ...], why_nothing: Caveat) -> Run:
-        """The sum with its warnings, or the run of the last cycle where that was stopped and not ended.
+        """The sum of the cycles, with its warnings; or the run of a single cycle, if it was stopped and not ended.
 
-        ``why_nothing``: what is to be said where nothing was recorded. May be called again after an error.
+        ``why_nothing``: the warning if nothing was recorded. This may be called again after an error.
         """
         run, seen = self.run, deepcopy(self.seen)
         if run is None:
             cycle = self.last
-            if cycle is None or not cycle.session.started:  # what a device did is unknown then, too
+            if cycle is None or not cycle.session.started:  # no device was recorded, either
                 cycle = Cycle(dataclasses.replace(self.setup, device=None))
                 seen.nothing = _LOST if self._is_lost else why_nothing
             run = cycle.read(layers, seen)

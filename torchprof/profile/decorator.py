@@ -1,4 +1,4 @@
-"""A function whose first call is profiled: what ``Profile`` makes of a function that it decorates."""
+"""``Profile`` as a decorator: the first call of the function is profiled."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def decorated(function: Callable[..., Any], profile: Profile) -> Callable[..., Any]:
-    """The function, or coroutine or generator function, with its first call inside the block of a profile.
+    """Wrap a function, coroutine function or generator function, so that its first call is inside the profile's block.
 
-    A profile is used once: later calls, and those inside the first, are the user's alone. Raises TorchprofError for an
+    A profile is used once: later calls, and calls inside the first one, are not profiled. Raises TorchprofError for an
     asynchronous generator.
     """
 

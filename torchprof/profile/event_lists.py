@@ -1,4 +1,4 @@
-"""torch's own lists of events, one for each call of a module: what ``Profile.raw`` gives."""
+"""torch's own lists of events, one for each call of a module: the result of ``Profile.raw``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchprof.record.session import Session
 
 
 def event_lists_by_path(session: Session, plan: Plan) -> defaultdict[tuple[str, ...], list[EventList]]:
-    """By the real path of a module: one list for each of its finished calls, in the order in which they ended."""
+    """For each module, by its real path: a list for each of its finished calls, in the order in which they ended."""
     lists: defaultdict[tuple[str, ...], list[EventList]] = defaultdict(list)
     paths = {}
     for event, place, *_ in attribution_of(plan).attribute(session.events()):

@@ -1,4 +1,4 @@
-"""``flops``: count MACs and FLOPs from shapes alone, on the meta device, which has no data and computes nothing."""
+"""``flops``: count MACs and FLOPs from shapes alone, on the meta device, whose tensors have no data."""
 
 from __future__ import annotations
 
@@ -33,17 +33,18 @@ class _Untimed(Profile):
 def flops(model: nn.Module, *args: Any, **kwargs: Any) -> Run:
     """Count parameters, MACs and FLOPs of ``model(*args, **kwargs)`` without computing it.
 
-    A copy of the model runs once on the meta device, where tensors have shapes but no data: it takes no memory and no
-    arithmetic, at any size. The model and its arguments are not changed; a model that is made under
-    ``with torch.device("meta"):`` need not fit into memory. If gradients are enabled and an output requires one,
-    backward runs as well, from all outputs; for the forward alone, call this under ``torch.no_grad()``. On the meta
-    device, attention and recurrent layers run as separate operators: their forward counts the same as on other
-    devices, but their backward lacks the work that a fused kernel repeats (QKᵀ, a fifth of attention's backward).
+    A copy of the model runs once on the meta device, where tensors have shapes but no data. This needs no memory and no
+    arithmetic, for models of any size: one made under ``with torch.device("meta"):`` need not fit into memory. The
+    model and its arguments are not changed. If gradients are enabled and an output requires one, backward runs as well,
+    from all outputs; for the forward alone, call this under ``torch.no_grad()``. On the meta device, attention and
+    recurrent layers run as separate operators. Their forward counts the same as on other devices, but their backward
+    lacks the work that a fused kernel repeats (QKᵀ, a fifth of attention's backward).
 
-    The run has no times. Hooks of the model run as in any call. Raises TorchprofError for anything but a module, for a
-    model that cannot be copied without its data, for lazy parameters and TorchScript, and if the forward needs the
-    values of tensors (``if x.sum() > 0``): then profile it on data, with ``torchprof.Profile(model,
-    with_flops=True)``. Other errors of the model pass through.
+    The run has no times. Hooks of the model run as in any call.
+
+    Raises TorchprofError for anything but a module, for a model that cannot be copied without its data, for lazy
+    parameters and TorchScript, and if the forward needs the values of tensors (``if x.sum() > 0``). Such a model can be
+    profiled on data, with ``torchprof.Profile(model, with_flops=True)``. Other errors of the model pass through.
     """
     if not isinstance(model, nn.Module):
         raise TorchprofError(f"flops needs a torch.nn.Module and the arguments to call it with, not {model!r:.80}.")
@@ -82,7 +83,7 @@ def _without_data(model: nn.Module) -> nn.Module:
         raise TorchprofError(f"{name} holds TorchScript, which has its own constants: {_ON_DATA}")
     if any(is_lazy(tensor) for tensor in model.parameters()):
         raise TorchprofError(f"{name} has lazy parameters, whose shapes its first call makes: call it once before.")
-    # deepcopy takes the copy of a tensor from the memo, if it is there: no data is copied.
+    # deepcopy takes a tensor's copy from the memo if it is there, so no data is copied.
     memo: dict[int, Any] = {}
     try:
         for tensor in {id(tensor): tensor for tensor in _tensors_of(model)}.values():
@@ -98,7 +99,7 @@ def _without_data(model: nn.Module) -> nn.Module:
 
 
 def _tensors_of(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Parameters, buffers, and tensors that are plain attributes of modules."""
+    """Parameters, buffers, and tensors in plain attributes of modules."""
     for _, _, module in walk_modules(model):
         yield from _tensors(module._parameters.values())
         yield from _tensors(module._buffers.values())
@@ -114,7 +115,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def _shape_of(value: Any) -> Any:
-    """A tensor without its data: the same shape, strides, dtype, and class if it is a parameter. Others unchanged."""
+    """A tensor on the meta device with the same shape, strides and dtype; a parameter stays one. Others unchanged."""
     if isinstance(value, PackedSequence):
         return value._replace(data=_shape_of(value.data))  # the batch sizes and indices stay on the CPU
     if not isinstance(value, torch.Tensor):

@@ -1,9 +1,9 @@
-"""Every rank's run brought to one rank, from inside the job.
+"""Collect the runs of all ranks on one rank, while the job is still running.
 
-It goes through the key-value store over which the ranks found each other, and not through a collective. So it works
-with every backend, takes no memory of a device, and works where a rank has died: a collective would hang there, or
-fail. A rank that writes does not wait for the reader, so no rank hangs because of another. The reader waits for a
-limited time, and then goes on without the missing ranks.
+The runs go through the key-value store of the job, and not through a collective. So it works with every backend, needs
+no memory of a device, and works after a rank has died, where a collective would hang or fail. A rank that writes its
+run does not wait for the reader, so no rank hangs because of another. The reader waits for a limited time, and then
+goes on without the missing ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from torchprof.errors import TorchprofError
+from torchprof.errors import TorchprofError, some
 from torchprof.profile.sigterm import DelayedSigterm
 from torchprof.run.file_read import run_of
 from torchprof.run.file_write import json_of_run
@@ -31,13 +31,13 @@ from torchprof.run.run import Run
 
 _PIECE_BYTES = 2**20  # a TCPStore takes no value of more than 8 MiB, and serves one request at a time
 _GRACE_S = 10.0
-"""How long those that are missing are waited for once it is known that something went wrong. torchrun kills all ranks
-30 s after one has failed; until then the run is to be gathered and written."""
-_PAUSES_S = 0.002, 0.1  # between two looks into the store: at first, and at most
-_SILENT_S = 30.0  # after so long a warning names the ranks that are waited for
+"""How long to wait for missing ranks after something went wrong. torchrun kills all ranks 30 s after one has failed:
+the run must be gathered and written before that."""
+_PAUSES_S = 0.002, 0.1  # the first and the longest pause between two looks into the store
+_SILENT_S = 30.0  # after this time, a warning names the ranks that are still missing
 _INSTEAD = "Save the run of each rank (`prof.run.save(f'rank{rank}.json')`) and merge the files (`torchprof.merge`)."
 
-_gathers: Counter[tuple[str, int]] = Counter()  # how many there were in this process, by group and destination
+_gathers: Counter[tuple[str, int]] = Counter()  # the number of gathers in this process, by group and destination
 
 
 def gather(
@@ -49,9 +49,11 @@ def gather(
     failed: bool,
     sigterm: DelayedSigterm,
 ) -> Run | None:
-    """What ``Profile.gather`` does. ``run`` is None where nothing was to be recorded; ``failed``: whether an error has
-    ended the recording, or is under way. ``sigterm`` delays SIGTERM; it is set here how long after the end that is
-    delivered."""
+    """Gather the runs of the ranks of a group on rank ``dst``; see ``Profile.gather``.
+
+    ``run`` is None if profiling was switched off. ``failed``: whether an error has ended the recording, or is being
+    handled. ``sigterm`` delays SIGTERM; this function sets how long.
+    """
     seconds = None if timeout is None else _seconds(timeout)
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
@@ -69,18 +71,18 @@ def gather(
     if rank not in ranks:
         return None
     if isinstance(dst, bool) or dst not in ranks:
-        raise TorchprofError(f"dst={dst!r} is no rank of the group, whose ranks in the job are {_some(ranks)}.")
+        raise TorchprofError(f"dst={dst!r} is no rank of the group, whose ranks in the job are {_rank_list(ranks)}.")
     name = (distributed.distributed_c10d._get_default_group() if group is None else group).group_name
     store = _store(f"torchprof/gather/{name}/{dst}/{_gathers[name, dst]}")
     _gathers[name, dst] += 1
-    stranger = run is not None and run.meta.rank != rank
+    is_of_other_rank = run is not None and run.meta.rank != rank
     if seconds is None:
         seconds = store.timeout.total_seconds()
         if failed:
             seconds = min(seconds, _GRACE_S)
     sigterm.expected = failed
-    gathered = exchange(None if stranger else run, store, rank, dst, ranks, seconds, sigterm)
-    if stranger:
+    gathered = exchange(None if is_of_other_rank else run, store, rank, dst, ranks, seconds, sigterm)
+    if is_of_other_rank:
         assert run is not None
         raise TorchprofError(
             f"This run says that it is of rank {run.meta.rank}, and this is rank {rank}: it was recorded before "
@@ -92,12 +94,14 @@ def gather(
 def exchange(
     run: Run | None, store: Any, rank: int, dst: int, ranks: Iterable[int], seconds: float, sigterm: DelayedSigterm
 ) -> Run | None:
-    """What one rank does in a gather: write its run into the store; or as ``dst`` merge it with those of the others,
-    as they come within so many seconds. None where there is nothing to merge."""
+    """The part of one rank in a gather: write its run into the store, or as ``dst`` merge the runs of all ranks.
+
+    ``dst`` waits ``seconds`` for the others. Returns the merged run; None on other ranks, and if there is no run.
+    """
     table = _Table(store, seconds, sigterm)
     if rank != dst:
         table.put(rank, run)
-        if rank == 0:  # this process may host the store: it has to live until all runs were taken
+        if rank == 0:  # this process may host the store, so it must not end before all runs were taken
             table.wait_until_closed()
         return None
     sigterm.later_s = _GRACE_S
@@ -117,7 +121,7 @@ def _seconds(timeout: float | timedelta) -> float:
 
 
 def _ranks_of(group: Any) -> list[int]:
-    """The ranks of a group, as the job numbers them; none where this rank is no member."""
+    """The ranks of a group, by their numbers in the job; an empty list if this rank is not in the group."""
     distributed = torch.distributed
     if group is distributed.GroupMember.NON_GROUP_MEMBER:
         return []
@@ -129,25 +133,24 @@ def _ranks_of(group: Any) -> list[int]:
     return sorted(distributed.get_process_group_ranks(group))
 
 
-def _some(ranks: list[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+def _rank_list(ranks: list[int]) -> str:
+    return some([*map(str, ranks)], 8)
 
 
 def _store(prefix: str) -> Any:
-    """The part of the job's store that is for one gather."""
+    """The keys of one gather in the job's store."""
     store = torch.distributed.distributed_c10d._get_default_store()
-    if store is None:  # MPI starts its ranks itself
+    if store is None:  # MPI needs no store to start its ranks
         backend = torch.distributed.get_backend()
         raise TorchprofError(f"A job with the backend {backend} has no key-value store to gather over. {_INSTEAD}")
     return torch.distributed.distributed_c10d.PrefixStore(prefix, store)
 
 
 class _Table:
-    """The keys of one gather in the job's store: ranks write their runs there, and one rank takes them.
+    """The part of the job's store that one gather uses: ranks write their runs there, and one rank takes them.
 
-    ``<rank>/<number>`` is a piece of the run of a rank, a gzipped run file; ``<rank>/pieces`` how many there are, the
-    last to be written: 0 pieces for a rank that recorded nothing. ``closed`` is there as soon as no more runs are
-    taken.
+    Keys: ``<rank>/<number>`` is one piece of a rank's run, which is a gzipped run file. ``<rank>/pieces`` is the number
+    of pieces, written last; it is 0 if the rank recorded nothing. ``closed`` exists as soon as no more runs are taken.
     """
 
     def __init__(self, store: Any, seconds: float, sigterm: DelayedSigterm) -> None:
@@ -156,7 +159,7 @@ class _Table:
         self._sigterm = sigterm
 
     def put(self, rank: int, run: Run | None) -> None:
-        """Write the run of a rank into the store. Warns where it is too late."""
+        """Write the run of a rank into the store. Warns if it is too late."""
         data = b"" if run is None else gzip.compress(json_of_run(run).encode(), compresslevel=1, mtime=0)
         pieces = range(0, len(data), _PIECE_BYTES)
         try:
@@ -171,9 +174,9 @@ class _Table:
             warnings.warn(f"The run of rank {rank} was not gathered: the job's store is gone ({why}).", stacklevel=5)
 
     def take(self, ranks: Iterable[int]) -> Iterator[Run]:
-        """The runs of these ranks as they come, until all are there or the time is over.
+        """Yield the runs of these ranks as they arrive, until all have arrived or the time is over.
 
-        A run that is there by then counts, however long it took to read those before it.
+        A run that has arrived by then is yielded, however long it took to read the runs before it.
         """
         missing = list(ranks)
         silent_until = time.monotonic() + _SILENT_S
@@ -185,15 +188,15 @@ class _Table:
                     yield run_of(data, f"the run of rank {rank}")
             missing = [rank for rank in missing if rank not in there]
             if is_last_look and missing:
-                told = f"{ranks_in_words(missing).capitalize()} gave no run to gather in time."
-                warnings.warn(told, stacklevel=2)
-                self._sigterm.expected = True  # a rank has died, probably, and torchrun is about to notice
+                message = f"{ranks_in_words(missing).capitalize()} gave no run to gather in time."
+                warnings.warn(message, stacklevel=2)
+                self._sigterm.expected = True  # probably a rank has died, and torchrun will soon notice
             if is_last_look or not missing:
                 return
             if time.monotonic() > silent_until:
                 silent_until = math.inf
-                told = f"Still waiting for the runs of ranks: {_some(missing)}."
-                warnings.warn(f"{told} Each has to call gather, and gather(timeout=…) waits less.", stacklevel=2)
+                message = f"Still waiting for the runs of ranks: {_rank_list(missing)}."
+                warnings.warn(f"{message} Each has to call gather, and gather(timeout=…) waits less.", stacklevel=2)
 
     def close(self) -> None:
         """Mark that no more runs are taken."""
@@ -201,15 +204,18 @@ class _Table:
             self._store.set("closed", "1")
 
     def wait_until_closed(self) -> None:
-        """Wait for ``close``, but not much longer than the reader does, which may have begun later."""
+        """Wait until the reader calls ``close``. The reader may have started later, so wait a little longer than it."""
         self._until += _GRACE_S
         for is_last_look in self._looks():
             if is_last_look or self._has("closed"):
                 return
 
     def _looks(self) -> Iterator[bool]:
-        """Now and then: whether the time is over. Sleeps in between, and not in the store, where no signal would reach
-        this process, and the backend, which uses the store too, would wait."""
+        """Yield again and again, after short pauses, whether the time is over.
+
+        The pauses are not spent waiting in the store: there, signals would not reach this process, and the backend,
+        which uses the store as well, would have to wait.
+        """
         pause, longest = _PAUSES_S
         while True:
             if self._sigterm.came:
@@ -222,12 +228,12 @@ class _Table:
     def _has(self, key: str) -> bool:
         try:
             return bool(self._store.check([key]))
-        except RuntimeError:  # the store is gone, with the process that hosted it: no more runs will come
+        except RuntimeError:  # the process that hosted the store has ended: no more runs will come
             self._until = -math.inf
             return False
 
     def _data(self, rank: int) -> bytes:
-        """The run that a rank wrote, removed from the store; empty where the store is gone."""
+        """Take the run that a rank wrote out of the store; empty if the store is gone."""
         keys = [f"{rank}/pieces"]
         try:
             keys += [f"{rank}/{number}" for number in range(int(self._store.get(keys[0])))]

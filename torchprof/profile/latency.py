@@ -1,4 +1,4 @@
-"""The result of a benchmark: latencies by batch size, and the machine that they were measured on."""
+"""The result of a benchmark: the latencies for each batch size, and the machine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from torchprof.run.samples import quantile
 
 @dataclass(frozen=True)
 class Latency:
-    """How long single calls took at one batch size, in seconds.
+    """The latencies of single calls at one batch size, in seconds.
 
-    ``seconds``: one number a call, in order. After an out-of-memory error it is empty, ``error`` is torch's message,
-    and all figures are None.
+    ``seconds``: one number for each call, in order. After an out-of-memory error it is empty, ``error`` is torch's
+    message, and all figures are None.
     """
 
     batch_size: int
@@ -62,13 +62,13 @@ class Latency:
         return self.batch_size / self.mean if self.mean else None
 
     def quantile(self, q: float) -> float | None:
-        """The quantile ``q`` (0 to 1), linear between the two nearest calls."""
+        """The quantile ``q`` (0 to 1), interpolated linearly between the two nearest calls."""
         return quantile(sorted(self.seconds), q) if self.seconds else None
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine. ``cpus``: logical CPUs; ``threads``: those that torch uses; ``gpus``: names of all visible GPUs."""
+    """The machine. ``cpus``: logical CPUs; ``threads``: used by torch; ``gpus``: the names of all visible GPUs."""
 
     cpu: str
     cpus: int | None
@@ -92,7 +92,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class BenchmarkResult:
-    """The result of ``benchmark``; its ``str`` is a table. ``rows`` has one ``Latency`` for each batch size.
+    """The result of ``benchmark``; its ``str`` is a table. ``rows``: one ``Latency`` for each batch size.
 
     ``model``: class name. ``step``: "inference", "training step", or "training step with <optimizer's class>".
     ``device``: the devices of the model and its inputs. ``warnings``: sentences for the user.

@@ -13,16 +13,16 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
 
-# What is followed from one object to the next.
+# The objects whose contents belong to the state, too.
 _FOLLOWED = (nn.Module, torch.optim.Optimizer, Tensor, dict, list, tuple)
 
 
 class ModelState:
-    """A copy of all state that calls of a model may change, to restore it.
+    """A copy of all state that calls of a model may change, and that ``restore`` brings back.
 
     The state is all that can be reached from the model and ``others`` through the attributes of modules and optimizers,
-    dicts, lists and tuples. Tensors are copied to the CPU, so that the device's memory is left to the model. With
-    ``parameters=False`` parameters are not copied; then ``written`` has the names of those that were written to.
+    dicts, lists and tuples. Tensors are copied to the CPU, so that the copies take no memory of the device. With
+    ``parameters=False`` parameters are not copied; then ``written`` has the names of parameters that were written to.
     """
 
     def __init__(self, model: nn.Module, others: Iterable[Any], parameters: bool) -> None:
@@ -38,7 +38,7 @@ class ModelState:
         self._cloned: list[tuple[Tensor, Tensor, int]] = []  # sparse and quantized: tensor, clone, version
         self._uncopied: list[tuple[str, Tensor, int]] = []  # name, parameter, version
         self._random = _random_states()
-        # A ScriptModule does not keep its tensors in its ``__dict__``.
+        # Parameters and buffers are listed, too: a ScriptModule does not keep them in its ``__dict__``.
         self._copy_all([model, list(model.parameters()), list(model.buffers()), *others])
 
     def _copy_all(self, waiting: list[Any]) -> None:
@@ -65,7 +65,7 @@ class ModelState:
                 waiting += self._copy_tensor(value)
 
     def _copy_tensor(self, tensor: Tensor) -> list[Tensor]:
-        """Copy a tensor. Returns the tensors that a wrapper subclass holds, to be copied in its place."""
+        """Copy a tensor. For a wrapper subclass, returns its inner tensors instead; they have to be copied then."""
         self.tensors.append(tensor)
         if tensor.is_leaf:
             self._gradients.append((tensor, tensor.requires_grad, tensor.grad))
@@ -87,7 +87,7 @@ class ModelState:
             tensor.grad = None
 
     def restore(self) -> None:
-        """Restore all state. If Ctrl-C interrupts it, it starts again before KeyboardInterrupt is raised."""
+        """Restore all state. If Ctrl-C interrupts this, it starts again before KeyboardInterrupt is raised."""
         try:
             self._restore()
         except KeyboardInterrupt:
@@ -106,9 +106,9 @@ class ModelState:
         for tensor, data, bits in self._copied:
             if _memory_of(tensor) != _memory_of(data):
                 tensor.data = data
-            numbers = _without_repeats(data)
-            if not torch.equal(_bits(numbers), bits):  # write only if needed: the memory may be read-only
-                numbers.copy_(bits.view(numbers.dtype).view(numbers.shape))
+            elements = _without_repeats(data)
+            if not torch.equal(_bits(elements), bits):  # write only if needed: the memory may be read-only
+                elements.copy_(bits.view(elements.dtype).view(elements.shape))
         for tensor, data, version in self._cloned:
             if tensor._version != version:
                 with torch.no_grad():
@@ -123,7 +123,7 @@ class ModelState:
 
 
 def _restore_container(container: Any, before: Any) -> None:
-    """Give a dict or a list the items that it had, and write only what differs."""
+    """Give a dict or a list its earlier items again. Only items that differ are written."""
     if isinstance(container, list):
         if len(container) != len(before) or any(now is not was for now, was in zip(container, before)):
             container[:] = before
@@ -136,12 +136,12 @@ def _restore_container(container: Any, before: Any) -> None:
 
 
 def _memory_of(tensor: Tensor) -> tuple[Any, ...]:
-    """Address, shape and strides: equal if two tensors show the same memory in the same way."""
+    """Address, shape and strides: equal if two tensors are the same view of the same memory."""
     return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def _without_repeats(data: Tensor) -> Tensor:
-    """The numbers of an expanded tensor, each once."""
+    """A view of an expanded tensor that has each of its elements once."""
     for dim, (size, stride) in enumerate(zip(data.shape, data.stride())):
         if stride == 0 and size > 1:
             data = data.narrow(dim, 0, 1)
@@ -149,7 +149,7 @@ def _without_repeats(data: Tensor) -> Tensor:
 
 
 def _bits(data: Tensor) -> Tensor:
-    """The numbers as integers on the CPU, since NaN does not equal itself. May share memory with ``data``."""
+    """The elements as integers on the CPU, since NaN does not equal itself. May share memory with ``data``."""
     data = data.cpu().resolve_conj().resolve_neg()
     flat = (torch.view_as_real(data) if data.is_complex() else data).contiguous().view(-1)
     return flat.view(_INTEGERS[flat.element_size()])

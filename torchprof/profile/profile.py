@@ -1,4 +1,4 @@
-"""``Profile``: labels on, session on, the user's code, both off, and a ``Run``. The one conductor."""
+"""``Profile``: attach labels, start a profiler session, run the user's code, stop and detach, make a ``Run``."""
 
 from __future__ import annotations
 
@@ -18,24 +18,22 @@ from torch import nn
 from torch.autograd.profiler_util import EventList
 from torch.profiler import ProfilerAction
 
-from torchprof.encoding import fitting
+from torchprof.encoding import encodable
 from torchprof.errors import TorchprofError
 from torchprof.measure.recording import Options
-from torchprof.measure.warnings import about_buckets
 from torchprof.profile.arguments import action_of, checked_device, checked_provenance, checked_schedule
 from torchprof.profile.calibration import label_ns
-from torchprof.profile.cycle import Cycles, Setup
+from torchprof.profile.cycle import Setup
 from torchprof.profile.decorator import decorated
-from torchprof.profile.event_lists import event_lists_by_path
 from torchprof.profile.gather import gather
-from torchprof.profile.sigterm import DelayedSignals, DelayedSigterm, undisturbed
-from torchprof.record.compiled_code import about_left_out_stacks, awaiting_compilation
+from torchprof.profile.scheduled import ScheduledCycles
+from torchprof.profile.sigterm import DelayedSignals, DelayedSigterm, uninterrupted
 from torchprof.record.compiler import Provenance
+from torchprof.record.event_lists import empty_event_list
 from torchprof.record.labels import Labels
 from torchprof.record.modules import Trace, checked_models, walk_modules
 from torchprof.record.plan import Plan
-from torchprof.record.recording import empty_event_list
-from torchprof.record.session import Guard, Session, is_profiled, missing_device, refuse_if_profiled
+from torchprof.record.session import Guard, Session, missing_device, refuse_if_profiled
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
 from torchprof.run.warnings import Caveat, caveat
@@ -47,7 +45,6 @@ if TYPE_CHECKING:
 __all__ = ["Profile", "Trace", "walk_modules"]
 
 _UNFINISHED = "<unfinished torchprof.profile>"
-_RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 
 class Profile:
@@ -55,34 +52,37 @@ class Profile:
 
     ``model``: a module, or a list of modules that run together. ``enabled=False`` records nothing and costs nothing.
     ``use_cuda`` records CUDA kernels; ``use_device`` names another kind of device ("xpu", "mps", …).
-    ``profile_memory`` records allocations; ``with_timeline`` keeps each of them, and when each layer ran, in
+    ``profile_memory`` records allocations. ``with_timeline`` keeps each allocation, and when each layer ran, in
     ``run.timeline``.
-    ``paths`` selects modules, leaf or not: tuples of names or dotted strings, with or without the root, ``*`` for any
-    one step; work elsewhere is shown as ``(not selected)``. ``warmup``: so many calls of the model's own forward (of
-    several models: of any of them) come first and are not recorded.
+    ``paths`` selects modules, leaf or not: tuples of names or dotted strings, with or without the root; ``*`` matches
+    any one step. Work elsewhere is shown as ``(not selected)``. ``warmup``: this many calls of the model's own forward
+    (with several models: of any of them) come first and are not recorded.
     ``with_flops`` counts parameters, MACs and FLOPs from the input shapes of the operators (see docs/flops.md).
     ``record_shapes`` and ``with_stack`` record input shapes and source lines, for the ``ops`` report, ``key_averages``
-    and ``raw``. ``compile_layers`` gives the kernels of what torch.compile compiles inside the block back to their
-    layers; a kernel of several is a row of its own, or divided among them by "flops" or by "bytes" (see
+    and ``raw``. ``compile_layers`` assigns the kernels of code that torch.compile compiles inside the block to their
+    layers; a kernel of several layers has its own row, or is divided among them by "flops" or by "bytes" (see
     docs/compile.md).
 
-    In a loop, ``step()`` ends a step. ``schedule`` (``torch.profiler.schedule(wait=…, warmup=…, active=…)``, or any
-    function from a step's number to a ``torch.profiler.ProfilerAction``) says which steps are recorded. At the end of
-    each cycle of recorded steps ``on_trace_ready`` is called with this Profile, and meanwhile ``run``, ``raw()``,
-    ``key_averages()`` and ``export_chrome_trace()`` give that cycle; after the block ``run`` is the sum of all cycles,
-    the others give the last. Without a schedule, all is one cycle.
+    In a loop, ``step()`` ends a step. ``schedule`` selects the steps that are recorded: it is
+    ``torch.profiler.schedule(wait=…, warmup=…, active=…)``, or any function from a step's number to a
+    ``torch.profiler.ProfilerAction``. At the end of each cycle of recorded steps, ``on_trace_ready`` is called with
+    this Profile. During that call, ``run``, ``raw()``, ``key_averages()`` and ``export_chrome_trace()`` give this
+    cycle. After the block, ``run`` is the sum of all cycles, and the others give the last cycle. Without a schedule,
+    there is one cycle.
 
-    Instead of the block, ``start()`` and ``stop()`` do the same; and a Profile is a decorator of a function, whose
-    first call it profiles.
+    ``start()`` and ``stop()`` do the same as the block. A Profile can also decorate a function: it then profiles the
+    function's first call.
 
-    Afterwards ``run`` holds the result, ``display()`` the table, ``raw()`` and ``key_averages()`` torch's own lists.
+    Afterwards, ``run`` is the result, ``display()`` the table, ``raw()`` and ``key_averages()`` torch's own lists.
     A Profile is used once. Raises TorchprofError (a RuntimeError) on entry for a path that matches nothing, while
-    another profiler is active, and for a second entry.
+    another profiler is active, and on a second entry.
     """
 
-    _open: ClassVar[Profile | None] = None  # one block at a time in a process, of whatever thread
+    __module__ = "torchprof"  # where users import it from: repr, help, tracebacks and pickles show it
+
+    _open: ClassVar[Profile | None] = None  # one block at a time in a process, in any thread
     _turn: ClassVar[threading.Lock] = threading.Lock()
-    _timed: ClassVar[bool] = True  # whether times are asked for
+    _timed: ClassVar[bool] = True  # whether times are measured
 
     def __init__(
         self,
@@ -120,17 +120,14 @@ class Profile:
         self.entered = False
         self.exited = False
         self.traces: tuple[Trace, ...] = ()
-        self._event_lists: defaultdict[tuple[str, ...], list[EventList]] | None = None
-        self._result: Run | None = None  # of all cycles, as soon as it was asked for
-        self._ended: Run | None = None  # a cycle, until on_trace_ready is called with it
-        self._shown: Run | None = None  # a cycle, while on_trace_ready looks at it
+        self._result: Run | None = None  # of all cycles, made when it is first asked for
+        self._shown: Run | None = None  # a cycle, while on_trace_ready is called for it
         self.step_num = 0
-        self._action = ProfilerAction.NONE
-        self._layers: tuple[Layer, ...] = ()  # as the block ended; none where an error came then
+        self._layers: tuple[Layer, ...] = ()  # at the end of the block; empty if they could not be read then
         self._failed = False  # whether an error ended the block
         self._plan = Plan([], None)
-        self._cycles = Cycles(Setup(self._plan, Options()), [])
         self._labels = Labels(())
+        self._cycles = ScheduledCycles(Setup(self._plan, Options()), [], (), self._labels)
         self._guard = Guard()
         self._provenance: Provenance | None = None
 
@@ -146,7 +143,7 @@ class Profile:
                 self._enter()
             return self
         except BaseException:
-            undisturbed(self._undo_enter)
+            uninterrupted(self._undo_enter)
             raise
 
     def _enter(self) -> None:
@@ -168,9 +165,9 @@ class Profile:
         setup = Setup(
             self._plan, asked, None if missing else asked.device, self._provenance, from_first_mark=not self.warmup
         )
-        self._cycles = Cycles(setup, notes)
-        refuse_if_profiled()
         self._labels = Labels(self._plan.targets)
+        self._cycles = ScheduledCycles(setup, notes, self._models, self._labels)
+        refuse_if_profiled()
         self._warmup_left = self.warmup
         if self.warmup:
             self._labels.trigger = self._models
@@ -180,9 +177,9 @@ class Profile:
             self._provenance.on()
         if self.schedule is not None:
             self._guard.on()
-            self._go_on(action_of(self.schedule, 0))
+            self._begin_step(action_of(self.schedule, 0))
         elif not self.warmup:
-            self._start_cycle()
+            self._cycles.start_cycle()
         self.entered = True
         self.traces = self._plan.traces
 
@@ -199,7 +196,7 @@ class Profile:
         )
 
     def _undo_enter(self) -> None:
-        """Leave all as it was before the block, which will not be run."""
+        """Undo what entering the block did; the block will not run."""
         self.entered = False
         try:
             self._cycles.abandon()
@@ -207,7 +204,7 @@ class Profile:
             self._take_off()
 
     def _take_off(self) -> None:
-        with ExitStack() as last:  # each of them, whatever error another one raises
+        with ExitStack() as last:  # all are called, even if one raises an error
             last.callback(self._release)
             last.callback(self._guard.off)
             if self._provenance is not None:
@@ -222,7 +219,7 @@ class Profile:
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
         if not self.entered or self.exited:
             return
-        undisturbed(functools.partial(self._leave, exc_type is not None))
+        uninterrupted(functools.partial(self._leave, exc_type is not None))
         if self.schedule is not None:
             self._show_cycle()
         elif self.on_trace_ready is not None and self._session is not None:
@@ -230,7 +227,7 @@ class Profile:
 
     def _leave(self, failed: bool) -> None:
         self._failed = failed
-        with ExitStack() as last:  # each of them, the last one first, whatever error another one raises
+        with ExitStack() as last:  # all are called, the last one first, even if one raises an error
             last.callback(self._take_off)
             last.callback(self._note_end)
             last.callback(self._end_session)
@@ -241,7 +238,7 @@ class Profile:
     def _end_session(self) -> None:
         cycles = self._cycles
         if cycles.is_recording and self.schedule is not None:
-            self._end_cycle()
+            cycles.end_cycle(keep_run=self.on_trace_ready is not None)
         elif cycles.is_recording:
             cycles.stop()
         else:
@@ -250,7 +247,7 @@ class Profile:
             cycles.seen.label_ns = label_ns()
 
     def _note_end(self) -> None:
-        """Note what there is of the model as the block ends."""
+        """Note the layers of the model at the end of the block, and the observations of the last cycle."""
         self.exited = True
         try:
             self._layers = self._plan.layers()
@@ -258,17 +255,17 @@ class Profile:
             self._cycles.close(self._labels)
 
     def start(self) -> None:
-        """What entering the block does."""
+        """Do what entering the block does."""
         self.__enter__()
 
     def stop(self) -> None:
-        """What leaving the block does. Raises TorchprofError where it was not started."""
+        """Do what leaving the block does. Raises TorchprofError if the Profile was not started."""
         if self.enabled and not self.entered:
             raise TorchprofError("This Profile was not started: call start() before stop().")
         self.__exit__(*sys.exc_info())
 
     def step(self) -> None:
-        """End a step of the loop, and begin the next: to be called once in each pass, at its end.
+        """End a step of the loop, and begin the next. Call it once in each pass of the loop, at its end.
 
         Raises TorchprofError outside the block.
         """
@@ -280,10 +277,10 @@ class Profile:
         if self._cycles.is_recording and self._session is not None:
             self._session.mark_step()
         self.step_num += 1
-        self._go_on(action)
+        self._begin_step(action)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model; or, with a function alone, decorate it."""
+        """Call the model. If the only argument is a function, decorate that instead."""
         if len(args) == 1 and not kwargs and isinstance(args[0], (FunctionType, MethodType, BuiltinFunctionType)):
             return decorated(args[0], self)
         if not isinstance(self._model, nn.Module):
@@ -292,71 +289,32 @@ class Profile:
 
     # Cycles
 
-    def _go_on(self, action: ProfilerAction | None) -> None:
-        """From one step to the next, as torch.profiler.profile does. A cycle ends with RECORD_AND_SAVE; and where the
-        schedule stops without that, for which torch has a warning and no call of on_trace_ready."""
+    def _begin_step(self, action: ProfilerAction | None) -> None:
+        """Begin a step for which the schedule gave this action. Without a schedule, the one cycle just goes on."""
         if action is None:
             return
-        cycles = self._cycles
-        before, self._action = self._action, action
-        if cycles.is_recording and (before is ProfilerAction.RECORD_AND_SAVE or action not in _RECORDING):
-            self._end_cycle()
-            self._show_cycle()
-        if action is ProfilerAction.WARMUP and cycles.prepared is None:
-            with DelayedSignals():
-                if is_profiled():
-                    refuse_if_profiled()
-                cycles.prepare(cycles.setup.asked.with_stack)
-        elif action in _RECORDING and not cycles.is_recording:
-            with DelayedSignals():
-                self._start_cycle()
-        elif action is ProfilerAction.NONE and cycles.prepared is not None:
-            with DelayedSignals():
-                cycles.discard_prepared()
-
-    def _start_cycle(self) -> None:
-        cycles, notes = self._cycles, []
-        with_stack = cycles.setup.asked.with_stack
-        waiting = awaiting_compilation(self._models) if with_stack else []
-        if waiting:
-            notes.append(about_left_out_stacks(waiting))
-            cycles.discard_prepared()
-        if cycles.last is None:
-            notes += about_buckets(self._plan.unordered())
-        if cycles.prepared is None and is_profiled():
-            refuse_if_profiled()
-        self._event_lists = None
-        cycles.start(with_stack and not waiting, notes)
-
-    def _end_cycle(self) -> None:
-        """Read what was recorded and add it up at once: the next cycle needs the memory. ``_show_cycle`` is to follow,
-        when signals are no longer held."""
-        cycles = self._cycles
-        with DelayedSignals():
-            unobserved = cycles.seen.unobserved
-            cycle = cycles.end()
-            cycles.note(self._labels)
-            if self.on_trace_ready is not None:
-                self._ended = cycles.with_its_warnings(cycle, unobserved)
+        self._cycles.end_step(action, keep_run=self.on_trace_ready is not None)
+        self._show_cycle()
+        self._cycles.begin_step()
 
     def _show_cycle(self) -> None:
-        """Call on_trace_ready, if a cycle has ended that it was not called for."""
-        if self.on_trace_ready is None or self._ended is None:
+        """Call on_trace_ready if a cycle has ended for which it was not called yet. Signals are not delayed here."""
+        if self.on_trace_ready is None or self._cycles.ended is None:
             return
-        self._shown, self._ended = self._ended, None
+        self._shown = self._cycles.take_ended()
         try:
             self.on_trace_ready(self)
         finally:
             self._shown = None
 
     def _warm(self) -> bool:
-        """Called before each call of the model until the session starts; says whether it has."""
+        """Count a warm-up call, or start to record; returns whether recording started. It runs before each call."""
         if self._warmup_left:
             self._warmup_left -= 1
             return False
         with DelayedSignals():
             refuse_if_profiled()
-            self._start_cycle()
+            self._cycles.start_cycle()
         return True
 
     # The result
@@ -367,19 +325,19 @@ class Profile:
 
     @property
     def _session(self) -> Session | None:
-        """The session that records, else the last that did; None where none was started."""
+        """The session that is recording, or else the last one that recorded; None before the first."""
         return self._cycles.session
 
     @property
     def run(self) -> Run:
-        """The result. Raises TorchprofError before the block has ended, and where profiling was switched off."""
+        """The result. Raises TorchprofError before the block has ended, and with ``enabled=False``."""
         if not self.enabled:
             raise TorchprofError("This Profile was made with enabled=False: nothing was recorded.")
         if self._shown is not None:
             return self._shown
         if not self.exited:
             raise TorchprofError("The block of this Profile has not ended: there is no run yet.")
-        if self._result is None:  # without a schedule it is read only now; after Ctrl-C, the next time
+        if self._result is None:  # without a schedule, events are read only now; after Ctrl-C, again
             self._result = self._cycles.result(self._layers or self._plan.layers(), self._why_nothing())
         return self._result
 
@@ -400,11 +358,11 @@ class Profile:
         hot: bool = False,
         file: TextIO | None = None,
     ) -> str:
-        """The tree table; see ``torchprof.reports.tree`` for what the options do.
+        """The table of layers as a tree; ``torchprof.reports.tree`` documents the options.
 
-        With ``file``, an open text file, the table is written there as well, with a line's end; characters that its
-        encoding does not have become ASCII ("≥" is ">="). Before the block has
-        ended, and with ``enabled=False``, the text is ``<unfinished torchprof.profile>``.
+        With ``file``, an open text file, the table is also written there, with a newline; characters that the file's
+        encoding lacks become ASCII ("≥" is ">="). Before the block has ended, and with ``enabled=False``, the text is
+        ``<unfinished torchprof.profile>``.
         """
         if file is not None and not hasattr(file, "write"):
             raise TorchprofError(f"file={file!r} is no open text file: use `open(path, 'w')`, or sys.stdout.")
@@ -421,14 +379,14 @@ class Profile:
                 hot=hot,
             )
         if file is not None:
-            file.write(fitting(text, file) + "\n")
+            file.write(encodable(text, file) + "\n")
         return text
 
     def __str__(self) -> str:
         return self.display()
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of a profile: the table, as soon as there is one."""
+        """What a notebook shows for a Profile: the table, as soon as there is one."""
         return self.run.report("notebook") if self._readable else f"<pre>{escape(_UNFINISHED)}</pre>"
 
     def show(self, *, height: int = 640) -> None:
@@ -438,46 +396,47 @@ class Profile:
     def gather(
         self, group: ProcessGroup | None = None, dst: int = 0, *, timeout: float | timedelta | None = None
     ) -> Run | None:
-        """Bring the run of every rank of a job to rank ``dst``, merged into one; see docs/ranks-in-a-job.md.
+        """Collect the runs of all ranks of a job on rank ``dst``, and merge them; see docs/ranks-in-a-job.md.
 
-        To be called after the block, before ``destroy_process_group``, by all ranks of ``group`` (None: all of the
-        job), as often and in the same order, as a collective is. Ranks are numbered as in the job. ``dst`` gets the
-        merged run; the others, and those that are not in the group, None. With ``enabled=False`` a rank adds nothing,
-        and where none added anything the run is None. Without a process group, it is the run of this process.
+        Call it after the block and before ``destroy_process_group``. As with a collective, all ranks of ``group`` must
+        call it equally often and in the same order; None is the whole job. Ranks are numbered as in the job. Returns
+        the merged run on ``dst``, and None on the other ranks and on ranks outside the group. A rank with
+        ``enabled=False`` adds nothing; if no rank adds anything, the result is None. Without a process group, the
+        result is the run of this process.
 
-        ``dst`` waits for the others so many seconds, or a timedelta; by default as long as the process group waits, but
-        10 s where an error ended the block or is under way, or SIGTERM comes: then a rank has probably died. Who has
-        not come by then is left out (``run.missing_ranks``). SIGTERM is delivered 10 s after ``dst`` has the run.
+        ``timeout``: how long ``dst`` waits for the other ranks, in seconds or as a timedelta. The default is the
+        timeout of the process group. It is 10 s if an error ended the block or is being handled, or if SIGTERM comes:
+        then a rank has probably died. Ranks that are missing at the end are left out (``run.missing_ranks``). SIGTERM
+        is delivered 10 s after ``dst`` has the run.
 
-        Raises TorchprofError before the block has ended, for a ``dst`` that is not in the group, where the job's
-        process group has no key-value store (MPI) or is there no more, and for a run that was recorded before it.
+        Raises TorchprofError before the block has ended, for a ``dst`` that is not in the group, if the job's process
+        group has no key-value store (MPI) or was destroyed, and for a run that was recorded before the group was made.
         """
         failed = self._failed or sys.exc_info()[0] is not None
-        with DelayedSigterm() as sigterm:  # also while the run is made: another rank may just have died
+        with DelayedSigterm() as sigterm:  # before the run is made, since another rank may have died already
             run = self.run if self.enabled else None
             return gather(run, group, dst, timeout, failed=failed, sigterm=sigterm)
 
     def raw(self) -> tuple[tuple[Trace, ...], defaultdict[tuple[str, ...], list[EventList]]] | None:
-        """``(traces, event_lists)``, None before the end.
+        """``(traces, event_lists)``; None before the end.
 
-        ``event_lists[path]`` holds torch's own ``EventList`` for each finished call of that module, in order: of the
-        selected modules, or of the leaves where no paths were given. Built when first asked for.
+        ``event_lists[path]`` has torch's own ``EventList`` for each finished call of that module, in order. It has the
+        selected modules, or the leaves if no paths were given. It is made when it is first asked for.
         """
         return (self.traces, self.trace_profile_events) if self._readable else None
 
     @property
     def trace_profile_events(self) -> defaultdict[tuple[str, ...], list[EventList]]:
-        """The mapping that ``raw()`` gives; empty before the end."""
-        if not self._readable or self._session is None:
-            return defaultdict(list)
-        if self._event_lists is None:
-            self._event_lists = event_lists_by_path(self._session, self._plan)
-        return self._event_lists
+        """The ``event_lists`` of ``raw()``; empty before the end."""
+        cycle = self._cycles.last
+        return defaultdict(list) if not self._readable or cycle is None else cycle.event_lists
 
     def key_averages(self, *args: Any, **kwargs: Any) -> EventList:
-        """torch's own averages over all events, with torch's arguments (``group_by_input_shape`` needs
-        ``record_shapes=True``, ``group_by_stack_n`` needs ``with_stack=True``). Empty with ``enabled=False``; raises
-        TorchprofError before the end."""
+        """torch's own averages over all events, with torch's arguments; empty with ``enabled=False``.
+
+        ``group_by_input_shape`` needs ``record_shapes=True``, ``group_by_stack_n`` needs ``with_stack=True``. Raises
+        TorchprofError before the end.
+        """
         if not self.enabled:
             return empty_event_list()
         if not self._readable:
@@ -490,12 +449,12 @@ class Profile:
         return averages
 
     def export_chrome_trace(self, path: str | PathLike[str], use_python_export: bool = False) -> None:
-        """Write torch's trace, for Perfetto or chrome://tracing, gzipped where the name ends in ``.gz``.
+        """Write torch's trace, for Perfetto or chrome://tracing; gzipped if the name ends in ``.gz``.
 
-        Every layer's forward is a range ``torchprof:`` + its path, percent-escaped. With ``enabled=False`` nothing is
-        written. ``use_python_export`` is what torch's own ``tensorboard_trace_handler`` passes, so that it works here,
-        too; it changes nothing. Raises TorchprofError before the end and where nothing was recorded, OSError as
-        ``open`` does.
+        Each forward call of a layer is a range with the name ``torchprof:`` + path, percent-escaped. With
+        ``enabled=False`` nothing is written. ``use_python_export`` has no effect: torch's own
+        ``tensorboard_trace_handler`` passes it, and it works here, too. Raises TorchprofError before the end and if
+        nothing was recorded, and OSError as ``open`` does.
         """
         if not self.enabled:
             return

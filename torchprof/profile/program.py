@@ -1,4 +1,4 @@
-"""A whole program profiled, unmodified: its models are found as they are first called."""
+"""Profile a whole program, unmodified: its models are found when they are first called."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torchprof.errors import TorchprofError
 from torchprof.measure.recording import Options
 from torchprof.profile.cycle import Cycles, Setup
-from torchprof.profile.sigterm import DelayedSignals, undisturbed
+from torchprof.profile.sigterm import DelayedSignals, uninterrupted
 from torchprof.record.compiler import Provenance
 from torchprof.record.labels import Labels
 from torchprof.record.outermost_calls import OutermostCalls
@@ -27,28 +27,28 @@ from torchprof.run.warnings import Caveat, caveat
 
 _MOST_MODELS = 32
 _CYCLE_S = 10.0
-"""After so many seconds what was recorded is folded, as soon as no backward is outstanding …"""
+"""After this many seconds the cycle ends, as soon as no backward is outstanding …"""
 _CYCLE_EVENTS = 100_000
-"""… or after about so many events: each takes 2 to 3 KB until then …"""
+"""… or after about this many events: each takes 2 to 3 KB until the cycle is read …"""
 _PATIENCE = 5
-"""… and after so many times as much at the next call of a model in any case."""
-_FIRST_GUESS = 30.0  # events for each call of a module
-_LONG_START = 0.1  # a warning says so where a larger share of the time is before the first call of a model
+"""… and after this many times the limit, it ends at the next call of a model in any case."""
+_FIRST_GUESS = 30.0  # events for each call of a module, before the first cycle was read
+_LONG_START = 0.1  # a larger share of the time before the first call of a model gives a warning
 
 
 class Program:
     """Profiles all that runs in a ``with`` block, whatever models it makes and calls.
 
-    A model is a module with parameters, buffers or children, and no loss of torch's, that is called where no other
-    module's call is under way; it is found at its first such call. What runs outside is ``(outside)``. A sampling
-    thread notes at which source line Python is between operators.
+    A model is a module with parameters, buffers or children that is called while no other module's call is active, and
+    that is not one of torch's losses. It is found at its first such call. Work outside of models is ``(outside)``. A
+    sampling thread notes at which source line Python is between operators.
 
-    ``warmup_calls``: so many calls of models come first and are not recorded; ``max_calls``: after so many more,
-    recording ends where the next would begin. What was recorded is folded every few seconds, so that a long program
-    needs no more memory than a short one.
+    ``warmup_calls``: this many calls of models come first and are not recorded. ``max_calls``: after this many recorded
+    calls, recording ends where the next call would begin. A cycle ends every few seconds and is added up, so that a
+    long program needs no more memory than a short one.
 
-    Where the program starts a profiler of its own, this one gives way: recording ends there, and the run says so.
-    Raises TorchprofError for a number of calls that is none, and on entry while another profiler is active.
+    If the program starts a profiler of its own, recording ends there, and the run has a warning. Raises TorchprofError
+    for an invalid number of calls, and on entry while another profiler is active.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Program:
         device = "cuda" if use_cuda else None
         missing = missing_device(device) if device else None
         notes = [missing] if missing else []
-        self._provenance = Provenance.if_told(None, notes) if compile_layers else None
+        self._provenance = Provenance.if_supported(None, notes) if compile_layers else None
         asked = Options(
             device=device,
             profile_memory=profile_memory,
@@ -86,8 +86,8 @@ class Program:
         self._cycles = Cycles(setup, notes)
         self._run: Run | None = None
         self._calls = 0
-        self._elsewhere: Counter[str] = Counter()  # calls of modules on threads that are not recorded, by class
-        self._start_ns = 0  # how much was recorded before the first call of a model
+        self._elsewhere: Counter[str] = Counter()  # by class, calls of modules on threads that are not recorded
+        self._start_ns = 0  # the recorded time before the first call of a model
         self._events_a_call = _FIRST_GUESS
         self._models = 0
         self._labels = Labels(())
@@ -95,7 +95,7 @@ class Program:
         self._outermost = OutermostCalls(self._before_call, self._note_elsewhere)
         self._undo = ExitStack()
         self._over = False
-        self._settled = True  # whether no backward is to be expected of what ran up to now
+        self._settled = True  # whether all backward of the calls so far has probably run
 
     def __enter__(self) -> Program:
         refuse_if_profiled()
@@ -104,11 +104,11 @@ class Program:
                 self._put_on()
             return self
         except BaseException:
-            undisturbed(self._take_off)
+            uninterrupted(self._take_off)
             raise
 
     def __exit__(self, *_: Any) -> None:
-        undisturbed(self._end)
+        uninterrupted(self._end)
 
     def _put_on(self) -> None:
         self._guard.on()
@@ -124,7 +124,7 @@ class Program:
             self._start_cycle()
 
     def _take_off(self) -> None:
-        """Leave all as it was before the block, which will not be run."""
+        """Undo what entering the block did; the block will not run."""
         try:
             self._cycles.abandon()
         finally:
@@ -141,14 +141,14 @@ class Program:
     # While it runs
 
     def _before_call(self, module: nn.Module) -> None:
-        # What a checkpoint computes again is part of backward; to the tracer of TorchScript nothing may be added.
+        # A recomputation by a checkpoint is part of backward. While TorchScript traces, nothing may be added.
         if torch._C._current_graph_task_id() != -1 or torch._C._get_tracing_state() is not None:
             return
         if not self._is_known(module):
             return
         if self._cycles.is_recording and self._calls == self._last_call:
             calls = self._calls - self._warmup_calls
-            undisturbed(functools.partial(self._end, caveat("calls_reached", calls=calls)))
+            uninterrupted(functools.partial(self._end, caveat("calls_reached", calls=calls)))
             return
         self._calls += 1
         if self._cycles.is_recording:
@@ -159,7 +159,7 @@ class Program:
             self._settled = False
 
     def _is_known(self, module: nn.Module) -> bool:
-        """Whether a module is a model, or part of one. A new model is labelled."""
+        """Whether a module is a model, or part of a model. A new model is labelled."""
         if self._plan.knows(module):
             return True
         if self._models >= _MOST_MODELS or not _is_model(module):
@@ -180,10 +180,10 @@ class Program:
     # Cycles
 
     def _go_on(self) -> None:
-        """From one call of a model to the next: fold what was recorded where that has become much."""
+        """Before a call of a model: end the cycle and start the next one, if this one has recorded enough."""
         cycle = self._cycles.last
         if cycle is not None and cycle.job.in_traces is None:
-            cycle.look_at_job()  # the script may end its process group before it ends itself
+            cycle.look_at_job()  # the script may destroy its process group before the recording ends
         age = time.perf_counter() - self._since
         if self._calls == 1:
             self._start_ns = round(age * 1e9)
@@ -208,14 +208,14 @@ class Program:
     # The end
 
     def _give_way(self) -> None:
-        undisturbed(functools.partial(self._end, caveat("gave_way")))
+        uninterrupted(functools.partial(self._end, caveat("gave_way")))
 
     def _end(self, why: Caveat | None = None) -> None:
-        """Take off all that was put on, and make the run. Only the first time."""
+        """Switch everything off and make the run. Later calls do nothing."""
         if self._over:
             return
         self._over = True
-        with ExitStack() as last:  # each of them, whatever error one of them raises
+        with ExitStack() as last:  # all are called, even if one raises an error
             last.callback(self._guard.off)
             if self._cycles.is_recording:
                 last.callback(self._end_cycle)
@@ -226,7 +226,7 @@ class Program:
         self._run = self._cycles.result(self._plan.layers(), why_nothing)
 
     def _note(self, why: Caveat | None) -> None:
-        """Note what there is to say of the recording as a whole. ``why`` it ended before the program did."""
+        """Add the warnings about the recording as a whole. ``why``: the reason if it ended before the program."""
         notes, recorded = self._cycles.seen.notes, self._cycles.run
         if why is not None:
             notes.insert(0, why)
@@ -239,7 +239,7 @@ class Program:
 
 
 def _is_model(module: nn.Module) -> bool:
-    """Whether there is anything in a module, and it is no loss: torch's hold weights of classes as buffers."""
+    """Whether a module is a model. torch's losses are not, although some have buffers (the weights of classes)."""
     if isinstance(module, _Loss):
         return False
     return bool(module._modules or module._parameters or module._buffers)

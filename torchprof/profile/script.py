@@ -1,7 +1,7 @@
 """Run a Python program as ``python`` would, inside a context manager of ours.
 
-``python script.py`` is more than executing a file: ``__main__``, ``sys.argv`` and ``sys.path`` are the program's own,
-an error ends it with a traceback and an exit code, Ctrl-C and SIGTERM end it by the signal. All that stays the same.
+The program sees its own ``__main__``, ``sys.argv`` and ``sys.path``, as with ``python script.py``. An error ends it
+with a traceback and an exit code; Ctrl-C and SIGTERM end it by the signal.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from torchprof.record.python_lines import OUR_FILES
 
 @dataclass(frozen=True)
 class Script:
-    """A program: a file, a folder or a zip with a ``__main__.py``, or with ``is_module`` the name of a module.
+    """A program: a file, a folder or zip file with a ``__main__.py``, or with ``is_module`` the name of a module.
 
     ``args``: its arguments, without the program's name. ``folder`` and ``environment``: the working directory and the
-    environment variables at its start; copies of the current ones by default, since the program may change them.
+    environment variables at its start. The defaults are copies, since the program may change the originals.
     """
 
     target: str
@@ -40,23 +40,23 @@ class Script:
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
     def run(self, around: Callable[[], AbstractContextManager[object]]) -> Ending:
-        """Run the program in this process, in its main thread, and say how it ended.
+        """Run the program in the main thread of this process. Returns how it ended.
 
-        ``around()`` is entered right before the first line of ``__main__``: after it is compiled, and for a module
-        after its parent packages are imported. It is left as soon as that code has ended, also after an error, which it
-        does not get. Threads that are still running continue; Python waits for them when it shuts down.
+        ``around()`` is entered right before the first line of ``__main__``: after that is compiled, and for a module
+        after its parent packages are imported. It is left as soon as that code has ended, also after an error; the
+        error is not passed to it. Threads that are still running continue; Python waits for them when it shuts down.
 
         A traceback, or the text of ``sys.exit("text")``, is written before ``around`` is left, and not by
         ``Ending.end``: the user sees it even if the report takes long or is interrupted. The report comes last, and
         ``Ending.outcome`` repeats the failure there.
 
-        SIGTERM raises an error (a BaseException) in the main thread, as Ctrl-C does. That way all open profiler ranges
-        end before the report; a difference to plain Python is that ``finally`` blocks run. A second SIGTERM kills at
-        once. A program that handles or ignores SIGTERM itself keeps doing so. After the program has ended, the first
-        SIGTERM is ignored while ``around`` is left: torchrun sends it to all ranks as soon as one has failed.
+        SIGTERM raises an error (a BaseException) in the main thread, as Ctrl-C does, so that all open profiler ranges
+        end before the report. Unlike in plain Python, ``finally`` blocks run. A second SIGTERM kills at once. A program
+        that handles or ignores SIGTERM itself continues to do so. After the program has ended, the first SIGTERM is
+        ignored while ``around`` is left: torchrun sends it to all ranks as soon as one has failed.
 
-        A process that the program forked, and that reaches the end of the program, ends here as it would have without
-        us: it neither leaves ``around`` nor returns. Raises what ``around`` raises, and no error of the program.
+        A process that the program forked may reach the end of the program, too. It ends here as under plain Python: it
+        neither leaves ``around`` nor returns. Errors of ``around`` are raised, errors of the program are not.
         """
         starter = os.getpid()
         context: AbstractContextManager[object] | None = None
@@ -77,14 +77,14 @@ class Script:
                     self._execute(begin)
                 except BaseException as raised:
                     if context is not None and not began:
-                        raise  # around could not be entered: an error of the caller, not of the program
+                        raise  # entering around failed: an error of the caller, not of the program
                     error = raised
-                # Outside the except block: sys.exc_info() must be empty for the script's excepthook, as without us.
+                # Outside the except block, since sys.exc_info() must be empty for the script's excepthook.
                 if error is not None and not sigterm.came:
                     code = _print_error(error)
                 if os.getpid() == starter:
-                    sigterm.hold()
-            except Terminated as raised:  # it came while we printed another error
+                    sigterm.ignore_first()
+            except Terminated as raised:  # SIGTERM came while another error was printed
                 error = raised
             if sigterm.came:
                 ending = Ending(128 + signal.SIGTERM, error, signal.SIGTERM, began)
@@ -105,10 +105,10 @@ class Script:
         if sys.version_info < (3, 14):
             vars(main).update(__annotations__={})
         sys.modules["__main__"] = main
-        # The path as given, only made absolute: Python keeps "./" in tracebacks, Path would drop it.
+        # os.path.join keeps a "./" in the path, as Python does in tracebacks; Path would drop it.
         file = os.path.join(Path.cwd(), self.target)  # noqa: PTH118
         if self.is_module:
-            sys.argv[:] = ["-m", *self.args]  # what a package sees during its import, as with python -m
+            sys.argv[:] = ["-m", *self.args]  # as with python -m, while the parent packages are imported
             _set_first_path(str(Path.cwd()))
             _run_as_runpy(self.target, True, begin)
         elif get_importer(file) is not None:
@@ -125,10 +125,10 @@ class Script:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a program ended; ``end`` ends this process in the same way.
+    """How a program ended. ``end`` ends this process in the same way.
 
-    ``code``: the exit code as a shell shows it, 128 + ``signal`` if a signal ended the program. ``error``: the error
-    that ended it, SystemExit included. ``began``: False if the program could not be started (no such file, a syntax
+    ``code``: the exit code as a shell shows it: 128 + ``signal`` if a signal ended the program. ``error``: the error
+    that ended it; it may be a SystemExit. ``began``: False if the program could not be started (no such file, a syntax
     error); then ``around`` was not entered, and there is nothing to report.
     """
 
@@ -144,17 +144,17 @@ class Ending:
             return "was interrupted (Ctrl-C)" if self.signal == signal.SIGINT else "was terminated (SIGTERM)"
         if self.error is None or isinstance(self.error, SystemExit):
             return f"left with exit code {self.code}" if self.code else "ended"
-        said = (str(self.error).splitlines() or [""])[0]
-        return f"failed: {type(self.error).__name__}: {said}" if said else f"failed: {type(self.error).__name__}"
+        message = (str(self.error).splitlines() or [""])[0]
+        return f"failed: {type(self.error).__name__}: {message}" if message else f"failed: {type(self.error).__name__}"
 
     def end(self) -> NoReturn:
-        """End this process as the program would have ended: exit code or signal; threads and ``atexit`` before that.
+        """End this process as the program ended, by exit code or signal, after its threads and ``atexit`` functions.
 
         It raises SystemExit or KeyboardInterrupt, so that Python shuts down normally. Nothing is printed.
         """
         if self.signal == signal.SIGTERM:
             flush()
-            die_by(signal.SIGTERM)  # without Python's shutdown, as it is without us
+            die_by(signal.SIGTERM)  # as in plain Python, without Python's shutdown
         if self.signal == signal.SIGINT:
             printed, hook = self.error, sys.excepthook
 
@@ -172,10 +172,10 @@ class Terminated(BaseException):
 
 
 class SigtermAsError:
-    """While entered, SIGTERM raises Terminated in this process, unless the program handles or ignores the signal.
+    """Inside the block, SIGTERM raises Terminated in this process, unless the program handles or ignores the signal.
 
-    ``came``: whether it was raised, even if the program has caught it. Forked processes die by the signal, as without
-    us. After ``hold``, the first SIGTERM is ignored.
+    ``came``: whether it was raised, even if the program has caught it. Forked processes die by the signal, as in plain
+    Python. After ``ignore_first``, the first SIGTERM is ignored.
     """
 
     came = False
@@ -189,7 +189,7 @@ class SigtermAsError:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def hold(self) -> None:
+    def ignore_first(self) -> None:
         self._raises = False
         handler = signal.getsignal(signal.SIGTERM)
         if callable(handler) and handler != self._terminate:  # the program's own
@@ -228,7 +228,10 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
 
 
 def _set_first_path(first: str, always: bool = False) -> None:
-    """Put ``first`` at ``sys.path[0]``, as Python does with the program's folder; not for ``python -P`` and ``-I``."""
+    """Put the program's folder at ``sys.path[0]``, as Python does, but not under ``python -P`` and ``-I``.
+
+    ``always``: under these options, too, as Python does for a folder or a zip file.
+    """
     has_none = getattr(sys.flags, "safe_path", sys.flags.isolated)
     if not has_none:
         sys.path[0] = first
@@ -237,7 +240,7 @@ def _set_first_path(first: str, always: bool = False) -> None:
 
 
 def _load_file(main: ModuleType, file: str) -> Any:
-    """The code of a file (source or .pyc). Sets ``__main__``'s ``__file__`` and loader. Exits if it cannot be read."""
+    """Compile or load a file (source or .pyc); set ``__file__`` and loader of ``__main__``. Exits on failure."""
     try:
         content = Path(file).read_bytes()
     except OSError as error:
@@ -253,9 +256,9 @@ def _load_file(main: ModuleType, file: str) -> Any:
 
 
 def _run_as_runpy(name: str, alter_argv: bool, begin: Callable[[], None]) -> None:
-    """Run a module, or the ``__main__`` of ``sys.path[0]``, with the function that the interpreter calls for it.
+    """Run a module, or the ``__main__`` of ``sys.path[0]``, with the same function of runpy as the interpreter.
 
-    ``begin`` is called between finding the code and running it.
+    ``begin`` is called after the code was found, and before it runs.
     """
     private = cast(Any, runpy)
     run_code = private._run_code
@@ -273,7 +276,7 @@ def _run_as_runpy(name: str, alter_argv: bool, begin: Callable[[], None]) -> Non
 
 
 def _print_error(error: BaseException) -> int:
-    """Print what Python prints when a program ends by this error. Returns the exit code."""
+    """Print what Python prints when this error ends a program. Returns the exit code."""
     flush()
     _remove_our_frames(error)
     if isinstance(error, SystemExit):
@@ -328,7 +331,7 @@ def _remove_our_frames(error: BaseException) -> None:
 
 
 def flush() -> None:
-    """Flush stdout and stderr, as far as possible."""
+    """Flush stdout and stderr; errors are ignored."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # a closed stream or pipe
             stream.flush()
@@ -341,9 +344,9 @@ def die_by(number: int) -> None:
 
 
 def _end_forked_process(ending: Ending) -> NoReturn:
-    """End a process that the program forked, without unwinding the frames above: they belong to the parent process.
+    """End a process that the program forked, without returning to the callers: these frames are the parent process's.
 
-    It does what Python does at shutdown, in Python's order, as ``multiprocessing`` does in the processes that it forks.
+    It does what Python does at shutdown, in the same order. ``multiprocessing`` does so in the processes that it forks.
     """
     if ending.signal != signal.SIGTERM:
         cast(Any, threading)._shutdown()

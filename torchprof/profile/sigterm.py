@@ -1,5 +1,8 @@
-"""Signals delayed for a while: an error of a handler, such as KeyboardInterrupt, must not come between two steps that
-belong together; and SIGTERM, which torchrun sends to all ranks as soon as one has failed, must not stop a gather."""
+"""Delay signals for a while.
+
+An error from a signal handler, such as KeyboardInterrupt, must not come between two steps that belong together. And
+SIGTERM, which torchrun sends to all ranks as soon as one has failed, must not stop a gather.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ from typing import Any
 
 
 class DelayedSignals:
-    """While entered, what Python's handlers of signals do waits, in the main thread: Ctrl-C above all, and alarms.
+    """Inside the block, Python's signal handlers are not called in the main thread: Ctrl-C above all, and alarms.
 
-    At the end each handler is called that was not called in time, and its error comes from there. A second Ctrl-C does
-    not wait. Signals that end the process, or that C code handles, are left alone.
+    At the end, the handlers of the signals that came are called, and their errors are raised from there. A second
+    Ctrl-C is not delayed. Signals that end the process, or that C code handles, are not delayed.
     """
 
     def __init__(self) -> None:
         self._handlers: dict[int, Any] = {}
-        self._delayed: list[int] = []  # signals that have our handler now
+        self._delayed: list[int] = []  # the signals whose handler is ours now
         self._came: list[int] = []
 
     def __enter__(self) -> DelayedSignals:
@@ -70,25 +73,25 @@ class DelayedSignals:
                 raise
 
 
-def undisturbed(work: Callable[[], object]) -> None:
-    """Call ``work`` without interruption by the handlers of signals; their errors are raised afterwards."""
+def uninterrupted(work: Callable[[], object]) -> None:
+    """Call ``work`` without interruption by signal handlers; their errors are raised afterwards."""
     has_begun = False
     try:
         with DelayedSignals():
             has_begun = True
             work()
     finally:
-        if not has_begun:  # a signal came before it could be delayed
+        if not has_begun:  # a handler raised before signals were delayed
             with DelayedSignals():
                 work()
 
 
 class DelayedSigterm:
-    """While entered, SIGTERM waits, if Python is who handles it and this is the main thread.
+    """Inside the block, SIGTERM is delayed, in the main thread, if its handler was set by Python.
 
-    ``came`` says whether it came. Then it is delivered at the end, to whatever handled it before; or ``later_s``
-    seconds after the end, so that the gathered run can still be written. Where it is ``expected``,
-    it is delivered so much later even if it comes only after the end.
+    ``came``: whether it came. If so, it is delivered at the end to the handler from before the block; or ``later_s``
+    seconds after the end, so that the gathered run can still be written. If it is ``expected``, it is delayed by
+    ``later_s`` even if it comes after the end.
     """
 
     def __init__(self, later_s: float = 0.0) -> None:
@@ -99,7 +102,7 @@ class DelayedSigterm:
 
     def __enter__(self) -> DelayedSigterm:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.getsignal(signal.SIGTERM)  # None: not set by Python, which could not put it back
+            self._before = signal.getsignal(signal.SIGTERM)  # None if C code has set it: Python could not restore it
             if self._before is not None:
                 signal.signal(signal.SIGTERM, self._note)
         return self
@@ -125,5 +128,5 @@ class DelayedSigterm:
 
     def _send_later(self) -> None:
         later = threading.Timer(self.later_s, os.kill, (os.getpid(), signal.SIGTERM))
-        later.daemon = True  # a process that ends before needs no signal
+        later.daemon = True  # a process that ends earlier does not need the signal
         later.start()

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 def tensorboard_trace_handler(
     dir_name: str | PathLike[str], worker_name: str | None = None, use_gzip: bool = False
 ) -> Callable[[Profile], None]:
-    """A function for ``on_trace_ready`` that writes the trace of each cycle into a folder.
+    """Make a function for ``on_trace_ready`` that writes the trace of each cycle into a folder.
 
-    Like torch's function of this name: the file is ``<worker_name>.<time in ns>.pt.trace.json``, with ``.gz`` appended
-    for ``use_gzip``. The folder is created if it does not exist. ``worker_name`` must be different in each process of a
-    job; the default is ``<host name>_<process id>``. The function raises TorchprofError if the folder cannot be
-    created, and OSError if the file cannot be written.
+    It corresponds to torch's function of the same name. The file is ``<worker_name>.<time in ns>.pt.trace.json``, with
+    ``.gz`` appended for ``use_gzip``. The folder is created if it does not exist. ``worker_name`` must be different in
+    each process of a job; the default is ``<host name>_<process id>``. The returned function raises TorchprofError if
+    the folder cannot be created, and OSError if the file cannot be written.
     """
 
     def write_trace(profile: Profile) -> None:

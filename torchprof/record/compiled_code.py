@@ -1,4 +1,4 @@
-"""The code that torch.compile has made in this process, and when it makes more."""
+"""The code that torch.compile has compiled in this process, and the modules that it has yet to compile."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _RESUME = re.compile(r"__resume_at_(\d+)_\d+")
 
 
 def awaiting_compilation(models: Iterable[nn.Module]) -> list[nn.Module]:
-    """The modules in some models that are under torch.compile and not compiled yet: the next call compiles them.
-    Without those that it is known to leave as they are."""
+    """The modules of some models that torch.compile will compile at their next call. Modules that it is known to leave
+    uncompiled are left out."""
     modules = dict.fromkeys(module for model in models for module in model.modules())
     return [
         module
@@ -31,8 +31,8 @@ def awaiting_compilation(models: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def is_under_compile(module: nn.Module) -> bool:
-    """Whether the calls of a module go through torch.compile: it is what that made of another module, or was compiled
-    in place. Not so where torch.compile was disabled."""
+    """Whether calls of a module go through torch.compile: it is the result of ``torch.compile``, or was compiled in
+    place. False if torch.compile was disabled for it."""
     optimized: Any = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ())
     if isinstance(module, optimized):
         return type(getattr(module, "dynamo_ctx", None)).__name__ != "DisableContext"
@@ -41,8 +41,8 @@ def is_under_compile(module: nn.Module) -> bool:
 
 
 def has_code(module: nn.Module) -> bool | None:
-    """Whether torch.compile has made anything of the forward of a module's class; None where this torch does not
-    say."""
+    """Whether torch.compile has compiled code for the forward of a module's class; None if this torch does not give
+    that."""
     frames = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     entries: Any = getattr(frames, "_debug_get_cache_entry_list", None)
     code = getattr(_forwards(module)[-1], "__code__", None)
@@ -50,8 +50,8 @@ def has_code(module: nn.Module) -> bool | None:
 
 
 def _is_left_alone(module: nn.Module) -> bool:
-    """Whether torch.compile does nothing with a forward of which it has made nothing: because that is disabled, or
-    because it has looked at it before and found nothing to compile."""
+    """Whether torch.compile will not compile a forward without compiled code: because it is disabled for it, or because
+    it found nothing to compile in it before."""
     forwards = _forwards(module)
     own = vars(_unwrapped(module)).get("forward")
     if any(getattr(forward, "_torchdynamo_disable", False) for forward in (*forwards, own)):
@@ -61,7 +61,8 @@ def _is_left_alone(module: nn.Module) -> bool:
 
 
 def _forwards(module: nn.Module) -> list[Any]:
-    """The forward of a module's class, and what it stands for, as a label's does for the one that is compiled."""
+    """The forward of a module's class, followed by the forwards that torch.compile compiles instead (a stand-in names
+    its original)."""
     forwards: list[Any] = [getattr(type(_unwrapped(module)), "forward", None)]
     while hasattr(forwards[-1], "_torchdynamo_inline"):
         forwards.append(forwards[-1]._torchdynamo_inline)
@@ -74,16 +75,16 @@ def _unwrapped(module: nn.Module) -> nn.Module:
 
 
 def about_left_out_stacks(modules: Sequence[nn.Module]) -> Caveat:
-    """The warning where source lines are not recorded because these modules will be compiled meanwhile."""
+    """The warning that source lines are not recorded, because these modules will be compiled meanwhile."""
     return caveat(
         "stacks_left_out", modules=tuple(dict.fromkeys(type(_unwrapped(module)).__name__ for module in modules))
     )
 
 
 class StackWarning:
-    """From ``on`` to ``off``: a warning, once, when torch.compile begins to compile anything.
+    """From ``on`` to ``off``, one warning when torch.compile begins to compile while source lines are recorded.
 
-    For a session that records source lines. Where torch.compile was not used before ``on``, there is none.
+    There is no warning if torch.compile was not used before ``on``.
     """
 
     def __init__(self) -> None:
@@ -97,7 +98,7 @@ class StackWarning:
             self._handler.register_start_callback(self._warn)
 
     def off(self) -> None:
-        with suppress(AttributeError, ValueError):  # torch._dynamo.reset() takes it off, too
+        with suppress(AttributeError, ValueError):  # torch._dynamo.reset() removes it, too
             self._handler.remove_start_callback(self._warn)
         self._handler = None
 
@@ -110,8 +111,8 @@ class StackWarning:
 
 
 def compiled_regions() -> tuple[CompiledRegion, ...]:
-    """All code that torch.compile has made in this process and still has; empty where it made none, and where this
-    torch does not say."""
+    """All code that torch.compile has compiled in this process and still has; empty if there is none, or if this torch
+    does not give it."""
     if "torch._dynamo.convert_frame" not in sys.modules:
         return ()
     try:
@@ -126,13 +127,13 @@ def compiled_regions() -> tuple[CompiledRegion, ...]:
             if code is not None
             for version in _debug_get_cache_entry_list(code)
         )
-    except Exception:  # what it reads is torch's own, and may be anything in another version
+    except Exception:  # these are private names of torch, which another version may change
         return ()
 
 
 def _region(code: CodeType, compiled: CodeType, name: str, reasons: Iterable[str]) -> CompiledRegion:
-    """``compiled`` is what torch.compile made of the code of a function; where it breaks, it calls functions for the
-    rest, named after the instruction that they go on with."""
+    """The region of a function's code. ``compiled``: its compiled code. After a graph break, that calls functions for
+    the rest, and their names have the offset of the instruction with which they continue."""
     resumes = [int(match[1]) for match in map(_RESUME.match, compiled.co_names) if match]
     lines = [line for start, end, line in code.co_lines() if line and any(start <= at < end for at in resumes)]
     return CompiledRegion(
@@ -146,7 +147,7 @@ def _region(code: CodeType, compiled: CodeType, name: str, reasons: Iterable[str
 
 
 def _in_short(reason: str) -> str:
-    """Of how torch explains a graph break: what happened, and why."""
+    """The first line and the explanations of torch's message about a graph break."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     explanations = [line.removeprefix("Explanation: ") for line in lines[1:] if line.startswith("Explanation: ")]
     return ": ".join([*lines[:1], *explanations[:1]])

@@ -1,6 +1,7 @@
 """Which operators and layers each kernel of torch.compile's graphs was made from: recorded while Inductor compiles.
 
-All private API of the compiler is used in this file alone, and its presence is checked first.
+The functions of Inductor that are replaced for that are private. ``_Inductor`` names them all and checks first that
+this torch has them.
 """
 
 from __future__ import annotations
@@ -20,19 +21,20 @@ from torch import nn
 from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, ModuleTensor, ProfiledModule
 from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.errors import TorchprofError
-from torchprof.record.compiler_graph import Graph, Taken, taken_by
+from torchprof.record.compiler_graph import Graph
+from torchprof.record.dynamo_sources import Taken, taken_by
 from torchprof.record.session import is_observed, record
 from torchprof.run.warnings import Caveat, caveat
 
 _KEY = f"torchprof-{uuid4().hex[:8]}"
-"""What the keys of graphs begin with: not as in another process, which may have saved what it compiled."""
+"""The prefix of the keys of graphs. It differs between processes, because a cache may bring graphs of another one."""
 _NUMBERS = itertools.count(1)
 _RANGE = re.compile(r'RAIIAtenRecordFunctionHandle \S+\("graph_\d+_(\S+)"')
-"""How the source of a kernel of C++ begins its range in events."""
+"""The line in the source of a C++ kernel that opens its range in the profiler's events."""
 
 
-class Planned(Protocol):
-    """The modules of a profile; see ``Plan``."""
+class PlannedModules(Protocol):
+    """The modules of a profile. ``Plan`` implements it."""
 
     @property
     def modules(self) -> Mapping[tuple[str, ...], ProfiledModule]: ...
@@ -43,7 +45,7 @@ class Planned(Protocol):
 
 
 class CompilerUnknown(TorchprofError):
-    """This torch's compiler lacks something that finding out the layers of its kernels needs."""
+    """This torch lacks a part of the compiler that is needed to find the layers of its kernels."""
 
     def __init__(self, reason: str) -> None:
         self.warning: Caveat = caveat("compiler_unknown", reason=reason)
@@ -51,7 +53,7 @@ class CompilerUnknown(TorchprofError):
 
 
 class _Inductor:
-    """The private API of Inductor that is used here. Raises TorchprofError where this torch lacks any of it."""
+    """The private API of Inductor that is used here. Raises CompilerUnknown if this torch lacks any of it."""
 
     NODES = "_inductor_triton_kernel_to_post_grad_node_info"
 
@@ -86,21 +88,21 @@ class _Inductor:
 
     @property
     def lowering(self) -> Any:
-        """The graph for which code is written now."""
+        """The graph for which Inductor generates code now."""
         return self._handlers.graph
 
     @property
     def is_ahead_of_time(self) -> bool:
-        """Whether what is compiled is for other processes."""
+        """Whether the code is compiled for other processes."""
         return bool(getattr(self._handlers, "aot_compilation", False))
 
     def uncached(self) -> AbstractContextManager[Any]:
-        """Without the caches of whole models."""
+        """A context without the caches of whole models."""
         names = ("enable_autograd_cache", "enable_remote_autograd_cache", "bundled_autograd_cache")
         return self.functorch_config.patch(dict.fromkeys(names, False))  # type: ignore[no-any-return]
 
     def with_provenance(self) -> AbstractContextManager[Any]:
-        """Without the caches of graphs, and with provenance tracking and a range around each kernel."""
+        """A context without the caches of graphs, with provenance tracking and with a range around each C++ kernel."""
         return self.config.patch(  # type: ignore[no-any-return]
             {
                 "fx_graph_cache": False,
@@ -112,16 +114,16 @@ class _Inductor:
 
 
 class Provenance:
-    """While it is on, what torch.compile compiles is known by its layers: see ``known``.
+    """From ``on`` to ``off``, records of which operators and layers each kernel is made that torch.compile compiles.
 
-    Graphs are compiled anew then, not taken from caches, which know none of this; kernels of C++ have ranges of their
-    own in the profiler's events, and keep them. An error while the layers of a graph are looked for leaves them
-    unknown, and what is compiled unchanged. Raises TorchprofError where this torch lacks what that needs.
+    Graphs are then compiled and not taken from caches, because a cached graph has no provenance. C++ kernels get ranges
+    in the profiler's events, and keep them afterwards. An error while a graph is read leaves its layers unknown and the
+    compiled code unchanged. Raises TorchprofError if this torch lacks the private API that is needed.
     """
 
     known: ClassVar[dict[str, tuple[CompiledKernel, ...] | str]] = {}
-    """The kernels of all graphs that were compiled while any was on, by the key in the name of the range around; the
-    reason where they are not known."""
+    """The kernels of all graphs that were compiled while any ``Provenance`` was on, or the reason why they are unknown.
+    The key is in the name of the range around a graph."""
 
     _all_on: ClassVar[list[Provenance]] = []
 
@@ -133,8 +135,8 @@ class Provenance:
         self._undo = ExitStack()
 
     @classmethod
-    def if_told(cls, divisor: str | None, notes: list[Caveat]) -> Provenance | None:
-        """One, or None where this torch lacks the private API that it needs: then the reason is added to ``notes``."""
+    def if_supported(cls, divisor: str | None, notes: list[Caveat]) -> Provenance | None:
+        """A new object; None if this torch lacks the private API, and then the reason is added to ``notes``."""
         try:
             return cls(divisor)
         except CompilerUnknown as missing:
@@ -142,119 +144,134 @@ class Provenance:
             return None
 
     def on(self) -> None:
-        inductor = self._inductor
-        forwards: dict[Any, Graph] = {}  # by what torch calls a graph and its backward
-        state = local()  # autograd's threads compile, too
-        state.graph = None
-
-        def now() -> Graph | None:
-            return getattr(state, "graph", None)
-
-        def compile_uncached(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
-            taken: list[Taken] = []
-            if not getattr(state, "is_inside", False) and not inductor.is_ahead_of_time:
-                with suppress(Exception):  # as of a graph that cannot be read
-                    taken = taken_by(module.graph)
-            is_inside, state.is_inside = getattr(state, "is_inside", False), True
-            try:
-                with inductor.uncached():
-                    compiled = original(module, *args, **kwargs)
-            finally:
-                state.is_inside = is_inside
-            return _telling(compiled, taken) if taken and callable(compiled) else compiled
-
-        def compile_with_provenance(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if inductor.is_ahead_of_time:
-                return original(*args, **kwargs)
-            with inductor.with_provenance():  # here, too: settings are those of a thread, and backward has another
-                return original(*args, **kwargs)
-
-        def compile_graph(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
-            number, is_backward = kwargs.get("graph_id"), kwargs.get("is_backward", False)
-            graph = Graph(forwards.get(number) if is_backward else None, is_backward)
-            with graph.reading():
-                graph.read(module.graph)
-            if number is not None and not is_backward:
-                forwards[number] = graph
-            around, state.graph = now(), graph
-            try:
-                compiled = original(module, *args, **kwargs)
-            finally:
-                state.graph = around
-                graph.forget_lowering()
-            if hasattr(compiled, "_fx_graph_cache_key"):
-                key = compiled._fx_graph_cache_key = f"{_KEY}-{next(_NUMBERS)}"
-                kernels: tuple[CompiledKernel, ...] = ()
-                with graph.reading():
-                    kernels = graph.kernels
-                Provenance.known[key] = graph.why_unknown or kernels
-            return compiled
-
-        def write(original: Callable[..., Any], wrapper: Any, kernel: str, handle: int | None = None) -> Any:
-            graph = now()
-            if graph is not None:
-                with graph.reading():
-                    lowering = inductor.lowering
-                    nodes = graph.nodes_from(lowering, inductor.nodes_of(kernel, handle))
-                    template, prologue = (graph.nodes_from(lowering, names) for names in _template(lowering))
-                    graph.add(_range_of(wrapper, kernel, lowering.cpp_wrapper), nodes, template[-1:], prologue)
-            return original(wrapper, kernel, handle)
-
-        def call(original: Callable[..., Any], scheduler: Any, node: Any) -> Any:
-            graph = now()
-            before = 0 if graph is None else graph.written
-            called = original(scheduler, node)
-            if graph is not None and graph.written == before:  # some ops of libraries are called without a word
-                with graph.reading():
-                    name = getattr(node.node, "python_kernel_name", None)
-                    if name is not None and name.startswith("aten."):
-                        graph.add(name, graph.nodes_from(inductor.lowering, map(str, node.node.origins)))
-            return called
-
+        inductor, ours = self._inductor, _StandIns(self._inductor)
         with ExitStack() as undo:
-            undo.callback(forwards.clear)
-            if Provenance._all_on:  # numbers of calls are in the events of all that are on
+            undo.callback(ours.forget_graphs)
+            if Provenance._all_on:  # the numbers of calls stand in the events of all that are on
                 self._calls = Provenance._all_on[-1]._calls
             Provenance._all_on.append(self)
             undo.callback(Provenance._all_on.remove, self)
-            _replace(undo, inductor.enter, compile_uncached)
-            _replace(undo, inductor.cached, compile_with_provenance)
-            _replace(undo, inductor.compile, compile_graph)
-            _replace(undo, inductor.write, write)
-            _replace(undo, inductor.call, call)
+            _replace(undo, inductor.enter, ours.compile_function)
+            _replace(undo, inductor.cached, ours.compile_uncached)
+            _replace(undo, inductor.compile, ours.compile_graph)
+            _replace(undo, inductor.write, ours.write_kernel)
+            _replace(undo, inductor.call, ours.call_library)
             self._undo = undo.pop_all()
 
     def off(self) -> None:
         self._undo.close()
 
-    def graphs(self, plan: Planned) -> CompiledGraphs:
-        """All that is known by now, for the models of a profile."""
+    def graphs(self, plan: PlannedModules) -> CompiledGraphs:
+        """All graphs that are known now, for the models of a profile."""
         return CompiledGraphs(
             Provenance.known, plan.modules, self._divisor, plan.is_alone, self._calls.given(plan.holders_of)
         )
 
     @classmethod
     def calls(cls) -> _Calls | None:
-        """Where the calls of compiled functions are noted; None while none is on."""
+        """Where calls of compiled functions are noted; None while no ``Provenance`` is on."""
         return next((one._calls for one in cls._all_on[-1:]), None)
 
 
-class _Calls:
-    """Which tensors of modules compiled functions were called with, as weak references.
+class _StandIns:
+    """Functions that run in place of some of Inductor's while a ``Provenance`` is on. Each gets the original first, and
+    calls it. They share the graph that is being compiled, one for each thread: autograd's threads compile, too."""
 
-    Calls with the same tensors have one number. After ``MOST`` numbers only parameters are noted, as a forward may
-    replace a buffer in each call, and after twice as many nothing more: one number for each function.
+    def __init__(self, inductor: _Inductor) -> None:
+        self._inductor = inductor
+        self._forwards: dict[Any, Graph] = {}  # by the ID that torch gives to a graph and its backward
+        self._state = local()
+
+    def forget_graphs(self) -> None:
+        self._forwards.clear()
+
+    @property
+    def _graph(self) -> Graph | None:
+        return getattr(self._state, "graph", None)
+
+    def compile_function(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compile a function without the caches of whole models; its calls are noted if it takes tensors of modules."""
+        state, taken = self._state, list[Taken]()
+        if not getattr(state, "is_inside", False) and not self._inductor.is_ahead_of_time:
+            with suppress(Exception):  # a graph that cannot be read is no error of the user's program
+                taken = taken_by(module.graph)
+        is_inside, state.is_inside = getattr(state, "is_inside", False), True
+        try:
+            with self._inductor.uncached():
+                compiled = original(module, *args, **kwargs)
+        finally:
+            state.is_inside = is_inside
+        return _noting_calls(compiled, taken) if taken and callable(compiled) else compiled
+
+    def compile_uncached(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Compile a graph without the caches of graphs and with provenance tracking."""
+        if self._inductor.is_ahead_of_time:
+            return original(*args, **kwargs)
+        with self._inductor.with_provenance():  # not once in ``on``: settings hold for one thread, backward has another
+            return original(*args, **kwargs)
+
+    def compile_graph(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+        """Read a graph, compile it, and keep its kernels under a key that the range around it shows."""
+        number, is_backward = kwargs.get("graph_id"), kwargs.get("is_backward", False)
+        graph = Graph(self._forwards.get(number) if is_backward else None, is_backward)
+        with graph.reading():
+            graph.read(module.graph)
+        if number is not None and not is_backward:
+            self._forwards[number] = graph
+        around, self._state.graph = self._graph, graph
+        try:
+            compiled = original(module, *args, **kwargs)
+        finally:
+            self._state.graph = around
+            graph.forget_lowering()
+        if hasattr(compiled, "_fx_graph_cache_key"):
+            key = compiled._fx_graph_cache_key = f"{_KEY}-{next(_NUMBERS)}"
+            kernels: tuple[CompiledKernel, ...] = ()
+            with graph.reading():
+                kernels = graph.kernels
+            Provenance.known[key] = graph.why_unknown or kernels
+        return compiled
+
+    def write_kernel(self, original: Callable[..., Any], wrapper: Any, kernel: str, handle: int | None = None) -> Any:
+        """Note the nodes of a kernel for which Inductor writes the provenance."""
+        graph = self._graph
+        if graph is not None:
+            with graph.reading():
+                lowering = self._inductor.lowering
+                nodes = graph.nodes_from(lowering, self._inductor.nodes_of(kernel, handle))
+                template, prologue = (graph.nodes_from(lowering, names) for names in _template(lowering))
+                graph.add(_range_of(wrapper, kernel, lowering.cpp_wrapper), nodes, template[-1:], prologue)
+        return original(wrapper, kernel, handle)
+
+    def call_library(self, original: Callable[..., Any], scheduler: Any, node: Any) -> Any:
+        """Note a library op, for some of which Inductor writes no provenance."""
+        graph = self._graph
+        before = 0 if graph is None else graph.written
+        called = original(scheduler, node)
+        if graph is not None and graph.written == before:
+            with graph.reading():
+                name = getattr(node.node, "python_kernel_name", None)
+                if name is not None and name.startswith("aten."):
+                    graph.add(name, graph.nodes_from(self._inductor.lowering, map(str, node.node.origins)))
+        return called
+
+
+class _Calls:
+    """The tensors of modules that compiled functions were called with, as weak references.
+
+    Calls with the same tensors share one number. After ``MOST`` numbers only parameters are noted, because a forward
+    may replace a buffer in each call. After ``2 * MOST`` numbers no tensors are noted: one number for each function.
     """
 
     MOST: ClassVar[int] = 10_000
 
     def __init__(self) -> None:
-        self._free = itertools.count()  # threads that call at once get different numbers
+        self._free = itertools.count()  # atomic: threads that call at the same time get different numbers
         self._tensors: dict[int, list[tuple[Taken, Callable[[], Any]]]] = {}  # by number
         self._numbers: dict[tuple[tuple[Taken, ...], tuple[int, ...]], int] = {}  # by the ids of the tensors
 
     def number_of(self, taken: tuple[Taken, ...], inputs: Sequence[Any]) -> int:
-        """The number of a call. Raises IndexError and TypeError for other inputs than were compiled for."""
+        """The number of a call. Raises IndexError or TypeError if the inputs are not those of the compiled graph."""
         tensors = [inputs[one.number] for one in taken]
         noted: list[Any] = tensors
         for most in (_Calls.MOST, 2 * _Calls.MOST, None):
@@ -274,7 +291,7 @@ class _Calls:
         return number
 
     def given(self, holders_of: Callable[[Sequence[Any]], Sequence[Any]]) -> dict[str, list[ModuleTensor]]:
-        """What was taken, by the name of the range of each call; see ``Planned.holders_of``."""
+        """The tensors taken in each call, by the name of its range. ``holders_of``: see ``Plan``."""
         calls = [*self._tensors.items()]
         tensors = [tensor() for _, call in calls for _, tensor in call]
         holders = iter(holders_of(tensors))
@@ -288,13 +305,15 @@ class _Calls:
 
 
 def _nothing() -> None:
-    """Stands for a reference to a tensor that was not noted."""
+    """In place of a weak reference, for a tensor that was not noted."""
 
 
-def _telling(compiled: Callable[..., Any], taken: Sequence[Taken]) -> Callable[..., Any]:
-    """A function that calls another, the graphs of a compiled function, and tells a profiler of ours that is on which
-    tensors of modules it was called with: one graph serves all modules for which the guards hold. It stays in what was
-    compiled: where none of ours is on, it only calls."""
+def _noting_calls(compiled: Callable[..., Any], taken: Sequence[Taken]) -> Callable[..., Any]:
+    """A function that calls the graphs of a compiled function and notes which tensors of modules it was called with.
+
+    That is needed because one graph serves all modules for which the guards hold. The function stays in the compiled
+    code; without an active profiler of ours it only passes the call on.
+    """
     taken = tuple(taken)
 
     @functools.wraps(compiled)
@@ -304,31 +323,31 @@ def _telling(compiled: Callable[..., Any], taken: Sequence[Taken]) -> Callable[.
             return compiled(*args, **kwargs)
         try:
             number = calls.number_of(taken, args[0] if len(args) == 1 and isinstance(args[0], list) else args)
-        except (IndexError, TypeError):  # they are not what it was compiled for: nothing is noted
+        except (IndexError, TypeError):  # not the inputs of the compiled graph: nothing is noted
             return compiled(*args, **kwargs)
         with record(f"{COMPILED_INPUTS}{number}"):
             return compiled(*args, **kwargs)
 
-    # Dynamo would look through a function that bears these marks of the one inside it.
+    # With these attributes, copied from the inner function, Dynamo would trace through this one.
     for name in [name for name in vars(noting) if name.startswith("_torchdynamo")]:
         delattr(noting, name)
     return noting
 
 
 def _range_of(wrapper: Any, kernel: str, is_called_by_name: bool) -> str:
-    """What the range of a kernel is called in events: as the kernel, but for a template's. In its source there are
-    still placeholders for what it is called."""
+    """The name of a kernel's range in the profiler's events. It is the name of the kernel, except for a template: its
+    source still has placeholders for the name."""
     for source, name in reversed(getattr(wrapper, "src_to_kernel", {}).items()):
         if name == kernel:
             found = _RANGE.search(str(source))
-            called = found[1].replace("Placeholder.DESCRIPTIVE_NAME", kernel) if found else kernel
-            return called.replace("Placeholder.KERNEL_NAME", kernel if is_called_by_name else "kernel")
+            label = found[1].replace("Placeholder.DESCRIPTIVE_NAME", kernel) if found else kernel
+            return label.replace("Placeholder.KERNEL_NAME", kernel if is_called_by_name else "kernel")
     return kernel
 
 
 def _template(lowering: Any) -> tuple[set[str], set[str]]:
-    """Of the kernel for which code is written now, if it is a template's: the nodes that the template is said to be
-    made from, which is the last of them, and those of what is computed in it before."""
+    """The nodes of the template for which Inductor generates code now, and the nodes of its prologue; both empty if the
+    kernel is not a template. Of the template's nodes, the last is its op; the others made its inputs."""
     scheduled: Any = getattr(getattr(lowering, "scheduler", None), "current_node", None)
     if scheduled is None or not scheduled.is_template():
         return set(), set()
@@ -338,8 +357,8 @@ def _template(lowering: Any) -> tuple[set[str], set[str]]:
 
 
 def _replace(undo: ExitStack, place: tuple[Any, str], ours: Callable[..., Any]) -> None:
-    """Have a function of ours called in place of another, with that as its first argument, until it is undone. Where
-    somebody has replaced it since, what they call passes their call on from then."""
+    """Replace a function by one of ours, which gets the original as its first argument, until ``undo`` is closed. If
+    other code has replaced it meanwhile, its replacement stays and ours passes calls on to the original."""
     owner, name = place
     original = getattr(owner, name)
     is_on = True

@@ -17,7 +17,7 @@ from torchprof.version import __version__
 
 
 def this_process(job: Job) -> Meta:
-    """What is known of a run that is recorded here, as part of a job, before it is recorded."""
+    """The metadata of a run in this process that are known before it is recorded. ``job``: the job of this process."""
     return Meta(
         model=(),
         rank=job.rank,
@@ -38,8 +38,8 @@ def this_process(job: Job) -> Meta:
 
 
 def environment() -> tuple[tuple[str, str], ...]:
-    """(name, value) of what makes runs comparable or not. Has no name of a host or a user, and initializes no
-    device."""
+    """(name, value) of the properties that two comparable runs share. They have no name of a host or of a user. No
+    device is initialized."""
     threads = f"{torch.get_num_threads()} in an operator, {torch.get_num_interop_threads()} between operators"
     device = [("CUDA", _cuda())] if torch.cuda.is_available() or torch.version.cuda else []
     return (
@@ -53,7 +53,7 @@ def environment() -> tuple[tuple[str, str], ...]:
 
 
 def switches() -> tuple[tuple[str, str], ...]:
-    """(name, value) of torch's own switches that make a model faster or slower, as they are set now."""
+    """(name, value) of torch's current settings that change the speed of a model."""
     on_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
     capability = ".".join(map(str, torch.cuda.get_device_capability())) if on_cuda else ""
     return (
@@ -67,7 +67,7 @@ def switches() -> tuple[tuple[str, str], ...]:
 
 
 def _build() -> str:
-    """What the operators of the CPU can use: the instructions that their kernels are for here, and libraries."""
+    """What CPU operators use: the instruction set of their kernels on this machine, and libraries."""
     libraries = (
         ("oneDNN", torch.backends.mkldnn.is_available()),
         ("MKL", torch.backends.mkl.is_available()),
@@ -82,7 +82,7 @@ def _cuda() -> str:
     version = f"{torch.version.cuda}"
     if not torch.cuda.is_available():
         return f"{version}, but no device was found"
-    if not torch.cuda.is_initialized():  # to ask for their names would take memory on them
+    if not torch.cuda.is_initialized():  # reading their names would allocate memory on them
         return f"{version}, {torch.cuda.device_count()} device(s), not used"
     counts: dict[str, int] = {}
     for index in range(torch.cuda.device_count()):
@@ -97,7 +97,7 @@ def _cuda() -> str:
 
 @cache
 def _processor() -> str:
-    """The model and the number of processors that this process may use."""
+    """The model of the processor, and how many this process may use."""
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():

@@ -1,7 +1,7 @@
-"""Stand-ins for the forwards and the hooks of modules, which label the calls that they pass on.
+"""Stand-ins for the forwards and the hooks of modules. They label the calls that they pass on.
 
-A stand-in is shared: the first who wants one puts it in place, and the last, in whatever order they leave, takes it
-away. Which label a call gets, if any, is looked up at each call by the identity of the module.
+All ``Labels`` share a stand-in: the first user puts it in place, the last one removes it. At each call, the label is
+looked up by the identity of the module.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import nn
 from torchprof.record.session import record
 
 
-class ByModule(dict[int, Any]):
-    """What calls of modules are labelled by, by the identity of the module.
+class LabelsByModule(dict[int, Any]):
+    """The labels of modules, by the id of the module.
 
-    A class that is pickled as a whole, as cloudpickle does with those of ``__main__``, takes the stand-in for its
-    forward along: there it finds no labels and calls the original.
+    It is pickled as an empty dict. A class that is pickled by value, as cloudpickle does for classes of ``__main__``,
+    takes the stand-in of its forward along; in the other process the stand-in then calls the original.
     """
 
     def __reduce__(self) -> Any:
@@ -32,15 +32,16 @@ class ByModule(dict[int, Any]):
 
 
 class StandIn:
-    """Something in the place of a forward or of a hook, and who uses it.
+    """A function or object that stands in place of a forward or of a hook, and its users.
 
-    ``labels``: of the modules whose calls it labels. ``put_back`` gets the thing, and leaves what stands there now if
-    that is another. Only those who use it keep it: the thing keeps its module alive, and is kept by nothing of ours.
+    ``thing``: the function or object. ``labels``: of the modules whose calls it labels. ``put_back(thing)`` restores
+    the original, unless other code has replaced ``thing`` meanwhile. ``thing`` may keep a module alive, so it is held
+    weakly here.
     """
 
-    _known: ClassVar[WeakValueDictionary[int, StandIn]] = WeakValueDictionary()  # by the identity of the thing
+    _known: ClassVar[WeakValueDictionary[int, StandIn]] = WeakValueDictionary()  # by the id of the thing
 
-    def __init__(self, thing: Any, labels: ByModule, put_back: Callable[[Any], None]) -> None:
+    def __init__(self, thing: Any, labels: LabelsByModule, put_back: Callable[[Any], None]) -> None:
         self.labels = labels
         self._thing = ref(thing)
         self._put_back = put_back
@@ -49,7 +50,7 @@ class StandIn:
 
     @classmethod
     def of(cls, thing: object) -> StandIn | None:
-        """The stand-in that this is; None where it is none, or one that is no longer in use."""
+        """The ``StandIn`` of a function or object; None if it is none of ours, or is no longer in use."""
         known = cls._known.get(id(thing))
         return known if known is not None and known._thing() is thing else None
 
@@ -57,7 +58,7 @@ class StandIn:
         self._users.add(id(user))
 
     def leave(self, user: object) -> None:
-        """Use it no more; the last to do so puts back what was there. A second time nothing happens."""
+        """Remove a user; the last one restores the original. Does nothing the second time."""
         self._users.discard(id(user))
         thing = self._thing()
         if not self._users and thing is not None:
@@ -65,28 +66,28 @@ class StandIn:
 
 
 def on_class(owner: type) -> StandIn | None:
-    """The stand-in for the ``forward`` that a class defines; None where the class does not allow to set it."""
+    """The stand-in for the ``forward`` that a class defines; None if the class does not let it be set."""
     original = owner.__dict__["forward"]
     known = StandIn.of(original)
     if known is not None:
         return known
-    labels = ByModule()
+    labels = LabelsByModule()
     thing: Any
     if hasattr(original, "__code__"):
-        thing = _looking_like(original, _labelling(original, labels))
+        thing = _with_guarded_parts_of(original, _labelling(original, labels))
     else:
-        thing = _BoundLater(original, labels)
+        thing = _DescriptorForward(original, labels)
     try:
         owner.forward = thing  # type: ignore[attr-defined]
     except (AttributeError, TypeError):
         return None
-    # The answer has to stay yes, see knows_itself.
-    knows_itself = [cell for cell in getattr(original, "__closure__", None) or () if _holds(cell, original)]
-    for cell in knows_itself:
+    # It has to find itself on the class now, too: see refers_to_itself.
+    own_cells = [cell for cell in getattr(original, "__closure__", None) or () if _holds(cell, original)]
+    for cell in own_cells:
         cell.cell_contents = thing
 
     def put_back(ours: Any) -> None:
-        for cell in knows_itself:
+        for cell in own_cells:
             cell.cell_contents = original
         if owner.__dict__.get("forward") is ours:
             owner.forward = original  # type: ignore[attr-defined]
@@ -95,20 +96,20 @@ def on_class(owner: type) -> StandIn | None:
 
 
 def on_instance(module: nn.Module, name: str) -> StandIn:
-    """The stand-in for a ``forward``, or what else is called in its place, that an instance carries itself."""
+    """The stand-in for an instance's own ``forward``, or for another attribute that is called instead of it."""
     was_there = name in module.__dict__
-    original = getattr(module, name)  # TorchScript keeps it in the instance from the first look on
+    original = getattr(module, name)  # TorchScript puts it into the instance when it is first read
     known = StandIn.of(original)
     if known is not None:
         return known
-    labels = ByModule()
+    labels = LabelsByModule()
     wrapper = _labelling(lambda _, *args, **kwargs: original(*args, **kwargs), labels)
     thing = _InstanceForward(original, functools.partial(wrapper, module))
     module.__dict__[name] = thing
-    of = ref(module)  # not the module, nor what keeps it alive
+    weak_module = ref(module)  # not the module: put_back must not keep it alive
 
     def put_back(ours: _InstanceForward) -> None:
-        holder = of()
+        holder = weak_module()
         if holder is None or holder.__dict__.get(name) is not ours:
             return
         if was_there:
@@ -120,12 +121,12 @@ def on_instance(module: nn.Module, name: str) -> StandIn:
 
 
 def on_hook(hooks: dict[int, Any], key: int) -> StandIn:
-    """The stand-in for a hook of a module, which puts a label around it."""
+    """The stand-in for a hook of a module. It puts a label around the hook."""
     original = hooks[key]
     known = StandIn.of(original)
     if known is not None:
         return known
-    labels = ByModule()
+    labels = LabelsByModule()
 
     @functools.wraps(original)
     def labelled(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -144,17 +145,17 @@ def on_hook(hooks: dict[int, Any], key: int) -> StandIn:
     return StandIn(labelled, labels, put_back)
 
 
-def _labelling(original: Callable[..., Any], labels: ByModule) -> Any:
-    """A function that calls the original, with a label where the module has one; see ``instrument.Label``.
+def _labelling(original: Callable[..., Any], labels: LabelsByModule) -> Any:
+    """A function that calls the original, inside the module's label if it has one; see ``labels.Label``.
 
-    It uses no global name, and where there is no label none of what only this process has: it may get the globals of
-    the original, and may be pickled with its class.
+    It uses no global names, because it may get the globals of the original. Without a label it uses nothing that exists
+    only in this process, because it may be pickled with its class.
     """
     identity, is_compiling = id, torch.compiler.is_dynamo_compiling
 
     @functools.wraps(original)
     def forward(self_: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():  # torch._dynamo.export forgets what leave_to_eager says
+        if is_compiling():  # torch._dynamo.export ignores leave_to_eager
             return original(self_, *args, **kwargs)
         label = labels.get(identity(self_))
         if label is None:
@@ -178,16 +179,16 @@ def _labelling(original: Callable[..., Any], labels: ByModule) -> Any:
             label.look_at_outputs(result)
         return result
 
-    # torch.compile traces the forward that was there, and compiles it under the wrapper, not the wrapper.
+    # With this attribute, torch.compile traces and compiles the original forward instead of the wrapper.
     forward._torchdynamo_inline = original  # type: ignore[attr-defined]
     leave_to_eager(forward)
     return forward
 
 
 class _InstanceForward:
-    """The stand-in for a ``forward`` that an instance carries itself (``torch.compile``, accelerate do that).
+    """The stand-in for an instance's own ``forward`` (``torch.compile`` and accelerate set one).
 
-    A copy or a pickle of the module made meanwhile gets what was there before.
+    A copy or a pickle of the module that is made meanwhile gets the original.
     """
 
     def __init__(self, original: Callable[..., Any], call: Callable[..., Any]) -> None:
@@ -208,10 +209,10 @@ class _InstanceForward:
         return operator.getitem, ((self._original,), 0)
 
 
-class _BoundLater:
-    """The stand-in for a ``forward`` on a class that is no plain function: a staticmethod, or TorchScript's own."""
+class _DescriptorForward:
+    """The stand-in for a class's ``forward`` that is not a plain function: a staticmethod, or TorchScript's."""
 
-    def __init__(self, original: Any, labels: ByModule) -> None:
+    def __init__(self, original: Any, labels: LabelsByModule) -> None:
         self._original = original
         self._labels = labels
 
@@ -226,21 +227,21 @@ class _BoundLater:
         return operator.getitem, ((self._original,), 0)
 
 
-def knows_itself(function: Any) -> bool:
-    """Whether a forward may ask whether its class still has it, itself: the checkpointed layers of transformers do so,
-    and checkpoint no more where it has not."""
+def refers_to_itself(function: Any) -> bool:
+    """Whether a forward has itself in its closure, so that it can check whether its class still has it. The layers of
+    transformers do so, and no longer checkpoint if another forward is there."""
     return any(_holds(cell, function) for cell in getattr(function, "__closure__", None) or ())
 
 
-def _looking_like(original: Any, wrapper: Any) -> Any:
+def _with_guarded_parts_of(original: Any, wrapper: Any) -> Any:
     """A function that does what the wrapper does, with the globals, the defaults and the closure of the original.
 
-    The guards of torch.compile look at the last two wherever a class has a ``forward``: with others they would fail,
-    and it would compile again. ``torch.jit.script`` looks up the names in a forward's source in its globals, and before
-    that in its closure: where the original has none, the names of ours are such that no source has.
+    torch.compile has guards on the defaults and the closure of a class's ``forward``: if they changed, it would compile
+    again. ``torch.jit.script`` looks up the names in the source of a forward first in its closure, then in its globals.
+    If the original has no closure, the closure of the wrapper stays, under names that cannot occur in source code.
     """
     if original.__closure__:
-        code, closure = _code_that_calls(wrapper, original.__code__.co_freevars), original.__closure__
+        code, closure = _code_with_cells(wrapper, original.__code__.co_freevars), original.__closure__
     else:
         names = tuple(f"torchprof: {name}" for name in wrapper.__code__.co_freevars)
         code, closure = wrapper.__code__.replace(co_freevars=names), wrapper.__closure__
@@ -252,11 +253,11 @@ def _looking_like(original: Any, wrapper: Any) -> Any:
     return made
 
 
-def _code_that_calls(wrapper: Callable[..., Any], cells: tuple[str, ...]) -> CodeType:
-    """Code of a forward that calls the wrapper, and knows it as a constant: as a variable it would be one more cell
-    than these, which it has and does not use."""
+def _code_with_cells(wrapper: Callable[..., Any], cells: tuple[str, ...]) -> CodeType:
+    """Code of a forward that calls the wrapper and has exactly these closure cells, without using them. The wrapper is
+    a constant of the code, because a variable would need one more cell."""
     names = [f"cell{number}" for number in range(len(cells))]
-    # What is never reached makes it a function with cells from its first instruction on, as its frame has to be.
+    # The dead `if 0:` line makes it a function with cells: its code then sets up the cells in its first instruction.
     source = (
         f"def make({', '.join(names)}):\n"
         "    def forward(self, /, *args, **kwargs):\n"
@@ -280,7 +281,7 @@ def _holds(cell: Any, content: Any) -> bool:
 
 
 def leave_to_eager(wrapper: Callable[..., Any], with_calls: bool = False) -> None:
-    """Have torch.compile run this very frame as it is and look at the calls inside it again, or not at these either."""
+    """Have torch.compile not compile this function. ``with_calls``: nor the functions that it calls."""
     frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     if hasattr(frames, "set_code_exec_strategy"):
         inside = frames._FrameAction.SKIP if with_calls else frames._FrameAction.DEFAULT

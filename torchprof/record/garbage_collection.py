@@ -1,4 +1,4 @@
-"""Collections of Python's garbage collector, as ranges in whatever profiler records the thread that they interrupt."""
+"""Ranges around the collections of Python's garbage collector, for the profiler of the thread that they interrupt."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torchprof.attribute.event_names import GARBAGE_COLLECTION_LABEL
 from torchprof.record.session import is_observed, record
 
 _OLD = 1 if sys.version_info >= (3, 14) else 2
-"""The youngest generation whose collection also looks at old objects: the incremental collector of Python 3.14 does so
-a part at a time."""
+"""The youngest generation whose collection also visits old objects. In the incremental collector of Python 3.14, it
+visits a part of them each time."""
 
 
 class CollectionRanges:
-    """While it is on, each collection that looks at old objects is a range on the thread that it interrupts.
+    """From ``on`` to ``off``, each collection that visits old objects is a range on the thread that it interrupts.
 
-    Such a collection takes as long as there are objects in the process, and interrupts whatever runs when it is due: it
-    belongs to no layer. Collections of young objects alone are left out: what they cost is in proportion to what was
-    made right before, so it counts where that was made.
+    The time of such a collection depends on the number of objects in the process, and it interrupts any code: it
+    belongs to no layer. Collections of young objects have no range: their time depends on the objects that were made
+    just before, so it counts for the layer that made them.
 
-    It may be on several times, one inside another or overlapping. Python runs one collection at a time, without
-    another inside, and calls back at its start and its end on the same thread; so there is one open range at most.
+    Several objects may be on at the same time. Python runs one collection at a time and calls back at its start and end
+    on the same thread, so at most one range is open.
     """
 
     _users: ClassVar[int] = 0
@@ -50,7 +50,7 @@ class CollectionRanges:
 
 
 def mark_collection(phase: str, info: dict[str, int]) -> None:
-    """What Python calls at the start and at the end of each collection (``gc.callbacks``)."""
+    """Open or close a range. Python calls this at the start and the end of each collection (``gc.callbacks``)."""
     if phase == "start":
         if info["generation"] >= _OLD and is_observed():
             opened = record(GARBAGE_COLLECTION_LABEL)

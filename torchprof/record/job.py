@@ -16,9 +16,9 @@ from torchprof.run.meta import MeshDim
 
 
 class Job(NamedTuple):
-    """``group``: between which ranks this one's collectives are; None where there are groups of different ranks, or no
-    job. ``in_traces``: all this as JSON, as ``torch.profiler.profile`` writes it into traces; None for no job.
-    ``name``: what torchrun or Slurm call it, "" where neither does."""
+    """``group``: the ranks of this rank's collectives; None if it is in groups of different ranks, or without a job.
+    ``in_traces``: the job as JSON, in the form that ``torch.profiler.profile`` writes into traces; None without a job.
+    ``name``: the job ID of torchrun or Slurm, "" without one."""
 
     rank: int = 0
     world_size: int = 1
@@ -29,10 +29,10 @@ class Job(NamedTuple):
 
 
 def this_job(models: Iterable[nn.Module], before: Job | None = None) -> Job:
-    """The job of this process, and the mesh that these models lie on. ``before``: what was known of it earlier.
+    """The job of this process, with the mesh of these models. ``before``: an earlier result for this process.
 
-    Outside of the life of its process group, it is what was known before; else what the environment variables say that
-    torchrun and similar launchers set; a process without them is a job of one rank.
+    Without a process group, it is ``before``, if that had one; otherwise it follows from the environment variables of
+    torchrun and similar launchers. A process without them is a job of one rank.
     """
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
@@ -50,14 +50,14 @@ def this_job(models: Iterable[nn.Module], before: Job | None = None) -> Job:
 
 
 def _name() -> str:
-    """torchrun's name is "none" where it was given none."""
+    """The job ID. torchrun's is "none" if the user gave none."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
     return os.environ.get("SLURM_JOB_ID", "") if name == "none" else name
 
 
 def _groups() -> list[Mapping[str, Any]]:
-    """The groups that this rank is in, as torch's profiler writes them into traces. Not public: none where torch has it
-    elsewhere."""
+    """The process groups of this rank, in the form that torch's profiler writes into traces. The API is private:
+    without it, there are none."""
     world = getattr(torch.distributed.distributed_c10d, "_world", None)
     try:
         return list(world.pg_config_info) if world is not None else []
@@ -66,7 +66,7 @@ def _groups() -> list[Mapping[str, Any]]:
 
 
 def _mesh_of(models: Iterable[nn.Module]) -> tuple[MeshDim, ...]:
-    """The mesh that sharded parameters lie on, the whole of it where that is known."""
+    """The device mesh of sharded parameters; the root mesh, if torch gives it."""
     for model in models:
         for param in model.parameters():
             mesh = getattr(param, "device_mesh", None)

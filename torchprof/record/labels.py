@@ -1,8 +1,8 @@
-"""Labels on the forwards of modules: put on for a while, and taken off again.
+"""Labels: ranges around the forward calls of modules, for the duration of a profile.
 
-``forward`` is wrapped where it is defined, on the class, and the wrapper looks its label up by the identity of the
-module. So copies, pickles and replicas made meanwhile run their own weights, ``type(module)`` and the instance's
-``__dict__`` stay as they are, and a module that is not ours passes through.
+``forward`` is wrapped on the class that defines it, and the wrapper looks up the label of a module by its identity. So
+copies, pickles and replicas that are made meanwhile use their own weights, ``type(module)`` and the ``__dict__`` of the
+instance stay as they are, and calls of other modules pass through.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from torch import nn
 from torchprof.attribute.event_names import RAISED, STOPPED
 from torchprof.attribute.events import HOOKS, PREFIX
 from torchprof.record.compiled_code import has_code
-from torchprof.record.forwards import StandIn, knows_itself, leave_to_eager, on_class, on_hook, on_instance
+from torchprof.record.forwards import StandIn, leave_to_eager, on_class, on_hook, on_instance, refers_to_itself
 from torchprof.record.garbage_collection import CollectionRanges, mark_collection
 from torchprof.record.session import is_observed, record
 
 _is_traced: Callable[[], Any] = torch._C._get_tracing_state
 _PARALLEL = ("torch.distributed.tensor.", "torch.distributed._tensor.", "torch.distributed.fsdp._fully_shard.")
-"""Where the hooks of ``parallelize_module``, ``distribute_module`` and ``fully_shard`` come from."""
-_ENOUGH = "_StopRecomputationError"
-"""What torch.utils.checkpoint raises, inside an op, when it has computed again all that backward needs."""
+"""The Python modules with the hooks of ``parallelize_module``, ``distribute_module`` and ``fully_shard``."""
+_STOP_RECOMPUTATION = "_StopRecomputationError"
+"""The exception with which torch.utils.checkpoint stops a recomputation when backward has all tensors it needs."""
 _MOST_RECURSION = 2**31 - 1  # a C int
 
 
 @dataclass
 class Target:
-    """A module to be labelled: what it is called in a trace, and what was seen at its first call. The reference is
-    weak.
+    """A module to be labelled, as a weak reference: its label, and its mode and shapes at its first call.
 
-    ``inlined``: it is inside a compiled module, whose code runs in place of its own. ``is_model``: its later calls are
-    looked at, too: ``same_shapes`` says whether all had inputs of the shapes of the first, None before there is one.
+    ``inlined``: it is inside a compiled module, so that compiled code may run instead of its forward. ``is_model``: the
+    inputs of its later calls are compared, too. ``same_shapes``: whether all calls had inputs of the same shapes as the
+    first; None before the first call.
     """
 
     module: ref[nn.Module]
@@ -55,15 +55,16 @@ class Target:
 
 
 def label_of(path: Iterable[str]) -> str:
-    """The label of a path, in plain ASCII, so that a trace carries it whole."""
+    """The label of a path. It is ASCII, because a trace may change other characters."""
     return PREFIX + ".".join(quote(step, safe="#()") for step in path)
 
 
 class Label:
-    """The label of one module, from one ``Labels``: what the stand-ins in ``forwards`` ask at a call.
+    """The label of one module, from one ``Labels``. The stand-ins in ``forwards`` read it at each call.
 
-    ``home``: the thread whose calls are labelled whatever is recorded, None for those of all threads. ``is_waiting``:
-    calls are not labelled yet. ``looks_at_calls``: the shapes of the next call are to be noted.
+    ``home``: the thread of which all calls are labelled; calls on another thread are labelled only if a profiler
+    records it. None: the calls of all threads are labelled. ``is_waiting``: calls are not labelled yet.
+    ``looks_at_calls``: the shapes of the next call are to be noted.
     """
 
     __slots__ = (
@@ -84,55 +85,55 @@ class Label:
     is_observed = is_observed
     any_error = BaseException
 
-    _all: ClassVar[dict[int, list[Label]]] = {}  # of each module, in the order in which they came
+    _all: ClassVar[dict[int, list[Label]]] = {}  # by the id of a module, in the order of creation
 
     def __init__(self, module: nn.Module, target: Target, owner: Labels, stand_ins: Sequence[StandIn]) -> None:
         self.name = target.label
         self.owner = owner
-        self.home = None if owner.gives_way else owner.home  # theirs may be a profiler that records all threads
+        self.home = None if owner.gives_way else owner.home  # a user's profiler may record all threads
         self.gives_way = owner.gives_way
         self.is_waiting = owner.is_waiting
         self.looks_at_calls = True
         self.key = id(module)
         self._target = target
         self._stand_ins = stand_ins
-        self._alive: Any = ref(module, self._forget)  # when it is gone its number may become another object's
+        self._alive: Any = ref(module, self._forget)  # after its end, another object may get its id
         Label._all.setdefault(self.key, []).append(self)
-        Label._elect(self.key)
+        Label._choose(self.key)
 
     def withdraw(self) -> None:
-        """Give the module to the next label that it has, if any. A second time nothing happens."""
+        """Remove this label; the module's next label, if any, takes its place. Does nothing the second time."""
         with _lock:
             labels = Label._all.get(self.key, [])
             if self in labels:
                 labels.remove(self)
-                self._let_go()
+                self._leave_stand_ins()
                 self._alive = None
-                Label._elect(self.key)
+                Label._choose(self.key)
 
     def _forget(self, _: object) -> None:
         self.withdraw()
 
-    def _let_go(self) -> None:
+    def _leave_stand_ins(self) -> None:
         for stand_in in self._stand_ins:
             if stand_in.labels.get(self.key) is self:
                 del stand_in.labels[self.key]
 
     @classmethod
-    def _elect(cls, key: int) -> None:
-        """Of several labels on a module the first counts that does not give way; if all do, the first."""
+    def _choose(cls, key: int) -> None:
+        """Choose the label that is used: the first that does not give way; if all do, the first."""
         labels = cls._all.get(key)
         if not labels:
             cls._all.pop(key, None)
             return
-        elected = next((label for label in labels if not label.gives_way), labels[0])
+        chosen = next((label for label in labels if not label.gives_way), labels[0])
         for label in labels:
-            if label is not elected:
-                label._let_go()
-        for stand_in in elected._stand_ins:
-            stand_in.labels[key] = elected
+            if label is not chosen:
+                label._leave_stand_ins()
+        for stand_in in chosen._stand_ins:
+            stand_in.labels[key] = chosen
 
-    # What a call asks
+    # What the stand-ins call
 
     @property
     def of_hooks(self) -> str:
@@ -148,16 +149,16 @@ class Label:
         self.owner.unobserved[self.name] += 1
 
     def look_at_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Note the mode and the shapes of the first call that is recorded, and whether a model's later ones have the
-        same shapes. Returns whether the outputs of the call are to be looked at, too."""
+        """Note the mode and the input shapes of the first recorded call, and whether later calls of a model have the
+        same shapes. Returns whether the outputs of the call are to be noted, too."""
         target = self._target
-        if not is_observed():  # a schedule leaves calls out
+        if not is_observed():  # the profiler's schedule does not record this call
             return False
         is_first = target.same_shapes is None
         if is_first:
-            target.training = getattr(module, "training", False)  # a frozen ScriptModule has no mode left
+            target.training = getattr(module, "training", False)  # a frozen ScriptModule has no mode
         if _is_traced():
-            return False  # TorchScript's tracer would record our looking at shapes
+            return False  # TorchScript's tracer would record that we read shapes
         shapes, _ = _shapes_and_types((*args, *kwargs.values()) if kwargs else args)
         if is_first:
             target.input_shapes = shapes
@@ -168,28 +169,28 @@ class Label:
     def look_at_outputs(self, result: Any) -> None:
         target = self._target
         target.output_shapes, target.output_types = _shapes_and_types((result,))
-        if target.input_shapes or target.output_shapes:  # not so where torch.fx traces with stand-ins
+        if target.input_shapes or target.output_shapes:  # torch.fx traces with proxies, which have no shapes
             target.same_shapes = True
             self.looks_at_calls = target.is_model
 
     def mark_of(self, error: BaseException) -> str:
-        return STOPPED if type(error).__name__ == _ENOUGH else RAISED
+        return STOPPED if type(error).__name__ == _STOP_RECOMPUTATION else RAISED
 
 
 _lock = RLock()
-"""Whoever attaches or detaches labels holds it. A module may be gone meanwhile, on the same thread: it is reentrant."""
+"""Held while labels are attached or detached. Reentrant, because a module may be freed meanwhile on the same thread."""
 
 
 @dataclass(eq=False)
 class Labels:
-    """The labels on some modules, and on garbage collections, from ``attach`` to ``detach``. Several may be attached,
-    and leave in any order, on any threads.
+    """The labels on some modules, and on garbage collections, from ``attach`` to ``detach``. Several ``Labels`` may be
+    attached at the same time. They may be detached in any order and on any thread.
 
-    A module has one label at a time: labels with ``gives_way`` leave it to others that are on, and others take it from
-    them. They are for a profiler of the user's, which may record all threads: so they are on all threads.
-    ``unobserved`` counts the calls on threads that the profiler does not record, by label; ``unlabelled`` lists the
-    labels of modules whose forward could not be wrapped. ``before_first``, where given, is called before every call of
-    ``trigger`` until it returns True: only from then on are calls labelled.
+    A module has one label at a time. ``gives_way``: a label of another ``Labels`` that does not give way is used
+    instead. That is for the profiler of a user, which may record all threads; calls on all threads are labelled then.
+    ``unobserved``: the number of calls on threads that the profiler does not record, by label. ``unlabelled``: the
+    labels of modules whose forward could not be wrapped. ``before_first``: if given, it is called before each call of a
+    module of ``trigger`` until it returns True, and calls are labelled only from then on.
     """
 
     targets: Sequence[Target]
@@ -230,8 +231,8 @@ class Labels:
                     self._labels.append(Label(module, target, self, self._joined(target, module)))
 
     def detach(self) -> None:
-        """Leave every class and instance as it was, but for those that other labels are on. A wrapper that somebody has
-        wrapped since passes calls through. A second time nothing happens."""
+        """Restore every class and instance that no other ``Labels`` use. If other code has wrapped one of our wrappers
+        meanwhile, the wrapper stays and passes calls through. Does nothing the second time."""
         with _lock:
             while self._labels:
                 self._labels[-1].withdraw()
@@ -245,7 +246,7 @@ class Labels:
             _recursion.leave(self)
 
     def _joined(self, target: Target, module: nn.Module) -> list[StandIn]:
-        """The stand-ins that the calls of a module come through, put in place where they are not."""
+        """The stand-ins that the calls of a module go through; missing ones are put in place."""
         stand_ins = []
         for stand_in in self._places(target, module):
             stand_in.join(self)
@@ -263,13 +264,13 @@ class Labels:
             yield from self._on_classes(target, module)
 
     def _on_classes(self, target: Target, module: nn.Module) -> Iterator[StandIn]:
-        # A lazy module becomes another class in its first call, before its forward is looked up there again.
+        # A lazy module changes its class in its first call, before its forward is looked up a second time.
         for cls in (type(module), getattr(type(module), "cls_to_become", None)):
             owner = next((base for base in getattr(cls, "__mro__", ()) if "forward" in base.__dict__), None)
             if owner is None or owner is nn.Module:
                 continue  # a container without a forward cannot be called
-            # The guards of torch.compile look at the answer.
-            is_guarded = self._may_be_guarded and knows_itself(owner.__dict__["forward"])
+            # Such a forward checks whether its class still has it, and torch.compile has guards on the result.
+            is_guarded = self._may_be_guarded and refers_to_itself(owner.__dict__["forward"])
             stand_in = None if is_guarded else on_class(owner)
             if stand_in is not None:
                 yield stand_in
@@ -277,8 +278,8 @@ class Labels:
                 self.unlabelled.append(target.label)
 
     def is_due(self, module: nn.Module) -> bool:
-        """Whether calls are labelled from this one on. A trigger's call decides, unless it is part of another's.
-        Where they are not, ``has_ended`` is to be called after the call."""
+        """Whether calls are labelled from this call on. Only a trigger's call that is not nested in another one's can
+        start that. If the result is False, ``has_ended`` has to be called after the call."""
         if not self._is_trigger(module):
             return False
         if not self._open_triggers and (self.before_first is None or self.before_first()):
@@ -298,9 +299,9 @@ class Labels:
 
 
 class _Recursion:
-    """Python's recursion limit while labels are on: of four frames that a nested call costs, one is ours, and what
-    fitted in the limit before must still fit. Raised once, by the first, and restored by the last, if it is still the
-    one that was set."""
+    """Python's recursion limit while labels are attached. One of four frames of a nested call is ours, and calls that
+    fitted into the limit before must still fit. The first user raises the limit, the last one restores it, unless other
+    code has set it meanwhile."""
 
     def __init__(self) -> None:
         self._users: set[int] = set()
@@ -326,8 +327,8 @@ _recursion = _Recursion()
 
 
 def _exchanging_hooks(module: nn.Module) -> list[tuple[dict[int, Any], int]]:
-    """The hooks by which tensor parallelism moves what a module is given, and what it gives, and by which FSDP2 gathers
-    its parameters: they run outside of its forward, and exchange data for it."""
+    """The hooks that exchange data for a module outside its forward: of tensor parallelism, for inputs and outputs, and
+    of FSDP2, to gather parameters."""
     return [
         (hooks, key)
         for hooks in (module._forward_pre_hooks, module._forward_hooks)
@@ -341,7 +342,8 @@ def _has_code(module: nn.Module | None) -> bool:
 
 
 def _shapes_and_types(values: Sequence[Any]) -> tuple[tuple[tuple[int, ...], ...], tuple[torch.dtype, ...]]:
-    """Of the tensors in some arguments or results, through tuples, lists and dicts of up to 1,000 items."""
+    """The shapes and types of the tensors in some arguments or results. Tuples, lists and dicts are searched if
+    they have at most 1,000 items."""
     if len(values) == 1 and isinstance(values[0], torch.Tensor):
         return (_shape(values[0]),), (values[0].dtype,)
     found: list[torch.Tensor] = []
@@ -365,9 +367,9 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def _are_same(first: tuple[tuple[int, ...], ...], now: tuple[tuple[int, ...], ...]) -> bool:
-    """Whether two calls are known to have had inputs of equal shapes: those of nested tensors are not known.
+    """Whether the inputs of two calls have equal shapes; False if some are unknown, as those of nested tensors.
 
-    A call with symbols for sizes (torch.export) says nothing: to compare them would add a guard to what is exported.
+    True for symbolic sizes (torch.export): to compare them would add a guard to the exported program.
     """
     is_known = True
     for shape in (*first, *now):

@@ -1,4 +1,4 @@
-"""Memory that a profiler session does not record: the model's own, and the statistics of torch's allocators."""
+"""Memory that a profiler session does not record: that of the model, and the statistics of torch's allocators."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _FIGURES = {
 
 
 def held_now(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
-    """What is allocated at this moment. A storage counts once, whatever shares it.
+    """The memory of parameters, buffers and gradients that is allocated now. A shared storage counts once.
 
-    With ``watch`` we note when each of these storages is freed, until ``stop_watching``: the gradients that zero_grad
-    lets go, above all. torch's profiler does not record all of that; see ``with_frees``.
+    ``watch``: note when each storage is freed, until ``stop_watching``; above all, gradients that zero_grad frees.
+    torch's profiler does not record all of these; see ``with_frees``.
     """
     blocks: dict[tuple[str, int], int] = {}
     freed: list[Freed] = []
@@ -41,7 +41,7 @@ def held_now(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
             ("buffers", [buffer for buffer in model.buffers() if not is_lazy(buffer)]),
             ("gradients", [param.grad for param in params if param.grad is not None]),
         ):
-            for tensor in map(_held_here, tensors):
+            for tensor in map(_local_part, tensors):
                 storage = _storage(tensor)
                 if storage is None:
                     continue
@@ -50,7 +50,7 @@ def held_now(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
                     continue
                 held[block] = kind
                 blocks[block] = storage.nbytes()
-                if watch:  # the storage, which lives as long as any tensor, view or graph that shares it
+                if watch:  # not the tensor: views and autograd graphs may share its storage
                     watches.append(finalize(storage, _note_freed, freed, home, block))
                     watches[-1].atexit = False
                 of_device = sizes.setdefault(block[0], {})
@@ -64,14 +64,14 @@ def _note_freed(freed: list[Freed], home: int, block: tuple[str, int]) -> None:
     freed.append(Freed(time.perf_counter_ns(), get_ident() == home, block))
 
 
-def _held_here(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a tensor that this rank has: of a ``DTensor``, which is sharded over ranks, its local tensor."""
+def _local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor on this rank: the local tensor of a ``DTensor``, which is sharded over ranks."""
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return local
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """A tensor's storage; None where it has no address."""
+    """A tensor's storage; None if it has no address."""
     try:
         storage = tensor.untyped_storage()
         return storage if storage.data_ptr() else None

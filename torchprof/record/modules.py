@@ -16,7 +16,7 @@ Trace.__doc__ = (
     "A module of the model: ``path`` (tuple, root class name first), ``leaf`` (has no children), ``module``."
 )
 
-# Modules that only wrap another one and are shown as it: where they hold it.
+# Classes of modules that only wrap another module, and the attribute that holds it. Both are shown as one layer.
 _WRAPPERS = {
     "CheckpointWrapper": "_checkpoint_wrapped_module",
     "DataParallel": "module",
@@ -28,12 +28,12 @@ _WRAPPERS = {
 
 
 def walk_modules(module: nn.Module, name: str = "", path: tuple[str, ...] = ()) -> Iterator[Trace]:
-    """Every module below and including this one, depth first, as ``Trace`` tuples.
+    """This module and all modules below it, depth first, as ``Trace`` tuples.
 
-    ``name`` replaces the class name as the first step, ``path`` goes before it. A module that holds one of its own
-    ancestors does not lead into a circle.
+    ``name`` replaces the class name as the first step of the paths; ``path`` is put before it. A module that is its own
+    ancestor is not entered again.
     """
-    waiting = [(module, (*path, name or class_of(module).__name__), frozenset[int]())]
+    waiting = [(module, (*path, name or user_class_of(module).__name__), frozenset[int]())]
     while waiting:
         here, here_path, above = waiting.pop()
         children = [(step, child) for step, child in here._modules.items() if child is not None]
@@ -45,7 +45,7 @@ def walk_modules(module: nn.Module, name: str = "", path: tuple[str, ...] = ()) 
 
 
 def wrapped_step(module: nn.Module) -> str | None:
-    """The attribute under which a module that only wraps another one holds it (``_orig_mod``), else None."""
+    """The attribute in which a wrapper holds the wrapped module (``_orig_mod``); None if the module is no wrapper."""
     for cls in type(module).__mro__:
         step = _WRAPPERS.get(cls.__name__)
         if step is not None and cls.__module__.startswith("torch."):
@@ -53,9 +53,9 @@ def wrapped_step(module: nn.Module) -> str | None:
     return None
 
 
-def class_of(module: nn.Module) -> type:
-    """The class that a module is of for its user: FSDP2's ``fully_shard`` and its like make it one of a class of theirs
-    that has this one as its second base (``FSDPNet`` of ``FSDPModule`` and ``Net``)."""
+def user_class_of(module: nn.Module) -> type:
+    """The class of a module in the user's code. FSDP2's ``fully_shard`` and similar functions replace it by a subclass
+    that has it as the second base (``FSDPNet`` with the bases ``FSDPModule`` and ``Net``)."""
     cls = type(module)
     while len(cls.__bases__) == 2 and cls.__bases__[0].__module__.startswith("torch.distributed."):
         cls = cls.__bases__[1]
@@ -63,9 +63,10 @@ def class_of(module: nn.Module) -> type:
 
 
 def select(paths: Iterable[Any], known: Sequence[tuple[tuple[str, ...], ...]]) -> set[int]:
-    """Which modules some paths name: the numbers of the entries of ``known`` that match (see ``torchprof.paths``).
+    """The numbers of the entries of ``known`` that match some paths (see ``run.paths``).
 
-    Raises TorchprofError for a path that matches nothing, with the nearest real ones, and for what is no list of paths.
+    Raises TorchprofError, with similar paths, for a path that matches nothing, and for a value that is not a list of
+    paths.
     """
     one_path = isinstance(paths, tuple) and len(paths) > 1 and all(isinstance(path, str) for path in paths)
     if one_path and matching(tuple(paths), known):
@@ -79,7 +80,7 @@ def select(paths: Iterable[Any], known: Sequence[tuple[tuple[str, ...], ...]]) -
 
 
 def checked_models(model: Any) -> list[nn.Module]:
-    """The models that a user gave: a module, or a list of them. Raises TorchprofError for what is none."""
+    """The models that a user gave, as a list. Raises TorchprofError if they are no module and no list of modules."""
     models = list(model) if isinstance(model, (list, tuple)) else [model]
     if not models:
         raise TorchprofError("Profile needs a model; the list is empty.")

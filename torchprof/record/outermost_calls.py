@@ -1,4 +1,4 @@
-"""The calls of modules that are part of no other module's call: where a program meets its models."""
+"""The outermost calls of modules, which are not nested in the call of another module. They show a program's models."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from torchprof.record.forwards import leave_to_eager
 
 
 class OutermostCalls:
-    """From ``attach`` to ``detach``, calls ``before(module)`` right before every outermost call of a module on this
-    thread, and ``elsewhere(module)`` before every one on another thread. ``inner`` counts the calls inside of those.
+    """From ``attach`` to ``detach``, calls ``before(module)`` right before each outermost call of a module on this
+    thread, and ``elsewhere(module)`` before each one on another thread. ``inner``: the number of nested calls.
 
-    ``nn.Module.__call__`` is replaced meanwhile: unlike a hook, it comes before the module's forward is looked up, so
-    that a label put on in ``before`` is on that very call; and torch.compile, which takes no notice of it, need not
-    compile again.
+    It replaces ``nn.Module.__call__``, not a hook, because that runs before the forward of the module is looked up: a
+    label that ``before`` attaches is already on this call. torch.compile has no guard on it and does not compile again.
     """
 
     def __init__(self, before: Callable[[nn.Module], None], elsewhere: Callable[[nn.Module], None]) -> None:
@@ -32,11 +31,11 @@ class OutermostCalls:
         original = self._original = nn.Module.__dict__["__call__"]
         home = get_ident()
         is_compiling, thread = torch.compiler.is_compiling, get_ident
-        inside: set[int] = set()  # the threads that are in a call
+        inside: set[int] = set()  # the threads with an open outermost call
 
         @functools.wraps(original)
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling():  # first, so that torch.compile sees nothing else of this
+            if is_compiling():  # first, so that torch.compile traces nothing else of this
                 return original(module, *args, **kwargs)
             here = thread()
             if here in inside:
@@ -59,7 +58,7 @@ class OutermostCalls:
         nn.Module.__call__ = call  # type: ignore[method-assign]
 
     def detach(self) -> None:
-        """Leave the class as it was; where other code has kept or replaced it since, ours passes calls through."""
+        """Restore ``nn.Module``. If other code still calls our function, it passes calls through."""
         self._before = self._elsewhere = _nothing
         if nn.Module.__dict__["__call__"] is self._ours:
             nn.Module.__call__ = self._original  # type: ignore[method-assign]

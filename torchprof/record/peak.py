@@ -1,4 +1,4 @@
-"""How fast this very device is: a product of matrices and a copy, measured once in a process."""
+"""The peak of this device in FLOP/s and byte/s, measured with a matrix product and a copy, once in a process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchprof.errors import TorchprofError
 from torchprof.run.meta import Peak
 
 _SECONDS = 0.3  # for each of the two measurements
-_ENOUGH_SECONDS = 0.2  # for one product: where it takes as long, a larger one would tell no more
+_ENOUGH_SECONDS = 0.2  # for one product; a larger matrix would not be more exact
 _measured: dict[tuple[str, str, int], Peak] = {}
 
 
@@ -38,7 +38,7 @@ def peak(device: str | torch.device | None = None, dtype: torch.dtype = torch.fl
     if key not in _measured:
         now = _clock(where)
         try:
-            torch.empty(0, device=where)  # says more plainly than a generator that a device is not there
+            torch.empty(0, device=where)  # its message for a missing device is clearer than that of a generator
             matrix = _largest_matrix(where, dtype, now)
             source = torch.ones(64 * 2**20, dtype=torch.float32, device=where)
             target = torch.empty_like(source)
@@ -56,12 +56,12 @@ def peak(device: str | torch.device | None = None, dtype: torch.dtype = torch.fl
 
 
 def measured_peaks() -> tuple[Peak, ...]:
-    """All peaks that were measured in this process."""
+    """All peaks measured in this process."""
     return tuple(_measured.values())
 
 
 def _place(device: str | torch.device | None) -> torch.device:
-    """The device with its number, as results are kept under it; the CPU has none."""
+    """The device with its index. The CPU has none."""
     try:
         where = torch.device("cuda" if torch.cuda.is_available() else "cpu") if device is None else torch.device(device)
     except (RuntimeError, TypeError) as error:
@@ -82,7 +82,7 @@ def _is_available(kind: str) -> bool:
 
 
 def _clock(where: torch.device) -> Callable[[], float]:
-    """A clock that waits for this very device: torch's own waits for the current one alone."""
+    """A clock that waits for this device. torch.utils.benchmark's clock waits only for the current device."""
     wait = getattr(getattr(torch, where.type, None), "synchronize", None)
     if where.type == "cpu" or wait is None:
         return default_timer
@@ -96,9 +96,10 @@ def _clock(where: torch.device) -> Callable[[], float]:
 
 
 def _largest_matrix(where: torch.device, dtype: torch.dtype, now: Callable[[], float]) -> torch.Tensor:
-    """A square matrix that takes some time to multiply: some types are 400 times slower than others."""
+    """A square matrix, large enough that its product takes 0.2 s. The size depends on the type: some are 400 times
+    slower than others."""
     largest = 2048 if where.type == "cpu" else 8192
-    generator = torch.Generator(where).manual_seed(0)  # the user's random numbers are not ours to draw
+    generator = torch.Generator(where).manual_seed(0)  # the user's random state must not change
     size = 256
     while True:
         matrix = torch.rand(size, size, dtype=torch.float32, device=where, generator=generator).to(dtype)
@@ -111,8 +112,8 @@ def _largest_matrix(where: torch.device, dtype: torch.dtype, now: Callable[[], f
 
 
 def _fastest(statement: str, names: dict[str, object], now: Callable[[], float]) -> float:
-    """Seconds of the fastest run; on a device the clock waits for it."""
-    from torch.utils.benchmark import Timer  # its import takes a quarter of a second, which Profile need not pay for
+    """The seconds of the fastest run."""
+    from torch.utils.benchmark import Timer  # here, because the import takes 0.25 s
 
     timer = Timer(statement, globals=names, timer=now, num_threads=torch.get_num_threads())
     return min(timer.blocked_autorange(min_run_time=_SECONDS).times)

@@ -17,16 +17,20 @@ from torchprof.attribute.collectives import layers_by_fqn
 from torchprof.attribute.compiled_graphs import ProfiledModule
 from torchprof.attribute.events import Site
 from torchprof.record.compiled_code import is_under_compile
+from torchprof.record.ddp import Replicas
 from torchprof.record.labels import Target, label_of
-from torchprof.record.modules import Trace, class_of, select, walk_modules, wrapped_step
+from torchprof.record.modules import Trace, select, user_class_of, walk_modules, wrapped_step
 from torchprof.run.layers import Layer
 
 
 class ModuleAtPath(NamedTuple):
-    """A module where it stands in a model: ``path`` is the real one, ``shown`` the one that users see, without the
-    steps that only wrap; ``wrapper`` is the number of the spot of the module that only wraps this one; ``compiled``,
-    whether it is inside a ScriptModule or a module under torch.compile, and so may run without being called;
-    ``callable``, whether it has a forward. The module itself is held weakly: it lives as long as its user wants."""
+    """A module at one path in a model.
+
+    ``path``: the real path. ``shown``: the path that users see, without wrappers. ``module``: a weak reference, so that
+    the plan does not keep the module alive. ``wrapper``: the number of the spot of the module that only wraps this one.
+    ``compiled``: whether it is inside a ScriptModule or a module under torch.compile, so that its code may run without
+    a call of its forward. ``callable``: whether it has a forward.
+    """
 
     path: tuple[str, ...]
     leaf: bool
@@ -38,8 +42,8 @@ class ModuleAtPath(NamedTuple):
 
 
 def _spots(models: Iterable[nn.Module], before: Sequence[ModuleAtPath] = ()) -> list[ModuleAtPath]:
-    """All modules of some models, model after model, depth first, after those ``before``. A second model of one class
-    is ``Net#2``."""
+    """The spots ``before``, then all modules of some models: model after model, depth first. A second model of a class
+    is called ``Net#2``."""
     spots = list(before)
     roots = [spot for spot in spots if len(spot.path) == 1]
     real = Counter(_unnumbered(spot.path[0]) for spot in roots)
@@ -48,9 +52,9 @@ def _spots(models: Iterable[nn.Module], before: Sequence[ModuleAtPath] = ()) -> 
         core = model
         while (step := wrapped_step(core)) is not None:
             core = getattr(core, step)
-        root = _numbered(class_of(core).__name__, shown)
+        root = _numbered(user_class_of(core).__name__, shown)
         above: dict[tuple[str, ...], tuple[int, nn.Module]] = {}
-        for path, leaf, module in walk_modules(model, name=_numbered(class_of(model).__name__, real)):
+        for path, leaf, module in walk_modules(model, name=_numbered(user_class_of(model).__name__, real)):
             shown_path: tuple[str, ...] = (root,)
             wrapper, compiled = None, False
             if len(path) > 1:
@@ -77,22 +81,22 @@ def _unnumbered(name: str) -> str:
 
 
 def _own_tensors(module: nn.Module | None) -> list[int]:
-    """The ids of the parameters and buffers that a module has itself."""
+    """The ids of a module's own parameters and buffers, without those of its children."""
     own = ({}, {}) if module is None else (module.__dict__.get("_parameters", {}), module.__dict__.get("_buffers", {}))
     return [id(one) for tensors in own for one in tensors.values() if one is not None]
 
 
 def _may_inline(module: nn.Module) -> bool:
-    """Whether what is in a module may run in its place, without being called."""
+    """Whether the children of a module may run without a call of their forwards."""
     return isinstance(module, torch.jit.ScriptModule) or is_under_compile(module)
 
 
 class Plan:
-    """What is labelled and where it is shown: modules, layers, and the map between them.
+    """Which modules are labelled, and as which layers they are shown.
 
-    It keeps no module alive: it has weak references. The layers of a module that was freed stay as they were last
-    seen. ``layer_paths``: the layers, by the path that users see. ``targets``: the modules to be labelled.
-    ``sites``: what each label stands for. ``selected``: the layers that were selected, None for all.
+    The plan has weak references to modules only. The layer of a module that was freed keeps the values of the last call
+    of ``layers``. ``layer_paths``: for each layer, the path that users see. ``targets``: the modules to label.
+    ``sites``: by label, the layers it stands for. ``selected``: the selected layers, None for all.
     ``with_event_lists``: the real paths of the modules whose calls ``raw()`` lists.
     """
 
@@ -107,15 +111,15 @@ class Plan:
         self._layers_chosen: set[int] = set()
         self._target_of: dict[int, Target] = {}  # by the id of a module, valid while that is alive
         self._real_paths: dict[tuple[str, int], tuple[str, ...]] = {}
-        self._layers: tuple[Layer, ...] = ()  # as they were last seen
-        self._found_replicas: list[ref[nn.parallel.DistributedDataParallel]] = []
+        self._layers: tuple[Layer, ...] = ()  # of the last call of layers()
+        self._replicas = Replicas()
         self._add(models, paths)
 
     def add(self, model: nn.Module) -> list[Target]:
-        """Plan for one model more, all of it; returns what is to be labelled besides. All before stays as it is."""
+        """Add all modules of one more model; returns the new targets. The plan of the other models stays."""
         known = len(self.targets)
         self._add([model], None)
-        self.layers()  # noted now: the model may be freed before the next look
+        self.layers()  # now, because the model may be freed before the next call
         return self.targets[known:]
 
     def knows(self, module: nn.Module) -> bool:
@@ -141,16 +145,16 @@ class Plan:
         self.with_event_lists |= {
             spot.path for at, spot in enumerate(spots, first) if (spot.leaf if paths is None else at in chosen)
         }
-        # A wrapper and what it wraps are one layer: whoever selects one of them has selected both.
+        # A wrapper and the module it wraps are one layer: to select one of them selects both.
         self._layers_chosen |= {self._layer_of[at] for at in chosen}
         self.selected = None if paths is None else self._layers_chosen
         self._label(first)
 
     def _label(self, first: int) -> None:
-        """Labels for what was selected, and for what is not inside anything selected: that work is shown separately."""
+        """Make targets of the selected modules, and of those outside every selected one: they are shown separately."""
         at_or_below_chosen: set[tuple[str, ...]] = set()
         inside_chosen: set[int] = set()
-        spots_of: dict[int, list[int]] = {}  # module → where it stands
+        spots_of: dict[int, list[int]] = {}  # id of a module → its spots
         for at, spot in enumerate(self._spots[first:], first):
             key = id(spot.module())
             spots_of.setdefault(key, []).append(at)
@@ -164,7 +168,7 @@ class Plan:
             spot = self._spots[numbers[0]]
             module = spot.module()
             if module is None or (spot.compiled and isinstance(module, torch.jit.ScriptModule)):
-                continue  # run by the ScriptModule around it: Python code does not call it
+                continue  # the ScriptModule around it runs it: Python does not call its forward
             target = self._target(module)
             if target is None:
                 target = self._target_of[key] = Target(
@@ -182,13 +186,13 @@ class Plan:
                 self._real_paths[target.label, self._layer_of[at]] = self._spots[at].path
 
     def _around(self, spot: ModuleAtPath) -> Target | None:
-        """The module that only wraps one."""
+        """The target of the module that only wraps this one."""
         wrapper = self._spots[spot.wrapper].module() if spot.wrapper is not None else None
         return self._target(wrapper) if wrapper is not None else None
 
     @property
     def models(self) -> list[nn.Module]:
-        """Those it is for, as far as they are alive."""
+        """The models that are alive."""
         roots = [spot.module() for spot in self._spots if len(spot.path) == 1]
         return [root for root in roots if root is not None]
 
@@ -200,12 +204,12 @@ class Plan:
 
     @property
     def names(self) -> list[str]:
-        """The models, as users see them."""
+        """The names of the models that users see."""
         return [path[0] for path in self.layer_paths if len(path) == 1]
 
     @property
     def callable_layers(self) -> set[int]:
-        """The selected layers that run only by a call of their forward: not those that compiled code may inline."""
+        """The selected layers that run only if their forward is called: compiled code may inline the others."""
         return {
             layer
             for at, layer in enumerate(self._layer_of)
@@ -214,14 +218,14 @@ class Plan:
 
     @property
     def modules(self) -> dict[tuple[str, ...], ProfiledModule]:
-        """All modules that are alive, by their real path: the layer that each is shown as, and its class."""
+        """The layer and the class of each module that is alive, by its real path."""
         found = [(spot.path, layer, spot.module()) for spot, layer in zip(self._spots, self._layer_of)]
         return {path: ProfiledModule(layer, type(one).__name__) for path, layer, one in found if one is not None}
 
     def holders_of(self, tensors: Sequence[torch.Tensor | None]) -> list[tuple[tuple[str, ...], ...] | None]:
-        """Of each of some tensors, the real paths of the modules that have it as a parameter or a buffer of their own;
-        ``()`` where only other modules in this process have it. None where no module has it, as with a parameter that
-        FSDP gathered or a buffer that was replaced since, and where it is gone (None)."""
+        """For each tensor, the real paths of the modules that have it as their own parameter or buffer; ``()`` if only
+        other modules of the process have it. None if no module has it (a parameter that FSDP gathered, a buffer that
+        was replaced since), or if the tensor was freed (None)."""
         paths: dict[int, list[tuple[str, ...]]] = {}
         for spot in self._spots:
             for key in _own_tensors(spot.module()):
@@ -238,14 +242,14 @@ class Plan:
         return [holders(tensor) for tensor in tensors]
 
     def is_alone(self, path: tuple[str, ...]) -> bool:
-        """Whether the module with this real path is the only one of its class in this process."""
+        """Whether the module with this real path is the only instance of its class in this process."""
         module = next((spot.module() for spot in self._spots if spot.path == path), None)
         return module is not None and sum(type(one) is type(module) for one in gc.get_referrers(type(module))) == 1
 
     @property
     def fqns(self) -> dict[str, list[int]]:
-        """The layers by the names that FSDP has for them: their real paths from the outermost sharded module on."""
-        root_of: dict[tuple[str, ...], tuple[str, ...]] = {}  # by path: that of the root which is it, or above it
+        """The layers by their names in FSDP: their real paths, starting below the outermost sharded module."""
+        root_of: dict[tuple[str, ...], tuple[str, ...]] = {}  # path → path of the outermost sharded module
         found: dict[str, list[int]] = {}
         for spot, layer in zip(self._spots, self._layer_of):
             root = root_of.get(spot.path[:-1], spot.path if _is_sharded(spot.module()) else None)
@@ -257,53 +261,21 @@ class Plan:
 
     @property
     def replicated(self) -> dict[int, set[int]]:
-        """The layers whose gradients DistributedDataParallel exchanges, and for each how many elements those have that
-        it ignores (and no other of the layer). A layer all of whose own parameters it ignores is none of them."""
-        exchanged: dict[int, set[int]] = {}  # by the id of a module
-        for replica in self._replicas():
-            exchanged[id(replica)] = set()
-            ignored: set[str] = set(getattr(replica, "parameters_to_ignore", ()))  # not public
-            for name, module in replica.module.named_modules():
-                params = {f"{name}.{key}": param for key, param in module._parameters.items() if param is not None}
-                sizes = {param.numel() for key, param in params.items() if key not in ignored}
-                if sizes or not params:
-                    exchanged[id(module)] = {param.numel() for param in params.values()} - sizes
-        spots = zip(self._spots, self._layer_of)
-        return {layer: exchanged[id(module)] for spot, layer in spots if id(module := spot.module()) in exchanged}
+        """The layers whose gradients DistributedDataParallel exchanges; see ``Replicas.exchanged_layers``."""
+        return self._replicas.exchanged_layers(self._shown_modules(), self.models)
 
     def unordered(self) -> list[str]:
-        """The models whose gradients DistributedDataParallel has put into several buckets and not in the order in which
-        they become ready: before its second forward, and where it never does so."""
-        layer_of = {id(spot.module()): layer for spot, layer in reversed([*zip(self._spots, self._layer_of)])}
-        found: dict[int, str] = {}
-        for replica in self._replicas():
-            said = _said_of_buckets(replica)
-            if not said.get("has_rebuilt_buckets") and "," in str(said.get("bucket_sizes", "")):
-                layer = next(layer_of[id(module)] for module in replica.modules() if id(module) in layer_of)
-                found[layer] = ".".join(self.layer_paths[layer])
-        return [found[layer] for layer in sorted(found)]
+        """The models whose buckets of gradients are not in the order in which the gradients become ready; see
+        ``Replicas.layers_with_unordered_buckets``."""
+        layers = self._replicas.layers_with_unordered_buckets(self._shown_modules(), self.models)
+        return [".".join(self.layer_paths[layer]) for layer in layers]
 
-    def _replicas(self) -> list[nn.parallel.DistributedDataParallel]:
-        """Where DistributedDataParallel is, among our modules or around them: callbacks are given the module inside.
-
-        What is around them is looked for on the whole heap, and again only while a model is in none that is known: it
-        may still be wrapped.
-        """
-        known = [one for known in self._found_replicas if (one := known()) is not None]
-        inside = {id(module) for one in known for module in one.modules()}
-        if not known or any(id(model) not in inside for model in self.models):
-            modules = [spot.module() for spot in self._spots]
-            known = [module for module in modules if isinstance(module, nn.parallel.DistributedDataParallel)]
-            if torch.distributed.is_available() and torch.distributed.is_initialized():
-                known += _all_replicas()
-            ours = {id(module) for module in modules}
-            known = [*{id(one): one for one in known if _is_built(one)}.values()]
-            known = [one for one in known if any(id(module) in ours for module in one.modules())]
-            self._found_replicas = [ref(one) for one in known]
-        return known
+    def _shown_modules(self) -> list[tuple[nn.Module | None, int]]:
+        """The modules, None for those that were freed, each with the number of its layer."""
+        return [(spot.module(), layer) for spot, layer in zip(self._spots, self._layer_of)]
 
     def real_path(self, label: str, layer: int) -> tuple[str, ...] | None:
-        """The path of the module that carries a label, where it is shown as this layer; None where it is not."""
+        """The real path of the module that has a label, as this layer; None if it is not shown as this layer."""
         return self._real_paths.get((label, layer))
 
     @property
@@ -312,9 +284,9 @@ class Plan:
         return None if self.selected is None else tuple(self.layer_paths[layer] for layer in sorted(self.selected))
 
     def layers(self) -> tuple[Layer, ...]:
-        """The layers as they are now, depth first; those of modules that are gone as they were last seen."""
-        modules: dict[int, list[nn.Module | None]] = {}  # wrappers first, what they wrap last
-        places: dict[int, list[int]] = {}  # module → the layers it is shown as
+        """The layers as they are now, depth first. A layer of a freed module keeps its last values."""
+        modules: dict[int, list[nn.Module | None]] = {}  # by layer: wrappers first, the wrapped module last
+        places: dict[int, list[int]] = {}  # id of a module → its layers
         for spot, layer in zip(self._spots, self._layer_of):
             module = spot.module()
             modules.setdefault(layer, []).append(module)
@@ -328,17 +300,7 @@ class Plan:
                 layers.append(self._layers[index])
                 continue
             core = here[-1]
-            params: list[torch.Tensor] = []
-            buffers: list[torch.Tensor] = []
-            tied = False
-            for module in here:
-                for held, tensors in ((params, module._parameters), (buffers, module._buffers)):
-                    for tensor in tensors.values():
-                        if tensor is not None and id(tensor) not in counted:
-                            counted.add(id(tensor))
-                            held.append(tensor)
-                        elif tensor is not None and held is params:
-                            tied = True
+            params, buffers, tied = _uncounted_tensors(here, counted)
             sizes: Counter[str] = Counter()
             unknown = any(is_lazy(param) for param in params) or any(map(_is_packed, here))
             if not unknown:
@@ -349,8 +311,10 @@ class Plan:
             layers.append(
                 Layer(
                     path=path,
-                    # A ScriptModule knows the class that it was made from.
-                    kind=core.original_name if isinstance(core, torch.jit.ScriptModule) else class_of(core).__name__,
+                    # For a ScriptModule, the class that was scripted.
+                    kind=core.original_name
+                    if isinstance(core, torch.jit.ScriptModule)
+                    else user_class_of(core).__name__,
                     params=None if unknown else sum(param.numel() for param in params),
                     trainable_params=None if unknown else sum(p.numel() for p in params if p.requires_grad),
                     param_bytes=None if unknown else sum(sizes.values()),
@@ -373,11 +337,11 @@ class Plan:
 
     @property
     def spots(self) -> list[tuple[ModuleAtPath, int]]:
-        """All places of modules, each with the number of the layer that it is shown as."""
+        """All spots of modules, each with the number of its layer."""
         return [*zip(self._spots, self._layer_of)]
 
     def changes(self) -> tuple[list[str], list[str]]:
-        """The modules that were added or replaced, and those that were removed, since the labels were put on."""
+        """The paths of modules that were added or replaced, and of those that were removed, since the plan was made."""
         before = {spot.path: spot.module() for spot in self._spots}
         now = {
             trace.path: trace.module
@@ -390,62 +354,57 @@ class Plan:
         return added, [".".join(path) for path in before if path not in now and path[0] in roots]
 
 
-def _all_replicas() -> list[nn.parallel.DistributedDataParallel]:
-    """All modules of DistributedDataParallel in this process: of a class, those that refer to it are its instances."""
-    classes = [nn.parallel.DistributedDataParallel]
-    for cls in classes:
-        classes += cls.__subclasses__()
-    return [one for one in gc.get_referrers(*classes) if type(one) in classes]
-
-
-def _is_built(replica: nn.parallel.DistributedDataParallel) -> bool:
-    """Whether its ``__init__`` came to an end: one that raised an error may live on with that error, and exchanges
-    nothing. The last that it makes is a logger, where a hook does not do all of the exchange (neither is public)."""
-    is_by_hook: bool = getattr(replica, "_delay_all_reduce_all_params", False)
-    return is_by_hook or getattr(replica, "logger", None) is not None
-
-
-def _said_of_buckets(replica: nn.parallel.DistributedDataParallel) -> dict[str, Any]:
-    """What DistributedDataParallel says of its buckets; nothing where this torch, or this module, does not say it."""
-    try:
-        said: dict[str, Any] = replica._get_ddp_logging_data()  # not public
-    except (AttributeError, AssertionError, RuntimeError):
-        return {}
-    return said
+def _uncounted_tensors(
+    modules: Iterable[nn.Module], counted: set[int]
+) -> tuple[list[torch.Tensor], list[torch.Tensor], bool]:
+    """The own parameters and the own buffers of some modules that no layer has counted yet, and whether one of their
+    parameters was counted before (tied). Adds the ids of the new ones to ``counted``."""
+    params: list[torch.Tensor] = []
+    buffers: list[torch.Tensor] = []
+    tied = False
+    for module in modules:
+        for found, tensors in ((params, module._parameters), (buffers, module._buffers)):
+            for tensor in tensors.values():
+                if tensor is not None and id(tensor) not in counted:
+                    counted.add(id(tensor))
+                    found.append(tensor)
+                elif tensor is not None and found is params:
+                    tied = True
+    return params, buffers, tied
 
 
 def _is_sharded(module: nn.Module | None) -> bool:
-    """Whether FSDP2's ``fully_shard``, or its like, was called for a module."""
-    return module is not None and class_of(module) is not type(module)
+    """Whether FSDP2's ``fully_shard`` or a similar function was applied to a module."""
+    return module is not None and user_class_of(module) is not type(module)
 
 
 def _settings(module: nn.Module) -> str:
-    """What a module of torch's own says of itself; one of somebody else's might say anything, of any length."""
-    if not class_of(module).__module__.startswith(("torch.nn.", "torch.ao.nn.")):
+    """``extra_repr()`` of a module of torch, "" for others: their text may have any content and length."""
+    if not user_class_of(module).__module__.startswith(("torch.nn.", "torch.ao.nn.")):
         return ""
     try:
         return module.extra_repr()
-    except Exception:  # of a lazy or a damaged module
+    except Exception:  # a lazy or a broken module
         return ""
 
 
 def _is_packed(module: nn.Module) -> bool:
-    """Whether a quantized module packs its parameters, so that they cannot be counted."""
+    """Whether a quantized module has packed parameters, which cannot be counted."""
     return "_packed_params" in vars(module) or "_packed_params" in module._modules
 
 
 def _trains(module: nn.Module) -> bool:
-    """Whether a module is in train mode. A frozen ScriptModule has no mode left: it was made in eval mode."""
+    """Whether a module is in train mode. A frozen ScriptModule has no mode; it was in eval mode when it was frozen."""
     return bool(getattr(module, "training", False))
 
 
 def _plain(shapes: Iterable[Iterable[Any]]) -> tuple[tuple[int, ...], ...]:
-    """Shapes as plain numbers; -1 for a size that is none (nested and symbolic tensors)."""
+    """Shapes as plain integers, -1 for a size that is not an integer (nested and symbolic tensors)."""
     return tuple(tuple(size if type(size) is int else -1 for size in shape) for shape in shapes)
 
 
 def _bytes(shapes: Sequence[Sequence[int]], types: Sequence[torch.dtype]) -> int | None:
-    """How large tensors of these shapes are together; None where there are none, or one has a size that is unknown."""
+    """The bytes of all tensors with these shapes and types; None if there are none or if a size is unknown."""
     if not shapes or any(-1 in shape for shape in shapes):
         return None
     return sum(prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, types))

@@ -21,15 +21,15 @@ from typing import NamedTuple
 from torchprof.errors import TorchprofError
 
 OUR_FILES = str(Path(__file__).parents[1]) + os.sep
-"""What the names of torchprof's own files begin with."""
+"""The prefix of the file names of torchprof."""
 _LIBRARIES = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _MOST_SAMPLES = 1_000_000  # 20 MB; an even number
 _NS = 1_000_000_000
-_PATIENCE_S = 10.0  # for the thread to end: a limit in case it does not
+_PATIENCE_S = 10.0  # the longest wait for the end of the thread
 
 
 class CodeLocation(NamedTuple):
-    """A line of source: its file as a reader finds it, its number, and the name of the function it is in."""
+    """A line of source: its file as it is shown, its line number, and its function."""
 
     file: str
     line: int
@@ -37,7 +37,7 @@ class CodeLocation(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """At ``at_ns`` (as ``time.perf_counter_ns``) the thread was at ``location``, which stands for so many intervals."""
+    """At ``at_ns`` (``time.perf_counter_ns``) the thread was at ``location``. The sample stands for ``intervals``."""
 
     at_ns: int
     location: CodeLocation
@@ -45,22 +45,22 @@ class Sample(NamedTuple):
 
 
 class Sampler:
-    """Notes every ``interval_s`` at which line a thread is, from ``start`` to ``stop``, or inside a ``with`` block.
+    """Notes the current line of a thread every ``interval_s``, from ``start`` to ``stop``, or inside a ``with`` block.
 
-    The line is that of the innermost frame of the user's code: code that is not of the standard library, of an
-    installed package (site-packages), of torch or of torchprof, and that lies in a file. Where there is none, it is the
-    innermost frame of all but torchprof's.
+    The line is that of the innermost frame of the user's code. User code is in a file, and not in the standard library,
+    an installed package (site-packages), torch or torchprof. If no frame is user code, the line is that of the
+    innermost frame outside torchprof.
 
-    A sample stands for all intervals since the one before (``intervals``): C code that does not let go of the GIL, as
-    NumPy's, keeps the sampler waiting, and when it returns, the thread is still at the line that called it. So all
-    intervals times ``interval_s`` are the time that was sampled.
+    A sample stands for all intervals since the sample before (``intervals``). C code that holds the GIL, such as
+    NumPy's, delays the sampler, and when it returns, the thread is still at the line that called it. So the sum of all
+    intervals times ``interval_s`` is the sampled time.
 
-    At most a million samples of 20 bytes are kept: 83 minutes at 5 ms. When they are full, every second one is dropped,
-    its intervals added to the one before, and from then on half as many are taken.
+    At most a million samples of 20 bytes are kept: 83 minutes at 5 ms. When that many are reached, every second sample
+    is dropped, its intervals are added to the sample before it, and the interval between samples is doubled.
 
-    The thread is a daemon, stands still while the process forks, does not exist in the process that was forked, and
-    ends before the interpreter does. A sampler may be started again: its samples go on. Raises TorchprofError for an
-    interval that is not positive.
+    The sampling thread is a daemon. It pauses while the process forks, does not run in the child, and ends before the
+    interpreter does. A sampler can be started again; new samples are added. Raises TorchprofError if the interval is
+    not positive.
     """
 
     def __init__(self, thread_ident: int, interval_s: float = 0.005) -> None:
@@ -69,26 +69,24 @@ class Sampler:
         self.interval_s = interval_s
         self._ident = thread_ident
         self._every = 1  # intervals from one sample to the next
-        self._folder = str(Path.cwd())  # at the start: the script may go elsewhere
+        self._folder = str(Path.cwd())  # at the start, because the script may change it
         self._is_users: dict[str, bool] = {}
         self._indices: dict[tuple[int, int], int] = {}
-        self._locations: list[
-            tuple[CodeType, int]
-        ] = []  # which also keeps the code alive, so that its id stays its own
+        self._locations: list[tuple[CodeType, int]] = []  # keeps the code alive, so that no other object gets its id
         self._times = array("q")
         self._at = array("i")
         self._intervals = array("q")
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin, or go on."""
+        """Begin to sample, or continue."""
         if self not in _running:
             _running.add(self)
             atexit.register(self.stop)
             self._resume()
 
     def stop(self) -> None:
-        """End the sampling; nothing happens where it was not going on."""
+        """End the sampling. Does nothing if it is not running."""
         self._pause()
         _running.discard(self)
         atexit.unregister(self.stop)
@@ -101,7 +99,7 @@ class Sampler:
         self.stop()
 
     def samples(self) -> Iterator[Sample]:
-        """All samples, in the order of time; to be asked for after ``stop``."""
+        """All samples in the order of time. Call it after ``stop``."""
         locations = [
             CodeLocation(_shown(code.co_filename, self._folder), line, code.co_name) for code, line in self._locations
         ]
@@ -109,7 +107,7 @@ class Sampler:
             yield Sample(at_ns, locations[index], intervals)
 
     def _resume(self) -> None:
-        # Waiting for a locked lock is the cheapest sleep that can be interrupted: to stop is to release the lock.
+        # The thread sleeps by waiting for this lock: `_pause` wakes it up by releasing the lock.
         self._stopping = threading.Lock()
         self._stopping.acquire()
         self._thread = threading.Thread(target=self._watch, args=(self._stopping,), name="torchprof", daemon=True)
@@ -134,7 +132,7 @@ class Sampler:
         while frame is not None and frame.f_code.co_filename.startswith(OUR_FILES):
             frame = frame.f_back
         frame = self._users(frame) or frame
-        if frame is None:  # the thread is over
+        if frame is None:  # the thread has ended
             return
         key = id(frame.f_code), frame.f_lineno
         index = self._indices.get(key)
@@ -166,7 +164,7 @@ class Sampler:
 
 
 def _is_users(file: str) -> bool:
-    """Whether a file is the user's own: none of ours, of Python, of torch, of what was installed, and a file at all."""
+    """Whether a file is user code: a file, and not of torchprof, Python, torch or an installed package."""
     torch = getattr(sys.modules.get("torch"), "__file__", None)
     if torch is not None and file.startswith(str(Path(torch).parent) + os.sep):
         return False
@@ -176,7 +174,7 @@ def _is_users(file: str) -> bool:
 
 
 def _shown(file: str, folder: str) -> str:
-    """A path as a reader finds it: from the current folder where it is below that, else its last folder and name."""
+    """A path as it is shown: relative to ``folder`` if it is below it, otherwise its last folder and its name."""
     if file.startswith("<"):
         return file
     path = Path(os.path.normpath(file))
@@ -204,5 +202,5 @@ def _after_fork_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
-    # Python warns of a fork while other threads run, and would do so because of us.
+    # Python warns of a fork while other threads run: our thread must not be the cause of the warning.
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -1,18 +1,15 @@
-"""One profiler session, and its events: the only file that touches ``torch.autograd.profiler``.
+"""The events of one profiler session. This file and ``session`` are the only ones that use ``torch.autograd.profiler``.
 
-Every difference between the profilers of torch's versions ends here.
+They hide all differences between the profilers of torch's versions.
 """
 
 from __future__ import annotations
 
 import gzip
 import itertools
-import json
-import marshal
 import operator
 import shutil
 import weakref
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from os import PathLike
 from pathlib import Path
@@ -42,31 +39,30 @@ from torchprof.attribute.launches import first_correlation_id
 from torchprof.attribute.nesting import OpenRanges
 from torchprof.errors import TorchprofError
 from torchprof.record.cpu_time import CpuTime
-from torchprof.run.collectives import signature_of
+from torchprof.record.event_lists import event_list_of, raws_in
+from torchprof.record.signatures import InputSignatures
 from torchprof.run.words import BEFORE, Signature, is_collective, is_runtime_call
 
 OURS = "_is_torchprofs"
-"""The attribute that marks a profiler of torch's as ours."""
+"""The attribute that marks a ``torch.autograd.profiler.profile`` as one of torchprof's sessions."""
 _USER_SCOPE, _BACKWARD_SCOPE = 7, 1
-# No source lines: Python's builtins, torch's marks of modules, what every call of a module goes through, and the labels
-# and stand-ins of torchprof/record.
-_NO_SOURCE = ("<", "nn.Module: ", "torch/nn/modules/module.py(", "torchprof/record/")
 
 _RawEvent = torch._C._autograd._KinetoEvent
-# torch 2.4 has none of these: an end, a mark of Python functions, a mark of annotations.
+# torch 2.4 has none of these three.
 _end_ns: Callable[[Any], int] = getattr(_RawEvent, "end_ns", lambda raw: raw.start_ns() + raw.duration_ns())
 _is_python_function: Callable[[Any], bool] = getattr(_RawEvent, "is_python_function", lambda raw: False)
 _is_annotation: Callable[[Any], bool] | None = getattr(_RawEvent, "is_user_annotation", None)
-# Which stream something ran on; a torch that does not say that gives all work of a device one number.
+# The stream of a kernel. In a torch that does not record it, all work of a device has one number.
 _stream: Callable[[Any], int] = getattr(_RawEvent, "device_resource_id", _RawEvent.start_thread_id)
-_shapes_of_lists: Callable[[Any], list[Any]] | None = getattr(_RawEvent, "structured_input_shapes", None)
 
-TELLS_COLLECTIVES = "expose_kineto_event_metadata" in (torch._C._profiler._ExperimentalConfig.__init__.__doc__ or "")
-"""Whether torch can be asked for what events say in traces beside what they all have."""
+HAS_COLLECTIVE_METADATA = "expose_kineto_event_metadata" in (
+    torch._C._profiler._ExperimentalConfig.__init__.__doc__ or ""
+)
+"""Whether this torch gives the metadata of events, as the shapes of collectives, not only in trace files."""
 
 
 class Call(NamedTuple):
-    """One forward call of a labelled module: its label and where its events are."""
+    """One forward call of a labelled module: its label, thread and time, and whether it ended without an error."""
 
     label: str
     start_ns: int
@@ -83,26 +79,26 @@ class _OpenCall(NamedTuple):
 
 
 class Recording:
-    """What one session of torch's profiler has recorded, to be read after its end.
+    """The events of one session of torch's profiler, to be read after its end.
 
-    ``profiler`` is a ``torch.autograd.profiler.profile`` that has ended. ``device`` is the kind of device whose kernels
-    it recorded ("cuda", "xpu", …), None for the CPU alone.
+    ``profiler``: a ``torch.autograd.profiler.profile``. ``device``: the kind of device whose kernels it recorded
+    ("cuda", "xpu", …), None for the CPU alone. ``called_from``: see ``InputSignatures``.
     """
 
     def __init__(self, profiler: Any) -> None:
         self._profiler = profiler
         self.device: str | None = profiler.use_device
         self.cpu_time: CpuTime | None = None
-        self.signatures: list[Signature] = [Signature((), ())]
-        self._numbers: dict[bytes, int] = {}  # of signatures
-        self._moved: dict[tuple[int, int], int] = {}  # (signature, another with its source lines) → its number
-        self._number_of: dict[Signature, int] = {self.signatures[0]: 0}
+        self._inputs = InputSignatures(self.with_stack)
+        self.signatures: list[Signature] = self._inputs.all
+        self.called_from = self._inputs.called_from  # not a method around it: it is called for each event of backward
         self._trace: Path | None = None
 
     @property
     def has(self) -> dict[str, bool]:
-        """What was recorded beside times: ``profile_memory``, ``record_shapes``, and ``with_stack``, which torch leaves
-        out of its events where nobody asked for ``experimental_config=_ExperimentalConfig(verbose=True)``."""
+        """Which options of the profiler have an effect on the events: ``profile_memory``, ``record_shapes``,
+        ``with_stack``. Without ``experimental_config=_ExperimentalConfig(verbose=True)`` events have no source lines,
+        even if ``with_stack`` is set."""
         has = {name: bool(getattr(self._profiler, name)) for name in ("profile_memory", "record_shapes", "with_stack")}
         has["with_stack"] = has["with_stack"] and any(raw.stack() for raw in self._raw())
         return has
@@ -114,7 +110,7 @@ class Recording:
 
     @property
     def wall_ns(self) -> int:
-        """How long the session lasted, as torch says; where it does not, from the first event to the last."""
+        """The duration of the session as torch recorded it; in older versions, from the first event to the last."""
         start, end = (getattr(self._profiler, f"profiling_{which}_time_ns", 0) for which in ("start", "end"))
         if end > start > 0:
             return int(end - start)
@@ -123,38 +119,42 @@ class Recording:
 
     @property
     def torchs_steps(self) -> int:
-        """How many steps of ``torch.profiler.profile`` there are, as ranges of their own."""
+        """The number of ranges that ``torch.profiler.profile`` recorded for its steps."""
         return sum(is_torchs_step(raw.name()) for raw in self._raw() if raw.device_type() == DeviceType.CPU)
 
     @property
     def start_ns(self) -> int | None:
-        """When it began, on the clock of the events; None where nothing was recorded."""
+        """When the session began, on the clock of the events; None if nothing was recorded."""
         results = self._profiler.kineto_results
         return None if results is None else int(results.trace_start_ns())
 
     def events(self, detail: Callable[[str], Detail] | None = None, addresses: bool = False) -> Iterator[Event]:
-        """What happened, in the order of start: ops, labels, autograd nodes and memory; then the work of the device.
+        """All events in the order of start: first those of the CPU (ops, labels, autograd nodes, memory), then the
+        work of the device.
 
-        That comes last because the device has a clock of its own: a kernel may seem to run before it was launched.
-        ``detail`` says for the name of an op what is read of its inputs (None: nothing); the numbers that events carry
-        are indices in ``signatures``. That takes a session with ``record_shapes``. With ``addresses``, memory events
-        carry theirs.
+        The device's come last because it has another clock: a kernel may seem to start before its launch. ``detail``:
+        for the name of an op, what is read of its inputs; None for nothing. It needs a session with ``record_shapes``.
+        The signature of an event is an index in ``signatures``. ``addresses``: memory events have addresses.
+
+        The function is long because its loop runs for each of perhaps a million events: a function for each kind of
+        event would add a call for each event.
         """
         raws = self._raw()
         address_of = self._addresses() if addresses else {}
         on_device = self.device is not None
-        kinds: dict[str, Kind | None] = {}  # by name; None: left out
+        kinds: dict[str, Kind | None] = {}  # by name; None: such events are left out
         details: dict[str, Detail] = {}  # by name of an op
         nothing = Detail.NOTHING
-        threads: dict[int, int] = {}  # correlation number of an op → its thread
+        number_of = self._inputs.number_of
+        threads: dict[int, int] = {}  # correlation ID of an op → its thread
         devices: dict[tuple[Any, int], str] = {}
         work: list[Any] = []
-        calls: list[int] = []  # the numbers of calls of the device's runtime
+        calls: list[int] = []  # the correlation IDs of calls of the device's runtime
         cpu = DeviceType.CPU
         memory, node, backward, user_label = Kind.MEMORY, Kind.NODE, Kind.BACKWARD_FUNCTION, Kind.USER_LABEL
         op, collective, compiling = Kind.OP, Kind.COLLECTIVE, Kind.COMPILING
         correlation = 0
-        new = tuple.__new__  # a third of the time that Event(...) takes, once for every event
+        new = tuple.__new__  # takes a third of the time of Event(...)
         if on_device:
             threads = {raw.correlation_id(): raw.start_thread_id() for raw in raws if not raw.linked_correlation_id()}
         for raw in raws:
@@ -164,13 +164,13 @@ class Recording:
                 if raw.device_type() != cpu and name != MEMORY:
                     work.append(raw)
                     continue
-                # A call of the device's runtime (cudaLaunchKernel) is linked to the op it ran in, on that op's thread.
+                # A call of the device's runtime (cudaLaunchKernel) is linked to its op, and counts on the op's thread.
                 launcher = raw.linked_correlation_id()
                 thread = threads.get(launcher, thread) if launcher else thread
                 correlation = raw.correlation_id()
                 if launcher or (is_runtime_call(name) and raw.scope() != _USER_SCOPE):
                     calls.append(correlation)
-                    correlation = 0  # calls and ops are numbered each by themselves
+                    correlation = 0  # runtime calls have IDs of their own, which may equal those of ops
             try:
                 kind = kinds[name]
             except KeyError:
@@ -184,7 +184,7 @@ class Recording:
                 device = _device(raw.device_type(), raw.device_index(), devices)
                 yield new(Event, (kind, name, start, start, thread, -1, 0, address, device, size, 0))
                 continue
-            if kind is op or kind is user_label:  # one name may be both: a label around a function of that name
+            if kind is op or kind is user_label:  # a user's label may have the name of an op
                 kind = user_label if raw.scope() == _USER_SCOPE else op
             elif kind is compiling and is_a_common_name(name) and raw.scope() == _USER_SCOPE:
                 kind = user_label
@@ -195,9 +195,9 @@ class Recording:
                 if is_collective(name):
                     kind = collective
                     if detail is not None:
-                        signature = self._signature(raw, Detail.SHAPES)
+                        signature = number_of(raw, Detail.SHAPES)
                 elif raw.is_async() or raw.end_thread_id() != thread:
-                    end = start  # it ends on whatever thread: of this one it is no time
+                    end = start  # it ends on another thread: it takes no time of this one
             elif sequence >= 0:
                 if kind is node:
                     forward_thread = raw.fwd_thread_id()
@@ -209,32 +209,16 @@ class Recording:
                 if wanted is None:
                     wanted = details[name] = detail(name)
                 if wanted is not nothing:
-                    signature = self._signature(raw, wanted)
-            if name == RECORDS_COLLECTIVE and TELLS_COLLECTIVES:
-                signature = self._of_collective(raw) or signature
+                    signature = number_of(raw, wanted)
+            if name == RECORDS_COLLECTIVE and HAS_COLLECTIVE_METADATA:
+                signature = self._inputs.number_of_collective(raw) or signature
             yield new(
                 Event, (kind, name, start, end, thread, sequence, forward_thread, correlation, "cpu", 0, signature)
             )
-        hip = [index for device_type, index in devices if device_type.name == "HIP"]
-        counted = numbers_of_devices((raw.device_index() for raw in work), hip)
-        first = first_correlation_id(calls, (raw.correlation_id() for raw in work if raw.linked_correlation_id()))
-        for raw in work:
-            name = raw.name()
-            # A span that only mirrors a range of the CPU on the device's timeline is no work. Where torch does not mark
-            # it, it is known by the range's name, and a kernel of the user's may bear that, too: only there.
-            if name.startswith(PREFIX) or (
-                _is_annotation(raw) if _is_annotation is not None else kinds.get(name) is user_label
-            ):
-                continue
-            start, end, stream = raw.start_ns(), _end_ns(raw), _stream(raw)
-            launcher, index = raw.linked_correlation_id(), raw.device_index()
-            device = _device(raw.device_type(), counted.get(index, index), devices)
-            if not launcher and 0 < raw.correlation_id() < first:
-                launcher = BEFORE
-            yield new(Event, (Kind.KERNEL, name, start, end, stream, -1, 0, launcher, device, 0, 0))
+        yield from _device_work(work, calls, kinds, devices)
 
     def _addresses(self) -> dict[tuple[int, int, int], int]:
-        """The address of each memory event, by its time, thread and bytes: only torch's tree of events knows it."""
+        """The address of each memory event, by its time, thread and bytes. Only torch's tree of events has it."""
         found: dict[tuple[int, int, int], int] = {}
         results = self._profiler.kineto_results
         waiting = [] if results is None else [results.experimental_event_tree()]
@@ -244,66 +228,11 @@ class Recording:
                 children = event.children
                 if children:
                     waiting.append(children)
-                    continue  # only what has none inside can be an allocation: each look at its fields is a copy
+                    continue  # no allocation; `extra_fields` makes a copy, so it is read only if needed
                 fields = event.extra_fields
                 if type(fields) is allocation:
                     found[event.start_time_ns, event.start_tid, fields.alloc_size] = fields.ptr
         return found
-
-    def _signature(self, raw: Any, detail: Detail) -> int:
-        """The number of what an op was called on; equal ones have one number."""
-        shapes, dtypes = raw.shapes(), raw.dtypes()
-        if "TensorList" in dtypes and _shapes_of_lists is not None:
-            shapes = _shapes_of_lists(raw)
-        scalars = () if detail is Detail.SHAPES else raw.concrete_inputs()
-        if detail is Detail.ONES:  # whatever a loop counts up must not make a signature of its own each time
-            scalars = [value if value is None or value in (0, 1) else 2 for value in scalars]
-        stack = [line for line in raw.stack() if not line.startswith(_NO_SOURCE)] if self.with_stack else []
-        if not (shapes or dtypes or stack):
-            return 0  # as in a trace: no inputs and inputs that were not recorded look the same
-        try:
-            # As a key, bytes cost half of what nested tuples do. Version 2 of the format knows no references between
-            # equal parts: it depends on values alone.
-            key = marshal.dumps((shapes, dtypes, scalars, stack), 2)
-        except ValueError:  # a scalar that is no plain value
-            scalars = [value if isinstance(value, (bool, int, float, str, list)) else None for value in scalars]
-            key = marshal.dumps((shapes, dtypes, scalars, stack), 2)
-        number = self._numbers.get(key)
-        if number is None:
-            known = [
-                None if dtype == "TensorList" and _shapes_of_lists is None else shape
-                for shape, dtype in zip(shapes, dtypes)
-            ]
-            # In this order: Ctrl-C may come between any two lines, and reading begin anew with what is here.
-            number = len(self.signatures)
-            self.signatures.append(Signature(_frozen(known), tuple(dtypes), _frozen(scalars), tuple(stack)))
-            self._numbers[key] = number
-        return number
-
-    def _of_collective(self, raw: Any) -> int:
-        """The number of what a collective was called on, as its op says in a trace; 0 where torch was not asked for
-        that. What torch gives is the inside of an object of JSON."""
-        try:
-            signature = signature_of(json.loads("{" + raw.metadata_json() + "}"))
-        except ValueError:
-            return 0
-        return 0 if signature is None else self._number(signature)
-
-    def _number(self, signature: Signature) -> int:
-        number = self._number_of.get(signature)
-        if number is None:
-            number = len(self.signatures)
-            self.signatures.append(signature)
-            self._number_of[signature] = number
-        return number
-
-    def called_from(self, signature: int, source: int) -> int:
-        """The number of a signature that is like ``signature`` and has the source lines of ``source``."""
-        number = self._moved.get((signature, source))
-        if number is None:
-            number = self._number(self.signatures[signature]._replace(stack=self.signatures[source].stack))
-            self._moved[signature, source] = number
-        return number
 
     def calls(self) -> list[Call]:
         """The forward calls of labelled modules, in the order in which they ended."""
@@ -327,34 +256,16 @@ class Recording:
         return sorted(found, key=lambda call: call.end_ns)
 
     def event_list(self) -> EventList:
-        """torch's own list of the whole session, as it would be without our labels."""
-        return self._event_list(self._unlabelled())
+        """torch's own list of the whole session, without our labels."""
+        return event_list_of(self._profiler, self._unlabelled())
 
     def event_lists(self, calls: list[Call]) -> list[EventList]:
-        """For each call, torch's own list of what happened in it: its ops, their kernels and their memory."""
-        by_thread: dict[int, list[Any]] = {}
-        kernels: dict[int, list[Any]] = {}  # by the correlation number of the op
-        for raw in self._unlabelled():
-            launcher = raw.linked_correlation_id()
-            if launcher:
-                kernels.setdefault(launcher, []).append(raw)
-            elif raw.device_type() == DeviceType.CPU or raw.name() == MEMORY:
-                by_thread.setdefault(raw.start_thread_id(), []).append(raw)
-        starts = {thread: [raw.start_ns() for raw in raws] for thread, raws in by_thread.items()}
-        lists = []
-        for call in calls:
-            on_thread = starts.get(call.thread, [])
-            first, last = bisect_left(on_thread, call.start_ns), bisect_left(on_thread, call.end_ns)
-            inside = by_thread.get(call.thread, [])[first:last]
-            launched = [
-                kernel for raw in inside if raw.correlation_id() for kernel in kernels.get(raw.correlation_id(), ())
-            ]
-            lists.append(self._event_list(inside + launched))
-        return lists
+        """For each call, torch's own list of the events in it: ops, their kernels and their memory."""
+        return [event_list_of(self._profiler, raws) for raws in raws_in(calls, self._unlabelled())]
 
     def export_chrome_trace(self, path: str | PathLike[str]) -> None:
-        """Write the trace that torch makes of the session, gzipped where the name ends in ``.gz``."""
-        if self._trace is None:  # torch writes it once
+        """Write torch's own trace of the session, gzipped if the name ends in ``.gz``."""
+        if self._trace is None:  # torch can write it only once
             folder = Path(mkdtemp(prefix="torchprof-"))
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             self._profiler.kineto_results.save(str(folder / "trace.json"))
@@ -366,15 +277,6 @@ class Recording:
         ):
             shutil.copyfileobj(trace, file)
 
-    def _event_list(self, raws: list[Any]) -> EventList:
-        results = self._profiler.kineto_results
-        if results is None:
-            return empty_event_list()
-        parsed = self._profiler._parse_kineto_results(_Results(raws, results.trace_start_ns()))
-        events = EventList(parsed, use_device=self.device, profile_memory=self._profiler.profile_memory)
-        events._build_tree()
-        return events
-
     def _unlabelled(self) -> list[Any]:
         return [raw for raw in self._raw() if not raw.name().startswith(PREFIX)]
 
@@ -385,7 +287,7 @@ class Recording:
         raws: list[Any] = results.events()
         if self.with_stack:
             raws = [raw for raw in raws if _has_name(raw)]
-        # They come sorted. To look costs no memory; to sort would take a number for each event, at the peak.
+        # They usually come sorted. The check needs no memory; sorting would need an integer for each event.
         if raws:
             start_ns = type(raws[0]).start_ns
             if not all(map(operator.le, map(start_ns, raws), map(start_ns, itertools.islice(raws, 1, None)))):
@@ -394,7 +296,7 @@ class Recording:
 
 
 def finished_recording(profiler: Any) -> Recording:
-    """What a profiler of the user's has recorded. Raises TorchprofError where that is none, or has not ended."""
+    """The recording of a user's profiler. Raises TorchprofError if it is no profiler of torch's or has not ended."""
     inner = getattr(profiler, "profiler", profiler)  # torch.profiler.profile has torch.autograd.profiler.profile inside
     if inner is None or not isinstance(inner, torch_profiler.profile):
         if isinstance(profiler, torch.profiler.profile):
@@ -408,35 +310,8 @@ def finished_recording(profiler: Any) -> Recording:
     return Recording(inner)
 
 
-class _Results(NamedTuple):
-    """What torch's parser asks of a result, for a part of the events."""
-
-    raws: list[Any]
-    start_ns: int
-
-    def events(self) -> list[Any]:
-        return self.raws
-
-    def trace_start_ns(self) -> int:
-        return self.start_ns
-
-
-def empty_event_list() -> EventList:
-    """What a profiler that was switched off has seen."""
-    events = EventList([])
-    events._build_tree()
-    return events
-
-
-def _frozen(value: Any) -> Any:
-    """Lists as tuples; a number that JSON does not know (a complex one) as None."""
-    if isinstance(value, (list, tuple)):
-        return tuple(_frozen(item) for item in value)
-    return None if isinstance(value, complex) else value
-
-
 def _kind(raw: Any, name: str) -> Kind | None:
-    """The kind of the CPU events of one name; None for what is left out."""
+    """The kind of the CPU events of one name; None if they are left out."""
     kind = event_kind(name)
     if kind is not Kind.OP:
         return kind
@@ -448,7 +323,7 @@ def _kind(raw: Any, name: str) -> Kind | None:
 
 
 def _has_name(raw: Any) -> bool:
-    """Whether torch can say the name of an event: it cuts long names of Python functions inside a character."""
+    """Whether the name of an event can be read: torch may cut a long name of a Python function inside a character."""
     try:
         return bool(raw.name())
     except UnicodeDecodeError:
@@ -456,10 +331,35 @@ def _has_name(raw: Any) -> bool:
 
 
 def _device(device_type: Any, index: int, known: dict[tuple[Any, int], str]) -> str:
-    """The name of a device. ROCm's own is cuda everywhere in torch, but for the profiler's memory events: there hip."""
+    """The name of a device. torch calls a ROCm device "cuda"; only the profiler's memory events call it "hip"."""
     device = known.get((device_type, index))
     if device is None:
         kind = device_type.name.lower().replace("hip", "cuda")
         device = "cpu" if kind in ("cpu", "mkldnn", "ideep") else f"{kind}:{max(index, 0)}"
         known[device_type, index] = device
     return device
+
+
+def _device_work(
+    work: list[Any], calls: list[int], kinds: dict[str, Kind | None], devices: dict[tuple[Any, int], str]
+) -> Iterator[Event]:
+    """The events of a device. ``calls``: the correlation IDs of its runtime's calls. ``kinds``: of the CPU's events, by
+    name. ``devices``: the names of the devices of memory events; more are added."""
+    hip = [index for device_type, index in devices if device_type.name == "HIP"]
+    counted = numbers_of_devices((raw.device_index() for raw in work), hip)
+    first = first_correlation_id(calls, (raw.correlation_id() for raw in work if raw.linked_correlation_id()))
+    new = tuple.__new__
+    for raw in work:
+        name = raw.name()
+        # A copy of a CPU range on the device's timeline is no work. A torch that does not mark such copies: they have
+        # the name of the range. Only there, because a user's kernel may have the name of a range, too.
+        if name.startswith(PREFIX) or (
+            _is_annotation(raw) if _is_annotation is not None else kinds.get(name) is Kind.USER_LABEL
+        ):
+            continue
+        start, end, stream = raw.start_ns(), _end_ns(raw), _stream(raw)
+        launcher, index = raw.linked_correlation_id(), raw.device_index()
+        device = _device(raw.device_type(), counted.get(index, index), devices)
+        if not launcher and 0 < raw.correlation_id() < first:
+            launcher = BEFORE
+        yield new(Event, (Kind.KERNEL, name, start, end, stream, -1, 0, launcher, device, 0, 0))

@@ -16,13 +16,13 @@ from torch.autograd import profiler as torch_profiler
 from torchprof.attribute.event_names import STARTED, STEP_MARK
 from torchprof.errors import TorchprofError
 from torchprof.record.cpu_time import CpuTime
-from torchprof.record.recording import OURS, TELLS_COLLECTIVES, Recording
+from torchprof.record.recording import HAS_COLLECTIVE_METADATA, OURS, Recording
 from torchprof.run.warnings import Caveat, caveat
 
 record: Callable[[str], Any] = getattr(torch._C._profiler, "_RecordFunctionFast", torch_profiler.record_function)
-"""A context manager that puts a range of this name into the session."""
+"""A context manager that records a range with a name."""
 is_observed: Callable[[], bool] = torch._C._autograd._profiler_enabled
-"""Whether a session records the calling thread."""
+"""Whether a profiler session records the calling thread."""
 
 _STARTS = (
     (torch_profiler.profile, "_prepare_trace"),
@@ -30,7 +30,7 @@ _STARTS = (
     (torch_profiler.emit_nvtx, "__enter__"),
     (torch_profiler.emit_itt, "__enter__"),
 )
-"""Where sessions of torch's begin; older versions have not all of them."""
+"""The functions with which torch's profiler sessions begin. Older versions lack some of them."""
 
 _WAY_OUT = (
     "torch runs one profiler session in a process at a time. End it before the `with torchprof.Profile(...)` block, or "
@@ -39,13 +39,12 @@ _WAY_OUT = (
 
 
 class Session(Recording):
-    """One session of torch's profiler, from ``start`` to ``stop``; afterwards, what it has recorded.
+    """One session of torch's profiler, from ``start`` to ``stop``; afterwards, its recording.
 
-    ``in_job``: whether this process is one of several ranks: then the shapes of collectives on a device are recorded.
-
-    ``device`` is the kind of device whose kernels are recorded ("cuda", "xpu", …), None for the CPU alone. A process
-    that is forked meanwhile, as the workers of a DataLoader are, records nothing. ``began_ns``: when the first mark was
-    made, on the clock of ``time.perf_counter_ns``; ``clock_jump_ns``: by how much the system's clock was set meanwhile.
+    ``device``: the kind of device whose kernels are recorded ("cuda", "xpu", …), None for the CPU alone. ``in_job``:
+    this process is one of several ranks, and the shapes of collectives on a device are recorded. A child process that
+    is forked meanwhile, such as a worker of a DataLoader, records nothing. ``began_ns``: when the first mark was made,
+    on the clock of ``time.perf_counter_ns``. ``clock_jump_ns``: by how much the system clock was changed meanwhile.
     """
 
     _under_way: ClassVar[bool] = False
@@ -60,7 +59,7 @@ class Session(Recording):
         in_job: bool = False,
     ) -> None:
         options: dict[str, Any] = {"verbose": True} if with_stack else {}
-        if in_job and device is not None and TELLS_COLLECTIVES:
+        if in_job and device is not None and HAS_COLLECTIVE_METADATA:
             options["expose_kineto_event_metadata"] = True
         config = torch._C._profiler._ExperimentalConfig(**options) if options else None
         super().__init__(
@@ -84,11 +83,11 @@ class Session(Recording):
 
     @property
     def torchs_steps(self) -> int:
-        return 0  # it has marks
+        return 0  # ours has marks of steps instead
 
     @property
     def is_lost(self) -> bool:
-        """Whether it has ended and torch has given nothing of it: an error came between."""
+        """Whether the session was started, but torch gave no result at its end because of an error."""
         return self.started and self._profiler.kineto_results is None
 
     @property
@@ -96,34 +95,36 @@ class Session(Recording):
         return self._wall_ns
 
     def prepare(self) -> None:
-        """Make ready what the first recorded step should not pay for. ``refuse_if_profiled`` says whether that can be
-        done. What was prepared has to be started or discarded."""
+        """Do work that the first recorded step should not pay for. Call ``refuse_if_profiled`` before, and ``start`` or
+        ``discard`` after."""
         self._guard.on()
         self._profiler._prepare_trace()
         self._prepared = True
 
     def discard(self) -> None:
-        """End what was prepared and not started: torch knows no other end than that of a session."""
+        """End a prepared session. torch can only end a started one, so this starts and stops it."""
         self.start()
         self.stop()
         self.started = False
 
     def start(self, step_begins: bool = True) -> None:
-        """Begin to record, with a step or in the middle of one. ``refuse_if_profiled`` says whether one can."""
+        """Begin to record. ``step_begins``: a step begins here, too. Call ``refuse_if_profiled`` before."""
         if not self._prepared:
             self._guard.on()
         try:
             if not self._prepared:
                 self._profiler._prepare_trace()
             self._profiler._start_trace()
-            # The first event of a session pays for its buffers: let it be ours, not one of the first layer's.
+            # The first event of a session allocates its buffers: it should be ours, not one of the first layer.
             with record(STEP_MARK if step_begins else STARTED):
-                self.began_ns = time.perf_counter_ns()  # first: it stands for the start of the mark, on this clock
+                self.began_ns = time.perf_counter_ns()  # first, because it is the start of the mark on this clock
                 self._epoch_ns = time.time_ns() - self.began_ns
-                self._cpu_at_start = CpuTime.now()  # reads a file, where another process may get the processor
+                self._cpu_at_start = (
+                    CpuTime.now()
+                )  # last, because it reads a file, and another process may get the processor
         except BaseException:
             self._guard.off()
-            if is_observed():  # Ctrl-C came when torch's session had just begun: end it here
+            if is_observed():  # Ctrl-C came right after torch's session had begun
                 self.stop()
             raise
         self.started = Session._under_way = True
@@ -131,26 +132,26 @@ class Session(Recording):
         atexit.register(self._end_with_process)
 
     def mark_step(self) -> None:
-        """Record that here a step ends."""
+        """Record the end of a step."""
         with record(STEP_MARK):
             pass
         self.steps += 1
 
     def stop(self, distributed: str | None = None) -> None:
-        """End it. ``distributed``: what its trace is to say of the job that this process is a rank of, as JSON."""
+        """End the session. ``distributed``: the job of this process, as JSON for the trace."""
         self._wall_ns = time.perf_counter_ns() - self.began_ns
         if self._cpu_at_start is not None:
             self.cpu_time = CpuTime.now().since(self._cpu_at_start)
         atexit.unregister(self._end_with_process)
         Session._under_way = False
         self._guard.off()
-        # torch 2.4 makes its whole EventList when it stops: here that waits until somebody asks for one.
+        # torch 2.4 makes its EventList at the end of the session: it is made here only when it is asked for.
         self._profiler._parse_kineto_results = lambda *_: []
         if distributed is not None:
             torch._C._autograd._add_metadata_json("distributedInfo", distributed)
         try:
             self._profiler.__exit__(None, None, None)
-        except BaseException:  # of a handler of a signal, at any line of torch's
+        except BaseException:  # a signal handler may raise at any line of torch's code
             if is_observed():
                 self._profiler.__exit__(None, None, None)
             if is_profiled():
@@ -161,14 +162,13 @@ class Session(Recording):
         self.clock_jump_ns = time.time_ns() - time.perf_counter_ns() - self._epoch_ns
 
     def _end_with_process(self) -> None:
-        """A process that ends with a session open dies in torch: so a session that was never stopped is stopped
-        here."""
+        """Stop a session that is still open at the end of the process: otherwise the process would crash in torch."""
         if os.getpid() == self._process:
             self.stop()
 
 
 def _after_fork_in_child() -> None:
-    """Turn recording off in a forked child: its events are never read, and each would take a kilobyte."""
+    """Turn recording off in a forked child: its events are never read, and each needs a kilobyte."""
     if Session._under_way:
         torch._C._autograd._enable_record_function(False)
 
@@ -178,10 +178,10 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
 
 
 class Guard:
-    """While it is on, a session that is not ours is refused: it would end ours, or kill the process.
+    """While it is on, no other profiler session can start: it would end ours, or crash the process.
 
-    With ``give_way`` that is called instead, and has to end ours: then theirs begins. Guards may be on inside of each
-    other, and the last comes off first.
+    ``give_way``: if given, it is called instead of raising an error, and has to end our session; then the other one
+    starts. Guards may be nested; the last one must be turned off first.
     """
 
     _giving_way: ClassVar[Callable[[], None] | None] = None
@@ -194,7 +194,7 @@ class Guard:
         def refusing(original: Any) -> Any:
             @functools.wraps(original)
             def guarded(other: Any, *args: Any, **kwargs: Any) -> Any:
-                # A guard that is off may still be called, by one inside of it that has just given way.
+                # A guard that is off may still be called by a nested one that has just given way.
                 if self._originals and not getattr(other, OURS, False):
                     if Guard._giving_way is None:
                         raise TorchprofError(f"A profiler was started inside a torchprof.Profile block. {_WAY_OUT}")
@@ -225,20 +225,20 @@ def is_profiled() -> bool:
 
 
 def refuse_if_profiled() -> None:
-    """Raise TorchprofError where a profiler session is active, or prepared, in this process, and does not give way."""
+    """Raise TorchprofError if this process has an active or a prepared profiler session that does not give way."""
     if Guard._giving_way is not None:
         Guard._giving_way()
     if is_profiled():
         raise TorchprofError(f"Another profiler is active in this process. {_WAY_OUT}")
     if _is_prepared():
-        gc.collect()  # it may be garbage: of a loop that ended with an error, say
+        gc.collect()  # it may be garbage, for example of a loop that ended with an error
         if _is_prepared():
             raise TorchprofError(f"A torch profiler is in the warm-up of its schedule. {_WAY_OUT}")
 
 
 def _is_prepared() -> bool:
-    """Whether a schedule in warm-up has prepared a session, which no flag tells of: starting ours then kills the
-    process."""
+    """Whether a schedule in warm-up has prepared a session. torch has no flag for that, but starting ours then would
+    crash the process."""
     return any(
         type(thing) is torch_profiler.profile and getattr(thing, "entered", False) and thing.kineto_results is None
         for thing in gc.get_referrers(torch_profiler.profile)
@@ -246,7 +246,7 @@ def _is_prepared() -> bool:
 
 
 def missing_device(device: str) -> Caveat | None:
-    """Why kernels of this kind of device cannot be recorded here, None where they can."""
+    """The reason why kernels of this kind of device cannot be recorded here; None if they can."""
     name = device.upper()
     if device == "mps":
         return caveat("device_without_kernels", device=name)

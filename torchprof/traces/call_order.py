@@ -1,4 +1,4 @@
-"""In which order a module calls what it holds, as the source of its forward has it. Knows no torch."""
+"""The order in which a module calls its submodules, from the source of its forward. Knows no torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import textwrap
 
 
 def call_order(cls: type) -> dict[str, bool]:
-    """The attributes of ``self`` in the order in which the ``forward`` of a class uses them first, each once, with
-    whether it does so in every call.
+    """The attributes of ``self`` in the order of their first use in ``forward``, each with whether every call uses it.
 
-    A call counts when it is made, after its arguments: ``self.last(self.first(x))`` is first, last. What is no call
-    (``for block in self.blocks``) counts where it is written. The class's own methods are followed where they are
-    called. Which branches are taken is unknown: all of them count, and what is used only there, or only asked for
-    something that it holds (``self.dropout.p``), is not used in every call. Empty where there is no source. Reading it
-    takes about a millisecond.
+    - A call counts when it is executed, after its arguments: ``self.last(self.first(x))`` is first, last.
+    - Another use (``for block in self.blocks``) counts where it is written.
+    - Methods of the class are followed where they are called.
+    - All branches count, because it is unknown which of them run. An attribute that is used only in a branch, or only
+      to read a value (``self.dropout.p``), is not used in every call.
+
+    Empty if there is no source. Takes about a millisecond.
     """
     found: dict[str, bool] = {}
     _Uses(cls, found).follow("forward")
@@ -23,6 +24,7 @@ def call_order(cls: type) -> dict[str, bool]:
 
 
 def _may_return(statement: ast.stmt) -> bool:
+    """Whether a statement returns in some cases only."""
     return not isinstance(statement, ast.Return) and any(isinstance(part, ast.Return) for part in ast.walk(statement))
 
 
@@ -34,30 +36,31 @@ class _Uses(ast.NodeVisitor):
         self._found = found
         self._followed: set[str] = set()
         self._self = ""
-        self._doubts = 0  # what is around the node that may not run, or calls nothing
+        self._conditions = 0  # if not 0, the current node may not run, or it calls nothing
 
     def follow(self, name: str) -> None:
+        """Visit the body of a method."""
         self._followed.add(name)
         try:
             method = inspect.unwrap(getattr(self._cls, name))
             tree = ast.parse(textwrap.dedent(inspect.getsource(method))).body[0]
-        except (OSError, TypeError, SyntaxError):  # made by exec, written in C, or a lambda inside of other code
+        except (OSError, TypeError, SyntaxError):  # made by exec, written in C, or a lambda in an expression
             return
-        except AttributeError:  # the class has none, only what is made of it: TorchScript
+        except AttributeError:  # only instances have it: TorchScript
             return
         if isinstance(tree, ast.FunctionDef) and tree.args.args:
             around, self._self = self._self, tree.args.args[0].arg
-            doubts = self._doubts
+            conditions = self._conditions
             for statement in tree.body:
                 self.visit(statement)
-                self._doubts += _may_return(statement)  # what comes after it need not be reached
-            self._self, self._doubts = around, doubts
+                self._conditions += _may_return(statement)  # the following statements may not run
+            self._self, self._conditions = around, conditions
 
     def visit_Call(self, node: ast.Call) -> None:
         for argument in (*node.args, *node.keywords):
             self.visit(argument)
-        if isinstance(node.func, ast.Attribute) and not self._is_own(node.func):
-            self.visit(node.func.value)  # self.parts.first(x) calls what self.parts holds
+        if isinstance(node.func, ast.Attribute) and not self._is_attribute_of_self(node.func):
+            self.visit(node.func.value)  # self.parts.first(x) calls a submodule of self.parts
         else:
             self.visit(node.func)
 
@@ -66,27 +69,27 @@ class _Uses(ast.NodeVisitor):
             self.visit(part)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        if not self._is_own(node):
-            self._visit(node.value, in_doubt=isinstance(node.value, ast.Attribute))
+        if not self._is_attribute_of_self(node):
+            self._visit(node.value, may_not_run=isinstance(node.value, ast.Attribute))
         elif not inspect.isfunction(getattr(self._cls, node.attr, None)):
-            self._found[node.attr] = self._found.get(node.attr, False) or not self._doubts
+            self._found[node.attr] = self._found.get(node.attr, False) or not self._conditions
         elif node.attr not in self._followed:
             self.follow(node.attr)
 
-    def _is_own(self, node: ast.Attribute) -> bool:
+    def _is_attribute_of_self(self, node: ast.Attribute) -> bool:
         return isinstance(node.value, ast.Name) and node.value.id == self._self
 
     def visit_If(self, node: ast.If | ast.IfExp) -> None:
         for part in ast.iter_child_nodes(node):
-            self._visit(part, in_doubt=part is not node.test)
+            self._visit(part, may_not_run=part is not node.test)
 
-    visit_IfExp = visit_If  # noqa: N815 - so ast calls it
+    visit_IfExp = visit_If  # noqa: N815 - the name that ast.NodeVisitor calls
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
         for part in node.body:
-            self._visit(part, in_doubt=True)
+            self._visit(part, may_not_run=True)
 
-    def _visit(self, node: ast.AST, in_doubt: bool) -> None:
-        self._doubts += in_doubt
+    def _visit(self, node: ast.AST, may_not_run: bool) -> None:
+        self._conditions += may_not_run
         self.visit(node)
-        self._doubts -= in_doubt
+        self._conditions -= may_not_run

@@ -1,4 +1,4 @@
-"""What Kineto's categories of events are, in all its versions: operators, ranges, calls of a runtime, device work."""
+"""The meaning of Kineto's event categories, in all its versions: operators, ranges, runtime calls, device work."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from torchprof.traces.columns import DEVICE_WORK, RUNTIME_CALLS
 OP, RANGE, OP_OR_RANGE, MODULE = "op", "range", "op or range", "module"
 SESSION, NO_WORK = "session", ""
 MTIA_WORK = "mtia_ccp_events"
-"""What MTIA's command processors did: kernels, copies ("dma…"), and waits for one another, whose names have "Sync" in
-them (Holistic Trace Analysis, ``hta/utils/utils.py``)."""
+"""The work of MTIA's command processors: kernels, copies ("dma…"), and waits for each other, with "Sync" in their
+names (Holistic Trace Analysis, ``hta/utils/utils.py``)."""
 GROUPS = {
     "cpu_op": OP,
     "user_annotation": RANGE,
@@ -25,8 +25,9 @@ GROUPS = {
     "Python function": MODULE,
     "Trace": SESSION,
 }
-"""What Kineto's categories hold, in all its versions. Those of runtimes are named after their device: ``RUNTIMES``. All
-else is no work: the mirrors of ranges on a device's timeline, a stream's waits for another, the profiler's own."""
+"""The group of each of Kineto's categories, in all its versions. The categories of runtimes have the names of their
+devices: see ``RUNTIMES``. Other categories are no work: copies of ranges on a device's timeline, waits of one stream
+for another, the profiler's overhead."""
 RUNTIMES = {"cuda": "cuda", "xpu": "xpu", "mtia": "mtia", "musa": "musa", "privateuse1": "privateuse1"}
-"""What the category of a runtime begins with, before ``_runtime`` or ``_driver``, and the kind of its device. HIP calls
-itself cuda, there as everywhere in torch."""
+"""The device kind by the first part of a runtime's category, which ends in ``_runtime`` or ``_driver``. HIP has the
+name cuda, as everywhere in torch."""

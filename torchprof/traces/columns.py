@@ -1,4 +1,4 @@
-"""The events of a trace as columns of integers, handed out in the order of time. Knows no torch."""
+"""The events of a trace as columns of integers, read in the order of time. Knows no torch."""
 
 from __future__ import annotations
 
@@ -9,35 +9,38 @@ from itertools import groupby
 from typing import Any
 
 RUNTIME_CALLS, MEMORY_EVENTS, DEVICE_WORK = "runtime", "memory", "device"
-"""Groups of events that are put in order each in a way of its own: calls of a device's runtime, memory, and what ran on
-a device."""
+"""Groups of events that are sorted in different ways: calls of a device's runtime, memory events, and device work."""
 BEYOND = 1 << 62
+"""No valid number of an event is larger."""
 
-_ROUNDED = 1000  # ns: so long may be what took no time, in traces of whole microseconds
-_WINDOW = 1024  # so many events of each stretch are put in order at a time
-_MANY_STRETCHES = 2000
+_ROUNDED = 1000  # ns: in traces of whole microseconds, rounding can make a shorter event this long
+_WINDOW = 1024  # events of each stretch that are sorted at a time
+_MANY_STRETCHES = 2000  # from here on, sorting everything at once is faster
 
 
 class Columns:
-    """Events in the order of the file, a column a field. ``stretches``: where in it time goes back, and the first."""
+    """Events in the order of the file, one column for each field.
+
+    ``stretches``: the first event of each stretch in which no event starts before the previous one.
+    """
 
     __slots__ = ("lane", "name", "ns", "number", "sequence", "signature", "start", "stretches")
 
     def __init__(self) -> None:
         self.start = array("q")
-        self.ns = array("q")  # how long it took; of memory, how many bytes
+        self.ns = array("q")  # the duration; of a memory event, the bytes
         self.name = array("i")
         self.lane = array("i")
-        self.sequence = array("q")  # of a device's work, the number of the op around its launch
-        self.number = array(
-            "q"
-        )  # of an op; of a launch, and what it launched, that of the launch; of memory, its address
+        self.sequence = array("q")  # the sequence number; of device work, the number of the operator that launched it
+        # The number of an operator ("External id"); of a runtime call and of device work, the correlation ID; of a
+        # memory event, the address.
+        self.number = array("q")
         self.signature = array("i")
         self.stretches = [0]
 
     @property
     def last(self) -> int:
-        """When the last one began."""
+        """The start of the last event."""
         return self.start[-1] if self.start else -BEYOND
 
     def add(self, start: int, ns: int, name: int, lane: int, sequence: int, number: int, signature: int) -> None:
@@ -54,21 +57,22 @@ class Columns:
     def in_order(self, groups: Sequence[str]) -> Iterator[tuple[int, int, int, int, int, int, int]]:
         """The events in the order of their start: start, ns, name, lane, sequence, number, signature.
 
-        ``groups``: what the names are of, by their numbers.
+        ``groups``: the group of each name, by its number.
 
-        Traces are in order in stretches, of one thread or one kind. To merge those, a window at a time, takes hardly
-        any memory; a list of all numbers would take as much as the columns.
+        A trace consists of sorted stretches, of one thread or one kind of event. They are merged a window at a time,
+        which takes little memory; a sorted list of all events would take as much as the columns.
         """
         columns = (self.start, self.ns, self.name, self.lane, self.sequence, self.number, self.signature)
         for window in self._windows(groups):
             yield from zip(*(map(column.__getitem__, window) for column in columns))
 
     def drop_doubles(self, groups: Sequence[str]) -> int:
-        """Leave out every event that stands there once more, all its fields being equal, and return how many these are.
+        """Drop events that repeat an earlier one, and return how many were dropped. All fields of a double are equal.
 
-        In whole microseconds, small events may well be alike: there they are doubles where they have a number, and work
-        of a stream, which runs one thing after the other, where it took longer than rounding makes of none. Memory is
-        allocated, or freed, twice in a row at one address only in a double.
+        In traces of whole microseconds, different short events can have equal fields. There, events of the CPU are
+        doubles only if they have a number. Device work is a double only if it took longer than rounding can explain: a
+        stream runs one thing at a time. An allocation, or a deallocation, is a double if it directly follows an equal
+        one at the same address.
         """
         doubles: set[int] = set()
         for window in self._windows(groups):
@@ -85,9 +89,9 @@ class Columns:
         return len(doubles)
 
     def _doubles(self, start: int, several: Sequence[int], groups: Sequence[str]) -> Iterator[int]:
-        """Of events that start at one time, in their order, those that are there already."""
+        """The doubles among events that start at the same time, given in their order."""
         seen: set[tuple[int, ...]] = set()
-        last_at: dict[tuple[int, int, int], int] = {}  # by thread, device and address: what was allocated or freed
+        last_at: dict[tuple[int, int, int], int] = {}  # by thread, device and address: bytes allocated or freed
         for at in several:
             ns, name, lane, number = self.ns[at], self.name[at], self.lane[at], self.number[at]
             group = groups[name]
@@ -103,16 +107,16 @@ class Columns:
             seen.add(event)
 
     def _windows(self, groups: Sequence[str]) -> Iterator[Sequence[int]]:
-        """The numbers of the events, in the order of their start."""
+        """The numbers of the events in the order of their start, in lists."""
         start, ns, number = self.start, self.ns, self.number
 
         def outer_first(at: int) -> tuple[int, int, bool, int]:
             group = groups[self.name[at]]
-            if group is MEMORY_EVENTS:  # by the innermost op that begins then; and as the file has it
+            if group is MEMORY_EVENTS:  # inside the innermost operator that starts then; in the order of the file
                 return start[at], 1, False, 0
             return start[at], -ns[at], group is RUNTIME_CALLS, number[at]
 
-        # In whole microseconds, as torch wrote them before 2.3, one event after the other begins at the same time.
+        # In whole microseconds, as torch wrote them before 2.3, many events start at the same time.
         key: Callable[[int], Any] = start.__getitem__ if any(time % 1000 for time in start) else outer_first
         heads, ends = list(self.stretches), [*self.stretches[1:], len(start)]
         if len(heads) > _MANY_STRETCHES:
@@ -120,7 +124,7 @@ class Columns:
             return
         waiting = [which for which, head in enumerate(heads) if head < ends[which]]
         while waiting:
-            # Nothing that is left for a later window begins before this time, or at it.
+            # No event of a later window starts before this time, or at it.
             limit = min(start[min(heads[which] + _WINDOW, ends[which]) - 1] for which in waiting)
             window: list[int] = []
             for which in waiting:

@@ -1,4 +1,4 @@
-"""Which thread the number means by which an autograd node of a trace names the thread of its forward."""
+"""Finds the thread of an autograd node's forward, which the node gives by a number of another kind than thread IDs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _MANY_ARROWS = 1 << 16
 
 
 class Arrows:
-    """The arrows from operators to the nodes that they made.
+    """The arrows from operators to the autograd nodes that they made.
 
     A trace numbers threads in two ways: each event has the number of its thread, and a node has another number for the
-    thread of its forward. An arrow has the thread at its start and the node at its end, so it connects the two. Some of
-    the arrows are enough: of a long trace a part is kept.
+    thread of its forward. An arrow starts at an operator on the thread and ends at the node, so it connects the two
+    numbers. Some arrows are enough: of a long trace, only a part is kept.
     """
 
     def __init__(self) -> None:
         self._from: dict[int, int] = {}  # number of an arrow → the thread of the operator
-        self._to: dict[int, int] = {}  # → the number of the operator's thread, as the node has it
-        self._dropped_bits = 0  # arrows whose number has any of these bits are dropped
+        self._to: dict[int, int] = {}  # number of an arrow → the node's number of its forward thread
+        self._dropped_bits = 0  # an arrow is dropped if its number has any of these bits
 
     def wants(self, number: int) -> bool:
         """Whether the arrow of this number is kept."""
@@ -41,8 +41,8 @@ class Arrows:
     def forward_threads(self, lanes: Sequence[tuple[int, int]], cpu: Columns) -> dict[int, int]:
         """The thread for each number of a forward thread.
 
-        ``lanes``: by the number of a lane, the thread and the number of the forward thread, 0 for none. Where there are
-        no arrows, the thread is that on which most operators have the sequence numbers of the nodes.
+        ``lanes``: the thread, and the number of the forward thread or 0, by the number of the lane. For a number
+        without arrows, it is the thread with most operators that have the sequence numbers of its nodes.
         """
         numbers = {forward for _, forward in lanes if forward}
         votes: Counter[tuple[int, int]] = Counter()
@@ -50,7 +50,7 @@ class Arrows:
             if arrow in self._from:
                 votes[forward, self._from[arrow]] += 1
         if unknown := numbers - {forward for forward, _ in votes}:
-            wanted: dict[int, set[int]] = {}  # sequence number → the numbers of threads whose nodes have it
+            wanted: dict[int, set[int]] = {}  # sequence number → numbers of forward threads in nodes that have it
             for lane, sequence in zip(cpu.lane, cpu.sequence):
                 if sequence >= 0 and lanes[lane][1] in unknown:
                     wanted.setdefault(sequence, set()).add(lanes[lane][1])

@@ -1,7 +1,7 @@
-"""Which layers a trace tells of: by our own labels, by its module events, or by the ranges that users set.
+"""The layers in a trace: from torchprof's labels, from the events of modules, or from the ranges of users.
 
-Each source gives a ``Hierarchy``. What a trace cannot know of a layer (what it holds, its mode) is None. Which of a
-model's modules the module events are, if there is a model at hand, says ``trace_matching``.
+Each source gives a ``Hierarchy``. What a trace does not record of a layer (parameters, buffers, mode) is None. If the
+model is given, ``traces.matching`` finds its modules among the events of modules.
 """
 
 from __future__ import annotations
@@ -17,35 +17,39 @@ from torchprof.attribute.event_names import is_torchs_step
 from torchprof.attribute.events import PREFIX, Site
 from torchprof.run.layers import Layer
 from torchprof.run.warnings import Caveat, caveat
+from torchprof.run.words import OPTIMIZER_STEP, ZERO_GRAD
 
 _MODULE = "nn.Module: "
 
-# Where modules that only wrap another one hold it: no other module has an attribute of this name.
+# The attributes in which wrappers keep the module that they wrap. No other module has an attribute of these names.
 _WRAPPING_STEPS = {"_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_orig_mod"}
-# These hold it as ``module``, which others call an attribute too.
+# These wrappers keep it in ``module``, a name that other modules use, too.
 _PARALLEL = {"DataParallel", "DistributedDataParallel"}
 _WRAPPERS = {"CheckpointWrapper", "FullyShardedDataParallel", "OffloadWrapper", "OptimizedModule", *_PARALLEL}
 
-MOST_PLACES = 4096  # of one module or range: with many parents on many levels there would be no end of them
-_MOST_OTHERS = 100  # places of a name that each of them lists: together that is the square of their number
+MOST_PLACES = 4096
+"""How many places one module or range may have. With many parents on many levels their number grows exponentially."""
+_MOST_OTHERS = 100
+"""How many places of a name list each other. Together the lists are as long as the square of this number."""
 
-# What torch and its libraries put around work themselves, and is no part of a model.
-_BOOKKEEPING = re.compile(r"Optimizer\.(step|zero_grad)#|enumerate\(Data|FSDP::|c10d:")
+# Ranges that torch and its libraries set themselves, which are no part of a model.
+_BOOKKEEPING = (OPTIMIZER_STEP, ZERO_GRAD, "enumerate(Data", "FSDP::", "c10d:")
 _NUMBER = re.compile(r"\d+")
-# A number after one of these words counts time, and parts of a model after any other.
+# A number after one of these words counts repetitions; after any other word, it counts parts of a model.
 _TIME = re.compile(
     r"(step|iter|iteration|epoch|batch|sample|token|request|chunk|frame|run|trial|call|round)s?[^a-z]*$", re.IGNORECASE
 )
 _MANY_TIMES = 20
-_MANY_PARTS = 128  # no model that we know of has more blocks than that
+_MANY_PARTS = 128  # no known model has more blocks than this
 
 
 class ModuleCall(NamedTuple):
-    """A module that a trace saw called.
+    """A module that was called in a trace.
 
-    ``name``: as the trace has it, "nn.Module: Linear_0"; the number counts the modules of a class by their first calls.
-    ``parents``: the names of the module events directly around its calls, each once, in the order of first occurrence;
-    "" for none. ``shapes``: those of all inputs of the ops that ran directly in it; empty where none were recorded.
+    - ``name``: as in the trace, "nn.Module: Linear_0". The number counts the modules of a class by their first calls.
+    - ``parents``: the names of the modules whose calls are directly around its calls, each once, in the order of first
+      occurrence; "" for none.
+    - ``shapes``: of all inputs of the operators that ran directly in it; empty if no shapes were recorded.
     """
 
     name: str
@@ -54,10 +58,10 @@ class ModuleCall(NamedTuple):
 
 
 class RangeCall(NamedTuple):
-    """A range that somebody set with ``record_function``.
+    """A range that was set with ``record_function``.
 
-    ``parents``: the names of the ranges directly around it, as for a module; "" for none. ``has_ops``: whether any op
-    ran inside it, however deep.
+    ``parents``: the names of the ranges directly around it, as for a module; "" for none. ``has_ops``: whether an
+    operator ran inside it, at any depth.
     """
 
     name: str
@@ -67,7 +71,7 @@ class RangeCall(NamedTuple):
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """What a source tells: the layers, parents first; what each event's name stands for; and what is not certain."""
+    """The layers, parents first; the layers of each event by its name; and warnings about what is uncertain."""
 
     layers: tuple[Layer, ...]
     sites: dict[str, Site]
@@ -75,23 +79,23 @@ class Hierarchy:
 
 
 def path_of(label: str) -> tuple[str, ...]:
-    """The path of a module from its label: what ``instrument.label_of`` made it of."""
+    """The path of a module from its label: the inverse of ``record.labels.label_of``."""
     return tuple(unquote(step) for step in label.removeprefix(PREFIX).split("."))
 
 
-def class_of(name: str) -> str:
-    """The class of a traced module: its name without the counter, "Linear" for "nn.Module: Linear_0"."""
+def traced_class_name(name: str) -> str:
+    """The class of a module in a trace: "Linear" for "nn.Module: Linear_0"."""
     return name.removeprefix(_MODULE).rpartition("_")[0]
 
 
 def layers_of_labels(labels: Iterable[str], kinds: Mapping[str, str]) -> Hierarchy:
-    """The layers that our own labels name, with all that stand above them; siblings in the order of the labels.
+    """The layers that torchprof's labels name, and all layers above them; siblings in the order of the labels.
 
-    ``labels``: the names of all ranges of ours, each once; marks among them are passed over. ``kinds``: the class names
-    of the modules that carry them, as far as the trace tells; a model's own class is in its path.
+    ``labels``: the names of torchprof's ranges, each once; marks are ignored. ``kinds``: the class of the labelled
+    module by its label, if the trace has it; the class of a model is in its path.
 
-    A module that only wraps another one is the same layer, as in a live run, where its step in the path says so for
-    sure. A model in a wrapper is named by the wrapper: what is inside has no name in any path.
+    A wrapper is the same layer as the module in it, as in a live run, if the path shows for certain that it is a
+    wrapper. A wrapped model has the name of the wrapper, because no path contains the name of the model.
     """
     path_by = {
         label: path_of(label) for label in labels if label.startswith(PREFIX) and not label.startswith(PREFIX + "!")
@@ -117,12 +121,16 @@ def layers_of_labels(labels: Iterable[str], kinds: Mapping[str, str]) -> Hierarc
 
 
 def layers_of_modules(calls: Sequence[ModuleCall]) -> Hierarchy:
-    """The layers that module events tell of: each under the modules that call it, with its name in the trace.
+    """The layers from the events of modules: each below the modules that call it, with its name in the trace.
 
-    ``calls`` in the order of first calls. A model is named by its class where there is only one of that class. A module
-    that several others call is a layer under each of them; what nothing calls but itself is a model. Calls from outside
-    of all modules make no layer where there are others: mostly they compute again what a checkpoint did not keep. A
-    module that only wraps another one is the same layer. What would be at too many places is none: a warning names it.
+    ``calls``: in the order of first calls.
+
+    - A module that no other module calls is a model. It is named by its class, if it is the only model of that class.
+    - A module with several callers is a layer below each of them.
+    - If a module also has calls from outside of all modules, these make no layer: most of them are recomputation by
+      activation checkpointing.
+    - A wrapper is the same layer as the module in it.
+    - A module with too many places is no layer: a warning names it.
     """
     parents = {call.name: call.parents for call in calls}
     wrapper_of = dict(wrappers(parents))
@@ -133,24 +141,25 @@ def layers_of_modules(calls: Sequence[ModuleCall]) -> Hierarchy:
         for core in dict.fromkeys(core_of.values())
     }
     places = _places(inner)
-    models = Counter(class_of(at[0]) for found in places.values() for at in found if len(at) == 1)
+    models = Counter(traced_class_name(at[0]) for found in places.values() for at in found if len(at) == 1)
 
     def shown(at: tuple[str, ...]) -> tuple[str, ...]:
-        model = class_of(at[0])
-        return (model if models[model] == 1 else short_name(at[0]), *map(short_name, at[1:]))
+        model = traced_class_name(at[0])
+        return (model if models[model] == 1 else strip_module_prefix(at[0]), *map(strip_module_prefix, at[1:]))
 
     paths = {name: [shown(at) for at in places[core]] for name, core in core_of.items() if core in places}
-    kind_at = {path: class_of(name) for name in places for path in paths[name]}
+    kind_at = {path: traced_class_name(name) for name in places for path in paths[name]}
     return _hierarchy(kind_at, paths, wrapper_of, about_crowded([name for name in inner if name not in places]))
 
 
 def layers_of_ranges(calls: Sequence[RangeCall]) -> Hierarchy:
-    """The layers that the ranges of users tell of: each under the ranges around it; ``calls`` in the order of first.
+    """The layers from the ranges of users: each below the ranges around it. ``calls``: in the order of first calls.
 
-    No layers are the ranges that torch sets itself around steps, optimizers, loaders and collectives, and those without
-    any op. Names that differ in a number only are one layer, with N in its place, where there are more than 20 of them
-    and the word before it is one of time ("step 17"), or more than 128 after any other ("block 17"). What would be at
-    too many places is no layer: a warning names it.
+    - The ranges that torch sets itself (steps, optimizers, data loaders, collectives) and ranges without an operator
+      are no layers.
+    - Names that differ only in a number are one layer, with N in place of the number, if there are more than 20 of
+      them after a word that counts repetitions ("step 17"), or more than 128 after another word ("block 17").
+    - A range with too many places is no layer: a warning names it.
     """
     kept = [call for call in calls if call.has_ops and not _is_bookkeeping(call.name)]
     folded = _folded([call.name for call in kept])
@@ -158,7 +167,7 @@ def layers_of_ranges(calls: Sequence[RangeCall]) -> Hierarchy:
     parents: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for call in kept:
         parents[folded[call.name]].update(
-            (folded.get(name, name), None) for name in _kept(call.parents, folded, around)
+            (folded.get(name, name), None) for name in _nearest_kept(call.parents, folded, around)
         )
     places = _places({name: tuple(names) for name, names in parents.items()})
     kind_at = {path: "" for found in places.values() for path in found}
@@ -167,26 +176,26 @@ def layers_of_ranges(calls: Sequence[RangeCall]) -> Hierarchy:
 
 
 def wrappers(parents: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
-    """The traced modules that another one only wraps, each with the name of that."""
+    """The modules in a trace that are inside a wrapper, each with the name of the wrapper."""
     called: defaultdict[str, list[str]] = defaultdict(list)
     for name, around in parents.items():
         for parent in around:
             called[parent].append(name)
     for wrapper in parents:
-        if class_of(wrapper) in _WRAPPERS and len(called[wrapper]) == 1:
+        if traced_class_name(wrapper) in _WRAPPERS and len(called[wrapper]) == 1:
             name = called[wrapper][0]
             if name != wrapper and set(parents[name]) <= {wrapper, ""}:
                 yield name, wrapper
 
 
 def about_crowded(names: Sequence[str]) -> Iterator[Caveat]:
-    """Modules or ranges that would be at more places than anybody can look at."""
+    """The warning about modules or ranges that have too many places."""
     if names:
-        yield caveat("too_many_places", most=MOST_PLACES, modules=tuple(map(short_name, names)))
+        yield caveat("too_many_places", most=MOST_PLACES, modules=tuple(map(strip_module_prefix, names)))
 
 
 def other_places(paths: Iterable[Sequence[tuple[str, ...]]]) -> dict[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """For each path of a name that has several, the others; where they are more than 100, none lists the others."""
+    """For each path of a name with several paths, its other paths; for a name with more than 100 paths, none."""
     return {
         path: tuple(other for other in found if other != path)
         for found in paths
@@ -196,18 +205,24 @@ def other_places(paths: Iterable[Sequence[tuple[str, ...]]]) -> dict[tuple[str, 
 
 
 def _last(name: str, following: Mapping[str, str]) -> str:
-    """Where a name leads from one to the next."""
+    """The end of the chain that starts at a name."""
     while name in following:
         name = following[name]
     return name
 
 
-def short_name(name: str) -> str:
+def strip_module_prefix(name: str) -> str:
+    """ "Linear_0" for "nn.Module: Linear_0"; other names are returned as they are."""
     return name.removeprefix(_MODULE)
 
 
-def _kept(parents: Iterable[str], kept: Mapping[str, str], around: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """The nearest ranges around that are layers, seen through those that are none; "" where there is none."""
+def _nearest_kept(
+    parents: Iterable[str], kept: Mapping[str, str], around: Mapping[str, tuple[str, ...]]
+) -> Iterator[str]:
+    """The nearest ranges around that are layers. A range that is no layer is replaced by those around it.
+
+    "" stands for no range.
+    """
     waiting, seen = list(reversed(tuple(parents))), set()
     while waiting:
         name = waiting.pop()
@@ -219,11 +234,11 @@ def _kept(parents: Iterable[str], kept: Mapping[str, str], around: Mapping[str, 
 
 
 def _is_bookkeeping(name: str) -> bool:
-    return is_torchs_step(name) or _BOOKKEEPING.match(name) is not None
+    return is_torchs_step(name) or name.startswith(_BOOKKEEPING)
 
 
 def _folded(names: Sequence[str]) -> dict[str, str]:
-    """What the name of each range is as that of a layer: with N for every number of which there are too many."""
+    """The name of the layer for each name of a range: with N in place of each number that only counts."""
     alike = Counter(around for name in set(names) for around in _around_numbers(name))
 
     def is_counter(around: tuple[str, str]) -> bool:
@@ -237,15 +252,15 @@ def _folded(names: Sequence[str]) -> dict[str, str]:
 
 
 def _around_numbers(name: str) -> list[tuple[str, str]]:
-    """What is before and after each number in a name."""
+    """The text before and after each number in a name."""
     return [(name[: number.start()], name[number.end() :]) for number in _NUMBER.finditer(name)]
 
 
 def _places(parents: Mapping[str, tuple[str, ...]]) -> dict[str, list[tuple[str, ...]]]:
-    """Where each of some names stands: the names from the outermost one inward to itself, for each place once.
+    """All places of each name. A place is the names from the outermost one down to the name itself.
 
-    A name inside itself, at whatever depth, does not lead into a circle. One that has too many places is left out, and
-    so are the places inside of it: in some of them only, its events would count where they were not.
+    A place has each name at most once, so recursion ends. A name with too many places is left out, and so are the
+    places inside it. Keeping only some places would add its events to the wrong ones.
     """
     inside: defaultdict[str, list[str]] = defaultdict(list)
     outermost = []
@@ -256,7 +271,8 @@ def _places(parents: Mapping[str, tuple[str, ...]]) -> dict[str, list[tuple[str,
         if not known:
             outermost.append(name)
     places: dict[str, list[tuple[str, ...]]] = {name: [] for name in parents}
-    # Those that call each other have none above all: the first of them that something else called, or the first.
+    # Names that only call each other have no outermost one. Start at one that is also called from outside, or else at
+    # the first.
     left = [name for name in parents if "" in parents[name]] + list(parents)
     for name in [*outermost, *left]:
         if places[name]:
@@ -278,7 +294,11 @@ def _hierarchy(
     wrapper_of: Mapping[str, str | None],
     warnings: Iterable[Caveat] = (),
 ) -> Hierarchy:
-    """Layers by path and kind, and the paths of each event's name, as layers depth first and sites."""
+    """The hierarchy of some layers, depth first.
+
+    ``kind_at``: the class of each layer by path. ``paths``: the layers of each event by its name. ``wrapper_of``: the
+    name of the wrapper around each wrapped module.
+    """
     below: defaultdict[tuple[str, ...], list[tuple[str, ...]]] = defaultdict(list)
     for path in kind_at:
         below[path[:-1]].append(path)
@@ -296,7 +316,7 @@ def _hierarchy(
 
 
 def layer_of_trace(path: tuple[str, ...], kind: str, shared_with: tuple[tuple[str, ...], ...] = ()) -> Layer:
-    """A layer of which only a trace tells."""
+    """A layer that is known only from a trace: its parameters, buffers and mode are unknown."""
     return Layer(
         path=path,
         kind=kind,

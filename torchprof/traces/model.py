@@ -1,19 +1,19 @@
-"""The modules of a model at hand, as the modules in a trace are looked for among them."""
+"""The modules of a model, in the form in which ``traces.matching`` matches them with the modules of a trace."""
 
 from __future__ import annotations
 
 from torch.nn.parameter import is_lazy
 
-from torchprof.record.modules import class_of
+from torchprof.record.modules import user_class_of
 from torchprof.record.plan import Plan
 from torchprof.traces.call_order import call_order
-from torchprof.traces.matching import ModelModule
+from torchprof.traces.module_trees import ModelModule
 
 
 def model_modules(plan: Plan) -> list[ModelModule]:
-    """All places of modules, in their order; those that are gone have no parameters."""
-    first: dict[int, int] = {}  # module → where it stood first
-    orders: dict[type, dict[str, bool]] = {}  # class → in which order it calls what it holds
+    """All places of modules, in their order. A module that no longer exists has no parameters."""
+    first: dict[int, int] = {}  # ID of a module → its first place
+    orders: dict[type, dict[str, bool]] = {}  # class → the order in which it calls its submodules
     classes: dict[type, int] = {}  # class → its number
     found = []
     for at, (spot, layer) in enumerate(plan.spots):
@@ -21,7 +21,7 @@ def model_modules(plan: Plan) -> list[ModelModule]:
         before = at if module is None else first.setdefault(id(module), at)
         if module is not None and type(module) not in orders:
             classes[type(module)] = len(classes)
-            orders[type(module)] = call_order(class_of(module))
+            orders[type(module)] = call_order(user_class_of(module))
         params = () if module is None else tuple(module._parameters.values())
         found.append(
             ModelModule(

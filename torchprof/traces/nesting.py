@@ -1,4 +1,4 @@
-"""Which module or range is around which, as far as the events of a trace show it."""
+"""How modules and ranges are nested in a trace, before its layers are known."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torchprof.traces.columns import BEYOND
 from torchprof.traces.layers import RangeCall
 
 Line = tuple[int, int, int, int, int, int, int]
-"""An event of the CPU as ``Columns.in_order`` gives it: start, ns, name, lane, sequence, number, signature."""
+"""A CPU event as ``Columns.in_order`` returns it: start, ns, name, lane, sequence, number, signature."""
 
 
 class _Open(NamedTuple):
-    """A range or node that has not ended: the nearest ``range`` of forward is itself or around it, "" for none;
-    ``opened``: the nearest range inside the same node, None for none."""
+    """An open range or node. ``range``: the innermost forward range that it is or is inside, "" for none. ``opened``:
+    the innermost range that its node opened, None for none."""
 
     end_ns: int
     range: str
@@ -25,14 +25,15 @@ class _Open(NamedTuple):
 
 
 class _Wanted(NamedTuple):
-    """An event of a wanted name that has not ended."""
+    """An open event of a wanted name."""
 
     end_ns: int
     name: str
 
 
 class _InBackward:
-    """A range inside of a node: the number of its ``name``, and whether an operator in it ``records`` a graph."""
+    """A range inside an autograd node. ``name``: the number of its name. ``records``: whether an operator inside it
+    records an autograd graph."""
 
     __slots__ = ("name", "outer", "records", "start", "thread")
 
@@ -47,10 +48,10 @@ class _InBackward:
 def nested(
     events: Iterable[Line], lanes: Sequence[tuple[int, int]], names: Sequence[str], wanted: Sequence[bool]
 ) -> Iterator[tuple[int, int, str]]:
-    """The events of ``wanted`` names and those inside them, in the order of their start.
+    """The events of ``wanted`` names and the events inside them, in the order of their start.
 
-    Each as the numbers of its name and signature, and the name of the nearest wanted event around it, "" for none.
-    ``events``: without those of memory, which have no length. ``lanes``: the thread of each event, by its lane.
+    Each event is (number of its name, number of its signature, name of the innermost wanted event around it or "").
+    ``events`` must not contain memory events, which have no duration. ``lanes``: (thread, is forward) by lane.
     """
     open_ranges: OpenRanges[_Wanted] = OpenRanges()
     for start, ns, number, lane, _, _, signature in events:
@@ -65,8 +66,8 @@ def nested(
 
 
 class RangesFound(NamedTuple):
-    """``calls``: the ranges that may be layers, in the order of first call. ``in_backward``: those inside a node of
-    autograd that are not a forward which is computed again, each as start, thread and number of its name."""
+    """``calls``: the ranges that may be layers, in the order of their first call. ``in_backward``: the ranges inside
+    autograd nodes that are not a recomputed forward, as (start, thread, number of the name)."""
 
     calls: list[RangeCall]
     in_backward: set[tuple[int, int, int]]
@@ -82,11 +83,11 @@ def ranges_in(
 ) -> RangesFound:
     """The ranges of ``wanted`` names, without those of backward.
 
-    A range that autograd's nodes open is part of their backward: its name may be that of a range of forward, and it
-    computes nothing again. That it does, as under activation checkpointing, is seen where a range of that name ran in
-    forward and operators in this one record a graph, which in backward only a forward does.
+    A range that opens inside an autograd node belongs to backward, even if a forward range has the same name. The
+    exception is a recomputed forward, as under activation checkpointing: a range of that name ran in forward, and
+    operators inside this one record an autograd graph, which nothing else in backward does.
     """
-    full: set[str] = set()  # ranges with work inside
+    full: set[str] = set()  # names of ranges with work inside
     parents: dict[str, dict[str, None]] = {}
     in_backward: list[_InBackward] = []
     open_ranges: OpenRanges[_Open] = OpenRanges()
@@ -126,7 +127,7 @@ def ranges_in(
 
 
 def _add_outer(full: set[str], parents: dict[str, dict[str, None]]) -> None:
-    """What is inside a range is inside those around it, too."""
+    """Work inside a range is also inside the ranges around it."""
     waiting = list(full)
     while waiting:
         for outer in parents.get(waiting.pop(), ()):

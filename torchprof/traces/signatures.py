@@ -1,4 +1,4 @@
-"""What the operators and collectives of a trace were called on, each kind once, by its number."""
+"""The inputs of the operators and collectives in a trace: each signature once, by its number."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torchprof.attribute.events import Detail
 from torchprof.run.collectives import signature_of
 from torchprof.run.words import Signature, is_collective
 from torchprof.traces.categories import OP, OP_OR_RANGE, RANGE
-from torchprof.traces.values import frozen, shape_of, text_of
+from torchprof.traces.values import encodable_text, frozen, parse_shape
 
 
 class Signatures:
-    """The signatures of a trace; ``all`` has them by their number. Number 0 is the empty one.
+    """The signatures of a trace. ``all`` has them by their number; number 0 is the empty one.
 
-    ``operators``: the numbers of the names that are of operators, in traces that do not distinguish these from ranges.
+    ``operators``: the numbers of the names of operators, in traces that have one category for operators and ranges.
     """
 
     def __init__(self, detail: Callable[[str], Detail]) -> None:
-        """``detail`` says for the name of an op what is kept of its inputs."""
+        """``detail`` returns for the name of an operator how much of its inputs is kept."""
         self.all: list[Signature] = [Signature((), ())]
         self.operators: set[int] = set()
         self._detail = detail
@@ -35,8 +35,8 @@ class Signatures:
         return any(self._signature_of.values())
 
     def of_operator(self, name: str, group: str, name_number: int, args: Mapping[str, Any]) -> int:
-        """The number of what an op, or a collective's range, was called on; equal ones have one number."""
-        shapes = args["Input Dims"] if "Input Dims" in args else args["Input dims"]  # as torch 1.8 spelled it
+        """The number of the signature of an operator, or of a collective's range; equal signatures have one number."""
+        shapes = args["Input Dims"] if "Input Dims" in args else args["Input dims"]  # the spelling of torch 1.8
         if not shapes:
             return 0
         if group is not OP:
@@ -53,16 +53,16 @@ class Signatures:
         values = args.get("Concrete Inputs", ()) if detail in (Detail.ONES, Detail.SCALARS) else ()
         if detail is Detail.ONES and isinstance(values, list):
             values = [value if value in ("", "0", "1", "True", "False", "0.", "1.") else "2" for value in values]
-        key = marshal.dumps((shapes, dtypes, values), 2)  # as in a Recording
+        key = marshal.dumps((shapes, dtypes, values), 2)  # the same key as in record.recording
         number = self._signature_of.get(key)
         if number is None:
             number = self._signature_of[key] = self._intern(self._checked(shapes, dtypes, values))
         return number
 
     def _checked(self, shapes: Any, dtypes: Any, values: Any) -> Signature | None:
-        """The signature from what an event's args say; what is not as torch writes it is unknown.
+        """The signature from an event's args. Values that torch does not write are unknown.
 
-        ``shapes`` is a list with an entry for each input, and so are ``dtypes`` and ``values`` where they are known.
+        ``shapes`` is a list with an entry for each input; so are ``dtypes`` and ``values``, if they are known.
         """
         if not isinstance(shapes, list):
             return None
@@ -71,15 +71,15 @@ class Signatures:
             fits = isinstance(entries, list) and len(entries) == len(shapes)
             return tuple(map(read, entries)) if fits else ()
 
-        return Signature(each(shapes, shape_of), each(dtypes, text_of), each(values, self._scalar))
+        return Signature(each(shapes, parse_shape), each(dtypes, encodable_text), each(values, self._scalar))
 
     def of_collective(self, args: Mapping[str, Any]) -> int:
-        """The number of what an event's args say of a collective; 0 where they name none."""
+        """The number of the signature of a collective, from an event's args; 0 if they name no collective."""
         signature = signature_of(args)
         if signature is None:
             return 0
-        scalars = tuple(text_of(value) if isinstance(value, str) else value for value in signature.scalars)
-        return self._intern(signature._replace(dtypes=tuple(map(text_of, signature.dtypes)), scalars=scalars))
+        scalars = tuple(encodable_text(value) if isinstance(value, str) else value for value in signature.scalars)
+        return self._intern(signature._replace(dtypes=tuple(map(encodable_text, signature.dtypes)), scalars=scalars))
 
     def _intern(self, signature: Signature | None) -> int:
         if signature is None:
@@ -90,8 +90,8 @@ class Signatures:
         return number
 
     def _scalar(self, text: Any) -> Any:
-        """A value from how torch wrote it; None for what it does not say."""
-        text = text_of(text)
+        """A value from torch's text of it; None if the text has no value."""
+        text = encodable_text(text)
         try:
             return self._scalars[text]
         except KeyError:
@@ -104,7 +104,7 @@ class Signatures:
 
 
 def shapes_in(signatures: Iterable[Signature]) -> Iterator[tuple[int, ...]]:
-    """Of all tensors, those in lists included."""
+    """The shapes of all tensors, including tensors in lists."""
     waiting = [shape for signature in signatures for shape in signature.shapes if shape]
     while waiting:
         shape = waiting.pop()

@@ -1,4 +1,4 @@
-"""The values in a trace's JSON, checked: a file may hold anything."""
+"""Checks and conversions of the values in a trace's JSON, which may be anything."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from torchprof.traces.columns import BEYOND
 
 
 def nanoseconds(microseconds: float) -> int:
+    """The same time in ns. The whole part and the fraction are converted separately, so that no digit is lost."""
     whole = int(microseconds)
     return whole * 1000 + round((microseconds - whole) * 1000)
 
 
-def whole_number(value: Any, otherwise: int | None = None) -> int:
-    """A whole number, as torch writes it or as text. Raises ValueError for what is none, unless there is another."""
+def parse_int(value: Any, default: int | None = None) -> int:
+    """An integer, from a number or from text. Other values give the default; without one, they raise ValueError."""
     try:
         return int(value, 0) if isinstance(value, str) else int(value)
     except (ValueError, TypeError):
-        if otherwise is None:
+        if default is None:
             raise ValueError from None
-        return otherwise
+        return default
 
 
-def text_of(value: Any) -> str:
-    """A string that can be written into a file; "" for what is none.
+def encodable_text(value: Any) -> str:
+    """A string that UTF-8 can encode; "" for other values.
 
-    Half of a pair of code units that JSON escaped is no character.
+    JSON can escape half of a surrogate pair, which is no character: it is replaced by "?".
     """
     return value.encode(errors="replace").decode() if isinstance(value, str) else ""
 
 
-def shape_of(value: Any) -> Any:
-    """The sizes of a tensor, or of each tensor of a list, as tuples; None for what is neither."""
+def parse_shape(value: Any) -> Any:
+    """The sizes of a tensor as a tuple, or a tuple of these for a list of tensors; None for other values."""
     if not isinstance(value, list):
         return None
     if value and all(isinstance(one, list) for one in value):
@@ -48,7 +49,7 @@ def _sizes(value: Iterable[Any]) -> tuple[int, ...] | None:
 
 
 def frozen(value: Any) -> Any:
-    """Lists as tuples; what JSON does not know, as a complex number, as None."""
+    """The value with tuples in place of lists, and None in place of values that JSON cannot hold (complex numbers)."""
     if isinstance(value, (list, tuple)):
         return tuple(map(frozen, value))
     known = value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and isfinite(value))

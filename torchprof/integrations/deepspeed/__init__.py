@@ -1,16 +1,20 @@
 """The early DeepSpeed pytorch-profiler as a drop-in, and DeepSpeed's profiler settings for any training loop.
 
-A printed page is the model's own repr with figures at each module: parameters, multiply-adds and time, with their
-shares, and TFLOPS = 2 · multiply-adds / time / 10¹². What the tool calls flops are its multiply-adds ("Mac"): the
-products of convolution, and one for each element of its result where it has a bias; those of linear layers, without
-bias; of recurrent layers, with biases and gates; one for each input element of pooling, relu-like functions and
-softmax, two of batch norm; nothing else. docs/coming-from-deepspeed.md says where torchprof's own count differs.
+The printed page is the model's repr with figures at each module: parameters, multiply-adds and time, the shares of
+these, and TFLOPS = 2 · multiply-adds / time / 10¹². The tool's "flops" are multiply-adds ("Mac"). It counts
+
+- the products of convolutions, and one for each element of the result if there is a bias;
+- the products of linear layers, without bias;
+- recurrent layers, with biases and gates;
+- one for each input element of pooling, relu-like functions and softmax, and two for each of batch norm.
+
+Nothing else counts. docs/coming-from-deepspeed.md says where torchprof's own count differs.
 """
 
 from __future__ import annotations
 
 from torchprof.integrations.deepspeed.model_profile import get_model_profile
-from torchprof.integrations.deepspeed.recording import add_profile_methods
+from torchprof.integrations.deepspeed.profile_methods import add_profile_methods
 from torchprof.integrations.deepspeed.settings import StepProfiler, from_config
 from torchprof.integrations.deepspeed.strings import (
     duration_to_string,

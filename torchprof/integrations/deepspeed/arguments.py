@@ -26,7 +26,7 @@ def is_path(value: Any) -> bool:
 
 
 def choose(given: str, known: Iterable[str]) -> str:
-    """A sentence that lists the valid choices, and the one that was probably meant."""
+    """A sentence with the valid choices, and with the choice that was probably meant."""
     choices = {choice.lower(): choice for choice in known}
     near = get_close_matches(given.lower(), choices, 1, 0.6)
     meant = f"Did you mean {choices[near[0]]!r}? " if near else ""

@@ -1,4 +1,4 @@
-"""DeepSpeed's convention of counting: which operators count, and for how many multiply-adds."""
+"""DeepSpeed's convention: which operators count, and for how many multiply-adds."""
 
 from __future__ import annotations
 
@@ -9,30 +9,24 @@ from typing import Any
 from torch import nn
 
 from torchprof import Run
-from torchprof.integrations.convention import Counted, PerCall, Rule
+from torchprof.integrations.convention import Counted, CountingRule, input_elements, input_shape, zero_flops
 
 _CONVOLUTION, _LINEAR, _RECURRENT, _OTHER = "convolution", "linear", "recurrent", "other"
 
 
-def _elements(signature: Any) -> int | None:
-    """The number of elements of an operator's first input; None where its shape was not recorded."""
-    shape = signature.shapes[0] if signature.dtypes[:1] != ("",) else None
-    return None if shape is None else prod(shape)
-
-
-def _times(factor: int) -> PerCall:
-    return lambda signature: factor * (_elements(signature) or 0)
+def _batch_normalized(signature: Any) -> int:
+    return 2 * input_elements(signature)
 
 
 def _tokens(signature: Any) -> int:
-    """The number of time steps over all sequences, for a recurrent operator whose input is [*, features]."""
-    elements = _elements(signature)
+    """The number of time steps of all sequences, for a recurrent operator with an input of shape [*, features]."""
+    elements = input_elements(signature)
     return elements // signature.shapes[0][-1] if elements else 0
 
 
 def _fused_attention(signature: Any) -> int:
-    """Self-attention fused into one operator: two linear layers, and the softmax if it returns the weights."""
-    if not _elements(signature):
+    """Self-attention as one fused operator: two linear layers, and the softmax if the weights are returned."""
+    if not input_elements(signature):
         return 0
     (batch, length, _), heads = signature.shapes[0], signature.scalars[4]
     linear = batch * length * (prod(signature.shapes[5]) + prod(signature.shapes[7]))
@@ -40,41 +34,41 @@ def _fused_attention(signature: Any) -> int:
 
 
 def _fused_encoder_layer(signature: Any) -> int:
-    """nn.TransformerEncoderLayer fused into one operator: four linear layers, and the activation if it is a relu."""
-    if not _elements(signature):
+    """nn.TransformerEncoderLayer as one fused operator: four linear layers, and the activation if it is a relu."""
+    if not input_elements(signature):
         return 0
     tokens = prod(signature.shapes[0][:-1])
     linear = tokens * sum(prod(signature.shapes[at]) for at in (3, 5, 14, 16))
     return int(linear + (0 if signature.scalars[7] else tokens * signature.shapes[14][0]))
 
 
-def _rules() -> dict[str, Rule]:
-    """By torch's name of an operator, how the tool counts it.
+def _rules() -> dict[str, CountingRule]:
+    """How the tool counts each operator, by torch's name of the operator.
 
-    An operator without a rule counts nothing itself, but the operators that it calls do. With a rule of zero, neither
-    counts.
+    An operator without a rule does not count, but the operators that it calls may. With a rule of zero, neither the
+    operator nor those that it calls count.
     """
-    rules: dict[str, Rule] = {}
+    rules: dict[str, CountingRule] = {}
     dims = ("1d", "2d", "3d")
     for name in (*(f"conv{dim}" for dim in dims), *(f"conv_transpose{dim}" for dim in dims)):
-        rules[name] = Rule(_CONVOLUTION, "flops")
-    for name in ("convolution", "_convolution"):  # TorchScript runs these
-        rules[name] = Rule(_CONVOLUTION, "flops")
-    rules["linear"] = Rule(_LINEAR, "macs")
+        rules[name] = CountingRule(_CONVOLUTION, "flops")
+    for name in ("convolution", "_convolution"):  # TorchScript runs these operators
+        rules[name] = CountingRule(_CONVOLUTION, "flops")
+    rules["linear"] = CountingRule(_LINEAR, "macs")
     for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-        rules[name] = rules[f"{name}_cell"] = Rule(_RECURRENT, _tokens)
-    for name in ("relu", "relu6", "hardtanh", "leaky_relu", "elu", "prelu"):  # hardtanh is how nn.ReLU6 calls it
-        rules[name] = rules[f"{name}_"] = Rule(_OTHER, _times(1))
+        rules[name] = rules[f"{name}_cell"] = CountingRule(_RECURRENT, _tokens)
+    for name in ("relu", "relu6", "hardtanh", "leaky_relu", "elu", "prelu"):  # nn.ReLU6 calls hardtanh
+        rules[name] = rules[f"{name}_"] = CountingRule(_OTHER, input_elements)
     for kind in ("avg_pool", "max_pool", "adaptive_avg_pool", "adaptive_max_pool"):
         for dim in dims:
-            rules[f"{kind}{dim}"] = rules[f"{kind}{dim}_with_indices"] = Rule(_OTHER, _times(1))
-    rules["softmax"] = Rule(_OTHER, _times(1))
-    for name in ("batch_norm", "_batch_norm_impl_index"):  # the latter is how TorchScript runs it
-        rules[name] = Rule(_OTHER, _times(2))
-    rules["_native_multi_head_attention"] = Rule(_OTHER, _fused_attention)
-    rules["_transformer_encoder_layer_fwd"] = Rule(_OTHER, _fused_encoder_layer)
+            rules[f"{kind}{dim}"] = rules[f"{kind}{dim}_with_indices"] = CountingRule(_OTHER, input_elements)
+    rules["softmax"] = CountingRule(_OTHER, input_elements)
+    for name in ("batch_norm", "_batch_norm_impl_index"):  # TorchScript runs the second
+        rules[name] = CountingRule(_OTHER, _batch_normalized)
+    rules["_native_multi_head_attention"] = CountingRule(_OTHER, _fused_attention)
+    rules["_transformer_encoder_layer_fwd"] = CountingRule(_OTHER, _fused_encoder_layer)
     for name in ("scaled_dot_product_attention", "instance_norm", "selu", "selu_", "celu", "celu_"):
-        rules[name] = Rule(_OTHER, _times(0))
+        rules[name] = CountingRule(_OTHER, zero_flops)
     return {f"aten::{name}": rule for name, rule in rules.items()}
 
 
@@ -82,9 +76,9 @@ RULES = _rules()
 
 
 def macs_of(name: str, counted: Counted, module: nn.Module) -> int:
-    """The multiply-adds of the operators that ran in a layer, ``module``, under the rule called ``name``."""
+    """The multiply-adds of a layer's operators under the rule ``name``. ``module``: the module of the layer."""
     if name == _CONVOLUTION:
-        return counted.flops - counted.macs  # one for each product, one for each addition of a bias
+        return counted.flops - counted.macs  # one for each product, and one for each addition of a bias
     if name == _LINEAR:
         return counted.macs
     if name == _RECURRENT:
@@ -99,8 +93,8 @@ def _per_token(module: nn.Module) -> int:
     elif isinstance(module, nn.RNNCellBase):
         layers = [[getattr(module, name) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]]
     else:
-        return 0  # the tool counts recurrent modules, not operators
-    gates = 1  # for each hidden unit: the sum of both products
+        return 0  # the tool counts only recurrent operators that a recurrent module calls
+    gates = 1  # per hidden unit: the sum of both products
     if isinstance(module, (nn.LSTM, nn.LSTMCell)):
         gates = 10  # four sums; two products and a sum for the cell; three for the output
     elif isinstance(module, (nn.GRU, nn.GRUCell)):
@@ -110,7 +104,7 @@ def _per_token(module: nn.Module) -> int:
 
 
 def uncounted_calls(run: Run) -> Counter[tuple[str, ...]]:
-    """By layer, the calls that the tool counts, but whose number of multiply-adds is unknown (no input shapes)."""
+    """For each layer, the number of calls that should count but have unknown multiply-adds, as shapes are missing."""
     found: Counter[tuple[str, ...]] = Counter()
     for row in run.rows:
         if row.layer is None or row.phase != "forward" or not row.frames:
@@ -118,9 +112,9 @@ def uncounted_calls(run: Run) -> Counter[tuple[str, ...]]:
         innermost = row.frames[-1].name
         outer = next((frame.name for frame in row.frames if frame.name in RULES), None)
         if outer is None:
-            found[row.layer.path] += row.cost.uncounted  # torchprof has no formula: it may contain multiply-adds
+            found[row.layer.path] += row.cost.uncounted  # torchprof has no formula for it: it may contain multiply-adds
         elif not callable(RULES[outer].flops):
             found[row.layer.path] += row.cost.uncounted
-        elif outer == innermost and (row.signature is None or _elements(row.signature) is None):
+        elif outer == innermost and input_shape(row.signature) is None:
             found[row.layer.path] += row.calls
     return found

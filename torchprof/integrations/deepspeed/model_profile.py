@@ -1,4 +1,4 @@
-"""Profile one call of a model, as DeepSpeed's ``get_model_profile``."""
+"""Profile one call of a model, as DeepSpeed's ``get_model_profile`` does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from torchprof import TorchprofError
 from torchprof.integrations.deepspeed.arguments import check_model, check_whole, checked_ignored_types, is_whole
-from torchprof.integrations.deepspeed.recording import Recording
+from torchprof.integrations.deepspeed.profile_methods import ProfileMethods
 from torchprof.integrations.deepspeed.strings import params_to_string
 from torchprof.integrations.modules import modules_of, parameters_of
 
@@ -29,13 +29,15 @@ def get_model_profile(
 ) -> tuple[int | str | None, int | str | None]:
     """Profile one forward of a model in eval mode, print it, and return (multiply-adds, parameters).
 
-    ``input_res``: the sizes of one example; the model is called on a batch of one such tensor of ones, of the type and
-    on the device of its parameters. With ``input_constructor`` it is ``model(**input_constructor(input_res))``.
-    ``depth`` and ``top_num`` are for the aggregated profile: 0 is the model itself, -1 the innermost modules.
-    ``warm_up`` calls come first and are not measured. ``as_strings`` returns text (``"429.25 KMac"``, ``"61.71 k"``).
-    The own work of modules whose type is in ``ignore_modules`` does not count. Whether gradients are recorded is for
-    the caller to say. Raises TorchprofError for bad arguments; what the model raises passes through. The train/eval
-    state of every module comes back.
+    ``input_res``: the shape of one example. The model is called on a batch with one example, a tensor of ones with the
+    dtype and the device of the model's parameters. With ``input_constructor``, the call is
+    ``model(**input_constructor(input_res))``. ``depth`` and ``top_num`` are for the aggregated profile: depth 0 is the
+    model itself, -1 the innermost modules. ``warm_up`` calls come first and are not measured. ``as_strings`` returns
+    text (``"429.25 KMac"``, ``"61.71 k"``). The self work of modules whose type is in ``ignore_modules`` does not
+    count. Gradients are recorded if the caller has them enabled.
+
+    Afterwards, every module is in the mode (train or eval) that it had before. Raises TorchprofError for bad arguments;
+    errors of the model pass through.
     """
     check_model(model)
     check_whole("depth", depth, -1)
@@ -43,24 +45,24 @@ def get_model_profile(
     check_whole("warm_up", warm_up, 0)
     checked_ignored_types(ignore_modules)
     inputs = _inputs_from(input_constructor, input_res) if input_constructor is not None else _ones(model, input_res)
-    recording = Recording(model)
+    methods = ProfileMethods(model)
     # A frozen ScriptModule has no attribute ``training``.
     modes = [(module, module.training) for module in modules_of(model) if hasattr(module, "training")]
     try:
         for module, _ in modes:
-            module.training = False  # not model.eval(), which a model may override to do more
+            module.training = False  # a model may override model.eval() to do more
         for _ in range(warm_up):
             args, kwargs = inputs()
             model(*args, **kwargs)
         args, kwargs = inputs()
-        recording.start_profile(ignore_modules)
+        methods.start_profile(ignore_modules)
         model(*args, **kwargs)
-        recording.stop_profile()
+        methods.stop_profile()
     finally:
-        recording.abandon()
+        methods.abandon()
         for module, mode in modes:
             module.training = mode
-    page, params = recording.page(), recording.get_total_params()
+    page, params = methods.page(), methods.get_total_params()
     page.show(depth, top_num, tree=print_profile, top=print_aggregated_profile)
     if as_strings:
         return page.total.macs_text(precision=2), params_to_string(params)
@@ -72,7 +74,7 @@ _Inputs = Callable[[], "tuple[tuple[Any, ...], Mapping[str, Any]]"]
 
 
 def _ones(model: nn.Module, input_res: Any) -> _Inputs:
-    """A function that makes a batch of one example, a tensor of ones."""
+    """A function that makes a batch with one example, a tensor of ones."""
     sizes = list(input_res) if isinstance(input_res, (tuple, list)) else []
     if not sizes or not all(is_whole(size) and size > 0 for size in sizes):
         raise TorchprofError(
@@ -86,7 +88,7 @@ def _ones(model: nn.Module, input_res: Any) -> _Inputs:
 
 
 def _inputs_from(constructor: Callable[[Any], Mapping[str, Any]], input_res: Any) -> _Inputs:
-    """A function that calls ``input_constructor`` for the model's keyword arguments."""
+    """A function that makes the model's keyword arguments with ``input_constructor``."""
     if not callable(constructor):
         raise TorchprofError(
             f"input_constructor={constructor!r} cannot be called: give a function that takes input_res and returns the "

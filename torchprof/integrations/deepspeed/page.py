@@ -7,20 +7,20 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from torchprof.encoding import fitting
-from torchprof.integrations.deepspeed.recorded import Figures, Recorded
+from torchprof.encoding import encodable
+from torchprof.integrations.deepspeed.recorded import LayerSums, Recorded
 from torchprof.integrations.deepspeed.strings import (
     duration_to_string,
     flops_to_string,
     number_to_string,
     params_to_string,
 )
-from torchprof.integrations.figures import UNKNOWN, known_sum, share_text
+from torchprof.integrations.figures import UNKNOWN_TEXT, known_sum, share_text
 from torchprof.integrations.modules import Position, parameter_sizes, positions
 
 
 def _largest(column: Mapping[str, tuple[float | None, str]], number: int) -> dict[str, str]:
-    """The texts of the ``number`` largest values, largest first; unknown ones last. Ties keep their order."""
+    """The texts of the ``number`` largest values, largest first, unknown values last. Equal values keep their order."""
 
     def size(kind: str) -> float:
         value = column[kind][0]
@@ -30,7 +30,7 @@ def _largest(column: Mapping[str, tuple[float | None, str]], number: int) -> dic
 
 
 class Page:
-    """What is printed for a model and its recorded figures."""
+    """The printed text for a model and its recorded figures."""
 
     def __init__(self, model: nn.Module, recorded: Recorded) -> None:
         self._model = model
@@ -39,10 +39,10 @@ class Page:
         self.total = recorded.total()
         self._params = known_sum(parameter_sizes(model).values())
 
-    def _figures(self, path: tuple[str, ...]) -> Figures:
-        """The figures of the module at a path; empty if it was added after the recording."""
+    def _figures(self, path: tuple[str, ...]) -> LayerSums:
+        """The figures of the module at a path; all 0 if the module was added after the recording."""
         layer = self._recorded.layer_of.get(path)
-        return self.totals.get(layer, Figures()) if layer is not None else Figures()
+        return self.totals.get(layer, LayerSums()) if layer is not None else LayerSums()
 
     def _line(self, position: Position, module: nn.Module) -> str:
         figures = self._figures(position.path)
@@ -59,12 +59,12 @@ class Page:
                 f"{share_text(macs, self.total.known_macs, 3)} MACs",
                 duration_to_string(seconds, precision=3),
                 f"{share_text(seconds, self.total.seconds, 2)} time",
-                f"{UNKNOWN} TFLOPS" if rate is None else flops_to_string(rate, "TFLOPS", 3),
+                f"{UNKNOWN_TEXT} TFLOPS" if rate is None else flops_to_string(rate, "TFLOPS", 3),
             )
         )
 
     def tree(self) -> str:
-        """The model's repr with figures, laid out as torch does: small leaves in one line."""
+        """The model's repr with figures, in torch's layout: a leaf with a short text is one line."""
         lines = []
         opened = 0
         for position in positions(self._model):
@@ -92,12 +92,12 @@ class Page:
         found = [(position, position.module) for position in positions(self._model) if position.module is not None]
         deepest = max(position.depth for position, _ in found)
         depth = deepest if depth == -1 else min(depth, deepest)
-        work: dict[str, Figures] = {}
+        work: dict[str, LayerSums] = {}
         sizes: dict[str, dict[int, int | None]] = {}
         for position, module in found:
             if position.depth == depth:
                 kind = type(module).__name__
-                work.setdefault(kind, Figures()).add(self._figures(position.path))
+                work.setdefault(kind, LayerSums()).add(self._figures(position.path))
                 sizes.setdefault(kind, {}).update(parameter_sizes(module))
         params = {kind: known_sum(each.values()) for kind, each in sizes.items()}
         columns: dict[str, dict[str, tuple[float | None, str]]] = {
@@ -111,16 +111,16 @@ class Page:
         )
 
     def show(self, depth: int, top_num: int, tree: bool = True, top: bool = True) -> None:
-        """Print one of the two parts, or both, followed by the notes."""
+        """Print the tree, the largest modules, or both, and then the notes."""
         if tree:
-            print(fitting(self.tree(), sys.stdout))
+            print(encodable(self.tree(), sys.stdout))
         if top:
-            print(fitting(self.top(depth, top_num), sys.stdout))
+            print(encodable(self.top(depth, top_num), sys.stdout))
         if tree or top:
-            print(fitting(self.notes(), sys.stdout))
+            print(encodable(self.notes(), sys.stdout))
 
     def notes(self) -> str:
-        """One line on the difference between this count and torchprof's own; then the run's warnings."""
+        """One line about the difference between this count and torchprof's own, and the run's warnings."""
         bound = "at least " if self._recorded.is_lower_bound else ""
         macs, flops = (
             number_to_string(number if self.total.calls else None)

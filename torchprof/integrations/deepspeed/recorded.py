@@ -1,4 +1,4 @@
-"""The figures of a model, layer by layer, while DeepSpeed's profiler was on."""
+"""The figures of a model, layer by layer, from the time while DeepSpeed's profiler was on."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torchprof.integrations.deepspeed.strings import macs_to_string
 
 
 @dataclass
-class Figures:
-    """Figures of one layer, or of several: forward calls, multiply-adds, nanoseconds, operator calls not counted."""
+class LayerSums:
+    """Sums of one layer, or of several: forward calls, multiply-adds, nanoseconds, operator calls not counted."""
 
     calls: int = 0
     macs: int = 0
     ns: int = 0
     uncounted: int = 0
 
-    def add(self, other: Figures) -> None:
+    def add(self, other: LayerSums) -> None:
         self.calls += other.calls
         self.macs += other.macs
         self.ns += other.ns
@@ -29,7 +29,7 @@ class Figures:
 
     @property
     def known_macs(self) -> int | None:
-        """The multiply-adds; None where nothing was called, or nothing of it could be counted."""
+        """The multiply-adds; None if nothing was called, or if nothing could be counted."""
         return self.macs if self.macs or (self.calls and not self.uncounted) else None
 
     @property
@@ -37,17 +37,17 @@ class Figures:
         return self.ns / 1e9 if self.calls or self.ns else None
 
     def macs_text(self, precision: int) -> str:
-        """The multiply-adds; with ``≥`` where some calls are not counted."""
+        """The multiply-adds as text, with ``≥`` if some calls are not counted."""
         bound = "≥ " if self.uncounted and self.known_macs is not None else ""
         return bound + macs_to_string(self.known_macs, precision=precision)
 
 
 class Recorded:
-    """The figures of a model while it was profiled. Several profiles add up."""
+    """The figures of all profiles of a model, added up."""
 
     def __init__(self) -> None:
-        self.own: dict[tuple[str, ...], Figures] = {}  # by path of a layer, without the layers below it
-        # Path of a module, wrappers included → path of its layer.
+        self.own: dict[tuple[str, ...], LayerSums] = {}  # by the path of the layer, without child layers
+        # The path of a module, with wrappers → the path of its layer.
         self.layer_of: dict[tuple[str, ...], tuple[str, ...]] = {}
         self.macs = 0  # torchprof's own count
         self.flops = 0
@@ -58,12 +58,14 @@ class Recorded:
     def add(self, profile: Profile, ignored: frozenset[type]) -> None:
         """Add a profile that has ended.
 
-        The work of modules of an ``ignored`` type is left out; that of the modules below them is not.
+        The self work of modules of an ``ignored`` type does not count; the work of their children does.
         """
         run = profile.run
         layer_of = _layers_of(profile.traces, run.layers)
         self.layer_of.update(layer_of)
-        modules = {layer_of[trace.path]: trace.module for trace in profile.traces}  # of wrappers, what they wrap
+        modules = {
+            layer_of[trace.path]: trace.module for trace in profile.traces
+        }  # a wrapper's layer has the inner module
         left_out = {layer_of[trace.path] for trace in profile.traces if type(trace.module) in ignored}
         counted, uncounted = count(run, RULES), uncounted_calls(run)
         if "device_ns" in run.meta.measured:
@@ -71,7 +73,7 @@ class Recorded:
         tree = run.tree("forward")
         for node in tree.walk():
             path = node.layer.path
-            own = self.own.setdefault(path, Figures())
+            own = self.own.setdefault(path, LayerSums())
             if path not in left_out:
                 own.calls += node.calls
                 own.macs += sum(macs_of(name, work, modules[path]) for name, work in counted.get(path, {}).items())
@@ -82,15 +84,15 @@ class Recorded:
         self.is_lower_bound |= tree.total.uncounted > 0
         self.warnings.update(dict.fromkeys(map(str, run.warnings)))
 
-    def total(self) -> Figures:
+    def total(self) -> LayerSums:
         """The sum over all layers."""
-        found = Figures()
+        found = LayerSums()
         for own in self.own.values():
             found.add(own)
         return found
 
-    def totals(self) -> dict[tuple[str, ...], Figures]:
-        """By path of a layer, the sum over the layer and all below it."""
+    def totals(self) -> dict[tuple[str, ...], LayerSums]:
+        """For each layer, by path, the sum over the layer and all layers below it."""
         found = {path: replace(own) for path, own in self.own.items()}
         for path in reversed(found):  # children come after their parents
             if len(path) > 1:
@@ -99,9 +101,9 @@ class Recorded:
 
 
 def _layers_of(traces: Iterable[Any], layers: Iterable[Any]) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """By path of a module, wrappers included, the path of its layer. Parents come before their children.
+    """For each module, by its path with wrappers, the path of its layer. Parents come before their children.
 
-    A wrapper (DistributedDataParallel) and the module that it wraps share one layer.
+    A wrapper (DistributedDataParallel) and the module inside it share one layer.
     """
     kinds = {layer.path: layer.kind for layer in layers}
     above: dict[tuple[str, ...], Any] = {}

@@ -1,4 +1,4 @@
-"""Profile a step of a training loop by the settings of DeepSpeed's configuration file."""
+"""Profile one step of a training loop, with the settings of DeepSpeed's configuration file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from torch import nn
 
 from torchprof import TorchprofError
 from torchprof.integrations.deepspeed.arguments import check_model, choose, is_number, is_path, is_whole
-from torchprof.integrations.deepspeed.recording import Recording
+from torchprof.integrations.deepspeed.profile_methods import ProfileMethods
 
 
 class _Setting(NamedTuple):
-    """A key of the configuration: the expected value in words and as a test, and the default."""
+    """A key of the configuration: the expected value in words, a check of the value, and the default."""
 
     expected: str
     is_right: Callable[[Any], bool]
@@ -56,10 +56,11 @@ _EARLY_KEYS = {
 
 @dataclass
 class StepProfiler:
-    """Profiles one step of a training loop; made by ``from_config``.
+    """Profiles one step of a training loop. ``from_config`` makes it.
 
-    Enter ``step(model)`` around each step: forward, backward and the optimizer's step. Steps are counted from 1 in
-    ``steps``; the one with the number ``profile_step`` is profiled and its page printed, the others run as they are.
+    Use ``with profiler.step(model):`` around each step: forward, backward and the optimizer's step. ``steps`` counts
+    the steps from 1. The step with the number ``profile_step`` is profiled and its page is printed; the others run
+    without a profiler.
     """
 
     enabled: bool
@@ -68,9 +69,9 @@ class StepProfiler:
     steps: int = 0
 
     def step(self, model: nn.Module) -> AbstractContextManager[None]:
-        """A ``with`` block for one step of this model. What is raised inside passes through, and nothing is printed.
+        """A ``with`` block for one step of this model. Errors inside pass through, and then nothing is printed.
 
-        Where ``torch.distributed`` is on, the first rank alone profiles. Raises TorchprofError for what is no module.
+        In a distributed job, only rank 0 is profiled. Raises TorchprofError for anything but a module.
         """
         if not self.enabled:
             return nullcontext()
@@ -80,19 +81,19 @@ class StepProfiler:
 
 
 def from_config(config: Mapping[str, Any] | str | PathLike[str]) -> StepProfiler:
-    """A profiler for one step of any training loop, from a DeepSpeed configuration: a dict, or the path of a JSON file.
+    """Make a profiler for one step of any training loop from a DeepSpeed configuration: a dict or a JSON file's path.
 
-    Its section ``flops_profiler`` (``enabled``, ``profile_step``, ``module_depth``, ``top_modules``, ``detailed``,
-    ``output_file``, ``recompute_fwd_factor``) prints the page of ``torchprof.integrations.flops_profiler``; the older
-    keys ``pytorch_profiler``, ``profile_step``, ``profile_depth`` and ``profile_top_num`` print this module's. Other
-    keys of DeepSpeed's are ignored; without any of these nothing is profiled. Use it as::
+    With the section ``flops_profiler`` (``enabled``, ``profile_step``, ``module_depth``, ``top_modules``, ``detailed``,
+    ``output_file``, ``recompute_fwd_factor``) the page of ``torchprof.integrations.flops_profiler`` is printed. With
+    the older keys ``pytorch_profiler``, ``profile_step``, ``profile_depth`` and ``profile_top_num`` the page of this
+    package is printed. DeepSpeed's other keys are ignored; without any of these keys, nothing is profiled. Use it as::
 
         profiler = from_config("ds_config.json")
         for batch in loader:
             with profiler.step(model):
                 ...  # forward, backward, optimizer.step()
 
-    Raises TorchprofError for unknown keys of the profiler's, values of a wrong type, and files that are no JSON object.
+    Raises TorchprofError for unknown keys of the profiler, values of a wrong type, and a file without a JSON object.
     """
     settings = _loaded(config)
     _check_top_keys(settings)
@@ -118,14 +119,14 @@ def from_config(config: Mapping[str, Any] | str | PathLike[str]) -> StepProfiler
 
 @contextmanager
 def _early_step(model: nn.Module, settings: Mapping[str, Any]) -> Iterator[None]:
-    recording = Recording(model)
-    recording.start_profile()
+    methods = ProfileMethods(model)
+    methods.start_profile()
     try:
         yield
-        recording.stop_profile()
+        methods.stop_profile()
     finally:
-        recording.abandon()
-    recording.page().show(settings["profile_depth"], settings["profile_top_num"])
+        methods.abandon()
+    methods.page().show(settings["profile_depth"], settings["profile_top_num"])
 
 
 @contextmanager
@@ -156,7 +157,7 @@ def _loaded(config: Any) -> Mapping[str, Any]:
             config = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise TorchprofError(f"The configuration {path!r} cannot be read: {error.strerror or error}.") from error
-        except ValueError as error:  # no JSON, or no text
+        except ValueError as error:  # not JSON, or not text
             raise TorchprofError(f"The configuration {path!r} is no JSON: {error}.") from error
     if not isinstance(config, Mapping):
         raise TorchprofError(
@@ -167,7 +168,7 @@ def _loaded(config: Any) -> Mapping[str, Any]:
 
 
 def _check_top_keys(settings: Mapping[str, Any]) -> None:
-    """Other keys are DeepSpeed's own, unless they look like one of the profiler's."""
+    """Raise TorchprofError for misspelled keys of the profiler. All other keys are DeepSpeed's own."""
     known = [_SECTION, *_EARLY_KEYS]
     for key in settings:
         if key not in known and ("profil" in str(key).lower() or get_close_matches(str(key), known, 1, 0.8)):
@@ -175,7 +176,7 @@ def _check_top_keys(settings: Mapping[str, Any]) -> None:
 
 
 def _checked(given: Mapping[str, Any], known: Mapping[str, _Setting], where: str) -> dict[str, Any]:
-    """All settings: the given ones, checked, and defaults for the others."""
+    """All settings: the given ones, checked, and the defaults of the others."""
     for key, value in given.items():
         if key not in known:
             raise TorchprofError(f"{where} has an unknown key {key!r}. {choose(str(key), known)}")

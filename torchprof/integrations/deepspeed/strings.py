@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torchprof import TorchprofError
 from torchprof.integrations.deepspeed.arguments import choose, is_number
-from torchprof.integrations.figures import UNKNOWN
+from torchprof.integrations.figures import UNKNOWN_TEXT
 
 _MACS = {"GMac": 1e9, "MMac": 1e6, "KMac": 1e3, "Mac": 1.0}
 _FLOPS = {"TFLOPS": 1e12, "GFLOPS": 1e9, "MFLOPS": 1e6, "KFLOPS": 1e3, "FLOPS": 1.0}
@@ -16,18 +16,18 @@ _TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 def macs_to_string(macs: float | None, units: str | None = None, precision: int = 2) -> str:
-    """Multiply-adds as ``429.25 KMac``. ``units``: GMac, MMac, KMac or Mac; None takes the largest that fits.
+    """Multiply-adds as ``429.25 KMac``. ``units``: GMac, MMac, KMac or Mac; None selects the largest that fits.
 
-    In all functions of this file, None is written as ``–``, and ``precision`` is the maximum number of decimals.
-    Raises TorchprofError for other units.
+    In all functions of this file, the number None is written as ``–``, and ``precision`` is the maximum number of
+    decimals. They raise TorchprofError for other units.
     """
     return _text(macs, units, precision, _MACS)
 
 
 def flops_to_string(flops: float | None, units: str | None = None, precision: int = 2) -> str:
-    """What this tool calls flops, its multiply-adds: as ``macs_to_string``.
+    """The same as ``macs_to_string``: this tool's "flops" are multiply-adds.
 
-    With ``units`` TFLOPS, GFLOPS, MFLOPS, KFLOPS or FLOPS the number is one of operations a second; it is not doubled.
+    With ``units`` TFLOPS, GFLOPS, MFLOPS, KFLOPS or FLOPS, the number is in operations per second; it is not doubled.
     """
     return _text(flops, units, precision, _MACS, _FLOPS)
 
@@ -54,9 +54,9 @@ def _text(
     choices: Mapping[str, float],
     more: Mapping[str, float] | None = None,
 ) -> str:
-    """A value in ``units``; without them, in the largest unit of ``choices`` that is no larger than the value."""
+    """A value in ``units``; if they are None, in the largest unit of ``choices`` that is not larger than the value."""
     if value is None:
-        return UNKNOWN
+        return UNKNOWN_TEXT
     if not is_number(value):
         raise TorchprofError(f"{value!r} is no number: give the number that get_total_flops() and the like return.")
     known = {**choices, **(more or {})}

@@ -1,8 +1,8 @@
-"""flops-profiler's interface over torchprof: its calls, its convention of counting, its page.
+"""flops-profiler as a drop-in: its functions, its convention of counting, its page.
 
-``get_model_profile`` and ``FlopsProfiler`` take what those of flops-profiler 0.1.2 and of DeepSpeed's flops profiler
-take, and print the same three parts under the same labels. docs/coming-from-flops-profiler.md says which figures differ
-and why.
+``get_model_profile`` and ``FlopsProfiler`` have the same arguments as in flops-profiler 0.1.2 and in DeepSpeed's flops
+profiler, and print the same three parts with the same labels. docs/coming-from-flops-profiler.md says which figures
+differ, and why.
 """
 
 from __future__ import annotations

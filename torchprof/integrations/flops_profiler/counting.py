@@ -1,4 +1,4 @@
-"""flops-profiler's convention of counting: its names of functionals, and the flops of each."""
+"""flops-profiler's convention: its names of functionals, and the flops of each."""
 
 from __future__ import annotations
 
@@ -8,57 +8,40 @@ from math import prod
 from typing import Any
 
 from torchprof import Run
-from torchprof.integrations.convention import Counted, Rule, count
+from torchprof.integrations.convention import Counted, CountingRule, count, input_elements, input_shape, zero_flops
 
 LayerPath = tuple[str, ...]
 
-# The formulas. Each gets the signature of one call and returns flops; an input without a recorded shape counts 0.
-
-
-def _shape(signature: Any, at: int) -> tuple[int, ...] | None:
-    """The shape of the input number ``at``; None if it is not a tensor or its shape is unknown."""
-    if signature is None:
-        return None
-    is_tensor = at < len(signature.dtypes) and signature.dtypes[at] not in ("", "Scalar", "ScalarList", "TensorList")
-    return signature.shapes[at] if is_tensor else None
-
-
-def _elements(signature: Any) -> int:
-    shape = _shape(signature, 0)
-    return 0 if shape is None else prod(shape)
-
-
-def _nothing(signature: Any) -> int:
-    return 0
+# The formulas. Each takes the signature of one call and returns flops; an input without a recorded shape counts 0.
 
 
 def _normalized(weight: int) -> Any:
-    """4 for each element, 5 if there is a weight. ``weight``: which input that is."""
+    """4 for each element, 5 if there is a weight. ``weight``: the number of the input that is the weight."""
 
     def flops(signature: Any) -> int:
-        return _elements(signature) * (4 + (_shape(signature, weight) is not None))
+        return input_elements(signature) * (4 + (input_shape(signature, weight) is not None))
 
     return flops
 
 
 def _batch_normalized(signature: Any) -> int:
-    """1 for each element, 4 in training (mean and variance are computed), and 1 more if there is a weight."""
-    has_weight = _shape(signature, 1) is not None
+    """1 for each element, 4 in training (to compute mean and variance), and 1 more if there is a weight."""
+    has_weight = input_shape(signature, 1) is not None
     in_training = len(signature.scalars) > 5 and signature.scalars[5] is True
-    return _elements(signature) * ((4 if in_training else 1) + has_weight)
+    return input_elements(signature) * ((4 if in_training else 1) + has_weight)
 
 
 def _added_product(signature: Any) -> int:
     """2 for each multiply-accumulate, and 1 for each element of the added tensor, before it is broadcast."""
-    added, first, second = (_shape(signature, at) for at in range(3))
+    added, first, second = (input_shape(signature, at) for at in range(3))
     if added is None or first is None or second is None:
         return 0
     return 2 * prod(first) * second[-1] + prod(added)
 
 
 def _interpolated(signature: Any) -> int:
-    """1 for each element of the result, from the scalar inputs: the output size, or the scale factors."""
-    image, scalars = _shape(signature, 0), signature.scalars
+    """1 for each element of the result. The scalar inputs have the output size or the scale factors."""
+    image, scalars = input_shape(signature), signature.scalars
     if image is None or len(scalars) < 2:
         return 0
     sizes, factors = scalars[1], scalars[-1]
@@ -69,15 +52,15 @@ def _interpolated(signature: Any) -> int:
     return 0
 
 
-_RULES: dict[str, Rule] = {}
+_RULES: dict[str, CountingRule] = {}
 
 
 def _count_as(flops: Any, names: Mapping[str, str] | str) -> None:
-    """Add a rule for each of torch's operators in ``names``: by the tool's name, or names that are the same in both."""
+    """Add a rule for each operator in ``names``: torch's names by the tool's name, or names that both have."""
     named = names if isinstance(names, Mapping) else {name: name for name in names.split()}
     for name, ops in named.items():
         for op in ops.split():
-            _RULES[f"aten::{op}"] = Rule(name, flops)
+            _RULES[f"aten::{op}"] = CountingRule(name, flops)
 
 
 _count_as("macs", "linear matmul mm bmm mv einsum bilinear scaled_dot_product_attention")
@@ -92,11 +75,11 @@ _count_as("flops", "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_
 _count_as("flops", "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell")
 _count_as(_added_product, "addmm baddbmm")
 for _name in ("relu", "prelu", "elu", "leaky_relu", "relu6", "silu", "gelu"):
-    _count_as(_elements, {_name: f"{_name} {_name}_"})
-_count_as(_elements, "softmax")
+    _count_as(input_elements, {_name: f"{_name} {_name}_"})
+_count_as(input_elements, "softmax")
 for _dims in (1, 2, 3):
-    _count_as(_elements, f"avg_pool{_dims}d adaptive_avg_pool{_dims}d adaptive_max_pool{_dims}d")
-    _count_as(_elements, {f"max_pool{_dims}d": f"max_pool{_dims}d max_pool{_dims}d_with_indices"})
+    _count_as(input_elements, f"avg_pool{_dims}d adaptive_avg_pool{_dims}d adaptive_max_pool{_dims}d")
+    _count_as(input_elements, {f"max_pool{_dims}d": f"max_pool{_dims}d max_pool{_dims}d_with_indices"})
 _count_as(_normalized(weight=2), "layer_norm group_norm")
 _count_as(_normalized(weight=1), "instance_norm")
 _count_as(
@@ -106,25 +89,25 @@ _count_as(
         "_upsample_bilinear2d_aa _upsample_bicubic2d_aa"
     },
 )
-_count_as(_nothing, "embedding")
-_count_as(_nothing, {"interpolate": "upsample_nearest1d upsample_nearest2d upsample_nearest3d"})
-_count_as(_nothing, "batch_norm")  # counted by _BATCH_NORM: only the inner op has the training flag
+_count_as(zero_flops, "embedding")
+_count_as(zero_flops, {"interpolate": "upsample_nearest1d upsample_nearest2d upsample_nearest3d"})
+_count_as(zero_flops, "batch_norm")  # _BATCH_NORM counts it: only the inner operator has the training flag
 _BATCH_NORM = {
-    "aten::instance_norm": Rule("", _nothing),  # calls a batch norm, which is not counted
-    "aten::native_batch_norm": Rule("batch_norm", _batch_normalized),
-    "aten::cudnn_batch_norm": Rule("batch_norm", _batch_normalized),
-    "aten::miopen_batch_norm": Rule("batch_norm", _batch_normalized),
+    "aten::instance_norm": CountingRule("", zero_flops),  # calls a batch norm, which is not counted
+    "aten::native_batch_norm": CountingRule("batch_norm", _batch_normalized),
+    "aten::cudnn_batch_norm": CountingRule("batch_norm", _batch_normalized),
+    "aten::miopen_batch_norm": CountingRule("batch_norm", _batch_normalized),
 }
-_count_as(
-    _nothing, {"": "selu selu_ celu celu_ rrelu rrelu_"}
-)  # call operators that count; that tool does not count them
+# These call operators that count, but flops-profiler does not count them.
+_count_as(zero_flops, {"": "selu selu_ celu celu_ rrelu rrelu_"})
 
 
 def functionals(run: Run) -> tuple[dict[LayerPath, dict[str, Counted]], Counter[str]]:
-    """By path of a layer and the tool's name of an operator, the sums of what ran in the layer's forward; and by name,
-    how many calls were not counted because their shapes are unknown (nested tensors).
+    """The sums of the operators in each layer's forward, by the layer's path and the tool's name of the operator; and,
+    by name, how many calls were not counted because their shapes are unknown (nested tensors).
 
-    Child layers are not included. An operator with multiply-accumulates that the tool does not know has torch's name.
+    Child layers are not included. If the tool does not know an operator with multiply-accumulates, torch's name is
+    used.
     """
     rules = dict(_RULES)
     unknown: Counter[str] = Counter()
@@ -137,8 +120,8 @@ def functionals(run: Run) -> tuple[dict[LayerPath, dict[str, Counted]], Counter[
         rule = rules.get(name)
         if rule is None:
             if row.cost.macs:
-                rules[name] = Rule(name.removeprefix("aten::"), "macs")
-        elif callable(rule.flops) and rule.flops is not _nothing and _shape(row.signature, 0) is None:
+                rules[name] = CountingRule(name.removeprefix("aten::"), "macs")
+        elif callable(rule.flops) and rule.flops is not zero_flops and input_shape(row.signature) is None:
             unknown[rule.name] += row.calls
     found = count(run, rules)
     for path, functionals in count(run, _BATCH_NORM).items():

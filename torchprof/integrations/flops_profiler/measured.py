@@ -1,4 +1,4 @@
-"""The figures of a run in flops-profiler's convention, layer by layer."""
+"""The figures of a run, layer by layer, by flops-profiler's convention."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from torchprof.integrations.modules import parameter_sizes
 
 
 class LayerFigures:
-    """One layer with all below it: parameters, nanoseconds in its forwards, and by name the functionals that ran.
+    """A layer with all layers below it: parameters, nanoseconds of its forwards, functionals by name.
 
-    Where ``seen`` is False, only the parameters are known: the layer is inside a ScriptModule or a compiled module, and
-    its work is part of that module's.
+    If ``seen`` is False, only the parameters are known: the layer is inside a ScriptModule or a compiled module, and
+    its work is part of that module's work.
     """
 
     def __init__(self, kind: str, params: int | None, ns: int, seen: bool) -> None:
@@ -42,21 +42,21 @@ class LayerFigures:
 
     @property
     def known(self) -> tuple[int | None, int | None, int | None]:
-        """(flops, MACs, nanoseconds), each None where it is unknown."""
+        """(flops, MACs, nanoseconds), each None if it is unknown."""
         if not self.seen:
             return None, None, None
         return (self.flops or None, self.macs or None, self.ns) if self.uncounted else (self.flops, self.macs, self.ns)
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether flops and MACs lack the work of some operators."""
+        """Whether the work of some operators is missing from flops and MACs."""
         return self.uncounted > 0
 
 
 class Measured:
-    """The figures of a run in flops-profiler's convention: of all layers by path (``of``), of backward and optimizer.
+    """The figures of a run by flops-profiler's convention: of each layer by path (``of``), of backward and optimizer.
 
-    Times are CPU times; if the device was recorded, the times of its kernels.
+    Times are CPU times; if a device was recorded, they are the times of its kernels.
     """
 
     def __init__(self, run: Run, model: nn.Module, ignored: Sequence[Any]) -> None:
@@ -76,11 +76,7 @@ class Measured:
         after = [node for phase in ("backward", "recompute") for node in run.tree(phase).walk()]
         self.backward_ns = sum(getattr(node.self, self.time) for node in after)
         self.backward_flops = sum(node.self.flops for node in after if not self._is_ignored(node.layer.path))
-        self.step_ns = sum(
-            getattr(row.cost, self.time)
-            for row in run.rows
-            if row.frames and row.frames[0].name.startswith("Optimizer.step#")
-        )
+        self.step_ns = getattr(run.optimizer_steps, self.time)
         own = run.tree("forward").total
         own_flops = own.flops or (None if own.uncounted else 0)
         self.own_flops = at_least(number_text(own_flops), own.uncounted > 0)  # torchprof's own count
@@ -98,7 +94,7 @@ class Measured:
         return found
 
     def _add_work(self) -> Counter[str]:
-        """Add the functionals of each layer, and its uncounted calls, to the layer and to all above it.
+        """Add the functionals and the uncounted calls of each layer to the layer and to all layers above it.
 
         Returns, by name, how many calls of an operator were not counted because their shapes are unknown.
         """
@@ -119,11 +115,11 @@ class Measured:
         return any(path[:steps] in self._ignored for steps in range(1, len(path) + 1))
 
     def ns(self, counted: Counted) -> int:
-        """The nanoseconds of a functional, on the CPU or the device."""
+        """The nanoseconds of a functional, on the CPU or on the device."""
         return counted.device_ns if self.time == "device_ns" else counted.ns
 
     def below(self, module: nn.Module, path: LayerPath) -> Iterator[tuple[str, nn.Module | None, LayerPath | None]]:
-        """The children of a module: name, module, path. The path is None where the run does not have the layer."""
+        """The children of a module: name, module, path. The path is None if the run does not have this layer."""
         is_wrapper = _class_name(module) != self._kinds[path]  # a wrapper and its module share one layer
         for name, child in module._modules.items():
             child_path = path if is_wrapper else (*path, name)
@@ -141,15 +137,15 @@ class Measured:
             )
 
     def params_at(self, paths: Iterable[LayerPath]) -> int | None:
-        """The parameters of the layers at some paths; a module with several paths counts once."""
+        """The sum of the parameters of some layers; a module with several paths counts once."""
         return known_sum({id(self._modules.get(path, path)): self.of[path].params for path in paths}.values())
 
 
 def _class_name(module: nn.Module) -> str:
-    """The class of a module; for a ScriptModule, the class that it was made from."""
+    """The name of a module's class; for a ScriptModule, of the class from which it was made."""
     return module.original_name if isinstance(module, torch.jit.ScriptModule) else type(module).__name__
 
 
 def is_one_of(module: nn.Module, modules: Iterable[Any]) -> bool:
-    """Whether the very object ``module`` is among ``modules``."""
+    """Whether the object ``module`` itself is in ``modules``."""
     return any(module is one for one in modules)

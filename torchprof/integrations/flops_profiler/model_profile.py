@@ -16,7 +16,7 @@ from torchprof.integrations.flops_profiler.profiler import FlopsProfiler, check_
 def get_model_profile(
     model: nn.Module,
     input_shape: Sequence[int] | None = None,
-    args: Sequence[Any] | None = [],  # flops-profiler's defaults; never changed
+    args: Sequence[Any] | None = [],  # the default of flops-profiler; it is never modified
     kwargs: Mapping[str, Any] | None = {},
     print_profile: bool = True,
     detailed: bool = True,
@@ -30,15 +30,15 @@ def get_model_profile(
     *,
     mode: str | None = None,
 ) -> tuple[int | str | None, int | str | None, int | str | None]:
-    """Call a model once, in eval mode, after ``warm_up`` calls, and return its (flops, MACs, parameters).
+    """Profile one call of a model in eval mode, after ``warm_up`` calls. Returns (flops, MACs, parameters).
 
-    ``input_shape``: the model takes one tensor of this shape, of the type and on the device of its first parameter, in
-    place of ``args``. ``func_name``, or ``mode``: the method to call, such as ``generate``. ``module_depth``,
+    ``input_shape``: call the model on one tensor of this shape, in place of ``args``, with the dtype and the device of
+    the model's first parameter. ``func_name``, or ``mode``: the method to call, such as ``generate``. ``module_depth``,
     ``top_modules``, ``detailed`` and ``output_file`` are for the page: see ``FlopsProfiler.print_model_profile``.
-    ``as_string``: ``"22.36 G"`` for a number. ``ignore_modules``: see ``FlopsProfiler.start_profile``.
+    ``as_string``: return text such as ``"22.36 G"``. ``ignore_modules``: see ``FlopsProfiler.start_profile``.
 
-    Gradients are recorded as the caller has it. All modules are in train or eval mode afterwards as they were before.
-    Raises TorchprofError for arguments that do not fit, and what the model raises.
+    Gradients are recorded if the caller has them enabled. Afterwards, every module is in the mode (train or eval) that
+    it had before. Raises TorchprofError for bad arguments; errors of the model pass through.
     """
     profiler = FlopsProfiler(model)
     if mode is not None and func_name not in ("forward", mode):

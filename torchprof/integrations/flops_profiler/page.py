@@ -1,4 +1,4 @@
-"""The page that flops-profiler prints: its frame, the part by depth and the part by module."""
+"""The page that flops-profiler prints: the part by depth, the part by module, and what is around them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def page_text(summary: Iterable[str], measured: Measured, module_depth: int, top
 
 
 def lines_by_depth(measured: Measured, module_depth: int, top_modules: int) -> Iterator[str]:
-    """The module classes with the largest sums, at each depth."""
+    """For each depth, the module classes with the largest sums."""
     levels: list[dict[str, list[LayerPath]]] = []
     for path, figures in measured.of.items():
         if len(path) > len(levels):

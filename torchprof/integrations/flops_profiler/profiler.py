@@ -1,4 +1,4 @@
-"""``FlopsProfiler``: profile what a model does between start and stop, and print flops-profiler's page."""
+"""``FlopsProfiler``: profile a model between start and stop, and print flops-profiler's page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 import torchprof
-from torchprof.encoding import fitting
+from torchprof.encoding import encodable
 from torchprof.integrations.flops_profiler.measured import Measured, is_one_of
 from torchprof.integrations.flops_profiler.page import lines_by_depth, page_text
 from torchprof.integrations.flops_profiler.strings import at_least, duration_text, macs_text, number_text, params_text
@@ -19,15 +19,15 @@ from torchprof.integrations.flops_profiler.summary import summary_lines
 
 
 class FlopsProfiler:
-    """Profile what a model does between ``start_profile`` and ``stop_profile``, and print it as flops-profiler does.
+    """Profile a model between ``start_profile`` and ``stop_profile``, and print the results as flops-profiler does.
 
-    ``ds_engine``: a DeepSpeed engine, whose sizes and timers go into the summary. ``recompute_fwd_factor``: how much of
-    the forward backward does again (activation checkpointing); used where backward was timed by the engine and was not
-    profiled.
+    ``ds_engine``: a DeepSpeed engine; its sizes and timers go into the summary. ``recompute_fwd_factor``: the share of
+    the forward that backward recomputes (activation checkpointing). It is used if the engine timed backward and the
+    profile does not include it.
 
-    Figures can be asked for and printed from ``stop_profile`` to ``end_profile``; at other times that raises
-    TorchprofError. torchprof allows one profile at a time in a process: where something may raise after
-    ``start_profile``, put ``end_profile`` into a ``finally``.
+    Figures can be read and printed from ``stop_profile`` to ``end_profile``; at other times that raises TorchprofError.
+    torchprof allows one profile at a time in a process: if the code after ``start_profile`` may raise, put
+    ``end_profile`` into a ``finally``.
     """
 
     def __init__(self, model: nn.Module, ds_engine: Any = None, recompute_fwd_factor: float = 0.0) -> None:
@@ -47,9 +47,9 @@ class FlopsProfiler:
         self._figures: Measured | None = None
 
     def start_profile(self, ignore_list: Iterable[Any] | None = None) -> None:
-        """Start profiling; a profile that is open begins again.
+        """Start profiling. If a profile is open, it is dropped, and profiling starts again.
 
-        ``ignore_list``: modules of the model, or classes of modules, whose work is not counted; their time is still
+        ``ignore_list``: modules of the model, or classes of modules. Their work is not counted; their time is still
         part of the latency.
         """
         ignored = _checked_ignored(ignore_list, self.model)
@@ -67,13 +67,13 @@ class FlopsProfiler:
             self._figures = Measured(block.run, self.model, self._ignored)
 
     def reset_profile(self) -> None:
-        """Drop the figures; a profile that is open begins again."""
+        """Drop the figures. If a profile is open, profiling starts again."""
         if self._block is not None:
             self.start_profile(self._ignored)
         self._figures = None
 
     def end_profile(self) -> None:
-        """Drop the figures, and stop a profile that is open."""
+        """Drop the figures. If a profile is open, stop it."""
         if self._block is not None:
             block, self._block = self._block, None
             block.__exit__(None, None, None)
@@ -81,20 +81,20 @@ class FlopsProfiler:
         self.started = False
 
     def get_total_flops(self, as_string: bool = False) -> int | str | None:
-        """The floating-point operations of the model's forwards; None (``–``) if no operator could be counted.
+        """The floating-point operations of the model's forwards; None (as text ``–``) if no operator could be counted.
 
-        As a string with ``≥`` if some operators could not be counted.
+        The text has a ``≥`` if some operators could not be counted.
         """
         whole = self._measured().whole
         return at_least(number_text(whole.known[0]), whole.is_lower_bound) if as_string else whole.known[0]
 
     def get_total_macs(self, as_string: bool = False) -> int | str | None:
-        """The multiply-accumulates of the model's forwards, as ``get_total_flops`` says its figure."""
+        """The multiply-accumulates of the model's forwards, in the form of ``get_total_flops``."""
         whole = self._measured().whole
         return at_least(macs_text(whole.known[1]), whole.is_lower_bound) if as_string else whole.known[1]
 
     def get_total_params(self, as_string: bool = False) -> int | str | None:
-        """The model's parameters; None (``–``) where a lazy layer has not made them yet."""
+        """The number of parameters; None (as text ``–``) if a lazy layer has not made its parameters yet."""
         params = self._measured().whole.params
         return params_text(params) if as_string else params
 
@@ -116,17 +116,17 @@ class FlopsProfiler:
         detailed: bool = True,
         output_file: str | PathLike[str] | None = None,
     ) -> None:
-        """Print the summary, the aggregated profile and, with ``detailed``, that of each module.
+        """Print the summary, the aggregated profile and, with ``detailed``, the profile of each module.
 
-        ``module_depth`` is the last depth of the aggregated profile, -1 for all. ``output_file``: written there instead
-        of to stdout. Raises TorchprofError for a file that cannot be written.
+        ``module_depth``: the last depth of the aggregated profile; -1 for all. ``output_file``: write to this file
+        instead of stdout. Raises TorchprofError for a file that cannot be written.
         """
         measured = self._measured()
         check_page(module_depth, top_modules, output_file)
         summary = summary_lines(measured, profile_step, self.ds_engine, self.recompute_fwd_factor)
         text = page_text(summary, measured, module_depth, top_modules, detailed)
         if not output_file:
-            print(fitting(text, sys.stdout))
+            print(encodable(text, sys.stdout))
             return
         try:
             Path(output_file).write_text(text + "\n", encoding="utf-8")
@@ -134,11 +134,13 @@ class FlopsProfiler:
             raise torchprof.TorchprofError(f"output_file={str(output_file)!r} cannot be written: {error}") from error
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
-        """Print, for each depth up to ``module_depth``, the ``top_modules`` classes of modules with the largest sums
-        of parameters, flops, MACs and forward latency."""
+        """Print the ``top_modules`` classes of modules with the largest sums, for each depth up to ``module_depth``.
+
+        The sums are of parameters, flops, MACs and forward latency.
+        """
         measured = self._measured()
         check_page(module_depth, top_modules, None)
-        print(fitting("\n".join(lines_by_depth(measured, module_depth, top_modules)), sys.stdout))
+        print(encodable("\n".join(lines_by_depth(measured, module_depth, top_modules)), sys.stdout))
 
     def _measured(self) -> Measured:
         if self._block is not None:

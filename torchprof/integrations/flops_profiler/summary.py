@@ -1,4 +1,4 @@
-"""The summary on flops-profiler's page, with what a DeepSpeed engine or torch.distributed knows."""
+"""The summary on flops-profiler's page, with data from a DeepSpeed engine or torch.distributed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CONVENTION = (
 
 
 class _Job(NamedTuple):
-    """Number of processes, over how many of them data and model are split, batch size; each None if unknown."""
+    """The number of processes, over how many the data and the model are split, the batch size; None if unknown."""
 
     world_size: int | None
     data_parallel: int | None
@@ -34,7 +34,7 @@ class _Job(NamedTuple):
 
 
 def summary_lines(measured: Measured, step: int, engine: Any, recompute: float) -> Iterator[str]:
-    """``engine``: a DeepSpeed engine or None. ``recompute``: the share of the forward that backward does again."""
+    """``engine``: a DeepSpeed engine or None. ``recompute``: the share of the forward that backward recomputes."""
     job = _job(engine, measured.model)
     device = next((param.device for param in measured.model.parameters()), "cpu")
     yield ""
@@ -65,7 +65,7 @@ def _line(label: str, value: Any) -> str:
 
 
 def _model_lines(measured: Measured, parts: int) -> Iterator[str]:
-    """Parameters and work, on this device and of the whole model, which is split into ``parts``."""
+    """Parameters and work of this device, and of the whole model, which is split into ``parts``."""
     whole = measured.whole
     yield _line("params per device", params_text(whole.params))
     all_params = None if whole.params is None else whole.params * parts
@@ -78,7 +78,7 @@ def _model_lines(measured: Measured, parts: int) -> Iterator[str]:
 
 
 def _time_lines(measured: Measured, job: _Job, engine: Any, recompute: float) -> Iterator[str]:
-    """Latency and throughput of forward, backward and step, as far as they were timed."""
+    """Latency and throughput of forward, backward and step, if they were timed."""
     whole = measured.whole
     fwd_ns, bwd_ns, step_ns = _engine_ns(engine) or (whole.ns, measured.backward_ns, measured.step_ns)
     if fwd_ns:
@@ -109,7 +109,7 @@ def _time_lines(measured: Measured, job: _Job, engine: Any, recompute: float) ->
 
 
 def _notes(measured: Measured) -> Iterator[str]:
-    """How the figures were counted, what is missing from them, and the run's warnings."""
+    """How the figures were counted, what they do not include, and the run's warnings."""
     yield f"{_CONVENTION} By torchprof's own convention, which counts all elementwise work, fwd: {measured.own_flops}."
     if measured.backward_flops:
         yield "Backward flops are torchprof's own count of what autograd ran."
@@ -121,7 +121,7 @@ def _notes(measured: Measured) -> Iterator[str]:
 
 
 def _job(engine: Any, model: nn.Module) -> _Job:
-    """From a DeepSpeed engine, its ``mpu`` (Megatron's parallel units), or torch.distributed."""
+    """The sizes from a DeepSpeed engine, its ``mpu`` (Megatron's parallel units), or torch.distributed."""
     world_size = _first_attribute(engine, "world_size")
     data = _first_attribute(engine, "dp_world_size")
     split = _first_attribute(engine, "mp_world_size")
@@ -139,7 +139,7 @@ def _job(engine: Any, model: nn.Module) -> _Job:
 
 
 def _first_attribute(thing: Any, *names: str) -> Any:
-    """The first of some attributes that exists, or what it returns if it is a method; None if none exists."""
+    """The first of these attributes that exists and is not None; a method is called. None if there is none."""
     for name in names:
         value = getattr(thing, name, None)
         if value is not None:
@@ -148,7 +148,7 @@ def _first_attribute(thing: Any, *names: str) -> Any:
 
 
 def _engine_ns(engine: Any) -> tuple[float, float, float] | None:
-    """Nanoseconds of forward, backward and step, from the timers of an engine; None if it does not time all three."""
+    """The nanoseconds of forward, backward and step from an engine's timers; None if it does not time all three."""
     timers = getattr(engine, "timers", None)
     if timers is None or not _first_attribute(engine, "wall_clock_breakdown"):
         return None

@@ -1,4 +1,4 @@
-"""Text for streams that cannot hold all of it, against what Python itself can encode."""
+"""Text for streams that cannot encode all characters, compared with what Python can encode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import torchprof
-from torchprof.encoding import errors_of, fitting, readable
+from torchprof.encoding import encodable, error_handler_for, no_encoding_errors
 from torchprof.integrations.deepspeed import get_model_profile
 
 TREE = "Net\n├── a | ≥ 4\n└── b | –"
@@ -34,33 +34,33 @@ def written(of: io.TextIOWrapper) -> bytes:
     [("utf-8", TREE), ("ascii", ASCII), ("latin-1", ASCII), ("cp1252", ASCII[:-1] + "–"), ("cp437", TREE[:-1] + "-")],
 )
 def test_a_character_that_cannot_be_encoded_becomes_similar_ascii(encoding: str, expected: str) -> None:
-    assert fitting(TREE, stream(encoding)) == expected
+    assert encodable(TREE, stream(encoding)) == expected
     assert expected.encode(encoding)
 
 
 def test_a_character_without_similar_ascii_is_escaped() -> None:
-    assert fitting("层 é", stream("ascii")) == "\\u5c42 \\xe9"
-    assert fitting("层 é", stream("latin-1")) == "\\u5c42 é"
+    assert encodable("层 é", stream("ascii")) == "\\u5c42 \\xe9"
+    assert encodable("层 é", stream("latin-1")) == "\\u5c42 é"
 
 
 def test_streams_that_do_not_raise_or_have_no_encoding_are_unchanged() -> None:
-    assert fitting(TREE, stream("ascii", "replace")) == TREE
-    assert fitting(TREE, io.StringIO()) == TREE
-    assert fitting(TREE, None) == TREE
-    assert errors_of(stream("ascii", "replace")) == "replace"
+    assert encodable(TREE, stream("ascii", "replace")) == TREE
+    assert encodable(TREE, io.StringIO()) == TREE
+    assert encodable(TREE, None) == TREE
+    assert error_handler_for(stream("ascii", "replace")) == "replace"
 
 
 def test_undecodable_bytes_of_file_names_are_kept() -> None:
-    """As in the C locale, where Python itself has such names."""
+    """In the C locale, Python uses such characters in file names."""
     one = stream("ascii", "surrogateescape")
-    with readable(one):
+    with no_encoding_errors(one):
         one.write("caf\udce9 ≥ 层")
     assert written(one) == b"caf\xe9 >= \\u5c42"
 
 
-def test_a_stream_is_readable_for_a_while() -> None:
+def test_inside_the_block_a_stream_does_not_raise() -> None:
     one = stream("ascii")
-    with readable(one, io.StringIO(), None):
+    with no_encoding_errors(one, io.StringIO(), None):
         one.write(TREE)
     assert written(one).decode() == ASCII
     with pytest.raises(UnicodeEncodeError):
@@ -76,7 +76,7 @@ def test_display_writes_only_characters_that_the_stream_can_encode(tmp_path: Pat
     assert (tmp_path / "table.txt").read_text(encoding="cp1252") == text.replace("└──", "`--") + "\n"
 
 
-def test_pages_of_other_tools_are_printed_as_the_stream_can_hold_them() -> None:
+def test_pages_of_the_drop_ins_have_only_characters_that_the_stream_can_encode() -> None:
     class Größe(nn.Linear):
         pass
 

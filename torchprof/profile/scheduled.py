@@ -1,0 +1,90 @@
+"""The cycles of a ``Profile``: when each starts and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+from torch.profiler import ProfilerAction
+
+from torchprof.measure.warnings import about_buckets
+from torchprof.profile.cycle import Cycles, Setup
+from torchprof.profile.sigterm import DelayedSignals
+from torchprof.record.compiled_code import about_left_out_stacks, awaiting_compilation
+from torchprof.record.labels import Labels
+from torchprof.record.session import is_profiled, refuse_if_profiled
+from torchprof.run.run import Run
+from torchprof.run.warnings import Caveat
+
+_RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
+
+
+class ScheduledCycles(Cycles):
+    """Cycles that start and end, step by step, as a schedule says; the rules are those of ``torch.profiler.profile``.
+
+    Without a schedule there is a single cycle: ``start_cycle`` starts it, and ``stop`` ends it. ``ended``: the run of
+    the last ended cycle with its warnings, until ``take_ended``; None if ``end_cycle`` was not asked to keep it.
+    """
+
+    def __init__(self, setup: Setup, notes: list[Caveat], models: Sequence[nn.Module], labels: Labels) -> None:
+        super().__init__(setup, notes)
+        self.ended: Run | None = None
+        self._models = models
+        self._labels = labels
+        self._action = ProfilerAction.NONE
+
+    def end_step(self, action: ProfilerAction, *, keep_run: bool) -> None:
+        """End the cycle if it ends before a step with this action.
+
+        A cycle ends after RECORD_AND_SAVE. It also ends where a schedule stops recording without that action: there,
+        torch warns and does not call on_trace_ready.
+        """
+        before, self._action = self._action, action
+        if self.is_recording and (before is ProfilerAction.RECORD_AND_SAVE or action not in _RECORDING):
+            self.end_cycle(keep_run=keep_run)
+
+    def begin_step(self) -> None:
+        """Do what the action of the step that begins requires: warm up, record, or neither."""
+        action = self._action
+        if action is ProfilerAction.WARMUP and self.prepared is None:
+            with DelayedSignals():
+                if is_profiled():
+                    refuse_if_profiled()
+                self.prepare(self.setup.asked.with_stack)
+        elif action in _RECORDING and not self.is_recording:
+            with DelayedSignals():
+                self.start_cycle()
+        elif action is ProfilerAction.NONE and self.prepared is not None:
+            with DelayedSignals():
+                self.discard_prepared()
+
+    def start_cycle(self) -> None:
+        """Start a cycle. Source lines are left out while code waits to be compiled; a warning says so."""
+        notes: list[Caveat] = []
+        with_stack = self.setup.asked.with_stack
+        waiting = awaiting_compilation(self._models) if with_stack else []
+        if waiting:
+            notes.append(about_left_out_stacks(waiting))
+            self.discard_prepared()
+        if self.last is None:
+            notes += about_buckets(self.setup.plan.unordered())
+        if self.prepared is None and is_profiled():
+            refuse_if_profiled()
+        self.start(with_stack and not waiting, notes)
+
+    def end_cycle(self, *, keep_run: bool) -> None:
+        """Read what was recorded and add it to the sum at once: the next cycle needs the memory.
+
+        ``keep_run``: whether ``ended`` is to be the run of this cycle.
+        """
+        with DelayedSignals():
+            unobserved = self.seen.unobserved
+            cycle = self.end()
+            self.note(self._labels)
+            if keep_run:
+                self.ended = self.with_its_warnings(cycle, unobserved)
+
+    def take_ended(self) -> Run | None:
+        """The run of the last ended cycle, once."""
+        ended, self.ended = self.ended, None
+        return ended

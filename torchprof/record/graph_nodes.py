@@ -1,0 +1,166 @@
+"""Properties of one node of an FX graph that torch.compile makes: its op, its work, its sizes, its owner.
+
+The functions take a ``torch.fx.Node`` and read its ``target``, its arguments and its ``meta``.
+"""
+
+from __future__ import annotations
+
+import operator
+from math import prod
+from typing import Any
+
+from torchprof.attribute.compiled_graphs import Owner
+from torchprof.record.dynamo_sources import step_of
+
+_GRADIENT_SUM = "Gradient addition node"
+"""The stack trace that torch gives a node that sums gradients (``torch/fx/traceback.py``)."""
+_SAME_GRADIENT = frozenset({"aten.add.Tensor", "aten.sub.Tensor", "aten.clone.default", "aten.alias.default"})
+"""Ops, beside views, with the same gradient for input and output: their backward may need no node."""
+
+
+def is_op_of_kernel(node: Any, kernel: str) -> bool:
+    """Whether a library kernel is named after a node's op."""
+    return _last_name(node.target) == plain_kernel_name(kernel)
+
+
+def op_name(node: Any) -> str:
+    """The name of a node's op, as in the profiler's events."""
+    return _last_name(_op_and_inputs(node)[0])
+
+
+def _op_and_inputs(node: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The op that a node runs, and its arguments. Some nodes get the op as an argument: inside a checkpoint, nodes that
+    save and restore the state of random numbers around the op (``torch/_prims/rng_prims.py``)."""
+    for at, one in enumerate(node.args[:2]):
+        if hasattr(one, "overloadpacket"):
+            return one, node.args[at + 1 :]
+    return node.target, node.args
+
+
+def _last_name(op: Any) -> str:
+    return str(getattr(op, "overloadpacket", op)).rpartition(".")[2]
+
+
+def plain_kernel_name(kernel: str) -> str:
+    """The name of a kernel as in the profiler's events: ``addmm`` for ``extern_kernels.addmm`` or
+    ``torch.ops.aten.addmm.default``. The names of Inductor's own kernels have no dots and stay."""
+    steps = kernel.split(".")
+    if steps[0] in ("extern_kernels", "inductor_extern_kernels"):
+        return steps[-1]
+    if steps[:2] == ["torch", "ops"]:
+        return steps[3]
+    return steps[1] if len(steps) > 2 or steps[0] == "aten" else steps[-1]
+
+
+def sums_gradients(node: Any) -> bool:
+    """Whether a node adds the gradients of the several uses of one tensor."""
+    return _GRADIENT_SUM in str(node.meta.get("stack_trace", ""))
+
+
+def only_copies(node: Any) -> bool:
+    """Whether a node was added by the compiler to copy a value: into an input of the graph, such as a buffer that the
+    forward changes, or into another memory layout."""
+    if str(node.target) == "aten.copy_.default":
+        return str(node.args[0].op) == "placeholder"
+    return str(node.target) == "prims.inductor_force_stride_order.default"
+
+
+def keeps_gradient(node: Any) -> bool:
+    """Whether the gradient of an input of a node may be the unchanged gradient of its output."""
+    return is_view(node) or str(node.target) in _SAME_GRADIENT
+
+
+def is_saved_for_backward(output: Any) -> bool:
+    """Whether a graph has an output only for its backward. ``output``: its description by torch."""
+    return type(output).__name__.startswith("SavedForBackwards")
+
+
+def is_view(node: Any) -> bool:
+    """Whether the output of a node is its input, or a part of it, in another shape."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return node.target is operator.getitem
+    of_result = schema.returns[0].alias_info if schema.returns else None
+    return of_result is not None and not of_result.is_write
+
+
+def flops_of(node: Any) -> int | None:
+    """The FLOPs of a node by ``torch.utils.flop_counter``; None if it has no formula for the op."""
+    from torch.utils.flop_counter import flop_registry
+
+    op, inputs = _op_and_inputs(node)
+    formula = flop_registry.get(getattr(op, "overloadpacket", None))
+    if formula is None:
+        return None
+    try:
+        kwargs = {name: _in_numbers(value) for name, value in node.kwargs.items()}
+        return int(formula(*map(_in_numbers, inputs), **kwargs, out_val=_in_numbers(node)))
+    except Exception:  # the formula expects other arguments
+        return None
+
+
+def largest_numel_of(node: Any) -> int:
+    """The number of elements of the largest tensor among a node's inputs and outputs."""
+    elements = [size for one in (node, *node.all_input_nodes) for size, _ in _sizes(one.meta.get("val"))]
+    return max(elements, default=0)
+
+
+def nbytes_of(node: Any) -> int:
+    """The bytes of all inputs and outputs of a node, each counted once."""
+    return sum(size for one in (node, *node.all_input_nodes) for _, size in _sizes(one.meta.get("val")))
+
+
+def owner_of(node: Any) -> Owner | None:
+    """The modules in whose forwards a node was traced, outer to inner; None if unknown."""
+    meta = node.meta
+    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
+    if stack:
+        return tuple(step_of(path, cls) for path, cls in stack.values())
+    if meta.get("source_fn_stack") or meta.get("fwd_source_fn_stack"):
+        return ()
+    # A node that a pass put around an op has no stack. The nodes that unpack its results have the stack of the op.
+    of_results = {owner_of(user) for user in node.users if user.target is operator.getitem} - {None}
+    return of_results.pop() if len(of_results) == 1 else None
+
+
+def is_recomputed(node: Any) -> bool:
+    """Whether a node of a backward graph repeats work of the forward inside a checkpoint. torch marks nodes of the
+    forward for that, and copies them into backward (``torch/_functorch/partitioners.py``)."""
+    if _op_and_inputs(node)[0] is not node.target:
+        results = [user for user in node.users if user.target is operator.getitem and user.meta]
+        return bool(results) and all(map(is_recomputed, results))
+    is_marked = getattr(node.meta.get("recompute"), "name", "").endswith("_RECOMPUTE")
+    return is_marked and node.meta.get("partitioner_tag") != "is_backward"
+
+
+def _sizes(value: Any) -> list[tuple[int, int]]:
+    """(elements, bytes) of each tensor in the value of a node."""
+    return [
+        (prod(_shape(one)), prod(_shape(one)) * one.dtype.itemsize)
+        for one in (value if isinstance(value, (tuple, list)) else [value])
+        if hasattr(one, "dtype") and hasattr(one, "shape")
+    ]
+
+
+def _shape(tensor: Any) -> tuple[int, ...]:
+    return tuple(_number(size) for size in tensor.shape)
+
+
+def _number(size: Any) -> int:
+    """A size as a number; for a symbolic size, its hint. ``int(size)`` would add a guard that fixes the size, and
+    torch.compile would then compile again for every other size."""
+    if isinstance(size, int):
+        return size
+    hint = getattr(getattr(size, "node", None), "hint", None)
+    return hint if isinstance(hint, int) else 1
+
+
+def _in_numbers(value: Any) -> Any:
+    """An argument or a result of an op in the form that a FLOPs formula expects: tensors as their shapes."""
+    if isinstance(value, (tuple, list)):
+        return [_in_numbers(one) for one in value]
+    if hasattr(value, "meta"):
+        return _in_numbers(value.meta.get("val"))
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return _shape(value)
+    return _number(value) if hasattr(value, "node") else value

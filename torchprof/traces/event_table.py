@@ -1,0 +1,269 @@
+"""The events of a trace that torch's profiler wrote, parsed from JSON into columns of integers.
+
+Differences between the traces of different versions of torch and of different devices are handled here and in
+``traces.events``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torchprof.attribute.event_names import MEMORY
+from torchprof.attribute.events import Detail
+from torchprof.traces.categories import GROUPS, MODULE, MTIA_WORK, NO_WORK, OP_OR_RANGE, RUNTIMES, SESSION
+from torchprof.traces.columns import BEYOND, DEVICE_WORK, MEMORY_EVENTS, RUNTIME_CALLS, Columns
+from torchprof.traces.forward_threads import Arrows
+from torchprof.traces.signatures import Signatures
+from torchprof.traces.values import encodable_text, nanoseconds, parse_int
+
+_NOT_CPU = frozenset((DEVICE_WORK, SESSION, NO_WORK))
+_HIP = 6
+_DEVICE_TYPES = {1: "cuda", _HIP: "cuda", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuse1"}
+"""The numbers of ``c10/core/DeviceType.h``, with the names that torch's own tables use."""
+_CPUS = (0, 2, 5)
+_MODULE_PREFIX = "nn.Module: "
+_ARROWS = ("fwdbwd", "forward_backward")
+"""The categories of the arrows from an operator to the autograd node that it made."""
+_MALFORMED = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
+
+
+class EventTable:
+    """The events of one trace as columns. Add them piece by piece, then call ``drop_doubles``.
+
+    - ``cpu``, ``work``: the columns of the CPU's events (operators, ranges, runtime calls, memory), and of device work.
+    - ``names``: group and name of an event by the number of its name; the name of a memory event is its device.
+    - ``lanes``: by the number in the column ``lane`` of ``cpu``: the number of the thread, from 1, and the number by
+      which an autograd node names the thread of its forward, 0 for none.
+    - ``streams``: by the number in the column ``lane`` of ``work``: the device and the stream.
+    - ``device``: the kind of device whose work the trace has; None for the CPU alone.
+    - ``session``: when the session began and ended, in ns; None if the trace does not have it.
+    - ``unread``: how many events lack a necessary value.
+    - ``hip_devices``: the ROCm devices that have memory events.
+    - ``has_call_stacks``: whether operators have source lines, as torch wrote them before it recorded modules.
+    """
+
+    def __init__(self, detail: Callable[[str], Detail]) -> None:
+        """``detail`` returns for the name of an operator how much of its inputs is kept."""
+        self.cpu, self.work = Columns(), Columns()
+        self.names: list[tuple[str, str]] = []
+        self.lanes: list[tuple[int, int]] = []
+        self.streams: list[tuple[int, int]] = []
+        self.signatures = Signatures(detail)
+        self.arrows = Arrows()
+        self.device: str | None = None
+        self.session: tuple[int, int] | None = None
+        self.unread = 0
+        self.hip_devices: set[int] = set()
+        self.has_call_stacks = False
+        self._groups = dict(GROUPS)
+        self._numbers_of: defaultdict[str, dict[str, int]] = defaultdict(dict)  # by group: name → its number
+        self._threads: dict[tuple[str, str], int] = {}  # (process, thread) → its number, from 1
+        self._lane_numbers: dict[tuple[Any, ...], int] = {}  # (process, thread, forward thread of a node) → lane
+        self._stream_numbers: dict[tuple[Any, Any], int] = {}  # (device, stream) → its number
+        self._last_node: tuple[int, int, int] | None = None  # thread, start, number of the forward thread
+
+    def __len__(self) -> int:
+        return len(self.cpu.start) + len(self.work.start)
+
+    @property
+    def groups(self) -> list[str]:
+        """The group of each name, by its number."""
+        return [group for group, _ in self.names]
+
+    @property
+    def processes(self) -> tuple[str, ...]:
+        """The IDs of the processes that have events."""
+        return tuple(sorted({process for process, _ in self._threads}))
+
+    def drop_doubles(self) -> int:
+        """Drop the repetitions of events that the trace has several times, and return how many were dropped.
+
+        Call it after the last piece.
+        """
+        return sum(columns.drop_doubles(self.groups) for columns in (self.cpu, self.work))
+
+    def add(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Add the events of one piece of the file. An event that lacks a necessary value is counted and dropped.
+
+        This is one long function because the loop runs once for each of millions of events: a function call for each
+        would add a tenth to the time of reading.
+        """
+        groups, numbers_of, cpu = self._groups, self._numbers_of, self.cpu
+        module, runtime, not_cpu = MODULE, RUNTIME_CALLS, _NOT_CPU
+        starts, lengths, names, lanes = cpu.start.append, cpu.ns.append, cpu.name.append, cpu.lane.append
+        sequences, numbers, signatures = cpu.sequence.append, cpu.number.append, cpu.signature.append
+        of_operator, operators = self.signatures.of_operator, self.signatures.operators
+        last = cpu.last
+        last_process = last_thread = None
+        last_lane = 0
+        for event in events:
+            try:
+                phase = event["ph"]
+                if phase != "X":
+                    if phase == "i":
+                        if event["name"] == MEMORY:
+                            self._add_memory(event)
+                            last = cpu.last
+                    elif (phase == "s" or phase == "f") and event.get("cat") in _ARROWS:
+                        self._add_arrow(event)
+                    continue
+                category = event.get("cat", "")
+                try:
+                    group = groups[category]
+                except KeyError:
+                    group = self._add_category(category)
+                if group in not_cpu:
+                    if group is DEVICE_WORK:
+                        self._add_work(event)
+                    elif group is SESSION:
+                        self._add_session(event)
+                    continue
+                name = event["name"]
+                if group is module and not name.startswith(_MODULE_PREFIX):
+                    continue
+                try:
+                    name_number = numbers_of[group][name]
+                except KeyError:
+                    name_number = self._name(group, name)
+
+                # Times are in us with three decimals, which can take all digits of a float. To lose none, the whole
+                # part and the fraction are converted separately.
+                time = event["ts"]
+                start = int(time)
+                start = start * 1000 + round((time - start) * 1000)
+                ns = round(event["dur"] * 1000)
+                args = event.get("args") or {}
+                sequence, forward, signature = -1, 0, 0
+                if group is runtime:
+                    number = args.get("correlation", 0)
+                else:
+                    number = args.get("External id", 0)
+                    if not self.has_call_stacks and "Call stack" in args:
+                        self.has_call_stacks = True
+                    if "Sequence number" in args:
+                        sequence, forward = args["Sequence number"], args.get("Fwd thread id", 0)
+                        if group is OP_OR_RANGE and parse_int(sequence) >= 0:
+                            operators.add(name_number)
+                    if ("Input Dims" in args or "Input dims" in args) and group is not module:
+                        signature = of_operator(name, group, name_number, args)
+                    elif "Collective name" in args:
+                        signature = self.signatures.of_collective(args)
+                if type(number) is not int or type(sequence) is not int or type(forward) is not int:
+                    number, sequence, forward = parse_int(number), parse_int(sequence), parse_int(forward)
+                # One test for all of them, because nearly all events pass it. The sign of a negative number is in its
+                # high bits, too.
+                if (ns | start | number | sequence + 1) >> 62 and (
+                    not 0 <= ns < BEYOND or max(abs(start), abs(number), abs(sequence)) > BEYOND
+                ):
+                    raise ValueError
+                process, thread = event["pid"], event["tid"]
+                if forward:
+                    lane = self._lane(process, thread, forward)
+                    self._last_node = (self.lanes[lane][0], start, forward)
+                elif thread == last_thread and process == last_process:
+                    lane = last_lane
+                else:
+                    lane = last_lane = self._lane(process, thread, 0)
+                    last_process, last_thread = process, thread
+            except _MALFORMED:
+                self.unread += 1
+                continue
+            if start < last:
+                cpu.stretches.append(len(cpu.start))
+            last = start
+            starts(start)
+            lengths(ns)
+            names(name_number)
+            lanes(lane)
+            sequences(sequence)
+            numbers(number)
+            signatures(signature)
+
+    def _add_category(self, category: Any) -> str:
+        """The group of a new category: calls of a runtime, or no work."""
+        device, _, kind = str(category).rpartition("_")
+        group = NO_WORK
+        if kind in ("runtime", "driver") and device in RUNTIMES:
+            group = RUNTIME_CALLS
+            self.device = RUNTIMES[device]
+        self._groups[category] = group
+        return group
+
+    def _add_work(self, event: Mapping[str, Any]) -> None:
+        """Add a kernel, a copy, or a memset."""
+        is_mtia = event["cat"] == MTIA_WORK
+        if is_mtia and "Sync" in event["name"]:
+            return
+        if self.device is None:
+            # The category of a runtime call corrects this. In old traces these categories name no device.
+            self.device = "mtia" if is_mtia else "cuda"
+        start, ns = nanoseconds(event["ts"]), nanoseconds(event["dur"])
+        args = event.get("args") or {}
+        where = args.get("device", event["pid"]), args.get("stream", event["tid"])
+        stream = self._stream_numbers.get(where)
+        if stream is None:
+            stream = self._stream_numbers[where] = len(self.streams)
+            self.streams.append((max(parse_int(where[0], 0), 0), parse_int(where[1], 0)))
+        launch = parse_int(args.get("correlation", 0))
+        op = parse_int(args.get("External id", args.get("external id", 0)))
+        if not 0 <= ns < BEYOND or max(abs(start), abs(launch), abs(op)) > BEYOND:
+            raise ValueError
+        signature = self.signatures.of_collective(args) if "Collective name" in args else 0
+        self.work.add(start, ns, self._name(DEVICE_WORK, event["name"]), stream, op, launch, signature)
+
+    def _add_memory(self, event: Mapping[str, Any]) -> None:
+        """Add an allocation or a deallocation."""
+        start, args = nanoseconds(event["ts"]), event["args"]
+        nbytes, address = parse_int(args["Bytes"]), parse_int(args.get("Addr", 0))
+        kind = parse_int(args.get("Device Type", 0))
+        device = "cpu"
+        if kind not in _CPUS:
+            index = max(parse_int(args.get("Device Id", 0)), 0)
+            device = f"{_DEVICE_TYPES.get(kind, f'device{kind}')}:{index}"
+            if kind == _HIP:
+                self.hip_devices.add(index)
+        if max(abs(start), abs(nbytes), abs(address)) > BEYOND:
+            raise ValueError
+        self.cpu.add(
+            start, nbytes, self._name(MEMORY_EVENTS, device), self._lane(event["pid"], event["tid"], 0), -1, address, 0
+        )
+
+    def _add_arrow(self, event: Mapping[str, Any]) -> None:
+        """Add one end of an arrow. The end at a node directly follows the node in the file."""
+        number = parse_int(event["id"])
+        if not self.arrows.wants(number):
+            return
+        thread = self.lanes[self._lane(event["pid"], event["tid"], 0)][0]
+        if event["ph"] == "s":
+            self.arrows.add_start(number, thread)
+        elif self._last_node is not None and self._last_node[:2] == (thread, nanoseconds(event["ts"])):
+            self.arrows.add_end(number, self._last_node[2])
+
+    def _add_session(self, event: Mapping[str, Any]) -> None:
+        """Add a session of the profiler; several count from the first start to the last end."""
+        start, ns = nanoseconds(event["ts"]), nanoseconds(event["dur"])
+        if ns < 0:
+            raise ValueError
+        first, last = self.session or (start, start)
+        self.session = min(first, start), max(last, start + ns)
+
+    def _name(self, group: str, name: Any) -> int:
+        """The number of a name in a group. Raises TypeError if it is no string."""
+        if type(name) is not str:
+            raise TypeError
+        number = self._numbers_of[group].setdefault(name, len(self.names))
+        if number == len(self.names):
+            self.names.append((group, encodable_text(name)))
+        return number
+
+    def _lane(self, process: Any, thread: Any, forward: int) -> int:
+        """The number of a lane."""
+        lane = self._lane_numbers.get((process, thread, forward))
+        if lane is None:
+            # In old traces, the same thread ID is text in some kinds of events and a number in others.
+            number = self._threads.setdefault((str(process), str(thread)), len(self._threads) + 1)
+            lane = self._lane_numbers[process, thread, forward] = len(self.lanes)
+            self.lanes.append((number, forward))
+        return lane
