@@ -9,6 +9,7 @@ from build.hand_made import row, run_of
 
 import torchprof
 from torchprof.errors import TorchprofError
+from torchprof.run.layers import Layer
 from torchprof.run.run import Run
 from torchprof.run.warnings import SENTENCES, Caveat, caveat
 from torchprof.run.words import COMPILED_BEFORE
@@ -126,6 +127,31 @@ def test_a_warning_of_many_ranks_is_stored_once(tmp_path: Path) -> None:
         assert len({id(warning) for meta in run.metas for warning in meta.warnings}) == 1
 
 
+def test_lists_of_layers_that_differ_by_rank_are_stored_as_numbers(tmp_path: Path) -> None:
+    """With expert parallelism each rank has its own idle experts: their names would be in the file once per rank."""
+    ranks, experts = 16, 500
+    paths = ["Net", "Net.experts", *(f"Net.experts.{number}" for number in range(experts))]
+    layers = [Layer(tuple(path.split(".")), "Expert") for path in paths]
+    idle = [[path for number, path in enumerate(paths) if number % ranks != rank] for rank in range(ranks)]
+    runs = [
+        run_of([row(0, cpu_ns=1, rank=rank)], layers=layers, rank=rank, warnings=(caveat("never_called", names),))
+        for rank, names in enumerate(idle)
+    ]
+    merged = torchprof.merge(runs)
+    merged.save(tmp_path / "run.json")
+    assert torchprof.load(tmp_path / "run.json") == merged
+    digits = sum(len(f"{number},") for names in idle for number in map(paths.index, names))
+    without = torchprof.merge(replace(run, metas=(replace(run.meta, warnings=()),)) for run in runs)
+    without.save(tmp_path / "without.json")
+    assert (tmp_path / "run.json").stat().st_size - (tmp_path / "without.json").stat().st_size < digits + 100 * ranks
+
+
+def test_a_warning_about_no_layer_of_the_run_keeps_its_name(tmp_path: Path) -> None:
+    run = run_of_rank(0, caveat("never_called", ["Net.a", "Other.gone", "7"]))
+    run.save(tmp_path / "run.json")
+    assert torchprof.load(tmp_path / "run.json").meta.warnings == run.meta.warnings
+
+
 def test_each_rank_keeps_its_warnings_in_its_order(tmp_path: Path) -> None:
     one, other = caveat("one", ["Net.a"]), caveat("other", share=0.5)
     runs = [run_of_rank(0, one, other), run_of_rank(1), run_of_rank(2, other, one, other), run_of_rank(3, one)]
@@ -166,7 +192,18 @@ def test_warnings_that_follow_from_a_run_are_not_stored() -> None:
     assert [warning.code for warning in run.warnings] == ["machine_busy"]
 
 
-@pytest.mark.parametrize("bad", ['"x"', "{}", '{"code":1}', '{"code":"x","facts":[]}', '{"code":"x","layers":[1]}'])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        '"x"',
+        "{}",
+        '{"code":1}',
+        '{"code":"x","facts":[]}',
+        '{"code":"x","layers":[99]}',
+        '{"code":"x","layers":[-1]}',
+        '{"code":"x","layers":[true]}',
+    ],
+)
 def test_a_file_with_an_invalid_warning_is_damaged(tmp_path: Path, bad: str) -> None:
     path = tmp_path / "run.json"
     run_of([row(0, cpu_ns=1)], warnings=(caveat("x"),)).save(path)

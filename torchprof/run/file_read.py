@@ -81,8 +81,8 @@ def run_of(data: bytes, path: str) -> Run:
 
 def _run(document: dict[str, Any]) -> Run:
     """The run of a file. Raises KeyError, TypeError, ValueError or OverflowError if the file contradicts itself."""
-    metas = _metas(document)
     layers = _layers(document)
+    metas = _metas(document, layers)
     rows = _rows(document, layers)
     samples = dict(_sample(entry, len(layers)) for entry in document["samples"])
     memory = _memory(document, len(layers))
@@ -99,8 +99,11 @@ def _run(document: dict[str, Any]) -> Run:
     return run
 
 
-def _metas(document: dict[str, Any]) -> tuple[Meta, ...]:
+def _metas(document: dict[str, Any], layers: Layers) -> tuple[Meta, ...]:
     """The metas, with their warnings instead of the numbers of these. Ranks with equal warnings share the objects."""
+    names = [layer.name for layer in layers]
+    for stored in _list(document["stored_warnings"]):
+        stored["layers"] = [_name_of_layer(one, names) for one in _list(stored.get("layers", []))]
     warnings = _read(tuple[Caveat, ...], document["stored_warnings"])
     metas = []
     for entry in _list(document["metas"]):
@@ -109,6 +112,14 @@ def _metas(document: dict[str, Any]) -> tuple[Meta, ...]:
         metas.append(replace(_read(Meta, entry), warnings=tuple(warnings[number] for number in numbers)))
     _demand(bool(metas), "no metas")
     return tuple(metas)
+
+
+def _name_of_layer(stored: Any, names: Sequence[str]) -> Any:
+    """A layer of a warning is stored as its index; as its name if that is of no layer."""
+    if type(stored) is not int:
+        return stored
+    _demand(0 <= stored < len(names), f"the layer {stored} of a warning")
+    return names[stored]
 
 
 def _layers(document: dict[str, Any]) -> Layers:

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
@@ -15,6 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchprof.run.layers import Layer
 from torchprof.run.lockstep import Lockstep
 from torchprof.run.meta import Meta
 from torchprof.run.samples import Spread
@@ -99,7 +101,7 @@ def _parts(run: Run, strip: bool) -> Iterator[tuple[str, Any]]:
     yield "schema", SCHEMA
     yield "holds", f"layer paths, operator and kernel names, shapes, costs; no tensor data{named}"
     yield "metas", ({**_plain(meta), "warnings": [*map(warnings.number_of, meta.warnings)]} for meta in metas)
-    yield "stored_warnings", map(warning_data, warnings.all)
+    yield "stored_warnings", _with_layer_numbers(warnings.all, run.layers)
     yield "layers", map(asdict, run.layers)
     yield "frames", map(frames.chain, run.rows.frames)
     yield "within", ([[*around[:2], frames.chain(around.frames)] for around in step] for step in run.rows.within)
@@ -123,6 +125,15 @@ def _stripped(meta: Meta) -> Meta:
 def _plain(meta: Meta) -> dict[str, Any]:
     """Like ``asdict``, but without the warnings: it would copy the names of all their layers."""
     return asdict(replace(meta, warnings=()))
+
+
+def _with_layer_numbers(warnings: Sequence[Caveat], layers: Sequence[Layer]) -> Iterator[dict[str, Any]]:
+    """Warnings with the index of each layer in place of its name: every rank may have a list of thousands, each
+    different. The name stays if no layer has it, or two have."""
+    names = Counter(layer.name for layer in layers)
+    index_of = {layer.name: index for index, layer in enumerate(layers) if names[layer.name] == 1}
+    for warning in warnings:
+        yield {**warning_data(warning), "layers": [index_of.get(name, name) for name in warning.layers]}
 
 
 def warning_data(warning: Caveat) -> dict[str, Any]:
