@@ -27,6 +27,9 @@ MAY_IMPORT = {
 }
 WITHOUT_IMPORTS = {"errors", "version", "encoding"}
 IMPORT_TORCH = {"record", "profile", "integrations", "cli"}
+# Public names that several files have: the two functions of a command, and what two integrations both must offer.
+IN_SEVERAL_FILES = {"add_to", "execute", "get_model_profile", "ProfileCallback"}
+MOST_LINES = 500
 
 
 def package_of(module: str) -> str:
@@ -86,6 +89,32 @@ def test_there_are_no_circular_imports() -> None:
 def test_the_check_finds_a_circle() -> None:
     with pytest.raises(CycleError):
         TopologicalSorter({"a": {"b"}, "b": {"c"}, "c": {"a"}}).prepare()
+
+
+def public_names(file: Path) -> Iterator[str]:
+    """The classes, functions and constants of a file without a leading underscore."""
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        found: list[str] = []
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            found = [node.name]
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found = [one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
+        yield from (name for name in found if not name.startswith("_"))
+
+
+def test_no_two_files_share_a_public_name() -> None:
+    files: dict[str, set[str]] = {}
+    for module, file in FILES.items():
+        for name in public_names(file):
+            files.setdefault(name, set()).add(module)
+    assert {name: found for name, found in files.items() if len(found) > 1 and name not in IN_SEVERAL_FILES} == {}
+
+
+def test_no_file_is_too_long() -> None:
+    assert [
+        name for name, file in FILES.items() if len(file.read_text(encoding="utf-8").splitlines()) > MOST_LINES
+    ] == []
 
 
 def test_only_some_packages_import_torch() -> None:

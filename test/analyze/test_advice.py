@@ -1,4 +1,4 @@
-"""Advice: what is told of what rules find, and each rule against a planted fault, its absence, and near misses."""
+"""Advice: which findings are reported; and each rule with a planted fault, without it, and with near misses."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def run_of(rows: Sequence[tuple[Any, ...]], **meta: Any) -> Run:
 
 
 def of(run: Run, rule: str) -> list[Advice]:
-    """All that one rule finds, worth it or not."""
+    """All findings of one rule, also those that are too small to report."""
     return list(rules()[rule](Evidence(run)))
 
 
 def told(run: Run, rule: str) -> list[Advice]:
-    """What is told of what one rule finds."""
+    """The findings of one rule that are reported."""
     return [one for one in advise(run) if one.rule == rule]
 
 
@@ -85,34 +85,34 @@ def microseconds(number: int) -> Run:
     return run_of([row(0, cpu_ns=number * 1000)])
 
 
-def test_the_largest_gain_comes_first_and_what_nobody_knows_last(monkeypatch) -> None:
+def test_the_largest_gain_comes_first_and_unknown_gains_last(monkeypatch) -> None:
     finds(monkeypatch, one=[gain(None, "c"), gain(20_000, "b")], two=[gain(30_000, "a")])
     assert [one.layer for one in advise(microseconds(100))] == ["a", "b", "c"]
 
 
-def test_shares_of_time_and_of_memory_are_weighed_alike(monkeypatch) -> None:
+def test_shares_of_time_and_of_memory_have_equal_weight(monkeypatch) -> None:
     run = replace(microseconds(100), memory=(Memory("cpu", peak_bytes=800, before=(("parameters", 200),)),))
     finds(monkeypatch, one=[gain(20_000, "time")], two=[gain(None, "memory", 210)], three=[gain(0, "less", 190)])
     assert [one.layer for one in advise(run)] == ["memory", "time", "less"]
 
 
 @pytest.mark.parametrize("ns, told", [(999, 0), (1000, 1)])
-def test_what_could_save_less_than_one_percent_is_not_told(monkeypatch, ns, told) -> None:
+def test_findings_that_save_less_than_one_percent_are_not_reported(monkeypatch, ns, told) -> None:
     finds(monkeypatch, one=[gain(ns)])
     assert len(advise(microseconds(100))) == told
 
 
-def test_many_small_findings_of_a_rule_are_worth_it_together(monkeypatch) -> None:
+def test_many_small_findings_of_a_rule_are_reported_together(monkeypatch) -> None:
     finds(monkeypatch, one=[gain(500, "a"), gain(500, "b")], two=[gain(500, "c")])
     assert [one.layer for one in advise(microseconds(100))] == ["a", "b"]
 
 
-def test_memory_is_worth_nothing_where_no_peak_is_known(monkeypatch) -> None:
+def test_a_gain_in_memory_has_no_weight_without_a_known_peak(monkeypatch) -> None:
     finds(monkeypatch, one=[gain(None, nbytes=10**9)])
     assert advise(microseconds(100)) == []
 
 
-def test_of_each_rule_the_largest_are_told_and_how_many_more_there_are(monkeypatch) -> None:
+def test_the_largest_findings_of_a_rule_are_reported_and_the_rest_is_counted(monkeypatch) -> None:
     finds(monkeypatch, one=[gain(ns, f"l{ns}") for ns in (4000, 9000, 5000, 8000, 7000)], two=[gain(50_000, "other")])
     advice = advise(microseconds(100))
     assert PER_RULE == 3
@@ -121,14 +121,14 @@ def test_of_each_rule_the_largest_are_told_and_how_many_more_there_are(monkeypat
     assert [one.finding for one in advice[:-1]] == ["Is slow."] * 3
 
 
-def test_findings_of_unknown_gain_do_not_push_known_ones_out(monkeypatch) -> None:
+def test_findings_with_unknown_gain_do_not_displace_known_ones(monkeypatch) -> None:
     finds(monkeypatch, one=[*[gain(None, "x")] * 3, gain(50_000, "y")])
     advice = advise(microseconds(100))
     assert [one.layer for one in advice] == ["y", "x", "x"]
     assert advice[-1].finding.endswith("The same was seen 1 more time.")
 
 
-def test_a_rule_that_fails_is_no_advice_and_stops_no_other(monkeypatch) -> None:
+def test_a_failing_rule_gives_no_finding_and_does_not_stop_others(monkeypatch) -> None:
     def broken(evidence: Evidence) -> Iterator[Advice]:
         yield gain(1)
         raise ValueError("odd")
@@ -144,20 +144,20 @@ def test_a_rule_that_fails_is_no_advice_and_stops_no_other(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("wall, cpu, device", [(100, 30, 40), (100, 130, 40), (100, 30, 140), (0, 0, 0)])
-def test_a_gain_is_a_share_of_the_time_that_was_recorded(monkeypatch, wall, cpu, device) -> None:
-    """Whatever several threads and streams did in that time, side by side; and it is no more than that."""
+def test_a_gain_is_a_share_of_the_recorded_time(monkeypatch, wall, cpu, device) -> None:
+    """It is at most that time, even if several threads and streams worked in parallel."""
     run = on_device(row(0, cpu_ns=cpu), row(0, kernel("k"), device="cuda:0", device_ns=device), wall_ns=wall)
     assert Evidence(run).recorded_ns == wall
     finds(monkeypatch, one=[gain(max(cpu, device))])
     assert [one.gain_ns for one in advise(run)] == [min(wall, max(cpu, device))] * (wall > 0)
 
 
-def test_nothing_was_recorded_at_all() -> None:
+def test_an_empty_run_has_no_findings() -> None:
     assert advise(run_of([])) == []
     assert run_of([]).report("advice").startswith("Nothing was found")
 
 
-def test_what_rows_took_that_hold_something() -> None:
+def test_took_sums_the_matching_rows_by_layer() -> None:
     relu, clamp = op("aten::relu"), op("aten::clamp")
     run = run_of(
         [
@@ -179,7 +179,7 @@ def test_what_rows_took_that_hold_something() -> None:
 # The report
 
 
-def test_the_report_is_numbered_and_says_what_could_be_gained(monkeypatch) -> None:
+def test_the_report_is_numbered_and_has_the_gains(monkeypatch) -> None:
     run = replace(microseconds(100), memory=(Memory("cpu", peak_bytes=4096, before=(("parameters", 4096),)),))
     finds(monkeypatch, one=[gain(25_000, nbytes=2048)], two=[gain(None, "Net")])
     assert run.report("advice").splitlines()[:9] == [
@@ -217,7 +217,7 @@ def test_lines_fit_a_terminal_and_names_stay_text(monkeypatch) -> None:
     assert len(re.findall(r"^\d+\. ", text, re.MULTILINE)) == 1
 
 
-def test_what_was_recorded_is_not_asked_for() -> None:
+def test_the_report_does_not_ask_for_what_was_recorded() -> None:
     everything = run_of([], flags=(("record_shapes", True), ("profile_memory", True)), **CUDA)
     assert everything.report("advice") == "Nothing was found in this run that is worth a change."
     assert "use_cuda" in run_of([]).report("advice")
@@ -232,7 +232,7 @@ def test_what_was_recorded_is_not_asked_for() -> None:
     ],
     ids=["built without", "built with", "unknown"],
 )
-def test_cuda_is_asked_for_where_torch_can_have_it(environment, asks) -> None:
+def test_the_report_asks_for_cuda_if_torch_supports_it(environment, asks) -> None:
     assert ("use_cuda=True" in run_of([], environment=tuple(environment)).report("advice")) == asks
 
 
@@ -259,7 +259,7 @@ def test_float64_parameters_and_inputs() -> None:
     assert {one.layer for one in of(run, "double_precision")} >= {"Sequential.1"}  # it holds none, but computes in it
 
 
-def test_float64_parameters_without_shapes() -> None:
+def test_float64_parameters_are_reported_without_shapes() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64).double())
 
     def work() -> None:
@@ -272,7 +272,7 @@ def test_float64_parameters_without_shapes() -> None:
     assert found.gain_ns == own  # oneDNN has no float64: a convolution takes 4.5 times as long
 
 
-def test_float32_with_pythons_scalars_is_no_float64() -> None:
+def test_float32_with_python_scalars_is_not_float64() -> None:
     class Scaled(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return (x / 3.5 + 0.25) * 2.0
@@ -313,12 +313,12 @@ def test_operators_that_compute_in_float64(one) -> None:
 
 
 @pytest.mark.parametrize("one", NOT_IN_DOUBLE, ids=lambda one: one[3][0].name)
-def test_what_holds_a_float64_and_computes_in_none(one) -> None:
+def test_operators_with_a_float64_input_that_do_not_compute_in_float64(one) -> None:
     assert of(run_of([one], **SHAPES), "double_precision") == []
 
 
 def test_a_layer_with_some_float64_parameters_may_compute_in_float32() -> None:
-    """Without shapes nobody knows which of its parameters an operator took."""
+    """Without shapes it is unknown which of its parameters an operator used."""
     run = run_of([row(1, op("aten::mm"), cpu_ns=1)])
     for bytes_of, count in (((("float64", 8), ("float32", 400)), 0), ((("float64", 8), ("int64", 400)), 1)):
         layers = (run.layers[0], replace(run.layers[1], dtype_bytes=bytes_of), *run.layers[2:])
@@ -332,7 +332,7 @@ TO_NCHW = "void cudnn::ops::nhwcToNchwKernel<float, float, float, true, false, (
 CONVOLUTION = (op("aten::conv2d"), op("aten::convolution"), op("aten::_convolution"), op("aten::cudnn_convolution"))
 
 
-def test_kernels_that_only_turn_the_layout_around() -> None:
+def test_kernels_that_only_convert_the_layout_are_reported() -> None:
     run = on_device(
         row(1, *CONVOLUTION, kernel(TO_NHWC), device="cuda:0", calls=4, device_ns=300),
         row(1, *CONVOLUTION, kernel(TO_NCHW), device="cuda:0", calls=2, device_ns=100),
@@ -343,7 +343,7 @@ def test_kernels_that_only_turn_the_layout_around() -> None:
     assert found.finding.startswith("6 kernels, 0.400us in all,")
 
 
-def test_kernels_that_run_in_a_layout_do_not_turn_it() -> None:
+def test_kernels_that_run_in_a_layout_are_not_conversions() -> None:
     names = ("void nhwcToFoldedNhwcKernel<half>", "max_pool_forward_nchw<float>", "implicit_gemm_nhwckrsc_nhwc")
     rows = [row(1, *CONVOLUTION, kernel(name), device="cuda:0", device_ns=100) for name in names]
     assert of(on_device(*rows), "channels_last_missed") == []
@@ -359,7 +359,7 @@ def product(name: str, *shapes: Any, dtypes: list[str] = HALF, phase: str = "for
     return row(layer, *chain, phase=phase, device="cuda:0", device_ns=ns)
 
 
-def test_sizes_that_tensor_cores_cannot_take() -> None:
+def test_sizes_that_tensor_cores_do_not_support_are_reported() -> None:
     run = on_device(
         product("aten::addmm", (1001,), (64, 512), (512, 1001)),
         product("aten::mm", (1001, 64), (64, 512), phase=BACKWARD, ns=160),
@@ -397,7 +397,7 @@ def test_each_product_and_its_odd_size(name, shapes, sizes) -> None:
         ("aten::mm", [(8, -1), (-1, 8)], HALF),
     ],
 )
-def test_sizes_that_do_not_matter(name, shapes, dtypes) -> None:
+def test_sizes_that_do_not_matter_are_not_reported(name, shapes, dtypes) -> None:
     assert of(on_device(product(name, *shapes, dtypes=dtypes), **SHAPES), "misaligned_half_precision") == []
 
 
@@ -454,11 +454,11 @@ def test_convolutions_have_a_switch_of_their_own() -> None:
         ([gpu_work(op("aten::add"), SGEMM)], AMPERE),
     ],
 )
-def test_where_tf32_gains_nothing(rows, switches) -> None:
+def test_tf32_is_not_recommended_if_it_gains_nothing(rows, switches) -> None:
     assert of(on_device(*rows, switches=switches), "tf32_not_used") == []
 
 
-def test_types_say_what_is_float32_where_shapes_were_recorded() -> None:
+def test_dtypes_decide_what_is_float32_if_shapes_were_recorded() -> None:
     mm = op("aten::mm", (8, 8), (8, 8), dtypes=["float", "float"])
     (found,) = told(on_device(gpu_work(mm, kernel("_ZN19cutlass")), switches=AMPERE, **SHAPES), "tf32_not_used")
     assert found.gain_ns == 900 * 7 // 8
@@ -492,7 +492,7 @@ def test_autocast_where_there_is_no_tf32() -> None:
         ([gpu_work(MM, SGEMM)], ""),
     ],
 )
-def test_where_autocast_is_no_advice(rows, capability) -> None:
+def test_cases_in_which_autocast_is_not_recommended(rows, capability) -> None:
     switches = set_to(compute_capability=capability, float32_matmul_precision="high")
     assert of(on_device(*rows, switches=switches), "autocast_not_used") == []
 
@@ -509,7 +509,7 @@ def conv_and_norm(bias: bool = True, norm: nn.Module | None = None) -> nn.Module
     return nn.Sequential(nn.Conv2d(3, 16, 3, bias=bias), norm or nn.BatchNorm2d(16), nn.ReLU())
 
 
-def test_a_bias_that_batch_norm_subtracts_again(monkeypatch) -> None:
+def test_a_bias_that_batch_norm_subtracts_is_reported(monkeypatch) -> None:
     monkeypatch.setattr(torchprof.analyze.advice.fusion, "_SUBSTANTIAL", 0)  # however long Python took around it
     model = nn.Sequential(nn.ReLU(), nn.BatchNorm2d(3), *conv_and_norm())
     run = profiled(model, lambda: model(torch.rand(4, 3, 32, 32)).sum().backward())
@@ -520,7 +520,7 @@ def test_a_bias_that_batch_norm_subtracts_again(monkeypatch) -> None:
 
 
 class ReluBetween(nn.Module):
-    """The bias counts: relu stands between, or the convolution's output is used twice. No layer says so."""
+    """The bias has an effect: relu is between, or the convolution's output is used twice. No layer shows that."""
 
     def __init__(self, twice: bool = False) -> None:
         super().__init__()
@@ -548,7 +548,7 @@ class PreActivation(nn.Module):
 
 
 class AsList(nn.Module):
-    """A Sequential that is no more than a list of layers."""
+    """A Sequential that is only used as a list of layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -582,7 +582,7 @@ class Shared(nn.Module):
     ],
     ids=["relu between", "used twice", "pre-activation", "a Sequential as a list", "shared"],
 )
-def test_a_bias_beside_batch_norm_is_told_as_a_condition(monkeypatch, model, layer, norm, others) -> None:
+def test_a_bias_next_to_batch_norm_is_reported_as_a_condition(monkeypatch, model, layer, norm, others) -> None:
     monkeypatch.setattr(torchprof.analyze.advice.fusion, "_SUBSTANTIAL", 0)
     run = profiled(model, lambda: model(torch.rand(4, 3, 32, 32)).sum().backward())
     (found,) = told(run, "bias_before_batch_norm")
@@ -595,7 +595,7 @@ def test_a_bias_beside_batch_norm_is_told_as_a_condition(monkeypatch, model, lay
     assert found.remedy == "If so, write torch.nn.Conv2d(…, bias=False)."
 
 
-def test_what_is_certain_and_what_is_not_are_told_apart(monkeypatch) -> None:
+def test_certain_and_conditional_findings_are_separate(monkeypatch) -> None:
     monkeypatch.setattr(torchprof.analyze.advice.fusion, "_SUBSTANTIAL", 0)
     model = nn.Sequential(ReluBetween(), nn.Conv2d(16, 16, 1), nn.BatchNorm2d(16))
     run = profiled(model, lambda: model(torch.rand(4, 3, 32, 32)).sum().backward())
@@ -615,12 +615,12 @@ def test_what_is_certain_and_what_is_not_are_told_apart(monkeypatch) -> None:
     ],
     ids=["no bias", "group norm", "eval", "relu between", "pool between"],
 )
-def test_a_bias_that_counts(model) -> None:
+def test_a_bias_with_an_effect_is_not_reported(model) -> None:
     run = profiled(model, lambda: model(torch.rand(4, 3, 32, 32)).sum().backward())
     assert of(run, "bias_before_batch_norm") == []
 
 
-def test_a_norm_that_is_called_on_something_else() -> None:
+def test_a_norm_of_another_input_is_not_reported() -> None:
     class Apart(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -635,13 +635,13 @@ def test_a_norm_that_is_called_on_something_else() -> None:
     assert of(run, "bias_before_batch_norm") == []
 
 
-def test_without_backward_the_bias_may_be_meant_for_eval() -> None:
+def test_without_backward_a_bias_is_not_reported() -> None:
     model = conv_and_norm()
     assert of(profiled(model, lambda: model(torch.rand(4, 3, 32, 32))), "bias_before_batch_norm") == []
 
 
 @pytest.mark.parametrize("ns, count", [(100, 1), (99, 0)])
-def test_a_bias_of_unknown_cost_is_only_told_where_convolutions_take_a_tenth(ns, count) -> None:
+def test_a_bias_of_unknown_cost_is_reported_only_if_convolutions_take_a_tenth(ns, count) -> None:
     plain = conv_and_norm()
     layers = profiled(plain, lambda: plain(torch.rand(4, 3, 32, 32))).layers
     rows = [row(0, cpu_ns=1000 - ns), row(1), row(2), row(2, op("NormBackward0"), phase=BACKWARD)]
@@ -692,7 +692,7 @@ def training(optimizer: type[torch.optim.Optimizer], depth: int = 12, set_to_non
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad])
-def test_a_step_that_goes_tensor_by_tensor(optimizer) -> None:
+def test_an_optimizer_step_per_tensor_is_reported(optimizer) -> None:
     run = training(optimizer)
     (found,) = of(run, "optimizer_step_per_tensor")
     assert found.layer == "(outside)" and f"torch.optim.{optimizer.__name__}(…, fused=True)" in found.remedy
@@ -702,7 +702,7 @@ def test_a_step_that_goes_tensor_by_tensor(optimizer) -> None:
     assert found.finding.startswith(f"A step of {optimizer.__name__} calls ")
 
 
-def test_foreach_is_no_remedy_on_the_cpu() -> None:
+def test_foreach_is_not_recommended_on_the_cpu() -> None:
     (found,) = of(training(torch.optim.Adam, foreach=True), "optimizer_step_per_tensor")
     assert "fused=True" in found.remedy
 
@@ -716,12 +716,12 @@ def test_foreach_is_no_remedy_on_the_cpu() -> None:
         (torch.optim.Adam, {"depth": 2}),
     ],
 )
-def test_a_step_that_nothing_would_speed_up(optimizer, options) -> None:
+def test_an_optimizer_step_without_a_faster_version_is_not_reported(optimizer, options) -> None:
     assert of(training(optimizer, **options), "optimizer_step_per_tensor") == []
 
 
 @pytest.mark.parametrize("optimizer, momentum", [("SGD", 0.0), ("SGD", 0.9), ("Adagrad", None)])
-def test_sparse_gradients_have_no_fused_step(monkeypatch, optimizer, momentum) -> None:
+def test_sparse_gradients_are_not_reported(monkeypatch, optimizer, momentum) -> None:
     def stepped(sparse: bool) -> Run:
         model = nn.Sequential(nn.Embedding(50, 8, sparse=sparse), *(nn.Linear(8, 8) for _ in range(8)))
         options = {} if momentum is None else {"momentum": momentum}
@@ -739,7 +739,7 @@ def test_sparse_gradients_have_no_fused_step(monkeypatch, optimizer, momentum) -
     assert len(of(stepped(False), "optimizer_step_per_tensor")) == 1
 
 
-def test_steps_on_complex_numbers_cannot_be_fused() -> None:
+def test_complex_parameters_are_not_reported() -> None:
     step = label("Optimizer.step#Adam.step")
     rows = [row(OUTSIDE, step, cpu_ns=10), row(OUTSIDE, step, op("aten::add_"), calls=40, cpu_ns=400)]
     assert len(of(run_of(rows), "optimizer_step_per_tensor")) == 1
@@ -768,7 +768,7 @@ def gpu_step(name: str, *ops: str, calls: int = 40) -> Run:
     return on_device(*rows)
 
 
-def test_a_step_on_a_gpu_that_goes_tensor_by_tensor() -> None:
+def test_an_optimizer_step_per_tensor_on_a_gpu_is_reported() -> None:
     (found,) = told(gpu_step("Adam", "aten::lerp_", "aten::addcdiv_"), "optimizer_step_per_tensor")
     assert "fused=True" in found.remedy and found.gain_ns == 9000 * 9 // 10  # launching takes longer than running
     assert found.finding == "A step of Adam calls 40 ops, tensor by tensor, and takes 4.500us on average."
@@ -776,7 +776,7 @@ def test_a_step_on_a_gpu_that_goes_tensor_by_tensor() -> None:
     assert "RMSprop(…, foreach=True)" in found.remedy
 
 
-def test_a_step_on_a_gpu_that_is_batched_or_small() -> None:
+def test_a_batched_or_small_optimizer_step_on_a_gpu_is_not_reported() -> None:
     for run in (
         gpu_step("Adam", "aten::_foreach_lerp_", "aten::add_"),
         gpu_step("Adam", "aten::_fused_adam_", "aten::add_"),
@@ -786,7 +786,7 @@ def test_a_step_on_a_gpu_that_is_batched_or_small() -> None:
         assert of(run, "optimizer_step_per_tensor") == []
 
 
-def test_gradients_that_are_zeroed() -> None:
+def test_zeroed_gradients_are_reported() -> None:
     run = training(torch.optim.SGD, set_to_none=False)
     (found,) = of(run, "gradients_zeroed")
     assert "(24 writes)" in found.finding and "zero_grad of SGD" in found.finding
@@ -801,13 +801,13 @@ def test_gradients_that_are_zeroed() -> None:
 
 
 @pytest.mark.parametrize("calls, said", [(1, "(1 write)"), (1406, "(1,406 writes)")])
-def test_what_is_counted_of_zeroed_gradients_are_writes(calls, said) -> None:
+def test_the_finding_counts_the_writes_of_zeros(calls, said) -> None:
     zero = label("Optimizer.zero_grad#SGD.zero_grad")
     (found,) = of(run_of([row(OUTSIDE, zero, op("aten::zero_"), calls=calls, cpu_ns=50)]), "gradients_zeroed")
     assert said in found.finding
 
 
-def test_gradients_that_are_summed_on_purpose() -> None:
+def test_gradients_that_are_accumulated_on_purpose_are_not_counted() -> None:
     zero, add = label("Optimizer.zero_grad#SGD.zero_grad"), op("torch::autograd::AccumulateGrad")
     accumulating = [row(1, add, op("aten::add_"), phase=BACKWARD, calls=40, cpu_ns=4000)]
     assert of(run_of(accumulating), "gradients_zeroed") == []
@@ -817,7 +817,7 @@ def test_gradients_that_are_summed_on_purpose() -> None:
     assert found.gain_ns == 50 + 1000  # a quarter of the additions are to zeros
 
 
-def test_gradients_that_are_let_go() -> None:
+def test_gradients_set_to_none_are_not_reported() -> None:
     assert of(training(torch.optim.SGD), "gradients_zeroed") == []
 
 
@@ -836,7 +836,7 @@ class Residual(nn.Module):
         return torch.relu(x + x * 0.5).neg()  # 4
 
 
-def test_a_gelu_in_python(monkeypatch) -> None:
+def test_a_gelu_in_python_is_reported(monkeypatch) -> None:
     monkeypatch.setattr(torchprof.analyze.advice.python, "_GAP_NS", 10**9)  # however slow this machine's Python is
     model = nn.Sequential(nn.Linear(64, 64), Gelu())
     run = profiled(model, lambda: [model(torch.rand(32, 64)) for _ in range(3)])
@@ -848,7 +848,7 @@ def test_a_gelu_in_python(monkeypatch) -> None:
     assert found.gain_ns == sum(one.cost.cpu_ns for one in rows)  # the ops, and what is between them
 
 
-def test_the_backward_of_a_gelu_goes_with_it(monkeypatch) -> None:
+def test_the_gain_of_a_gelu_includes_its_backward(monkeypatch) -> None:
     monkeypatch.setattr(torchprof.analyze.advice.python, "_GAP_NS", 10**9)
     model = nn.Sequential(nn.Linear(64, 64), Gelu())
     run = profiled(model, lambda: model(torch.rand(32, 64)).sum().backward())
@@ -860,7 +860,7 @@ def test_the_backward_of_a_gelu_goes_with_it(monkeypatch) -> None:
     assert f" Their backward takes {format_time(back)}. The layer itself takes " in found.finding
 
 
-def test_the_nodes_of_tiny_ops_are_those_that_are_not_elementwise() -> None:
+def test_tiny_ops_have_the_backward_nodes_that_are_not_elementwise() -> None:
     def node(name: str, ns: int) -> tuple[Any, ...]:
         frames = op(f"autograd::engine::evaluate_function: {name}"), op(name), op("aten::x")
         return row(1, *frames, phase=BACKWARD, cpu_ns=ns)
@@ -872,7 +872,7 @@ def test_the_nodes_of_tiny_ops_are_those_that_are_not_elementwise() -> None:
     assert " Their backward takes 0.100us." in tiny.finding and " Their backward takes 0.020us." in many.finding
 
 
-def test_few_elementwise_ops_and_none_at_all() -> None:
+def test_few_elementwise_ops_are_not_reported() -> None:
     model = nn.Sequential(nn.Linear(64, 64), Residual(), nn.GELU(), nn.LayerNorm(64))
     assert of(profiled(model, lambda: model(torch.rand(32, 64))), "many_elementwise_ops") == []
 
@@ -887,7 +887,7 @@ def test_small_ops_are_called_small(ns, kind) -> None:
     assert found.finding.endswith(" in all.")
 
 
-def test_what_an_op_calls_inside_is_no_op_of_the_layer() -> None:
+def test_ops_inside_ops_do_not_count() -> None:
     mean = [
         row(1),
         *(
@@ -913,7 +913,7 @@ class Loop(nn.Module):
         return torch.stack([x[row].sum() for row in range(500)])
 
 
-def test_a_loop_over_rows(monkeypatch) -> None:
+def test_a_loop_over_rows_is_reported(monkeypatch) -> None:
     monkeypatch.setattr(torchprof.analyze.advice.python, "_GAP_NS", 10**9)
     monkeypatch.setattr(torchprof.analyze.advice.fusion, "_FEW_NS", 10**9)  # however slow this machine is
     model = nn.Sequential(Loop(), nn.Linear(500, 4))
@@ -950,7 +950,7 @@ def test_the_figures_of_tiny_ops() -> None:
     assert found.gain_ns == 100_000
 
 
-def test_no_nanosecond_is_told_twice() -> None:
+def test_no_nanosecond_is_counted_twice() -> None:
     elementwise = row(1, op("aten::add"), calls=500, cpu_ns=50_000)
     run = loop(500, 100_000, elementwise)
     (tiny,), (many,) = of(run, "many_tiny_ops"), of(run, "many_elementwise_ops")
@@ -970,7 +970,7 @@ OTHER = row(1, op("aten::sum"), calls=1000, cpu_ns=50_000)
 AGAIN = row(1, calls=1, cpu_ns=700, phase="recompute")
 
 
-def test_the_time_between_ops_goes_with_them() -> None:
+def test_the_gain_includes_the_time_between_ops() -> None:
     (found,) = of(between(30_000, ELEMENTWISE), "many_elementwise_ops")
     assert found.finding.endswith("40.000us in all. The layer itself takes 30.000us between its ops.")
     assert found.gain_ns == 40_000 + 30_000
@@ -996,7 +996,7 @@ def test_the_time_between_ops_is_counted_once() -> None:
         assert one.finding.endswith(" in all. What the layer takes between them is counted in another finding.")
 
 
-def test_on_a_device_the_time_between_launches_is_none_of_it() -> None:
+def test_on_a_device_the_time_between_launches_does_not_count() -> None:
     adds = [row(1, op("aten::add"), kernel("k"), device="cuda:0", calls=1000, device_ns=7000)]
     (found,) = of(between(30_000, ELEMENTWISE, *adds, **CUDA), "many_elementwise_ops")
     assert found.gain_ns == 7000 and found.finding.endswith(" in all.")
@@ -1004,7 +1004,7 @@ def test_on_a_device_the_time_between_launches_is_none_of_it() -> None:
     assert found.gain_ns == 7000 and found.finding.endswith(" in all.")
 
 
-def test_a_loop_elsewhere_is_no_layers() -> None:
+def test_a_loop_outside_the_layer_does_not_count() -> None:
     tiny = {"calls": 500, "cpu_ns": 5000}
     nested = [row(1), row(1, op("aten::sum"), cpu_ns=9), row(1, op("aten::sum"), op("aten::fill_"), **tiny)]
     for rows in (
@@ -1017,14 +1017,14 @@ def test_a_loop_elsewhere_is_no_layers() -> None:
     assert len(of(run_of([row(1), row(1, label("mine"), op("aten::sum"), **tiny)]), "many_tiny_ops")) == 1
 
 
-def test_a_compiled_layer_has_no_loop() -> None:
+def test_a_compiled_layer_is_not_reported() -> None:
     run = loop(500, 5000)
     compiled = tuple(replace(one, compiled=True) for one in run.layers)
     assert of(replace(run, layers=compiled), "many_tiny_ops") == []
 
 
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))
-def test_layers_without_a_loop_call_no_hundred_ops(monkeypatch, name) -> None:
+def test_layers_without_a_loop_call_fewer_than_a_hundred_ops(monkeypatch, name) -> None:
     monkeypatch.setattr(torchprof.analyze.advice.fusion, "_FEW_NS", 10**12)  # whatever their ops take
     model = ARCHITECTURES[name].make()
     with torchprof.Profile(model) as prof:
@@ -1070,7 +1070,7 @@ def attention(how: str, length: int = 256, train: bool = True, **options: Any) -
 
 
 @pytest.mark.parametrize("how", ["by hand", "with a layer", "math"])
-def test_attention_that_writes_out_its_scores(how) -> None:
+def test_attention_that_stores_its_scores_is_reported(how) -> None:
     run = attention(how, record_shapes=True)
     (found,) = of(run, "attention_not_fused")
     assert found.layer == "Attention"
@@ -1126,7 +1126,7 @@ OTHERS = {"experts": (Experts(), (512, 32)), "slots": (Slots(), (2, 300, 32)), "
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_products_and_a_softmax_that_are_no_attention(name) -> None:
+def test_products_and_a_softmax_that_are_not_attention(name) -> None:
     model, shape = OTHERS[name]
     x = torch.rand(shape)
     assert of(profiled(model, lambda: model(x).sum(), record_shapes=True), "attention_not_fused") == []
@@ -1136,7 +1136,7 @@ def test_products_and_a_softmax_that_are_no_attention(name) -> None:
     assert found.remedy.startswith("If this is attention, write torch.nn.functional.scaled_dot_product_attention(")
 
 
-def test_attention_by_its_shapes_is_told_without_a_condition() -> None:
+def test_attention_recognized_by_shapes_is_reported_without_a_condition() -> None:
     (found,) = of(attention("by hand", record_shapes=True), "attention_not_fused")
     assert found.finding.startswith("Writes out its attention: ") and found.remedy.startswith("Write torch.nn.")
     (found,) = of(attention("by hand"), "attention_not_fused")
@@ -1157,22 +1157,22 @@ def test_scores_with_a_mask_in_the_same_op() -> None:
 
 
 @pytest.mark.parametrize("how", ["fused", "one product"])
-def test_attention_that_is_fused_or_none(how) -> None:
+def test_fused_attention_is_not_reported(how) -> None:
     assert of(attention(how), "attention_not_fused") == []
 
 
-def test_short_rows_gain_nothing_on_the_cpu() -> None:
+def test_attention_with_short_rows_is_not_reported_on_the_cpu() -> None:
     assert of(attention("by hand", 255, record_shapes=True), "attention_not_fused") == []
     assert of(attention("with a layer", 255, record_shapes=True), "attention_not_fused") == []
     assert len(of(attention("by hand", 255), "attention_not_fused")) == 1  # how long they are, it does not know
 
 
-def test_without_backward_no_scores_are_kept() -> None:
+def test_without_backward_the_gain_has_no_bytes() -> None:
     (found,) = of(attention("by hand", train=False), "attention_not_fused")
     assert found.gain_bytes is None
 
 
-def test_the_weights_that_multihead_attention_returns() -> None:
+def test_multihead_attention_that_returns_weights_is_reported() -> None:
     model = nn.MultiheadAttention(32, 4, batch_first=True)
     x = torch.rand(2, 256, 32)
     (found,) = of(profiled(model, lambda: model(x, x, x)), "attention_not_fused")
@@ -1188,7 +1188,7 @@ def with_dropout(p: float = 0.5) -> nn.Module:
     return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(p))
 
 
-def test_eval_that_was_forgotten() -> None:
+def test_forgotten_eval_is_reported() -> None:
     model = with_dropout()
     with torch.no_grad():
         run = profiled(model, lambda: model(torch.rand(4, 8)))
@@ -1197,7 +1197,7 @@ def test_eval_that_was_forgotten() -> None:
     assert "Sequential.1 (BatchNorm1d) and 1 more layers were called in train mode" in found.finding
 
 
-def test_train_mode_that_matters_not_or_is_wanted() -> None:
+def test_train_mode_without_effect_or_on_purpose_is_not_reported() -> None:
     x = torch.rand(4, 8)
     harmless = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Dropout(0.0), nn.ReLU())
     for model, work in (
@@ -1209,7 +1209,7 @@ def test_train_mode_that_matters_not_or_is_wanted() -> None:
         assert of(profiled(model, work), "eval_forgotten") == []
 
 
-def test_a_backward_that_nobody_saw_was_still_one() -> None:
+def test_an_optimizer_step_implies_a_backward() -> None:
     step = label("Optimizer.step#SGD.step")
     model = with_dropout()
     run = profiled(model, lambda: model(torch.rand(4, 8)))
@@ -1218,7 +1218,7 @@ def test_a_backward_that_nobody_saw_was_still_one() -> None:
     assert of(replace(stepped, layers=run.layers), "eval_forgotten") == []
 
 
-def test_activations_that_no_backward_ever_used() -> None:
+def test_activations_without_a_backward_are_reported() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval()
     run = profiled(model, lambda: [model(torch.rand(32, 64)) for _ in range(2)], profile_memory=True)
     (found,) = told(run, "gradients_never_used")
@@ -1227,7 +1227,7 @@ def test_activations_that_no_backward_ever_used() -> None:
     assert "most of it in Sequential.1" in found.finding and "inference_mode" in found.remedy
 
 
-def test_activations_that_are_used_or_not_kept() -> None:
+def test_activations_that_are_used_or_not_kept_are_not_reported() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU())
     x = torch.rand(32, 64)
     assert of(profiled(model, lambda: model(x).sum().backward(), profile_memory=True), "gradients_never_used") == []
@@ -1236,7 +1236,7 @@ def test_activations_that_are_used_or_not_kept() -> None:
     assert of(profiled(model, lambda: model(x)), "gradients_never_used") == []  # nobody knows
 
 
-def test_switches_for_finding_errors() -> None:
+def test_debugging_switches_are_reported() -> None:
     model = Mlp()
     x = torch.rand(1, 4)
     assert of(plain := profiled(model, lambda: model(x)), "anomaly_detection_on") == []

@@ -37,7 +37,7 @@ def exchanging(exposed: int = 64, mb: int = 4, calls: int = 16, ns: int = 64 * M
     return replace(run_of(rows, **{**CUDA, **meta}), device_times=(busy,))
 
 
-def test_communication_while_nothing_is_computed() -> None:
+def test_communication_without_computation_is_reported() -> None:
     [advice] = of(exchanging(), "exposed_communication")
     assert (advice.layer, advice.gain_ns) == ("Net.b", 64 * MS)
     assert advice.finding.startswith(
@@ -47,11 +47,11 @@ def test_communication_while_nothing_is_computed() -> None:
 
 
 @pytest.mark.parametrize("run", [exchanging(exposed=5), exchanging(wall_ns=1300 * MS), run_of([], **CUDA)])
-def test_no_word_of_communication_beside_computing(run: Run) -> None:
+def test_communication_that_overlaps_computation_is_not_reported(run: Run) -> None:
     assert of(run, "exposed_communication") == []
 
 
-def test_a_slow_link() -> None:
+def test_a_slow_link_is_reported() -> None:
     """16 times 4 MiB in 64 ms."""
     [advice] = of(exchanging(), "slow_collectives")
     assert advice.layer == "Net.b" and advice.gain_ns is None
@@ -68,11 +68,11 @@ def test_a_slow_link() -> None:
         exchanging(mb=0),  # small ones take as long as it takes to start them
     ],
 )
-def test_no_word_of_a_fast_link(run: Run) -> None:
+def test_a_fast_link_is_not_reported(run: Run) -> None:
     assert of(run, "slow_collectives") == []
 
 
-def test_what_ranks_waited_for_each_other_is_no_slow_link() -> None:
+def test_waiting_for_other_ranks_is_not_reported_as_a_slow_link() -> None:
     """Of two ranks one waits 60 ms in the kernel for the other: 4 of 64 ms are the exchange."""
     run, rule = exchanging(mb=4, calls=16), "slow_collectives"
     key = LockstepKey(2, BACKWARD, "device", "all_reduce", everybody(2))
@@ -86,7 +86,7 @@ def test_what_ranks_waited_for_each_other_is_no_slow_link() -> None:
     assert len(of(replace(run, lockstep={key: alone}), "slow_collectives")) == 1
 
 
-def test_kernels_that_were_launched_before_the_recording() -> None:
+def test_kernels_launched_before_the_recording_are_reported() -> None:
     rows = [
         row(OUTSIDE, label(LAUNCH_NOT_RECORDED), computing("gemm"), device="cuda:0", device_ns=32 * MS),
         row(1, op("aten::mm"), computing("gemm"), device="cuda:0", device_ns=68 * MS),

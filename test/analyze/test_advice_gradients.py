@@ -57,7 +57,7 @@ def trained(model: nn.Module, x: Tensor, **options: bool) -> Run:
     return evenly(prof.run)
 
 
-def test_blocks_that_are_recomputed() -> None:
+def test_recomputed_blocks_are_reported() -> None:
     run = trained(Blocks(0, 2), torch.ones(256, 256), profile_memory=True)
     found = {one.layer: one for one in of(run, "recomputed_layers")}
     assert set(found) == {"Blocks.blocks.0", "Blocks.blocks.2"}
@@ -72,12 +72,12 @@ def test_blocks_that_are_recomputed() -> None:
         assert f"keeps {format_memory(rises)} of memory free, at most." in advice.finding
 
 
-def test_without_memory_nothing_is_said_of_it() -> None:
+def test_without_memory_the_finding_names_no_bytes() -> None:
     [advice] = of(trained(Blocks(0), torch.ones(256, 256)), "recomputed_layers")
     assert advice.finding.endswith("activation checkpointing.")
 
 
-def test_no_word_of_models_that_do_not_recompute() -> None:
+def test_models_without_recomputation_are_not_reported() -> None:
     assert of(trained(Blocks(), torch.ones(256, 256)), "recomputed_layers") == []
 
 
@@ -99,7 +99,7 @@ def recomputed(wall_ms: int) -> Run:
     return replace(run_of(rows, wall_ns=wall_ms * MS), samples=samples)
 
 
-def test_the_outermost_recomputed_layer_by_hand() -> None:
+def test_the_outermost_recomputed_layer_has_the_time() -> None:
     """It is recomputed twice in each forward of the model: 2 x 3 KB would be held."""
     [advice] = of(recomputed(100), "recomputed_layers")
     assert advice.layer == "Net.b" and advice.gain_ns == 6 * MS
@@ -144,7 +144,7 @@ def backward_of(run: Run, *names: str) -> int:
     )
 
 
-def test_a_frozen_front_with_gradients(tmp_path: Path) -> None:
+def test_frozen_first_layers_with_gradients_are_reported(tmp_path: Path) -> None:
     run = trained(frozen_front(), an_input())
     [advice] = of(run, "frozen_layers_with_gradients")
     assert advice.layer == "Front.first"
@@ -157,7 +157,7 @@ def test_a_frozen_front_with_gradients(tmp_path: Path) -> None:
     assert of(torchprof.load(tmp_path / "run.json"), "frozen_layers_with_gradients") == [advice]
 
 
-def test_only_what_runs_before_the_first_trainable_layer() -> None:
+def test_only_layers_before_the_first_trainable_layer_count() -> None:
     model = Front()
     freeze(model.first)
     freeze(model.head)
@@ -166,7 +166,7 @@ def test_only_what_runs_before_the_first_trainable_layer() -> None:
     assert advice.layer == "Front.first" and advice.gain_ns == backward_of(run, "first", "act")
 
 
-def test_no_word_of_a_frozen_front_that_costs_nothing() -> None:
+def test_frozen_first_layers_without_backward_are_not_reported() -> None:
     run = trained(frozen_front(), torch.ones(8, 256))
     assert backward_of(run, "head") and not backward_of(run, "first", "act", "second")
     assert of(run, "frozen_layers_with_gradients") == []
@@ -246,13 +246,13 @@ def twice() -> nn.Module:
         lambda: nn.Sequential(nn.ReLU(), nn.Linear(256, 256), freeze(nn.Linear(256, 256))),
     ],
 )
-def test_no_word_where_the_gradient_may_be_needed(make: Callable[[], nn.Module]) -> None:
+def test_gradients_that_may_be_needed_are_not_reported(make: Callable[[], nn.Module]) -> None:
     run = trained(make(), an_input())
     assert BACKWARD in run.phases()
     assert of(run, "frozen_layers_with_gradients") == []
 
 
-def test_no_word_of_a_frozen_model_behind_another() -> None:
+def test_a_frozen_model_after_another_model_is_not_reported() -> None:
     """As a perceptual loss: it first looks at the target, before the trained model has run."""
     judge, model = freeze(Front()), Front()
     with Profile([judge, model]) as prof:
@@ -263,7 +263,7 @@ def test_no_word_of_a_frozen_model_behind_another() -> None:
     assert of(evenly(prof.run), "frozen_layers_with_gradients") == []
 
 
-def test_no_word_of_two_trained_models() -> None:
+def test_two_trained_models_are_not_reported() -> None:
     first, second = Front(), frozen_front()
     first.head = nn.Linear(256, 256)
     with Profile([second, first]) as prof:
@@ -273,7 +273,7 @@ def test_no_word_of_two_trained_models() -> None:
 
 
 @pytest.mark.parametrize("paths", [["second", "head"], [("Front",), "second", "head"]])
-def test_no_word_with_selected_paths(paths: list[Any]) -> None:
+def test_selected_paths_give_no_finding(paths: list[Any]) -> None:
     model = Front()
     freeze(model.second)
     with Profile(model, paths=paths) as prof:
@@ -281,14 +281,14 @@ def test_no_word_with_selected_paths(paths: list[Any]) -> None:
     assert of(evenly(prof.run), "frozen_layers_with_gradients") == []
 
 
-def test_no_word_of_a_small_part_of_the_time() -> None:
+def test_a_small_share_of_the_time_is_not_reported() -> None:
     run = trained(frozen_front(), an_input())
     ns = backward_of(run, "first", "act", "second")
     assert of(replace(run, metas=(replace(run.meta, wall_ns=19 * ns),)), "frozen_layers_with_gradients")
     assert not of(replace(run, metas=(replace(run.meta, wall_ns=21 * ns),)), "frozen_layers_with_gradients")
 
 
-def test_runs_without_time_or_work() -> None:
+def test_runs_without_time_or_work_give_no_finding() -> None:
     for run in (run_of([]), run_of([row(2, phase=RECOMPUTE), row(3, op("x"), phase=BACKWARD), row(OUTSIDE)])):
         assert {one.rule for one in advise(run)} & {"recomputed_layers", "frozen_layers_with_gradients"} == set()
         assert not any("cannot judge" in one.finding for one in advise(run))

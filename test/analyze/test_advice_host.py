@@ -71,7 +71,7 @@ def items(layer: int, *around: Any) -> list[Any]:
 # Copies in layers
 
 
-def test_copies_in_a_layer() -> None:
+def test_copies_in_a_layer_are_reported() -> None:
     run = called(on_cuda(copies(1)), a=2)
     [advice] = of(run, "copies_in_layers")
     assert advice.layer == "Net.a"
@@ -83,7 +83,7 @@ def test_copies_in_a_layer() -> None:
     assert "register_buffer" in advice.remedy
 
 
-def test_the_gain_of_copies_is_no_more_than_the_device_idles_or_copies() -> None:
+def test_the_gain_of_copies_is_at_most_the_idle_and_copy_time_of_the_device() -> None:
     """It is idle for 1 ms and copies for 2·4: of the 12 ms that the CPU is in copies 9 can be saved, half in each."""
     run = on_cuda([*copies(1, DTOH), *copies(3)], idle_ns=1 * MS)
     found = of(run, "copies_in_layers")
@@ -102,7 +102,7 @@ def test_the_gain_of_copies_is_no_more_than_the_device_idles_or_copies() -> None
         (copies(1), {"wall_ns": 1000 * MS}),  # 6 ms of a second are not worth it
     ],
 )
-def test_no_word_of_other_copies(rows: list[Any], meta: dict[str, Any]) -> None:
+def test_other_copies_are_not_reported(rows: list[Any], meta: dict[str, Any]) -> None:
     assert of(on_cuda(rows, **meta), "copies_in_layers") == []
 
 
@@ -144,7 +144,7 @@ def test_copies_and_waits_as_torch_records_them() -> None:
 
 
 def loop(rows: list[Any], steps: int = 4, copy_ns: int = 5 * MS, wait_ns: int = 1 * MS, **meta: Any) -> Run:
-    """Rows of a loop, and what its steps spent in copies and waiting, outside of layers."""
+    """Rows of a loop, and the time of its steps in copies and waiting, outside all layers."""
     run = on_cuda(rows, steps=steps, **meta)
     samples = {
         SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_copy_ns"): Spread.of([(1, copy_ns)]),
@@ -154,7 +154,7 @@ def loop(rows: list[Any], steps: int = 4, copy_ns: int = 5 * MS, wait_ns: int = 
     return replace(run, samples=samples)
 
 
-def test_batches_from_pageable_memory() -> None:
+def test_batches_from_pageable_memory_are_reported() -> None:
     [advice] = of(loop(copies(OUTSIDE)), "pageable_batches")
     assert advice.layer == "(outside)" and advice.gain_ns == 6 * MS
     assert advice.finding == (
@@ -164,7 +164,7 @@ def test_batches_from_pageable_memory() -> None:
     assert "pin_memory=True" in advice.remedy
 
 
-def test_the_gain_of_pinning_is_in_the_steps_and_not_more_than_the_device_idles_or_copies() -> None:
+def test_the_gain_of_pinning_is_limited_by_steps_and_by_the_idle_and_copy_time() -> None:
     assert of(loop(copies(OUTSIDE), copy_ns=2 * MS, wait_ns=0), "pageable_batches")[0].gain_ns == 2 * MS
     assert of(loop(copies(OUTSIDE), idle_ns=1 * MS), "pageable_batches")[0].gain_ns == (1 + 4) * MS
 
@@ -181,14 +181,14 @@ def test_the_gain_of_pinning_is_in_the_steps_and_not_more_than_the_device_idles_
         loop(copies(OUTSIDE), copy_ns=0, wait_ns=0),  # before the steps: the model, most likely
     ],
 )
-def test_no_word_of_other_batches(run: Run) -> None:
+def test_other_batches_are_not_reported(run: Run) -> None:
     assert of(run, "pageable_batches") == []
 
 
 # Waits
 
 
-def test_waits_in_a_layer() -> None:
+def test_waits_in_a_layer_are_reported() -> None:
     run = called(on_cuda(items(3)), **{"0": 4})
     [advice] = of(run, "waits_in_layers")
     assert advice.layer == "Net.b.0" and advice.gain_ns == 7 * MS
@@ -198,7 +198,7 @@ def test_waits_in_a_layer() -> None:
     assert of(run, "waits_outside") == [] == of(run, "copies_in_layers")
 
 
-def test_a_wait_is_named_by_the_op_that_was_called_and_its_line() -> None:
+def test_a_wait_has_the_op_and_the_line_that_caused_it() -> None:
     [advice] = of(on_cuda(items(1, op("aten::masked_select"))), "waits_in_layers")
     assert "as aten::masked_select: " in advice.finding
     traced = op("aten::is_nonzero", (2,), stack=("net.py(7): forward", "train.py(3): main"))
@@ -206,19 +206,19 @@ def test_a_wait_is_named_by_the_op_that_was_called_and_its_line() -> None:
     assert "as aten::is_nonzero at net.py(7): forward: " in advice.finding
 
 
-def test_to_wait_for_the_whole_device() -> None:
+def test_a_synchronize_in_a_layer_is_reported() -> None:
     rows = [row(1, op("cudaDeviceSynchronize"), calls=3, cpu_ns=3 * MS)]
     [advice] = of(on_cuda(rows), "waits_in_layers")
     assert advice.gain_ns == 3 * MS and "3 times, as cudaDeviceSynchronize" in advice.finding
 
 
-def test_a_runtime_that_copies_and_waits_in_one_call() -> None:
+def test_one_call_that_copies_and_waits_counts_once() -> None:
     rows = [row(1, *ITEM, op("hipMemcpyWithStream"), calls=8, cpu_ns=2 * MS)]
     [advice] = of(on_cuda(rows), "waits_in_layers")
     assert advice.gain_ns == 2 * MS and "8 times" in advice.finding
 
 
-def test_a_wait_costs_nothing_where_the_device_is_never_idle() -> None:
+def test_a_wait_costs_nothing_if_the_device_is_never_idle() -> None:
     assert of(on_cuda(items(1), idle_ns=0), "waits_in_layers") == []
     assert of(on_cuda(items(1), idle_ns=3 * MS), "waits_in_layers")[0].gain_ns == 3 * MS
 
@@ -234,16 +234,16 @@ def test_a_wait_costs_nothing_where_the_device_is_never_idle() -> None:
         [row(1, label("cudaDeviceSynchronize"), calls=8, cpu_ns=5 * MS)],
     ],
 )
-def test_no_word_of_what_does_not_wait(rows: list[Any]) -> None:
+def test_calls_that_do_not_wait_are_not_reported(rows: list[Any]) -> None:
     assert of(on_cuda(rows), "waits_in_layers") == []
 
 
-def test_without_a_device_nobody_waits_for_it() -> None:
+def test_without_a_device_there_are_no_waits() -> None:
     assert of(run_of(items(1), wall_ns=100 * MS), "waits_in_layers") == []
     assert of(run_of(items(OUTSIDE), wall_ns=100 * MS), "waits_outside") == []
 
 
-def test_waits_outside_of_layers() -> None:
+def test_waits_outside_all_layers_are_reported() -> None:
     [advice] = of(on_cuda(items(OUTSIDE), steps=8), "waits_outside")
     assert advice.layer == "(outside)" and advice.gain_ns == 7 * MS
     assert "to see a value 8 times in 8 steps, as aten::item: 7.000ms" in advice.finding
@@ -259,7 +259,7 @@ def test_waits_outside_of_layers() -> None:
         copies(OUTSIDE),
     ],
 )
-def test_no_word_of_other_waits_outside(rows: list[Any]) -> None:
+def test_other_waits_outside_all_layers_are_not_reported(rows: list[Any]) -> None:
     assert of(on_cuda(rows), "waits_outside") == []
 
 
@@ -277,7 +277,7 @@ class Asks(nn.Module):
         return x.to(torch.float64).cpu()
 
 
-def test_on_the_cpu_alone_nobody_waits() -> None:
+def test_on_the_cpu_alone_there_are_no_waits() -> None:
     model = Asks()
     with Profile(model) as prof:
         for _ in range(5):
@@ -303,7 +303,7 @@ def launched_before(name: str) -> tuple[Any, ...]:
     return row(OUTSIDE, label(LAUNCHED_BEFORE), kernel(name), device="cuda:0", calls=1000, device_ns=5 * MS)
 
 
-def test_a_device_that_waits_for_launches() -> None:
+def test_a_device_that_waits_for_launches_is_reported() -> None:
     [advice] = of(on_cuda(launches(), idle_ns=80 * MS), "launches_slower_than_the_device")
     assert advice.layer == "Net" and advice.gain_ns == 60 * MS  # the CPU's time; idle were 80
     assert advice.finding == (
@@ -312,7 +312,7 @@ def test_a_device_that_waits_for_launches() -> None:
     )
 
 
-def test_what_else_keeps_the_device_waiting_is_not_laid_to_launches() -> None:
+def test_other_causes_of_idle_time_do_not_count_as_slow_launches() -> None:
     """90 ms idle, of which 40 for data, 5 for the first call: 45 are left. The CPU waits for 10 ms besides."""
     loading = label("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
     rows = [
@@ -341,7 +341,7 @@ def test_what_else_keeps_the_device_waiting_is_not_laid_to_launches() -> None:
         ([*launches(kernels=200), launched_before("gemm")], 80 * MS),  # 300 us for each of the 200 that it launched
     ],
 )
-def test_no_word_of_other_idleness(rows: list[Any], idle_ns: int) -> None:
+def test_other_idle_time_is_not_reported(rows: list[Any], idle_ns: int) -> None:
     assert of(on_cuda(rows, idle_ns=idle_ns), "launches_slower_than_the_device") == []
 
 
@@ -349,7 +349,7 @@ def test_without_a_device_there_is_no_launch() -> None:
     assert of(run_of(launches(), wall_ns=100 * MS), "launches_slower_than_the_device") == []
 
 
-def test_a_run_without_any_time() -> None:
+def test_a_run_without_time_gives_no_finding() -> None:
     untimed = [row(1, *TO, kernel(HTOD), device="cuda:0"), row(1, *ITEM, op("cudaStreamSynchronize"))]
     assert {one.rule for one in advise(run_of(untimed, **CUDA)) if one.gain_ns is not None} == set()
     assert not any("cannot judge" in one.finding for one in advise(run_of(untimed, **CUDA)))

@@ -30,7 +30,7 @@ def of(run: Run) -> list[Advice]:
 
 
 class Samples(Dataset[Tensor]):
-    """Each sample takes so long to make."""
+    """Each sample takes this long to make."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -44,7 +44,7 @@ class Samples(Dataset[Tensor]):
 
 
 def looped(seconds: float, times: int) -> Run:
-    """Three batches through a model that works so many times as long as one product."""
+    """Three batches through a model that does this many matrix products."""
     model = nn.Sequential(nn.Linear(256, 256))
     with Profile(model) as prof:
         for batch in DataLoader(Samples(seconds), batch_size=2):
@@ -54,7 +54,7 @@ def looped(seconds: float, times: int) -> Run:
     return prof.run
 
 
-def test_a_real_loop_that_makes_its_batches_itself() -> None:
+def test_a_real_loop_without_workers_is_reported() -> None:
     run = looped(0.01, 1)
     [advice] = of(run)
     took = sum(row.cost.cpu_ns for row in run.rows if row.frames and "DataLoader" in row.frames[0].name)
@@ -62,14 +62,14 @@ def test_a_real_loop_that_makes_its_batches_itself() -> None:
     assert "It has no workers" in advice.finding and "num_workers=4" in advice.remedy
 
 
-def test_no_word_of_a_real_loop_whose_batches_are_quick() -> None:
+def test_a_real_loop_with_fast_batches_is_not_reported() -> None:
     run = evenly(looped(0, 100))
     assert any(row.frames and "DataLoader" in row.frames[0].name for row in run.rows)
     assert of(run) == []
 
 
 def batches(loader: Any = ALONE, times: int = 4) -> list[Any]:
-    """60 ms of the loader, of which 45 in no op; 40 ms of other things."""
+    """60 ms of the loader, 45 of them outside operators; 40 ms of other work."""
     return [
         row(OUTSIDE, loader, calls=times, cpu_ns=45 * MS),
         row(OUTSIDE, loader, op("aten::stack"), calls=times, cpu_ns=10 * MS),
@@ -92,14 +92,14 @@ def test_the_figures_of_a_loader_without_workers() -> None:
     assert advice.gain_ns == 60 * MS
 
 
-def test_workers_that_are_too_slow_but_for_their_start() -> None:
+def test_slow_workers_are_reported_without_their_start() -> None:
     """The first step waited 30 ms, the median one 10: 20 ms are the start of the workers."""
     [advice] = of(with_steps(run_of(batches(WORKERS), wall_ns=100 * MS), 30, 10, 10, 10))
     assert advice.finding.endswith("15.000ms a step on average. It has workers, and they are too slow for it.")
     assert advice.gain_ns == 40 * MS and advice.remedy.startswith("Give it more workers")
 
 
-def test_workers_that_only_had_to_start() -> None:
+def test_workers_that_are_slow_only_at_the_start_are_not_reported() -> None:
     assert of(with_steps(run_of(batches(WORKERS), wall_ns=100 * MS), 58, 1, 1, 0)) == []
 
 
@@ -108,13 +108,13 @@ def test_workers_without_steps() -> None:
     assert of(run_of(batches(WORKERS, times=10), wall_ns=100 * MS))[0].gain_ns == 60 * MS
 
 
-def test_another_loader() -> None:
+def test_a_loader_with_an_unknown_label_is_reported() -> None:
     [advice] = of(run_of(batches(label("enumerate(DataPipe)#Mapper")), wall_ns=100 * MS))
     assert advice.finding == "The loop waits for its DataLoader 60.000ms (60% of the recorded time)."
 
 
-def test_the_label_stands_inside_other_ranges() -> None:
-    """As in the steps of torch.profiler, and in the user's own ranges around a loop, of which a step is two."""
+def test_the_label_may_be_inside_other_ranges() -> None:
+    """As in the steps of torch.profiler, and in user ranges around a loop: here a step is two of them."""
     outer = (label("ProfilerStep*"), label("my loop"))
     inside = [(one[0], one[1], one[2], (*outer, *one[3]), *one[4:]) for one in batches()]
     run = with_steps(run_of([*inside, row(OUTSIDE, *outer, cpu_ns=20 * MS)], wall_ns=120 * MS), 30, 30)
@@ -125,8 +125,8 @@ def test_the_label_stands_inside_other_ranges() -> None:
     )
 
 
-def test_the_call_that_ends_an_epoch_is_no_batch() -> None:
-    """torch's label is around it, too: 3 batches are 4 calls, and what a batch took is not told of these."""
+def test_the_call_that_ends_an_epoch_does_not_count_as_a_batch() -> None:
+    """torch's label is around it, too: 3 batches are 4 calls, so the time per batch is not reported."""
     loader = DataLoader(Samples(0.01), batch_size=2)
     with Profile(nn.Linear(256, 256)) as prof:
         for _ in loader:
@@ -137,7 +137,7 @@ def test_the_call_that_ends_an_epoch_is_no_batch() -> None:
     assert "each time" not in advice.finding and "a step" not in advice.finding
 
 
-def test_where_the_device_works_on_nobody_waits() -> None:
+def test_waiting_costs_nothing_while_the_device_works() -> None:
     measures = ("cpu_ns", "device_ns")
     cuda: dict[str, Any] = {"device": "cuda", "requested": measures, "measured": measures, "wall_ns": 100 * MS}
     assert of(run_of(batches(), busy_ns=(("cuda:0", 97 * MS),), **cuda)) == []
@@ -154,5 +154,5 @@ def test_where_the_device_works_on_nobody_waits() -> None:
         ([row(OUTSIDE, ALONE, calls=4)], 0),
     ],
 )
-def test_no_word_of_anything_else(rows: list[Any], wall_ns: int) -> None:
+def test_other_work_is_not_reported(rows: list[Any], wall_ns: int) -> None:
     assert of(run_of(rows, wall_ns=wall_ns)) == []

@@ -48,7 +48,7 @@ def profiled(model: nn.Module) -> Run:
     return prof.run
 
 
-def test_a_real_layer_that_keeps_much() -> None:
+def test_a_real_layer_that_saves_much_for_backward_is_reported() -> None:
     """Backward of sin needs its input, of 64 x 256 x 64 floats, and at the peak has made three more of that size."""
     [advice] = of(profiled(model_with(Wide(kept=True))))
     assert advice.layer == "Sequential.4" and advice.gain_ns is None and advice.gain_bytes is not None
@@ -57,8 +57,8 @@ def test_a_real_layer_that_keeps_much() -> None:
     assert "torch.chunk" in advice.remedy
 
 
-def test_a_real_layer_with_large_temporaries() -> None:
-    """The repeated input and its double are alive at the same time, and nobody keeps them."""
+def test_a_real_layer_with_large_temporaries_is_reported() -> None:
+    """The repeated input and its double are live at the same time, and nothing keeps them."""
     with torch.no_grad():
         model = model_with(Wide(kept=False))
         with Profile(model, profile_memory=True) as prof:
@@ -69,7 +69,7 @@ def test_a_real_layer_with_large_temporaries() -> None:
     assert "made here: 8.00 MB temporaries of forward." in advice.finding and "torch.chunk" in advice.remedy
 
 
-def test_no_word_of_a_real_model_of_equals() -> None:
+def test_a_real_model_of_equal_layers_is_not_reported() -> None:
     with Profile(model := model_with(nn.Identity()), profile_memory=True) as prof:
         model(torch.ones(32768, 64)).sum().backward()  # 8 MB in each layer
     assert prof.run.memory[0].peak_bytes > 8 * 2**23
@@ -111,7 +111,7 @@ def test_the_figures_of_a_layer_and_its_kinds() -> None:
 
 
 @pytest.mark.parametrize("nbytes, named", [(8, False), (200_000, False), (220_000, True)])
-def test_crumbs_are_not_named(nbytes, named) -> None:
+def test_small_parts_are_not_named(nbytes, named) -> None:
     """From 1 % of the 20 MB that the layer made."""
     large = Held(1, BACKWARD, "temporaries", 20 * MB, 1)
     [found] = of(held(large, Held(1, FORWARD, "activations", nbytes, 1)))
@@ -119,13 +119,13 @@ def test_crumbs_are_not_named(nbytes, named) -> None:
     assert ("activations" in found.finding) == named and found.gain_bytes == 20 * MB + nbytes
 
 
-def test_without_backward_there_is_nothing_to_compute_again() -> None:
+def test_without_backward_checkpointing_is_not_recommended() -> None:
     large = Held(1, FORWARD, "activations", 20 * MB, 1)
     assert "checkpoint" in of(held(large, rows=BACK))[0].remedy
     assert "checkpoint" not in of(held(large))[0].remedy
 
 
-def test_outside_of_layers() -> None:
+def test_memory_allocated_outside_all_layers_is_reported() -> None:
     assert of(held(Held(OUTSIDE, FORWARD, "temporaries", 20 * MB, 1)))[0].layer == "(outside)"
 
 
@@ -145,18 +145,18 @@ def test_outside_of_layers() -> None:
         lambda: replace(held(Held(1, FORWARD, "activations", 25 * MB, 1)), memory=()),
     ],
 )
-def test_no_word_of_anything_else(make: Callable[[], Run]) -> None:
+def test_other_work_is_not_reported(make: Callable[[], Run]) -> None:
     assert of(make()) == []
 
 
-def test_with_several_ranks_each_peak_has_its_own() -> None:
+def test_each_rank_has_its_own_finding() -> None:
     run = held(Held(1, FORWARD, "activations", 20 * MB, 1))
     second = replace(run.memory[0], rank=1)
     both = replace(run, metas=(run.meta, replace(run.meta, rank=1)), memory=(run.memory[0], second))
     assert [one.finding.split(" holds")[0] for one in of(both)] == ["When cpu of rank 0", "When cpu of rank 1"]
 
 
-def test_a_small_peak_is_not_worth_a_word() -> None:
+def test_a_small_peak_is_not_reported() -> None:
     run = held(Held(1, FORWARD, "activations", MB - 1, 1))
     assert of(replace(run, memory=(replace(run.memory[0], peak_bytes=MB + MB // 2),))) == []
     more = held(Held(1, FORWARD, "activations", MB, 1))

@@ -35,7 +35,7 @@ def busy(seconds: float) -> None:
 
 
 class InNumpy(nn.Module):
-    """Something slow in NumPy between two layers."""
+    """Slow NumPy work between two layers."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class InNumpy(nn.Module):
 
 
 class InTorch(nn.Module):
-    """Nothing but layers and operators, and many of them: a container with much Python of its own."""
+    """A container with many layers and operators, and so with much Python of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class InTorch(nn.Module):
         return x
 
 
-def test_numpy_in_a_real_layer() -> None:
+def test_numpy_in_a_real_layer_is_reported() -> None:
     model = nn.Sequential(nn.Linear(16, 16), InNumpy(0.01))
     model(torch.ones(4, 16))
     with Profile(model) as prof:
@@ -77,7 +77,7 @@ def test_numpy_in_a_real_layer() -> None:
     assert "It takes tensors to NumPy (or to lists) 3 times." in advice.finding and "NumPy" in advice.remedy
 
 
-def test_no_word_of_real_layers_that_only_call_others() -> None:
+def test_real_layers_that_only_call_others_are_not_reported() -> None:
     model = InTorch()
     with Profile(model) as prof:
         for _ in range(30):
@@ -85,7 +85,7 @@ def test_no_word_of_real_layers_that_only_call_others() -> None:
     assert of(prof.run) == []
 
 
-def test_no_word_where_only_the_first_call_is_slow() -> None:
+def test_a_slow_first_call_is_not_reported() -> None:
     model = InNumpy(0.05)
     with Profile(model) as prof:
         for _ in range(4):
@@ -99,7 +99,7 @@ def calls(*ms: int) -> Spread:
 
 
 def layer(ns: int = 40 * MS, ops: int = 100, times: Any = (11, 11, 11, 11), child: int = 0, **meta: Any) -> Run:
-    """A layer that is called some times and calls operators; a label of the user's is in its Python."""
+    """A layer with several calls that calls operators; a user label is in its Python."""
     rows = [
         row(2, calls=len(times), cpu_ns=ns - 5 * MS),
         row(2, label("mine"), calls=1, cpu_ns=5 * MS),
@@ -122,15 +122,15 @@ def test_the_figures_of_a_layer() -> None:
     assert "NumPy" not in advice.remedy
 
 
-def test_what_calls_took_beyond_the_median_is_no_evidence() -> None:
-    """36.88 ms are left of the 40, and 5 more go: what is left must be 5 % of the time."""
+def test_time_of_calls_beyond_the_median_is_subtracted() -> None:
+    """36.88 of 40 ms remain, less 5 ms: the rest must be 5 % of the time."""
     times = (11, 11, 16, 11)
     assert of(layer(times=times, wall_ns=20 * 31_880_000))[0].gain_ns == 40 * MS
     assert of(layer(times=times, wall_ns=20 * 31_880_001)) == []
     assert of(layer(wall_ns=20 * 36_880_000))[0].gain_ns == 40 * MS
 
 
-def test_what_layers_below_took_beyond_theirs_is_not_its_own() -> None:
+def test_time_of_layers_below_beyond_their_median_is_not_subtracted() -> None:
     """40 ms less 30 us for each of 108 calls, and less 10 - 7 ms."""
     below = {SampleKey(3, FORWARD, 0, "cpu", "cpu_ns"): calls(8, 1, 1, 1)}
     for ns, told in ((33_760_000, 1), (33_760_001, 0)):
@@ -138,7 +138,7 @@ def test_what_layers_below_took_beyond_theirs_is_not_its_own() -> None:
         assert len(of(replace(run, samples={**run.samples, **below}))) == told
 
 
-def test_the_line_at_which_python_was_seen_most() -> None:
+def test_the_finding_names_the_line_that_was_sampled_most() -> None:
     run = layer()
     seen = [
         row(2, Frame("python", "net.py:5 forward"), calls=2),
@@ -161,7 +161,7 @@ def test_the_line_at_which_python_was_seen_most() -> None:
     assert advice.finding.endswith("that is Python between them, most often at net.py:7 forward.")
 
 
-def test_the_gain_is_not_more_than_the_device_idles() -> None:
+def test_the_gain_is_at_most_the_idle_time_of_the_device() -> None:
     assert of(layer(busy_ns=(("cuda:0", 90 * MS),), **CUDA))[0].gain_ns == 10 * MS
     assert of(layer(busy_ns=(("cuda:0", 100 * MS),), **CUDA)) == []
 
@@ -176,20 +176,20 @@ def test_the_gain_is_not_more_than_the_device_idles() -> None:
         layer(child=600),
     ],
 )
-def test_no_word_of_other_layers(run: Run) -> None:
+def test_other_layers_are_not_reported(run: Run) -> None:
     assert of(run) == []
 
 
-def test_no_word_of_compiled_layers_nor_of_work_in_no_layer() -> None:
+def test_compiled_layers_and_work_outside_layers_are_not_reported() -> None:
     run = layer()
     layers = (*run.layers[:2], replace(run.layers[2], compiled=True), *run.layers[3:])
     assert of(replace(run, layers=layers, rows=replace(run.rows, layers=layers))) == []
     assert of(run_of([row(OUTSIDE, calls=1, cpu_ns=90 * MS)], wall_ns=100 * MS)) == []
 
 
-def test_no_word_of_layers_of_torchs_own() -> None:
-    """Of a Conv2d, whose first calls choose an algorithm; by its class, and by what only torch's own say of themselves,
-    as those of torch.ao do."""
+def test_torchs_own_layers_are_not_reported() -> None:
+    """A Conv2d, whose first calls choose an algorithm. torch's own layers are recognized by class, or by settings,
+    which only they have, as those of torch.ao."""
     run = layer()
 
     def as_layer(kind: str, settings: str = "") -> Run:
@@ -200,13 +200,13 @@ def test_no_word_of_layers_of_torchs_own() -> None:
     assert of(as_layer("ConvBn2d", "3, 64, kernel_size=(7, 7)")) == []
 
 
-def test_the_layers_of_torch_nn_are_torchs_own() -> None:
+def test_the_list_of_torchs_own_layers_is_that_of_torch_nn() -> None:
     here = {name for name, thing in vars(nn).items() if isinstance(thing, type) and issubclass(thing, nn.Module)}
     assert here - {"Module"} <= torchprof.analyze.advice.python._OF_TORCH
 
 
-def test_no_word_of_python_where_operators_were_not_recorded() -> None:
-    """A trace of a device alone: what runs between its ranges may be operators."""
+def test_without_recorded_operators_python_is_not_reported() -> None:
+    """A trace of device activity alone: operators may run between its ranges."""
     run = run_of([row(2, calls=4, cpu_ns=90 * MS), row(2, kernel("gemm"), device="cuda:0", device_ns=MS)], **CUDA)
     run = lasting(replace(run, samples={SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_gap_ns"): calls(20, 20)}), 100 * MS)
     assert of(run) == of(run, "python_in_the_loop") == []
@@ -215,7 +215,7 @@ def test_no_word_of_python_where_operators_were_not_recorded() -> None:
 # The loop
 
 
-def test_python_in_a_real_loop() -> None:
+def test_python_in_a_real_loop_is_reported() -> None:
     model = nn.Linear(16, 16)
     with Profile(model) as prof:
         for _ in range(4):
@@ -228,7 +228,7 @@ def test_python_in_a_real_loop() -> None:
     assert "of the 4 steps" in advice.finding
 
 
-def test_no_word_of_a_real_loop_with_little_python() -> None:
+def test_a_real_loop_with_little_python_is_not_reported() -> None:
     model = nn.Linear(512, 512)
     with Profile(model) as prof:
         for _ in range(40):
@@ -268,12 +268,12 @@ def test_the_figures_of_a_loop() -> None:
     )
 
 
-def test_one_step_is_no_loop() -> None:
+def test_a_single_step_is_not_reported() -> None:
     assert of(loop(40), "python_in_the_loop") == []
     assert len(of(loop(40, 40), "python_in_the_loop")) == 1
 
 
-def test_the_gain_of_a_loop_is_not_more_than_the_device_idles() -> None:
+def test_the_gain_of_a_loop_is_at_most_the_idle_time_of_the_device() -> None:
     run = loop(10, 10, 10, 10, busy_ns=(("cuda:0", 90 * MS),), **CUDA)
     assert of(run, "python_in_the_loop")[0].gain_ns == 10 * MS
 
@@ -288,12 +288,12 @@ def test_the_gain_of_a_loop_is_not_more_than_the_device_idles() -> None:
         loop(10, 10, 10, 10, ops=700),  # 21 ms for the operators
     ],
 )
-def test_no_word_of_other_loops(run: Run) -> None:
+def test_other_loops_are_not_reported(run: Run) -> None:
     assert of(run, "python_in_the_loop") == []
 
 
-def test_waiting_for_other_ranks_is_no_python() -> None:
-    """What DistributedDataParallel does before its module's forward; a label of the user's is Python as before."""
+def test_waiting_for_other_ranks_does_not_count_as_python() -> None:
+    """The work of DistributedDataParallel before its module's forward; a user label counts as Python."""
 
     def in_label(name: str) -> nn.Module:
         class Wrapped(nn.Module):

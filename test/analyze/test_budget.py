@@ -31,7 +31,7 @@ OUTSIDE_PEAK = PEAK._replace(measure="device_peak_bytes")
 
 
 def exceeded(run: Run, limits: Mapping[str, Any], baseline: Run | None = None) -> str:
-    """The message of a budget that is not kept, without a word about noise."""
+    """The message of a budget that is exceeded; there must be no warning about noise."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(BudgetExceeded) as caught:
@@ -40,7 +40,7 @@ def exceeded(run: Run, limits: Mapping[str, Any], baseline: Run | None = None) -
 
 
 def kept(run: Run, limits: Mapping[str, Any], baseline: Run | None = None) -> bool:
-    """Whether a budget is kept, without a word."""
+    """Whether a budget is kept; there must be no warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torchprof.assert_budget(run, limits, baseline)
@@ -48,7 +48,7 @@ def kept(run: Run, limits: Mapping[str, Any], baseline: Run | None = None) -> bo
 
 
 def counting(flops: int, calls: int = 2, **more: Any) -> Run:
-    """Net, a and b, of which a counts so many FLOPs in all, and b 600."""
+    """Net, a and b: a has these FLOPs in all, and b 600."""
     rows = [row(0, calls=calls), row(1, calls=calls, flops=flops, macs=flops // 2), row(2, calls=calls, flops=600)]
     return run_of(rows, measured=COUNTED, requested=COUNTED, **more)
 
@@ -83,7 +83,7 @@ def test_absolute_limits_are_for_one_call_of_the_model() -> None:
     assert exceeded(run, {"flops": 1499}, counting(1, calls=7)) == text
 
 
-def test_relative_limits_are_exact_and_include_what_is_just_as_much() -> None:
+def test_a_relative_limit_is_exact_and_not_exceeded_by_an_equal_value() -> None:
     assert kept(counting(1040), {"a: flops": "+4%"}, counting(1000))
     assert kept(counting(1100), {"a: flops": "+10%"}, counting(1000))  # 1000 · 1.1 is no float
     text = exceeded(counting(1101), {"a: flops": "+10%"}, counting(1000))
@@ -102,7 +102,7 @@ def test_the_layers_that_made_the_difference_are_named_largest_first() -> None:
     assert "Net.b: flops 190 after, 100 before: +90.0%" in exceeded(after, {"b: flops": "+10%"}, before)
 
 
-def test_a_pattern_is_held_against_each_layer_that_it_matches() -> None:
+def test_a_pattern_limits_each_matching_layer() -> None:
     after, before = counting(1500), counting(1000)
     text = exceeded(after, {"Net.*: flops": "+10%"}, before)
     assert text.startswith("Limit exceeded: Net.a: ") and "Net.b" not in text
@@ -112,7 +112,7 @@ def test_a_pattern_is_held_against_each_layer_that_it_matches() -> None:
         torchprof.assert_budget(after, {"c: flops": 3})
 
 
-def test_every_limit_that_is_exceeded_is_told() -> None:
+def test_every_exceeded_limit_is_reported() -> None:
     text = exceeded(counting(2400), {"flops": 1, "calls": 0, "macs": "1M"})
     assert [line.split(":")[2].split()[0] for line in text.splitlines()] == ["flops", "calls"]
 
@@ -129,7 +129,7 @@ def test_the_peak_of_the_run_and_of_a_layer() -> None:
     assert "Net: peak 1.46 KB after, 1000 B before: +50.0%" in exceeded(remembering(1500), {"Net: peak": "+49%"}, run)
 
 
-def test_the_peak_is_that_of_the_device_where_there_is_one() -> None:
+def test_the_peak_is_that_of_the_device_if_there_is_one() -> None:
     cuda = remembering(1000, "cuda:0", device="cuda")
     both = replace(cuda, memory=(Memory("cpu", 0, 9000), *cuda.memory), samples={**cuda.samples, PEAK: calls(7000)})
     assert "the run: peak 1.95 KB" in exceeded(both, {"peak": 1})
@@ -137,7 +137,7 @@ def test_the_peak_is_that_of_the_device_where_there_is_one() -> None:
     assert "Net: cpu_peak 6.84 KB" in exceeded(both, {"cpu_peak": 1})
 
 
-def test_a_layer_that_was_added_exceeds_every_share() -> None:
+def test_an_added_layer_exceeds_every_relative_limit() -> None:
     before = made([layer("Net")], [row(0, calls=1, cpu_ns=10)])
     after = made([layer("Net"), layer("Net.fc", **FC)], [row(0, calls=1, cpu_ns=10), row(1, cpu_ns=1)])
     text = exceeded(after, {"fc: cpu_total": "+500%"}, before)
@@ -145,7 +145,7 @@ def test_a_layer_that_was_added_exceeds_every_share() -> None:
     assert "Net.fc: params 40 after" in exceeded(after, {"fc: params": "+5%"}, before)
 
 
-def test_a_layer_that_was_removed_is_no_pass() -> None:
+def test_a_removed_layer_does_not_pass() -> None:
     with_fc = made([layer("Net"), layer("Net.fc", **FC)], [row(0, calls=1, cpu_ns=10), row(1, cpu_ns=1)])
     without = made([layer("Net")], [row(0, calls=1, cpu_ns=10)])
     with pytest.raises(TorchprofError, match=r"Net\.fc was removed"):
@@ -176,7 +176,7 @@ def test_most_of_the_difference_is_more_than_half_of_it() -> None:
         assert "l0" not in exceeded(run(30, own=2), limits, baseline)
 
 
-def test_the_work_outside_of_all_layers_is_held_to_limits() -> None:
+def test_work_outside_all_layers_can_be_limited() -> None:
     before, after = (
         run_of(
             [
@@ -227,7 +227,7 @@ def test_a_time_beyond_noise_fails() -> None:
     assert kept(timed(SLOWER), {"cpu_total": "+30%"}, timed(QUIET))
 
 
-def test_a_time_within_noise_does_not_fail_and_is_told() -> None:
+def test_a_time_within_noise_warns_and_does_not_fail() -> None:
     noisy = [10_000 + 2_000 * (at % 5) for at in range(10)]
     more = [value + 1_500 for value in noisy]
     with pytest.warns(
@@ -246,21 +246,21 @@ def test_one_call_that_met_a_busy_machine_is_noise() -> None:
         torchprof.assert_budget(timed(hiccup), {"a: cpu_total": "11us"})
 
 
-def test_slower_beyond_noise_but_less_than_the_limit_in_the_median() -> None:
+def test_slower_beyond_noise_but_with_a_median_within_the_limit_does_not_fail() -> None:
     little = [value + 500 for value in QUIET[:-1]] + [900_000]  # the median rose by 5 %, the sum by far more
     with pytest.warns(UserWarning, match="only within noise"):
         torchprof.assert_budget(timed(little), {"cpu_total": "+10%"}, timed(QUIET))
     assert "Limit exceeded" in exceeded(timed(little), {"cpu_total": "+4%"}, timed(QUIET))
 
 
-def test_with_unknown_noise_a_time_counts_and_that_is_told() -> None:
+def test_with_unknown_noise_a_time_fails_and_the_message_says_so() -> None:
     text = exceeded(simple(2), {"cpu_total": "+10%"}, simple())
     assert text.endswith("It counts, though the runs hold too few calls or steps to tell it from noise.")
     assert "It counts, though" in exceeded(timed(SLOWER[:3]), {"cpu_total": "+10%"}, timed(QUIET[:3]))
     assert "It counts, though" in exceeded(simple(), {"cpu_total": "1ns"})
 
 
-def test_the_step_is_held_to_limits() -> None:
+def test_the_step_can_be_limited() -> None:
     text = exceeded(timed(SLOWER), {"step": "+10%"}, timed(QUIET))  # a step lasts twice as long as the model
     assert text == "Limit exceeded: the run: step 26.209us after, 20.209us before: +29.7%, limit +10%."
     assert kept(timed(SLOWER), {"step": "+30%"}, timed(QUIET)) and kept(timed(SLOWER), {"step": "26.209us"})
@@ -323,7 +323,7 @@ def test_an_absolute_time_has_its_own_noise() -> None:
         ({"<script>\x1b: params": 3}, "No module of the model matches"),
     ],
 )
-def test_what_is_no_limit_is_said(limits: Any, words: str) -> None:
+def test_an_invalid_limit_raises(limits: Any, words: str) -> None:
     with pytest.raises(TorchprofError, match=words):
         torchprof.assert_budget(simple(), limits)
 
@@ -332,14 +332,14 @@ def test_what_is_no_limit_is_said(limits: Any, words: str) -> None:
     "text",
     ["", "cpu_total", ">", "> 3ms", "cpu_total >", "flops > 3 > 4", "cpu_total < 3ms", "a b > 3ms", "cpu_total >= 3ms"],
 )
-def test_what_is_no_limit_of_the_command_is_said(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_limit_of_the_command_raises(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     simple().save(tmp_path / "a.json")
     assert main(["compare", str(tmp_path / "a.json"), str(tmp_path / "a.json"), "--fail-if", text]) == 2
     assert capsys.readouterr().err.startswith("torchprof: ")
 
 
 @pytest.mark.parametrize("bad", [5, None, ["a.json"]])
-def test_what_is_no_run_is_said_of_the_argument(bad: Any) -> None:
+def test_the_error_names_the_argument_that_is_no_run(bad: Any) -> None:
     with pytest.raises(TorchprofError, match=r"^run is \w+, no run: assert_budget takes `prof\.run`"):
         torchprof.assert_budget(bad, {"calls": 1})
     with pytest.raises(TorchprofError, match=r"^run is \w+, no run: assert_budget takes"):
@@ -348,7 +348,7 @@ def test_what_is_no_run_is_said_of_the_argument(bad: Any) -> None:
         torchprof.assert_budget(simple(), {"calls": 1}, bad if bad is not None else 0)
 
 
-def test_what_is_not_known_is_no_pass() -> None:
+def test_an_unknown_figure_does_not_pass() -> None:
     run = run_of([row(0, calls=1), row(1, op("aten::f"), uncounted=1, flops=3)], measured=COUNTED)
     for limits in ({"a: flops": "1P"}, {"flops": "1P"}, {"b: cpu_total": "1s"}, {"*: flops": "1P"}):
         with pytest.raises(TorchprofError, match=r"is not known in the run.*cannot pass"):
@@ -360,7 +360,7 @@ def test_what_is_not_known_is_no_pass() -> None:
 
 
 def test_a_lower_bound_above_an_absolute_limit_exceeds_it() -> None:
-    """30 FLOPs in two calls, and those of an operator that has no formula: at least 15 in one."""
+    """30 FLOPs in two calls, and an operator without a formula: at least 15 per call."""
     run = run_of([row(0, calls=2), row(1, op("aten::f"), calls=3, uncounted=3, flops=30)], measured=COUNTED)
     assert exceeded(run, {"flops": 14}) == (
         "Limit exceeded: Net: flops ≥ 15, limit 14, per forward call of the model. The largest parts: Net.a (≥ 15)."
@@ -374,7 +374,7 @@ def test_a_lower_bound_above_an_absolute_limit_exceeds_it() -> None:
         torchprof.assert_budget(run, {"flops": "+0%"}, counting(2))
 
 
-def test_why_it_is_not_known_is_said_as_it_is() -> None:
+def test_the_error_says_why_a_figure_is_unknown() -> None:
     """Of a layer that was compiled into another, of a kernel without operator, and of one kernel for two layers."""
     layers = [layer("Net"), layer("Net.a", compiled=True), layer("Net.b")]
     rows = [row(0, calls=1, cpu_ns=9), row(2, kernel("mine"), uncounted=1, flops=3)]
@@ -394,14 +394,14 @@ def test_why_it_is_not_known_is_said_as_it_is() -> None:
     assert "fc1: cpu_total ≥ 0.020us, limit 0.010us" in exceeded(fused, {"blocks.0.fc1: cpu_total": "10ns"})
 
 
-def test_no_share_of_what_was_freed() -> None:
+def test_a_negative_baseline_has_no_relative_limit() -> None:
     freed, more = (run_of([row(0, calls=1, cpu_freed=by)], measured=MEMORY) for by in (30, 10))
     with pytest.raises(TorchprofError, match="had -30 B before, and no share of that is a limit"):
         torchprof.assert_budget(more, {"cpu_mem": "+10%"}, freed)
     assert kept(more, {"cpu_mem": 0})
 
 
-def test_limits_as_they_are_written() -> None:
+def test_limits_are_parsed_as_documented() -> None:
     limit = limit_of(" features.*:cpu_total>+12.5% ")
     assert (limit.pattern, limit.measure, limit.bound, limit.share) == ("features.*", "cpu_total", "+12.5%", 0.125)
     assert limit_of("a: b.c: flops > 3G").pattern == "a: b.c"  # the last colon: names of layers may hold some
@@ -419,7 +419,7 @@ def test_limits_as_they_are_written() -> None:
         *[("10k", 10 * 1024), ("1.5K", 1536), ("1.5 kB", 1536), ("2M", 2**21), ("2MiB", 2**21), ("1G", 2**30)],
     ],
 )
-def test_units_of_bytes_are_those_of_the_tables(amount: str, number: int) -> None:
+def test_units_of_bytes_are_powers_of_1024(amount: str, number: int) -> None:
     assert kept(remembering(number // 2), {"peak": amount})
     assert "the run: peak" in exceeded(remembering(number // 2 + 1), {"peak": amount})
 
@@ -427,7 +427,7 @@ def test_units_of_bytes_are_those_of_the_tables(amount: str, number: int) -> Non
 @pytest.mark.parametrize(
     ("amount", "number"), [("1.5K", 1500), ("10k", 10_000), ("2M", 2 * 10**6), ("3G", 3 * 10**9), ("1T", 10**12)]
 )
-def test_units_of_counts_are_of_a_thousand(amount: str, number: int) -> None:
+def test_units_of_counts_are_powers_of_1000(amount: str, number: int) -> None:
     assert kept(counting(2 * number), {"a: flops": amount})
     assert "Net.a: flops" in exceeded(counting(2 * number + 2), {"a: flops": amount})
 
@@ -463,7 +463,7 @@ def test_the_command_exits_with_0_within_noise_and_says_so(tmp_path: Path, capsy
 @pytest.mark.parametrize(
     "limit", ["flops > +1%", "zzz: cpu_total > +1%", "b: cpu_total > 1s", "cpu_total > +1", "nothing > 1"]
 )
-def test_the_command_exits_with_2_for_what_cannot_be_held(
+def test_the_command_exits_with_2_for_a_limit_that_cannot_be_checked(
     limit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_of([row(0, calls=1), row(1, cpu_ns=5)])
@@ -516,7 +516,7 @@ def test_pytest_shows_the_sentences_and_the_line_of_the_test(tmp_path: Path) -> 
     assert "budget.py" not in done.stdout.split("short test summary")[0]
 
 
-def test_without_calls_of_the_model_no_sum_is_of_one_call() -> None:
+def test_without_calls_of_the_model_a_limit_on_a_sum_raises() -> None:
     run = run_of([row(1, calls=10, flops=50)], measured=COUNTED, paths=(("Net", "a"),))
     for limits, baseline in (({"a: flops": 70}, None), ({"a: flops": "+0%"}, run)):
         with pytest.raises(TorchprofError, match="nobody knows how many calls of a model the run holds"):
@@ -524,7 +524,7 @@ def test_without_calls_of_the_model_no_sum_is_of_one_call() -> None:
     assert kept(replace(run, metas=(replace(run.meta, steps=10),)), {"a: flops": 5})
 
 
-def test_a_peak_is_that_of_all_phases_before_and_after() -> None:
+def test_a_peak_is_the_largest_of_all_phases() -> None:
     """Forward 1 and backward 10 before, forward 5 and backward 4 after: 10 became 5."""
 
     def peaks(forward: int, backward: int) -> Run:

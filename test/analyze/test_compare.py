@@ -1,4 +1,4 @@
-"""Two runs compared: what is matched with what, by how much it changed, and whether that is noise."""
+"""Comparison of two runs: matching of layers, differences, and verdicts on noise."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ def test_self_and_total_before_and_after_by_hand() -> None:
     assert change(diff, "Net.b", "calls").verdict == "more"
     assert change(diff, "Net", "self_cpu_total").verdict == "same"
     assert change(diff, "Net.a", "cpu_total").verdict == "unknown"  # no samples: nobody knows the noise
-    assert diff.notes == () == diff.doubts
+    assert diff.notes == () == diff.warnings
 
 
-def test_keys_are_those_of_the_tree() -> None:
+def test_keys_are_those_of_the_tree_report() -> None:
     run = simple(requested=(*COUNTED, *MEMORY[1:]), measured=(*COUNTED, *MEMORY[1:]))
     diff = torchprof.compare(run, run)
     for quantity in diff.quantities:
@@ -130,7 +130,7 @@ def test_parameters_and_peaks_are_not_divided_among_calls() -> None:
     assert change(diff, "Net", "cpu_peak").verdict == "less"
 
 
-def test_what_allocated_nothing_has_a_peak_of_0_where_memory_was_watched() -> None:
+def test_a_layer_that_allocated_nothing_has_a_peak_of_0_if_memory_was_recorded() -> None:
     layers = [layer("Net"), layer("Net.a"), layer("Net.b")]
     peak, kept = (SampleKey(0, FORWARD, 0, "cpu", measure) for measure in ("peak_bytes", "kept_bytes"))
     samples = {peak: calls(9), peak._replace(phase=BACKWARD): calls(4), kept._replace(layer=1): calls(0)}
@@ -140,7 +140,7 @@ def test_what_allocated_nothing_has_a_peak_of_0_where_memory_was_watched() -> No
     assert [change(diff, path, "backward_cpu_peak").before for path in ("Net", "Net.a")] == [4, 0]  # a did nothing
 
 
-def test_models_that_are_not_called_as_often_for_each_other_are_told() -> None:
+def test_models_with_different_ratios_of_calls_are_reported() -> None:
     layers = [layer("G"), layer("D")]
     before = made(layers, [row(0, calls=2), row(1, calls=4, cpu_ns=8)])
     twice = made(layers, [row(0, calls=4), row(1, calls=8, cpu_ns=20)])
@@ -151,7 +151,7 @@ def test_models_that_are_not_called_as_often_for_each_other_are_told() -> None:
     assert notes[1] == "D was called 4 times before and 4 times after: not as often for each call of G."
 
 
-def test_without_calls_of_the_model_steps_are_what_is_compared() -> None:
+def test_without_calls_of_the_model_figures_are_per_step() -> None:
     before = run_of([row(1, cpu_ns=20)], steps=2)
     after = run_of([row(1, cpu_ns=50)], steps=4)
     diff = torchprof.compare(before, after)
@@ -161,7 +161,7 @@ def test_without_calls_of_the_model_steps_are_what_is_compared() -> None:
 
 
 def test_calls_after_the_last_step_are_in_no_step() -> None:
-    """20 steps of 100 ns, and as many calls of 300 ns behind them: a median of 100 would be of half of the calls."""
+    """20 steps of 100 ns, then as many calls of 300 ns: a median of 100 would cover only half of the calls."""
     layers = [layer("Net")]
     ours = {SampleKey(0, FORWARD, 0, "cpu", "step_cpu_ns"): calls(*[100] * 20, start=1000)}
     ours |= {SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_ns"): calls(*[150] * 20, start=1000)}
@@ -175,7 +175,7 @@ def test_calls_after_the_last_step_are_in_no_step() -> None:
     assert change(torchprof.compare(before, before), "Net", "cpu_total").noise.counts == (20, 20)  # steps are used
 
 
-def test_without_calls_or_steps_figures_are_totals_and_that_is_said() -> None:
+def test_without_calls_or_steps_figures_are_totals_with_a_note() -> None:
     paths = (("Net", "a"),)
     one, ten = (run_of([row(1, calls=calls, cpu_ns=5 * calls)], paths=paths) for calls in (1, 10))
     diff = torchprof.compare(one, ten)
@@ -193,7 +193,7 @@ def test_calls_of_layers_that_were_not_selected_are_unknown() -> None:
 
 
 class Again(nn.Module):
-    """Calls itself so many times, one inside the other."""
+    """Calls itself this many times, each call inside the other."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()
@@ -217,8 +217,8 @@ def recursing(depth: int, outermost: int = 3, mark: bool = False) -> Run:
     return prof.run
 
 
-def test_calls_of_a_model_that_calls_itself_are_no_measure(tmp_path: Path) -> None:
-    """Inner calls are calls, too: by them a model that computes more for each call would compute the same."""
+def test_calls_of_a_recursive_model_are_not_used_as_unit(tmp_path: Path) -> None:
+    """Inner calls count as calls: per call, a model that computes more would seem to compute the same."""
     one, two, five = (recursing(depth) for depth in (1, 2, 5))
     assert [run.layers[0].recursive for run in (one, two, five)] == [False, True, True]
     two.save(tmp_path / "two.json")
@@ -230,7 +230,7 @@ def test_calls_of_a_model_that_calls_itself_are_no_measure(tmp_path: Path) -> No
     assert figures(steps, "Again", "flops")[3] == 2.5
 
 
-def test_what_nobody_knows_is_not_told_as_the_same() -> None:
+def test_unknown_figures_are_not_the_same() -> None:
     one = [row(0, calls=1, flops=4), row(1, calls=1, flops=3, uncounted=1)]
     diff = torchprof.compare(*[run_of(one, measured=COUNTED)] * 2)
     text = diff.report()
@@ -238,7 +238,7 @@ def test_what_nobody_knows_is_not_told_as_the_same() -> None:
     assert "The same in all of this: 3 rows" not in text
 
 
-def test_what_is_unknown_on_either_side_stays_unknown() -> None:
+def test_a_figure_unknown_in_one_run_has_an_unknown_difference() -> None:
     before = run_of([row(0, calls=1, cpu_ns=1), row(1, op("aten::f"), uncounted=1, flops=3), row(1)], measured=COUNTED)
     after = run_of([row(0, calls=1, cpu_ns=2), row(1, flops=9, cpu_ns=5), row(3, flops=1)], measured=COUNTED)
     diff = torchprof.compare(before, after)
@@ -252,7 +252,7 @@ def test_what_is_unknown_on_either_side_stays_unknown() -> None:
     assert change(diff, "Net.a", "flops").at_least == (3, None)
 
 
-def test_what_one_run_did_not_measure_is_no_quantity_and_said() -> None:
+def test_a_measure_of_only_one_run_is_a_note_and_not_compared() -> None:
     before = run_of([row(0, cpu_ns=1)], measured=COUNTED, requested=COUNTED, flags=(("with_flops", True),))
     after = run_of([row(0, cpu_ns=1)], flags=(("with_flops", False),))
     diff = torchprof.compare(before, after)
@@ -271,7 +271,7 @@ def test_layers_that_were_not_selected_are_unknown_and_their_work_is_compared() 
     assert figures(diff, "(not selected)", "cpu_total") == (6, 6, 0, 1)
 
 
-def test_a_compiled_layer_that_nobody_called_has_unknown_calls() -> None:
+def test_a_compiled_layer_that_was_never_called_has_unknown_calls() -> None:
     layers = [layer("Net"), layer("Net.a", compiled=True)]
     run = made(layers, [row(0, cpu_ns=4)])
     assert figures(torchprof.compare(run, run), "Net.a", "calls") == (None, None, None, None)
@@ -336,7 +336,7 @@ def test_differences_of_all_layers_and_outside_add_up_to_that_of_all_rows(seed: 
 
 
 def matched(before: Sequence[Layer], after: Sequence[Layer]) -> dict[str, tuple[str, str | None]]:
-    """From each path after (a removed one has "-" before it): how, and what it was before."""
+    """By path after (with "-" in front of a removed one): how it matched, and the path before."""
     diff = torchprof.compare(made(before, []), made(after, []))
     found = {}
     for pair in diff.walk():
@@ -353,7 +353,7 @@ def test_a_renamed_layer_is_found_by_its_content() -> None:
     assert found == {"Net": ("same", "Net"), "Net.head": ("renamed", "Net.fc")}
 
 
-def test_a_moved_subtree_is_told_at_its_top_alone() -> None:
+def test_a_moved_subtree_is_reported_only_at_its_top() -> None:
     before = [layer("Net"), layer("Net.x"), layer("Net.x.block"), layer("Net.x.block.fc", **FC), layer("Net.y")]
     after = [layer("Net"), layer("Net.x"), layer("Net.y"), layer("Net.y.block"), layer("Net.y.block.fc", **FC)]
     found = matched(before, after)
@@ -378,7 +378,7 @@ def test_a_layer_wrapped_in_a_new_one_is_moved() -> None:
     }
 
 
-def test_added_and_removed_layers_are_told_and_count_in_full() -> None:
+def test_added_and_removed_layers_are_reported_and_count_in_full() -> None:
     before = made([layer("Net"), layer("Net.old", **FC)], [row(0, cpu_ns=1), row(1, cpu_ns=5)])
     after = made([layer("Net"), layer("Net.new", **CONV)], [row(0, cpu_ns=1), row(1, cpu_ns=9)])
     diff = torchprof.compare(before, after)
@@ -389,7 +389,7 @@ def test_added_and_removed_layers_are_told_and_count_in_full() -> None:
     assert "Added: Net.new (Conv2d)" in text and "Removed: Net.old (Linear)" in text
 
 
-def test_of_an_added_subtree_the_topmost_layer_is_told() -> None:
+def test_only_the_top_of_an_added_subtree_is_reported() -> None:
     subtree = [layer("Net"), layer("Net.new", "Block"), layer("Net.new.fc", **FC), layer("Net.new.act")]
     text = torchprof.compare(made([layer("Net")], []), made(subtree, [])).report()
     assert [line for line in text.splitlines() if line.startswith("Added")] == [
@@ -397,13 +397,13 @@ def test_of_an_added_subtree_the_topmost_layer_is_told() -> None:
     ]
 
 
-def test_of_two_equal_layers_none_is_guessed() -> None:
+def test_two_equal_layers_are_not_matched_by_guess() -> None:
     before = [layer("Net"), layer("Net.a", **FC), layer("Net.b", **FC)]
     after = [layer("Net"), layer("Net.c", **FC), layer("Net.d", **FC)]
     assert {how for how, _ in matched(before, after).values()} == {"same", "added", "removed"}
 
 
-def test_of_two_equal_layers_that_move_the_name_tells_which() -> None:
+def test_two_equal_layers_that_move_are_matched_by_name() -> None:
     before = [layer("Net"), layer("Net.x"), layer("Net.x.q", **FC), layer("Net.x.k", **FC)]
     after = [layer("Net"), layer("Net.y", "Other"), layer("Net.y.k", **FC), layer("Net.y.q", **FC)]
     found = matched(before, after)
@@ -421,25 +421,25 @@ def test_of_two_equal_layers_that_move_the_name_tells_which() -> None:
         ({"output_shapes": ((8, 8),)}, "added"),
     ],
 )
-def test_what_content_is(change: dict[str, Any], how: str) -> None:
+def test_which_attributes_are_part_of_the_content(change: dict[str, Any], how: str) -> None:
     old = {**FC, "input_shapes": ((2, 4),), "output_shapes": ((2, 8),)}
     found = matched([layer("Net"), layer("Net.fc", **old)], [layer("Net"), layer("Net.head", **{**old, **change})])
     assert found["Net.head"][0] == how
 
 
-def test_shapes_tell_nothing_where_the_model_was_called_on_others() -> None:
+def test_shapes_do_not_count_if_the_model_was_called_on_different_shapes() -> None:
     before = [layer("Net", input_shapes=((2, 4),)), layer("Net.fc", input_shapes=((2, 4),), **FC)]
     after = [layer("Net", input_shapes=((9, 4),)), layer("Net.head", input_shapes=((9, 4),), **FC)]
     assert matched(before, after)["Net.head"] == ("renamed", "Net.fc")
 
 
-def test_settings_that_only_one_run_has_do_not_tell_layers_apart() -> None:
+def test_settings_that_only_one_run_has_do_not_count() -> None:
     old = {**FC, "settings": ""}
     before = [layer("Net"), layer("Net.fc", **old)]
     assert matched(before, [layer("Net"), layer("Net.head", **FC)])["Net.head"] == ("renamed", "Net.fc")
 
 
-def test_what_holds_no_parameters_needs_a_name_or_a_place() -> None:
+def test_layers_without_parameters_match_by_name_or_place() -> None:
     relu = {"kind": "ReLU"}
     before = [layer("Net"), layer("Net.x"), layer("Net.x.act", **relu), layer("Net.y")]
     elsewhere = [layer("Net"), layer("Net.x"), layer("Net.y"), layer("Net.y.relu", **relu)]
@@ -459,7 +459,7 @@ def listed(*items: Mapping[str, Any]) -> list[Layer]:
     return [layer("Net"), *(layer(f"Net.{number}", **item) for number, item in enumerate(items))]
 
 
-def test_an_item_put_into_a_list_shifts_those_behind_it() -> None:
+def test_an_item_inserted_into_a_list_shifts_the_items_after_it() -> None:
     relu, norm = {"kind": "ReLU"}, {"kind": "BatchNorm2d", "params": 8}
     found = matched(listed(CONV, relu, FC, relu), listed(CONV, norm, relu, FC, relu))
     assert found == {
@@ -490,12 +490,12 @@ def test_items_that_are_all_wider_are_matched_by_number_and_kind() -> None:
     assert found["Net.2"] == ("added", None)
 
 
-def test_one_more_of_equal_blocks_is_the_last() -> None:
+def test_one_more_equal_block_is_added_at_the_end() -> None:
     found = matched(listed(FC, FC, FC), listed(FC, FC, FC, FC))
     assert found["Net.2"] == ("same", "Net.2") and found["Net.3"] == ("added", None)
 
 
-def test_between_equal_items_of_a_list_those_of_one_kind_are_the_same() -> None:
+def test_between_equal_items_of_a_list_items_of_one_kind_match() -> None:
     relu, tanh, norm = {"kind": "ReLU"}, {"kind": "Tanh"}, {"kind": "BatchNorm2d", "params": 8}
     pool = {"kind": "MaxPool2d", "settings": "4", "input_shapes": ((1, 32, 8),)}
     other_pool = {**pool, "input_shapes": ((1, 64, 8),)}
@@ -511,7 +511,7 @@ def test_between_equal_items_of_a_list_those_of_one_kind_are_the_same() -> None:
     }
 
 
-def test_of_items_of_a_list_that_are_merely_alike_none_is_guessed() -> None:
+def test_similar_items_of_a_list_are_not_matched_by_guess() -> None:
     relu, other_relu = {"kind": "ReLU"}, {"kind": "ReLU", "settings": "x"}
     for changed in ([other_relu, {"kind": "GELU"}], [{"kind": "GELU"}, other_relu]):
         found = matched(listed(CONV, {"kind": "Tanh"}, relu, relu, FC), listed(CONV, *changed, FC))
@@ -522,14 +522,14 @@ def test_of_items_of_a_list_that_are_merely_alike_none_is_guessed() -> None:
         }
 
 
-def test_what_is_alike_at_another_number_is_no_match_by_its_place() -> None:
+def test_similar_items_at_different_numbers_do_not_match() -> None:
     relu, other_relu, norm = {"kind": "ReLU"}, {"kind": "ReLU", "settings": "x"}, {"kind": "Norm"}
     found = matched(listed(CONV, FC, relu, relu), listed(CONV, norm, FC, other_relu, {"kind": "GELU"}))
     assert found["Net.2"] == ("renamed", "Net.1")
     assert found["Net.3"] == ("added", None) and found["-Net.2"] == ("removed", "Net.2")
 
 
-def test_between_items_that_are_certain_equal_ones_are_found_again() -> None:
+def test_between_matched_items_equal_items_match() -> None:
     one, two, three = ({"kind": "Conv2d", "params": params} for params in (10, 20, 30))
     p, q = ({"kind": "P", "params": params} for params in (5, 6))
     found = matched(listed(one, p, two, p, three), listed(FC, one, q, p, two, q, p, three, CONV))
@@ -544,7 +544,7 @@ def test_two_items_that_changed_places_do_not_cross() -> None:
     assert found["Net.3"] == ("added", None)
 
 
-def test_models_of_other_classes_are_matched_in_order_and_said() -> None:
+def test_models_of_different_classes_are_matched_in_order_with_a_note() -> None:
     before = made([layer("Net"), layer("Net.fc", **FC)], [row(0, cpu_ns=2), row(1, cpu_ns=3)])
     after = made([layer("Net2"), layer("Net2.fc", **FC)], [row(0, cpu_ns=4), row(1, cpu_ns=3)])
     diff = torchprof.compare(before, after)
@@ -553,7 +553,7 @@ def test_models_of_other_classes_are_matched_in_order_and_said() -> None:
     assert "The model is Net2 after, and was Net before." in diff.notes
 
 
-def test_models_of_the_same_name_come_first_and_one_too_many_is_no_guess() -> None:
+def test_models_match_by_name_first_and_an_extra_model_is_not_guessed() -> None:
     assert matched([layer("G"), layer("D")], [layer("D"), layer("G2")]) == {
         "D": ("same", "D"),
         "G2": ("same", "G"),
@@ -565,14 +565,14 @@ def test_models_of_the_same_name_come_first_and_one_too_many_is_no_guess() -> No
     }
 
 
-def test_a_layer_of_another_kind_at_its_path_is_the_same_and_told() -> None:
+def test_a_layer_of_another_kind_at_the_same_path_matches_and_is_reported() -> None:
     before, after = [layer("Net"), layer("Net.fc", **FC)], [layer("Net"), layer("Net.fc", "Lora", 50)]
     diff = torchprof.compare(made(before, []), made(after, []))
     assert pair_of(diff, "Net.fc").differs == (("kind", "Linear", "Lora"), ("parameters", "40", "50"))
     assert "Changed: Net.fc: kind Linear → Lora" in diff.report()
 
 
-def test_a_removed_layer_stands_where_what_was_above_it_went() -> None:
+def test_a_removed_layer_is_below_its_moved_parent() -> None:
     before = [layer("Net"), layer("Net.a", **FC), layer("Net.a.gone", **CONV)]
     after = [layer("Other"), layer("Other.a", **FC)]
     diff = torchprof.compare(made(before, []), made(after, []))
@@ -595,7 +595,7 @@ def test_models_deeper_than_pythons_recursion() -> None:
 
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 5), (3, 3), (4, 4), (2, 6), (5, 4), (6, 6)])
 @pytest.mark.parametrize("values", [1000, 4, 2, 1])
-def test_the_p_of_few_values_is_that_of_all_ways_to_deal_them(n: int, m: int, values: int) -> None:
+def test_the_p_of_few_values_equals_a_count_of_all_assignments(n: int, m: int, values: int) -> None:
     rng = random.Random(n * 100 + m * 10 + values)
     for _ in range(5):
         both = [rng.randrange(values) for _ in range(n + m)]
@@ -645,7 +645,7 @@ def test_false_discovery_rates_by_hand() -> None:
     assert false_discovery_rates([]) == []
 
 
-def test_from_how_many_calls_a_test_can_tell() -> None:
+def test_how_many_calls_a_significant_test_needs() -> None:
     def sides(n: int) -> Noise:
         return noise_of(range(n), range(100, 100 + n))
 
@@ -659,12 +659,12 @@ def normal(rng: random.Random, n: int) -> list[float]:
 
 
 def heavy(rng: random.Random, n: int) -> list[float]:
-    """Now and then much longer: a distribution without a variance."""
+    """Times with rare long outliers: a distribution without a finite variance."""
     return [1 + 0.05 * rng.paretovariate(1.5) for _ in range(n)]
 
 
 def drifting(correlation: float) -> Callable[[random.Random, int], list[float]]:
-    """Each call is like the one before it: an autoregressive process of the first order."""
+    """Each call resembles the one before it: a first-order autoregressive process."""
 
     def draw(rng: random.Random, n: int) -> list[float]:
         state, values = rng.gauss(0, 1), []
@@ -677,7 +677,7 @@ def drifting(correlation: float) -> Callable[[random.Random, int], list[float]]:
 
 
 def told(samples: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[bool]:
-    """Of which layers a comparison says that they are slower or faster, given the times of their single calls."""
+    """The layers that a comparison reports as slower or faster, given the times of their single calls."""
     layers = [layer("Net"), *(layer(f"Net.l{number}") for number in range(len(samples)))]
     runs = []
     for side in (0, 1):
@@ -723,7 +723,7 @@ def test_a_planted_shift_of_a_fifth_is_found(draw: Any, n: int) -> None:
     assert found >= 18
 
 
-def test_verdicts_need_rank_and_size() -> None:
+def test_verdicts_need_a_significant_rank_test_and_a_large_difference() -> None:
     def verdict(before: Sequence[int], after: Sequence[int]) -> str:
         key = SampleKey(0, FORWARD, 0, "cpu", "cpu_ns")
         runs = [
@@ -745,7 +745,7 @@ def test_verdicts_need_rank_and_size() -> None:
     assert verdict([100], [900]) == "unknown"
 
 
-def test_too_few_calls_among_many_layers_cannot_tell() -> None:
+def test_too_few_calls_with_many_layers_give_unknown() -> None:
     def verdicts(layers: int) -> set[str]:
         key = SampleKey(0, FORWARD, 0, "cpu", "cpu_ns")
         paths = [layer("Net"), *(layer(f"Net.l{number}") for number in range(layers - 1))]
@@ -762,7 +762,7 @@ def test_too_few_calls_among_many_layers_cannot_tell() -> None:
     assert verdicts(30) == {"unknown"}
 
 
-def test_what_is_within_noise_stands_last_however_large() -> None:
+def test_changes_within_noise_come_last() -> None:
     layers = [layer("Net"), layer("Net.noisy"), layer("Net.slower")]
     quiet, noisy = list(range(1000, 1010)), list(range(10_000, 20_000, 1000))
     runs = []
@@ -779,7 +779,7 @@ def test_what_is_within_noise_stands_last_however_large() -> None:
     assert text.splitlines()[0].endswith("The largest part beyond noise: Net.slower (+3.000us).")  # of 23 us
 
 
-def test_one_call_that_met_a_busy_machine_is_not_what_changed_most() -> None:
+def test_one_call_on_a_busy_machine_is_not_the_largest_change() -> None:
     layers = [layer("Net"), layer("Net.slower"), layer("Net.hiccup")]
     quiet = list(range(1000, 1010))
     times = {
@@ -807,7 +807,7 @@ def test_one_call_that_met_a_busy_machine_is_not_what_changed_most() -> None:
     assert [line[0] for line in shown(diff.report())] == ["Net", "Net.slower", "Net.hiccup"]
 
 
-def test_steps_tell_noise_of_what_a_layer_takes_itself() -> None:
+def test_steps_give_the_noise_of_self_times() -> None:
     own, child = [1000 + at for at in range(12)], [5000 + 400 * (at % 3) for at in range(12)]
     diff = torchprof.compare(stepped(own, child), stepped([value + 90 for value in own], child))
     # The child's noise hides it in the total, but not in what the layer took itself, step by step.
@@ -819,7 +819,7 @@ def test_steps_tell_noise_of_what_a_layer_takes_itself() -> None:
     assert diff.whole["step"].difference == 180
 
 
-def test_steps_tell_noise_of_a_device() -> None:
+def test_steps_give_the_noise_of_device_times() -> None:
     own, child = [1000] * 8, [5000] * 8
     fast, slow = [300 + at for at in range(8)], [600 + at for at in range(8)]
     diff = torchprof.compare(stepped(own, child, fast), stepped(own, child, slow))
@@ -838,7 +838,7 @@ def test_the_devices_of_a_step_are_added_up() -> None:
     assert noise is not None and noise.medians[0] == 303.5 + 24.5
 
 
-def test_steps_with_several_calls_are_brought_to_one_call() -> None:
+def test_times_of_steps_with_several_calls_are_per_call() -> None:
     run = stepped([100] * 8, [300 + at for at in range(8)])
     columns = {name: column[:] for name, column in run.rows.columns.items()}
     columns["calls"][0] = 16  # two calls of the model in a step, that took no longer
@@ -940,8 +940,8 @@ def test_real_peaks_are_compared() -> None:
     assert diff.whole["cpu_peak"].verdict == "more"
 
 
-def test_the_times_of_a_step_are_what_its_layers_took() -> None:
-    """Of one step, what the noise is judged by is the figure itself, in every layer and phase, self and total."""
+def test_the_times_of_a_step_equal_those_of_its_layers() -> None:
+    """With one step, the value in the noise test is the figure itself, in every layer and phase, self and total."""
     before, after = profiled(Net(), steps=True, times=1), profiled(Net(), steps=True, times=1)
     diff = torchprof.compare(before, after)
     seen = 0
@@ -978,7 +978,7 @@ def test_a_real_model_with_moved_and_renamed_layers() -> None:
     assert "Added: Renamed.backbone (ModuleDict)" in text
 
 
-def test_a_run_and_itself_do_not_differ() -> None:
+def test_a_run_does_not_differ_from_itself() -> None:
     run = profiled(Net(), profile_memory=True, with_flops=True)
     diff = torchprof.compare(run, run)
     assert {one.verdict for pair in diff.walk() for one in pair.changes.values()} <= {"same", "unknown"}
@@ -987,10 +987,10 @@ def test_a_run_and_itself_do_not_differ() -> None:
     assert "The same in all of this: 7 rows, not shown." in diff.report()
 
 
-# What makes it doubtful
+# Notes and warnings
 
 
-def test_conditions_that_differ_are_notes() -> None:
+def test_different_conditions_are_notes() -> None:
     def meta(torch_version: str, threads: str, **more: Any) -> dict[str, Any]:
         return {
             "environment": (("torch", torch_version), ("threads", threads)),
@@ -1021,9 +1021,9 @@ def test_conditions_that_differ_are_notes() -> None:
         assert words in notes
 
 
-def test_the_warnings_of_the_runs_are_told() -> None:
+def test_the_warnings_of_the_runs_are_in_the_diff() -> None:
     before, after = run_of([row(0)], warnings=caveats("one", "both")), run_of([row(0)], warnings=caveats("both", "two"))
-    assert torchprof.compare(before, after).doubts == ("Before: one", "Both runs: both", "After: two")
+    assert torchprof.compare(before, after).warnings == ("Before: one", "Both runs: both", "After: two")
 
 
 def test_a_saved_file_is_compared() -> None:
@@ -1036,7 +1036,7 @@ def test_a_saved_file_is_compared() -> None:
     assert all(one.difference in (0, None) for pair in same.walk() for one in pair.changes.values())
 
 
-def test_a_run_that_does_not_say_what_it_ran_on() -> None:
+def test_a_run_without_environment_has_a_note() -> None:
     known, unknown = (
         run_of([row(0)], environment=words, versions=(("torch", "2.13.0"),)) for words in ((("torch", "2.13.0"),), ())
     )
@@ -1044,7 +1044,7 @@ def test_a_run_that_does_not_say_what_it_ran_on() -> None:
 
 
 def counts(*flops: int, own: int = 0, params: int = 0) -> Run:
-    """Net with layers l0, l1, … that count so many FLOPs, and its own."""
+    """Net with layers l0, l1, … with these FLOPs, and its own."""
     layers = [layer("Net", params=params), *(layer(f"Net.l{number}") for number in range(len(flops)))]
     rows = [row(0, calls=1, flops=own), *(row(at, calls=1, flops=one) for at, one in enumerate(flops, 1))]
     return made(layers, rows, measured=COUNTED, requested=COUNTED)
@@ -1068,7 +1068,7 @@ def test_most_of_it_is_more_than_half(after: tuple[int, ...], own: int, words: s
     assert text.endswith(f"%). {words}")
 
 
-def test_what_moved_away_is_no_part_of_what_is_left_but_of_the_difference() -> None:
+def test_a_layer_that_moved_away_is_part_of_the_difference_only() -> None:
     before = [layer("Net"), layer("Net.x"), layer("Net.x.fc", **FC), layer("Net.x.a"), layer("Net.y")]
     after = [layer("Net"), layer("Net.x"), layer("Net.x.a"), layer("Net.y"), layer("Net.y.fc", **FC)]
     meta = {"measured": COUNTED, "requested": COUNTED}
@@ -1092,7 +1092,7 @@ def test_peaks_do_not_add_up_so_none_holds_most_of_them() -> None:
     assert text == "Net: CPU Peak 1000 B → 2.93 KB (+200.0%). The largest part: Net.a (+1.95 KB)."
 
 
-def test_the_sentence_speaks_of_what_is_shown() -> None:
+def test_the_sentence_is_on_the_column_that_is_shown() -> None:
     diff = torchprof.compare(counts(10, 20), counts(10, 50, params=3))
     sentence = "Net: FLOPs 30 → 60 (+100.0%). Most of it in Net.l1 (+30)."
     assert diff.report("headline", sort_by="flops") == sentence
@@ -1109,7 +1109,7 @@ def test_the_sentence_speaks_of_what_is_shown() -> None:
         diff.report("headline", sort_by="cuda_total")
 
 
-def test_what_is_of_the_run_and_of_no_layer_stands_behind_the_sentence() -> None:
+def test_changes_of_the_run_follow_the_sentence() -> None:
     quiet, slow = [1000 + at for at in range(10)], [3000 + at for at in range(10)]
     runs = [
         replace(stepped(own, quiet), memory=(Memory("cpu", 0, peak), Memory("cuda:0", 5, 7)))
@@ -1160,7 +1160,7 @@ def test_what_is_of_the_run_and_of_no_layer_stands_behind_the_sentence() -> None
         ("a, b", "a, \x1b|", "b → \\x1b|"),
     ],
 )
-def test_of_settings_what_differs_is_told(before: str, after: str, words: str) -> None:
+def test_only_the_differing_settings_are_shown(before: str, after: str, words: str) -> None:
     runs = [
         made([layer("Net", settings="same"), layer("Net.fc", "Linear", settings=one)], []) for one in (before, after)
     ]
@@ -1169,7 +1169,7 @@ def test_of_settings_what_differs_is_told(before: str, after: str, words: str) -
     assert pair_of(diff, "Net.fc").differs == (("settings", before, after),)  # in full for other programs
 
 
-def test_what_is_told_of_layers_is_cut_and_the_rest_is_counted_apart() -> None:
+def test_the_list_of_changed_layers_is_cut_and_the_rest_is_counted() -> None:
     def kinds(kind: str, others: int) -> Run:
         return made([layer("Net"), *(layer(f"Net.l`{at}", kind) for at in range(others)), layer("Net.<b>", "A")], [])
 
@@ -1187,7 +1187,7 @@ def test_what_is_told_of_layers_is_cut_and_the_rest_is_counted_apart() -> None:
 
 
 @pytest.mark.parametrize("bad", [None, 3, [simple()], {"a": 1}, Meta(("Net",))])
-def test_what_is_no_run_is_refused(bad: Any) -> None:
+def test_arguments_that_are_no_runs_raise(bad: Any) -> None:
     with pytest.raises(TorchprofError, match="no run: compare takes"):
         torchprof.compare(simple(), bad)
     with pytest.raises(TorchprofError, match=r"before is .*compare takes"):
@@ -1257,7 +1257,7 @@ def test_the_table_shows_top_depth_and_order() -> None:
         diff.report("tree")
 
 
-def test_the_cells_say_share_and_doubt() -> None:
+def test_cells_show_the_share_and_the_verdict() -> None:
     tight = list(range(1000, 1010))
     runs = [
         stepped([value + 500 * side for value in tight], [300 + at * 50 + side for at in range(10)]) for side in (0, 1)
@@ -1271,7 +1271,7 @@ def test_the_cells_say_share_and_doubt() -> None:
     assert "? and noise unknown" in torchprof.compare(simple(), simple(2)).report()
 
 
-def test_json_holds_what_the_diff_holds(tmp_path: Path) -> None:
+def test_json_has_all_of_the_diff(tmp_path: Path) -> None:
     diff = torchprof.compare(simple(), simple(2))
     diff.export(tmp_path / "diff.json")
     document = json.loads((tmp_path / "diff.json").read_text(encoding="utf-8"))
@@ -1287,7 +1287,7 @@ def test_json_holds_what_the_diff_holds(tmp_path: Path) -> None:
 
 
 def test_lower_bounds_are_shown_in_every_view() -> None:
-    """3 FLOPs counted in two calls before; 14 in four after, so 7 in two: of neither is known how much more."""
+    """3 FLOPs counted in two calls before, 14 in four after, so 7 in two: both are lower bounds."""
 
     def run(flops: int, calls: int) -> Run:
         return run_of([row(0, calls=calls), row(1, op("aten::f"), uncounted=1, flops=flops)], measured=COUNTED)
@@ -1311,7 +1311,7 @@ def test_noise_is_in_the_json() -> None:
     assert noise["counts"] == [12, 12] and noise["p"] == 1 and noise["medians"] == [2011, 2011]
 
 
-def test_markdown_says_it_in_a_sentence_first(tmp_path: Path) -> None:
+def test_markdown_begins_with_the_sentence(tmp_path: Path) -> None:
     before = made([layer("Net"), layer("Net.old", **FC)], [row(0, cpu_ns=1000), row(1, cpu_ns=5000)])
     after = made([layer("Net"), layer("Net.new", **CONV)], [row(0, cpu_ns=1000), row(1, cpu_ns=9000)])
     torchprof.compare(before, after).export(tmp_path / "diff.md")
@@ -1321,7 +1321,7 @@ def test_markdown_says_it_in_a_sentence_first(tmp_path: Path) -> None:
     assert "- Added: `Net.new (Conv2d)`" in lines and "- Removed: `Net.old (Linear)`" in lines
 
 
-def test_every_report_of_a_diff_survives_what_is_odd() -> None:
+def test_every_report_of_a_diff_handles_odd_runs() -> None:
     from torchprof.reports import known
 
     empty = made([layer("Net")], [])
@@ -1342,7 +1342,7 @@ def test_every_report_of_a_diff_survives_what_is_odd() -> None:
     assert "No model" not in repr(torchprof.compare(empty, several))
 
 
-def test_whatever_number_in_a_file_is_another_it_is_refused_or_compared(tmp_path: Path) -> None:
+def test_a_file_with_any_number_changed_is_compared_or_raises(tmp_path: Path) -> None:
     sound = profiled(nn.Sequential(nn.Linear(16, 2)), steps=True, times=5, profile_memory=True, with_flops=True)
     document = json.loads(sound.report("json"))
     limits = [limit_of("cpu_total > +1%"), limit_of("peak > 1B"), limit_of("0: cpu_peak > +1%"), limit_of("flops > 1")]

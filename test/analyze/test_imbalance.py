@@ -39,8 +39,8 @@ def slow(run: Run) -> Slow:
 # The planted slow rank
 
 
-def test_a_slow_rank_is_found_and_where_it_is_slow() -> None:
-    """In its median step rank 2 takes 10 + 2 + 13 = 25 ms, where the others take 16; rank 0 is slow in two steps alone.
+def test_a_slow_rank_is_found_with_the_layer_in_which_it_is_slow() -> None:
+    """In its median step rank 2 takes 10 + 2 + 13 = 25 ms, and the others take 16; rank 0 is slow only in two steps.
     The others wait for it for 9 ms a step, as long as it takes longer."""
     found = slow(planted())
     assert (found.ranks, found.work_ns, found.others_ns) == ((2,), (25_000_000,), 16_000_000)
@@ -52,7 +52,7 @@ def test_a_slow_rank_is_found_and_where_it_is_slow() -> None:
     assert balance_of(planted()).late is None  # that is said already
 
 
-def test_waiting_is_what_a_collective_took_longer_than_on_the_last_to_come() -> None:
+def test_waiting_is_the_time_of_a_collective_beyond_that_of_the_last_rank() -> None:
     balance = balance_of(planted())
     waits = [rank(balance, number).waiting_ns for number in FOUR]
     assert waits == [18 * 9_000_000 // 20, 10_700_000, 2 * 26_000_000 // 20, 10_700_000]
@@ -72,8 +72,9 @@ def test_how_often_a_rank_was_the_slowest() -> None:
     assert layer(balance, "Net.b", BACKWARD).slowest == (18, 20)
 
 
-def test_one_slow_step_makes_no_slow_rank() -> None:
-    """Rank 1 takes 90 ms once, and so 14 ms a step where the others take 10; but it is slowest in one step of 20."""
+def test_one_slow_step_does_not_make_a_rank_slow() -> None:
+    """Rank 1 takes 90 ms once, so its mean is 14 ms and that of the others 10; but it is slowest in only one of 20
+    steps."""
     times = {number: [10_000_000 + number] * 20 for number in FOUR}
     times[1][7] = 90_000_000
     assert balance_of(run_of_ranks({("Net.a", FORWARD): times})).slow is None
@@ -90,7 +91,7 @@ def test_a_slow_rank_takes_a_tenth_longer(ns: int, is_slow: bool, steps: int) ->
 
 @pytest.mark.parametrize(("steps", "may_be_chance"), [(4, True), (5, False)])
 def test_of_two_ranks_one_can_be_slow(steps: int, may_be_chance: bool) -> None:
-    """With 4 steps, one of 2 ^ 4 times one of both is the slower one in all of them by chance, twice 6 %."""
+    """With 4 steps, each of the two ranks is the slower one in all of them by chance once in 2 ^ 4 times: twice 6 %."""
     found = slow(run_of_ranks({("Net.a", FORWARD): {0: [300] * steps, 1: [200] * steps}}))
     assert (found.ranks, found.work_ns, found.others_ns) == ((0,), (300,), 200)
     assert found.may_be_chance == may_be_chance
@@ -103,8 +104,8 @@ def test_no_more_than_half_of_the_ranks_are_slow() -> None:
     assert balance_of(run_of_ranks({("Net.a", FORWARD): times})).slow is None
 
 
-def test_steps_that_cannot_be_paired() -> None:
-    """Rank 1 took a step less: nobody knows which of its steps belongs to which, but what one takes is known."""
+def test_steps_that_cannot_be_paired_may_be_chance() -> None:
+    """Rank 1 took one step less: its steps cannot be paired, but the time of a step is known."""
     run = run_of_ranks({("Net.a", FORWARD): {0: [10, 10, 10], 1: [30, 32]}})
     found = slow(run)
     assert (found.ranks, found.work_ns, found.others_ns, found.slowest) == ((1,), (30,), 10, None)
@@ -116,7 +117,7 @@ def test_steps_that_cannot_be_paired() -> None:
 
 
 def test_where_the_difference_is() -> None:
-    """In the innermost layer with half of it, and in one phase where that has half of it."""
+    """It is in the innermost layer with half of it, and in one phase if that has half of it."""
     both = {
         ("Net.a", FORWARD): even(100),
         ("Net.b.0", FORWARD): {**even(10), 3: [50] * 5},
@@ -136,7 +137,7 @@ def test_where_the_difference_is() -> None:
     assert found.difference == Difference("cpu", OUTSIDE, None, 74, "step_optimizer_ns")
 
 
-def test_more_work_is_told_from_slow_work() -> None:
+def test_more_work_and_slower_work_are_distinguished_by_flops() -> None:
     own = {("Net.a", FORWARD): {**even(100), 2: [200] * 5}}
     as_many = {("Net.a", FORWARD, number): 1_000 for number in FOUR}
     assert slow(run_of_ranks(own, flops=as_many)).flops == 1
@@ -149,7 +150,7 @@ def test_more_work_is_told_from_slow_work() -> None:
 # Who is late
 
 
-def test_a_rank_that_others_wait_for_is_late_though_its_kernels_are_as_fast() -> None:
+def test_a_rank_that_others_wait_for_is_late_even_if_its_kernels_are_as_fast() -> None:
     balance = balance_of(fed_slowly())
     assert balance.slow is None
     assert balance.late == Late((2,), (60 * MS,), 0.8, False, Difference("cpu", IN_NO_OP, FORWARD, 60 * MS))
@@ -166,7 +167,7 @@ def test_which_part_of_the_step_a_rank_is_late_for(part: str) -> None:
 
 
 def test_a_rank_is_late_by_a_tenth_of_a_step() -> None:
-    """Of 75 ms that is 7.5, whatever part of the collective it is."""
+    """The step takes 75 ms, so the limit is 7.5 ms, whatever share of the collective that is."""
     assert balance_of(fed_slowly(more=7)).late is None
     found = balance_of(fed_slowly(more=8)).late
     assert found is not None
@@ -179,8 +180,8 @@ def test_in_few_steps_a_late_rank_may_be_chance() -> None:
     assert (found.ranks, found.may_be_chance) == ((2,), True)
 
 
-def test_in_a_run_that_kept_calls_alone_the_last_of_most_is_late() -> None:
-    """As in files of torchprof 2.6."""
+def test_without_waiting_per_step_the_rank_that_comes_last_most_often_is_late() -> None:
+    """Files of torchprof 2.6 have no waiting per step."""
     run = fed_slowly()
     calls_alone = {
         key: replace(one, values=(), medians=()) for key, one in run.lockstep.items() if key.what != EXCHANGES
@@ -192,7 +193,7 @@ def test_in_a_run_that_kept_calls_alone_the_last_of_most_is_late() -> None:
     assert balance_of(replace(run, lockstep=even_ones)).late is None
 
 
-def test_in_groups_of_two_dimensions_who_waits_for_another_is_not_late() -> None:
+def test_in_two_dimensional_groups_a_rank_that_waits_for_another_is_not_late() -> None:
     """Ranks 0 to 3 and 4 to 7 share tensors, 0 and 4, 1 and 5 … data. Rank 5 is 50 ms late: those of its first group
     wait for it there, and are late themselves in their other groups, where 0, 1, 2 and 3 wait."""
     steps = 10
@@ -212,8 +213,8 @@ def test_in_groups_of_two_dimensions_who_waits_for_another_is_not_late() -> None
     assert (late.ranks, late.late_ns) == ((5,), (50 * MS,))
 
 
-def test_where_some_ranks_are_missing_nobody_is_late() -> None:
-    """One that is not here may have come even later."""
+def test_if_ranks_are_missing_no_rank_is_late() -> None:
+    """A missing rank may have come even later."""
     run = fed_slowly()
     kept = [run.of_rank(number) for number in range(3)]
     assert balance_of(merge(replace(one, metas=(replace(one.meta, world_size=4),)) for one in kept)).late is None
@@ -244,7 +245,7 @@ def test_an_unbalanced_expert_shows_in_the_layer_above() -> None:
     assert balance.slow.difference == Difference("cpu", PATHS.index("Net.b.1"), FORWARD, 300)
 
 
-def test_a_layer_that_a_rank_has_and_never_calls_takes_nothing_there() -> None:
+def test_a_layer_that_a_rank_never_calls_takes_0_there() -> None:
     run = run_of_ranks({("Net.a", FORWARD): even(50, range(3)), ("Net.b.0", FORWARD): {0: [90] * 5, 2: [30] * 5}})
     one = layer(balance_of(run), "Net.b.0")
     assert one.work is not None
@@ -259,7 +260,7 @@ def test_layers_that_were_not_selected_are_left_out() -> None:
     assert {one.layer for one in balance_of(run).layers} == {PATHS.index("Net.a")}
 
 
-def test_waiting_of_a_layer_is_that_of_all_below_it() -> None:
+def test_the_waiting_of_a_layer_includes_the_layers_below() -> None:
     """5 steps: rank 0 waits 20 in the first call of each, rank 1 waits 8 in the other layer."""
     collectives = {
         ("Net.b.0", FORWARD, "all_gather", PAIR): {0: [30] * 5, 1: [10] * 5},
@@ -275,9 +276,9 @@ def test_waiting_of_a_layer_is_that_of_all_below_it() -> None:
     assert [one.waiting_ns for one in balance.ranks] == [20, 8]
 
 
-def test_who_waits_in_two_collectives_at_once_waits_once() -> None:
-    """5 steps: rank 0 waits 49 in one and 48 in the other, of which 47 go by while the first is under way. Rank 1 waits
-    in neither, and nothing of it is doubtful. Of each collective by itself all of its waiting is told."""
+def test_waiting_in_two_overlapping_collectives_counts_once() -> None:
+    """5 steps: rank 0 waits 49 in one and 48 in the other, and 47 of these overlap with the first. Rank 1 waits in
+    neither, and that is exact. Each collective by itself has all of its waiting."""
     collectives = {
         ("Net.a", BACKWARD, "all_reduce", PAIR): {0: [50] * 5, 1: [1] * 5},
         ("Net.b", BACKWARD, "all_reduce", PAIR): {0: [49] * 5, 1: [1] * 5},
@@ -296,9 +297,9 @@ def test_who_waits_in_two_collectives_at_once_waits_once() -> None:
     assert balance_of(replace(run, lockstep=all_of_it)).ranks[0].waiting_ns == 49  # the longest of them
 
 
-def test_of_two_buckets_at_once_what_is_beside_none_is_sure() -> None:
-    """Twice in each of 5 steps rank 0 takes 50 and rank 1 takes 1; of what rank 0 takes, 47 a step are beside another.
-    Who is always the last to come waits for nobody, and there is no doubt in that."""
+def test_of_two_overlapping_buckets_only_the_rest_is_certain_waiting() -> None:
+    """Twice in each of 5 steps rank 0 takes 50 and rank 1 takes 1; 47 per step of rank 0 overlap with another bucket.
+    The rank that always comes last does not wait, and that is exact."""
     collectives = {("Net.a", BACKWARD, "all_reduce", PAIR): {0: [50] * 10, 1: [1] * 10}}
     run = run_of_ranks({("Net.a", FORWARD): even(50, range(2))}, collectives)
     lockstep = {
@@ -310,8 +311,8 @@ def test_of_two_buckets_at_once_what_is_beside_none_is_sure() -> None:
     assert [(rank.waiting_ns, rank.waits_longer) for rank in balance.ranks] == [(51, True), (0, False)]
 
 
-def test_waiting_that_is_not_known_or_not_all() -> None:
-    """Of an all-reduce of four, two ranks are here; the broadcast of one rank is nobody's; the gather is not paired."""
+def test_waiting_may_be_unknown_or_a_lower_bound() -> None:
+    """The all-reduce has two of its four ranks; the broadcast has one rank; the calls of the gather are not paired."""
     collectives: dict[Any, Any] = {
         ("Net.a", FORWARD, "all_reduce", everybody(4)): {0: [30] * 5, 1: [10] * 5},
         ("Net.b.0", FORWARD, "broadcast", everybody(4)): {0: [30] * 5},
@@ -337,7 +338,7 @@ def test_waiting_that_is_not_known_or_not_all() -> None:
 # Whose time, which memory
 
 
-def test_the_time_of_the_device_where_every_rank_measured_it() -> None:
+def test_device_time_is_compared_if_every_rank_measured_it() -> None:
     device = run_of_ranks({("Net.a", FORWARD): even(70)}, device="device")
     on_cpu = run_of_ranks({("Net.a", FORWARD): even(500)})
     both = replace(device, lockstep={**on_cpu.lockstep, **device.lockstep})
@@ -381,7 +382,7 @@ def jobs(draw: st.DrawFn) -> dict[tuple[str, str], dict[int, list[int]]]:
 
 @examples(60)
 @given(jobs())
-def test_figures_of_layers_are_those_of_every_step_counted_anew(
+def test_figures_of_layers_equal_a_count_over_all_steps(
     own: dict[tuple[str, str], dict[int, list[int]]],
 ) -> None:
     assume(any(any(times) for steps in own.values() for times in steps.values()))
@@ -417,8 +418,8 @@ def test_figures_of_layers_are_those_of_every_step_counted_anew(
     assert sum(one.slowest.times for one in balance.ranks if one.slowest) == count - last.count(None)
 
 
-def test_all_waiting_of_ranks_is_all_waiting_in_collectives() -> None:
-    """And on the last to come of each call nothing: the least of a call is 0."""
+def test_the_waiting_of_ranks_is_the_sum_over_collectives() -> None:
+    """The last rank of each call does not wait: the smallest waiting of a call is 0."""
     rng = random.Random(3)
     collectives = {
         (path, phase, "all_reduce", everybody(4)): {

@@ -1,4 +1,4 @@
-"""Real runs against the truth: torch's own figures, bytes counted by hand, and scenes whose answer is known."""
+"""Real runs against an independent truth: torch's own figures, bytes counted by hand, and cases with a known answer."""
 
 from __future__ import annotations
 
@@ -751,7 +751,7 @@ def test_a_recursive_module() -> None:
 
 
 def test_one_module_at_two_paths() -> None:
-    """Its calls are told apart by the parent that made them; its parameters count once."""
+    """Its calls are distinguished by the parent that made them; its parameters count once."""
     model = Tied()
     with Profile(model) as prof:
         model(torch.rand(3, 4))
@@ -937,7 +937,7 @@ def test_backward_in_pieces() -> None:
 
 
 def test_a_graph_made_before_the_block_is_outside() -> None:
-    """Backward through it is shown, and belongs to no layer: nobody saw who made it."""
+    """Its backward is shown, but belongs to no layer: the forward that made it was not recorded."""
     model = Mlp()
     loss = model(torch.rand(3, 4)).sum()
     with Profile(model) as prof:
@@ -1105,7 +1105,7 @@ def test_a_forward_that_raises_is_left_out_of_raw() -> None:
     assert all("aten::tanh" in {event.name for event in events} for events in raw[1][("Raises",)])
 
 
-def test_hooks_of_the_users_own_belong_to_the_caller() -> None:
+def test_user_hooks_belong_to_the_caller() -> None:
     """They run around the forward: a child's in the parent's range, the root's outside."""
     model = Mlp()
     model.fc1.register_forward_hook(lambda module, args, result: torch.erf(result))
@@ -1122,7 +1122,7 @@ def test_hooks_of_the_users_own_belong_to_the_caller() -> None:
 
 
 def test_hooks_on_gradients_belong_to_the_node() -> None:
-    """What a tensor's hook does in backward is done for the layer whose node called it."""
+    """The work of a tensor's hook in backward belongs to the layer of the autograd node that called it."""
     model = Mlp()
 
     def hook(parameter: torch.Tensor) -> None:
@@ -1159,7 +1159,7 @@ def test_a_script_module_is_one_row(how: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_script_module_as_the_model() -> None:
-    """The root may be one itself, and keeps the name of what it was made from."""
+    """The root may be a ScriptModule itself. It keeps the name of the class that it was made from."""
     model = torch.jit.script(Mlp())
     x = torch.rand(3, 4)
     model(x), model(x)
@@ -1219,7 +1219,7 @@ COMPILED = [compiled_whole, compiled_in_place, compiled_part, compiled_part_in_p
 
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("make", COMPILED)
-def test_a_part_compiled_before_is_not_compiled_again(make: Callable[[], nn.Module]) -> None:
+def test_a_part_compiled_earlier_is_not_compiled_again(make: Callable[[], nn.Module]) -> None:
     """Before, inside and after: the same graphs. The compiled part is one row with one call, its inside none."""
     model = make()
     x = torch.rand(3, 4)
@@ -1441,7 +1441,7 @@ def test_forces_from_energies() -> None:
 
 @pytest.mark.parametrize("heavy", [0, 1, 2])
 def test_the_layer_with_a_hundred_times_the_work_has_the_largest_backward(heavy: int) -> None:
-    """And the largest forward, wherever in the model it stands. Of three steps the fastest counts for each layer."""
+    """It has the largest forward too, wherever it is in the model. The fastest of three steps counts for each layer."""
     model = nn.Sequential(*(Work(160, 100 if number == heavy else 1) for number in range(3)))
     x = torch.rand(160, 160)
     model(x).sum().backward()
@@ -1545,7 +1545,7 @@ def test_generate() -> None:
     check_sums(prof)
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_reported() -> None:
     """A run says which torch it came from."""
     with Profile(nn.ReLU()) as prof:
         prof(torch.rand(2))
@@ -1621,7 +1621,7 @@ def test_checkpointed_layers_of_transformers_still_checkpoint() -> None:
     assert attention.calls == unprofiled - 1
 
 
-def test_a_label_of_the_users_that_begins_as_ours_is_the_users() -> None:
+def test_a_user_label_with_our_prefix_stays_the_users() -> None:
     model = nn.Linear(2, 2)
     with Profile(model) as prof, torch.autograd.profiler.record_function("torchprof:mine"):
         model(torch.rand(1, 2))
@@ -1681,7 +1681,7 @@ def test_parameters_are_counted_where_they_are_held_and_once() -> None:
     assert sum(layer.params or 0 for layer in prof.run.layers) == sum(one.numel() for one in model.parameters())
 
 
-def test_the_parameters_of_a_lazy_layer_are_unknown_until_it_was_called() -> None:
+def test_the_parameters_of_a_lazy_layer_are_unknown_before_its_first_call() -> None:
     called, idle = nn.LazyLinear(2), nn.LazyLinear(2)
     model = nn.ModuleList([called, idle])
     with Profile(model) as prof:
@@ -1691,7 +1691,7 @@ def test_the_parameters_of_a_lazy_layer_are_unknown_until_it_was_called() -> Non
     assert (second.params, second.trainable_params, second.param_bytes) == (None, None, None)
 
 
-def test_doubts_name_only_what_was_selected() -> None:
+def test_warnings_name_only_selected_layers() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     with Profile(model, paths=["0"]) as prof:
         thread = threading.Thread(target=model, args=(torch.rand(1, 2),))

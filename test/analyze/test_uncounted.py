@@ -1,4 +1,4 @@
-"""Work whose FLOPs are unknown: what counts as such, and the sentences about it."""
+"""Work with unknown FLOPs: what is uncounted, and the warnings about it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MM = 24  # the multiply-accumulates of a product of these
 
 
 def counts(*events: Event) -> dict[str, tuple[int, int]]:
-    """MACs and uncounted calls of whatever has any, by the names of its frames."""
+    """MACs and uncounted calls of the rows that have any, by the names of their frames."""
     ran = Ran(*events, flops=SHAPES)
     rows = ((row, row.cost) for row in ran.run.rows)
     return {
@@ -80,13 +80,13 @@ MULTIPLIES = op("aten::mm", 10, 30, correlation=4, signature=1)
     ],
     ids=["op", "python", "label", "copy", "no arithmetic", "launch unknown", "composite", "no formula"],
 )
-def test_a_kernel_that_no_operator_explains_is_not_counted(
+def test_a_kernel_without_an_operator_is_uncounted(
     events: Sequence[Event], expected: dict[str, tuple[int, int]]
 ) -> None:
     assert counts(*in_a_layer(*events)) == expected
 
 
-def test_a_row_that_holds_a_kernel_alone_is_no_zero() -> None:
+def test_a_row_with_only_a_kernel_is_not_0() -> None:
     """Not where an op around it is uncounted: its row is another, the label's has nothing but the kernel."""
     found = counts(
         *in_a_layer(
@@ -110,7 +110,7 @@ def test_a_row_that_holds_a_kernel_alone_is_no_zero() -> None:
     assert found == {"mine::op": (0, 1), "mine": (0, 1)}
 
 
-def test_what_a_cuda_graph_replays_is_not_counted() -> None:
+def test_the_replay_of_a_cuda_graph_is_uncounted() -> None:
     replay = op("cudaGraphLaunch", 50, 60, correlation=-9)
     kernels = [kernel("gemm", 1000, 1010, -9), kernel("gemm", 1020, 1030, -9), kernel("norm", 1040, 1050, -9)]
     copy = kernel("Memcpy DtoD (Device -> Device)", 1060, 1070, -9)
@@ -123,7 +123,7 @@ def test_what_a_cuda_graph_replays_is_not_counted() -> None:
     assert counts(*in_a_layer(replay)) == {"cudaGraphLaunch": (0, 1)}
 
 
-def test_what_a_compiled_graph_replays_is_not_counted_in_its_own_row() -> None:
+def test_the_replay_of_a_compiled_graph_is_uncounted_in_its_own_row() -> None:
     """The call of the graph is not counted either; but the row of the replay holds nothing besides, so it is no 0."""
     events = [region("0/0", 5, 400), call("block", 10, 300), op("cudaGraphLaunch", 50, 60, correlation=-9)]
     found = counts(*in_a_layer(*events, kernel("gemm", 1000, 1010, -9)))
@@ -179,7 +179,7 @@ def said(*rows: tuple[object, ...]) -> list[str]:
     return [*map(str, about_uncounted(run_of(rows).rows, {"aten::add_", "aten::mul_"}))]
 
 
-def test_generated_kernels_are_one_sentence() -> None:
+def test_generated_kernels_have_one_warning() -> None:
     kernels = [
         row(layer, GRAPH, op_frame(f"{lead}cpp_fused_{number}"), uncounted=2)
         for layer in (1, 2)
@@ -192,7 +192,7 @@ def test_generated_kernels_are_one_sentence() -> None:
     ]
 
 
-def test_operators_without_shapes_are_one_sentence_that_says_what_to_do() -> None:
+def test_operators_without_shapes_have_one_warning_with_a_remedy() -> None:
     rows = [row(layer, op_frame(name), uncounted=3) for name in ("aten::add_", "aten::mul_") for layer in range(4)]
     assert said(*rows) == [
         "Not counted: 24 calls of aten::add_, aten::mul_ (in Net, Net.a, Net.b and 1 more), recorded without shapes: "
@@ -202,7 +202,7 @@ def test_operators_without_shapes_are_one_sentence_that_says_what_to_do() -> Non
     assert said(with_shapes) == ["Not counted: aten::add_ (1 call, in Net)."]
 
 
-def test_kernels_that_no_operator_launched_are_one_sentence() -> None:
+def test_kernels_without_an_operator_have_one_warning() -> None:
     rows = [
         row(0, REPLAY, kernel_frame("gemm"), device="cuda:0", uncounted=4),
         row(1, REPLAY, kernel_frame("norm"), device="cuda:0", uncounted=1),
@@ -219,7 +219,7 @@ def test_kernels_that_no_operator_launched_are_one_sentence() -> None:
     ]
 
 
-def test_many_operators_without_a_formula_are_not_a_page_of_sentences() -> None:
+def test_only_eight_operators_without_a_formula_have_warnings_of_their_own() -> None:
     rows = [row(0, op_frame(f"mine::op_{number}"), uncounted=20 - number) for number in range(11)]
     sentences = said(*rows, row(1, op_frame("mine::" + "long" * 40), uncounted=100))
     assert len(sentences) == 9

@@ -1,4 +1,4 @@
-"""Whether the calls of a layer were on the same shapes, from rows that are put together by hand."""
+"""Whether the calls of a layer had the same shapes, from hand-made rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def states(found: dict[tuple[str, ...], bool | None]) -> list[bool | None]:
 
 
 def calls_of_b(*rows: Any, calls: int = 2) -> Run:
-    """Two calls of Net, and so many of Net.b, with what ran in that."""
+    """Two calls of Net, and ``calls`` of Net.b, with these rows in it."""
     return run_of([row(0, calls=2), row(2, calls=calls), *rows])
 
 
@@ -47,12 +47,12 @@ A, B = (4, 8), (2, 8)
         ([], None),  # nothing of what ran in it was recorded
     ],
 )
-def test_what_operators_tell(rows: list[Any], expected: bool | None) -> None:
+def test_shapes_of_operators_show_whether_calls_varied(rows: list[Any], expected: bool | None) -> None:
     run = calls_of_b(*rows)
     assert states(varying_calls(run)) == states(varying_work(run)) == [expected, False, expected, False]
 
 
-def test_what_the_model_was_called_with_tells_of_what_operators_do_not() -> None:
+def test_input_shapes_of_the_model_decide_if_those_of_operators_are_unknown() -> None:
     unknown = calls_of_b(row(2, op("x"), calls=2))
     assert states(varying_calls(of_model(unknown, True))) == [False] * 4
     assert states(varying_calls(of_model(unknown, False))) == [True, False, None, False]
@@ -60,14 +60,14 @@ def test_what_the_model_was_called_with_tells_of_what_operators_do_not() -> None
     assert states(varying_calls(of_model(seen, True))) == [True, False, True, False]
 
 
-def test_a_layer_that_each_call_of_the_model_calls_twice() -> None:
-    """Each time on another shape: its own calls vary, and what it does in a call of the model does not."""
+def test_a_layer_called_twice_per_model_call_varies_in_calls_not_in_work() -> None:
+    """Each call has another shape: its own calls vary, but its work per call of the model does not."""
     run = calls_of_b(row(2, op("x", A), calls=2), row(2, op("x", B), calls=2), calls=4)
     assert states(varying_calls(of_model(run, True))) == [False, False, True, False]
     assert states(varying_work(of_model(run, True))) == [False] * 4
 
 
-def test_one_call_varies_from_none() -> None:
+def test_a_single_call_does_not_vary() -> None:
     run = run_of([row(0), row(0, op("x", A)), row(0, op("x", B))])
     assert states(varying_calls(run)) == [False] * 4
 
@@ -78,7 +78,7 @@ def test_one_call_varies_from_none() -> None:
 @pytest.mark.parametrize(
     ("sizes", "expected"), [([4, 4, 4], True), ([4], True), ([4, 4, 3], False), ([4, 3, 4], False), ([], None)]
 )
-def test_the_inputs_of_all_calls_of_a_model_are_looked_at(sizes: list[int], expected: bool | None) -> None:
+def test_the_inputs_of_all_calls_of_a_model_are_compared(sizes: list[int], expected: bool | None) -> None:
     model = nn.Sequential(nn.Linear(8, 8))
     with torchprof.Profile(model) as prof:
         for size in sizes:
@@ -109,7 +109,7 @@ def test_the_first_call_is_the_first_that_is_recorded() -> None:
     assert (layer.input_shapes, layer.output_shapes, layer.same_shapes) == (((3, 8),), ((3, 8),), True)
 
 
-def test_calls_that_a_schedule_leaves_out_say_nothing() -> None:
+def test_calls_that_a_schedule_skips_do_not_count() -> None:
     model = nn.Linear(8, 8)
     schedule = torch.profiler.schedule(wait=1, warmup=0, active=1, repeat=2)
     with torchprof.Profile(model, schedule=schedule) as prof:
@@ -120,7 +120,7 @@ def test_calls_that_a_schedule_leaves_out_say_nothing() -> None:
     assert prof.run.layers[0].same_shapes is True
 
 
-def test_sizes_that_nobody_knows_are_not_the_same() -> None:
+def test_unknown_sizes_are_not_equal() -> None:
     nested = torch.nested.nested_tensor([torch.rand(2, 8), torch.rand(3, 8)])
     model = nn.Linear(8, 8)
     with torchprof.Profile(model) as prof:

@@ -28,7 +28,7 @@ from torch.profiler import record_function
 import torchprof
 from torchprof import TorchprofError, reports
 from torchprof.analyze.operators import operators
-from torchprof.analyze.records import Table, table
+from torchprof.analyze.records import Table, records_of
 from torchprof.analyze.stacks import stacks
 from torchprof.reports import report
 from torchprof.run.cost import FIELDS
@@ -205,7 +205,7 @@ def measured_by(run: Run, rank: int) -> set[str]:
 
 @pytest.mark.parametrize("of", ["layers", "operators", "rows"])
 def test_self_of_all_records_is_self_of_all_rows(run: Run, of: str) -> None:
-    records = named(table(run, of))
+    records = named(records_of(run, of))
     for field in run.meta.requested:
         whole = sum(record[f"self_{COLUMN_OF[field]}"] or 0 for record in records)
         assert whole == sum(run.rows.columns[field])
@@ -216,7 +216,7 @@ def test_self_of_all_records_is_self_of_all_rows(run: Run, of: str) -> None:
 def test_self_of_the_records_of_a_layer_is_the_sum_of_its_rows(run: Run, of: str) -> None:
     sums = added_up(run)
     found: dict[tuple[str, str, int], Counter[str]] = {}
-    for record in named(table(run, of)):
+    for record in named(records_of(run, of)):
         key = record["layer"], record["phase"], record["rank"]
         for field in run.meta.requested:
             found.setdefault(key, Counter())[field] += record[f"self_{COLUMN_OF[field]}"] or 0
@@ -227,7 +227,7 @@ def test_self_of_the_records_of_a_layer_is_the_sum_of_its_rows(run: Run, of: str
 
 def test_the_total_of_a_layer_is_the_sum_of_self_of_all_below_it(run: Run) -> None:
     sums = added_up(run)
-    records = named(table(run))
+    records = named(records_of(run))
     ranks = len(run.metas)
     assert len(records) == ranks * len(run.phases()) * (len(run.layers) + len({n for n, *_ in sums if n[0] == "("}))
     called = {layer for (layer, _, _), sum_ in sums.items() if +sum_}
@@ -247,7 +247,7 @@ def test_the_total_of_a_layer_is_the_sum_of_self_of_all_below_it(run: Run) -> No
 def test_the_records_of_layers_describe_the_layers(real: Run) -> None:
     layers = {layer.name: layer for layer in real.layers}
     params = real.total_params()
-    for record in named(table(real)):
+    for record in named(records_of(real)):
         layer = layers.get(record["layer"])
         if layer is None:
             assert record["layer"] == "(outside)"
@@ -258,14 +258,14 @@ def test_the_records_of_layers_describe_the_layers(real: Run) -> None:
         assert (record["settings"] or "") == layer.settings
         shapes = [list(shape) for shape in layer.input_shapes]
         assert record["input_shapes"] == (json.dumps(shapes) if shapes else None)
-    assert {one["settings"] for one in named(table(real)) if one["kind"] == "Linear"} == {
+    assert {one["settings"] for one in named(records_of(real)) if one["kind"] == "Linear"} == {
         "in_features=4, out_features=4, bias=True",
         "in_features=4, out_features=2, bias=True",
     }
 
 
 def test_calls_are_those_of_the_phase_and_backward_has_none(real: Run) -> None:
-    calls = {(one["layer"], one["phase"]): one["calls"] for one in named(table(real))}
+    calls = {(one["layer"], one["phase"]): one["calls"] for one in named(records_of(real))}
     assert calls["Labelled", FORWARD] == 2
     assert calls["Labelled", RECOMPUTE] == 0
     assert calls["Labelled.inner.block", FORWARD] == calls["Labelled.inner.block", RECOMPUTE] == 2
@@ -274,7 +274,7 @@ def test_calls_are_those_of_the_phase_and_backward_has_none(real: Run) -> None:
 
 
 def test_figures_of_a_layer_that_was_never_called_are_unknown(real: Run) -> None:
-    idle = [one for one in named(table(real)) if one["layer"] == "Labelled.idle"]
+    idle = [one for one in named(records_of(real)) if one["layer"] == "Labelled.idle"]
     assert len(idle) == 3
     figures = [name for name in idle[0] if name.startswith(("self_", "total_", "min_", "peak_"))]
     figures = [name for name in figures if not name.endswith("params")]
@@ -288,7 +288,7 @@ def test_fields_that_were_requested_and_not_measured_are_empty() -> None:
         [row(0, op("aten::a"), cpu_ns=5)], requested=("cpu_ns", "device_ns", "device_allocated"), measured=("cpu_ns",)
     )
     for of in ("layers", "operators", "rows"):
-        [record, *_] = named(table(run, of))
+        [record, *_] = named(records_of(run, of))
         names = [name for name in record if "device_" in name]
         assert names
         assert {record[name] for name in names} == {None}
@@ -297,21 +297,21 @@ def test_fields_that_were_requested_and_not_measured_are_empty() -> None:
 
 
 def test_lower_bounds_are_marked_and_none_of_them_is_zero() -> None:
-    records = {(one["layer"], one["phase"]): one for one in named(table(device_run()))}
+    records = {(one["layer"], one["phase"]): one for one in named(records_of(device_run()))}
     bound = records["Net.b.0", FORWARD]
     assert (bound["self_flops"], bound["self_uncounted"]) == (8, 3)
     assert (bound["self_macs"], bound["total_macs"]) == (None, None)
     assert (records["Net", FORWARD]["total_macs"], records["Net", FORWARD]["total_uncounted"]) == (6, 3)
     assert records["Net", FORWARD]["self_uncounted"] == 0
     assert records["Net", FORWARD]["self_macs"] == 0
-    of_ops = {one["operator"]: one for one in named(table(device_run(), "operators"))}
+    of_ops = {one["operator"]: one for one in named(records_of(device_run(), "operators"))}
     assert (of_ops["aten::strange"]["self_flops"], of_ops["aten::mul"]["self_flops"]) == (None, 8)
 
 
 def test_net_memory_is_the_memory_of_the_tree_table(real: Run) -> None:
     for phase in real.phases():
         tree = {node.layer.name: node for node in real.tree(phase).walk()}
-        for one in named(table(real)):
+        for one in named(records_of(real)):
             if one["phase"] == phase and one["layer"] in tree and one["layer"] != "Labelled.idle":
                 cost = tree[one["layer"]].total
                 assert one["total_cpu_net_bytes"] == cost.cpu_allocated - cost.cpu_freed
@@ -329,7 +329,7 @@ def test_durations_and_peaks_are_those_of_the_samples() -> None:
         SampleKey(0, FORWARD, 0, "cuda:0", "peak_bytes"): Spread.of([(1, 70)]),
         SampleKey(0, FORWARD, 0, "cuda:1", "peak_bytes"): Spread.of([(1, 90), (2, 10)]),
     }
-    records = {one["layer"]: one for one in named(table(replace(run, samples=samples)))}
+    records = {one["layer"]: one for one in named(records_of(replace(run, samples=samples)))}
     names = ("min_call_cpu_ns", "median_call_cpu_ns", "max_call_cpu_ns", "peak_cpu_bytes", "peak_device_bytes")
     assert [records["Net"][name] for name in names] == [2, 3, 10, 7, 90]
     assert [records["Net.a"][name] for name in names] == [None] * 5
@@ -339,7 +339,7 @@ def test_work_of_layers_that_were_not_selected_has_a_record_of_its_own() -> None
     model = Mlp()
     with torchprof.Profile(model, paths=[("Mlp", "fc2")]) as prof:
         model(torch.rand(3, 4))
-    records = {one["layer"]: one for one in named(table(prof.run))}
+    records = {one["layer"]: one for one in named(records_of(prof.run))}
     assert records["(not selected)"]["self_cpu_ns"] > 0
     assert records["Mlp.fc2"]["calls"] == 1
     assert records["Mlp.fc2"]["self_cpu_ns"] == prof.run.tree().total.cpu_ns
@@ -348,7 +348,7 @@ def test_work_of_layers_that_were_not_selected_has_a_record_of_its_own() -> None
 
 
 def test_an_operator_in_a_label_is_separate_from_the_same_operator_outside(real: Run) -> None:
-    found = named(table(device_run(), "operators"))
+    found = named(records_of(device_run(), "operators"))
     part = [one for one in found if one["layer"] == "Net" and one["operator"] == "part"]
     [add] = [one for one in found if one["operator"] == "aten::add"]
     assert (add["labels"], add["operator_kind"], add["self_cpu_ns"]) == ("part", "op", 7)
@@ -360,12 +360,14 @@ def test_an_operator_in_a_label_is_separate_from_the_same_operator_outside(real:
     assert {one["calls"] for one in between} == {None}
     of_run = {(o, s.self.cpu_ns, s.total.cpu_ns) for (o, *_), s in operators(real, phase=FORWARD).items()}
     for name, own, _ in of_run:
-        ours = [one for one in named(table(real, "operators")) if (one["operator"], one["phase"]) == (name, FORWARD)]
+        ours = [
+            one for one in named(records_of(real, "operators")) if (one["operator"], one["phase"]) == (name, FORWARD)
+        ]
         assert sum(one["self_cpu_ns"] or 0 for one in ours) == own
 
 
 def test_the_rows_are_those_of_the_run(run: Run) -> None:
-    records = named(table(run, "rows"))
+    records = named(records_of(run, "rows"))
     assert len(records) == len(run.rows)
     for record, one in zip(records, run.rows):
         assert (record["phase"], record["rank"], record["device"]) == (one.phase, one.rank, one.device)
@@ -382,7 +384,7 @@ def test_the_rows_are_those_of_the_run(run: Run) -> None:
 def test_the_time_of_no_layer_between_operators_is_unknown() -> None:
     run = run_of([row(-1, cpu_allocated=8, calls=0), row(0, cpu_ns=4)], requested=EVERYTHING, measured=EVERYTHING)
     for of in ("operators", "rows"):
-        [outside] = [one for one in named(table(run, of)) if one["layer"] == "(outside)"]
+        [outside] = [one for one in named(records_of(run, of)) if one["layer"] == "(outside)"]
         assert (outside["self_cpu_ns"], outside["self_cpu_allocated_bytes"], outside["calls"]) == (None, 8, None)
 
 
@@ -390,26 +392,30 @@ def test_a_sampled_source_line_has_calls_and_no_cost() -> None:
     from torchprof.run.words import Frame
 
     run = run_of([row(0, Frame("python", "net.py:5"), calls=7), row(0, cpu_ns=4)])
-    seen, own = named(table(run, "rows"))
+    seen, own = named(records_of(run, "rows"))
     assert (seen["operator_kind"], seen["calls"], seen["self_cpu_ns"]) == ("python", 7, None)
     assert own["self_cpu_ns"] == 4
 
 
 def test_each_rank_has_records_of_its_own() -> None:
     run = two_ranks()
-    by_rank = {0: table(device_run()), 2: None}
-    of_both = table(run)
+    by_rank = {0: records_of(device_run()), 2: None}
+    of_both = records_of(run)
     assert [one for one in of_both.records if one[5] == 0] == by_rank[0].records
     other = [one for one in named(of_both) if one["rank"] == 2]
     for mine, theirs in zip(named(by_rank[0]), other):
         assert theirs["layer"] == mine["layer"]
         assert theirs["self_cpu_ns"] == (mine["self_cpu_ns"] or 0) * 3
         assert theirs["self_device_ns"] is None
-    assert Counter(one["rank"] for one in named(table(run, "rows"))) == {0: 12, 2: 12}
+    assert Counter(one["rank"] for one in named(records_of(run, "rows"))) == {0: 12, 2: 12}
 
 
 def test_unknown_kinds_of_records_are_refused(real: Run) -> None:
-    for ask in (lambda: table(real, "layer"), lambda: real.report("csv", of="layer"), lambda: real.to_dataframe("x")):
+    for ask in (
+        lambda: records_of(real, "layer"),
+        lambda: real.report("csv", of="layer"),
+        lambda: real.to_dataframe("x"),
+    ):
         with pytest.raises(TorchprofError, match="'layers', 'operators', 'rows'"):
             ask()
 
@@ -426,7 +432,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 def test_csv_reads_back_as_the_records(run: Run, of: str, tmp_path: Path) -> None:
     run.export(tmp_path / "run.csv", of=of)
     found = read_csv(tmp_path / "run.csv")
-    expected = named(table(run, of))
+    expected = named(records_of(run, of))
     assert len(found) == len(expected)
     for line, record in zip(found, expected):
         assert line == {name: "" if value is None else str(value) for name, value in record.items()}
@@ -446,7 +452,7 @@ def test_no_text_of_a_csv_is_a_formula_and_each_can_be_restored(tmp_path: Path) 
     dangerous = 0
     for of in ("layers", "operators", "rows"):
         run.export(tmp_path / "run.csv", of=of)
-        expected = named(table(run, of))
+        expected = named(records_of(run, of))
         for line, record in zip(read_csv(tmp_path / "run.csv"), expected, strict=True):
             for name, value in record.items():
                 if isinstance(value, str):
@@ -479,7 +485,7 @@ def test_pandas_reads_from_the_csv_what_the_frame_has(run: Run, of: str, tmp_pat
     frame = run.to_dataframe(of)
     read = pandas.read_csv(tmp_path / "run.csv", dtype=dict(frame.dtypes), keep_default_na=False, na_values=[""])
     pandas.testing.assert_frame_equal(read, frame)
-    columns, records = table(run, of)
+    columns, records = records_of(run, of)
     assert [*frame.columns] == [*columns]
     for (name, kind), values in zip(columns.items(), zip(*records)):
         assert str(frame[name].dtype) == {int: "Int64", str: "string"}[kind]
@@ -953,5 +959,5 @@ def test_the_page_names_every_column(real: Run) -> None:
     named = set(re.findall(r"`([\w…]+)`", page))
     everything = replace(real, metas=(replace(real.meta, requested=EVERYTHING),))
     for of in ("layers", "operators", "rows"):
-        for column in table(everything, of).columns:
+        for column in records_of(everything, of).columns:
             assert {column, re.sub("^(self|total)_", "…_", column)} & named, column

@@ -26,7 +26,7 @@ from torch.profiler import record_function
 
 import torchprof
 from torchprof import Profile, TorchprofError
-from torchprof.analyze.operators import Operator, layers_of, operators
+from torchprof.analyze.operators import Operator, layers_of_operator, operators
 from torchprof.attribute.events import PREFIX
 from torchprof.reports.ranking import operator_name
 from torchprof.run.cost import Cost
@@ -373,7 +373,7 @@ def test_the_layers_of_an_operator_add_up_to_it(name: str) -> None:
     run = recorded(name).run
     for phase in (None, *run.phases()):
         for operator, sums in operators(run, phase=phase).items():
-            layers = layers_of(run, operator.name, phase=phase).values()
+            layers = layers_of_operator(run, operator.name, phase=phase).values()
             assert sum((layer.self for layer in layers), Cost()) == sums.self
             assert sum(layer.calls for layer in layers) == sums.calls
             totals = sum(layer.total.cpu_ns for layer in layers)
@@ -393,7 +393,7 @@ def test_the_layers_of_an_operator_agree_with_the_operators_of_the_layers() -> N
             for one in ops:
                 truth.setdefault(one.name, {})[names[index]] = (one.calls, one.self, one.total)
         for name, layers in truth.items():
-            found = layers_of(run, name, phase=phase)
+            found = layers_of_operator(run, name, phase=phase)
             assert {layer: (sums.calls, sums.self, sums.total) for layer, sums in found.items()} == layers
         assert len(truth) > 5
 

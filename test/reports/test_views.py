@@ -23,7 +23,7 @@ from build.page import READ_TABLE, button, choice
 
 import torchprof
 from torchprof import Run, compare
-from torchprof.analyze.records import table as records
+from torchprof.analyze.records import records_of as records
 from torchprof.run.cost import AT_LEAST, UNKNOWN, format_count, format_memory, format_time
 from torchprof.run.warnings import Caveat
 from torchprof.run.words import FORWARD, PHASES

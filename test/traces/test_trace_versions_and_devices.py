@@ -127,7 +127,7 @@ def test_kernels_launched_before_the_recording_are_in_no_total(trace: Path, tmp_
 def test_kernels_launched_before_the_recording_are_in_every_export(trace: Path) -> None:
     run = torchprof.from_trace(write(trace, two_steps(8)))
     for table in ("layers", "operators", "rows"):
-        frame = records.table(run, table)
+        frame = records.records_of(run, table)
         layer, ns = list(frame.columns).index("layer"), list(frame.columns).index("self_device_ns")
         sums: Counter[Any] = Counter()
         for record in frame.records:

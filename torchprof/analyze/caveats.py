@@ -1,4 +1,4 @@
-"""All warnings of a run: those that are stored in it, and those that follow from what it holds."""
+"""All warnings of a run: those stored in it, and those computed from its figures."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torchprof.run.run import Run
 from torchprof.run.warnings import WITHOUT_SHAPES, Caveat, caveat
 from torchprof.run.words import DIVISORS, FORWARD, is_left_over
 
-_SLOW_START = 2  # so many times a later call's time, and the first call's is a warning
-_SHARE_UNKNOWN = 0.01  # the share of the kernels' time from which on it is a warning that their layer is not known
-_TOO_BUSY = 0.05  # the share of the time for which a thread waits for a processor, from which on it is a warning
+_SLOW_START = 2  # the first call over the mean of the later calls: above this it is a warning
+_SHARE_UNKNOWN = 0.01  # the share of the kernels' time with unknown layers: above this it is a warning
+_TOO_BUSY = 0.05  # the share of the time for which a thread waits for a processor: above this it is a warning
 _AT_THE_END = ("label_cost", "backward_incomplete")
 
 
 def all_warnings(run: Run) -> tuple[Caveat, ...]:
-    """``Run.warnings``: each once, with the ranks that say it, those of most ranks first."""
+    """``Run.warnings``: each warning once, with the ranks that have it; warnings of most ranks first."""
     of_one = [run] if len(run.metas) == 1 else of_ranks(run, [meta.rank for meta in run.metas])
     found: dict[Caveat, list[int]] = {}
     for one in of_one:
@@ -41,9 +41,9 @@ def _of_rank(run: Run, is_merged: bool) -> Iterator[Caveat]:
 
 
 def following_from(run: Run, is_merged: bool = False) -> Iterator[Caveat]:
-    """The warnings that need nothing but the run of one rank: computed for a sum, they hold for all of it.
+    """The warnings that are computed from the run of one rank. For a sum of cycles they hold for the whole sum.
 
-    ``is_merged``: it was taken out of the run of several ranks, whose layers are those of all ranks.
+    ``is_merged``: the run was taken out of a run of several ranks, and has the layers of all ranks.
     """
     yield from about_start(run, is_merged)
     yield from about_left_over(run)
@@ -54,23 +54,23 @@ def following_from(run: Run, is_merged: bool = False) -> Iterator[Caveat]:
 
 
 def operators_without_shapes(warnings: Iterable[Caveat]) -> frozenset[str]:
-    """The operators that have a formula, and were not counted because their shapes were not recorded."""
+    """The operators that have a FLOPs formula, but were not counted because their shapes were not recorded."""
     return frozenset(
         name for warning in warnings if warning.code == WITHOUT_SHAPES for name in warning.facts.get("names", ())
     )
 
 
 def about_processors(meta: Meta) -> Iterator[Caveat]:
-    """A machine that was too busy to run what was measured: times are elapsed time."""
+    """A machine that was too busy: times are elapsed times, so they include waiting for a processor."""
     waited, wall = meta.run_delay_ns, meta.wall_ns
     if waited is not None and waited > _TOO_BUSY * wall > 0:
         yield caveat("machine_busy", delay_ns=waited, wall_ns=wall)
 
 
 def about_start(run: Run, is_merged: bool = False) -> Iterator[Caveat]:
-    """Models whose first call took much longer than the later ones: start-up, where all were on the same shapes.
+    """Models whose first call took much longer than the later ones. That is start-up, if all had the same shapes.
 
-    In a merged run, shapes that vary may do so only between ranks: it is unknown whether they vary on this one.
+    In a merged run shapes may vary only between ranks: then it is unknown whether they vary on this rank.
     """
     for key, spread in run.samples.items():
         later = (spread.sum - spread.first) / (spread.count - 1) if spread.count > 1 else 0
@@ -82,7 +82,7 @@ def about_start(run: Run, is_merged: bool = False) -> Iterator[Caveat]:
 
 
 def about_left_over(run: Run) -> Iterator[Caveat]:
-    """Work of devices that was launched before the recording began: how much, and where it is not."""
+    """Device work that was launched before the recording began."""
     columns = run.rows.columns
     left_over = [*map(is_left_over, run.rows.frames)]
     kernels = sum(calls for calls, chain in zip(columns["calls"], columns["frames"]) if left_over[chain])
@@ -92,7 +92,7 @@ def about_left_over(run: Run) -> Iterator[Caveat]:
 
 
 def about_compiled(run: Run) -> Iterator[Caveat]:
-    """Graph breaks, compiling while it was recorded, kernels that were divided, and those of unknown layers."""
+    """Graph breaks, compilation during the recording, divided kernels, and kernels of unknown layers."""
     found = compiled_in(run)
     files = [(PurePath(region.file).name, region.break_line) for region in found.breaks]
     places = [f"{name}:{line}" if name else f"line {line}" for name, line in files]  # a stripped run has no names
@@ -112,6 +112,6 @@ def about_compiled(run: Run) -> Iterator[Caveat]:
 
 
 def _has_inlined_layers(run: Run) -> bool:
-    """Whether any layer may have run inside compiled code and was not called itself."""
+    """Whether any layer may have run inside compiled code without being called itself."""
     called = {layer for (layer, _), (_, calls) in run.rows.by_layer.items() if calls}
     return any(layer.compiled and index not in called for index, layer in enumerate(run.layers))

@@ -1,7 +1,7 @@
-"""The catalogue of columns: what can be shown of a run, with heading, unit, order and sort key.
+"""The catalogue of columns of a run, with heading, unit, order and sort key.
 
 The table, the page, the exported records, the comparison of two runs and the options of the command line all read it.
-Which fields a ``Cost`` has, and how each is written, is declared in ``run/cost.py``.
+The fields of ``Cost``, and their format, are declared in ``run/cost.py``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ CALLS = "Number of Calls"
 
 @dataclass(frozen=True)
 class Column:
-    """A column of figures. ``measured`` is False where it was requested but could not be measured."""
+    """A column of figures. ``measured`` is False if it was requested but could not be measured."""
 
     heading: str
     measured: bool = True
 
     @property
     def key(self) -> str:
-        """The name by which a table is sorted by this column."""
+        """The name of this column as a sort key."""
         return as_key(self.heading)
 
     @property
@@ -42,7 +42,7 @@ class Column:
 
     @property
     def ranking(self) -> Column:
-        """The column that ranks layers by their own figure, without the layers below."""
+        """The column that ranks layers by their self, without the layers below."""
         return self
 
     @property
@@ -51,19 +51,19 @@ class Column:
         return self
 
     def is_called(self, name: str) -> bool:
-        """Whether a user means this column: by its heading, or that in lower case with underscores."""
+        """Whether a user's ``name`` means this column: its heading, or the heading in lower case with underscores."""
         return name in (self.heading, as_key(self.heading), self.key)
 
     def of(self, figures: Figures) -> float:
-        """The figure of a row, 0 where it has none: the sort key."""
+        """The sort key: the figure of a row, 0 if it has none."""
         raise NotImplementedError
 
     def whole(self, figures: Iterable[Figures]) -> float | None:
-        """What 100 % is, from all rows; None where a share of this column has no meaning."""
+        """The value that is 100 %, from all rows; None if shares of this column have no meaning."""
         return None
 
     def figure(self, figures: Figures) -> Figure:
-        """The figure of a row, with how far it is known."""
+        """The figure of a row: exact, a lower bound, unknown or blank."""
         raise NotImplementedError
 
     def write(self, value: float) -> str:
@@ -71,12 +71,12 @@ class Column:
         return format_count(value)
 
     def share(self, figures: Figures, whole: float | None) -> float | None:
-        """The fraction of the whole that a row has; None where the figure is unknown, or there is no whole."""
+        """The fraction of the whole that a row has; None if the figure is unknown or there is no whole."""
         known = whole is not None and whole > 0 and self.figure(figures).is_known
         return self.of(figures) / whole if known and whole and not figures.left_over else None
 
     def text(self, figures: Figures, whole: float | None) -> str:
-        """The cell; with its share of ``whole`` where that is given."""
+        """The text of a cell; with its share of ``whole`` if that is given."""
         return self.figure(figures).text(self.write)
 
 
@@ -130,7 +130,7 @@ class CostColumn(SelfOrTotalColumn):
 
 @dataclass(frozen=True)
 class RateColumn(Column):
-    """FLOPs per second: of the device's time where that was measured, else of the CPU's."""
+    """FLOP/s: per second of device time if that was measured, else of CPU time."""
 
     phase: str = FORWARD
     on_device: bool = False
@@ -148,7 +148,7 @@ class RateColumn(Column):
 
 @dataclass(frozen=True)
 class CallsColumn(Column):
-    """How often the layer's forward was called, or the operator."""
+    """The number of calls of the layer's forward, or of the operator."""
 
     @property
     def key(self) -> str:
@@ -180,8 +180,8 @@ class ParamsColumn(SelfOrTotalColumn):
 
 @dataclass(frozen=True)
 class PeakColumn(Column):
-    """The memory peak inside one call, on the CPU or on any other device. Not additive: it is no part of ``Figures``,
-    and only the comparison of two runs has it in its table."""
+    """The memory peak inside one call, on the CPU or on another device. It is not additive and not part of ``Figures``:
+    only the comparison of two runs shows it as a column."""
 
     phase: str = FORWARD
     on_cpu: bool = True
@@ -192,10 +192,10 @@ class PeakColumn(Column):
 
 
 def catalogue(phases: Iterable[str], requested: Set[str], measured: Set[str], device: str) -> Iterator[Column]:
-    """Every column of runs with these phases, in the order in which views show them; a view selects among them.
+    """Every column of runs with these phases, in the order of all views; a view selects among them.
 
-    ``requested`` and ``measured`` are fields of ``Cost``: a column that was requested and could not be measured is
-    there, with unknown figures; one that was not requested is not. ``device`` is the device's name in headings.
+    ``requested`` and ``measured``: fields of ``Cost``. A column that was not requested is left out; one that was
+    requested but could not be measured has unknown figures. ``device``: the name of the device in headings.
     """
     for phase in phases:
         lead = "" if phase == FORWARD else f"{phase.capitalize()} "
@@ -224,8 +224,8 @@ def as_measured(column: Column, measured: Set[str]) -> Column:
 def columns_of(run: Run, show_events: bool = False) -> list[Column]:
     """The columns of a run's table: forward first, then calls, then the other phases.
 
-    Self columns of backward and recompute are shown only with operators (``show_events``), those of counts never: the
-    self of a layer is its total less that of its children.
+    Self columns of backward and recompute are shown only with operators (``show_events``), self columns of counts
+    never: the self of a layer is its total minus those of its children.
     """
     requested = frozenset(run.meta.requested)
     device = run.meta.device_heading
@@ -241,21 +241,26 @@ def columns_of(run: Run, show_events: bool = False) -> list[Column]:
 
 
 def measures_of_records(run: Run) -> list[Measure]:
-    """What records have of costs: each field requested of any rank by itself, and memory also net (allocated less
-    freed). A heading is a column's name without its "self\\_" or "total\\_"; it ends in a unit: ``cpu_ns``.
+    """The measures in records: each field of ``Cost`` that any rank requested, and net memory (allocated minus freed).
+
+    A heading is the name of a column without its "self\\_" or "total\\_", and ends in a unit: ``cpu_ns``.
     """
     requested = {name for meta in run.metas for name in meta.requested}
     found = []
-    doubts = {}
+    counters = {}
     for measure in MEASURES:
         fields = [(name, sign) for name, sign in measure.fields if name in requested]
-        found += [Measure(_with_unit(name, measure), measure.unit, ((name, 1),), measure.doubt) for name, _ in fields]
+        found += [
+            Measure(_with_unit(name, measure), measure.unit, ((name, 1),), measure.lower_bound_if) for name, _ in fields
+        ]
         if len(fields) > 1:
             where, _, _ = fields[0][0].partition("_")
             found.append(Measure(_with_unit(f"{where}_net", measure), measure.unit, tuple(fields)))
-        if fields and measure.doubt is not None:
-            doubts[measure.doubt] = Measure(measure.doubt, Unit.COUNT, ((measure.doubt, 1),))
-    return [*found, *doubts.values()]
+        if fields and measure.lower_bound_if is not None:
+            counters[measure.lower_bound_if] = Measure(
+                measure.lower_bound_if, Unit.COUNT, ((measure.lower_bound_if, 1),)
+            )
+    return [*found, *counters.values()]
 
 
 def _with_unit(name: str, measure: Measure) -> str:
@@ -267,7 +272,7 @@ def _with_unit(name: str, measure: Measure) -> str:
 
 
 def column_called(name: str, columns: Sequence[Column]) -> Column:
-    """The column of that name. Raises TorchprofError where there is none, and for one that was not measured."""
+    """The column of that name. Raises TorchprofError if there is none, or if it was not measured."""
     for column in columns:
         if column.is_called(name):
             if not column.measured:
@@ -277,14 +282,14 @@ def column_called(name: str, columns: Sequence[Column]) -> Column:
 
 
 def default_column(columns: Sequence[Column]) -> Column:
-    """The column that ranks layers if none is named: the first of time, else that of FLOPs."""
+    """The column that ranks layers by default: the first time, else FLOPs."""
     costs = [column for column in columns if isinstance(column, CostColumn) and column.phase == FORWARD]
     timed = [column for column in costs if column.unit is not Unit.COUNT]
     return [*timed[:1], *costs[-1:], *columns][0]
 
 
 def hot_path_column(columns: Sequence[Column], figures: Sequence[Figures], asked: Column | None) -> Column:
-    """The column of totals that the hottest path follows. Raises TorchprofError where ``asked`` has no total."""
+    """The column of totals that the hottest path follows. Raises TorchprofError if ``asked`` has no total."""
     totals = [column for column in columns if isinstance(column, CostColumn) and not column.is_self]
     if asked is not None:
         for column in totals:

@@ -12,14 +12,15 @@ from torchprof.run.run import Run
 from torchprof.run.words import COMPILING, GRAPH, GUARDS, NOT_ATTRIBUTABLE, OTHER_MODULE, PHASES, Frame, is_overhead
 
 RESUMED = "torch_dynamo_resume_in_"
-"""How torch.compile calls the rest of a function after a graph break; the function's name and the line follow."""
+"""The prefix that torch.compile gives to the rest of a function after a graph break; the function's name and the line
+follow."""
 
 
 @dataclass
 class PhaseOfRegion:
-    """What a region took in one phase. ``overhead``: all that leads to its graph, ``guards`` among it; ``graph``: the
-    calls of that, its kernels among it, whatever layer they belong to; ``beside``: what ran in the region as it would
-    without torch.compile."""
+    """The costs of a region in one phase. ``overhead``: all work before its graph is called, ``guards`` included.
+    ``graph``: the calls of the graph with its kernels, whichever layer these belong to. ``beside``: what ran in the
+    region uncompiled."""
 
     overhead: Cost = field(default_factory=Cost)
     guards: Cost = field(default_factory=Cost)
@@ -31,8 +32,8 @@ class PhaseOfRegion:
 class RegionUse:
     """A region in the layer (by its index, negative for none) that it was compiled for, over all ranks.
 
-    ``calls`` are those in forward and recompute. ``known`` is what the first rank that has it says of it, None where
-    none does.
+    ``calls``: in forward and recompute. ``known``: the description of the region by the first rank that has one, None
+    if no rank has.
     """
 
     layer: int
@@ -44,20 +45,20 @@ class RegionUse:
 
 @dataclass
 class Shares:
-    """The kernels of compiled graphs in one phase: what of them is of one layer, of several, and of unknown ones, with
-    all of the graphs that nothing is known of, by the reason why these are not known."""
+    """The costs of the kernels of compiled graphs in one phase: of one layer, of several layers, and of unknown layers,
+    by the reason. Graphs without any information are unknown as a whole."""
 
     of_one: Cost = field(default_factory=Cost)
     of_several: Cost = field(default_factory=Cost)
     unknown: dict[str, Cost] = field(default_factory=dict)
 
     def times(self, run: Run) -> tuple[int, int, int]:
-        """In nanoseconds of the device where it ran any, else of the CPU."""
+        """Of one layer, of several, and unknown: in ns of the device if any ran there, else of the CPU."""
         one, several, *unknown = self._times(run)
         return one, several, sum(unknown)
 
     def unknown_times(self, run: Run) -> dict[str, int]:
-        """The same of what is unknown, by the reason."""
+        """The time of kernels of unknown layers, by the reason."""
         return dict(zip(self.unknown, self._times(run)[2:]))
 
     def _times(self, run: Run) -> list[int]:
@@ -68,9 +69,12 @@ class Shares:
 
 @dataclass
 class Compiled:
-    """What a run has of torch.compile. ``uses``: every region that ran, in the order of first use, of nested ones each
-    with what is not in those inside it. ``shares``: by phase, how the kernels divide; empty where layers were not asked
-    for. ``compiled`` is how often torch.compile was at work meanwhile, and ``compiling`` what that took."""
+    """The use of torch.compile in a run.
+
+    ``uses``: every region that ran, in the order of first use; a region excludes the regions nested in it. ``shares``:
+    by phase, the costs of the kernels by what is known of their layers; empty without ``compile_layers``. ``compiled``:
+    how often torch.compile compiled during the recording, and ``compiling``: the cost of that.
+    """
 
     uses: list[RegionUse] = field(default_factory=list)
     shares: dict[str, Shares] = field(default_factory=dict)
@@ -79,11 +83,11 @@ class Compiled:
 
     @property
     def has_graphs(self) -> bool:
-        """Whether any region called a graph of Inductor's."""
+        """Whether any region called a graph of Inductor."""
         return any(part.graph for use in self.uses for part in use.phases.values())
 
     def unknown_shares(self, run: Run) -> dict[str, float]:
-        """What of the time of all kernels is of unknown layers, by the reason, the largest first."""
+        """The share of the time of all kernels whose layers are unknown, by the reason, the largest first."""
         whole = sum(sum(shares.times(run)) for shares in self.shares.values())
         times: Counter[str] = Counter()
         for shares in self.shares.values():
@@ -92,8 +96,8 @@ class Compiled:
 
     @property
     def breaks(self) -> dict[CompiledRegion, list[RegionUse]]:
-        """The graph breaks that were run into: by the region that ends so, without what makes it one of several
-        versions, where and how often."""
+        """The graph breaks that happened: the uses of the regions that end with each. Versions of one region are merged
+        (name, function and line are blank)."""
         found: dict[CompiledRegion, list[RegionUse]] = {}
         for use in self.uses:
             if use.calls and use.known is not None and use.known.break_line is not None:
@@ -102,7 +106,7 @@ class Compiled:
 
 
 def compiled_in(run: Run) -> Compiled:
-    """What a run has of torch.compile, in one pass over its rows."""
+    """The use of torch.compile in a run, from one pass over its rows."""
     found = Compiled()
     known = _known_regions(run)
     by_layers = ("compile_layers", True) in run.meta.flags
@@ -142,7 +146,7 @@ def compiled_in(run: Run) -> Compiled:
 
 
 def _known_regions(run: Run) -> dict[str, CompiledRegion]:
-    """By name; of processes that call different code by one name, none is known."""
+    """The descriptions of regions by name. A name that different processes use for different code is left out."""
     found: dict[str, set[CompiledRegion]] = {}
     for meta in run.metas:
         for region in meta.regions:
@@ -154,8 +158,8 @@ def _known_regions(run: Run) -> dict[str, CompiledRegion]:
 def _sums_in_regions(
     run: Run,
 ) -> Iterator[tuple[tuple[int, str, bool], list[tuple[int, Frame]], int, Cost]]:
-    """What rows inside any region sum up to: layer, phase and whether it is shared; the frames on the way, each with
-    its layer; calls and cost."""
+    """The sums of the rows inside regions: (layer, phase, whether shared), the frames around, each with its layer, the
+    calls and the cost."""
     columns = run.rows.columns
     bare = [tuple(frame._replace(signature=None) for frame in chain) for chain in run.rows.frames]
     is_region = [any(frame.kind == "region" for frame in chain) for chain in bare]
@@ -183,17 +187,17 @@ def _sums_in_regions(
 
 
 def _is_kernel(frames: Sequence[Frame]) -> bool:
-    """Whether what is inside these frames is a kernel of a compiled graph, or anything of one that is unknown."""
+    """Whether the innermost of these frames is work of a compiled graph: of one whose layers are known, or unknown."""
     return any(map(_why_unknown, frames)) or any(frame.name == GRAPH for frame in frames[:-1])
 
 
 def _why_unknown(frame: Frame) -> str | None:
-    """Why the layers of the kernels in a frame are not known; None where they are."""
+    """Why the layers of the kernels in a frame are unknown; None if they are known."""
     if frame.kind != "kernels" or not frame.name.startswith(NOT_ATTRIBUTABLE):
         return None
     return frame.name.removeprefix(f"{NOT_ATTRIBUTABLE}: ")
 
 
 def may_be_of_layers_below(frame: Frame) -> bool:
-    """Whether the kernels in a frame are of unknown layers, and these may be among the profiled ones."""
+    """Whether the layers of the kernels in a frame are unknown, and may be profiled layers."""
     return _why_unknown(frame) not in (None, OTHER_MODULE)

@@ -1,4 +1,4 @@
-"""What a row shows, and how far it is known: the one rule of exact, ``≥``, ``–`` and blank, for every view of a run."""
+"""The figures of a row. The one rule for all views of a run: which figure is exact, ``≥``, ``–`` or blank."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from torchprof.run.run import Node, Run
 from torchprof.run.words import FORWARD, PHASES, Frame
 
 _PREPARES = ("aten::empty", "aten::copy_", "aten::clone")
-"""How the names of ops begin by which a compiled graph prepares its inputs and results: no layer asked for these."""
+"""Prefixes of the ops with which a compiled graph prepares its inputs and results. No layer calls them."""
 _BLANK = Figure(0, Bound.BLANK)
 _UNKNOWN = Figure(0, Bound.UNKNOWN)
 
 
 @dataclass
 class Figures:
-    """What one row shows: self and total by phase (no entry: blank), calls (-1: blank) and parameters.
+    """The figures of one row: self and total by phase (no entry: blank), calls (-1: blank) and parameters.
 
-    ``measure``, ``rate``, ``number_of_calls`` and ``parameters`` say of each figure how far it is known. A view asks
-    them, and has no rule of its own.
+    ``measure``, ``rate``, ``number_of_calls`` and ``parameters`` decide whether a figure is exact, a lower bound,
+    unknown or blank. Views call them and have no rules of their own.
     """
 
     own: Mapping[str, Cost] = field(default_factory=dict)
     total: Mapping[str, Cost] = field(default_factory=dict)
     calls: int = -1
-    params: int | None = None  # None: unknown, as of a lazy layer that has not made them yet
+    params: int | None = None  # None: unknown, as for a lazy layer before its first call
     own_params: int | None = None
-    has_params: bool = False  # whether parameters are a thing that this row could have
-    unknown: bool = False  # never called: what it would have cost is unknown
-    inlined: bool = False  # never called, but compiled into what is around it, where it may have run
-    incomplete: Set[str] = frozenset()  # the phases in which work of it, or of layers below, counts for a layer above
-    incomplete_self: Set[str] = frozenset()  # those in which that is work of its own
-    timeless: bool = False  # outside of all layers, between ops: no range tells how long that was on the CPU
-    left_over: bool = False  # launched before the recording began: in no share
+    has_params: bool = False  # whether a row of this kind has parameters
+    unknown: bool = False  # never called: its cost is unknown
+    inlined: bool = False  # never called itself, but compiled into code around it, and may have run there
+    incomplete: Set[str] = frozenset()  # phases in which its work, or that of layers below, counts for a layer above
+    incomplete_self: Set[str] = frozenset()  # phases in which that is its self
+    timeless: bool = False  # outside all layers, between ops: no range measured its CPU time
+    left_over: bool = False  # launched before the recording began: not part of shares
 
     def cost(self, phase: str, is_self: bool = False) -> Cost:
         return (self.own if is_self else self.total).get(phase, Cost())
@@ -44,20 +44,20 @@ class Figures:
     def measure(self, measure: Measure, phase: str, is_self: bool = False, measured: bool = True) -> Figure:
         """One measure in one phase, self or total.
 
-        Blank where the row has no such phase; unknown where it was not ``measured``, and of layers that were never
-        called; at least so much where a part of it could not be counted, or counts for a layer above.
+        Blank if the row does not have this phase. Unknown if it was not ``measured``, or the layer was never called. A
+        lower bound if a part could not be counted, or counts for a layer above.
         """
         if phase not in self.total:
             return _BLANK
         if not measured or self.unknown or (self.timeless and measure.fields[0][0] == "cpu_ns"):
             return _UNKNOWN
         cost = self.cost(phase, is_self)
-        is_of_kernels = measure.unit is Unit.TIME or measure.doubt is not None
+        is_of_kernels = measure.unit is Unit.TIME or measure.lower_bound_if is not None
         lacks_kernels = is_of_kernels and phase in (self.incomplete_self if is_self else self.incomplete)
         return Figure.of_sum(measure.of(cost), not (measure.is_lower_bound(cost) or lacks_kernels))
 
     def is_exact(self, phase: str) -> bool:
-        """Whether ``measure`` calls all that was measured in a phase exact: a quick answer for nearly all rows."""
+        """Whether every measured figure of a phase is exact: a fast check that is true for most rows."""
         return (
             phase in self.total
             and not (self.unknown or self.timeless or phase in self.incomplete)
@@ -65,8 +65,8 @@ class Figures:
         )
 
     def rate(self, phase: str, on_device: bool, measured: bool = True) -> Figure:
-        """FLOPs in a second of the device's time, or of the CPU's, in one phase; unknown where either is, and where
-        both are lower bounds."""
+        """FLOPs per second of device or CPU time, in one phase. Unknown if FLOPs or time are, or if the time is a lower
+        bound."""
         if phase not in self.total:
             return _BLANK
         cost = self.total[phase]
@@ -79,19 +79,19 @@ class Figures:
         return _UNKNOWN if self.inlined else _BLANK if self.calls < 0 else Figure(self.calls)
 
     def parameters(self) -> Figure:
-        """Those of the layer and all below it."""
+        """The parameters of the layer and all layers below it."""
         if not self.total or not self.has_params:
             return _BLANK
         return _UNKNOWN if self.params is None else Figure(self.params)
 
 
 def measured_by_all(run: Run) -> Set[str]:
-    """The fields of ``Cost`` that every rank of a run measured: of others no sum over the ranks is known."""
+    """The fields of ``Cost`` that every rank of a run measured: only these have a sum over ranks."""
     return frozenset.intersection(*(frozenset(meta.measured) for meta in run.metas))
 
 
 def figures_of_layers(run: Run, phases: Sequence[str]) -> dict[tuple[str, ...], Figures]:
-    """The figures of each layer by its path, depth first: blank ones of layers that were not selected."""
+    """The figures of each layer by path, depth first. Those of layers that were not selected are blank."""
     params = run.total_params()
     selected = None if run.meta.paths is None else set(run.meta.paths)
     incomplete = incomplete_phases(run)
@@ -126,10 +126,11 @@ def _figures(
 
 
 def incomplete_phases(run: Run) -> dict[tuple[str, ...], tuple[Set[str], Set[str]]]:
-    """The phases in which the total of a layer, and those in which its self, is not all that it took, by path.
+    """The phases in which the total of a layer is incomplete, and those in which its self is, by path.
 
-    That is where a compiled kernel worked for several layers at once, and counts for one above them; and where a kernel
-    could not be attributed: it may be of any layer below the one whose region it ran in that was compiled into it.
+    One cause are compiled kernels that worked for several layers at once: they count for a layer above these. The other
+    are kernels that could not be attributed: a kernel of a region may belong to any layer that was compiled into the
+    region, but counts for the region's layer.
     """
     columns = run.rows.columns
     groups = [_group_of_kernels(chain) for chain in run.rows.frames]
@@ -151,7 +152,7 @@ def incomplete_phases(run: Run) -> dict[tuple[str, ...], tuple[Set[str], Set[str
 
 
 def _group_of_kernels(frames: Sequence[Frame]) -> Frame | None:
-    """What the kernels of a compiled graph among these frames have in common, None where there are none."""
+    """The frame of kind kernels among these frames, which groups kernels of a compiled graph; None without one."""
     for outer, inner in pairwise(frames):
         if outer.kind == "kernels":
             return None if may_be_of_layers_below(outer) and inner.name.startswith(_PREPARES) else outer
@@ -159,7 +160,7 @@ def _group_of_kernels(frames: Sequence[Frame]) -> Frame | None:
 
 
 def _inlined_below(run: Run, above: tuple[str, ...]) -> Collection[int]:
-    """The layers below a path that were compiled into what is around them."""
+    """The layers below a path that were compiled into code around them."""
     forward = PHASES.index(FORWARD)
     return [
         index

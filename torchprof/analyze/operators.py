@@ -1,10 +1,11 @@
-"""Operators over a whole run, or over some of its layers: what each cost, in which layers, and its kernels."""
+"""Operators of a whole run, or of some of its layers: the cost of each, the layers that use it, and its kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Set
 from typing import Any, NamedTuple, TypeVar
 
+from torchprof.analyze.records import layer_name
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.cost import FIELDS, Cost
 from torchprof.run.operators import RowKey, Sums, Way, is_kernel, sum_operators
@@ -14,15 +15,13 @@ from torchprof.run.run import Run
 from torchprof.run.words import (
     BETWEEN_OPS,
     NOT_SELECTED_NAME,
-    OUTSIDE,
-    OUTSIDE_NAME,
     PHASES,
     Frame,
     Signature,
     number_of_phase,
 )
 
-_NO_TENSORS = ("", "Scalar", "ScalarList")  # what torch calls the types of inputs that have no shape
+_NO_TENSORS = ("", "Scalar", "ScalarList")  # torch's names for the types of inputs that are no tensors
 _OWN_TIME = (Frame("op", BETWEEN_OPS),)
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -30,11 +29,11 @@ _Scope = TypeVar("_Scope", bound=Hashable)
 
 
 class Operator(NamedTuple):
-    """An operator, or one of the user's labels, over many layers and phases.
+    """The key of an operator, or of a user's label, summed over layers and phases.
 
-    ``kind`` is op or label; layers' own time between ops is the op ``(between ops)``. ``shapes`` are those of the
-    tensors that it was called on, a tuple of shapes for a list of tensors, None for a list of unknown ones; ``stack``
-    are source lines, innermost first. Both are ``()`` where they do not tell operators apart.
+    ``kind``: op or label; the layers' own time between ops is the op ``(between ops)``. ``shapes``: the shapes of its
+    input tensors; a tuple of shapes for a list of tensors, None for a list whose shapes are unknown. ``stack``: source
+    lines, innermost first. Both are ``()`` unless operators are grouped by them.
     """
 
     name: str
@@ -44,8 +43,11 @@ class Operator(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """The work of a device that an operator of a layer launched. ``op`` is a label where no operator was around it, and
-    ``(between ops)`` where none is known; ``layer`` is the name of the layer, or ``(outside)``, ``(not selected)``."""
+    """The key of device work that an operator of a layer launched.
+
+    ``op``: the operator; without an operator the label around the launch, and ``(between ops)`` without either.
+    ``layer``: the name of the layer, ``(outside)`` or ``(not selected)``.
+    """
 
     name: str
     op: str
@@ -62,13 +64,13 @@ def operators(
     group_by_input_shape: bool = False,
     group_by_stack_n: int = 0,
 ) -> dict[Operator, Sums]:
-    """What each operator took in the layers that a path names and all below them (None: everywhere), in one phase
-    (None: in all), in the order of first use.
+    """The sums of each operator, in the order of first use, over the layers that the path ``layer`` names and all below
+    them (None: the whole run), in one phase (None: all).
 
-    Σ self over all operators, ``(between ops)`` among them, is the self of these layers. ``group_by_input_shape`` tells
-    calls on other shapes apart, ``group_by_stack_n`` those from other source lines, by the innermost so many.
+    Σ self over all operators, ``(between ops)`` included, is the self of these layers. ``group_by_input_shape`` gives
+    one entry per input shapes, ``group_by_stack_n`` one per innermost so many source lines.
 
-    Raises TorchprofError for an unknown layer or phase, and where shapes or source lines were not recorded.
+    Raises TorchprofError for an unknown layer or phase, and if shapes or source lines were not recorded.
     """
     layers = None if layer is None else _at_or_below(run, layer)
     check_phase(phase)
@@ -77,7 +79,7 @@ def operators(
     if group_by_stack_n:
         _check_recorded(run, "with_stack", "source lines")
 
-    def is_asked_for(of_layer: int, of_phase: str) -> bool | None:
+    def is_selected(of_layer: int, of_phase: str) -> bool | None:
         return ((layers is None or of_layer in layers) and phase in (None, of_phase)) or None
 
     def operator(scope: bool, frame: Frame) -> Operator:
@@ -85,11 +87,11 @@ def operators(
         shapes = _shapes_of_tensors(signature) if group_by_input_shape else ()
         return Operator(frame.name, frame.kind, shapes, signature.stack[:group_by_stack_n])
 
-    return _summed(run.rows, is_asked_for, operator)
+    return _summed(run.rows, is_selected, operator)
 
 
-def layers_of(run: Run, op: str, *, phase: str | None = None) -> dict[str, Sums]:
-    """What an operator, or a label, of that name took in each layer that uses it directly, by the layer's name.
+def layers_of_operator(run: Run, op: str, *, phase: str | None = None) -> dict[str, Sums]:
+    """The sums of one operator or label in each layer that uses it directly, by the layer's name.
 
     Work of no layer is ``(outside)`` or ``(not selected)``. Raises TorchprofError for an operator that is not in the
     run, and for an unknown phase.
@@ -97,7 +99,7 @@ def layers_of(run: Run, op: str, *, phase: str | None = None) -> dict[str, Sums]
     check_phase(phase)
 
     def layer(of_layer: int, of_phase: str) -> str | None:
-        return _name_of(run, of_layer) if phase in (None, of_phase) else None
+        return layer_name(run, of_layer) if phase in (None, of_phase) else None
 
     found = _summed(run.rows, layer, lambda name, frame: name if frame.name == op else None)
     if not found:
@@ -108,8 +110,8 @@ def layers_of(run: Run, op: str, *, phase: str | None = None) -> dict[str, Sums]
 
 
 def kernels(run: Run, *, layer: Any = None, phase: str | None = None) -> dict[Kernel, Sums]:
-    """The work of the device in the layers that a path names and all below them (None: everywhere), in one phase
-    (None: in all). Self and total are the same: a kernel calls nothing.
+    """The sums of device work in the layers that the path ``layer`` names and all below them (None: the whole run), in
+    one phase (None: all). Self and total are equal: a kernel calls nothing.
 
     Raises TorchprofError for an unknown layer or phase, and for a run that recorded no device.
     """
@@ -136,7 +138,7 @@ def kernels(run: Run, *, layer: Any = None, phase: str | None = None) -> dict[Ke
             continue
         op = (_OWN_TIME + frames)[-2]
         device = run.rows.devices[columns["device"][at]]
-        sums = found.setdefault(Kernel(frames[-1].name, op.name, _name_of(run, of_layer), of_phase, device), Sums())
+        sums = found.setdefault(Kernel(frames[-1].name, op.name, layer_name(run, of_layer), of_phase, device), Sums())
         cost = _cost(run.rows, at)
         sums.calls += columns["calls"][at]
         sums.self += cost
@@ -145,7 +147,7 @@ def kernels(run: Run, *, layer: Any = None, phase: str | None = None) -> dict[Ke
 
 
 def check_phase(phase: str | None) -> None:
-    """Raise TorchprofError for what is neither a phase nor None."""
+    """Raises TorchprofError if it is neither a phase nor None."""
     if phase is not None:
         number_of_phase(phase)
 
@@ -153,16 +155,16 @@ def check_phase(phase: str | None) -> None:
 def _summed(
     rows: Rows, scope_of: Callable[[int, str], _Scope | None], key_of: Callable[[_Scope, Frame], _Key | None]
 ) -> dict[_Key, Sums]:
-    """Rows summed by a key of the ops and labels that they are inside of.
+    """The sums of rows by a key of the ops and labels around them.
 
-    The scope is of a layer (by index) and a phase; one scope's ops of one name have one key. Self goes to the innermost
-    of them, total once to each key: so it is what the outermost occurrences took. What has the scope or the key None is
-    left out.
+    ``scope_of`` gives the scope of a layer (by index) and a phase, ``key_of`` the key of a frame in a scope. The self
+    of a row goes to its innermost key, its total once to each key around it: so the total of a key is that of its
+    outermost occurrences. Rows whose scope or key is None are left out.
     """
     number: dict[_Key, int] = {}
     scopes: dict[tuple[int, int], _Scope | None] = {}
     steps: dict[tuple[_Scope | None, Frame], int | None] = {}
-    ways: dict[tuple[_Scope | None, int], Way] = {}  # of places in no other operator, which are many
+    ways: dict[tuple[_Scope | None, int], Way] = {}  # the cached ways of rows without surroundings: most rows
 
     def scope_at(layer: int, phase: int) -> _Scope | None:
         if (layer, phase) not in scopes:
@@ -184,7 +186,8 @@ def _summed(
         return ways[scope, key.frames]
 
     def way_from(scope: _Scope | None, key: RowKey) -> Way:
-        """A label has no phase of its own: one around a whole step holds forward and backward work."""
+        """The keys around a row. A label has no phase of its own: one around a whole step holds forward and backward
+        work."""
         way_in: list[int | None] = []
         for around in rows.within[key.within]:
             for frame in around.frames:
@@ -200,7 +203,7 @@ def _summed(
 
 
 def parts_of_operators(rows: Rows) -> list[int]:
-    """Of each row, how many of its calls were made inside an op that is counted itself, with all that it calls."""
+    """For each row, how many of its calls ran inside an op whose FLOPs are counted: those include the calls."""
     columns = rows.columns
     if not any(columns["macs"]) and not any(columns["flops"]):
         return [0] * len(rows)
@@ -210,9 +213,12 @@ def parts_of_operators(rows: Rows) -> list[int]:
 
 
 def _parts(rows: Rows) -> Callable[[tuple[int, int, int, int]], bool]:
-    """Says of a row, by its layer, phase, within and frames, whether it is part of an op that is counted itself."""
+    """A predicate of rows, by (layer, phase, within, frames): whether the row is inside an op whose FLOPs are
+    counted."""
     columns = rows.columns
-    first = {frames: chain for chain, frames in reversed([*enumerate(rows.frames)])}  # should one stand there twice
+    first = {
+        frames: chain for chain, frames in reversed([*enumerate(rows.frames)])
+    }  # a chain of frames may be listed twice
     same = [first[frames] for frames in rows.frames]
     around = [
         [first[frames[:steps]] for steps in range(1, len(frames)) if frames[:steps] in first] for frames in rows.frames
@@ -236,12 +242,8 @@ def _cost(rows: Rows, at: int) -> Cost:
     return Cost(*(rows.columns[name][at] for name in FIELDS))
 
 
-def _name_of(run: Run, layer: int) -> str:
-    return run.layers[layer].name if layer >= 0 else OUTSIDE_NAME if layer == OUTSIDE else NOT_SELECTED_NAME
-
-
 def _at_or_below(run: Run, path: Any) -> Set[int]:
-    """The layers that a path names and all below them, by index."""
+    """The layers that a path names and all layers below them, by index."""
     tops = {run.layers[number].path for number in find(path, [(layer.path,) for layer in run.layers])}
     chosen = {
         number

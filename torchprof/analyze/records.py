@@ -1,8 +1,8 @@
 """A run as flat tables of plain values, for spreadsheets, data frames and databases.
 
-An unknown value is None and never 0: what could not be measured, the costs of a layer that was never called, and a sum
-of which every part is unknown. Columns that hold a lower bound are named in ``lower_bounds``.
-Times are in nanoseconds, memory in bytes: names of columns say so.
+An unknown value is None, never 0: what could not be measured, the costs of a layer that was never called, and a sum
+with no known part. ``lower_bounds`` names the columns whose value is a lower bound. Times are in nanoseconds, memory in
+bytes; the names of columns end in the unit.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torchprof.errors import TorchprofError, suggest
 from torchprof.run.cost import Bound, Measure
 from torchprof.run.operators import Op
 from torchprof.run.ranks import of_ranks
+from torchprof.run.rows import Around
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey
 from torchprof.run.words import (
@@ -34,31 +35,31 @@ from torchprof.run.words import (
 
 Cell = str | int | None
 
-_INWARD = " > "  # between names, from outer to inner
+_INWARD = " > "  # separates names, from outer to inner
 _NO_LAYERS = {NOT_SELECTED: NOT_SELECTED_NAME, OUTSIDE: OUTSIDE_NAME}
 
 
 class Table(NamedTuple):
-    """``columns``: the type of each, int or str, by name. ``records``: for each column a value, or None."""
+    """``columns``: the type of each column, int or str, by name. ``records``: tuples with a value, or None, per
+    column."""
 
     columns: dict[str, type]
     records: list[tuple[Cell, ...]]
 
 
-def table(run: Run, of: str = "layers") -> Table:
-    """The records ``of`` a run's "layers", its "operators" or its "rows". Raises TorchprofError for anything else."""
+def records_of(run: Run, of: str = "layers") -> Table:
+    """The records of a run: ``of`` is "layers", "operators" or "rows". Raises TorchprofError for anything else."""
     if of not in TABLES:
         raise TorchprofError(f"There are no records of {of!r}. {suggest(str(of), TABLES)}")
     return TABLES[of](run)
 
 
-def layers(run: Run) -> Table:
-    """One record for each layer, phase and rank; work of no layer has records of its own, and so has what was launched
-    before the recording.
+def layer_records(run: Run) -> Table:
+    """One record per layer, phase and rank. Work of no layer, and work launched before the recording, have records too.
 
-    ``self_…`` is what the layer did itself: Σ over all records is Σ over the rows of the run. ``total_…`` is with the
-    layers below it. Calls are those of the phase; autograd calls no layer, so backward has none. What the layer is
-    (``kind``, ``settings``, shapes, parameters) is the same in all its records.
+    ``self_…`` excludes the layers below: Σ over all records is Σ over the rows of the run. ``total_…`` includes them.
+    Calls are per phase; backward has none, because autograd calls no layer. ``kind``, ``settings``, shapes and
+    parameters are the same in all records of a layer.
     """
     figures = measures_of_records(run)
     asked = {name for meta in run.metas for name in meta.requested}
@@ -77,7 +78,7 @@ def layers(run: Run) -> Table:
     }
     records: list[tuple[Cell, ...]] = []
     for one in of_ranks(run, [meta.rank for meta in run.metas]):
-        for of_layer in _layers_of(one, run.phases()):
+        for of_layer in _layers_in_phases(one, run.phases()):
             index, phase = of_layer.number, of_layer.phase
             records.append(
                 (
@@ -94,12 +95,12 @@ def layers(run: Run) -> Table:
     return Table(columns, records)
 
 
-def operators(run: Run) -> Table:
-    """One record for each operator, label and compiled region directly in a layer; for each phase and rank.
+def operator_records(run: Run) -> Table:
+    """One record per operator, label and compiled region directly in a layer, per phase and rank.
 
-    ``self_…`` excludes operators inside it: with ``(between ops)``, Σ is the layer's self. ``labels`` are those
-    that the operator is inside of, in the same layer; a label has a record itself. ``total_…`` of a label is all that
-    ran in it, layers that have records of their own included.
+    ``self_…`` excludes operators inside it: with ``(between ops)``, Σ is the layer's self. ``labels``: the labels
+    around the operator in the same layer; each of them has a record too. ``total_…`` of a label includes all that ran
+    in it, also layers with records of their own.
     """
     figures = measures_of_records(run)
     columns = {
@@ -133,13 +134,13 @@ def operators(run: Run) -> Table:
     return Table(columns, records)
 
 
-def rows(run: Run) -> Table:
-    """One record for each row of the run, the finest table there is; all figures are self.
+def row_records(run: Run) -> Table:
+    """One record per row of the run, the most detailed table; all figures are self.
 
-    ``operator`` is the innermost step, ``inside`` all steps from the layer down to it, ``within`` the operators and
-    labels that the layer's range is inside of, ``shared_by`` the layers that it served at once where they are several.
-    ``source`` are lines, innermost first. A step of kind python is a line at which Python was seen, so many ``calls``
-    times; what that cost is in the layer's own time.
+    ``operator``: the innermost frame; ``inside``: all frames from the layer to it; ``within``: the layers, operators
+    and labels around the layer's range; ``shared_by``: the layers that a shared kernel worked for. ``source``: source
+    lines, innermost first. A frame of kind python is a line at which Python was sampled, ``calls`` times; its time is
+    part of the layer's own time.
     """
     figures = measures_of_records(run)
     columns = {
@@ -161,16 +162,8 @@ def rows(run: Run) -> Table:
         **_typed(str, "lower_bounds"),
     }
     measured = {meta.rank: frozenset(meta.measured) for meta in run.metas}
-    chains = [_of_chain(frames) for frames in run.rows.frames]
-    arounds = [
-        _INWARD.join(
-            step
-            for around in within
-            for step in (layer_name(run, around.layer), *(frame.name for frame in around.frames))
-        )
-        or None
-        for within in run.rows.within
-    ]
+    chains = [_cells_of_frames(frames) for frames in run.rows.frames]
+    surroundings = [_surroundings(run, within) for within in run.rows.within]
     records: list[tuple[Cell, ...]] = []
     for at, row in enumerate(run.rows):
         index, chain, within = (run.rows.columns[name][at] for name in ("layer", "frames", "within"))
@@ -189,7 +182,7 @@ def rows(run: Run) -> Table:
                 row.rank,
                 row.device,
                 ", ".join(layer.name for layer in row.shared_by) or None,
-                arounds[within],
+                surroundings[within],
                 *chains[chain],
                 None if own_time and (index < 0 or row.phase == BACKWARD) else row.calls,
                 *_values(figures, costs, row.phase, measured[row.rank], of_self_alone=True),
@@ -198,7 +191,11 @@ def rows(run: Run) -> Table:
     return Table(columns, records)
 
 
-TABLES: Mapping[str, Callable[[Run], Table]] = {"layers": layers, "operators": operators, "rows": rows}
+TABLES: Mapping[str, Callable[[Run], Table]] = {
+    "layers": layer_records,
+    "operators": operator_records,
+    "rows": row_records,
+}
 
 
 def _typed(kind: type, *names: str) -> dict[str, type]:
@@ -214,7 +211,7 @@ def _self_and_total(figures: Sequence[Measure]) -> Iterator[str]:
 def _values(
     figures: Sequence[Measure], of_row: Figures, phase: str, measured: Set[str], *, of_self_alone: bool = False
 ) -> Iterator[Cell]:
-    """Self and total of each figure, and then the names of the columns among them that hold a lower bound."""
+    """Self and total of each measure, then the names of those columns that hold a lower bound."""
     lower_bounds = []
     for figure in figures:
         is_measured = all(name in measured for name, _ in figure.fields)
@@ -226,8 +223,9 @@ def _values(
     yield ", ".join(lower_bounds) or None
 
 
-class _OfLayer(NamedTuple):
-    """A layer, or work of none, in one phase, with what stands in its record before the phase and after the figures."""
+class _LayerInPhase(NamedTuple):
+    """A layer, or the work of no layer, in one phase: ``names`` are the cells before the phase, ``holds`` those after
+    the figures."""
 
     number: int
     phase: str
@@ -237,8 +235,9 @@ class _OfLayer(NamedTuple):
     holds: tuple[Cell, ...]
 
 
-def _layers_of(run: Run, phases: Sequence[str]) -> Iterator[_OfLayer]:
-    """What each layer took, itself and with all below it; the costs of a layer that was never called are unknown."""
+def _layers_in_phases(run: Run, phases: Sequence[str]) -> Iterator[_LayerInPhase]:
+    """Each layer in each phase, depth first, then the work of no layer. The costs of a layer that was never called are
+    unknown."""
     index = run.layers.index_of
     params = run.total_params()
     figures = figures_of_layers(run, phases)
@@ -252,17 +251,17 @@ def _layers_of(run: Run, phases: Sequence[str]) -> Iterator[_OfLayer]:
             are_calls_known = of_layer.number_of_calls().is_known
             for phase, node in zip(phases, nodes):
                 calls = node.calls if are_calls_known and phase != BACKWARD else None
-                yield _OfLayer(index[layer.path], phase, names, calls, of_layer, holds)
+                yield _LayerInPhase(index[layer.path], phase, names, calls, of_layer, holds)
     for number, name in _NO_LAYERS.items():
         spent = {phase: run.no_layer(phase, selected=number == OUTSIDE) for phase in phases}
         if any(spent.values()):
             of_none = Figures(spent, spent)
             for phase in phases:
-                yield _OfLayer(number, phase, (name, None, None, None), None, of_none, (None,) * 5)
+                yield _LayerInPhase(number, phase, (name, None, None, None), None, of_none, (None,) * 5)
     if run.left_over:
         left_over = {FORWARD: run.left_over}
         of_none = Figures(left_over, left_over)
-        yield _OfLayer(OUTSIDE, FORWARD, (LAUNCHED_BEFORE, None, None, None), None, of_none, (None,) * 5)
+        yield _LayerInPhase(OUTSIDE, FORWARD, (LAUNCHED_BEFORE, None, None, None), None, of_none, (None,) * 5)
 
 
 def _as_json(value: Sequence[Any]) -> str | None:
@@ -275,14 +274,14 @@ def _durations(run: Run, index: int, phase: str) -> tuple[int | None, ...]:
 
 
 def _peak(run: Run, index: int, phase: str, on_cpu: bool) -> int | None:
-    """The highest of any call, on the CPU or on any one of the devices."""
+    """The highest peak of any call, on the CPU or on any one device."""
     devices = {device for device in run.rows.devices if (device == "cpu") == on_cpu}
     found = [run.samples.get(SampleKey(index, phase, run.meta.rank, device, "peak_bytes")) for device in devices]
     return max((spread.max for spread in found if spread is not None), default=None)
 
 
 def _flat(ops: Sequence[Op]) -> Iterator[tuple[Op, tuple[str, ...]]]:
-    """Each operator and label, with the labels that it is inside of."""
+    """Each operator and label, with the labels around it."""
     waiting: list[tuple[Op, tuple[str, ...]]] = [(op, ()) for op in reversed(ops)]
     while waiting:
         op, labels = waiting.pop()
@@ -291,12 +290,20 @@ def _flat(ops: Sequence[Op]) -> Iterator[tuple[Op, tuple[str, ...]]]:
 
 
 def layer_name(run: Run, index: int) -> str:
-    """The name of a layer by its index, or of work that belongs to none."""
+    """The dotted path of a layer by its index; ``(outside)`` or ``(not selected)`` for a negative one."""
     return run.layers[index].name if index >= 0 else _NO_LAYERS[index]
 
 
-def _of_chain(frames: Sequence[Frame]) -> tuple[Cell, ...]:
-    """Of a row: ``inside``, operator, its kind, input shapes, dtypes and source lines."""
+def _surroundings(run: Run, within: Sequence[Around]) -> str | None:
+    """The layers, operators and labels that a layer was called in, from outer to inner; None where there are none."""
+    steps = (
+        step for around in within for step in (layer_name(run, around.layer), *(frame.name for frame in around.frames))
+    )
+    return _INWARD.join(steps) or None
+
+
+def _cells_of_frames(frames: Sequence[Frame]) -> tuple[Cell, ...]:
+    """The cells of a row that its frames give: ``inside``, operator, its kind, input shapes, dtypes, source lines."""
     if not frames:
         return (None, BETWEEN_OPS, "op", None, None, None)
     inside = _INWARD.join(frame.name for frame in frames)

@@ -1,4 +1,4 @@
-"""A run as stacks, for flame graphs: from the model inward to an operator or a kernel, and what each took itself."""
+"""A run as stacks for flame graphs: from the model inward to an operator or a kernel, each with its self cost."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Stack = tuple[Step, ...]
 
 
 def stacks(run: Run, measure: str) -> dict[tuple[int, str], Counter[Stack]]:
-    """What each stack took itself, for each rank and phase; ``measure`` is a field of ``Cost``.
+    """The self cost of each stack, by rank and phase; ``measure`` is a field of ``Cost``.
 
-    Σ is Σ over the rows of that rank and phase. A stack starts at the model; each layer of the path is one step, and
-    where a layer was called inside an operator or a label, that stands between the layer that it is of and the next, or
-    before all where it is of none of these layers. So what all stacks with a layer in them took is that layer's total,
-    and with an operator in them the operator's, as far as it is of this phase. Stacks that took nothing are left out.
+    Σ over the stacks is Σ over the rows of that rank and phase. A stack starts at the model, and each layer of the path
+    is one step. An operator or label around the call of a layer comes after the layer that it belongs to, or first if
+    it belongs to no layer of the path. So the sum of the stacks with a layer in them is the layer's total, and of those
+    with an operator in them the operator's total in this phase. Stacks that cost nothing are left out.
 
-    Raises TorchprofError for what was not measured, and where a file says that something took less than nothing.
+    Raises TorchprofError for what was not measured, and for a file with negative costs.
     """
     known = measured(run)
     if measure not in known:
@@ -49,15 +49,15 @@ def stacks(run: Run, measure: str) -> dict[tuple[int, str], Counter[Stack]]:
 
 
 def measured(run: Run) -> list[str]:
-    """The measures that stacks can be made of in this run."""
+    """The measures of this run that stacks can show."""
     known = {name for meta in run.metas for name in meta.measured}
     return [name for name in FIELDS if name in known]
 
 
 def usual(run: Run) -> str:
-    """The measure of most interest: the time of the device where that was measured, else of the CPU, else FLOPs.
+    """The default measure: device time if it was measured, else CPU time, else FLOPs, else the first that was measured.
 
-    Raises TorchprofError where nothing was measured.
+    Raises TorchprofError if nothing was measured.
     """
     known = measured(run)
     for name in ("device_ns", "cpu_ns", "flops", *known):
@@ -67,8 +67,8 @@ def usual(run: Run) -> str:
 
 
 def _with_surroundings(path: Stack, within: Sequence[Around], phase: str) -> Stack:
-    """A path with the operators and labels that its layers were called in. Those of another phase are none of this
-    one, labels excepted: a label has no phase."""
+    """A path with the operators and labels that its layers were called in. Operators of another phase are left out;
+    labels have no phase."""
     inside: dict[int | None, list[Frame]] = {}
     for around in within:
         of = around.layer if around.layer in path else None

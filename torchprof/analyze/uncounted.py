@@ -1,4 +1,4 @@
-"""What is not in the MACs and FLOPs of a run: a warning for each reason, with where and how often."""
+"""Warnings about work that is missing from the MACs and FLOPs of a run, one for each reason."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from torchprof.run.words import (
 
 _OPERATOR = "uncounted_operator"
 
-_OPERATORS = 8  # so many have a warning each
+_OPERATORS = 8  # the most operators that have a warning of their own
 
 
 @dataclass
-class _Work:
-    """Calls by the name of what was called, and the names of the layers, in the order of first use."""
+class _UncountedWork:
+    """Uncounted calls by name, and the names of their layers, in the order of first use."""
 
     calls: Counter[str] = field(default_factory=Counter)
     layers: dict[str, None] = field(default_factory=dict)
@@ -43,20 +43,20 @@ class _Work:
 
 
 def about_uncounted(rows: Rows, without_shapes: Set[str]) -> Iterator[Caveat]:
-    """A warning for each reason why work is not counted, and one for each of the operators without a formula, those
-    with the most calls first.
+    """A warning for each operator without a formula, most calls first, and one for each other reason why work is not
+    counted.
 
-    ``without_shapes``: the operators that would have been counted, had their shapes been recorded.
+    ``without_shapes``: the operators that have a formula, but were recorded without shapes.
     """
-    found: dict[tuple[str, str], _Work] = {}
+    found: dict[tuple[str, str], _UncountedWork] = {}
     columns = rows.columns
     for at, uncounted in enumerate(columns["uncounted"]):
         frames = rows.frames[columns["frames"][at]]
-        # Python's time is in rows without frames: it has no work. What was launched before the recording is in no sum.
+        # Rows without frames are Python's time: no FLOPs. Work launched before the recording is not part of the sums.
         if uncounted and frames and not is_left_over(frames):
             reason = _reason(frames, without_shapes)
             name = frames[-1].name
-            work = found.setdefault((reason, name if reason == _OPERATOR else ""), _Work())
+            work = found.setdefault((reason, name if reason == _OPERATOR else ""), _UncountedWork())
             work.calls[name] += uncounted
             layer = columns["layer"][at]
             nowhere = OUTSIDE_NAME if layer == OUTSIDE else NOT_SELECTED_NAME

@@ -1,4 +1,4 @@
-"""Whether all forward calls of a layer had inputs of the same shapes. Only then do means go with a shape."""
+"""Whether all forward calls of a layer had inputs of the same shapes. Only then can a mean be shown with a shape."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ _Path = tuple[str, ...]
 
 
 def varying_calls(run: Run) -> dict[_Path, bool | None]:
-    """For each layer, whether the shapes in its forward calls varied from call to call, those of the layers below it
-    included. A layer that is used twice in each call of the model, on two shapes, varies.
+    """For each layer, whether the shapes in its forward calls varied from call to call, layers below it included. A
+    layer that is used twice in each call of the model, on two shapes, varies.
 
-    True: the model was called with other shapes (``Layer.same_shapes``), or an operator ran on some shapes in some of
-    the calls alone. None: not known. The shapes of operators are known with ``record_shapes`` or ``with_flops``.
+    True: the model was called with different shapes (``Layer.same_shapes``), or an operator ran on some shapes only in
+    some of the calls. None: unknown. The shapes of operators are known with ``record_shapes`` or ``with_flops``.
     """
     return _varying(run, of_model=False)
 
 
 def varying_work(run: Run) -> dict[_Path, bool | None]:
-    """For each layer, whether the work of it and the layers below it varied from one forward call of the model to the
-    next: in shapes, as for ``varying_calls``, or in how often a layer was called. None: not known. Calls whose numbers
-    differ and add up to a multiple of the model's calls are not told apart."""
+    """For each layer, whether its work, layers below included, varied from one forward call of the model to the next:
+    in shapes, as for ``varying_calls``, or in how often a layer was called. None: unknown.
+
+    Numbers of calls that vary are not detected if their sum is a multiple of the model's calls.
+    """
     return _varying(run, of_model=True)
 
 
@@ -37,7 +39,7 @@ def _varying(run: Run, of_model: bool) -> dict[_Path, bool | None]:
         for steps in range(1, len(path) + 1):
             groups[path[:steps]].append(by_shapes)
     busy = {run.layers[at].path[:steps] for at in ran for steps in range(1, len(run.layers[at].path) + 1)}
-    uneven: set[_Path] = set()  # called more often in some calls of the model than in others, or above such a layer
+    uneven: set[_Path] = set()  # the number of calls varies between calls of the model, for it or a layer below
     for index, layer in enumerate(run.layers):
         of_calls = calls[number[layer.path[:1]]]
         if of_model and of_calls and calls[index] % of_calls:
@@ -56,19 +58,20 @@ def _varying(run: Run, of_model: bool) -> dict[_Path, bool | None]:
 
 
 def _state(groups: Iterable[Counter[object]], calls: int) -> bool | None:
-    """Whether some operators were called on other shapes in some calls: ``groups`` count their calls by shapes."""
+    """Whether some operator had different shapes in some calls; None: unknown. ``groups``: for each operator, its calls
+    by shapes."""
     if calls <= 1:
         return False
     groups = list(groups)
     if any(len(by_shapes) > 1 and any(count % calls for count in by_shapes.values()) for by_shapes in groups):
         return True
-    # Twice on one shape and twice on another, in two calls: that may be once on each, or not.
+    # Two calls of a layer, an operator twice on each of two shapes: each call may have used both shapes, or only one.
     return None if not groups or any(len(by_shapes) > 1 for by_shapes in groups) else False
 
 
 def _counts(run: Run) -> tuple[Counter[int], set[int], dict[tuple[int, object], Counter[object]]]:
-    """Of the forward: how often each layer was called, the layers in which operators ran, and how often each operator
-    was called on which shapes, by layer and names of the operators around it."""
+    """In forward: the calls of each layer; the layers in which operators ran; and the calls of each operator by shapes,
+    keyed by its layer and the names of the operators around it."""
     columns = run.rows.columns
     names = [tuple((frame.kind, frame.name) for frame in chain) for chain in run.rows.frames]
     forward = PHASES.index(FORWARD)

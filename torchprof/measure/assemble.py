@@ -309,7 +309,7 @@ def _warnings(run: Run, plan: LayerPlan, observations: Observations) -> Iterator
     yield from about_calls(run.layers, plan.callable_layers, called, silent, observations.callers)
     yield from about_shapes(run.rows, _has_formula)
     if observations.label_ns is not None:
-        yield from about_cost(observations.labels, observations.label_ns, _own_ns(run.rows), run.meta.wall_ns)
+        yield from about_cost(observations.labels, observations.label_ns, own_ns_of_layers(run.rows), run.meta.wall_ns)
 
 
 def _has_formula(operator: str) -> bool:
@@ -318,7 +318,7 @@ def _has_formula(operator: str) -> bool:
     return Estimate.has_formula(operator)
 
 
-def _own_ns(rows: Rows) -> int:
+def own_ns_of_layers(rows: Rows) -> int:
     """The self time of all labelled ranges, between ops. It includes the cost of the labels."""
     of_range = [not frames for frames in rows.frames]
     columns = rows.columns

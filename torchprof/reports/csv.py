@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv as _csv
 from io import StringIO
 
-from torchprof.analyze.records import Cell, table
+from torchprof.analyze.records import Cell, records_of
 from torchprof.reports import report
 from torchprof.run.run import Run
 
@@ -23,7 +23,7 @@ def csv(run: Run, *, of: str = "layers") -> str:
     that starts with an apostrophe: removing one apostrophe restores the text. Raises TorchprofError for any other
     ``of``.
     """
-    columns, records = table(run, of)
+    columns, records = records_of(run, of)
     text = StringIO()
     writer = _csv.writer(text)
     writer.writerow(columns)

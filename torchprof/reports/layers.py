@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchprof.analyze.operators import layers_of, operators
+from torchprof.analyze.operators import layers_of_operator, operators
 from torchprof.errors import TorchprofError
 from torchprof.reports import report
 from torchprof.reports.ranking import (
@@ -43,7 +43,7 @@ def layers_report(
     if op is None:
         raise TorchprofError('Which operator? Write run.report("layers", op="aten::linear"); the report "ops" has all.')
     op = {operator_name(operator): operator.name for operator in operators(run)}.get(op, op)  # by the name in the table
-    found = layers_of(run, op, phase=phase)
+    found = layers_of_operator(run, op, phase=phase)
     everywhere = [sums for operator, sums in operators(run, phase=phase).items() if operator.name == op]
     columns = figure_columns(run)
     wholes = shares_of(

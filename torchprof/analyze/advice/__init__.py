@@ -1,5 +1,5 @@
-"""Advice: what a run shows that can be made faster or smaller, each thing seen by one small rule. A new rule is one
-function, in the file of its theme here."""
+"""Advice: findings on what could be made faster or smaller in a run. Each kind of finding is one rule: a function in
+the file of its theme."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torchprof.run.cost import format_memory, format_time
 from torchprof.run.run import Run
 
 WORTH = 0.01
-"""The share of the recorded time, or of the peak of memory, that all findings of a rule together must be able to save:
-for less nobody should change code, and below it the figures are noise."""
+"""The share of the recorded time, or of the peak of memory, that all findings of a rule together must be able to save.
+Less is not worth a change of code, and is within noise."""
 
 PER_RULE = 3
-"""So many findings of a rule are reported. The last of them says how many more there are."""
+"""The most findings of one rule that are reported. The last of them says how many more there are."""
 
 
 class Advice(NamedTuple):
-    """One plain finding: where, what was seen, what could be gained at most, and what to change.
+    """One finding: where it is, the evidence, the largest possible gain, and what to change.
 
-    ``layer``: its dotted path, "(outside)", or the name of the model. ``finding``: a sentence, the evidence with its
-    figures. ``remedy``: a sentence, what to change, with the code to write where that is short. ``gain_ns`` is the time
-    that this could save at most, of ``Evidence.recorded_ns``, ``gain_bytes`` the memory, of ``Evidence.peak_bytes``;
-    None where that is not to be known. ``rule`` is the name of the function that found it.
+    ``layer``: a dotted path, "(outside)", or the name of the model. ``finding``: a sentence with the evidence and its
+    figures. ``remedy``: a sentence on what to change, with the code if that is short. ``gain_ns``: the most time that
+    this could save, of ``Evidence.recorded_ns``; ``gain_bytes``: the most memory, of ``Evidence.peak_bytes``; None:
+    unknown. ``rule``: the name of the function that found it.
     """
 
     layer: str
@@ -43,11 +43,11 @@ _rules: dict[str, Rule] = {}
 
 
 def rule(function: Rule) -> Rule:
-    """Register a rule: a function that yields what it finds in the evidence of a run, each layer by itself.
+    """Register a rule: a function that yields its findings in the evidence of a run, one per layer.
 
-    Its docstring says what it looks for, its threshold and why, and what must have been recorded. It yields nothing
-    where that is missing, and never the same nanosecond twice. What it could gain in sum is weighed here (``WORTH``);
-    where a finding has neither gain, the rule itself knows that it matters.
+    Its docstring says what it looks for, its threshold with the reason, and what must have been recorded. Without that
+    it yields nothing. It must not count the same nanosecond twice. ``judge`` drops findings whose gains sum to less
+    than ``WORTH``; findings without any gain are always reported, so the rule must decide whether they matter.
     """
     _rules[function.__name__] = function
     return function
@@ -61,35 +61,35 @@ def rules() -> dict[str, Rule]:
 
 
 class Judgement(NamedTuple):
-    """What all rules say of one run: the ``advice``, and the rules that ``failed``, each by its name with its error."""
+    """The findings of all rules (``advice``), and the rules that raised an error, by name (``failed``)."""
 
     advice: list[Advice]
     failed: dict[str, Exception]
 
 
 def advise(run: Run) -> list[Advice]:
-    """What all rules found worth saying, the largest gain first, the findings with unknown gain last.
+    """The findings of all rules, the largest gain first, those with unknown gain last; at most ``PER_RULE`` per rule.
 
-    Of each rule the ``PER_RULE`` that gain most. A rule that fails finds nothing; ``judge`` says which those are.
+    A rule that fails finds nothing: ``judge`` returns its error.
     """
     return judge(run).advice
 
 
 def judge(run: Run) -> Judgement:
-    """What ``advise`` gives, and which rules failed. A rule that fails stops none of the others, and says nothing."""
+    """The findings of ``advise``, and the rules that failed. A rule that fails does not stop the others."""
     evidence = Evidence(run)
     found: list[Advice] = []
     failed: dict[str, Exception] = {}
     for name, find in rules().items():
         try:
             found += _reported(list(find(evidence)), evidence)
-        except Exception as error:  # a file may hold anything: one rule more or less must not cost the report
+        except Exception as error:  # a run file may hold anything: an error in one rule must not lose the report
             failed[name] = error
     return Judgement(sorted(found, key=lambda one: _share(one, evidence), reverse=True), failed)
 
 
 def _reported(advice: list[Advice], evidence: Evidence) -> list[Advice]:
-    """The findings of one rule that are reported: none if all of them together gain too little."""
+    """The findings of one rule that are reported; those with a known gain only if they are worth it together."""
     advice = [_within_recorded_time(one, evidence) for one in advice]
     unknown = [one for one in advice if one.gain_ns is None and one.gain_bytes is None]
     known = [one for one in advice if one.gain_ns is not None or one.gain_bytes is not None]
@@ -105,8 +105,8 @@ def _reported(advice: list[Advice], evidence: Evidence) -> list[Advice]:
 
 
 def _within_recorded_time(advice: Advice, evidence: Evidence) -> Advice:
-    """The finding with a gain of no more than the recorded time: several threads, or streams, may have worked at once,
-    and their times sum to more than that."""
+    """The finding with its gain limited to the recorded time: the times of parallel threads or streams can sum to
+    more."""
     if advice.gain_ns is None:
         return advice
     return advice._replace(gain_ns=min(advice.gain_ns, evidence.recorded_ns))
@@ -120,7 +120,7 @@ def _the_same(rest: list[Advice]) -> str:
 
 
 def _share(advice: Advice, evidence: Evidence) -> float:
-    """What it could gain, of the time or of the memory, whichever is more; -1 if both are unknown."""
+    """The gain of a finding as a share of the time or of the memory, the larger one; -1 if both are unknown."""
     if advice.gain_ns is None and advice.gain_bytes is None:
         return -1.0
     of_time = (advice.gain_ns or 0) / evidence.recorded_ns if evidence.recorded_ns else 0.0

@@ -1,4 +1,4 @@
-"""What ranks of a job exchange, where nothing is computed meanwhile, or where it is slow."""
+"""Communication between ranks that no computation overlaps, or that is slow."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 
 from torchprof.analyze.advice import Advice, rule
 from torchprof.analyze.advice.evidence import Evidence
-from torchprof.run.collectives import collective_of, tells_collective
+from torchprof.run.collectives import collective_of, shows_collective
 from torchprof.run.cost import format_count, format_memory, format_time
 from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.lockstep import NOT_RECORDED
 from torchprof.run.words import Frame
 
 _SHARE = 0.05
-_LARGE = 2**20  # bytes of one call: below, it takes as long as it takes to start it
+_LARGE = 2**20  # bytes per call: smaller calls take only the time of a launch
 _SLOW = 2e9  # bytes per second
 
 
 @dataclass
 class _Exchanged:
-    """Calls of one collective: the time of their kernels; of those whose size is known (``sized``), their number, time
-    and bytes; and the device time by the layer that asked for them."""
+    """The calls of one collective: the time of their kernels; the number, time and bytes of those with a known size
+    (``sized``); and the device time by the layer that called them."""
 
     ns: int = 0
     sized: int = 0
@@ -33,11 +33,11 @@ class _Exchanged:
 
 @rule
 def exposed_communication(evidence: Evidence) -> Iterator[Advice]:
-    """A device that communicates while it computes nothing, for at least 5 % of the recorded time.
+    """A device that communicates without computing, for at least 5 % of the recorded time.
 
-    Evidence is, for each device, how long kernels of communication ran and none that computes. That is the gain, at
-    most: exchanges that overlap with computing cost next to nothing. A kernel of communication also waits for the
-    slowest rank, and no overlap saves that. Needs the time of a device.
+    Evidence: for each device, how long communication kernels ran while no compute kernel did. The gain is at most that
+    time: communication that overlaps with computation costs almost nothing. A communication kernel also waits for the
+    slowest rank, which no overlap saves. Needs the time of a device.
     """
     times = evidence.run.device_times
     exposed = sum(time.exposed_ns for time in times)
@@ -63,14 +63,14 @@ def exposed_communication(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def slow_collectives(evidence: Evidence) -> Iterator[Advice]:
-    """Collectives of at least 1 MB a call, on average, whose kernels take at least 5 % of the recorded time, at less
+    """Collectives of at least 1 MB per call, on average, whose kernels take at least 5 % of the recorded time, at less
     than 2 GB/s.
 
-    Most links between GPUs are several times as fast: PCIe 3.0 with 16 lanes has 16 GB/s, a network of 100 Gbit/s 12.5,
-    of which an all-reduce over a ring gets half. The bandwidth is the algorithm bandwidth of NCCL's tests, as in the
-    report ``collectives``. From the time is taken what ranks waited for the last to come, where runs of several ranks
-    tell that; where they do not, the bandwidth is a lower bound, and the finding says so. What faster links would save
-    depends on them, so the gain is not known. Needs kernels of collectives that tell their size.
+    Most links between GPUs are several times as fast: PCIe 3.0 with 16 lanes has 16 GB/s, a network with 100 Gbit/s has
+    12.5 GB/s, and a ring all-reduce gets half of that. The bandwidth is the algorithm bandwidth of NCCL's tests, as in
+    the report ``collectives``. The waiting for the last rank is subtracted from the time if the run of several ranks
+    has it. Otherwise the bandwidth is a lower bound, and the finding says so. The gain is unknown: it depends on the
+    faster link. Needs kernels of collectives with a recorded size.
     """
     waited = _waited(evidence)
     for name, one in _exchanged(evidence).items():
@@ -96,7 +96,7 @@ def slow_collectives(evidence: Evidence) -> Iterator[Advice]:
 
 
 def _exchanged(evidence: Evidence) -> dict[str, _Exchanged]:
-    """What kernels of communication took, by the name of their collective."""
+    """The calls of communication kernels, by the name of their collective."""
     found: defaultdict[str, _Exchanged] = defaultdict(_Exchanged)
     rows, columns = evidence.run.rows, evidence.run.rows.columns
     for at in evidence.rows(_is_communication):
@@ -116,8 +116,8 @@ def _exchanged(evidence: Evidence) -> dict[str, _Exchanged]:
 
 
 def _waited(evidence: Evidence) -> dict[str, int]:
-    """How long ranks waited in kernels of a collective for the last to come, by its name, where all of that is
-    known: one that is not here may have come even later."""
+    """The waiting of ranks in the kernels of a collective for the last rank, by its name; only if all of it is known: a
+    missing rank may have come even later."""
     found: dict[str, int | None] = {}
     of_job = max(meta.world_size for meta in evidence.run.metas)
     for key, lockstep in evidence.run.lockstep.items():
@@ -135,4 +135,4 @@ def _waited(evidence: Evidence) -> dict[str, int]:
 def _is_communication(frames: Sequence[Frame]) -> bool:
     if not frames or frames[-1].kind != "kernel":
         return False
-    return tells_collective(frames[-1]) or kind_of_work(frames[-1].name) is KernelWork.COMMUNICATION
+    return shows_collective(frames[-1]) or kind_of_work(frames[-1].name) is KernelWork.COMMUNICATION

@@ -1,4 +1,4 @@
-"""What rules look at: a run's rows by what they hold, summed by layer, found once and shared by all rules."""
+"""The evidence that rules read: the rows of a run, indexed by their frames and summed by layer; shared by all rules."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from torchprof.analyze.records import layer_name
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import (
     LAUNCH_NOT_RECORDED,
-    NOT_SELECTED_NAME,
-    OUTSIDE,
-    OUTSIDE_NAME,
     PHASES,
     Frame,
     is_left_over,
 )
 
 Holds = Callable[[Sequence[Frame]], bool]
-"""Whether the frames of a row, outer to inner, are what a rule looks for. Asked once for each distinct chain."""
+"""A predicate of a rule on the frames of a row, outer to inner. It is called once for each distinct chain of frames."""
 
 
 class Took(NamedTuple):
-    """What the rows of a layer took that hold something: self costs, added up; ``calls`` of the outermost that do."""
+    """The sums of the matching rows of a layer: self costs, and the ``calls`` of the outermost matches."""
 
     calls: int = 0
     cpu_ns: int = 0
@@ -33,10 +31,10 @@ class Took(NamedTuple):
 
 
 class Evidence:
-    """A run, and the indexes over its rows that rules share. Each is made once, when a rule first asks for it.
+    """A run, and the indexes over its rows that rules share. Each index is made when a rule first needs it.
 
-    A run may have 200,000 rows: a rule never walks them, and looks at no ``Row``. It says which chains of frames it is
-    after (there are few), and gets their rows, or what these took in each layer.
+    A run may have 200,000 rows, so a rule must not loop over all of them or make ``Row`` objects. It selects chains of
+    frames with a predicate (there are few chains), and gets their rows, or the sums of these rows by layer.
     """
 
     def __init__(self, run: Run) -> None:
@@ -44,46 +42,47 @@ class Evidence:
 
     @cached_property
     def recorded_ns(self) -> int:
-        """How long was recorded by the clock, summed over ranks: the base of every share of time, and of every
-        threshold, whichever device and however many threads and streams the time is of."""
+        """The elapsed time of the recording, summed over ranks. All shares and thresholds of time are relative to it,
+        for every device and any number of threads and streams."""
         return sum(meta.wall_ns for meta in self.run.metas)
 
     @cached_property
     def ops_recorded(self) -> bool:
-        """Whether operators of the CPU were recorded: a trace of a device alone has none."""
+        """Whether operators on the CPU were recorded: a trace of device activity alone has none."""
         return any(frame.kind == "op" and "::" in frame.name for chain in self.run.rows.frames for frame in chain)
 
     @cached_property
     def peak_bytes(self) -> int:
-        """What a gain in memory is a share of: what was alive at the peaks, over all devices and ranks, with what the
-        model had there before, where that is known; 0 where memory was not recorded."""
+        """The live bytes at the peaks, over all devices and ranks, including what the model had allocated before, if
+        that is known; 0 if memory was not recorded. Gains in memory are shares of it."""
         before = sum(size for memory in self.run.memory for _, size in memory.before or ())
         return before + sum(memory.peak_bytes for memory in self.run.memory)
 
     @cached_property
     def starts_known(self) -> bool:
-        """Whether every device says what the model had there before, so that the peak is all that it held."""
+        """Whether the bytes of the model before the recording are known for every device, so that the peak is
+        complete."""
         return all(memory.before is not None for memory in self.run.memory)
 
     @cached_property
     def device(self) -> str:
-        """The kind of device whose time was measured ("cuda"), "cpu" where there was none."""
+        """The kind of device whose time was measured, such as "cuda"; "cpu" without one."""
         meta = self.run.meta
         return meta.device if meta.device is not None and "device_ns" in meta.measured else "cpu"
 
     @cached_property
     def switches(self) -> dict[str, str]:
-        """How torch's own switches were set, by name; empty for a run that does not know it."""
+        """The settings of torch's switches, by name; empty if the run did not record them."""
         return dict(self.run.meta.switches)
 
     @cached_property
     def shapes_recorded(self) -> bool:
-        """Whether ops know the shapes and types of what they were called on."""
+        """Whether the shapes and dtypes of the inputs of ops were recorded."""
         return any(on for meta in self.run.metas for name, on in meta.flags if name == "record_shapes")
 
     @cached_property
     def compute_capability(self) -> tuple[int, ...]:
-        """Of the CUDA device: (8, 0); () where none is known."""
+        """The compute capability of the CUDA device, such as (8, 0); () if unknown."""
         numbers = self.switches.get("compute_capability", "").split(".")
         return tuple(map(int, numbers)) if all(number.isdecimal() for number in numbers) else ()
 
@@ -108,8 +107,8 @@ class Evidence:
         return self._samples_of_measure.get(measure, [])
 
     def rows(self, holds: Holds, *, phases: Iterable[str] = PHASES) -> Iterator[int]:
-        """The numbers of the rows whose frames hold what is looked for. What was launched before the recording is in
-        none, here and in ``took``: it is no work of what was recorded."""
+        """The numbers of the rows whose frames match. Work that was launched before the recording never matches, here
+        and in ``took``."""
         wanted = {PHASES.index(phase) for phase in phases}
         of_phase = self.run.rows.columns["phase"]
         for frames, rows in zip(self.run.rows.frames, self._rows_of_chain):
@@ -117,11 +116,11 @@ class Evidence:
                 yield from (at for at in rows if of_phase[at] in wanted)
 
     def took(self, holds: Holds, *, phases: Iterable[str] = PHASES) -> dict[int, Took]:
-        """What the rows took whose frames hold what is looked for, by the number of their layer (negative: of none).
+        """The sums of the rows whose frames match, by the number of their layer (negative: no layer).
 
-        ``calls`` counts a row only where the frames around its innermost do not hold it themselves. So for "an
-        ``aten::softmax`` is among the frames" it is how often softmax was called, whatever softmax calls, and the times
-        are what these calls took with all inside of them, but for layers that they call.
+        ``calls`` counts a row only if its frames without the innermost do not match. For "an ``aten::softmax`` is among
+        the frames" it is the number of calls of softmax, and the times are those of these calls with all ops inside
+        them, but without layers that they call.
         """
         columns = self.run.rows.columns
         wanted = {PHASES.index(phase) for phase in phases}
@@ -143,24 +142,22 @@ class Evidence:
         return {layer: Took(*sums) for layer, sums in found.items()}
 
     def time_of(self, took: Took) -> int:
-        """The time that counts: the device's where that was measured, else the CPU's."""
+        """The time that counts: that of the device if it was measured, else that of the CPU."""
         return took.cpu_ns if self.device == "cpu" else took.device_ns
 
     def name_of(self, layer: int) -> str:
-        """The dotted path of a layer by its number, or what work of no layer is called."""
-        if layer >= 0:
-            return self.run.layers[layer].name
-        return OUTSIDE_NAME if layer == OUTSIDE else NOT_SELECTED_NAME
+        """The dotted path of a layer by its number, or the name for work of no layer."""
+        return layer_name(self.run, layer)
 
 
 def inside(*names: str) -> Holds:
-    """Whether an op of one of these names is among the frames."""
+    """A predicate: an op of one of these names is among the frames."""
     wanted = frozenset(names)
     return lambda frames: any(frame.kind == "op" and frame.name in wanted for frame in frames)
 
 
 def has_no_launch(frames: Sequence[Frame]) -> bool:
-    """Whether it is work of a device whose launch should be in the recording, and is not."""
+    """Whether it is device work whose launch is missing from the recording."""
     return bool(frames) and frames[0].kind == "label" and frames[0].name == LAUNCH_NOT_RECORDED
 
 
@@ -169,9 +166,8 @@ def is_collection(frames: Sequence[Frame]) -> bool:
     return bool(frames) and frames[0].kind == "gc"
 
 
-def shape_of(frame: Frame, index: int) -> tuple[int, ...]:
-    """The sizes of one of the tensors that an op was called on; ``()`` where they were not recorded, where it is no
-    tensor, and where it has no dimension."""
+def shape_of_input(frame: Frame, index: int) -> tuple[int, ...]:
+    """The shape of one input of an op; ``()`` if it was not recorded, is no tensor, or has no dimension."""
     shapes = frame.signature.shapes if frame.signature is not None else ()
     shape = shapes[index] if index < len(shapes) else None
     return tuple(shape) if shape and all(type(size) is int for size in shape) else ()

@@ -1,4 +1,4 @@
-"""Fusion: work in many small pieces that one kernel, or one layer, could do."""
+"""Fusion: many small operations that one kernel, or one layer, could do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from math import prod
 from typing import NamedTuple
 
 from torchprof.analyze.advice import Advice, rule
-from torchprof.analyze.advice.evidence import Evidence, Holds, Took, inside, shape_of
+from torchprof.analyze.advice.evidence import Evidence, Holds, Took, inside, shape_of_input
 from torchprof.analyze.advice.python import is_own_time, layers_of_slow_python
 from torchprof.run.cost import format_time
 from torchprof.run.layers import Layer
@@ -28,7 +28,7 @@ _MANY = 5
 _FEW_NS = 10_000
 _A_LOOP = 100
 
-_FACTORS = {"aten::bmm": (0, 1), "aten::baddbmm": (1, 2)}  # where the two matrices stand among what it is called on
+_FACTORS = {"aten::bmm": (0, 1), "aten::baddbmm": (1, 2)}  # the positions of the two matrices among the inputs
 _PRODUCTS = inside(*_FACTORS)
 _SOFTMAX = inside("aten::softmax", "aten::_softmax", "aten::_safe_softmax", "aten::_softmax_backward_data")
 _MATH = inside("aten::_scaled_dot_product_attention_math")
@@ -44,7 +44,7 @@ _Shape = tuple[int, ...]
 
 
 class _OpsOf(NamedTuple):
-    """What ops that a layer calls itself took, and how many it calls in a forward call."""
+    """The sums of some ops that a layer calls directly, and their number in a forward call."""
 
     took: Took
     a_call: float
@@ -52,29 +52,29 @@ class _OpsOf(NamedTuple):
 
 @rule
 def many_elementwise_ops(evidence: Evidence) -> Iterator[Advice]:
-    """Layers that call at least 5 elementwise ops (add, mul, tanh, …) themselves in each forward call, on average: a
-    GELU, a norm, a rotation or a cell written out in Python.
+    """Layers that call at least 5 elementwise ops (add, mul, tanh, …) directly in each forward call, on average: a
+    GELU, a norm, a rotary embedding or a cell written in Python.
 
-    Each reads and writes all numbers, and is dispatched, or launched, by itself; fused they are one. Five, since a
-    residual with its activation has two, and below five there is little to fuse. At most all of their time can be
-    saved, that of their backward, and on the CPU the layer's own time between ops, which ``_between_ops`` shares out.
-    Ops inside other ops are no ops of the layer's. Nothing is said of compiled layers.
+    Each op reads and writes all values, and is dispatched or launched separately; fused they are one kernel. The
+    threshold is 5 because a residual with its activation has two, and with fewer than five there is little to fuse. The
+    gain is at most all of their time, that of their backward, and on the CPU the layer's own time between ops (see
+    ``_between_ops``). Ops inside other ops do not count. Compiled layers are left out.
     """
     found = _many_in_a_call(evidence, _is_elementwise, _MANY)
     if not found:
         return
     backward = evidence.took(_is_elementwise_node, phases=(BACKWARD,))
-    between, told_apart = _between_ops(evidence), {*layers_of_slow_python(evidence), *_tiny_ops(evidence)}
+    between, counted_elsewhere = _between_ops(evidence), {*layers_of_slow_python(evidence), *_tiny_ops(evidence)}
     for number, (one, a_call) in found.items():
         ns = evidence.time_of(one)
         mean = ns / one.calls
         kind = "small elementwise ops" if mean < _FEW_NS else "elementwise ops"
-        own = 0 if number in told_apart else between.get(number, 0)
+        own = 0 if number in counted_elsewhere else between.get(number, 0)
         back_ns = evidence.time_of(backward.get(number, Took()))
         yield Advice(
             evidence.name_of(number),
             f"Calls {a_call:.0f} {kind} in a forward call, {format_time(mean)} each, {format_time(ns)} in all."
-            + _said_of(own, back_ns, evidence, number in told_apart),
+            + _related_time(own, back_ns, evidence, number in counted_elsewhere),
             "Fuse them: compile the layer (layer.compile() or torch.compile(model)), or use torch's own layer or "
             "function for it (torch.nn.functional).",
             ns + back_ns + own,
@@ -85,29 +85,29 @@ def many_elementwise_ops(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def many_tiny_ops(evidence: Evidence) -> Iterator[Advice]:
-    """Layers that call at least 100 ops themselves in each forward call, on average, that take less than 10 us each: a
-    Python loop over the rows of a tensor.
+    """Layers that call at least 100 ops of less than 10 us directly in each forward call, on average: a Python loop
+    over the rows of a tensor.
 
-    To dispatch, or to launch, such an op takes longer than what it computes. A hundred, since layers that are written
-    without a loop call a few dozen at most. The elementwise ones are left out: ``many_elementwise_ops`` counts them. At
-    most all of their time can be saved, that of their backward, and on the CPU the layer's own time between ops, which
-    ``_between_ops`` shares out. Ops inside other ops are no ops of the layer's. Nothing is said of compiled layers.
+    The dispatch or launch of such an op takes longer than its computation. The threshold is 100 because layers without
+    a loop call a few dozen ops at most. Elementwise ops are left out: ``many_elementwise_ops`` counts them. The gain is
+    at most all of their time, that of their backward, and on the CPU the layer's own time between ops (see
+    ``_between_ops``). Ops inside other ops do not count. Compiled layers are left out.
     """
     found = _tiny_ops(evidence)
     if not found:
         return
     elementwise = evidence.took(_is_elementwise, phases=(FORWARD, RECOMPUTE))
     backward = evidence.took(_is_other_node, phases=(BACKWARD,))
-    between, told_apart = _between_ops(evidence), layers_of_slow_python(evidence)
+    between, counted_elsewhere = _between_ops(evidence), layers_of_slow_python(evidence)
     for number, (one, a_call) in found.items():
         ns = evidence.time_of(one)
         kind = "ops that are not elementwise" if number in elementwise else "ops"
-        own = 0 if number in told_apart else between.get(number, 0)
+        own = 0 if number in counted_elsewhere else between.get(number, 0)
         back_ns = evidence.time_of(backward.get(number, Took()))
         yield Advice(
             evidence.name_of(number),
             f"Calls {a_call:,.0f} {kind} in a forward call, {format_time(ns / one.calls)} each, {format_time(ns)} in "
-            f"all.{_said_of(own, back_ns, evidence, number in told_apart)}",
+            f"all.{_related_time(own, back_ns, evidence, number in counted_elsewhere)}",
             "Say it for all rows at once in place of a loop, or compile the layer with torch.compile.",
             ns + back_ns + own,
             None,
@@ -117,17 +117,17 @@ def many_tiny_ops(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
-    """Attention that writes its whole matrix of scores: a layer that calls at least two batched products for each
-    softmax (its own, or of a Softmax layer directly below), or torch's ``_scaled_dot_product_attention_math``.
+    """Attention that stores its whole matrix of scores: a layer that calls at least two batched matrix products for
+    each softmax (its own, or of a Softmax layer directly below), or torch's ``_scaled_dot_product_attention_math``.
 
-    Where shapes were recorded, one of the products must make as many numbers as a softmax takes, and one must sum over
-    the softmax's last size and take all of its numbers. Without them a mixture of experts looks the same, so all but
-    torch's MultiheadAttention is stated as a condition.
+    If shapes were recorded, the result of one product must have as many elements as the input of a softmax, and another
+    product must take as many elements and sum over the last dimension of the softmax. Without shapes a mixture of
+    experts looks the same, so the finding is stated as a condition, except for torch's MultiheadAttention.
 
-    A fused kernel never stores the scores. What could be saved is at most 7/8 of the time of products and softmax
-    (FlashAttention, Dao et al. 2022, figure 1: 7.6 times as fast as the same in separate ops), and, where backward
-    needs them, the bytes of the softmax in an average call of each layer. On the CPU it is silent where shapes tell
-    that no row of scores is as long as 256: at 128 the fused kernel gained nothing, at 512 two thirds.
+    A fused kernel does not store the scores. The gain is at most 7/8 of the time of products and softmax
+    (FlashAttention, Dao et al. 2022, figure 1: 7.6 times as fast as separate ops), and, if backward needs the scores,
+    the bytes of the softmax in an average call of each layer. On the CPU there is no finding if shapes show that all
+    rows of scores are shorter than 256: at 128 the fused kernel gained nothing, at 512 two thirds.
     """
     scores = _scores(evidence)
     short = _rows_are_short(evidence, scores)
@@ -149,11 +149,11 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
         parts = [*(took.get(number, nothing) for took in (math, products)), *(weights.get(one, nothing) for one in own)]
         ns = sum(map(evidence.time_of, parts))
         if number in math:
-            what, remedy = _of_math(ns)
+            what, remedy = _texts_of_math(ns)
         elif softmax_calls and forward_products.get(number, nothing).calls >= 2 * softmax_calls:
             if not is_attention.get(number, True):
                 continue
-            what, remedy = _of_hand(ns, layers[number], number in is_attention)
+            what, remedy = _texts_of_separate_ops(ns, layers[number], number in is_attention)
         else:
             continue
         written = sum(results.get(one, nothing).allocated for one in own)
@@ -169,16 +169,17 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def bias_before_batch_norm(evidence: Evidence) -> Iterator[Advice]:
-    """Convolutions with a bias whose output goes into a batch normalisation in train mode, in a run with backward: that
-    subtracts the mean, and the bias with it. In eval mode the bias counts, so nothing is said.
+    """Convolutions with a bias whose output goes into a batch normalization in train mode, in a run with backward. The
+    normalization subtracts the mean, and the bias with it. In eval mode the bias has an effect, so there is no finding.
 
-    Evidence: settings without bias=False; the next layer beside it is a batch norm of as many channels, that was called
-    as often, and on what the convolution returned by its shape. In a ``Sequential`` that was itself called as often one
-    goes into the other; elsewhere ``forward`` decides, which is not recorded, so it is stated as a condition.
+    Evidence: settings without bias=False; the next sibling is a batch norm that was called as often, with the output
+    shape of the convolution as its input shape. In a ``Sequential`` that was itself called as often, the output of one
+    is the input of the other. Elsewhere ``forward`` decides, which is not recorded: the finding is stated as a
+    condition.
 
-    What the bias took is known where it has ops of its own (``add_`` in forward, ``sum`` in backward, on a GPU); where
-    it is part of the convolution's kernel it is unknown and small, and is reported once, if these convolutions take at
-    least a tenth of the time (those in a ``Sequential`` and the others are counted apart).
+    The time of the bias is known if it has ops of its own (``add_`` in forward, ``sum`` in backward, on a GPU). If it
+    is part of the convolution's kernel it is unknown and small: that is reported once, if these convolutions take at
+    least a tenth of the time (separately for those in a ``Sequential`` and the others).
     """
     layers, calls = evidence.run.layers, _forward_calls(evidence)
     biased = [
@@ -195,7 +196,7 @@ def bias_before_batch_norm(evidence: Evidence) -> Iterator[Advice]:
     for conv, norm, certain in biased:
         ns = evidence.time_of(took[conv]) if conv in took else 0
         if ns:
-            which, remedy = _of_bias(layers[conv], layers[norm], certain)
+            which, remedy = _texts_of_bias(layers[conv], layers[norm], certain)
             yield Advice(
                 layers[conv].name,
                 f"Spends {format_time(ns)} on a bias{which}.",
@@ -211,7 +212,7 @@ def bias_before_batch_norm(evidence: Evidence) -> Iterator[Advice]:
         if not ns or ns < _SUBSTANTIAL * evidence.recorded_ns:
             continue
         conv, norm = pairs[0]
-        which, remedy = _of_bias(layers[conv], layers[norm], certain)
+        which, remedy = _texts_of_bias(layers[conv], layers[norm], certain)
         all_of_them = "The convolution took"
         if len(pairs) > 1:
             more = f"{len(pairs) - 1} more convolution{'s' * (len(pairs) > 2)}"
@@ -227,8 +228,8 @@ def bias_before_batch_norm(evidence: Evidence) -> Iterator[Advice]:
 
 
 def _many_in_a_call(evidence: Evidence, holds: Holds, number: int) -> dict[int, _OpsOf]:
-    """The layers that call at least so many of some ops in each forward call, on average, but for compiled ones, and
-    for those whose class is unknown: a range of a trace may hold a whole model."""
+    """The layers that call at least ``number`` of the matching ops in each forward call, on average. Compiled layers
+    are left out, and layers of unknown class: a range of a trace may hold a whole model."""
     calls = _forward_calls(evidence)
     return {
         layer: _OpsOf(took, took.calls / calls[layer])
@@ -242,7 +243,7 @@ def _many_in_a_call(evidence: Evidence, holds: Holds, number: int) -> dict[int, 
 
 
 def _tiny_ops(evidence: Evidence) -> dict[int, _OpsOf]:
-    """The layers that ``many_tiny_ops`` tells of, by number."""
+    """The layers that ``many_tiny_ops`` reports, by number."""
     return {
         layer: ops
         for layer, ops in _many_in_a_call(evidence, _is_other_op, _A_LOOP).items()
@@ -251,26 +252,26 @@ def _tiny_ops(evidence: Evidence) -> dict[int, _OpsOf]:
 
 
 def _between_ops(evidence: Evidence) -> dict[int, int]:
-    """The time of each layer in no op and in no layer below, which goes with the ops: Python, and what a call costs.
+    """The CPU time of each layer outside ops and outside the layers below: Python, and the overhead of calls.
 
-    Of a layer that several rules tell of, only one may count it: ``python_in_layers`` before ``many_tiny_ops`` before
-    ``many_elementwise_ops``. Where a device's time counts it is none of it.
+    If several rules report a layer, only one counts this time: ``python_in_layers`` before ``many_tiny_ops`` before
+    ``many_elementwise_ops``. It is empty if device time counts.
     """
     if evidence.device != "cpu":
         return {}
     return {layer: took.cpu_ns for layer, took in evidence.took(is_own_time, phases=(FORWARD, RECOMPUTE)).items()}
 
 
-def _said_of(own: int, back_ns: int, evidence: Evidence, told_apart: bool) -> str:
-    """What is said of the time that goes with some ops of a layer: in their backward, and between them."""
+def _related_time(own: int, back_ns: int, evidence: Evidence, counted_elsewhere: bool) -> str:
+    """The sentences on the time in the backward of some ops of a layer, and between them."""
     said = f" Their backward takes {format_time(back_ns)}." if back_ns else ""
-    if told_apart and evidence.device == "cpu":
+    if counted_elsewhere and evidence.device == "cpu":
         return f"{said} What the layer takes between them is counted in another finding."
     return f"{said} The layer itself takes {format_time(own)} between its ops." if own else said
 
 
 def _forward_calls(evidence: Evidence) -> dict[int, int]:
-    """How often each layer was called, recomputed calls among them."""
+    """The number of calls of each layer, recomputed calls included."""
     return {
         number: one.calls
         for number, one in evidence.took(lambda frames: not frames, phases=(FORWARD, RECOMPUTE)).items()
@@ -278,13 +279,13 @@ def _forward_calls(evidence: Evidence) -> dict[int, int]:
 
 
 def _outermost_op(frames: Sequence[Frame]) -> str | None:
-    """The name of the op that a layer calls itself; labels of the user's may be around it."""
+    """The name of the op that a layer calls directly; user labels may be around it."""
     outermost = next((frame for frame in frames if frame.kind != "label"), None)
     return outermost.name if outermost is not None and outermost.kind == "op" else None
 
 
 def is_elementwise(name: str) -> bool:
-    """Whether an operator computes each number of its result from one of each input, of the same place."""
+    """Whether an operator is elementwise: each element of its result depends on one element of each input."""
     return name in _ELEMENTWISE
 
 
@@ -298,7 +299,7 @@ def _is_other_op(frames: Sequence[Frame]) -> bool:
 
 
 def _node(frames: Sequence[Frame]) -> str | None:
-    """What the outermost node of backward is the backward of, in lower case and without underscores: "leakyrelu"."""
+    """The operator whose backward the outermost autograd node is, in lower case without underscores: "leakyrelu"."""
     found = _NODE.fullmatch(_outermost_op(frames) or "")
     return found[1].lower() if found else None
 
@@ -313,7 +314,7 @@ def _is_other_node(frames: Sequence[Frame]) -> bool:
 
 
 def _scores(evidence: Evidence) -> dict[int, set[_Shape]]:
-    """The shapes that the softmax of each layer, or of a Softmax layer directly below, was called on."""
+    """The input shapes of the softmax of each layer, or of a Softmax layer directly below it."""
     layers, columns, chains = evidence.run.layers, evidence.run.rows.columns, evidence.run.rows.frames
     found: defaultdict[int, set[_Shape]] = defaultdict(set)
     if not evidence.shapes_recorded:
@@ -322,7 +323,7 @@ def _scores(evidence: Evidence) -> dict[int, set[_Shape]]:
         number = columns["layer"][at]
         above = layers.parent[number] if number >= 0 and layers[number].kind == "Softmax" else number
         for frame in chains[columns["frames"][at]]:
-            shape = shape_of(frame, 0)
+            shape = shape_of_input(frame, 0)
             if _SOFTMAX([frame]) and shape:
                 found[number].add(shape)
                 found[above].add(shape)
@@ -330,14 +331,14 @@ def _scores(evidence: Evidence) -> dict[int, set[_Shape]]:
 
 
 def _rows_are_short(evidence: Evidence, scores: Mapping[int, set[_Shape]]) -> set[int]:
-    """The layers whose softmax has short rows only, on the CPU."""
+    """The layers whose softmax has only short rows, on the CPU."""
     if evidence.device != "cpu":
         return set()
     return {number for number, shapes in scores.items() if max(shape[-1] for shape in shapes) < _SHORT}
 
 
 def _fits_attention(evidence: Evidence, scores: Mapping[int, set[_Shape]]) -> dict[int, bool]:
-    """Whether the products of a layer are those of attention by their shapes; of layers whose shapes are known."""
+    """Whether the shapes of a layer's matrix products are those of attention; only for layers with known shapes."""
     if not scores:
         return {}
     columns, chains = evidence.run.rows.columns, evidence.run.rows.frames
@@ -345,7 +346,7 @@ def _fits_attention(evidence: Evidence, scores: Mapping[int, set[_Shape]]) -> di
     for at in evidence.rows(_PRODUCTS, phases=(FORWARD, RECOMPUTE)):
         for frame in chains[columns["frames"][at]]:
             if _PRODUCTS([frame]):
-                left, right = (shape_of(frame, one) for one in _FACTORS[frame.name])
+                left, right = (shape_of_input(frame, one) for one in _FACTORS[frame.name])
                 if not left or not right:
                     continue
                 products[columns["layer"][at]].add((left, right))
@@ -360,7 +361,7 @@ def _fits_attention(evidence: Evidence, scores: Mapping[int, set[_Shape]]) -> di
     }
 
 
-def _of_math(ns: int) -> tuple[str, str]:
+def _texts_of_math(ns: int) -> tuple[str, str]:
     return (
         f"scaled_dot_product_attention took no fused kernel, but its separate ops, for {format_time(ns)}.",
         "See what forbids a fused one: float64, a mask that needs a gradient, dropout on the CPU, odd sizes of heads; "
@@ -368,7 +369,7 @@ def _of_math(ns: int) -> tuple[str, str]:
     )
 
 
-def _of_hand(ns: int, layer: Layer, certain: bool) -> tuple[str, str]:
+def _texts_of_separate_ops(ns: int, layer: Layer, certain: bool) -> tuple[str, str]:
     what = f"Writes out its attention: products and softmax as separate ops, for {format_time(ns)}."
     if layer.kind == "MultiheadAttention":
         return what, "Call it with need_weights=False, where nobody reads the weights."
@@ -383,14 +384,14 @@ def _of_hand(ns: int, layer: Layer, certain: bool) -> tuple[str, str]:
 
 
 def _in_order(evidence: Evidence, conv: int, calls: Mapping[int, int]) -> bool:
-    """Whether it is an item of a Sequential that calls its items in their order, and nobody else calls it."""
+    """Whether it is an item of a Sequential that calls its items in order, and nothing else calls it."""
     layers = evidence.run.layers
     above = layers.parent[conv]
     return layers[above].kind == "Sequential" and calls.get(above) == calls.get(conv) and not layers[conv].shared_with
 
 
-def _of_bias(conv: Layer, norm: Layer, certain: bool) -> tuple[str, str]:
-    """What is said of a bias, and the remedy."""
+def _texts_of_bias(conv: Layer, norm: Layer, certain: bool) -> tuple[str, str]:
+    """The words on a bias, and the remedy."""
     remedy = f"rite torch.nn.{conv.kind}(…, bias=False)."
     if certain:
         return f" that {norm.name} subtracts again with the mean", f"W{remedy}"
@@ -406,7 +407,7 @@ def _has_bias(layer: Layer) -> bool:
 
 
 def _normalises(norm: Layer, conv: Layer) -> bool:
-    """Whether a batch norm in train mode may be what a convolution's output goes into."""
+    """Whether a layer is a batch norm in train mode that may take a convolution's output."""
     return (
         norm.kind in _BATCH_NORMS
         and norm.training is True
@@ -416,7 +417,7 @@ def _normalises(norm: Layer, conv: Layer) -> bool:
 
 
 def _is_bias(frames: Sequence[Frame]) -> bool:
-    """The addition of a bias as an op of its own in a convolution, and the sum that is its gradient."""
+    """Whether it is the addition of a bias as a separate op in a convolution, or the sum that is its gradient."""
     names = [frame.name for frame in frames]
     return ("aten::_convolution" in names and "aten::add_" in names) or (
         "aten::convolution_backward" in names and "aten::sum" in names

@@ -1,4 +1,4 @@
-"""Work for gradients that could be spared: what is computed twice, and what is not needed."""
+"""Avoidable work for gradients: recomputation, and gradients that are not needed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ _SHARE = 0.05
 
 @rule
 def recomputed_layers(evidence: Evidence) -> Iterator[Advice]:
-    """Layers whose forward is computed again in backward (activation checkpointing): what that costs in time, and what
-    it saves in memory at most.
+    """Layers whose forward is computed again in backward (activation checkpointing): the time that it costs, and the
+    most memory that it saves.
 
-    Evidence is the time of recomputed calls, the layers below included, of the outermost layers that were called so; it
-    is reported from 5 % of the recorded time on: a cheaper saving of memory is worth its price. How much memory the
-    device has is not known here, so the remedy is only a choice. Without checkpointing a layer would keep allocated, at
-    most, the peak of its recomputed call, for each such call in one forward of its model; that needs a run with memory.
-    The gain is the time.
+    Evidence: the time of recomputed calls, layers below included, of the outermost recomputed layers. It is reported
+    from 5 % of the recorded time: a smaller cost is worth the memory. The size of the device's memory is unknown here,
+    so the remedy is a condition. Without checkpointing a layer would keep allocated at most the peak of its recomputed
+    call, for each such call in one forward of its model; that needs a run with memory. The gain is the time.
     """
     if PHASES.index(RECOMPUTE) not in evidence.run.rows.columns["phase"]:
         return
@@ -68,23 +67,22 @@ def recomputed_layers(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
-    """Frozen layers at the front of a model through which gradients go all the same, because its input needs one.
+    """Frozen layers at the front of a model through which gradients flow, because the model's input requires grad.
 
-    Gradients go through a frozen layer for good reason where something trainable runs before it. So evidence is the
-    backward of layers that were first called before anything with parameters to be trained (or with unknown
-    parameters), and once in each call of the model: a layer that is called twice may come after, too. Layers without
-    parameters among them count, those with layers below do not. It is reported from 5 % of the recorded time on; the
-    gain is that backward.
+    If something trainable runs before a frozen layer, gradients must flow through the layer. So evidence is the
+    backward of layers that are called before the first layer with trainable (or unknown) parameters, and once in each
+    call of the model: a layer that is called twice may also run after. Layers without parameters among them count,
+    layers with children do not. It is reported from 5 % of the recorded time; the gain is the time of that backward.
 
-    Nothing is said where all of the model is frozen (then the gradient of its input is what is wanted), and where two
-    models are trained (one may feed the other). What is before the model, outside of the run, is unknown: so the
-    remedy has an if. Frozen is what was frozen at the end.
+    There is no finding if the whole model is frozen (then the gradient of its input is the purpose), or if two models
+    are trained (one may feed the other). Code before the model is unknown, so the remedy is a condition. A layer counts
+    as frozen if it was frozen at the end.
     """
     layers, columns = evidence.run.layers, evidence.run.rows.columns
     if not any(layer.params and layer.trainable_params == 0 for layer in layers):
         return
     forward = PHASES.index(FORWARD)
-    # Rows stand in the order of their first use.
+    # Rows are in the order of first use.
     called = dict.fromkeys(
         layer for layer, phase in zip(columns["layer"], columns["phase"]) if phase == forward and layer >= 0
     )
@@ -122,9 +120,12 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
 
 
 def _trained(layers: Layers, called: Collection[int]) -> set[int]:
-    """The layers that have something to be trained, or may have: those whose parameters are unknown; other paths of
-    such a layer; layers without parameters of a class that has some elsewhere, as where two share a weight; and the
-    layer around one that is never called, because it then uses those parameters itself."""
+    """The layers that have, or may have, trainable parameters.
+
+    These are also layers with unknown parameters; other paths of a trainable layer; layers without parameters whose
+    class has parameters elsewhere, because they may share a weight; and instead of a layer that is never called, the
+    layer around it, which uses its parameters directly.
+    """
     numbers = layers.index_of
     kinds = {layer.kind for layer in layers if layer.params != 0}
     trained = set()

@@ -1,4 +1,4 @@
-"""Where the CPU and the device wait for each other: copies, values that Python asks for, launches."""
+"""Where the CPU and the device wait for each other: copies, synchronization to read values, slow launches."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import FORWARD, OPTIMIZER_RANGE, OUTSIDE, Frame
 
 _RUNTIME = re.compile(r"(cuda|hip|musa)Memcpy\w*|(cuda|hip|xpu|musa)\w*Synchronize")
-"""The calls of a device's runtime in which the CPU copies or waits, as ``torchprof.measure.steps`` knows them."""
+"""The calls of a device's runtime in which the CPU copies or waits, as in ``torchprof.measure.steps``."""
 _BETWEEN_HOST_AND_DEVICE = re.compile(r"Memcpy (HtoD|DtoH)\b.*")
 _PAGEABLE = "Memcpy HtoD (Pageable"
 _VALUES = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::nonzero"})
-"""What gives Python a value of a tensor, or makes a tensor whose size depends on values: all else that waits for a
-value (``aten::is_nonzero``, ``aten::masked_select``, …) calls one of them."""
+"""The ops that give Python a value of a tensor, or make a tensor whose size depends on values. All other ops that wait
+for a value (``aten::is_nonzero``, ``aten::masked_select``, …) call one of these."""
 LOADING = "enumerate(Data"
-"""How the label begins that torch puts around each batch of a DataLoader or a DataPipe."""
+"""The prefix of the label that torch puts around each batch of a DataLoader or a DataPipe."""
 
 _IDLE = 1 / 3
 _LAUNCH_NS = 200_000
 
 
 @dataclass
-class _Seen:
-    """How often one layer did something, what that took, and by which op, and source line where there is one."""
+class _Transfers:
+    """The copies or waits of one layer: their number, their times, and the ops that made them (with the source line if
+    it was recorded)."""
 
     copies: int = 0
     waits: int = 0
@@ -39,23 +40,23 @@ class _Seen:
 
     @property
     def times(self) -> str:
-        calls = max(self.copies, self.waits)  # to look at a value is a copy and a wait, or both in one call
+        calls = max(self.copies, self.waits)  # reading a value is a copy and a wait, or both in one call
         return f"{calls} time{'s' * (calls != 1)}"
 
     @property
     def op(self) -> str:
-        """That which did it most often."""
+        """The op that did it most often."""
         [(op, _)] = self.ops.most_common(1)
         return op
 
 
 @rule
 def copies_in_layers(evidence: Evidence) -> Iterator[Advice]:
-    """Copies between host and device inside of layers: a constant that each forward makes on the CPU, a ``.cpu()``.
+    """Copies between host and device inside layers: a constant that each forward makes on the CPU, a ``.cpu()``.
 
-    Evidence are the copies on the device's timeline, and the time that the CPU is in the runtime's calls for them.
-    Without them the run could be shorter by that time at most, and by no more than the device is idle or copies.
-    Needs the time of a CUDA device (or of its like); elsewhere such copies are not recorded.
+    Evidence: the copies on the device's timeline, and the CPU time in the runtime's calls for them. The gain is that
+    time, but at most the time for which the device is idle or copies. Needs the time of a CUDA, HIP or MUSA device; for
+    others these copies are not recorded.
     """
     found = {layer: seen for layer, seen in _copies(evidence).items() if layer >= 0}
     limit = idle_ns(evidence) + sum(seen.device_ns for seen in found.values())
@@ -74,12 +75,12 @@ def copies_in_layers(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def pageable_batches(evidence: Evidence) -> Iterator[Advice]:
-    """Batches that each step copies to the device from memory that is not pinned: the CPU takes part in such a copy
-    and waits for it.
+    """Batches that each step copies to the device from memory that is not pinned. The CPU takes part in these copies
+    and waits for them.
 
-    Evidence are copies "Pageable -> Device" outside all layers, at least one a step, of at least two steps marked with
-    ``step()``: without steps a batch looks like the model that goes to the device once. The gain is bounded as in
-    ``copies_in_layers``, and by all that steps spend in copies and waiting. Needs the time of a CUDA device.
+    Evidence: copies "Pageable -> Device" outside all layers, at least one per step, in at least two steps marked with
+    ``step()``. Without steps a batch looks like the model that is moved to the device once. The gain is limited as in
+    ``copies_in_layers``, and by the time that steps spend in copies and waiting. Needs the time of a CUDA device.
     """
     steps = sum(meta.steps for meta in evidence.run.metas)
     seen = _copies(evidence, _PAGEABLE).get(OUTSIDE)
@@ -106,12 +107,12 @@ def pageable_batches(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def waits_in_layers(evidence: Evidence) -> Iterator[Advice]:
-    """Layers in which the CPU waits until the device has a value: ``.item()``, ``if`` on a tensor, ``nonzero`` and
-    masks as indices, ``torch.cuda.synchronize()``.
+    """Layers in which the CPU waits until the device has computed a value: ``.item()``, ``if`` on a tensor,
+    ``nonzero``, masks as indices, ``torch.cuda.synchronize()``.
 
-    Evidence is the time in the runtime's calls that wait, those of copies left out (``copies_in_layers``). Without them
-    the run could be shorter by that time at most, and by no more than the device is idle: where it is always busy,
-    nothing is lost. Needs the time of a CUDA device (or of its like): on the CPU alone nobody waits for a value.
+    Evidence: the time in the runtime's calls that wait, without those of copies (``copies_in_layers``). The gain is
+    that time, but at most the time for which the device is idle: if it is always busy, nothing is lost. Needs the time
+    of a device: on the CPU alone there is no such wait.
     """
     found = {layer: seen for layer, seen in _waits(evidence).items() if layer >= 0}
     for layer, seen, gain in _at_most(found, idle_ns(evidence)):
@@ -129,10 +130,11 @@ def waits_in_layers(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def waits_outside(evidence: Evidence) -> Iterator[Advice]:
-    """The same outside all layers, where Python asks for a value: ``loss.item()`` in each step.
+    """Waits for a value outside all layers: ``loss.item()`` in each step.
 
-    A bare ``torch.cuda.synchronize()`` is left out: that is somebody who takes times, or the end of the recording. So
-    is what an optimizer of torch's looks at. The gain and what it needs are as in ``waits_in_layers``.
+    A ``torch.cuda.synchronize()`` by itself is left out: it belongs to a measurement of time, or to the end of the
+    recording. Values that torch's optimizers read are left out too. Gain and requirements are as in
+    ``waits_in_layers``.
     """
     found = {layer: seen for layer, seen in _waits(evidence).items() if layer == OUTSIDE}
     for layer, seen, gain in _at_most(found, idle_ns(evidence)):
@@ -153,12 +155,11 @@ def waits_outside(evidence: Evidence) -> Iterator[Advice]:
 def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
     """A device that is idle because the CPU does not launch its work fast enough.
 
-    Evidence: the device is idle for more than a third of the time, for which neither data loading nor a slow start
-    accounts; and as long the CPU is in operators and layers, not waiting, copying or collecting garbage, at no more
-    than 200 us for each kernel. A launch takes 5 to 50 us: what takes longer is work of the CPU's own, and other
-    advice. A third, because the profiler slows the CPU and not the device: below that the idle time may be the
-    profiler's. The gain is the
-    shorter of the two times. Needs the time of a device.
+    Evidence: the device is idle for more than a third of the time, data loading, slow start and garbage collection
+    excluded. For as long the CPU is in operators and layers, not waiting, copying or collecting garbage, with at most
+    200 us per kernel. A launch takes 5 to 50 us: more than 200 us is the CPU's own work, and other rules cover it. The
+    threshold is a third because the profiler slows the CPU and not the device: less idle time may be due to the
+    profiler. The gain is the shorter of the two times. Needs the time of a device.
     """
     columns = evidence.run.rows.columns
     on_device = evidence.took(lambda frames: bool(frames) and frames[-1].kind == "kernel")
@@ -195,7 +196,7 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
 
 
 def idle_ns(evidence: Evidence) -> int:
-    """How long the device that was busiest did nothing, over all ranks."""
+    """The idle time of the busiest device, summed over ranks."""
     idle = 0
     for meta in evidence.run.metas:
         busiest = max((ns for device, ns in meta.busy_ns if device != "cpu"), default=0)
@@ -204,25 +205,23 @@ def idle_ns(evidence: Evidence) -> int:
 
 
 def forward_calls(evidence: Evidence, layer: int) -> list[Spread]:
-    """How long the forward calls of a layer lasted, for each rank that called it."""
+    """The durations of the forward calls of a layer, for each rank that called it."""
     keys = (SampleKey(layer, FORWARD, meta.rank, "cpu", "cpu_ns") for meta in evidence.run.metas)
     return [evidence.run.samples[key] for key in keys if key in evidence.run.samples]
 
 
 def beyond_median_ns(evidence: Evidence, layer: int) -> int:
-    """What the forward calls of a layer took more than if each had lasted as the median one: start-up, and what came
-    between by chance."""
+    """The time of the forward calls of a layer beyond the median call's: start-up and interruptions."""
     return sum(max(0, round(spread.sum - spread.median * spread.count)) for spread in forward_calls(evidence, layer))
 
 
 def is_loading(frames: Sequence[Frame]) -> bool:
-    """Whether work is inside the label that torch puts around each batch of a DataLoader or a DataPipe."""
+    """Whether it is inside the label that torch puts around each batch of a DataLoader or a DataPipe."""
     return bool(inside_loading(frames))
 
 
 def inside_loading(frames: Sequence[Frame]) -> Sequence[Frame]:
-    """The frames from that label inward, itself the first; ``()`` where there is none. Steps and labels of the user's
-    may be around it."""
+    """The frames from that label inward, the label first; ``()`` without it. Steps and user labels may be around it."""
     for at, frame in enumerate(frames):
         if frame.kind == "label" and frame.name.startswith(LOADING):
             return frames[at:]
@@ -233,17 +232,18 @@ def _is_runtime(frames: Sequence[Frame]) -> bool:
     return bool(frames) and frames[-1].kind == "op" and _RUNTIME.fullmatch(frames[-1].name) is not None
 
 
-def _asks_for_a_value(frames: Sequence[Frame]) -> bool:
+def _reads_a_value(frames: Sequence[Frame]) -> bool:
     return any(frame.name in _VALUES for frame in frames)
 
 
-def _copies(evidence: Evidence, beginning: str = "") -> dict[int, _Seen]:
-    """The copies between host and device whose kernels' names begin so, by layer, but for those of single values."""
-    found: dict[int, _Seen] = {}
+def _copies(evidence: Evidence, beginning: str = "") -> dict[int, _Transfers]:
+    """The copies between host and device by layer, of kernels with this prefix; copies of single values are left
+    out."""
+    found: dict[int, _Transfers] = {}
     rows, columns = evidence.run.rows, evidence.run.rows.columns
-    ways = _ways_of_copies(evidence, beginning)
+    ways = _copies_by_surroundings(evidence, beginning)
     for (layer, _, frames), (copies, device_ns) in ways.items():
-        seen = found.setdefault(layer, _Seen())
+        seen = found.setdefault(layer, _Transfers())
         seen.copies += copies
         seen.device_ns += device_ns
         seen.ops[_op_of(frames)] += copies
@@ -254,17 +254,17 @@ def _copies(evidence: Evidence, beginning: str = "") -> dict[int, _Seen]:
     return found
 
 
-_Way = tuple[int, int, tuple[Frame, ...]]
-"""A layer, a phase, and the ops around a call of the runtime, or around a kernel."""
+_Surroundings = tuple[int, int, tuple[Frame, ...]]
+"""A layer, a phase, and the frames around a call of the runtime, or around a kernel."""
 
 
-def _ways_of_copies(evidence: Evidence, beginning: str = "") -> dict[_Way, tuple[int, int]]:
-    """On which ways the device was made to copy, how often, and how long that took it."""
-    ways: dict[_Way, tuple[int, int]] = {}
+def _copies_by_surroundings(evidence: Evidence, beginning: str = "") -> dict[_Surroundings, tuple[int, int]]:
+    """The copies on the device by the frames around them: their number and time."""
+    ways: dict[_Surroundings, tuple[int, int]] = {}
     rows, columns = evidence.run.rows, evidence.run.rows.columns
 
     def is_copy(frames: Sequence[Frame]) -> bool:
-        if not frames or frames[-1].kind != "kernel" or _asks_for_a_value(frames):
+        if not frames or frames[-1].kind != "kernel" or _reads_a_value(frames):
             return False
         name = frames[-1].name
         return name.startswith(beginning) and _BETWEEN_HOST_AND_DEVICE.fullmatch(name) is not None
@@ -276,20 +276,20 @@ def _ways_of_copies(evidence: Evidence, beginning: str = "") -> dict[_Way, tuple
     return ways
 
 
-def _waits(evidence: Evidence) -> dict[int, _Seen]:
-    """Where the CPU waits for the device, by layer, but for copies; outside all layers only where for a value."""
-    found: dict[int, _Seen] = {}
+def _waits(evidence: Evidence) -> dict[int, _Transfers]:
+    """The waits of the CPU for the device, by layer, without those of copies; outside all layers only for values."""
+    found: dict[int, _Transfers] = {}
     rows, columns = evidence.run.rows, evidence.run.rows.columns
-    copying = _ways_of_copies(evidence)
+    copying = _copies_by_surroundings(evidence)
     for at in evidence.rows(_is_runtime if evidence.device != "cpu" else lambda _: False):
         layer, frames = columns["layer"][at], rows.frames[columns["frames"][at]]
         is_wait = frames[-1].name.endswith("Synchronize")
-        if _asks_for_a_value(frames):
+        if _reads_a_value(frames):
             if layer == OUTSIDE and frames[0].kind == "label" and frames[0].name.startswith(OPTIMIZER_RANGE):
                 continue
         elif not is_wait or layer == OUTSIDE or (layer, columns["phase"][at], frames[:-1]) in copying:
             continue
-        seen = found.setdefault(layer, _Seen())
+        seen = found.setdefault(layer, _Transfers())
         calls = columns["calls"][at]
         seen.waits += calls if is_wait else 0
         seen.copies += 0 if is_wait else calls
@@ -299,7 +299,7 @@ def _waits(evidence: Evidence) -> dict[int, _Seen]:
 
 
 def _op_of(frames: Sequence[Frame]) -> str:
-    """The op that users call, and the source line where it was recorded."""
+    """The op that the user's code calls, with the source line if it was recorded."""
     for frame in frames:
         if frame.kind == "op":
             stack = frame.signature.stack if frame.signature else ()
@@ -312,8 +312,8 @@ def _in_calls(evidence: Evidence, layer: int) -> str:
     return f" in {calls} call{'s' * (calls != 1)}" if calls else ""
 
 
-def _at_most(found: Mapping[int, _Seen], limit: int) -> Iterator[tuple[int, _Seen, int]]:
-    """Each layer, what was seen in it, and its part of what all of them together could save."""
+def _at_most(found: Mapping[int, _Transfers], limit: int) -> Iterator[tuple[int, _Transfers, int]]:
+    """Each layer, its transfers, and its part of the gain of all layers, which is at most ``limit``."""
     whole = sum(seen.cpu_ns for seen in found.values())
     for layer, seen in found.items():
         if whole:

@@ -1,4 +1,4 @@
-"""The layout of memory: what is turned around for a kernel that wants it otherwise."""
+"""Memory layout: conversions for kernels that need another layout."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from torchprof.analyze.advice.evidence import Evidence
 from torchprof.run.cost import format_time
 from torchprof.run.words import Frame
 
-_CONVERSION = re.compile(r"nchwto\w*nhwc|nhwcto\w*nchw", re.IGNORECASE)  # cuDNN's; nhwcToFoldedNhwc is none
+_CONVERSION = re.compile(
+    r"nchwto\w*nhwc|nhwcto\w*nchw", re.IGNORECASE
+)  # cuDNN's names; nhwcToFoldedNhwc is not such a conversion
 
 
 @rule
 def channels_last_missed(evidence: Evidence) -> Iterator[Advice]:
-    """Kernels that turn NCHW into NHWC and back around a convolution, by cuDNN's names for them (``nchwToNhwcKernel``,
+    """Kernels that convert between NCHW and NHWC around a convolution, by cuDNN's names for them (``nchwToNhwcKernel``,
     ``nhwcToNchwKernel``).
 
-    Tensor cores want channels last, so cuDNN converts what comes otherwise: all the time of these kernels can be saved,
-    and nothing else is claimed. On the CPU oneDNN reorders inside of an op, where it is not recorded. Needs a device.
+    Tensor cores need channels last, so cuDNN converts other layouts. The gain is the time of these kernels. On the CPU
+    oneDNN reorders inside an op, where it is not recorded. Needs a device.
     """
     for number, one in evidence.took(_is_conversion).items():
         yield Advice(

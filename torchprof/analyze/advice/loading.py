@@ -1,4 +1,4 @@
-"""Batches that the loop waits for."""
+"""Waiting for the data loader."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _FEW = 10
 
 @rule
 def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
-    """A loop that waits for its DataLoader.
+    """A training loop that waits for its DataLoader.
 
-    Evidence is the time inside the label that torch puts around each batch, outside all layers, from 5 % of the
-    recorded time on: to fetch a batch takes some time in every loop. The label's name tells whether the loader has
-    workers. They have to start, too: where steps were marked, what the first waited longer than the median is no gain,
-    and where none were, nothing is said of fewer than 10 batches. With a device the gain is no more than it is idle:
-    where it works on meanwhile, nobody waits. A loader that is not torch's has no such label.
+    Evidence: the time inside the label that torch puts around each batch, outside all layers. It is reported from 5 %
+    of the recorded time, because every loop takes some time to fetch batches. The name of the label shows whether the
+    loader has workers. Workers have to start: with marked steps, the wait of the first step beyond the median is not
+    part of the gain; without, fewer than 10 batches give no finding. The gain is at most the idle time of a device:
+    while it works, nothing is lost. Loaders other than torch's have no such label.
 
-    The label is around the call that ends an epoch without a batch, too, and a run does not tell which calls these
-    were. So time is given for each step, where steps were marked, and not for each batch.
+    The label is also around the call that ends an epoch without a batch, and a run does not record which calls these
+    were. So the time is per step, if steps were marked, and not per batch.
     """
     rows, columns = evidence.run.rows, evidence.run.rows.columns
     labels: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""What makes the peak of memory."""
+"""The layer that causes the peak of memory."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED
 _SHARE = 1 / 3
 _LEAST_BYTES = 2**20
 _KINDS = ("activations", "temporaries")
-_CRUMB = 0.01  # of what the layer made: less is not named
+_SMALL = 0.01  # parts below this share of the layer's bytes are not named
 
 
 @rule
 def layer_that_makes_the_peak(evidence: Evidence) -> Iterator[Advice]:
-    """One layer, or the code outside all layers, that made much of what is alive when a device holds most.
+    """One layer, or the code outside all layers, that allocated much of the live memory at the peak of a device.
 
-    Evidence is what was alive at the peak: what one place made, activations (kept for backward or returned) and
-    temporaries, is told from a third of all that the device held on, what the model had there before included, where
-    that is known; in a model of a few layers, from twice what each would hold if all held the same; and from 1 MB on.
-    Parameters, gradients and the optimizer's state are no such thing, nor is what the model was given. The gain is all
-    of it, at most. Needs a run with memory.
+    Evidence: the activations (saved for backward or returned) and temporaries that were live at the peak, by the layer
+    that allocated them. A layer is reported if it has at least a third of all live memory, that of the model before the
+    recording included if it is known; in a model of a few layers, at least twice its equal share; and at least 1 MB.
+    Parameters, gradients, the optimizer's state and the model's inputs do not count. The gain is at most all of these
+    bytes. Needs a run with memory.
     """
     called = sum(key.phase == FORWARD for key, _ in evidence.samples("cpu_ns"))
     share = max(_SHARE, 2 / max(called, 1))
@@ -42,7 +42,7 @@ def layer_that_makes_the_peak(evidence: Evidence) -> Iterator[Advice]:
                 parts = ", ".join(
                     f"{format_memory(size)} {kind} of {phase}"
                     for (kind, phase), size in sums.most_common()
-                    if size >= _CRUMB * nbytes
+                    if size >= _SMALL * nbytes
                 )
                 yield Advice(
                     evidence.name_of(layer),

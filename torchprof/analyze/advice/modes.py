@@ -16,19 +16,18 @@ _DROPOUTS = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "
 
 @rule
 def eval_forgotten(evidence: Evidence) -> Iterator[Advice]:
-    """Dropout and batch normalisation that were called in train mode, in a run without any backward and any optimizer.
+    """Dropout and batch normalization layers that were called in train mode, in a run without backward and optimizer.
 
-    If that is inference, its results are random, or depend on what else is in the batch, and the running statistics
-    change: so it is said however little time it takes. A dropout of p=0 and a norm without running statistics do the
-    same in both modes. One finding for each model. How much time it would save is unknown; what the dropouts took is
-    in the evidence.
+    If the run is inference, its results are random or depend on the rest of the batch, and the running statistics
+    change. So it is reported however little time it takes. A dropout with p=0 and a norm without running statistics do
+    the same in both modes. One finding per model. The gain is unknown; the finding has the time of these layers.
     """
     if _trains(evidence):
         return
     calls = evidence.took(lambda frames: not frames, phases=(FORWARD,))
     by_model: dict[str, list[int]] = {}
     for number, layer in enumerate(evidence.run.layers):
-        if layer.training and _minds_the_mode(layer) and number in calls and calls[number].calls:
+        if layer.training and _depends_on_mode(layer) and number in calls and calls[number].calls:
             by_model.setdefault(layer.path[0], []).append(number)
     if not by_model:
         return
@@ -50,11 +49,11 @@ def eval_forgotten(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def gradients_never_used(evidence: Evidence) -> Iterator[Advice]:
-    """Memory that forward calls left for a backward that never came: samples of ``kept_bytes`` in a run without any
-    backward and any optimizer.
+    """Memory that forward calls saved for a backward that did not run: samples of ``kept_bytes`` in a run without
+    backward and optimizer.
 
-    Under ``no_grad`` they are all 0. What it could save is what all layers kept in an average call of their model.
-    What is held after the run may be used outside of it: then this is no fault, so it says "if". Needs memory.
+    Under ``no_grad`` they are all 0. The gain is what all layers keep in an average call of their model. That memory
+    may be used after the recording, so the remedy is a condition. Needs memory.
     """
     if _trains(evidence):
         return
@@ -86,9 +85,9 @@ def gradients_never_used(evidence: Evidence) -> Iterator[Advice]:
 @rule
 def anomaly_detection_on(evidence: Evidence) -> Iterator[Advice]:
     """``torch.autograd.set_detect_anomaly`` was on at the end: each backward op is checked for NaN, and each forward op
-    remembers its stack.
+    stores its stack.
 
-    It is said at any size: all that was recorded is slower than it would be, by an unknown amount.
+    It is always reported: the whole recording is slower, by an unknown amount.
     """
     if evidence.switches.get("detect_anomaly") == "True":
         yield Advice(
@@ -103,10 +102,10 @@ def anomaly_detection_on(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def deterministic_algorithms_on(evidence: Evidence) -> Iterator[Advice]:
-    """``torch.use_deterministic_algorithms`` was on at the end, which takes slower kernels, and fills all memory that
-    ``torch.empty`` hands out.
+    """``torch.use_deterministic_algorithms`` was on at the end: torch selects slower kernels, and fills all memory that
+    ``torch.empty`` returns.
 
-    Said at any size, since the time of the others is unknown.
+    It is always reported, because the time of the faster kernels is unknown.
     """
     if evidence.switches.get("deterministic_algorithms") == "True":
         yield Advice(
@@ -121,13 +120,13 @@ def deterministic_algorithms_on(evidence: Evidence) -> Iterator[Advice]:
 
 
 def _trains(evidence: Evidence) -> bool:
-    """Whether there was any backward, or the step of an optimizer, whose backward may have run out of sight."""
+    """Whether there was a backward, or the step of an optimizer, whose backward may not have been recorded."""
     return BACKWARD in evidence.run.phases() or any(
         True for _ in evidence.rows(lambda frames: any(frame.name.startswith(OPTIMIZER_STEP) for frame in frames))
     )
 
 
-def _minds_the_mode(layer: Layer) -> bool:
+def _depends_on_mode(layer: Layer) -> bool:
     if layer.kind in _NORMS:
         return "track_running_stats=False" not in layer.settings
     return layer.kind in _DROPOUTS and not layer.settings.startswith(("p=0,", "p=0.0,"))

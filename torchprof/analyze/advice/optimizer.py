@@ -1,4 +1,4 @@
-"""The optimizer: its steps, and how it lets gradients go."""
+"""The optimizer: its steps, and how it resets gradients."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _NOT_FUSED = frozenset(
         "aten::view_as_real",
     }
 )
-"""What is called for sparse gradients, and for complex parameters: fused steps raise an error for both."""
+"""Ops that are called for sparse gradients and complex parameters: fused steps raise an error for both."""
 _TENSORS = 10
 _SMALL_NS = 30_000
 _SAVED = 9 / 10
 
 
 @dataclass
-class _Stepped:
-    """What the steps of one class of optimizers did: their number and time, and the ops directly in them."""
+class _Steps:
+    """The steps of one class of optimizers: their number and time, and the ops directly in them."""
 
     steps: int = 0
     cpu_ns: int = 0
@@ -52,18 +52,18 @@ class _Stepped:
 
 @rule
 def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
-    """Steps of torch's optimizers that call their ops for each tensor by itself: at least 10 calls of one op a step,
-    and none that is fused; on a GPU none that is ``_foreach_`` either, torch's default there.
+    """Steps of torch's optimizers that call their ops once per tensor: at least 10 calls of one op per step, and no
+    fused op; on a GPU no ``_foreach_`` op either, which is torch's default there.
 
     On the CPU the remedy is ``fused=True`` (SGD, Adam, AdamW, Adagrad). Measured on two threads with 40 to 200 tensors
-    of 64 to a million numbers, torch 2.4 and 2.13: Adam, AdamW and Adagrad take 10 to 60% of the time, SGD 40 to 60%
-    where its ops are shorter than 30 µs on average, and hardly less where they are longer: there it is silent.
-    foreach=True was slower than the loop as often as faster, so it is not advised there. What could be saved is at most
-    9/10 of the steps, by the clock (CPU or device) on which they took longer. Steps that call ops for sparse gradients
-    or complex parameters are left out: no fused step takes those. Needs torch's own labels of optimizers.
+    of 64 to a million elements, torch 2.4 and 2.13: Adam, AdamW and Adagrad take 10 to 60% of the time. SGD takes 40 to
+    60% if its ops are shorter than 30 µs on average, and hardly less if they are longer: then there is no finding.
+    foreach=True was slower than the loop as often as faster, so it is not recommended on the CPU. The gain is at most
+    9/10 of the steps' CPU or device time, the longer one. Steps with ops for sparse gradients or complex parameters are
+    left out: fused steps do not support them. Needs torch's own labels of optimizers.
     """
     place = "cpu" if evidence.device == "cpu" else "cuda"
-    for name, stepped in _stepped(evidence).items():
+    for name, stepped in _steps_by_class(evidence).items():
         fused = name in _FUSED[place]
         if any(op.startswith("aten::_fused_") for op in stepped.calls) or not (
             fused or (place == "cuda" and name in _FOREACH)
@@ -96,9 +96,9 @@ def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
 def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
     """``zero_grad(set_to_none=False)`` of an optimizer: ops that write zeros into gradients, in its label.
 
-    It can save these writes, and in backward the additions to a gradient of zeros (``add_`` in AccumulateGrad, of so
-    many as were zeroed: more of them are a gradient that is summed over batches on purpose), and the memory of the
-    gradients that were there before the first step. Needs torch's own labels of optimizers.
+    The gain is the time of these writes, and of the additions to zeroed gradients in backward (``add_`` in
+    AccumulateGrad, at most as many as were zeroed: further additions accumulate gradients over batches on purpose), and
+    the memory of the gradients that existed before the first step. Needs torch's own labels of optimizers.
     """
     label = None
     writes = 0
@@ -130,9 +130,9 @@ def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
     )
 
 
-def _stepped(evidence: Evidence) -> dict[str, _Stepped]:
-    """By the name of their class what optimizers did in their steps."""
-    found: defaultdict[str, _Stepped] = defaultdict(_Stepped)
+def _steps_by_class(evidence: Evidence) -> dict[str, _Steps]:
+    """The steps of optimizers, by the name of their class."""
+    found: defaultdict[str, _Steps] = defaultdict(_Steps)
     columns, chains = evidence.run.rows.columns, evidence.run.rows.frames
     for at in evidence.rows(lambda frames: _depth(frames, OPTIMIZER_STEP) >= 0):
         frames = chains[columns["frames"][at]]
@@ -151,7 +151,7 @@ def _stepped(evidence: Evidence) -> dict[str, _Stepped]:
 
 
 def _depth(frames: Sequence[Frame], label: str) -> int:
-    """Where among the frames a label of torch's stands that begins so, -1 for nowhere."""
+    """The position among the frames of torch's label with this prefix, -1 if there is none."""
     return next((at for at, frame in enumerate(frames) if frame.kind == "label" and frame.name.startswith(label)), -1)
 
 

@@ -1,4 +1,4 @@
-"""Precision: types that take more time and memory than the work needs, and sizes that tensor cores cannot take."""
+"""Precision: dtypes that cost more time and memory than needed, and sizes that tensor cores do not support."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from torchprof.analyze.advice import WORTH, Advice, rule
-from torchprof.analyze.advice.evidence import Evidence, shape_of
+from torchprof.analyze.advice.evidence import Evidence, shape_of_input
 from torchprof.analyze.advice.fusion import is_elementwise
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE, Frame, Signature
@@ -16,8 +16,8 @@ _DOUBLE = frozenset({"double", "c10::complex<double>"})
 _SINGLE = frozenset({"float"})
 _HALF = frozenset({"c10::Half", "c10::BFloat16"})
 _FLOATS = _DOUBLE | _SINGLE | _HALF | {"c10::complex<float>", "c10::complex<c10::Half>"}
-_FLOATING = ("float", "bfloat", "complex")  # how the names of torch's floating-point types begin
-_FACTORS = {  # where the two matrices of a product stand among what an op is called on
+_FLOATING = ("float", "bfloat", "complex")  # prefixes of torch's floating-point dtypes
+_FACTORS = {  # the positions of the two matrices of a product among the inputs
     "aten::mm": (0, 1),
     "aten::bmm": (0, 1),
     "aten::addmm": (1, 2),
@@ -41,24 +41,24 @@ _TF32_KERNEL = re.compile(r"tf32|s1688")
 _HALF_KERNEL = re.compile(r"[sh]884|h1688|16816|fp16|bf16|half|BFloat16|c10::Half")
 
 _TENSOR_CORES = 7 / 8
-"""Tensor cores do at most eight times what the other cores do: A100 156 to 19.5 TFLOP/s in TF32, H100 494 to 67, and
-989 to 134 in half precision; V100 125 to 15.7 (NVIDIA's data sheets). So 7/8 is the most they can save."""
+"""The largest gain from tensor cores, because they are at most eight times as fast as the other cores: A100 156 to 19.5
+TFLOP/s in TF32, H100 494 to 67, and 989 to 134 in half precision; V100 125 to 15.7 (NVIDIA's data sheets)."""
 
 
 @rule
 def double_precision(evidence: Evidence) -> Iterator[Advice]:
-    """Layers that compute in float64, by the types of what their operators are called on; where shapes were not
-    recorded, by the types of their own parameters.
+    """Layers that compute in float64, by the dtypes of the inputs of their operators; if shapes were not recorded, by
+    the dtypes of their own parameters.
 
-    An operator of torch's (``aten::…``) computes in float64 where all its floating-point inputs are float64; an
-    elementwise one where any of them is, since it promotes the others. What an operator calls inside goes with it where
-    that has no such inputs itself. What only holds operators tells nothing: a compiled graph, a node of autograd, an
-    operator of somebody else's. Nor does a number without a dimension: torch passes Python's scalars as such. Without
+    An operator of torch (``aten::…``) computes in float64 if all its floating-point inputs are float64; an elementwise
+    operator if any of them is, because it promotes the others. An inner operator without floating-point inputs counts
+    as the operator around it. Compiled graphs, autograd nodes and custom operators do not count: their inputs do not
+    show how they compute. Neither do tensors without a dimension, because torch passes Python scalars as these. Without
     shapes, all floating-point parameters that a layer holds itself must be float64.
 
-    What it could save is at most all of the time: half as many numbers fit into a register and through the memory bus,
-    but oneDNN has no float64 at all (on two threads a Conv2d took 4.5 times as long, an LSTM 3.7 times), and GPUs of
-    consumers do it at a 64th of the rate. And half of the float64 parameters' bytes.
+    The gain is at most all of the time. Half as many values fit into a register and through the memory bus, but oneDNN
+    does not support float64 (on two threads a Conv2d took 4.5 times as long, an LSTM 3.7 times), and consumer GPUs
+    compute it at 1/64 of the rate. In memory, the gain is half of the bytes of float64 parameters.
     """
     held: dict[int, int] = {}
     all_double = set()
@@ -91,13 +91,14 @@ def double_precision(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def misaligned_half_precision(evidence: Evidence) -> Iterator[Advice]:
-    """Products of matrices and convolutions in half precision on CUDA, where a size of the weights (for a product of
-    two activations: the inner or the last size) is no multiple of 8, so that rows do not start at 16 bytes.
+    """Matrix products and convolutions in half precision on CUDA with a size of the weights that is not a multiple of 8
+    (for a product of two activations: the inner or the last size). Then rows are not aligned to 16 bytes.
 
-    Then cuBLAS and cuDNN take slower kernels, some without tensor cores: at most 7/8 of the time is theirs (see
-    ``_TENSOR_CORES``). Up to four input channels, those of an image, are none that anybody could change, and a
-    depthwise convolution has no product. The number of rows (batch, tokens) does not matter for that. Source: NVIDIA,
-    "Matrix Multiplication Background User's Guide", Requirements to Use Tensor Cores. Needs shapes and a device.
+    cuBLAS and cuDNN select slower kernels for these sizes, some without tensor cores: the gain is at most 7/8 of the
+    time (see ``_TENSOR_CORES``). Up to four input channels, as of an image, are left out because they cannot be
+    changed, and so are depthwise convolutions, which have no matrix product. The number of rows (batch, tokens) does
+    not matter. Source: NVIDIA, "Matrix Multiplication Background User's Guide", Requirements to Use Tensor Cores. Needs
+    shapes and a device.
     """
     if evidence.device != "cuda" or not evidence.shapes_recorded:
         return
@@ -128,11 +129,11 @@ def misaligned_half_precision(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def tf32_not_used(evidence: Evidence) -> Iterator[Advice]:
-    """Products and convolutions in float32 on a CUDA device of compute capability 8.0 or later, by kernels that use no
-    tensor cores, while torch's switches forbid TF32.
+    """Matrix products and convolutions in float32 on a CUDA device of compute capability 8.0 or later, by kernels
+    without tensor cores, while torch's switches forbid TF32.
 
-    Products: ``float32_matmul_precision`` is "highest", torch's default; convolutions: ``cudnn_tf32`` is "False". At
-    most 7/8 of their time could be saved. Needs a device; without shapes the names of kernels say what is float32.
+    Products: ``float32_matmul_precision`` is "highest", torch's default; convolutions: ``cudnn_tf32`` is "False". The
+    gain is at most 7/8 of their time. Needs a device. Without shapes, float32 is recognized by the names of kernels.
     """
     by_layer = _could_be_tf32(evidence)
     if not by_layer:
@@ -158,12 +159,12 @@ def tf32_not_used(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def autocast_not_used(evidence: Evidence) -> Iterator[Advice]:
-    """A CUDA device with tensor cores (compute capability 7.0 or later) that spends at least half of its time on
-    products and convolutions in float32, and no op or kernel in half precision at all.
+    """A CUDA device with tensor cores (compute capability 7.0 or later) that spends at least half of its time on matrix
+    products and convolutions in float32, in a run without any op or kernel in half precision.
 
-    Half, because autocast changes results a little and adds casts: that pays where products dominate. Silent where
-    switching TF32 on is advised, the smaller step. With TF32 half precision has twice its rate and half of its bytes,
-    so half of the time can be saved; at most 7/8 where there is no TF32. Needs a device.
+    The threshold is half because autocast changes results slightly and adds casts: it pays if products dominate. There
+    is no finding if TF32 is recommended, which is the smaller change. Half precision has twice the rate of TF32 and
+    half the bytes, so the gain is half of the time; without TF32 at most 7/8. Needs a device.
     """
     if evidence.device != "cuda" or not evidence.compute_capability:
         return
@@ -209,22 +210,22 @@ def _is_in_double(frames: Sequence[Frame]) -> bool:
 
 
 def _has(signature: Signature | None, dtypes: frozenset[str]) -> bool:
-    """Whether an op was called on a tensor of one of these types that has a dimension, or whose shape is unknown."""
+    """Whether an input tensor of an op has one of these dtypes, and a dimension or an unknown shape."""
     if signature is None:
         return False
     return any(dtype in dtypes and shape != () for shape, dtype in zip(signature.shapes, signature.dtypes))
 
 
 def _odd_sizes(frame: Frame) -> list[int]:
-    """The sizes of a product or a convolution in half precision that are no multiples of 8."""
+    """The sizes of a product or convolution in half precision that are not multiples of 8."""
     if not _is_half_product(frame):
         return []
     sizes: list[int] = []
     if frame.name in _FACTORS:
-        left, right = (shape_of(frame, at) for at in _FACTORS[frame.name])
+        left, right = (shape_of_input(frame, at) for at in _FACTORS[frame.name])
         sizes = [*left[-1:], *right[-1:]]
     else:
-        weight = shape_of(frame, 1)
+        weight = shape_of_input(frame, 1)
         if len(weight) > 2 and weight[1] > 1:
             sizes = [weight[0], *([weight[1]] if weight[1] > 4 else [])]
     return [size for size in sizes if size > 0 and size % 8]
@@ -235,7 +236,7 @@ def _is_half_product(frame: Frame) -> bool:
 
 
 def _could_be_tf32(evidence: Evidence) -> dict[int, int]:
-    """The device time by layer of what TF32 would speed up, and the switches forbid."""
+    """The device time by layer of the products that TF32 would speed up, but torch's switches forbid it."""
     if evidence.device != "cuda" or evidence.compute_capability < (8, 0):
         return {}
     ops = {
@@ -247,8 +248,9 @@ def _could_be_tf32(evidence: Evidence) -> dict[int, int]:
 
 
 def _is_float32_product(frames: Sequence[Frame], *, with_tf32: bool) -> bool:
-    """Whether the frames end in a kernel that a product or a convolution in float32 launched itself; ``with_tf32``: or
-    one in TF32. By the op's types where shapes were recorded, else by the kernel's name."""
+    """Whether the innermost frame is a kernel that a product or convolution in float32 launched directly; with
+    ``with_tf32`` also a TF32 kernel. float32 is recognized by the op's dtypes if shapes were recorded, else by the
+    kernel's name."""
     if len(frames) < 2 or frames[-1].kind != "kernel":
         return False
     kernel, op = frames[-1].name, frames[-2]

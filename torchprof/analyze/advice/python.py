@@ -1,4 +1,4 @@
-"""Python, NumPy and all else that is no operator, where it takes much of the time."""
+"""Time outside operators: Python, NumPy, garbage collection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHARE = 0.05
 _GAP_NS = 30_000
 _TO_NUMPY = "aten::resolve_neg"
 _WAITS_FOR_RANKS = ("DistributedDataParallel.", "FullyShardedDataParallel.", "FSDP::")
-"""How torch's own labels of wrappers begin."""
+"""Prefixes of torch's own labels of distributed wrappers, which may wait for other ranks."""
 _TORCHS_LAYERS = """
 AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveLogSoftmaxWithLoss AdaptiveMaxPool1d AdaptiveMaxPool2d
 AdaptiveMaxPool3d AlphaDropout AvgPool1d AvgPool2d AvgPool3d BCELoss BCEWithLogitsLoss BatchNorm1d BatchNorm2d
@@ -40,11 +40,11 @@ TripletMarginWithDistanceLoss Unflatten Unfold Upsample UpsamplingBilinear2d Ups
 ZeroPad3d
 """
 _OF_TORCH = frozenset(_TORCHS_LAYERS.split())
-"""The classes of ``torch.nn``: what runs in them between operators is no Python of the user's."""
+"""The classes of ``torch.nn``: the Python that runs in them between operators is not the user's."""
 
 
 class SlowPython(NamedTuple):
-    """How often a layer was called (0: not known), and its time in no operator and in no layer below."""
+    """The calls of a layer (0: unknown), and its time outside operators and outside the layers below."""
 
     calls: int
     own_ns: int
@@ -52,17 +52,19 @@ class SlowPython(NamedTuple):
 
 @rule
 def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
-    """Layers whose own Python takes longer than to call their operators and layers would: a loop over elements, NumPy.
+    """Layers with much Python of their own, beyond the calls of their operators and layers: a loop over elements,
+    NumPy.
 
-    Evidence is the time of the forward calls of a layer in no operator and in no layer below, less 30 us for each
-    operator and layer that it calls and for each call of its own (Python and the profiler take 5 to 20), and less what
-    its calls took beyond the median one, the layers below left out: that is start-up, and chance. It is told where 5 %
-    of the recorded time is left and more than half of it is not such calling; many tiny operators are other advice.
-    Compiled layers are left out: what runs in them is no Python. So are layers of torch's own, in which no Python is
-    the user's to change, and the ranges of a trace, in which a thread may wait for that of backward. Nothing is said
-    where operators were not recorded. Where a thread took samples (``torchprof run``), the line is named at which it
-    was seen most; NumPy where the layer turns tensors into arrays, which torch records. The gain is at most all of that
-    time, since without the loop nothing is called in it, and no more than a device is idle.
+    Evidence: the time of the forward calls of a layer outside operators and outside the layers below. Subtracted are 30
+    us for each call of the layer and each operator and layer that it calls (Python and the profiler take 5 to 20 us),
+    and the time of its calls beyond the median call (start-up and interruptions). It is reported if at least 5 % of the
+    recorded time remains, and more than half of the evidence; many tiny operators have a rule of their own.
+
+    Compiled layers are left out: they run no Python. So are torch's own layers, whose Python the user cannot change,
+    and the ranges of a trace, in which a thread may wait for backward. There is no finding if operators were not
+    recorded. The finding names the line that was sampled most (``torchprof run``), and NumPy if the layer turns tensors
+    into arrays, which torch records. The gain is at most all of the evidence, because without the loop nothing is
+    called in it, and at most the idle time of a device.
     """
     found = layers_of_slow_python(evidence)
     arrays = evidence.took(_is_array, phases=(FORWARD,))
@@ -86,15 +88,15 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
-    """A loop whose steps spend much time in no operator, no layer and no range of torch's: Python of the loop's own, as
-    NumPy, a loader that is not torch's, logging.
+    """A training loop whose steps spend much time outside operators, layers and torch's ranges: the loop's own Python,
+    such as NumPy, a data loader that is not torch's, or logging.
 
-    Evidence is the ``step_gap_ns`` of the steps that ``step()`` marks, less 30 us for each operator outside the layers,
-    each node of backward and each call of a model (Python, autograd's engine and the profiler take 5 to 20), and less
-    what the steps had of it beyond the median one. From 5 % of the recorded time on, and where more than half is not
-    such calling. With fewer than two steps there is no loop, and nothing is said; nor where operators were not
-    recorded. The gain is at most all of ``step_gap_ns``, since what is done less often is missing from the median one,
-    and no more than a device is idle.
+    Evidence: the ``step_gap_ns`` of the steps that ``step()`` marks. Subtracted are 30 us for each operator outside the
+    layers, each autograd node and each call of a model (Python, autograd's engine and the profiler take 5 to 20 us),
+    and the time of steps beyond the median step. It is reported if at least 5 % of the recorded time remains, and more
+    than half of the evidence. There is no finding with fewer than two steps, or if operators were not recorded. The
+    gain is at most all of ``step_gap_ns``, because work that is not done in every step is missing from the median, and
+    at most the idle time of a device.
     """
     gaps = [spread for _, spread in evidence.samples("step_gap_ns")]
     whole = sum(spread.sum for spread in gaps)
@@ -123,10 +125,10 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def garbage_collection(evidence: Evidence) -> Iterator[Advice]:
-    """Collections of Python's garbage collector that look through old objects, as full ones do.
+    """Collections of the old generations by Python's garbage collector, such as full collections.
 
-    Evidence is their own row: they interrupt whatever runs when they are due. The gain is all of their time, and no
-    more than a device is idle. Needs a recording made here: a trace has them where torchprof made it.
+    Evidence: their own row, because they interrupt whatever code runs. The gain is all of their time, at most the idle
+    time of a device. Needs a recording by torchprof, or a trace that torchprof exported.
     """
     took = evidence.took(is_collection, phases=(FORWARD,)).get(OUTSIDE)
     if took is None or not took.cpu_ns:
@@ -145,7 +147,7 @@ def garbage_collection(evidence: Evidence) -> Iterator[Advice]:
 
 
 def layers_of_slow_python(evidence: Evidence) -> dict[int, SlowPython]:
-    """The layers that ``python_in_layers`` tells of, by number."""
+    """The layers that ``python_in_layers`` reports, by number."""
     if not evidence.ops_recorded:
         return {}
     layers = evidence.run.layers
@@ -167,33 +169,33 @@ def layers_of_slow_python(evidence: Evidence) -> dict[int, SlowPython]:
 
 
 def _has_python(layer: Layer) -> bool:
-    """Whether what runs in a layer between operators may be the user's Python. The ranges of a trace have no class, so
-    they may be anything; only torch's own layers have ``settings``."""
+    """Whether the user's Python may run in a layer between operators. The ranges of a trace have no class, so they may
+    be anything; only torch's own layers have ``settings``."""
     return bool(layer.kind) and not layer.compiled and layer.kind not in _OF_TORCH and not layer.settings
 
 
 def is_own_time(frames: Sequence[Frame]) -> bool:
-    """Whether it is a layer's time, or that of a label of the user's, in no operator."""
+    """Whether it is the time of a layer or a label outside operators."""
     return all(frame.kind == "label" for frame in frames)
 
 
 def _is_python(frames: Sequence[Frame]) -> bool:
-    """Whether it is a layer's own time, and not that of a wrapper which may wait for the other ranks."""
+    """Whether it is a layer's own time, and not that of a distributed wrapper, which may wait for other ranks."""
     return is_own_time(frames) and not any(frame.name.startswith(_WAITS_FOR_RANKS) for frame in frames)
 
 
 def _is_direct(frames: Sequence[Frame]) -> bool:
-    """Whether an operator is called by Python, and not by another."""
+    """Whether it is an operator that Python calls, not another operator."""
     return bool(frames) and frames[-1].kind == "op" and is_own_time(frames[:-1])
 
 
 def _is_array(frames: Sequence[Frame]) -> bool:
-    """Whether it is the operator that Tensor.numpy() and Tensor.tolist() call; models do not call it themselves."""
+    """Whether it is the operator that Tensor.numpy() and Tensor.tolist() call; models do not call it directly."""
     return _is_direct(frames) and frames[-1].name == _TO_NUMPY
 
 
 def _lines(evidence: Evidence) -> dict[int, Counter[str]]:
-    """How often Python was seen at which source line between the operators of each layer, in forward."""
+    """The number of Python samples at each source line between the operators of each layer, in forward."""
     found: defaultdict[int, Counter[str]] = defaultdict(Counter)
     rows, columns = evidence.run.rows, evidence.run.rows.columns
     for at in evidence.rows(lambda frames: bool(frames) and frames[-1].kind == "python"):

@@ -1,4 +1,4 @@
-"""How it was recorded, where that hides what the time went to."""
+"""Faults of the recording that hide where the time went."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _SHARE = 0.05
 
 @rule
 def leftover_kernels(evidence: Evidence) -> Iterator[Advice]:
-    """Kernels whose launch is not in the recording, for at least 5 % of the device's time: no layer and no step can
-    have them.
+    """Kernels whose launch is not in the recording, for at least 5 % of the device's time. They cannot be attributed to
+    a layer or a step.
 
-    Most often the recording began while the device still worked off what was launched before. A change saves no time,
-    it makes the figures complete. Nothing is said where operators were not recorded: then no launch is known. Needs the
-    time of a device.
+    The usual cause: the recording began while the device still ran work launched before. The remedy saves no time, it
+    makes the figures complete. There is no finding if operators were not recorded, because then no launch is known.
+    Needs the time of a device.
     """
     ns = evidence.run.left_over.device_ns + sum(took.device_ns for took in evidence.took(has_no_launch).values())
     whole = sum(evidence.run.rows.columns["device_ns"])

@@ -30,7 +30,7 @@ from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, OUTSIDE_NAME, PHASES
 
 _PEAK, _STEP = "peak", "step"
-_NAMED = 3  # so many layers are named as those that made the difference
+_NAMED = 3  # the most layers that are named as the cause
 
 _TARGET = re.compile(r"\s*(?:(?P<pattern>.*\S)\s*:\s*)?(?P<measure>\w+)\s*", re.DOTALL)
 _SHARE = re.compile(r"\+(\d+(?:\.\d+)?)\s*%")
@@ -45,7 +45,7 @@ _SHORT = {
     | {"T": 2**40, "TiB": 2**40},
     Unit.COUNT: {"k": 1000},
 }
-"""Other spellings of these units: bytes go by 1024, whatever they are called, all else by 1000."""
+"""Other spellings of these units. Bytes always go by 1024, counts by 1000."""
 _EXAMPLES = {Unit.TIME: "12ms", Unit.BYTES: "1.5GB", Unit.COUNT: "4.2G"}
 _SYNTAX = (
     'A limit is [LAYERS: ]MEASURE > AMOUNT, as in "cpu_total > +10%", "peak > 1.5GB", "features.*: cpu_total > 12ms"'
@@ -53,12 +53,15 @@ _SYNTAX = (
 
 
 class BudgetExceeded(AssertionError):
-    """A limit of ``assert_budget`` does not hold; the message says which, by how much, and which layers made it so."""
+    """A limit of ``assert_budget`` is exceeded. The message says which limit, by how much, and which layers caused
+    it."""
 
 
 class Limit(NamedTuple):
-    """At most so much, as it was written in ``text``. ``pattern``: a path of layers, None for the models. ``bound`` is
-    a number, or an amount with its unit; ``share`` in its place what may come on top of what was before (0.1: a tenth).
+    """A limit on one measure, as the user wrote it in ``text``.
+
+    ``pattern``: a path of layers, None for the models. ``bound``: a number, or text with an amount and its unit, or a
+    relative increase. ``share``: that increase over the figure before (0.1: a tenth); None for an absolute limit.
     """
 
     text: str
@@ -69,7 +72,8 @@ class Limit(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a limit: a sentence for each layer that exceeds it, and ``remarks`` on those that do not fail."""
+    """The result of a limit: ``failures`` has a sentence for each layer that exceeds it, ``remarks`` for each that does
+    so only within noise."""
 
     limit: Limit
     failures: tuple[str, ...]
@@ -81,17 +85,17 @@ def assert_budget(
     limits: Mapping[str, str | int | float],
     baseline: Run | str | PathLike[str] | None = None,
 ) -> None:
-    """Fail a test where a run costs more than it may.
+    """Fail a test if a run costs more than its limits allow.
 
-    ``limits``: from ``"[LAYERS: ]MEASURE"`` to the most that it may be: ``{"cpu_total": "12ms", "features.*: peak":
-    "1.5GB", "flops": 4_200_000_000}``. Without layers the models are meant. What adds up is for one forward call of the
-    model, however many were recorded. ``"+10%"`` is relative to ``baseline``, a run or the file of a saved one. A time
-    that exceeds its limit only within noise does not fail, but warns. See docs/compare.md.
+    ``limits``: from ``"[LAYERS: ]MEASURE"`` to the largest value allowed: ``{"cpu_total": "12ms", "features.*: peak":
+    "1.5GB", "flops": 4_200_000_000}``. Without LAYERS the limit is on the models. Additive measures are per forward
+    call of the model, however many calls were recorded. ``"+10%"`` is relative to ``baseline``, a run or the file of a
+    saved one. A time that exceeds its limit only within noise warns, and does not fail. See docs/compare.md.
 
-    Raises BudgetExceeded, an AssertionError, where a limit does not hold; TorchprofError for a limit that cannot be
-    read, on layers that are not there, or on what is not known.
+    Raises BudgetExceeded, an AssertionError, if a limit is exceeded; TorchprofError for a limit that cannot be parsed,
+    that names unknown layers, or whose figure is unknown.
     """
-    __tracebackhide__ = True  # pytest then shows the line of the test, and none of ours
+    __tracebackhide__ = True  # pytest then shows the line of the test, not one of this file
     if not isinstance(limits, Mapping) or not limits:
         raise TorchprofError(f'limits={limits!r:.80} holds no limits: write {{"cpu_total": "12ms"}}, say.')
     read = [_limit(f"{target}: at most {bound}", target, bound) for target, bound in limits.items()]
@@ -110,7 +114,7 @@ def assert_budget(
 
 
 def limit_of(text: str) -> Limit:
-    """Read a limit of the command line: ``"features.*: cpu_total > +10%"``. Raises TorchprofError where it is none."""
+    """Parse a limit of the command line: ``"features.*: cpu_total > +10%"``. Raises TorchprofError for invalid text."""
     target, sign, bound = text.rpartition(">")
     if not sign:
         raise TorchprofError(f"{text!r} is no limit: it has no '>'. {_SYNTAX}.")
@@ -128,14 +132,14 @@ def _limit(text: str, target: object, bound: object) -> Limit:
 
 
 def check(diff: Diff, limits: Iterable[Limit]) -> list[Outcome]:
-    """Hold limits against a diff, absolute ones against its run after.
+    """Check limits on a diff; absolute limits on its run after.
 
-    Raises TorchprofError for a measure that is unknown or was not measured, for layers that are not there, and for what
-    is not known of one of them: that is never a pass.
+    Raises TorchprofError for a measure that does not exist or was not measured, for unknown layers, and for an unknown
+    figure of one of them: an unknown figure never passes.
     """
     outcomes = []
     for limit in limits:
-        found = [_held(diff, limit, subject) for subject in _subjects(diff, limit)]
+        found = [_checked(diff, limit, subject) for subject in _subjects(diff, limit)]
         failures = tuple(sentence for exceeded, sentence in found if exceeded)
         remarks = tuple(sentence for exceeded, sentence in found if sentence and not exceeded)
         outcomes.append(Outcome(limit, failures, remarks))
@@ -143,10 +147,11 @@ def check(diff: Diff, limits: Iterable[Limit]) -> list[Outcome]:
 
 
 class _Subject(NamedTuple):
-    """One thing that a limit is held against: a measure of a layer, the peak or the step of the run, by its ``name``.
+    """One figure that a limit is checked on: a measure of the layer ``name``, or the peak or the step of the run.
 
-    ``was_added``: there was nothing before. ``is_sum``: it adds up over calls. ``parts`` are what the limit is exceeded
-    by, or what its largest parts are, in words; ``why_unknown`` says why it is not known before (0), or after (1).
+    ``was_added``: the layer did not exist before. ``is_sum``: the figure adds up over calls. ``parts``: makes the
+    sentence on the layers that contribute most. ``why_unknown``: says why the figure is unknown before (0) or after
+    (1).
     """
 
     name: str
@@ -181,7 +186,7 @@ def _subjects(diff: Diff, limit: Limit) -> Iterator[_Subject]:
     for pair in _pairs(diff, limit):
         quantity = quantities[0]
         change = pair.changes[quantity.key]
-        if len(quantities) > 1:  # the largest of all phases, which before may have been another one
+        if len(quantities) > 1:  # the largest of all phases; before, that may be another phase
             changes = [pair.changes[one.key] for one in quantities]
             change = Change(
                 _largest([one.before for one in changes]), _largest([one.after for one in changes]), None, UNDECIDED
@@ -199,13 +204,13 @@ def _subjects(diff: Diff, limit: Limit) -> Iterator[_Subject]:
 
 
 def _largest(values: Sequence[float | None]) -> float | None:
-    """The largest of some values; None where one is not known, which may be it."""
+    """The largest of some values; None if one is unknown, because that may be the largest."""
     known = [value for value in values if value is not None]
     return max(known) if len(known) == len(values) else None
 
 
 def _pairs(diff: Diff, limit: Limit) -> list[Pair]:
-    """The layers that a limit is for, those that are there after; or the work outside of all, if there was any."""
+    """The layers after that a limit names, or the work outside all layers, if there was any."""
     if limit.pattern == OUTSIDE_NAME:
         return [pair for pair in diff.pairs if not pair.is_layer and pair.name == OUTSIDE_NAME]
     layers = [pair for pair in diff.walk() if pair.is_layer]
@@ -231,7 +236,7 @@ def _pairs(diff: Diff, limit: Limit) -> list[Pair]:
 
 
 def _peak_of_run(diff: Diff, limit: Limit) -> _Subject:
-    """How far memory rose at most, on the device if there is one: what must fit."""
+    """The peak of the run: of the device if there is one, else of the CPU."""
     peaks = [key for key in diff.whole if key.endswith("_peak")]
     if not peaks:
         raise _not_measured(diff, limit)
@@ -246,13 +251,13 @@ def _peak_of_run(diff: Diff, limit: Limit) -> _Subject:
     return _Subject("the run", diff.whole[key], Unit.BYTES, False, False, lambda: parts)
 
 
-def _held(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
-    """Whether a limit is exceeded, and a sentence where that has to be explained, else an empty one.
+def _checked(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
+    """Whether a limit is exceeded, and a sentence if there is something to report, else "".
 
-    A lower bound above an absolute limit exceeds it; below the limit, the result is unknown.
+    A lower bound above an absolute limit exceeds it. A lower bound below the limit raises: the result is unknown.
     """
     change, show = subject.change, FORMATS[subject.unit]
-    # Absolute limits are for one call of the model; a diff of runs with equally many holds totals.
+    # Absolute limits are per call of the model. A diff of runs with equally many calls holds totals.
     calls = diff.counts[1] if diff.unit is None and subject.is_sum and limit.share is None else 1
     figure = change.figure(1)
     if not figure.is_known or (figure.bound is Bound.AT_LEAST and limit.share is not None):
@@ -290,11 +295,11 @@ def _held(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
         return True, f"Limit exceeded: {sentence}{subject.parts()}"
     noise = change.noise
     if figure.bound is Bound.AT_LEAST:
-        doubt = " It counts, though a part of the time is not known, and so whether it is more than noise."
-        return True, f"Limit exceeded: {sentence}{subject.parts()}{doubt}"
+        reservation = " It counts, though a part of the time is not known, and so whether it is more than noise."
+        return True, f"Limit exceeded: {sentence}{subject.parts()}{reservation}"
     if noise is None or min(noise.counts) < FEWEST or (limit.share is not None and change.verdict == UNDECIDED):
-        doubt = " It counts, though the runs hold too few calls or steps to tell it from noise."
-        return True, f"Limit exceeded: {sentence}{subject.parts()}{doubt}"
+        reservation = " It counts, though the runs hold too few calls or steps to tell it from noise."
+        return True, f"Limit exceeded: {sentence}{subject.parts()}{reservation}"
     median = noise.medians[1]
     if limit.share is None:
         beyond = median - noise.spreads[1] > most
@@ -308,7 +313,7 @@ def _held(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
 
 
 def _parts(diff: Diff, limit: Limit, pair: Pair, quantity: Quantity) -> str:
-    """The layers at or below one that made it exceed a limit, the largest first."""
+    """A sentence on the layers at or below a pair that contribute most to exceeding a limit, the largest first."""
     if not pair.children or quantity.is_self:
         return ""
     if limit.share is not None:
@@ -329,12 +334,12 @@ def _parts(diff: Diff, limit: Limit, pair: Pair, quantity: Quantity) -> str:
 
 
 def _by_value(part: tuple[Pair, Figure]) -> float:
-    """The order of parts: the largest first."""
+    """The sort key of parts: the largest first."""
     return -part[1].value
 
 
 def _unknown(limit: Limit, subject: _Subject, side: int, figure: Figure) -> TorchprofError:
-    """That a limit cannot be held against what is not known before (0) or after (1), of which ``figure`` is known."""
+    """The error for a limit on a figure that is unknown before (0) or after (1). ``figure`` may be a lower bound."""
     when = ("before", "in the run")[side]
     least = f", only that it is {figure.text(FORMATS[subject.unit])}" if figure.is_known else ""
     return TorchprofError(
@@ -344,7 +349,7 @@ def _unknown(limit: Limit, subject: _Subject, side: int, figure: Figure) -> Torc
 
 
 def _why_unknown(diff: Diff, pair: Pair, quantity: Quantity, side: int) -> str:
-    """Why a quantity of a layer, or of the work outside of all, is not known before (0) or after (1)."""
+    """Why a quantity of a layer, or of the work outside all layers, is unknown before (0) or after (1)."""
     run, layer, what = (diff.before, diff.after)[side], (pair.before, pair.after)[side], quantity.what
     if what == "params":
         return "It holds parameters that nobody has counted, as a lazy layer does that was never called."
@@ -352,7 +357,7 @@ def _why_unknown(diff: Diff, pair: Pair, quantity: Quantity, side: int) -> str:
     if isinstance(what, Measure):
         own = (OUTSIDE if pair.name == OUTSIDE_NAME else NOT_SELECTED,)
         inside = own if layer is None else _at_or_below(run, layer, quantity.is_self)
-        if what.doubt is not None:
+        if what.lower_bound_if is not None:
             without_shapes = operators_without_shapes(warning for meta in run.metas for warning in meta.warnings)
             reasons += map(str, about_uncounted(_rows_of(run.rows, inside, quantity.phase), without_shapes))
         incomplete = incomplete_phases(run).get(() if layer is None else layer.path)
@@ -362,7 +367,7 @@ def _why_unknown(diff: Diff, pair: Pair, quantity: Quantity, side: int) -> str:
 
 
 def _at_or_below(run: Run, layer: Layer, is_self: bool) -> Sequence[int]:
-    """The layers, by index, whose work is in the self, or in the total, of a layer."""
+    """The layers, by index, that are part of the self, or of the total, of a layer."""
     steps = len(layer.path)
     found = (index for index, one in enumerate(run.layers) if one.path[:steps] == layer.path)
     return [index for index in found if not is_self or len(run.layers[index].path) == steps]
@@ -386,7 +391,7 @@ def _not_measured(diff: Diff, limit: Limit) -> TorchprofError:
 
 
 def _amount(limit: Limit, unit: Unit) -> Fraction:
-    """A bound in ns, bytes or pieces."""
+    """The bound of a limit as a number: in ns, in bytes, or a count."""
     bound, units = limit.bound, _UNITS[unit]
     if isinstance(bound, str):
         match = _AMOUNT.fullmatch(bound.strip())

@@ -1,7 +1,7 @@
-"""``Diff``: two runs compared, layer by layer. Made by ``torchprof.compare``. Knows only the standard library.
+"""``torchprof.compare``: makes the ``Diff`` of two runs, layer by layer.
 
-Layers are matched in ``layers.py``; ``noise.py`` decides whether a difference of times is more than noise. What is
-compared, and how, is in docs/compare.md.
+``layers.py`` matches layers, ``noise.py`` decides whether a difference of times is more than noise, and ``notes.py``
+lists what makes the runs hard to compare. docs/compare.md describes what is compared, and how.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from torchprof.analyze.compare.diff import (
 )
 from torchprof.analyze.compare.layers import match_layers
 from torchprof.analyze.compare.noise import ALPHA, FEWEST, Noise, false_discovery_rates, noise_of
-from torchprof.analyze.compare.side import Side, kind_of
+from torchprof.analyze.compare.notes import Denominator, Notes, differences_of, warnings_of_both
+from torchprof.analyze.compare.side import Side, cpu_or_device
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import MEASURES, Bound, Figure, Measure, as_key
+from torchprof.run.cost import Bound, Figure, Measure, as_key
 from torchprof.run.file_read import load
-from torchprof.run.layers import Layer
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES
 
@@ -40,17 +40,19 @@ from torchprof.run.words import FORWARD, NOT_SELECTED, NOT_SELECTED_NAME, OUTSID
 def compare(before: Run | str | PathLike[str], after: Run | str | PathLike[str]) -> Diff:
     """Compare two runs, or files of saved ones, layer by layer and phase by phase.
 
-    Layers are matched by path, moved and renamed ones by what they are. Of each: what both runs measured, before and
-    after. Where the runs recorded different numbers of calls of the model, all that adds up is for one call. A
-    difference of times is told from noise if both runs hold enough steps, or enough calls. See docs/compare.md.
+    Layers are matched by path; moved and renamed layers by their content. Each layer has every quantity that both runs
+    measured, before and after. If the runs recorded different numbers of calls of the model, additive quantities are
+    per call. A difference of times is tested against noise if both runs hold enough steps, or enough calls. See
+    docs/compare.md.
 
-    Raises TorchprofError for what is neither a run nor the file of one, OSError where a file cannot be read.
+    Raises TorchprofError for an argument that is neither a run nor the file of one, OSError if a file cannot be read.
     """
     return _Comparison(as_run(before, "before", "compare"), as_run(after, "after", "compare")).diff()
 
 
 def as_run(run: object, name: str, function: str) -> Run:
-    """A run, or that of a file. Raises TorchprofError for what is neither, as the argument ``name`` of ``function``."""
+    """The run itself, or the run in a file. Raises TorchprofError for anything else; ``name`` and ``function`` are the
+    argument and the function that the message names."""
     if isinstance(run, Run):
         return run
     if isinstance(run, (str, PathLike)):
@@ -62,20 +64,19 @@ def as_run(run: object, name: str, function: str) -> Run:
 
 
 class _Comparison:
-    """Two runs, on the way to their ``Diff``."""
+    """Builds the ``Diff`` of two runs."""
 
     def __init__(self, before: Run, after: Run) -> None:
         self.runs = before, after
         self.sides = Side(before), Side(after)
         self.matches = match_layers(before.layers, after.layers)
-        self.counted, self.counts, self.of_what = self._counts()
-        self.unit = self.counted if self.counts[0] != self.counts[1] else None
-        # Samples are always brought to one call of the model: their numbers do not matter, unlike those of totals.
-        self.scale = self.counts if self.unit else (1, 1)
+        self.counted = self._counted()
+        # Samples are always divided by the calls of the model. Totals only if the runs hold different numbers of calls.
+        self.scale = self.counted.counts if self.counted.unit else (1, 1)
         kinds = {run.meta.device or "device" for run in self.runs}
         self.device = (kinds.pop() if len(kinds) == 1 else "device").upper()
         self.quantities = tuple(self._quantities())
-        # By layers, phase, field, and whether it is without the layers below: what has none is the same with them.
+        # By layers, phase, field and whether it is self. Without children, self is total: both share one entry.
         self._noises: dict[tuple[int, int, str, str, bool], Noise | None] = {}
 
     def diff(self) -> Diff:
@@ -85,25 +86,25 @@ class _Comparison:
             *self.runs,
             pairs,
             self.quantities,
-            self.counted,
-            self.counts,
+            self.counted.what,
+            self.counted.counts,
             whole,
-            tuple(self._notes()),
-            tuple(self._warnings()),
+            tuple(Notes(self.sides, self.matches, self.counted, self.device)),
+            tuple(warnings_of_both(*self.runs)),
         )
 
-    def _counts(self) -> tuple[str | None, tuple[int, int], str]:
-        """What totals can be divided by, how many of that each run recorded, and of which model they are calls."""
+    def _counted(self) -> Denominator:
+        """What totals can be divided by."""
         for before, after, _ in self.matches:
             if before is None or after is None or len(self.runs[1].layers[after].path) > 1:
                 continue
             counts = self.sides[0].calls[FORWARD][before], self.sides[1].calls[FORWARD][after]
             if all(counts) and not (self.runs[0].layers[before].recursive or self.runs[1].layers[after].recursive):
-                return "call", counts, self.runs[1].layers[after].name
+                return Denominator("call", counts, self.runs[1].layers[after].name)
         counts = self.sides[0].steps, self.sides[1].steps
         if all(counts):
-            return "step", counts, ""
-        return None, (1, 1), ""
+            return Denominator("step", counts)
+        return Denominator(None, (1, 1))
 
     def _quantities(self) -> Iterator[Quantity]:
         measured = self.sides[0].measured & self.sides[1].measured
@@ -119,8 +120,8 @@ class _Comparison:
     # The figures
 
     def _figures(self, side: int, quantity: Quantity) -> list[Figure]:
-        """What a quantity is of each layer, for one call or step where the diff is; of measures, of the work of no
-        layer, too."""
+        """One quantity of each layer, per call or step if the diff is. Measures also have figures for the work outside
+        all layers, and for that of layers that were not selected."""
         figures, layers, scale = self.sides[side], self.runs[side].layers, self.scale[side]
         what, phase = quantity.what, quantity.phase
         if what == "params":
@@ -129,13 +130,13 @@ class _Comparison:
             return [for_one(one.number_of_calls(), scale) for one in figures.figures[: len(layers)]]
         if isinstance(what, Measure):
             return [for_one(one.measure(what, phase, quantity.is_self), scale) for one in figures.figures]
-        # A layer that did nothing in this phase has a peak of 0.
+        # The peak of a layer that did nothing in this phase is 0, and known.
         nothing = [None if worked else 0 for worked in figures.worked[phase]]
         peaks = (figures.peaks.get((index, phase, quantity.device), nothing[index]) for index in range(len(layers)))
         return [figure_of(peak if known else None) for peak, known in zip(peaks, figures.known)]
 
     def _noise(self, before: int, after: int, quantity: Quantity) -> Noise | None:
-        """How the times of both sides compare, step by step where both have enough steps, else call by call."""
+        """The test of the times of both runs: of steps if both runs have enough of them, else of calls."""
         assert isinstance(quantity.what, Measure)
         [(name, _)] = quantity.what.fields  # a time is one field of the costs
         leaves = not (self.sides[0].below[before] or self.sides[1].below[after])
@@ -148,14 +149,14 @@ class _Comparison:
         found = []
         for side, index in enumerate((before, after)):
             figures = self.sides[side]
-            of = figures.of_steps_by_itself if quantity.is_self else figures.of_steps
+            of = figures.self_of_steps if quantity.is_self else figures.of_steps
             values = of(index, quantity.phase, name)
-            # Brought to one call of the model: a step may hold several.
-            found.append([value * figures.steps / self.counts[side] for value in values or ()])
+            # Per call of the model: a step may hold several calls.
+            found.append([value * figures.steps / self.counted.counts[side] for value in values or ()])
         are_few = any(len(values) < FEWEST for values in found)
         if are_few and name == "cpu_ns" and (leaves or not quantity.is_self):
             calls = [
-                [value / self.counts[side] for value in self.sides[side].of_calls(index, quantity.phase)]
+                [value / self.counted.counts[side] for value in self.sides[side].of_calls(index, quantity.phase)]
                 for side, index in enumerate((before, after))
             ]
             if all(calls) and min(map(len, calls)) > min(map(len, found)):
@@ -163,7 +164,7 @@ class _Comparison:
         return noise_of(*found) if all(found) else None
 
     def _judge(self, pairs: Sequence[tuple[Pair, int | None, int | None]]) -> None:
-        """Say of each difference of times whether it is more than noise."""
+        """Set the verdict of each difference of times: more than noise, or not."""
         for quantity in self.quantities:
             if not quantity.is_time:
                 continue
@@ -196,7 +197,7 @@ class _Comparison:
             new = None if after is None else layers[1][after]
             at = new or old
             assert at is not None
-            differs = tuple(_differs(old, new, with_settings)) if old and new else ()
+            differs = tuple(differences_of(old, new, with_settings)) if old and new else ()
             pair = Pair(at.path, old, new, how, differs=differs)
             everything.append((pair, before, after))
             if old:
@@ -204,7 +205,7 @@ class _Comparison:
             if new:
                 of_after[new.path] = pair
         for pair, _, _ in everything:
-            # Where it stood before is known of all, so that a removed layer finds the one above it, wherever that is.
+            # A removed layer goes below the pair of its old parent, wherever that parent is now.
             around = of_after.get(pair.path[:-1]) if pair.after else of_before.get(pair.path[:-1])
             (tops if around is None else around.children).append(pair)
         for index, name in ((NOT_SELECTED, NOT_SELECTED_NAME), (OUTSIDE, OUTSIDE_NAME)):
@@ -223,7 +224,7 @@ class _Comparison:
         return tuple(tops)
 
     def _whole(self) -> dict[str, Change]:
-        """What is of the run and of no layer."""
+        """The changes of the run itself: the time of a step, and the peaks of memory."""
         whole = {}
         steps = [
             [spread for key, spread in run.samples.items() if key.measure == "step_ns" and spread.count]
@@ -237,139 +238,40 @@ class _Comparison:
             verdict = _verdict(change, noise, noise.p if testable else None, 1)
             whole["step"] = change._replace(verdict=verdict, noise=noise)
         for kind, key in (("cpu", "cpu_peak"), ("device", as_key(f"{self.device} Peak"))):
-            peaks = [[one.peak_bytes for one in run.memory if kind_of(one.device) == kind] for run in self.runs]
+            peaks = [[one.peak_bytes for one in run.memory if cpu_or_device(one.device) == kind] for run in self.runs]
             if all(peaks):
                 largest = max(peaks[0]), max(peaks[1])
                 whole[key] = _exact(*largest, *largest)
         return whole
 
-    # What a reader should know before believing it
-
-    def _notes(self) -> Iterator[str]:
-        old, new = self.runs
-        if self.counted is None and new.layers:
-            yield (
-                "Nobody knows how many calls of a model these runs hold, or how many steps: figures are totals of the "
-                "runs."
-            )
-        if self.unit is not None:
-            what = f"forward call{{}} of {self.of_what}" if self.unit == "call" else "step{}"
-            yield (
-                f"The runs recorded different numbers of {what.format('s')}: {self.counts[0]} before, {self.counts[1]} "
-                f"after. Times, FLOPs, calls and net memory are those of one {what.format('')}."
-            )
-        if self.unit == "call":
-            for before, after, _ in self.matches:
-                if before is None or after is None or len(new.layers[after].path) > 1:
-                    continue
-                calls = self.sides[0].calls[FORWARD][before], self.sides[1].calls[FORWARD][after]
-                if calls[0] * self.counts[1] != calls[1] * self.counts[0]:
-                    yield (
-                        f"{new.layers[after].name} was called {calls[0]} times before and {calls[1]} times after: not "
-                        f"as often for each call of {self.of_what}."
-                    )
-        yield from self._unlike_measures()
-        for before, after, _ in self.matches:
-            if before is not None and after is not None and len(new.layers[after].path) == 1:
-                one, other = old.layers[before], new.layers[after]
-                if one.path[-1] != other.path[-1]:
-                    yield f"The model is {other.name} after, and was {one.name} before."
-                for what, was, now in _differs(one, other, with_settings=False):
-                    if what in ("input shapes", "training"):
-                        yield _unlike(f"{what} of {other.name}", was, now)
-        types = [_types(run) for run in self.runs]
-        if types[0] and types[1] and types[0] != types[1]:
-            yield _unlike("types of the parameters", *types)
-        if len(old.metas) != len(new.metas):
-            yield _unlike("ranks", str(len(old.metas)), str(len(new.metas)))
-        if old.meta.paths != new.meta.paths:
-            yield _unlike("selected layers (paths=)", *(_selected(run) for run in self.runs))
-        phases = [set(run.phases()) for run in self.runs]
-        for phase in PHASES:
-            if (phase in phases[0]) != (phase in phases[1]):
-                yield f"Only the run {'before' if phase in phases[0] else 'after'} holds any {phase} work."
-        yield from self._unlike_conditions()
-
-    def _unlike_measures(self) -> Iterator[str]:
-        old, new = self.sides
-        for measure in MEASURES:
-            names = {name for name, _ in measure.fields}
-            measured = [names <= side.measured for side in (old, new)]
-            if measured[0] != measured[1]:
-                heading = measure.heading.format(device=self.device)
-                yield f"{heading} was measured only {'before' if measured[0] else 'after'}, so it is not compared."
-        flags = [dict(run.meta.flags) for run in self.runs]
-        for flag in flags[0]:
-            if flag in flags[1] and flags[0][flag] != flags[1][flag]:
-                where = "before" if flags[0][flag] else "after"
-                yield f"{flag} was on only {where}: what a profiler records besides takes time of its own."
-
-    def _unlike_conditions(self) -> Iterator[str]:
-        old, new = (run.meta for run in self.runs)
-        if old.environment and new.environment:
-            words = [dict(meta.environment) for meta in (old, new)]
-        else:
-            words = [dict(meta.versions) for meta in (old, new)]
-            for words_of in words:
-                words_of.pop("torchprof", None)
-        say_all = ["torch" in words_of for words_of in words]
-        if say_all[0] != say_all[1]:
-            which = "before" if say_all[1] else "after"
-            yield f"The run {which} does not say all of what it ran on: it was read from a trace."
-        elif bool(old.environment) != bool(new.environment):
-            which = "before" if new.environment else "after"
-            yield f"The run {which} does not say what it ran on."
-        if not all(say_all):  # what is missing then is not known
-            words = [{name: words[at][name] for name in words[at] if name in words[1 - at]} for at in (0, 1)]
-        for conditions in (
-            words,
-            [dict(meta.switches) for meta in (old, new)] if old.switches and new.switches else [],
-        ):
-            for name in {name: None for side in conditions for name in side}:
-                was, now = (side.get(name, "not there") for side in conditions)
-                if was != now:
-                    yield _unlike(name, was, now)
-        if old.device != new.device:
-            yield _unlike("device", old.device or "cpu", new.device or "cpu")
-        if old.machine and new.machine and old.machine != new.machine:
-            yield _unlike("machine", old.machine, new.machine)
-
-    def _warnings(self) -> Iterator[str]:
-        """The warnings of the runs, those of both once."""
-        said = [list(dict.fromkeys(map(str, run.warnings))) for run in self.runs]
-        for text in said[0]:
-            yield f"{'Both runs' if text in said[1] else 'Before'}: {text}"
-        for text in said[1]:
-            if text not in said[0]:
-                yield f"After: {text}"
-
 
 def _between(before: Figure | None, after: Figure | None) -> Change:
-    """The change from one figure to the other; None where the layer was not there. It is not known how a lower bound
-    changed."""
+    """The change between two figures; None for a layer that the run does not have. The difference of lower bounds is
+    unknown."""
     was, now = _value(before, Bound.EXACT), _value(after, Bound.EXACT)
     change = _exact(was, now, 0 if before is None else was, 0 if after is None else now)
     return change._replace(at_least=(_value(before, Bound.AT_LEAST), _value(after, Bound.AT_LEAST)))
 
 
 def _value(figure: Figure | None, bound: Bound) -> float | None:
-    """The value of a figure if this is how far it is known, else None."""
+    """The value of a figure with this bound, None for a figure with another one."""
     return figure.value if figure is not None and figure.bound is bound else None
 
 
 def _exact(before: float | None, after: float | None, old: float | None, new: float | None) -> Change:
-    """A change that is no draw of chance: from ``old`` to ``new``, which are 0 where a layer was not there."""
+    """A change without noise, from ``old`` to ``new``; these are 0 for a run that does not have the layer."""
     if old is None or new is None:
         return Change(before, after, None, UNDECIDED)
     return Change(before, after, new - old, SAME if new == old else MORE if new > old else LESS)
 
 
 def _verdict(change: Change, noise: Noise | None, rate: float | None, tests: int) -> str:
-    """Whether a difference of times is more than noise; ``rate`` is the false discovery rate at which it counts.
+    """Whether a difference of times is more than noise. ``rate``: the smallest false discovery rate at which it counts;
+    ``tests``: the number of tests of this quantity.
 
-    It counts where that is at most ``ALPHA`` and where the medians differ by more than the spread, in the sense in
-    which the sums do. Calls in one process are not independent: the ranks alone would find differences in what drifts.
-    And where sums and medians disagree, a few calls made the difference.
+    A difference counts if ``rate`` is at most ``ALPHA``, and if the medians differ by more than the spread, with the
+    same sign as the sums. The rank test alone is not enough: calls in one process are not independent, and it would
+    find differences in times that drift. If sums and medians disagree in sign, a few calls made the difference.
     """
     if change.difference is None:
         return UNDECIDED
@@ -382,39 +284,3 @@ def _verdict(change: Change, noise: Noise | None, rate: float | None, tests: int
     if rate <= ALPHA:
         return SLOWER if noise.shift > 0 else FASTER
     return WITHIN_NOISE if noise.could_tell(tests) else UNDECIDED
-
-
-def _differs(before: Layer, after: Layer, with_settings: bool) -> Iterator[tuple[str, str, str]]:
-    """What a layer is that it was not."""
-    called = before.input_shapes and after.input_shapes
-    for what, was, now, is_known in (
-        ("kind", before.kind, after.kind, before.kind and after.kind),
-        ("settings", before.settings, after.settings, with_settings),
-        ("parameters", before.params, after.params, None not in (before.params, after.params)),
-        ("input shapes", before.input_shapes, after.input_shapes, called),
-        ("output shapes", before.output_shapes, after.output_shapes, called),
-        ("training", before.training, after.training, None not in (before.training, after.training)),
-    ):
-        if is_known and was != now:
-            yield what, _in_words(was), _in_words(now)
-
-
-def _in_words(value: object) -> str:
-    if isinstance(value, tuple):
-        return ", ".join("×".join(map(str, shape)) or "scalar" for shape in value) or "none"
-    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
-
-
-def _types(run: Run) -> str:
-    """The types of the parameters of all layers, "" where those of no layer are known."""
-    if all(layer.param_bytes is None for layer in run.layers):
-        return ""
-    return ", ".join(sorted({name for layer in run.layers for name, _ in layer.dtype_bytes})) or "none"
-
-
-def _selected(run: Run) -> str:
-    return "all" if run.meta.paths is None else ", ".join(".".join(path) for path in run.meta.paths)
-
-
-def _unlike(what: str, before: str, after: str) -> str:
-    return f"Not the same: {what}: {before} before, {after} after."

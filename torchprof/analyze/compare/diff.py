@@ -15,24 +15,25 @@ from torchprof.run.outputs import output
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD
 
+# The verdicts of a change: of exact quantities, and of times.
 MORE, LESS, SAME = "more", "less", "same"
 SLOWER, FASTER, WITHIN_NOISE, UNDECIDED = "slower", "faster", "within noise", "unknown"
 
-_NAMED = 3  # so many layers are named as those that made a difference
+_NAMED = 3  # the most layers that are named as the cause of a difference
 
 FORMATS: Mapping[Unit, Callable[[float], str]] = {
     Unit.TIME: format_time,
     Unit.BYTES: lambda value: format_memory(round(value)),
     Unit.COUNT: format_count,
 }
-"""How the mean of a quantity over calls is written."""
+"""The format of a quantity by unit. Values may be means over calls, and so no integers."""
 
 
 class Quantity(NamedTuple):
-    """One thing that is compared of every layer. ``key`` and ``heading`` are those of the tree's columns.
+    """A quantity that is compared for every layer. ``key`` and ``heading`` are those of the tree's columns.
 
-    ``what`` is the field that both are made of: a ``Measure`` of costs, "calls", "params" or "peak"; ``device`` is the
-    device whose ``peak`` it is: "cpu", or "device" for all that are not. ``is_self``: of the layer without those below.
+    ``what``: a ``Measure`` of costs, "calls", "params" or "peak". ``device``, for a peak: "cpu", or "device" for any
+    other device. ``is_self``: of the layer without its children.
     """
 
     key: str
@@ -48,18 +49,18 @@ class Quantity(NamedTuple):
         return self.unit is Unit.TIME
 
     def text(self, value: float) -> str:
-        """A value of it, as the tables write it."""
+        """A value of this quantity as text, with its unit."""
         return FORMATS[self.unit](value)
 
 
 class Change(NamedTuple):
-    """What one quantity was before and after.
+    """One quantity before and after.
 
-    ``before`` and ``after`` are None where they are not known, and where the layer was not there. Then ``difference``
-    is None, too, but for an added or removed layer it is what that adds or takes away. ``verdict``: "slower", "faster",
-    "within noise" for times whose ``noise`` is known; "more", "less", "same" for what is exact; "unknown" for what is
-    not known, and for a difference of times that cannot be told from noise. ``at_least``: lower bounds of
-    ``before`` and ``after`` where these are None because a sum lacks something, else None.
+    ``before`` and ``after`` are None where they are unknown, and in a run that does not have the layer. If one of them
+    is unknown, so is ``difference``; for an added or removed layer it is what the layer adds or takes away.
+    ``verdict``: "slower", "faster" or "within noise" for times whose ``noise`` is known; "more", "less" or "same" for
+    exact quantities; "unknown" for unknown ones, and for times that too few values test. ``at_least``: lower bounds of
+    ``before`` and ``after`` if these are None because a part of a sum is missing, else None.
     """
 
     before: float | None
@@ -70,7 +71,7 @@ class Change(NamedTuple):
     at_least: tuple[float | None, float | None] = (None, None)
 
     def figure(self, side: int) -> Figure:
-        """What it was before (0) or is after (1), with how far that is known."""
+        """The figure before (0) or after (1): exact, a lower bound, or unknown."""
         value, least = (self.before, self.after)[side], self.at_least[side]
         if value is not None:
             return Figure(value)
@@ -78,7 +79,8 @@ class Change(NamedTuple):
 
     @property
     def ratio(self) -> float | None:
-        """``after / before``; None where either is not known, is 0 or below before, as net memory may be."""
+        """``after / before``; None if one of them is unknown, ``before`` is not positive, or ``after`` is negative, as
+        net memory may be."""
         if self.before is None or self.after is None or self.before <= 0 or self.after < 0:
             return None
         return self.after / self.before
@@ -86,12 +88,12 @@ class Change(NamedTuple):
 
 @dataclass
 class Pair:
-    """One layer in both runs, or in one of them, or the work of no layer (both None).
+    """One layer in both runs, or in one of them, or the work of no layer (``before`` and ``after`` are None).
 
-    ``name`` is its last step, ``path`` all of them, as after, or before where it was removed. ``how``: "same", "moved",
-    "renamed", "added" or "removed"; of a subtree that was moved or renamed only the top layer is listed, of one that
-    was added or removed every layer is. ``changes`` has every quantity of the diff by its key, but for those that the
-    work of no layer has not. ``differs``: what the layer is that it was not: (what, before, after).
+    ``path``: the path after, or before for a removed layer; ``name`` is its last part. ``how``: "same", "moved",
+    "renamed", "added" or "removed". In a subtree that was moved or renamed only the top layer is marked so; in one that
+    was added or removed every layer is. ``changes``: every quantity of the diff by key; the work of no layer has only
+    the measures of costs. ``differs``: what changed in the layer itself, as (what, before, after).
     """
 
     path: tuple[str, ...]
@@ -120,10 +122,11 @@ class Pair:
 
 
 class Parts(NamedTuple):
-    """The layers whose own parts made most of a difference, the largest first.
+    """The layers whose self changes contribute most to a difference, the largest first.
 
-    ``hold_most``: they hold more than half of it, and of all own parts that changed in its sense, be it within noise.
-    ``beyond_noise`` are the words for it if there are larger ones, but within noise; ``ending`` is that of "parts".
+    ``hold_most``: together they are more than half of the difference, and more than half of all self changes with its
+    sign, those within noise included. ``beyond_noise``: " beyond noise" if a self change that is within noise is larger
+    than one of these, else "". ``ending``: the plural ending of "part".
     """
 
     layers: list[tuple[Pair, Change]]
@@ -136,13 +139,14 @@ class Parts(NamedTuple):
 class Diff:
     """Two runs compared. Made by ``torchprof.compare``; the reports of a diff read it.
 
-    ``pairs`` are the models, with the layers below them as they stand after (a removed one under what it stood under
-    before), then what was not selected and what is outside of all layers. ``quantities`` are what is compared, in the
-    order of the tree's columns. ``counts`` are how many forward calls of the model each run recorded (``counted`` is
-    "call"), or steps, where the model was never called itself ("step"); None: neither, and both are 1. Where they
-    differ, all that adds up is for one of them: ``unit`` says for which. ``whole``: what is of the run and of no layer,
-    by a key: "step" (how long one lasted), "cpu_peak" and "cuda_peak" or the like. ``notes`` are sentences on what
-    makes the comparison doubtful, ``doubts`` those that the runs have of themselves.
+    ``pairs``: the models, with the layers below them in their order after (a removed layer is below its parent before),
+    then the work of layers that were not selected, and the work outside all layers. ``quantities``: what is compared,
+    in the order of the tree's columns. ``counts``: how many forward calls of the model each run recorded (``counted``
+    is "call"), or how many steps, if the model was never called itself ("step"); with neither, ``counted`` is None and
+    both counts are 1. If the counts differ, additive quantities are per call or step: see ``unit``.
+    ``whole``: the changes of the run itself, by key: "step" (how long one lasted), "cpu_peak", "cuda_peak" or that of
+    another device. ``notes``: sentences on differences between the runs that make them hard to compare. ``warnings``:
+    the warnings of the two runs.
     """
 
     before: Run
@@ -153,7 +157,7 @@ class Diff:
     counts: tuple[int, int]
     whole: Mapping[str, Change]
     notes: tuple[str, ...]
-    doubts: tuple[str, ...]
+    warnings: tuple[str, ...]
 
     def __str__(self) -> str:
         return self.report("table")
@@ -164,59 +168,59 @@ class Diff:
 
     @property
     def unit(self) -> str | None:
-        """None where ``before`` and ``after`` of all that adds up are totals of the runs; "call" or "step" where they
-        are for one call or step."""
+        """The unit of additive quantities: "call", "step", or None for totals of the runs."""
         return self.counted if self.counts[0] != self.counts[1] else None
 
     def walk(self) -> Iterator[Pair]:
-        """All pairs, each before those below it."""
+        """All pairs, parents before children."""
         for pair in self.pairs:
             yield from pair.walk()
 
     def quantity(self, key: str) -> Quantity | None:
-        """The quantity of that key, None where the runs did not both measure it."""
+        """The quantity with that key; None if not both runs measured it."""
         return next((one for one in self.quantities if one.key == key), None)
 
     def self_of(self, quantity: Quantity) -> Quantity:
-        """The same quantity without the layers below; itself where there is none."""
+        """The self quantity that goes with a total; the quantity itself if there is none."""
         wanted = (quantity.what, quantity.phase, quantity.device, True)
         found = (one for one in self.quantities if (one.what, one.phase, one.device, one.is_self) == wanted)
         return next(found, quantity)
 
     def weight(self, change: Change) -> float:
-        """By how much something changed: the median by which it did, times the calls, where the noise is known. One
-        call that met a busy machine says little."""
+        """The size of a change, for ranking. If its noise is known: the difference of the medians, times the calls, so
+        that one call on a busy machine weighs little."""
         if change.noise is None:
             return change.difference or 0
         return change.noise.shift * (self.counts[1] if self.unit is None else 1)
 
     def contributions(self, pair: Pair, quantity: Quantity) -> list[tuple[Pair, Change]]:
-        """The layers at or below one whose own part changed in the sense in which the whole did, by ``weight``.
+        """The layers at or below a pair whose self changed with the sign of the whole difference, the largest
+        ``weight`` first. Changes within noise are left out.
 
-        What has no own part, as a peak, is that of layers that have none below. What changed within noise is left out.
-        Where a quantity is itself without the layers below, there is none but the layer.
+        A quantity without a self, such as a peak, is taken from the layers without children. For a self quantity the
+        only candidate is the layer itself.
         """
-        found = [each for each in self._in_its_sense(pair, quantity) if each[1].verdict != WITHIN_NOISE]
+        found = [each for each in self._with_its_sign(pair, quantity) if each[1].verdict != WITHIN_NOISE]
         return sorted(found, key=lambda each: -abs(self.weight(each[1])))
 
     def largest_parts(self, pair: Pair, quantity: Quantity) -> Parts:
-        """The first three ``contributions``, and whether they are most of what changed.
+        """The first three ``contributions``, and whether they are most of the difference.
 
-        None for what has no parts: a layer with none below, and a quantity that is of a layer by itself.
+        There are none for a layer without children, and for a self quantity.
         """
         layers = self.contributions(pair, quantity)[:_NAMED] if pair.children and not quantity.is_self else []
         named = [abs(change.difference or 0) for _, change in layers]
-        all_in_its_sense = self._in_its_sense(pair, quantity)
-        everything = sum(abs(change.difference or 0) for _, change in all_in_its_sense)
+        all_with_its_sign = self._with_its_sign(pair, quantity)
+        everything = sum(abs(change.difference or 0) for _, change in all_with_its_sign)
         whole = max(everything, abs(pair.changes[quantity.key].difference or 0))
-        noisy = [abs(change.difference or 0) for _, change in all_in_its_sense if change.verdict == WITHIN_NOISE]
-        # What has no own part does not add up to the whole.
+        noisy = [abs(change.difference or 0) for _, change in all_with_its_sign if change.verdict == WITHIN_NOISE]
+        # Quantities without a self, such as peaks, do not add up to the whole.
         hold_most = self.self_of(quantity).is_self and 2 * sum(named) > whole
         beyond_noise = " beyond noise" if max(noisy, default=0) > min(named, default=0) else ""
         return Parts(layers, hold_most, "" if hold_most else beyond_noise, "s" if len(layers) > 1 else "")
 
-    def _in_its_sense(self, pair: Pair, quantity: Quantity) -> list[tuple[Pair, Change]]:
-        """The layers at or below one whose own part changed in the sense in which the whole did."""
+    def _with_its_sign(self, pair: Pair, quantity: Quantity) -> list[tuple[Pair, Change]]:
+        """The layers at or below a pair whose self changed with the sign of the whole difference."""
         own = self.self_of(quantity)
         whole = pair.changes[quantity.key].difference or 0
         found = []
@@ -234,15 +238,15 @@ class Diff:
         return text
 
     def export(self, path: str | PathLike[str], **options: Any) -> None:
-        """Write a report into a file, chosen by how its name ends, as ``Run.export`` does: ``diff.export("diff.md")``.
+        """Write a report into a file, chosen by the file's suffix, as ``Run.export`` does: ``diff.export("diff.md")``.
 
-        Raises TorchprofError for a name that ends otherwise and for an unknown option, OSError as ``open`` does.
+        Raises TorchprofError for an unknown suffix or option, OSError as ``open`` does.
         """
         output("export")(path, self, options, of="diff")
 
 
 def quantity_of(column: Column) -> Quantity | None:
-    """The quantity of a column of the catalogue; None for a rate, which is not compared."""
+    """The quantity of a column of the catalogue; None for a rate: rates are not compared."""
     shown = column.key, column.heading, column.unit
     if isinstance(column, CostColumn):
         return Quantity(*shown, column.phase, column.is_self, column.measure)
@@ -260,5 +264,5 @@ def figure_of(value: float | None) -> Figure:
 
 
 def for_one(figure: Figure, divided_by: int) -> Figure:
-    """A figure for one call or step."""
+    """A figure per call or step."""
     return figure if divided_by == 1 else figure._replace(value=figure.value / divided_by)

@@ -1,4 +1,4 @@
-"""Which layer of one run is which of another: by path, and where paths differ, by what the layers are."""
+"""Matches the layers of two runs: by path, and where paths differ, by content."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 from torchprof.run.layers import Layers
 
-SAME, MOVED, RENAMED, ADDED, REMOVED = "same", "moved", "renamed", "added", "removed"
+# How a layer after is related to the layer before.
+UNCHANGED, MOVED, RENAMED, ADDED, REMOVED = "same", "moved", "renamed", "added", "removed"
 
-_LEVELS = 3  # of likeness of the items of lists: content; kind and settings; kind
+_LEVELS = 3  # how items of lists are compared, strictest first: by content; by kind and settings; by kind
 
 
 class Match(NamedTuple):
-    """A layer before and after, by their indices; one is None where it was removed or added."""
+    """A layer before and after, by index. ``before`` is None for an added layer, ``after`` for a removed one."""
 
     before: int | None
     after: int | None
@@ -24,20 +25,21 @@ class Match(NamedTuple):
 
 
 def match_layers(before: Layers, after: Layers) -> list[Match]:
-    """Every layer of both runs once: those after in their order, then the removed ones in theirs.
+    """Every layer of both runs once: the layers after in their order, then the removed layers in theirs.
 
-    - Models of the same name are the same. Those left over are matched in order, if both runs have as many of them, and
-      the class of each is known: ranges of a trace have nothing but their names.
-    - In a pair of layers, those directly below that have the same name are the same. But lists (all names are numbers)
-      of different lengths are aligned as `diff --patience` aligns lines, since an item that is put in shifts the names
-      of those behind it: by content, between items so found by kind and settings, between these by kind. For these two
-      there must be just one such item on each side, or it must have the same name.
-    - Of all others, the largest subtrees of the same content are matched, if there is just one such on each side, or
-      just one that has the same name, or just one below the same layer. What holds no parameters looks like much else:
-      it must have the same name, and not a number, or be below the same layer. In doubt nothing is matched.
+    - Models with the same name match. The remaining models match in order, if both runs have equally many of them and
+      the class of each is known: ranges of a trace have only names.
+    - Children of matched layers match if they have the same name. Lists (all names are numbers) of different lengths
+      are aligned as `diff --patience` aligns lines, because an inserted item shifts the names of the items after it:
+      first by content, between these matches by kind and settings, between those by kind. The last two need exactly
+      one candidate on each side, or the same name.
+    - Among all other layers, the largest subtrees with equal content match, if there is exactly one on each side, or
+      exactly one with the same name, or exactly one below the same layer. A subtree without parameters resembles many
+      others: it must have the same name, which is not a number, or be below the same layer.
 
-    The content is a layer's kind, settings, parameters and shapes, and the names and contents of those below. Shapes
-    are left out where the models were called on others, settings where one run does not have any.
+    An ambiguous layer is not matched. The content of a layer is its kind, settings, parameters and shapes, and the
+    names and contents of its children. Shapes are left out if the models were called on different shapes, settings if
+    one run has none.
     """
     matching = _Matching(before, after)
     matching.by_path()
@@ -45,8 +47,8 @@ def match_layers(before: Layers, after: Layers) -> list[Match]:
     return matching.result()
 
 
-class _Tree:
-    """The layers of one run, with those above and below each."""
+class _LayerTree:
+    """The layers of one run, with the parent, the children and the content of each."""
 
     def __init__(self, layers: Layers) -> None:
         self.layers = layers
@@ -61,7 +63,7 @@ class _Tree:
         return self.layers[index].path[-1]
 
     def number_contents(self, numbers: dict[Hashable, int], with_settings: bool, with_shapes: bool) -> None:
-        """Give equal contents equal numbers."""
+        """Number the content of each layer; equal contents get equal numbers."""
         for index in range(len(self.layers) - 1, -1, -1):
             layer = self.layers[index]
             key = (
@@ -75,8 +77,10 @@ class _Tree:
 
 
 class _Matching:
+    """The matches found so far between the layers before and after."""
+
     def __init__(self, before: Layers, after: Layers) -> None:
-        self.before, self.after = _Tree(before), _Tree(after)
+        self.before, self.after = _LayerTree(before), _LayerTree(after)
         self.partner: dict[int, int] = {}  # after → before
         self.matched: dict[int, int] = {}  # before → after
         self.how: dict[int, str] = {}  # of a layer after
@@ -87,7 +91,7 @@ class _Matching:
         for tree in (self.before, self.after):
             tree.number_contents(numbers, with_settings, with_shapes)
         for old, new in roots:
-            self._match(old, new, SAME)
+            self._match(old, new, UNCHANGED)
 
     def _match(self, old: int, new: int, how: str) -> None:
         self.partner[new], self.matched[old], self.how[new] = old, new, how
@@ -98,7 +102,7 @@ class _Matching:
         return pairs + list(zip(old, new)) if len(old) == len(new) and all(one.kind for one in left) else pairs
 
     def by_path(self) -> None:
-        """Match layers below those that are matched already."""
+        """Match the children of matched layers, by name or by their place in a list."""
         waiting = list(self.matched.items())
         while waiting:
             above_old, above_new = waiting.pop()
@@ -113,12 +117,12 @@ class _Matching:
             else:
                 pairs = _same_names(self.before, old, self.after, new)[0]
             for one, other in pairs:
-                self._match(one, other, SAME if self.before.name(one) == self.after.name(other) else RENAMED)
+                self._match(one, other, UNCHANGED if self.before.name(one) == self.after.name(other) else RENAMED)
             waiting += pairs
 
     def _aligned(self, old: Sequence[int], new: Sequence[int]) -> list[tuple[int, int]]:
-        """The items of two lists that are the same, in the same order: those of the same content, between them those
-        of the same kind and settings, between these those of the same kind."""
+        """The matching items of two lists, in the same order on both sides: items with equal content, between these
+        items with equal kind and settings, between those items of one kind."""
         pairs = []
         waiting = [(old, new, 0)]
         while waiting:
@@ -127,7 +131,7 @@ class _Matching:
                 [self._key(self.before, one, level) for one in old],
                 [self._key(self.after, one, level) for one in new],
             )
-            if level:  # alike is not equal: from the start only with the same name, and from the end only what is alone
+            if level:  # similar is not equal: match from the start by name too, and from the end only single candidates
                 alike = [(self.before.name(one), key) for one, key in zip(old, keys[0])]
                 first = _common(alike, [(self.after.name(one), key) for one, key in zip(new, keys[1])])
                 last = 0
@@ -146,12 +150,12 @@ class _Matching:
                     waiting.append((old[a + 1 : c], new[b + 1 : d], level + (not anchors)))
         return pairs
 
-    def _key(self, tree: _Tree, index: int, level: int) -> Hashable:
+    def _key(self, tree: _LayerTree, index: int, level: int) -> Hashable:
         layer = tree.layers[index]
         return (tree.content[index], (layer.kind, layer.settings), layer.kind)[level]
 
     def by_content(self) -> None:
-        """Match the largest equal subtrees that are left, wherever they are."""
+        """Match the largest equal subtrees among the unmatched layers, wherever they are."""
         left: defaultdict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
         for side, tree, done in ((0, self.before, self.matched), (1, self.after, self.partner)):
             for index, content in enumerate(tree.content):
@@ -161,19 +165,19 @@ class _Matching:
         for group in sorted(groups, key=lambda group: -self.before.size[group[0][0]]):
             old = [index for index in group[0] if index not in self.matched]
             new = [index for index in group[1] if index not in self.partner]
-            for one, other in self._certain(old, new):
-                below = self._parent_of(one, other)
+            for one, other in self._unambiguous(old, new):
+                below = self._have_matched_parents(one, other)
                 self._match(one, other, RENAMED if below else MOVED)
                 waiting = [(one, other)]
-                while waiting:  # the same content: those below have the same names in the same order
+                while waiting:  # equal content: the children have the same names in the same order
                     one, other = waiting.pop()
                     pairs = list(zip(self.before.below[one], self.after.below[other]))
                     for pair in pairs:
-                        self._match(*pair, SAME)
+                        self._match(*pair, UNCHANGED)
                     waiting += pairs
 
-    def _certain(self, old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Those of the same content that can only be each other."""
+    def _unambiguous(self, old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """The pairs of layers with equal content that are unambiguous."""
         if len(old) == len(new) == 1 and self.before.has_params[old[0]]:
             yield old[0], new[0]
             return
@@ -193,7 +197,7 @@ class _Matching:
                 done.add(others[0])
                 yield ones[0], others[0]
 
-    def _parent_of(self, old: int, new: int) -> bool:
+    def _have_matched_parents(self, old: int, new: int) -> bool:
         above = self.before.above[old], self.after.above[new]
         return above[0] is not None and self.matched.get(above[0]) == above[1]
 
@@ -203,13 +207,13 @@ class _Matching:
 
 
 def _common(old: Sequence[Hashable], new: Sequence[Hashable]) -> int:
-    """How many keys are the same from the start."""
+    """The length of the common prefix."""
     ends = min(len(old), len(new))
     return next((at for at in range(ends) if old[at] != new[at]), ends)
 
 
 def _anchors(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Positions of the keys that are there once on each side: the longest chain of them that is in order."""
+    """The positions of keys that occur once on each side: the longest chain that is in order on both."""
     once = [{key for key, count in Counter(side).items() if count == 1} for side in (old, new)]
     at = {key: position for position, key in enumerate(new)}
     common = [(position, at[key]) for position, key in enumerate(old) if key in once[0] & once[1]]
@@ -230,9 +234,9 @@ def _anchors(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[tuple[int
 
 
 def _same_names(
-    before: _Tree, old: Sequence[int], after: _Tree, new: Sequence[int]
+    before: _LayerTree, old: Sequence[int], after: _LayerTree, new: Sequence[int]
 ) -> tuple[list[tuple[int, int]], list[int], list[int]]:
-    """Pairs of the same name, and those left over on each side."""
+    """The pairs with equal names, and the layers that remain on each side."""
     named: Mapping[str, int] = {after.name(index): index for index in new}
     pairs = [(index, named[before.name(index)]) for index in old if before.name(index) in named]
     taken = {other for _, other in pairs}

@@ -1,4 +1,4 @@
-"""Whether two sets of times differ by more than they differ among themselves. Knows only the standard library.
+"""Whether two sets of times differ by more than noise.
 
 The rank test is that of Mann and Whitney (1947, Annals of Mathematical Statistics 18), the false discovery rate that of
 Benjamini and Hochberg (1995, Journal of the Royal Statistical Society B 57). The limits of both are in docs/compare.md.
@@ -17,18 +17,18 @@ from typing import NamedTuple
 from torchprof.run.samples import quantile
 
 ALPHA = 0.05
-"""The share of false alarms among the differences that are said to be none of noise."""
+"""The false discovery rate: the share of false alarms among the differences that are reported as real."""
 
 FEWEST = 4
-"""From so many calls on each side the rank test can tell at all: 2 / C(8, 4) = 0.029 is below ``ALPHA``, 2 / C(6, 3)
-= 0.1 is not."""
+"""The fewest values on each side with which the rank test can be significant: 2 / C(8, 4) = 0.029 is below ``ALPHA``,
+2 / C(6, 3) = 0.1 is not."""
 
-_EXACT = 40  # so many values of both sides together, and p is counted out; of more the normal approximation is as good
+_EXACT = 40  # up to so many values of both sides, p is exact; with more, the normal approximation is as good
 
 
 class Noise(NamedTuple):
-    """How the times of two sets compare: their ``medians`` and interquartile ranges (``spreads``), the number of values
-    of each, and the ``p`` of the rank test."""
+    """The comparison of two sets of times: their ``medians``, interquartile ranges (``spreads``) and numbers of values
+    (``counts``), and the ``p`` of the rank test."""
 
     medians: tuple[float, float]
     spreads: tuple[float, float]
@@ -37,16 +37,17 @@ class Noise(NamedTuple):
 
     @property
     def shift(self) -> float:
-        """By how much the median of the second is larger."""
+        """The median of the second set minus that of the first."""
         return self.medians[1] - self.medians[0]
 
     @property
     def spread(self) -> float:
-        """What the difference of the medians must exceed: the interquartile range of the noisier set."""
+        """The threshold for the difference of the medians: the interquartile range of the noisier set."""
         return max(self.spreads)
 
     def could_tell(self, tests: int) -> bool:
-        """Whether so few values could pass a test that is one of so many, if it alone found a difference."""
+        """Whether this many values can be significant at all as one of so many ``tests``, if no other test finds a
+        difference."""
         return 2 / comb(sum(self.counts), self.counts[0]) <= ALPHA / tests
 
 
@@ -61,13 +62,13 @@ def noise_of(before: Sequence[float], after: Sequence[float]) -> Noise:
 def rank_test(first: Sequence[float], second: Sequence[float]) -> float:
     """The two-sided p of the test of Mann and Whitney on two sets of sorted values.
 
-    It is the probability that the ranks of one set lie at least as far from their expectation, if both are draws of
-    one distribution. Equal values share their mean rank. Up to 40 values are counted out over all ways to deal the
-    ranks, ties and all, as Streitberg and Röhmel do (1986, Statistical Software Newsletter 12); for more there is the
-    normal approximation, corrected for ties and for continuity.
+    It is the probability that the rank sum of one set is at least as far from its expectation, if both sets are drawn
+    from one distribution. Equal values share their mean rank. For up to 40 values it is exact: all ways to assign the
+    ranks, ties included, are counted as by Streitberg and Röhmel (1986, Statistical Software Newsletter 12). For more
+    it is the normal approximation with corrections for ties and continuity.
     """
     n, m = len(first), len(second)
-    # U: in how many pairs the first is the larger one, doubled, so that a tie, which counts for half a pair, is whole.
+    # U: in how many pairs the first value is larger. It is doubled, because a tie counts for half a pair.
     twice_u = sum(map(bisect_left, repeat(second), first)) + sum(map(bisect_right, repeat(second), first))
     distance = abs(twice_u - n * m)
     ties = tuple(Counter(sorted([*first, *second])).values())  # in the order of the values
@@ -81,23 +82,24 @@ def rank_test(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def _exact(n: int, ties: tuple[int, ...], distance: int) -> float:
-    """The share of the ways to choose ``n`` of all ranks whose doubled sum is at least so far from its expectation.
+    """The share of the ways to choose ``n`` of all ranks whose doubled sum is at least ``distance`` from its
+    expectation.
 
-    ``ties`` are the sizes of the groups of equal values, from the smallest on.
+    ``ties``: the sizes of the groups of equal values, in the order of the values.
     """
     total = sum(ties)
     expected, every = n * (total + 1), comb(total, n)
     ways, digit = _ways(n, ties)
     nearer = ways >> ((expected - distance + 1) * digit) & ((1 << max(0, 2 * distance - 1) * digit) - 1)
-    # A number and the sum of its digits leave the same rest when divided by the largest digit, and the sum is less.
+    # A number and the sum of its digits have the same remainder modulo the largest digit. The sum is less than that.
     return (every - nearer % ((1 << digit) - 1)) / every
 
 
 @lru_cache(maxsize=1024)
 def _ways(n: int, ties: tuple[int, ...]) -> tuple[int, int]:
-    """How many ways to choose ``n`` of all ranks lead to each doubled sum, and the bits of a digit.
+    """In how many ways ``n`` of all ranks have each doubled sum, and the bits of a digit.
 
-    It is one large integer with a digit for each sum: to add a rank is to shift it.
+    The counts are one large integer with one digit for each sum, so adding a rank is one shift.
     """
     total = sum(ties)
     digit = comb(total, n).bit_length() + 1
@@ -106,7 +108,7 @@ def _ways(n: int, ties: tuple[int, ...]) -> tuple[int, int]:
     for size in ties:
         rank = 2 * below + size + 1  # twice the mean of the ranks below + 1 to below + size
         for at in range(below, below + size):
-            # Of those before it at most ``at`` are chosen, and those behind it must be enough for the rest.
+            # At most ``at`` ranks were chosen before this one, and those after it must be enough for the rest.
             for chosen in range(min(n, at + 1), max(0, n - (total - at)), -1):
                 ways[chosen] += ways[chosen - 1] << (rank * digit)
         below += size
@@ -114,7 +116,7 @@ def _ways(n: int, ties: tuple[int, ...]) -> tuple[int, int]:
 
 
 def false_discovery_rates(ps: Sequence[float]) -> list[float]:
-    """For each p the smallest share of false alarms at which it still counts, after Benjamini and Hochberg."""
+    """For each p the smallest false discovery rate at which it is significant (Benjamini and Hochberg)."""
     rates = [1.0] * len(ps)
     smallest = 1.0
     for rank, at in reversed(list(enumerate(sorted(range(len(ps)), key=ps.__getitem__), 1))):

@@ -1,4 +1,4 @@
-"""One of the two runs that are compared."""
+"""The figures of one of the two runs that are compared, by layer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import FORWARD, PHASES
 
-_NEARLY_ALL = 0.99  # of a time that two ways of measuring tell apart by their own cost
+_NEARLY_ALL = 0.99  # times of steps and of calls differ slightly by the cost of measuring them
 
 
 class Side:
-    """One of the two runs, and its figures by layer: lists over the index in ``run.layers``, with those of
-    ``NOT_SELECTED`` (-2) and ``OUTSIDE`` (-1) at their ends."""
+    """One of the two runs, with its figures by layer.
+
+    Lists are indexed as ``run.layers``, and end with the work of ``NOT_SELECTED`` (-2) and ``OUTSIDE`` (-1).
+    """
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -56,18 +58,19 @@ class Side:
                 self._call_spreads[key.layer, key.phase].append(spread)
 
     def _peaks(self) -> dict[tuple[int, str, str], int]:
-        """How far memory rose, at most over the calls, devices and ranks, by layer, phase and kind of device."""
+        """Peaks of memory above the start of a call, in bytes, by layer, phase and kind of device: the largest of all
+        calls, devices and ranks."""
         peaks: dict[tuple[int, str, str], int] = {}
         for key, spread in self.run.samples.items():
-            of = (key.layer, key.phase, kind_of(key.device))
+            of = (key.layer, key.phase, cpu_or_device(key.device))
             if key.measure == "peak_bytes":
                 peaks[of] = max(spread.max, peaks.get(of, spread.max))
-            elif key.measure == "kept_bytes":  # it was watched; it has no peak where it allocated nothing
+            elif key.measure == "kept_bytes":  # memory was recorded: without a peak it allocated nothing
                 peaks.setdefault(of, 0)
         return peaks
 
     def _steps_hold_all(self) -> bool:
-        """Whether all forward work of the models was in steps: what came after the last one, as an evaluation, is in
+        """Whether all forward work of the models was in steps. Work after the last step, such as an evaluation, is in
         the totals and in no step."""
         in_steps: defaultdict[int, int] = defaultdict(int)
         for key, spread in self.run.samples.items():
@@ -77,17 +80,17 @@ class Side:
         return all(in_steps[root] >= _NEARLY_ALL * totals[root] for root in self.run.layers.roots)
 
     def _sampled_steps(self) -> dict[int, tuple[int, ...]]:
-        """The steps whose values are kept, by rank: the hashes of their times of start, which tell them apart."""
+        """The steps in the samples, by rank: each is identified by the hash of its start time."""
         steps = {}
         for key, spread in self.run.samples.items():
             if key.measure == "step_ns":
-                if len(set(spread.hashes)) < len(spread.hashes):  # no telling which value is of which step
+                if len(set(spread.hashes)) < len(spread.hashes):  # values cannot be assigned to steps
                     return {}
                 steps[key.rank] = spread.hashes
         return steps
 
     def of_steps(self, index: int, phase: str, field: str) -> list[float] | None:
-        """What the steps took in a layer and all below it, in the order of ``_sampled_steps``; None without steps."""
+        """The total time of a layer in each step, in the order of ``_sampled_steps``; None without steps."""
         if not self._steps_of:
             return None
         values: list[float] = []
@@ -105,8 +108,8 @@ class Side:
             values += taken
         return values
 
-    def of_steps_by_itself(self, index: int, phase: str, field: str) -> list[float] | None:
-        """The same without what the layers below took, step by step."""
+    def self_of_steps(self, index: int, phase: str, field: str) -> list[float] | None:
+        """The self time of a layer in each step, as ``of_steps``."""
         values = self.of_steps(index, phase, field)
         for child in self.below[index]:
             below = self.of_steps(child, phase, field)
@@ -115,11 +118,12 @@ class Side:
         return values
 
     def of_calls(self, index: int, phase: str) -> list[float]:
-        """What single calls of a layer took, times how many there were of it."""
+        """The time of each sampled call of a layer, times the number of its calls: so they compare to totals."""
         spreads = self._call_spreads[index, phase]
         count = sum(spread.count for spread in spreads)
         return [value * count for spread in spreads for value in spread.sample]
 
 
-def kind_of(device: str) -> str:
+def cpu_or_device(device: str) -> str:
+    """The kind of device of a peak: "cpu", or "device" for any other device."""
     return "cpu" if device == "cpu" else "device"

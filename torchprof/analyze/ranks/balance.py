@@ -1,4 +1,4 @@
-"""How evenly ranks share the work of a job: what each did, in which layers they differ, and who waits for whom."""
+"""The balance of the ranks of a job: the work of each, the layers in which they differ, and the waiting of each."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from torchprof.run.words import PHASES
 
 @dataclass(frozen=True)
 class Balance:
-    """How a run's ranks share the work. ``time``: which time is compared, "device" or "cpu"; None for none.
-    ``inferred``: how many calls of collectives did not say between which ranks they were, and are taken to be between
-    all ranks of the job."""
+    """The comparison of the ranks of a run. ``time``: the time that is compared, "device" or "cpu"; None for none.
+    ``inferred``: the number of calls of collectives that recorded no group and are taken to be between all ranks."""
 
     time: str | None
     ranks: tuple[OneRank, ...]
@@ -29,16 +28,16 @@ class Balance:
 
     @property
     def flops(self) -> int | None:
-        """Those of all ranks together; None where one of them counted none."""
+        """The FLOPs of all ranks; None if a rank counted none."""
         counts = [one.flops for one in self.ranks if one.flops is not None]
         return sum(counts) if len(counts) == len(self.ranks) else None
 
 
 def balance_of(run: Run) -> Balance:
-    """Compare the ranks of a run: ranks ascending, layers in their order, collectives in that of the run.
+    """Compare the ranks of a run: ranks ascending, layers and collectives in the order of the run.
 
-    Own work is what ``Run.lockstep`` says, of the device where every rank measured one and anything ran there. It takes
-    the same time on ranks that do the same and are equally fast: communication is no part of it.
+    Own work comes from ``Run.lockstep``: of the device if every rank measured it and anything ran there, else of the
+    CPU. It excludes communication, so equally fast ranks with equal work have equal times.
     """
     compared = Compared(run)
     collectives = tuple(_collectives(compared))
@@ -65,14 +64,14 @@ def _collectives(compared: Compared) -> Iterator[OneCollective]:
         longer: tuple[int, ...] = ()
         if is_paired and (is_complete or len(lockstep.ranks) > 1):
             waited = [lockstep.waiting_ns(rank) or 0 for rank in lockstep.ranks]
-            # Which of several in a step overlap is not known: the part that overlaps none is waiting at least.
-            doubtful = (0,) * len(lockstep.ranks) if once else lockstep.beside_ns
-            waits = [max(0, ns - beside) for ns, beside in zip(waited, doubtful)]
-            waiting = OverRanks(lockstep.ranks, tuple(map(compared.a_step, lockstep.ranks, waits)))
+            # Which of several calls in a step overlap is unknown. Only the part without overlap is certainly waiting.
+            overlapping = (0,) * len(lockstep.ranks) if once else lockstep.beside_ns
+            waits = [max(0, ns - beside) for ns, beside in zip(waited, overlapping)]
+            waiting = OverRanks(lockstep.ranks, tuple(map(compared.per_step, lockstep.ranks, waits)))
             longer = lockstep.ranks
             if is_complete:
-                longer = tuple(rank for rank, ns, sure in zip(lockstep.ranks, waited, waits) if ns > sure)
-            if is_complete:  # else another may come even later
+                longer = tuple(rank for rank, ns, certain in zip(lockstep.ranks, waited, waits) if ns > certain)
+            if is_complete:  # a rank that is missing here may have come even later
                 times = Counter(lockstep.last_rank)
                 last = OverRanks(lockstep.ranks, tuple(times[rank] for rank in lockstep.ranks))
         yield OneCollective(
@@ -84,7 +83,7 @@ def _collectives(compared: Compared) -> Iterator[OneCollective]:
             sum(lockstep.counts),
             waiting,
             longer,
-            tuple(map(compared.a_step, lockstep.ranks, lockstep.beside_ns)) if once else (0,) * len(lockstep.ranks),
+            tuple(map(compared.per_step, lockstep.ranks, lockstep.beside_ns)) if once else (0,) * len(lockstep.ranks),
             last,
             len(lockstep.last_rank),
         )
@@ -114,7 +113,7 @@ def _ranks(compared: Compared, collectives: Sequence[OneCollective]) -> Iterator
         yield OneRank(
             rank,
             meta.steps,
-            compared.a_step(rank, work[rank]) if rank in work else None,
+            compared.per_step(rank, work[rank]) if rank in work else None,
             medians.get(rank),
             Times(slowest[rank], len(whole.last_rank)) if compared.are_paired else None,
             waits.ns(rank),
@@ -127,7 +126,7 @@ def _ranks(compared: Compared, collectives: Sequence[OneCollective]) -> Iterator
 
 
 def _by_rank(run: Run, name: str) -> Counter[int]:
-    """The sums of a column of the rows."""
+    """The sum of a column of the rows, by rank."""
     sums: Counter[int] = Counter()
     columns = run.rows.columns
     if any(columns[name]):
@@ -148,13 +147,15 @@ def _layers(compared: Compared, collectives: Iterable[OneCollective]) -> Iterato
     keys = {*work, *flops, *uncounted, *peaks, *waits}
     for layer, phase in sorted(keys, key=lambda key: (key[0] < 0, abs(key[0]), PHASES.index(key[1]))):
         if layer >= 0 and selected is not None and run.layers[layer].path not in selected:
-            continue  # what it did itself is of no layer
+            continue  # its own work belongs to no layer
         key = layer, phase
         took = typical = slowest = None
         if key in work:
             times = work[key]
             typical = compared.over_those_with(layer, compared.typical(times))
-            took = compared.over_those_with(layer, dict(zip(times.ranks, map(compared.a_step, times.ranks, times.ns))))
+            took = compared.over_those_with(
+                layer, dict(zip(times.ranks, map(compared.per_step, times.ranks, times.ns)))
+            )
             if times.is_paired and times.last_rank and len(took.ranks) > 1:
                 slowest = Times(times.last_rank.count(took.highest), len(times.last_rank))
         waits_here = waits.get(key, _Waits())
@@ -174,7 +175,8 @@ def _layers(compared: Compared, collectives: Iterable[OneCollective]) -> Iterato
 
 
 def _peaks(compared: Compared) -> dict[tuple[int, str], OverRanks]:
-    """How far memory rose in a call of a layer: of the device where all ranks measured one, of several the most."""
+    """The peak of memory above the start of a call, by layer and phase: of the device if all ranks measured one, else
+    of the CPU; the largest of several devices."""
     on_device = compared.have_measured("device_allocated")
     if not on_device and not compared.have_measured("cpu_allocated"):
         return {}
@@ -187,11 +189,11 @@ def _peaks(compared: Compared) -> dict[tuple[int, str], OverRanks]:
 
 
 class _Waits:
-    """What is known of the waiting in some collectives: of each rank, and of which ranks it is not all.
+    """The waiting of each rank in some collectives, and the ranks for which it is a lower bound.
 
-    A rank that waits in several at once waits once. While it exchanges one thing beside another it may wait in both or
-    in none: so its waiting is at least what it waits in each of them beyond the time beside others, and at least what
-    it waits in any one.
+    A rank that waits in several collectives at once waits once. While two of them overlap it may wait in both or in
+    neither. So its waiting is at least the sum of the waiting outside such overlaps, and at least the waiting in any
+    one collective.
     """
 
     def __init__(self) -> None:
@@ -217,7 +219,7 @@ class _Waits:
 
 
 def _waits(compared: Compared, collectives: Iterable[OneCollective]) -> dict[tuple[int, str], _Waits]:
-    """Of each layer with all below it, and each phase, that waits in any collective."""
+    """The waiting by layer, with all layers below it, and phase; only for those with collectives."""
     found: defaultdict[tuple[int, str], _Waits] = defaultdict(_Waits)
     for one in collectives:
         layer = one.layer

@@ -1,4 +1,4 @@
-"""Which ranks of a job are slow or late, and in what. Knows only the standard library."""
+"""Finds the slow and the late ranks of a job, and the layer or part of the step in which they differ."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from statistics import median, median_low
 
 from torchprof.analyze.ranks.significance import SLOWER_BY, stragglers
 from torchprof.analyze.ranks.values import Compared, OneCollective, OneLayer, OneRank, OverRanks, Times
-from torchprof.run.lockstep import EXCHANGES, NOBODY, NOT_RECORDED
+from torchprof.run.lockstep import EXCHANGES, NO_LAST_RANK, NOT_RECORDED
 from torchprof.run.words import OUTSIDE
 
 
 @dataclass(frozen=True)
 class Difference:
-    """In what a slow rank takes longer than the others: most of it, by ``excess_ns`` in a step.
+    """The place where a slow rank takes most of its extra time: ``excess_ns`` more per step than the other ranks.
 
-    ``layer`` (by its index, negative for none): the innermost layer in which at least half of it is; ``phase``: the one
-    with at least half of the whole, None where it is in several. ``part``: outside all layers what of a step it is, one
-    of ``PARTS``; None where it is in several. ``device``: which time it is, "cpu" or "device".
+    ``layer`` (by its index, negative for none): the innermost layer with at least half of the extra time. ``phase``:
+    the phase with at least half of it, None if no phase has. ``part``: outside all layers, the part of a step, one of
+    ``PARTS``; None if no part has half of it. ``device``: the time that is meant, "cpu" or "device".
     """
 
     device: str
@@ -30,19 +30,20 @@ class Difference:
 
 
 PARTS = ("step_data_ns", "step_optimizer_ns", "step_copy_ns", "step_wait_ns", "step_gc_ns")
-"""The parts of a step outside all layers that have names; see ``SampleKey``."""
+"""The named parts of a step outside all layers; see ``SampleKey``."""
 
 
 @dataclass(frozen=True)
 class Slow:
-    """The ranks whose own work takes longer, the slowest first: how long in a step, the median over the steps, and that
-    of the median of the others. ``slowest``: in how many steps one of them was the slowest, ``last``: in how many
-    collectives one of them was the last to come. ``others_wait_ns``: how long each other rank waits in a step, the
-    median; at least so long where they ``wait_longer``. ``may_be_chance``: the steps are too few, or do not belong
-    together, so that it cannot be told from chance.
+    """The ranks with the longer own work, the slowest first.
 
-    ``difference``: in what the slowest of them takes longer, None where nothing is most of it. ``flops``: how many
-    times those of the other ranks' median the slowest rank has.
+    ``work_ns``: the own work of each in a step, the median over the steps; ``others_ns``: the median of the others.
+    ``slowest``: in how many steps one of them was the slowest. ``last``: in how many collectives one of them came last.
+    ``others_wait_ns``: the median of what the other ranks wait in a step; a lower bound if ``wait_longer``.
+    ``may_be_chance``: there are too few steps for a test, or the steps of different ranks cannot be paired.
+
+    ``difference``: the place where the slowest rank takes longer; None if no place has most of the difference.
+    ``flops``: the FLOPs of the slowest rank over the median of the others; None: unknown.
     """
 
     ranks: tuple[int, ...]
@@ -59,10 +60,13 @@ class Slow:
 
 @dataclass(frozen=True)
 class Late:
-    """The ranks that others wait for, the latest first: by how much less than the median of the others each waits in
-    collectives in a step, the median over the steps, which is ``share`` of a step of the latest. ``may_be_chance`` and
-    ``difference`` are as in ``Slow``. ``exceeds_slow``: there are slow ranks, too, and the latest is late by more than
-    their own work exceeds that of the others, and by more than these are late."""
+    """The ranks that others wait for, the latest first.
+
+    ``late_ns``: how much less each waits in collectives in a step than the median of the others, the median over the
+    steps. ``share``: that of the latest rank, as a fraction of a step. ``may_be_chance`` and ``difference``: as in
+    ``Slow``. ``exceeds_slow``: there are slow ranks too, and the latest rank is late by more than the slow ranks' own
+    work exceeds that of the others, and by more than the slow ranks are late.
+    """
 
     ranks: tuple[int, ...]
     late_ns: tuple[int, ...]
@@ -78,9 +82,11 @@ def slow_ranks(
     layers: Iterable[OneLayer],
     collectives: Iterable[OneCollective],
 ) -> Slow | None:
-    """The ranks whose own work takes longer than that of the others, as ``stragglers`` says. Where the steps are too
-    few for that, or do not belong together: those whose work takes ``SLOWER_BY`` longer than the median rank's, if in
-    more than half of the steps one of them was the slowest."""
+    """The ranks whose own work takes longer than that of the others, by the test of ``stragglers``.
+
+    If there are too few steps for the test, or the steps cannot be paired: the ranks whose work takes ``SLOWER_BY``
+    longer than that of the median rank, if one of them was the slowest in more than half of the steps.
+    """
     whole = compared.whole
     work = compared.typical(whole)
     if len(work) < max(2, len(ranks)):
@@ -120,8 +126,8 @@ def slow_ranks(
 
 
 def _seem_slow(values: Mapping[int, float], more: float, last: Sequence[int] | None) -> list[int]:
-    """The ranks that have so much ``more`` than the median rank (of two in the middle, the one that has less), if the
-    ``last`` of each step is one of them in more than half; None: which was the last is not known."""
+    """The ranks whose value exceeds the lower median by at least ``more``. ``last``: the last rank of each step; if it
+    is known, it must be one of them in more than half of the steps, else there are none."""
     least = median_low(values.values()) + more
     found = [rank for rank, value in values.items() if value >= least]
     if last is not None and 2 * sum(rank in found for rank in last) <= len(last):
@@ -130,7 +136,7 @@ def _seem_slow(values: Mapping[int, float], more: float, last: Sequence[int] | N
 
 
 def late_ranks(compared: Compared, ranks: Sequence[OneRank], slow: Slow | None) -> Late | None:
-    """The ranks that others wait for, by ``SLOWER_BY`` of a step and more, unless their own work says so already."""
+    """The ranks that others wait for, by at least ``SLOWER_BY`` of a step, without those that are slow."""
     if compared.step_ns <= 0:
         return None
     known = () if slow is None else slow.ranks
@@ -142,7 +148,7 @@ def late_ranks(compared: Compared, ranks: Sequence[OneRank], slow: Slow | None) 
         if found is None:
             least = [min(step) for step in zip(*waits.values())]
             alone = [[rank for rank in among if waits[rank][at] == ns] for at, ns in enumerate(least)]
-            last = [ones[0] if len(ones) == 1 else NOBODY for ones in alone]
+            last = [ones[0] if len(ones) == 1 else NO_LAST_RANK for ones in alone]
             typical = {rank: -median(waits[rank]) for rank in among}
             named = _seem_slow(typical, max(SLOWER_BY * compared.step_ns, 1), last)
         else:
@@ -171,8 +177,8 @@ def late_ranks(compared: Compared, ranks: Sequence[OneRank], slow: Slow | None) 
 
 
 def _late_by_calls(compared: Compared, ranks: Sequence[OneRank]) -> dict[int, int]:
-    """In a run of torchprof 2.6, which kept single calls alone: the ranks that were the last to come in most of them,
-    and by how much less than the others they waited in a step."""
+    """The late ranks in a run without the waiting per step: the ranks that came last in most collective calls, with how
+    much less than the others they waited in a step. Runs of torchprof 2.6 kept only single calls."""
     waits = {one.rank: one.waiting_ns for one in ranks if one.waiting_ns is not None}
     if len(waits) < len(ranks):
         return {}
@@ -185,9 +191,11 @@ def _late_by_calls(compared: Compared, ranks: Sequence[OneRank]) -> dict[int, in
 
 
 def _waiting_together(compared: Compared) -> Iterator[dict[int, list[int]]]:
-    """How long each rank waited in the collectives of its groups in each step, of ranks that are connected by groups.
+    """The waiting of each rank in the collectives of its groups in each step, for each set of ranks that groups
+    connect.
 
-    In one group that is what a rank was longer in its collectives than the one that was in them for the shortest."""
+    In one group, a rank waits for as long as it spends more in the collectives than the rank that spends least in them.
+    """
     whole = compared.whole
     if not (compared.are_paired and whole.values):
         return
@@ -200,7 +208,7 @@ def _waiting_together(compared: Compared) -> Iterator[dict[int, list[int]]]:
             continue
         size = of_job if group.size is None else group.size
         if len(lockstep.ranks) < max(size, 2) or lockstep.counts[0] != whole.counts[0]:
-            continue  # one that is not here may have come even later
+            continue  # a rank that is missing here may have come even later
         values = lockstep.values
         least = [min(step) for step in zip(*values)]
         for rank, took in zip(lockstep.ranks, values):
@@ -219,9 +227,9 @@ def _difference(
     slow: Sequence[int],
     least: float,
 ) -> Difference | None:
-    """The innermost layer, and the phase of it, in which the first of the slow ranks takes at least so much longer than
-    the median of the others in a step; outside all layers the part of the step. A rank that does not have a layer takes
-    0 there."""
+    """The innermost layer, and its phase, in which the first of the slow ranks takes at least ``least`` longer in a
+    step than the median of the others; outside all layers, the part of the step. A rank without a layer takes 0
+    there."""
     others = [rank for rank in compared.ranks if rank not in slow]
     by_rank: defaultdict[int, Counter[int]] = defaultdict(Counter)
     by_phase: defaultdict[int, dict[str, float]] = defaultdict(dict)
@@ -251,7 +259,7 @@ def _excess(took: Mapping[int, float], rank: int, others: Sequence[int]) -> floa
 
 
 def _part(compared: Compared, device: str, measure: str) -> Counter[int]:
-    """What a part of the step takes in the median step, by rank."""
+    """The median time of a part of the step, by rank."""
     found: Counter[int] = Counter()
     for key, spread in compared.run.samples.items():
         if key.measure == measure and (key.device == "cpu") == (device == "cpu"):
@@ -260,8 +268,7 @@ def _part(compared: Compared, device: str, measure: str) -> Counter[int]:
 
 
 def _times_the_flops(compared: Compared, ranks: Iterable[OneRank], slow: Sequence[int]) -> float | None:
-    """How many times the FLOPs of the other ranks' median the first of the slow ranks has in a step; None where that is
-    not known."""
+    """The FLOPs of the first of the slow ranks in a step, over the median of the other ranks; None: unknown."""
     flops = {
         one.rank: one.flops / max(compared.steps[one.rank], 1)
         for one in ranks

@@ -1,4 +1,4 @@
-"""The ranks of a run, made comparable: figures over ranks, in one step. Knows only the standard library."""
+"""Figures of the ranks of a run, per step, so that ranks can be compared."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torchprof.run.samples import SampleKey
 from torchprof.run.words import FORWARD, OUTSIDE, PHASES
 
 INFERRED = "all ranks (inferred)"
-"""The name of the group of collectives that recorded no group and, as far as is known, were between all ranks."""
+"""The name of the group of collectives that recorded no group, and are taken to be between all ranks."""
 
 
 class Times(NamedTuple):
-    """How often something was so: in so many ``times`` ``of`` all."""
+    """How often something happened: ``times`` out of ``of``."""
 
     times: int
     of: int
@@ -27,7 +27,7 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True)
 class OverRanks:
-    """A figure of several ranks: a value for each of ``ranks``, which ascend."""
+    """A figure of several ranks: one value per rank, in ascending order of ``ranks``."""
 
     ranks: tuple[int, ...]
     values: tuple[int, ...]
@@ -50,34 +50,33 @@ class OverRanks:
 
     @property
     def highest(self) -> int:
-        """The rank with the largest value, the lowest of equal ones."""
+        """The rank with the largest value; the lowest rank if several have it."""
         return self.ranks[self.values.index(self.max)]
 
     @property
     def above_mean(self) -> float:
-        """By how much the largest value exceeds the mean: what balance would save if all wait for the slowest."""
+        """The largest value minus the mean: what perfect balance would save if all ranks wait for the slowest."""
         return self.max - self.sum / len(self.values)
 
     @property
     def imbalance(self) -> float | None:
-        """The largest value over the mean, 1 where all have the same; None of one rank alone, and where all have none.
+        """The largest value over the mean: 1 if all are equal. None for a single rank, and if all values are 0.
 
-        That is the load imbalance of a bulk-synchronous program (Valiant, CACM 33(8), 1990): a step lasts as long as
-        its slowest rank, so it lasts so many times as long as with the same work shared out evenly.
+        This is the load imbalance of a bulk-synchronous program (Valiant, CACM 33(8), 1990). A step lasts as long as
+        its slowest rank, so it is by how many times it is longer than with the same work in perfect balance.
         """
         return self.max * len(self.values) / self.sum if len(self.values) > 1 and self.sum > 0 else None
 
 
 @dataclass(frozen=True)
 class OneRank:
-    """What one rank did. ``work_ns`` and ``waiting_ns`` are of one step, the mean over the ``steps``; None: not known.
+    """The figures of one rank. Times are per step, the mean over the ``steps``; None: unknown.
 
-    ``work_ns``: its own work, in layers or not; ``typical_ns``: the same, the median over the steps. ``slowest``: in
-    how many steps all others were faster, None where the steps of ranks cannot be paired. ``waiting_ns``: how long it
-    waited in collectives for the last to come, at least so long where ``waits_longer``, since not all of them can be
-    measured; ``last``: how often it was that last one. ``peaks``: (kind of device, peak bytes above the start), the
-    largest if there are several devices of a kind. ``flops`` are those of all that was recorded, a lower bound if
-    ``has_more_flops``.
+    ``work_ns``: its own work, in layers or not; ``typical_ns``: the median of that over the steps. ``slowest``: in how
+    many steps all others were faster, None if the steps of ranks cannot be paired. ``waiting_ns``: its waiting in
+    collectives for the last rank; a lower bound if ``waits_longer``, because not every collective can be measured.
+    ``last``: how often it was that last rank. ``peaks``: (kind of device, peak bytes above the start), the largest if
+    there are several devices of a kind. ``flops``: of the whole recording, a lower bound if ``has_more_flops``.
     """
 
     rank: int
@@ -94,18 +93,17 @@ class OneRank:
 
 
 IN_NO_OP = -3
-"""In place of a layer's index: the time of a rank in no operator and no range, for example waiting for data."""
+"""Used as a layer's index: the time of a rank in no operator and no range, for example waiting for data."""
 
 
 @dataclass(frozen=True)
 class OneLayer:
-    """A layer (by its index, negative for none) with all below it in one phase, over the ranks that have it.
+    """A layer (by its index, negative for none) with all layers below it in one phase, over the ranks that have it.
 
-    All is of one step. ``work``: own work in ns, the mean over the steps, ``typical``: their median; ``slowest``: how
-    often the rank with the most of it was the last; ``flops``, a lower bound if there are ``more_flops`` that were not
-    counted; ``peak``: peak bytes above the start of a call. ``waiting``: ns in the collectives of the layer and those
-    below, of the ranks that were in them; None if that is not known, or if there are no ``collectives``; a lower bound
-    if they ``wait_longer``.
+    All figures are per step. ``work``: own work in ns, the mean over the steps; ``typical``: the median. ``slowest``:
+    how often the rank with the most work was the slowest. ``flops``: a lower bound if ``more_flops`` were not counted.
+    ``peak``: peak bytes above the start of a call. ``waiting``: ns in the ``collectives`` of the layer and of those
+    below, for the ranks that took part; None if unknown or without collectives; a lower bound if ``wait_longer``.
     """
 
     layer: int
@@ -123,13 +121,13 @@ class OneLayer:
 
 @dataclass(frozen=True)
 class OneCollective:
-    """A collective that a layer called, between the ranks of one group. ``ranks`` are those that recorded it.
+    """A collective that a layer called, between the ranks of one group. ``ranks``: those that recorded it.
 
-    ``calls`` are those of all ranks. ``waiting``: ns in one step, of each rank; None where it is not known which call
-    of one rank belongs to which of another. For the ranks in ``longer`` that is a lower bound: for all if other ranks
-    of the group are missing, and for those on which several such collectives ran at once. ``beside``: for how long in
-    a step another collective may have run at the same time that this waiting does not include. ``last``: how often
-    each rank was the last to come, in ``of`` calls; if several came at once, none was.
+    ``calls``: of all ranks. ``waiting``: ns per step of each rank; None if the calls of different ranks cannot be
+    paired. It is a lower bound for the ranks in ``longer``: for all ranks if ranks of the group are missing, else for
+    those on which several of these collectives overlapped. ``beside``: for how long per step another collective may
+    have overlapped, which is not part of ``waiting``. ``last``: how often each rank came last, in ``of`` calls; if
+    several ranks came last together, none counts.
     """
 
     layer: int
@@ -150,7 +148,7 @@ class OneCollective:
 
 
 class Compared:
-    """A run whose ranks are compared: which device's time counts, how many steps each rank took, and its sums."""
+    """A run whose ranks are compared: the time that counts ("cpu" or "device"), the steps of each rank, and sums."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -177,19 +175,19 @@ class Compared:
         return found if gap is None else {**found, (IN_NO_OP, FORWARD): gap}
 
     def medians(self, times: Lockstep) -> dict[int, int]:
-        """The median over the steps, by rank; empty where single steps were not kept."""
+        """The median over the steps, by rank; empty if single steps were not kept."""
         if len(times.ranks) == 1 and times.last_ns:
             return {times.ranks[0]: median_low(times.last_ns)}
         return dict(zip(times.ranks, times.medians))
 
     def typical(self, times: Lockstep) -> dict[int, int]:
-        """The median over the steps, by rank, or the mean where that is not known."""
-        return self.medians(times) or dict(zip(times.ranks, map(self.a_step, times.ranks, times.ns)))
+        """The median over the steps, by rank; the mean if the median is unknown."""
+        return self.medians(times) or dict(zip(times.ranks, map(self.per_step, times.ranks, times.ns)))
 
     @cached_property
     def all_ranks(self) -> GroupOfRanks | None:
-        """All ranks of the job, as the group of the collectives whose group was not recorded: where all are here and
-        made the same of these calls, equally often. None where they did not: then there are other groups."""
+        """All ranks of the job, as the group of the collectives whose group was not recorded. None if ranks are
+        missing, or if they did not make the same calls, equally often: then there are other groups."""
         lockstep, ranks = self.run.lockstep, self.ranks
         unknown = [one for key, one in lockstep.items() if key.is_collective and key.group == NOT_RECORDED]
         is_complete = not self.run.missing_ranks and all(one.ranks == ranks and one.is_paired for one in unknown)
@@ -197,7 +195,7 @@ class Compared:
 
     @cached_property
     def step_ns(self) -> float:
-        """How long a step takes, or without steps a cycle: the median over the ranks of their median."""
+        """The duration of a step, or of a cycle if there are no steps: the median over ranks of their medians."""
         steps = [self.run.samples.get(SampleKey(OUTSIDE, FORWARD, rank, "cpu", "step_ns")) for rank in self.ranks]
         known = [spread.median for spread in steps if spread is not None]
         return median(known or [meta.wall_ns / max(meta.cycles, 1) for meta in self.metas])
@@ -206,18 +204,18 @@ class Compared:
         """Whether all ranks measured a field of ``Cost``."""
         return all(name in meta.measured for meta in self.metas)
 
-    def a_step(self, rank: int, value: int) -> int:
-        """What is so much in all, in one step."""
+    def per_step(self, rank: int, value: int) -> int:
+        """A sum over all steps of a rank, per step."""
         return round(value / max(self.steps[rank], 1))
 
     def over_those_with(self, layer: int, values: Mapping[int, int]) -> OverRanks:
-        """Values by rank, of those that have the layer: 0 of one that did nothing in it."""
+        """The values of the ranks that have the layer; 0 for a rank that did nothing in it."""
         ranks = (self.run.layers[layer].ranks if layer >= 0 else ()) or self.ranks
         return OverRanks(ranks, tuple(values.get(rank, 0) for rank in ranks))
 
     def rolled_up(self, name: str) -> dict[tuple[int, str], dict[int, int]]:
-        """A column of the rows in one step, of each layer with all below it, in each phase, by rank; only of layers and
-        phases that have any."""
+        """A column of the rows per step, by layer (with all layers below it), phase and rank; only for layers and
+        phases in which it is not 0."""
         columns = self.run.rows.columns
         if not any(columns[name]):
             return {}
@@ -231,7 +229,7 @@ class Compared:
                 values[place[rank]] += value
         totals = self.run.layers.roll_up_by_phase(sums, lambda one, other: [*map(add, one, other)])
         return {
-            (layer, PHASES[phase]): dict(zip(self.ranks, map(self.a_step, self.ranks, values)))
+            (layer, PHASES[phase]): dict(zip(self.ranks, map(self.per_step, self.ranks, values)))
             for (layer, phase), values in sorted(totals.items())
             if any(values)
         }

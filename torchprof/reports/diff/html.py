@@ -32,7 +32,7 @@ def diff_html(diff: Diff) -> str:
         "comparison": {
             "scale": [1 / count if diff.unit else 1 for count in reversed(diff.counts)],
             "per": diff.unit,
-            "notes": [*diff.notes, *diff.doubts],
+            "notes": [*diff.notes, *diff.warnings],
             "whole": whole_of(diff),
             "layerChanges": [[what, lines] for what, lines in changes_of_layers(diff)],
             "quantities": [

@@ -54,7 +54,7 @@ def diff_json(diff: Diff) -> str:
         "whole": {key: _change(change) for key, change in diff.whole.items()},
         "layers": layers,
         "notes": diff.notes,
-        "warnings": diff.doubts,
+        "warnings": diff.warnings,
     }
     return json.dumps(document, separators=(",", ":"))
 

@@ -60,7 +60,7 @@ def diff_table(
     changes = [f"{what}: {line}" if what else line for what, lines in changes_of_layers(diff) for line in lines]
     lead = [diff_headline(diff, sort_by=sort_by), *whole_of(diff)]
     sections = ["\n".join(lead), text, "\n".join(view.notes), "\n".join(changes)]
-    sections.append("\n".join(printable(note) for note in (*diff.notes, *diff.doubts)))
+    sections.append("\n".join(printable(note) for note in (*diff.notes, *diff.warnings)))
     return "\n\n".join(section for section in sections if section)
 
 

@@ -1,4 +1,4 @@
-"""The sentences under the table: each said when it is due, with the right figures, and only then."""
+"""The warnings and notes under reports: each appears if its condition holds, with the right figures, and only then."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from build.warnings import caveats
 
 from torchprof.analyze.caveats import about_processors, about_start
 from torchprof.errors import some
-from torchprof.measure.assemble import _own_ns
+from torchprof.measure.assemble import own_ns_of_layers
 from torchprof.measure.warnings import about_calls, about_cost, about_labels, about_modules
 from torchprof.reports.notes import about_flops, about_sums, warnings_of
 from torchprof.run.layers import Layer
@@ -26,7 +26,7 @@ def forward(layer: int, *durations: int) -> dict[SampleKey, Spread]:
     return {SampleKey(layer, "forward", 0, "cpu", "cpu_ns"): Spread.of(list(enumerate(durations)))}
 
 
-def test_a_few_names() -> None:
+def test_a_long_list_of_names_is_cut() -> None:
     assert some(["a", "b", "c"]) == "a, b, c"
     assert some(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
 
@@ -56,7 +56,7 @@ def of_ranks(warnings: Sequence[Sequence[str]], ranks: Sequence[int] | None = No
     return replace(run, metas=metas)
 
 
-def test_a_warning_of_several_ranks_is_said_once_with_whose_it_is() -> None:
+def test_a_warning_of_several_ranks_appears_once_with_its_ranks() -> None:
     run = of_ranks([["Mine.", "All.", "All."], ["All."], ["Ours.", "All."], ["Ours.", "All."]])
     assert warnings_of(run) == ["All.", "Ranks 2 and 3: Ours.", "Rank 0: Mine."]
     assert warnings_of(of_ranks([["One.", "Two."]])) == ["One.", "Two."]
@@ -64,7 +64,7 @@ def test_a_warning_of_several_ranks_is_said_once_with_whose_it_is() -> None:
         assert run.report(report).endswith("All.\nRanks 2 and 3: Ours.\nRank 0: Mine."), report
 
 
-def test_of_a_thousand_ranks_the_first_doubts_are_shown() -> None:
+def test_of_a_thousand_ranks_the_first_warnings_are_shown() -> None:
     run = of_ranks([[f"It took {rank} ms.", "All."] for rank in range(1000)])
     *shown, last = warnings_of(run)
     assert shown == ["All.", *(f"Rank {rank}: It took {rank} ms." for rank in range(9))]
@@ -82,7 +82,7 @@ def test_ranks_that_are_missing_are_named() -> None:
     assert warnings_of(of_ranks([[]] * 4, size=4)) == warnings_of(of_ranks([[]], [3])) == []
 
 
-def test_sums_over_ranks_are_called_so() -> None:
+def test_sums_over_ranks_have_a_note() -> None:
     said = (
         "Times, calls, memory and FLOPs are sums over ranks 0 to 2, rates are of one rank on average, peaks the "
         'highest of any: the report "ranks" compares them.'
@@ -97,7 +97,7 @@ LAYERS = [NET, A, B]
 ALL = {0, 1, 2}
 
 
-def test_nothing_to_doubt() -> None:
+def test_a_run_without_faults_has_no_warnings() -> None:
     assert list(about_modules([], [])) == []
     assert list(about_labels(LAYERS, {}, [])) == []
     samples = {**forward(0, 100, 90, 80), **forward(1, 50), **forward(2, 40)}
@@ -106,17 +106,17 @@ def test_nothing_to_doubt() -> None:
     assert list(about_cost(1000, 1_000.0, 10**9, 10**9)) == []
 
 
-def test_a_layer_that_was_never_called() -> None:
+def test_a_layer_that_was_never_called_has_a_warning() -> None:
     (sentence,) = map(str, about_calls(LAYERS, ALL, {0, 1}, {2}, set()))
     assert sentence.startswith("Never called: Net.b. ")
 
 
-def test_a_layer_whose_children_are_called_is_not_said_to_be_idle() -> None:
+def test_a_layer_whose_children_are_called_is_not_reported_as_never_called() -> None:
     (sentence,) = map(str, about_calls(LAYERS, ALL, {1}, {0, 2}, {(NOT_SELECTED, 1)}))
     assert sentence.startswith("Never called: Net.b. ")
 
 
-def test_a_module_that_is_called_at_another_of_its_paths_is_not_idle() -> None:
+def test_a_module_called_at_another_of_its_paths_is_not_reported_as_never_called() -> None:
     twice = [NET, Layer(("Net", "a"), "ReLU", shared_with=(("Net", "b"),)), Layer(("Net", "b"), "ReLU")]
     assert list(about_calls(twice, ALL, {0, 1}, {2}, set())) == []
 
@@ -124,18 +124,18 @@ def test_a_module_that_is_called_at_another_of_its_paths_is_not_idle() -> None:
 @pytest.mark.parametrize(
     ("caller", "said"), [((1, 2), "Net.b by Net.a"), ((OUTSIDE, 2), "Net.b by code outside the model")]
 )
-def test_a_layer_that_is_called_by_other_than_the_layer_above(caller: tuple[int, int], said: str) -> None:
+def test_a_layer_not_called_by_its_parent_has_a_warning(caller: tuple[int, int], said: str) -> None:
     (sentence,) = map(str, about_calls(LAYERS, ALL, {0, 1, 2}, set(), {(0, 1), caller, (NOT_SELECTED, 1)}))
     assert sentence.startswith(f"Called by other than the layer above them: {said}. ")
 
 
-def test_a_container_without_a_forward_is_no_layer_to_be_called_by() -> None:
+def test_children_of_a_container_without_a_forward_have_no_warning() -> None:
     layers = [NET, Layer(("Net", "blocks"), "ModuleList"), Layer(("Net", "blocks", "0"), "Linear")]
     assert list(about_calls(layers, {0, 2}, {0, 2}, set(), {(OUTSIDE, 0), (0, 2)})) == []
 
 
 def called(samples: Mapping[SampleKey, Spread], same_shapes: bool | None = True) -> Run:
-    """A run with so many calls of the model, and one operator in it of which no shapes are known."""
+    """A run with these calls of the model, and one operator without shapes."""
     (calls,) = [spread.count for key, spread in samples.items() if key.layer == 0]
     run = run_of([row(0, calls=calls), row(0, op("aten::relu"), calls=calls)])
     layers = (replace(run.layers[0], same_shapes=same_shapes), *run.layers[1:])
@@ -143,7 +143,7 @@ def called(samples: Mapping[SampleKey, Spread], same_shapes: bool | None = True)
 
 
 @pytest.mark.parametrize(("durations", "said"), [((300, 100, 140), True), ((200, 100, 100), False), ((900,), False)])
-def test_a_slow_first_call_of_the_model(durations: tuple[int, ...], said: bool) -> None:
+def test_a_slow_first_call_of_the_model_has_a_warning(durations: tuple[int, ...], said: bool) -> None:
     sentences = [*map(str, about_start(called(forward(0, *durations))))]
     assert bool(sentences) == said
     if said:
@@ -157,42 +157,42 @@ def test_a_slow_first_call_of_the_model(durations: tuple[int, ...], said: bool) 
         (None, "that is start-up or other shapes, and is in the totals."),
     ],
 )
-def test_a_slow_first_call_is_start_up_where_all_were_on_the_same_shapes(same_shapes: bool | None, said: str) -> None:
+def test_a_slow_first_call_is_start_up_if_all_calls_had_the_same_shapes(same_shapes: bool | None, said: str) -> None:
     (sentence,) = map(str, about_start(called(forward(0, 300, 100, 140), same_shapes)))
     assert sentence.endswith(said)
 
 
-def test_calls_on_another_thread_and_what_could_not_be_labelled() -> None:
+def test_calls_on_another_thread_and_unlabelled_layers_have_warnings() -> None:
     once, often, bare = map(str, about_labels(LAYERS, {1: 1, 2: 3}, [2]))
     assert "1 call of Net.a" in once and "3 calls of Net.b" in often and "labelled" in bare and "Net.b" in bare
 
 
-def test_the_cost_of_the_labels() -> None:
+def test_the_overhead_of_labels_has_a_warning() -> None:
     (sentence,) = map(str, about_cost(500, 2_000.0, 5_000_000, 10_000_000))
     assert "about 1.000ms of 10.000ms (10%): 500 calls of 2.000us." in sentence
 
 
-def test_labels_took_no_longer_than_what_they_are_part_of() -> None:
-    """Calibrated at 82 us a call while the machine was busy: half of all time. The ranges themselves took less."""
+def test_the_overhead_of_labels_is_at_most_the_time_of_their_ranges() -> None:
+    """Calibration on a busy machine gave 82 us a call: half of all time. The ranges themselves took less."""
     (sentence,) = map(str, about_cost(500, 82_000.0, 2_000_000, 80_000_000))
     assert "at most 2.000ms of 80.000ms (2%): 500 calls of 4.000us." in sentence
     assert list(about_cost(500, 82_000.0, 1_000_000, 80_000_000)) == []
 
 
-def test_the_ranges_own_time_is_that_of_layers_in_no_operator() -> None:
+def test_the_ranges_own_time_is_that_of_layers_outside_operators() -> None:
     rows = [
         row(0, cpu_ns=1),
         row(1, cpu_ns=2),
-        row(1, phase=PHASES[2], cpu_ns=4),  # recomputed
+        row(1, phase=PHASES[2], cpu_ns=4),  # recompute
         row(NOT_SELECTED, cpu_ns=8),
         row(OUTSIDE, cpu_ns=16),
         row(1, op("aten::relu"), cpu_ns=32),
     ]
-    assert _own_ns(run_of(rows).rows) == 15
+    assert own_ns_of_layers(run_of(rows).rows) == 15
 
 
-def test_a_busy_machine() -> None:
-    """For a fifth of the time the thread was ready to run, and others had the processors."""
+def test_a_busy_machine_has_a_warning() -> None:
+    """For a fifth of the time the thread was ready to run, but had no processor."""
     meta = Meta(("Net",), wall_ns=100_000_000, process_cpu_ns=80_000_000, run_delay_ns=20_000_000)
     (sentence,) = map(str, about_processors(meta))
     assert sentence.startswith("The machine was busy: for 20.000ms of 100.000ms (20%) the main thread was ready to run")
@@ -204,8 +204,8 @@ def test_a_busy_machine() -> None:
         assert list(about_processors(quiet)) == []
 
 
-def test_busy_machines_of_many_ranks_are_one_sentence() -> None:
-    """Else they would take the ten places of warnings that are of single ranks."""
+def test_busy_machines_of_many_ranks_have_one_warning() -> None:
+    """Separate warnings would fill the ten places for warnings of single ranks."""
     metas = []
     for rank in range(16):
         meta = Meta(("Net",), rank=rank, wall_ns=100_000_000, run_delay_ns=(rank + 1) * 1_000_000)
@@ -221,8 +221,8 @@ def test_busy_machines_of_many_ranks_are_one_sentence() -> None:
     assert warnings_of(quiet) == []
 
 
-def test_what_flops_are_summed_over() -> None:
-    """Steps where there are any; else the calls of the model, and a single call goes without saying."""
+def test_a_note_says_what_flops_are_summed_over() -> None:
+    """Steps if there are any, else calls of the model; there is no note for a single call."""
 
     def said(calls: int, **meta: int) -> list[str]:
         return list(about_flops(run_of([row(0, calls=calls), row(1, op("aten::mm"), calls=2, flops=8)], **meta)))
@@ -238,6 +238,6 @@ def test_what_flops_are_summed_over() -> None:
     assert "FLOPs (summed over 2 calls of Net)" in run.report("headline")
 
 
-def test_modules_that_changed() -> None:
+def test_added_and_removed_modules_have_warnings() -> None:
     added, removed = map(str, about_modules(["Net.new"], ["Net.old"]))
     assert "Net.new" in added and "Net.old" in removed

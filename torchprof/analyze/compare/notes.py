@@ -1,0 +1,185 @@
+"""Notes on a comparison: differences between two runs, and between their conditions, that make them hard to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from torchprof.analyze.compare.layers import Match
+from torchprof.analyze.compare.side import Side
+from torchprof.run.cost import MEASURES
+from torchprof.run.layers import Layer
+from torchprof.run.run import Run
+from torchprof.run.words import FORWARD, PHASES
+
+
+class Denominator(NamedTuple):
+    """What totals can be divided by: "call" (forward calls of ``model``), "step", or None, and how many of them each
+    run recorded."""
+
+    what: str | None
+    counts: tuple[int, int]
+    model: str = ""
+
+    @property
+    def unit(self) -> str | None:
+        """What the figures of the comparison are for one of; None where the runs hold equally many: then they are
+        totals."""
+        return self.what if self.counts[0] != self.counts[1] else None
+
+
+class Notes:
+    """The notes on the comparison of two runs, as sentences, in the order in which reports show them."""
+
+    def __init__(self, sides: tuple[Side, Side], matches: Sequence[Match], counted: Denominator, device: str) -> None:
+        self.sides = sides
+        self.runs = sides[0].run, sides[1].run
+        self.matches = matches
+        self.counted = counted
+        self.device = device
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._about_counts()
+        yield from self._about_measures()
+        yield from self._about_models()
+        yield from self._about_selection()
+        yield from self._about_conditions()
+
+    def _about_counts(self) -> Iterator[str]:
+        new, counts = self.runs[1], self.counted.counts
+        if self.counted.what is None and new.layers:
+            yield (
+                "Nobody knows how many calls of a model these runs hold, or how many steps: figures are totals of the "
+                "runs."
+            )
+        if self.counted.unit is not None:
+            what = f"forward call{{}} of {self.counted.model}" if self.counted.unit == "call" else "step{}"
+            yield (
+                f"The runs recorded different numbers of {what.format('s')}: {counts[0]} before, {counts[1]} "
+                f"after. Times, FLOPs, calls and net memory are those of one {what.format('')}."
+            )
+        if self.counted.unit == "call":
+            for before, after, _ in self.matches:
+                if before is None or after is None or len(new.layers[after].path) > 1:
+                    continue
+                calls = self.sides[0].calls[FORWARD][before], self.sides[1].calls[FORWARD][after]
+                if calls[0] * counts[1] != calls[1] * counts[0]:
+                    yield (
+                        f"{new.layers[after].name} was called {calls[0]} times before and {calls[1]} times after: not "
+                        f"as often for each call of {self.counted.model}."
+                    )
+
+    def _about_models(self) -> Iterator[str]:
+        old, new = self.runs
+        for before, after, _ in self.matches:
+            if before is not None and after is not None and len(new.layers[after].path) == 1:
+                one, other = old.layers[before], new.layers[after]
+                if one.path[-1] != other.path[-1]:
+                    yield f"The model is {other.name} after, and was {one.name} before."
+                for what, was, now in differences_of(one, other, with_settings=False):
+                    if what in ("input shapes", "training"):
+                        yield _unlike(f"{what} of {other.name}", was, now)
+
+    def _about_selection(self) -> Iterator[str]:
+        old, new = self.runs
+        types = [_types(run) for run in self.runs]
+        if types[0] and types[1] and types[0] != types[1]:
+            yield _unlike("types of the parameters", *types)
+        if len(old.metas) != len(new.metas):
+            yield _unlike("ranks", str(len(old.metas)), str(len(new.metas)))
+        if old.meta.paths != new.meta.paths:
+            yield _unlike("selected layers (paths=)", *(_selected(run) for run in self.runs))
+        phases = [set(run.phases()) for run in self.runs]
+        for phase in PHASES:
+            if (phase in phases[0]) != (phase in phases[1]):
+                yield f"Only the run {'before' if phase in phases[0] else 'after'} holds any {phase} work."
+
+    def _about_measures(self) -> Iterator[str]:
+        old, new = self.sides
+        for measure in MEASURES:
+            names = {name for name, _ in measure.fields}
+            measured = [names <= side.measured for side in (old, new)]
+            if measured[0] != measured[1]:
+                heading = measure.heading.format(device=self.device)
+                yield f"{heading} was measured only {'before' if measured[0] else 'after'}, so it is not compared."
+        flags = [dict(run.meta.flags) for run in self.runs]
+        for flag in flags[0]:
+            if flag in flags[1] and flags[0][flag] != flags[1][flag]:
+                where = "before" if flags[0][flag] else "after"
+                yield f"{flag} was on only {where}: what a profiler records besides takes time of its own."
+
+    def _about_conditions(self) -> Iterator[str]:
+        old, new = (run.meta for run in self.runs)
+        if old.environment and new.environment:
+            words = [dict(meta.environment) for meta in (old, new)]
+        else:
+            words = [dict(meta.versions) for meta in (old, new)]
+            for words_of in words:
+                words_of.pop("torchprof", None)
+        say_all = ["torch" in words_of for words_of in words]
+        if say_all[0] != say_all[1]:
+            which = "before" if say_all[1] else "after"
+            yield f"The run {which} does not say all of what it ran on: it was read from a trace."
+        elif bool(old.environment) != bool(new.environment):
+            which = "before" if new.environment else "after"
+            yield f"The run {which} does not say what it ran on."
+        if not all(say_all):  # what only one run states is unknown for the other
+            words = [{name: words[at][name] for name in words[at] if name in words[1 - at]} for at in (0, 1)]
+        for conditions in (
+            words,
+            [dict(meta.switches) for meta in (old, new)] if old.switches and new.switches else [],
+        ):
+            for name in {name: None for side in conditions for name in side}:
+                was, now = (side.get(name, "not there") for side in conditions)
+                if was != now:
+                    yield _unlike(name, was, now)
+        if old.device != new.device:
+            yield _unlike("device", old.device or "cpu", new.device or "cpu")
+        if old.machine and new.machine and old.machine != new.machine:
+            yield _unlike("machine", old.machine, new.machine)
+
+
+def warnings_of_both(before: Run, after: Run) -> Iterator[str]:
+    """The warnings of the runs; a warning that both have comes once."""
+    texts = [list(dict.fromkeys(map(str, run.warnings))) for run in (before, after)]
+    for text in texts[0]:
+        yield f"{'Both runs' if text in texts[1] else 'Before'}: {text}"
+    for text in texts[1]:
+        if text not in texts[0]:
+            yield f"After: {text}"
+
+
+def differences_of(before: Layer, after: Layer, with_settings: bool) -> Iterator[tuple[str, str, str]]:
+    """What differs between a layer before and after, with the values of both in words."""
+    called = before.input_shapes and after.input_shapes
+    for what, was, now, is_known in (
+        ("kind", before.kind, after.kind, before.kind and after.kind),
+        ("settings", before.settings, after.settings, with_settings),
+        ("parameters", before.params, after.params, None not in (before.params, after.params)),
+        ("input shapes", before.input_shapes, after.input_shapes, called),
+        ("output shapes", before.output_shapes, after.output_shapes, called),
+        ("training", before.training, after.training, None not in (before.training, after.training)),
+    ):
+        if is_known and was != now:
+            yield what, _in_words(was), _in_words(now)
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join("×".join(map(str, shape)) or "scalar" for shape in value) or "none"
+    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def _types(run: Run) -> str:
+    """The dtypes of the parameters of all layers; "" if they are unknown for every layer."""
+    if all(layer.param_bytes is None for layer in run.layers):
+        return ""
+    return ", ".join(sorted({name for layer in run.layers for name, _ in layer.dtype_bytes})) or "none"
+
+
+def _selected(run: Run) -> str:
+    return "all" if run.meta.paths is None else ", ".join(".".join(path) for path in run.meta.paths)
+
+
+def _unlike(what: str, before: str, after: str) -> str:
+    return f"Not the same: {what}: {before} before, {after} after."
