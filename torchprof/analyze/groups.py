@@ -32,7 +32,7 @@ class Group(NamedTuple):
 def by_class(run: Run) -> list[Group]:
     """A group for each class of layers."""
     groups = _grouped(run, [layer.kind for layer in run.layers])
-    return [Group(kind, kind, sum_of([*members.values()], [*members]), members) for kind, members in groups]
+    return [Group(kind, kind, summed_figures([*members.values()], [*members]), members) for kind, members in groups]
 
 
 def by_pattern(run: Run) -> list[Group]:
@@ -41,7 +41,9 @@ def by_pattern(run: Run) -> list[Group]:
     A number that is the same in all paths of a group stays. A layer that is like no other has its own path as name.
     """
     groups = _grouped(run, likeness(run))
-    return [Group(pattern_of([*members]), kind, sum_of([*members.values()]), members) for kind, members in groups]
+    return [
+        Group(pattern_of([*members]), kind, summed_figures([*members.values()]), members) for kind, members in groups
+    ]
 
 
 def likeness(run: Run) -> list[Hashable]:
@@ -73,7 +75,7 @@ def _grouped(run: Run, keys: Sequence[Hashable]) -> list[tuple[str, dict[_Path, 
     return [(kinds[next(iter(members))], members) for members in found.values()]
 
 
-def sum_of(members: Sequence[Figures], paths: Sequence[_Path] = ()) -> Figures:
+def summed_figures(members: Sequence[Figures], paths: Sequence[_Path] = ()) -> Figures:
     """The figures of several layers together. ``paths``: of each, if one may be above another, whose total holds it.
 
     A layer that was never called adds nothing; if it may have run as a part of a compiled region, the sum is a lower

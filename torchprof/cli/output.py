@@ -85,7 +85,7 @@ def print_overview(run: torchprof.Run, arguments: argparse.Namespace, name: str,
     """Print all sections for a run that was read from ``name``. ``saved``: the files in which the run is saved."""
     recorded = max(meta.wall_ns for meta in run.metas)
     timed = f" Recorded: {recorded / 1e9:.2f} s." if "cpu_ns" in run.meta.measured else ""
-    print(f"torchprof: {name}.{timed}\n", *overview(run, arguments, saved, in_color(sys.stdout)), sep="\n")
+    print(f"torchprof: {name}.{timed}\n", *sections_of(run, arguments, saved, in_color(sys.stdout)), sep="\n")
 
 
 class _WarningsShown(torchprof.Run):
@@ -96,7 +96,7 @@ class _WarningsShown(torchprof.Run):
         return ()
 
 
-def overview(run: torchprof.Run, arguments: argparse.Namespace, saved: Sequence[str], color: bool) -> Iterator[str]:
+def sections_of(run: torchprof.Run, arguments: argparse.Namespace, saved: Sequence[str], color: bool) -> Iterator[str]:
     """The sections that show a run as a whole, the most important first.
 
     ``saved``: the files in which the run is saved.

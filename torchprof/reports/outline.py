@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from itertools import groupby
 
 from torchprof.analyze.figures import Figures
-from torchprof.analyze.groups import sum_of
+from torchprof.analyze.groups import summed_figures
 from torchprof.reports.entries import Entry, all_entries
 
 _EQUAL_SIBLINGS = 3  # so many become one row
@@ -89,7 +89,7 @@ def _below(line: Entry, shapes: Mapping[int, int]) -> list[Entry]:
 def _as_one(parts: Sequence[Entry], name: str) -> Entry:
     """One row with the sum of several that have equal layers below."""
     return replace(
-        parts[0], name=name, figures=sum_of([part.figures for part in parts]), children=[], parts=tuple(parts)
+        parts[0], name=name, figures=summed_figures([part.figures for part in parts]), children=[], parts=tuple(parts)
     )
 
 
@@ -102,7 +102,7 @@ def _largest(rows: Sequence[Entry], size: Callable[[Figures], float], limit: int
     rest = [row for row in rows if id(row) not in kept]
     parts = [part for row in rest for part in (row.parts or (row,))]
     below = sum(map(_hidden, rest))
-    more = Entry(f"({len(parts)} more)", sum_of([part.figures for part in parts]), hidden=len(parts) + below)
+    more = Entry(f"({len(parts)} more)", summed_figures([part.figures for part in parts]), hidden=len(parts) + below)
     return [*(row for row in rows if id(row) in kept), more]
 
 
