@@ -117,7 +117,7 @@ def recorded(quick: bool) -> str:
 
     import torchprof
     from benchmarks.subjects import subjects
-    from torchprof.run.file_write import text_of
+    from torchprof.run.file_write import json_of_run
     from torchprof.run.lockstep import EXCHANGES, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
     from torchprof.run.samples import SampleKey
     from torchprof.run.words import FORWARD, OUTSIDE
@@ -144,7 +144,7 @@ def recorded(quick: bool) -> str:
     lockstep[LockstepKey(OUTSIDE, FORWARD, "cpu", EXCHANGES, group)] = Lockstep.of(0, steps)
     times = [random.randrange(10**6) for _ in range(STEPS * COLLECTIVES)]
     lockstep[LockstepKey(OUTSIDE, FORWARD, "cpu", "all_reduce", group)] = Lockstep.of(0, times)
-    return text_of(replace(run, metas=(replace(run.meta, world_size=max(RANKS)),), lockstep=lockstep))
+    return json_of_run(replace(run, metas=(replace(run.meta, world_size=max(RANKS)),), lockstep=lockstep))
 
 
 def of_rank(document: dict[str, Any], rank: int) -> dict[str, Any]:

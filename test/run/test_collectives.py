@@ -21,8 +21,8 @@ from torchprof.run.collectives import (
     Collective,
     collective_of,
     name_of_collective,
+    shows_collective,
     signature_of,
-    tells_collective,
 )
 from torchprof.run.rows import Rows
 from torchprof.run.words import BACKWARD, NOT_SELECTED, OUTSIDE, Frame, Signature
@@ -58,7 +58,7 @@ def collective(args: Mapping[str, Any]) -> Collective:
     return found
 
 
-def test_what_the_args_of_a_kernel_say() -> None:
+def test_a_collective_is_read_from_the_args_of_a_kernel() -> None:
     """2048 floats are 8 KiB; 8000 elements of BFloat16 are 16000 bytes."""
     reduce, gather = collective(ALL_REDUCE), collective(ALL_GATHER)
     assert reduce == Collective("all_reduce", "Float", 2048, 2048, "0", "default_pg", 2, "[0, 1]")
@@ -80,7 +80,7 @@ def test_what_the_args_of_a_kernel_say() -> None:
         {**ALL_REDUCE, "Collective name": 3},
     ],
 )
-def test_what_is_no_collective_has_no_signature(args: dict[str, Any]) -> None:
+def test_args_without_a_collective_have_no_signature(args: dict[str, Any]) -> None:
     assert signature_of(args) is None
 
 
@@ -105,11 +105,11 @@ def test_what_is_no_collective_has_no_signature(args: dict[str, Any]) -> None:
         ("ComplexDouble", torch.complex128),
     ],
 )
-def test_the_bytes_of_types_are_torchs(name: str, dtype: torch.dtype) -> None:
+def test_element_sizes_are_those_of_torch(name: str, dtype: torch.dtype) -> None:
     assert collective({**ALL_REDUCE, "dtype": name}).element_bytes == dtype.itemsize
 
 
-def test_what_is_not_said_is_unknown_and_not_0() -> None:
+def test_missing_args_are_unknown_and_not_0() -> None:
     unknown = collective({"Collective name": "allreduce"})
     assert unknown == Collective("all_reduce")
     assert (unknown.bytes_in, unknown.bytes_out) == (None, None)
@@ -119,7 +119,7 @@ def test_what_is_not_said_is_unknown_and_not_0() -> None:
     assert (barrier.bytes_in, barrier.bytes_out) == (0, 0)
 
 
-def test_the_kernel_says_it_before_the_op_and_that_before_the_range() -> None:
+def test_a_kernel_has_priority_over_the_op_and_the_op_over_the_range() -> None:
     launch = (op("c10d::allreduce_", (9,)), recorded(ALL_GATHER), ranged("nccl:all_reduce", (3, 5)))
     assert collective_of((*launch, kernel(ALL_REDUCE))) == collective(ALL_REDUCE)
     assert collective_of((*launch, kernel())) == collective(ALL_GATHER)
@@ -127,8 +127,8 @@ def test_the_kernel_says_it_before_the_op_and_that_before_the_range() -> None:
     assert collective_of(()) is None
 
 
-def test_where_nothing_else_says_it_the_names_of_the_op_and_of_the_kernel_do() -> None:
-    """What NCCL carries out by sends and receives, a kernel's own name does not tell."""
+def test_without_args_the_name_of_the_op_or_kernel_is_used() -> None:
+    """The kernel name does not show which collective NCCL runs by sends and receives."""
     gather = op("c10d::_allgather_base_", (9,))
     assert collective_of(
         (gather, kernel(name="ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"))
@@ -170,8 +170,8 @@ def test_a_collective_has_one_name(names: str, known_as: str) -> None:
     assert name_of_collective("nccl:coalesced") == "coalesced"  # which ones, nobody knows
 
 
-def test_what_the_range_of_a_backend_says() -> None:
-    """What comes out of a gather is not in its dims; what is no tensor has no elements; a mixture has no type."""
+def test_a_collective_is_read_from_the_range_of_a_backend() -> None:
+    """The output of a gather is not in the recorded inputs. Only tensors have elements. Mixed types are unknown."""
     say = collective_of
     two = ranged("gloo:broadcast", (2, 3), (), dtypes=("c10::BFloat16", "c10::BFloat16"))
     assert say((two,)) == Collective("broadcast", "BFloat16", 7, 7)
@@ -186,13 +186,13 @@ def test_what_the_range_of_a_backend_says() -> None:
     assert say((label("my nccl: range"),)) is None
 
 
-def test_an_ops_signature_is_never_taken_for_a_collectives() -> None:
+def test_the_signature_of_an_op_is_not_mistaken_for_a_collective() -> None:
     six = Frame("op", "aten::six", Signature(((1,),) * 6, ("float",) * 6, ("collective", "a", "b", "c", 2, "d")))
     two = Frame("op", "aten::two", Signature(((1,), ()), ("float", ""), (None, "collective")))
     assert collective_of((six, two)) is None
-    assert not tells_collective(six)
-    assert tells_collective(recorded(ALL_REDUCE))
-    assert tells_collective(ranged("gloo:barrier"))
+    assert not shows_collective(six)
+    assert shows_collective(recorded(ALL_REDUCE))
+    assert shows_collective(ranged("gloo:barrier"))
 
 
 ROWS = [
@@ -206,7 +206,7 @@ ROWS = [
 ]
 
 
-def test_the_tables() -> None:
+def test_the_report_has_bytes_and_bandwidth_of_collectives() -> None:
     """8192 bytes four times in 32.768 us are 1 GB/s, 16000 twice in 4 us are 8 GB/s; 40 us are all communication."""
     assert run_of(ROWS, warnings=caveats("Beware."), **CUDA).report("collectives").splitlines() == [
         "Collective     | Group      | Ranks | Type     | In      | Out      | Calls | CUDA time | Avg     | Share | "
@@ -231,7 +231,7 @@ def test_the_tables() -> None:
     ]
 
 
-def test_ranges_of_gloo_count_from_their_beginning_to_their_end() -> None:
+def test_the_time_of_a_gloo_collective_is_that_of_its_range() -> None:
     """A range inside another is part of it. Of a gather only what went in is known, of a barrier that a file of before
     2.7 holds no time. 4000 bytes, twice in 8 us, are 1 GB/s; of 10 us 80 % are the all-reduce."""
     rows = [
@@ -261,8 +261,8 @@ def test_ranges_of_gloo_count_from_their_beginning_to_their_end() -> None:
     ]
 
 
-def test_launches_count_in_ranks_without_kernels_alone() -> None:
-    """Rank 0 has the kernel of the all-reduce, rank 1 recorded its CPU alone; gloo's range counts with both."""
+def test_launches_count_only_on_ranks_without_kernels() -> None:
+    """Rank 0 has the kernel of the all-reduce, rank 1 recorded only the CPU. The range of gloo counts on both."""
     launch = (recorded(ALL_REDUCE), ranged("nccl:all_reduce"))
     rows = [
         row(1, *launch, kernel(ALL_REDUCE), device_ns=8_192),
@@ -294,8 +294,8 @@ def _both(first: Rows, second: Rows) -> Rows:
     return Rows(first.layers, first.frames + second.frames, first.devices, columns, first.within)
 
 
-def test_groups_of_one_description_are_one_line() -> None:
-    """As the ranks of one mesh name them: "3" and "11", eight ranks each."""
+def test_groups_with_the_same_description_share_a_line() -> None:
+    """The ranks of a mesh may give the group different names: "3" and "11", eight ranks each."""
     names = [{**ALL_REDUCE, "Process Group Name": name, "Process Group Description": "mesh_tp"} for name in ("3", "11")]
     rows = [row(1, kernel(args), device_ns=10) for args in names]
     assert [line[1:7:5] for line in cells(run_of(rows, **CUDA).report("collectives"))] == [["mesh_tp", "2"]]
@@ -309,27 +309,27 @@ def test_a_run_without_communication_says_so() -> None:
     assert run.report("collectives") == "This run recorded no communication between ranks.\nBeware."
 
 
-def test_another_look() -> None:
+def test_the_report_in_another_table_format() -> None:
     run = run_of(ROWS, **CUDA)
     assert headings(run.report("collectives", tablefmt="github"))[1] == "Collective"
     with pytest.raises(TorchprofError, match="githob"):
         run.report("collectives", tablefmt="githob")
 
 
-def test_a_saved_run_says_the_same(tmp_path: Path) -> None:
+def test_the_report_of_a_saved_run_is_the_same(tmp_path: Path) -> None:
     run = run_of(ROWS, **CUDA)
     run.save(tmp_path / "run.json")
     assert load(tmp_path / "run.json").report("collectives") == run.report("collectives")
 
 
 @pytest.mark.skipif(not A100.exists(), reason="the trace is not part of the project")
-def test_a_trace_of_two_a100() -> None:
+def test_the_collectives_of_a_trace_of_two_a100() -> None:
     """Three steps of ResNet-50 under DDP: each reduces its 25 557 032 parameters once, in five buckets."""
     events = json.loads(gzip.decompress(A100.read_bytes()))["traceEvents"]
     kernels = [
         (event, frame)
         for event in events
-        if event.get("cat") == "kernel" and tells_collective(frame := kernel(event["args"], event["name"]))
+        if event.get("cat") == "kernel" and shows_collective(frame := kernel(event["args"], event["name"]))
     ]
     assert {event["name"][:4] for event, _ in kernels} == {"nccl"}
     assert len(kernels) == sum(event.get("cat") == "kernel" and "nccl" in event["name"] for event in events) == 21

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import copy
-import itertools
-import random
-import tempfile
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import NamedTuple
+from dataclasses import replace
 
 import pytest
 import torch
 from build.examples import examples
 from build.forests import SIGNATURES, Forest, Paths, Span, forests, layer_trees, sessions
+from build.random_runs import memories, runs, timelines
 from build.torchs_list import torchs_list
+from build.walks import ANY, Spot, costs_of, walked
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -30,47 +26,27 @@ from torchprof.reports import known
 from torchprof.run.cost import FIELDS, Cost
 from torchprof.run.cycles import add_cycle
 from torchprof.run.layers import Layer
-from torchprof.run.memory import KINDS as MEMORY_KINDS
-from torchprof.run.memory import Held, Memory
-from torchprof.run.meta import Meta, Peak
+from torchprof.run.meta import Meta
 from torchprof.run.operators import Op
-from torchprof.run.rows import Around, Row, Rows
+from torchprof.run.rows import Row
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.timeline import Timeline
-from torchprof.run.warnings import caveat
 from torchprof.run.words import (
     BACKWARD,
     BETWEEN_OPS,
     FORWARD,
     LAUNCH_NOT_RECORDED,
-    NOT_SELECTED,
     OUTSIDE,
     PHASES,
-    RECOMPUTE,
     Frame,
     Signature,
 )
 
-# Random models: paths of layers, depth first, and a label for each
-
-WARNINGS = [
-    (),
-    (caveat("of_a_newer_torchprof", ["Net.“quoted”", "naïve"], count=3, ratio=0.1, names=("a", ("b", 2)), is_so=True),),
-    (caveat("never_called", ["Net.a"]), replace(caveat("clock_set", jump_ns=-9, wall_ns=10), added=(((1, 3), 3),))),
-]
-"""Stored warnings: of any code, of layers and without, with facts of every kind, and of a sum of runs."""
-
-
-# Random events: a forest on each of several threads, written down with start and end
-
-
 IN_BACKWARD = (Kind.NODE, Kind.BACKWARD_FUNCTION)
-"""As a recording numbers them: 0 is none."""
+"""The kinds of events that are backward work."""
 
 
 def folded(paths: Paths, events: Sequence[Event], selected: Set[int] | None = None) -> Run:
-    """The run that these events give."""
+    """The run that is measured from these events."""
     layers = tuple(Layer(path, "Module") for path in paths)
     sites = {f"label {number}": Site((number,)) for number in range(len(paths))}
     attribution = Attribution(sites, paths, selected)
@@ -93,7 +69,7 @@ def run_of(paths: Paths, forest: Forest, selected: Set[int] | None = None) -> Ru
 
 
 def no_layer(run: Run, phase: str) -> Cost:
-    """What belongs to no layer in a phase, selected or not."""
+    """The cost of work of no layer in a phase, selected or not."""
     cost = Cost()
     for row in run.rows:
         if row.layer is None and row.phase == phase:
@@ -126,8 +102,8 @@ def test_the_rows_add_up_to_the_events(session: tuple[Paths, Forest]) -> None:
 
 @examples(80)
 @given(sessions())
-def test_each_layer_owns_its_forward(session: tuple[Paths, Forest]) -> None:
-    """The self time of each layer in forward, from a walk of the forest that knows nothing of stacks and clocks."""
+def test_the_forward_self_time_of_each_layer_is_that_of_its_ranges(session: tuple[Paths, Forest]) -> None:
+    """The expected times are from a walk over the forest, without stacks and clocks."""
     paths, forest = session
     expected: dict[int, int] = {}
     waiting = [(root, OUTSIDE) for roots in forest.threads for root in roots]
@@ -151,8 +127,8 @@ def test_each_layer_owns_its_forward(session: tuple[Paths, Forest]) -> None:
 
 @examples(60)
 @given(sessions())
-def test_each_call_of_an_op_counts_with_what_it_was_called_on(session: tuple[Paths, Forest]) -> None:
-    """Calls by signature, where no op is inside another of its name: there the inner one is no call of its own."""
+def test_calls_of_ops_are_counted_by_their_inputs(session: tuple[Paths, Forest]) -> None:
+    """An op inside another op of the same name is not counted as a call."""
     paths, forest = session
     expected: Counter[tuple[str, Signature]] = Counter()
     waiting = [(root, "") for roots in forest.threads for root in roots]
@@ -171,104 +147,8 @@ def test_each_call_of_an_op_counts_with_what_it_was_called_on(session: tuple[Pat
 # Totals of labels and ops
 
 
-class Spot(NamedTuple):
-    """What an ``Op`` stands for: where it is, the labels around it there, its kind and its name."""
-
-    layer: int
-    phase: str
-    labels: tuple[str, ...]
-    kind: str
-    name: str
-
-
-ANY = "any phase"
-
-
-class Where(NamedTuple):
-    """Where a walk of the forest stands: the layer's work, the labels and the op or label that it is directly in."""
-
-    layer: int = OUTSIDE
-    phase: str = FORWARD
-    labels: tuple[str, ...] = ()
-    inner: tuple[str, str] | None = None
-    is_node: bool = False
-    open: frozenset[Spot] = frozenset()
-
-
-@dataclass
-class Walked:
-    """What a walk of the forest found, knowing nothing of stacks and clocks."""
-
-    totals: dict[Spot, Cost]
-    calls: Counter[Spot]
-    lines: Counter[tuple[int, str, str]]
-
-
-def walked(forest: Forest, selected: Set[int] | None = None) -> Walked:
-    """Totals and calls of all ops and labels. Nodes must have no sequence numbers: then they belong to no layer."""
-    found = Walked({}, Counter(), Counter())
-    costs = costs_of(forest)
-    waiting = [(root, Where()) for roots in forest.threads for root in roots]
-    while waiting:
-        span, at = waiting.pop()
-        spot = None
-        call = True
-        if span.kind is Kind.LABEL:
-            layer = int(span.name.split()[1])
-            phase = FORWARD if at.phase == FORWARD else RECOMPUTE
-            if selected is None or layer in selected:
-                at = Where(layer, phase, open=at.open)
-            elif at.layer < 0:
-                at = Where(NOT_SELECTED, phase, open=at.open)
-        elif span.kind is Kind.NODE or (span.kind is Kind.BACKWARD_FUNCTION and not at.is_node):
-            spot = Spot(OUTSIDE, BACKWARD, (), "op", span.name)
-            at = Where(OUTSIDE, BACKWARD, (), ("op", span.name), True, at.open)
-        else:
-            kind = "label" if span.kind is Kind.USER_LABEL else "op"
-            # A label holds work of any phase: each counts in its own.
-            spot = Spot(at.layer, at.phase if kind == "op" else ANY, at.labels, kind, span.name)
-            call = span.kind is not Kind.OP or at.inner != (kind, span.name)
-            labels = (*at.labels, span.name) if kind == "label" else at.labels
-            at = Where(at.layer, at.phase, labels, (kind, span.name), False, at.open)
-        if spot is not None:
-            found.calls[spot] += call
-            if spot not in at.open:
-                found.totals[spot] = found.totals.get(spot, Cost()) + costs[id(span)]
-            at = at._replace(open=at.open | {spot})
-        if at.inner is None or at.inner[0] == "label":
-            for line in span.lines_inside:
-                found.lines[at.layer, at.phase, line] += 1
-        waiting.extend((child, at) for child in span.children)
-    return found
-
-
-def costs_of(forest: Forest) -> dict[int, Cost]:
-    """What each span (by identity) and all that is inside it cost."""
-    numbers = itertools.count(1)
-    device = Counter[int]()
-    for op, ns in forest.kernels:
-        device[op] += ns
-    costs: dict[int, Cost] = {}
-
-    def cost_of(span: Span) -> Cost:
-        number = next(numbers)
-        allocated = sum(nbytes for nbytes in span.bytes_inside if nbytes > 0)
-        freed = -sum(nbytes for nbytes in span.bytes_inside if nbytes < 0)
-        cost = Cost(sum(span.own), device[number], cpu_allocated=allocated, cpu_freed=freed)
-        for child in span.children:
-            cost = cost + cost_of(child)
-        costs[id(span)] = cost
-        assert cost.cpu_ns == span.duration
-        return cost
-
-    for roots in forest.threads:
-        for root in roots:
-            cost_of(root)
-    return costs
-
-
 def spots_in(run: Run) -> Iterator[tuple[Spot, Op]]:
-    """Every op and label of a run, those inside labels too."""
+    """Every op and label of a run, including those inside labels."""
 
     def below(ops: list[Op], layer: int, phase: str, labels: tuple[str, ...]) -> Iterator[tuple[Spot, Op]]:
         for op in ops:
@@ -282,10 +162,10 @@ def spots_in(run: Run) -> Iterator[tuple[Spot, Op]]:
 
 @examples(100)
 @given(sessions(), st.none() | st.sets(st.integers(0, 8)))
-def test_the_total_of_a_label_is_how_long_its_outermost_ranges_lasted(
+def test_the_total_of_a_label_is_the_time_of_its_outermost_ranges(
     session: tuple[Paths, Forest], selected: set[int] | None
 ) -> None:
-    """And of an op; layers called inside, backward and recomputation included, with device time and memory."""
+    """The same for ops. Totals include layers called inside, backward and recomputation, device time and memory."""
     paths, forest = session
     for span in forest.walk():
         if span.kind in IN_BACKWARD:
@@ -310,8 +190,8 @@ def test_the_total_of_a_label_is_how_long_its_outermost_ranges_lasted(
 
 @examples(100)
 @given(sessions())
-def test_the_total_of_an_op_over_the_whole_run(session: tuple[Paths, Forest]) -> None:
-    """All that ran inside ops of one name, wherever that counts, is the time of the outermost of them."""
+def test_the_total_of_an_op_in_the_run_is_the_time_of_its_outermost_calls(session: tuple[Paths, Forest]) -> None:
+    """The sum over all layers. Nested calls of an op of the same name are not added again."""
     paths, forest = session
     costs = costs_of(forest)
     expected: dict[str, Cost] = {}
@@ -336,10 +216,10 @@ def test_the_total_of_an_op_over_the_whole_run(session: tuple[Paths, Forest]) ->
 
 @examples(80)
 @given(sessions())
-def test_lines_of_python_are_seen_where_no_op_explains_the_time(session: tuple[Paths, Forest]) -> None:
-    """Directly in a layer, in a label or in no layer: there each counts, and costs nothing; inside ops none does.
+def test_lines_of_python_are_counted_only_outside_ops(session: tuple[Paths, Forest]) -> None:
+    """A sampled line counts directly in a layer, in a label or in no layer, and has no cost. Inside ops it is dropped.
 
-    On one thread: while another is at work, which is autograd's, a line only says where this one waits for it.
+    Only one thread is tested: while the autograd thread works, the sampled line is where the main thread waits for it.
     """
     paths, forest = session
     del forest.threads[1:]
@@ -355,129 +235,13 @@ def test_lines_of_python_are_seen_where_no_op_explains_the_time(session: tuple[P
     assert found == walked(forest).lines
 
 
-# Law 2, on rows of any kind
-
-FRAMES: tuple[tuple[Frame, ...], ...] = (
-    (),
-    (Frame("op", "a"),),
-    (Frame("op", "a", SIGNATURES[1]),),
-    (Frame("op", "a"), Frame("op", "b")),
-    (Frame("op", "a", SIGNATURES[1]), Frame("op", "b", SIGNATURES[2])),
-    (Frame("op", "a"), Frame("op", "b"), Frame("op", "a")),
-    (Frame("label", "mine"),),
-    (Frame("label", "mine"), Frame("op", "b")),
-    (Frame("label", "a"), Frame("op", "b"), Frame("label", "mine"), Frame("op", "b")),
-    (Frame("op", "a"), Frame("kernel", "gemm")),
-    (Frame("kernel", "stray"),),
-    (Frame("python", "net.py(3): forward"),),
-    (Frame("label", "mine"), Frame("python", "net.py(3): forward")),
-)
-WITHIN: tuple[tuple[Around, ...], ...] = (
-    (),
-    (Around(0, FORWARD, (Frame("label", "mine"),)),),
-    (Around(0, FORWARD, (Frame("op", "a"),)), Around(OUTSIDE, BACKWARD, (Frame("op", "a"), Frame("op", "b")))),
-    (Around(OUTSIDE, FORWARD, (Frame("label", "a"), Frame("op", "b", SIGNATURES[2]))),),
-)
-MEASURES = ("cpu_ns", "peak_bytes", "kept_bytes", "step_cpu_ns")
-SHARED = ((), (0,))
-
-
-@st.composite
-def lines_of_rows(draw: st.DrawFn, layers: int) -> tuple[int, ...]:
-    """One row, as ``Rows.COLUMNS`` names its parts; where Python was seen, it was seen once at least, at no cost."""
-    frames = draw(st.integers(0, len(FRAMES) - 1))
-    free = bool(FRAMES[frames]) and FRAMES[frames][-1].kind == "python"
-    return (
-        draw(st.integers(NOT_SELECTED, layers - 1)),
-        draw(st.integers(0, len(PHASES) - 1)),
-        draw(st.integers(0, len(SHARED) - 1)),
-        draw(st.integers(0, len(WITHIN) - 1)),
-        frames,
-        draw(st.integers(0, 1)),
-        0,
-        draw(st.integers(int(free), 5)),
-        *(0 if free else draw(st.integers(0, 2**40)) for _ in FIELDS),
-    )
-
-
-@st.composite
-def memories(draw: st.DrawFn, layers: int, device: str) -> Memory:
-    """The memory of one device, with what was alive at its peak."""
-    kinds = st.sampled_from([*MEMORY_KINDS, "unknown"])
-    size = st.integers(0, 2**40)
-    one = st.builds(Held, st.integers(NOT_SELECTED, layers - 1), st.sampled_from(PHASES), kinds, size, size)
-    return Memory(
-        device,
-        0,
-        draw(size),
-        draw(size),
-        tuple(draw(st.lists(one, max_size=3))),
-        draw(st.sampled_from([(), (("parameters", 4096), ("gradients", 64))])),
-        draw(st.sampled_from([(), (("reserved", 0, 2**21),)])),
-    )
-
-
-@st.composite
-def timelines(draw: st.DrawFn, layers: int) -> Timeline:
-    """Some allocations and frees."""
-    one = st.tuples(
-        st.integers(0, 2**50),
-        st.integers(-(2**40), 2**40),
-        st.integers(0, 1),
-        st.integers(NOT_SELECTED, layers - 1),
-        st.integers(0, len(PHASES) - 1),
-        st.integers(-1, len(MEMORY_KINDS) - 1),
-    )
-    steps = draw(st.lists(one, max_size=4))
-    columns = {name: array("q", (step[at] for step in steps)) for at, name in enumerate(Timeline.COLUMNS)}
-    return Timeline(("cpu", "cuda:0"), columns, draw(st.integers(0, 5)))
-
-
-@st.composite
-def runs(draw: st.DrawFn) -> Run:
-    """A run with random rows: any layer or none, any phase, any frames, within anything; and all other parts."""
-    paths = draw(layer_trees())
-    if draw(st.booleans()):
-        paths += tuple(("Other", *path[1:]) for path in paths[:3] if path[:-1] in (*paths[:3], ()) or len(path) == 1)
-    layers = tuple(Layer(path, "Module", input_shapes=((1, 2),), shared_with=(path,)) for path in paths)
-    count = len(layers)
-    lines = draw(st.lists(lines_of_rows(count), max_size=25))
-    columns = {name: array("q", (line[at] for line in lines)) for at, name in enumerate(Rows.COLUMNS)}
-    rows = Rows(layers, FRAMES, ("cpu", "cuda:0"), columns, WITHIN, SHARED)
-    keys = st.tuples(
-        st.integers(NOT_SELECTED, count - 1), st.sampled_from([FORWARD, RECOMPUTE]), st.sampled_from(MEASURES)
-    )
-    calls = st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 10**9)), min_size=1, max_size=5)
-    samples = {
-        SampleKey(layer, phase, 0, "cpu", measure): Spread.of(draw(calls))
-        for layer, phase, measure in sorted(draw(st.sets(keys, max_size=5)))
-        if layer >= 0 or measure.startswith("step_")
-    }
-    meta = Meta(
-        model=("Module",),
-        device=draw(st.sampled_from([None, "cuda"])),
-        requested=draw(st.sampled_from([("cpu_ns",), FIELDS])),
-        measured=draw(st.sampled_from([("cpu_ns",), FIELDS])),
-        paths=draw(st.none() | st.just((layers[0].path,))),
-        wall_ns=draw(st.integers(0, 10**10)),
-        cycles=draw(st.integers(1, 3)),
-        steps=draw(st.integers(0, 9)),
-        busy_ns=draw(st.sampled_from([(), (("cuda:0", 12_345),)])),
-        peaks=draw(st.sampled_from([(), (Peak("cpu", "float32", 2, 1.5e12, 3e10),)])),
-        warnings=draw(st.sampled_from(WARNINGS)),
-        versions=(("torch", "2.13.0"),),
-        flags=(("use_cuda", True),),
-        machine="host",
-        script="/tmp/x.py",
-    )
-    memory = tuple(draw(memories(count, device)) for device in draw(st.sampled_from([(), ("cpu",), ("cpu", "cuda:0")])))
-    return Run((meta,), layers, rows, samples, memory, draw(st.none() | timelines(count)))
+# Law 2, on random rows
 
 
 @examples(80)
 @given(runs(), st.sampled_from([None, *PHASES]))
-def test_total_is_self_and_the_totals_of_the_children(run: Run, phase: str | None) -> None:
-    """In every tree, at every node; and the trees and what has no layer hold all rows."""
+def test_total_is_self_plus_the_totals_of_the_children(run: Run, phase: str | None) -> None:
+    """At every node of every tree. The trees and the work of no layer add up to all rows."""
     everything = Cost()
     for root in range(len(run.roots)):
         tree = run.tree(phase, root)
@@ -498,7 +262,7 @@ def test_total_is_self_and_the_totals_of_the_children(run: Run, phase: str | Non
 
 
 def spots_through(layer: int, phase: str, frames: Sequence[Frame]) -> Iterator[Spot]:
-    """The ops and labels on the way from a layer to the last of these frames."""
+    """The ops and labels on the path from a layer to the last of these frames."""
     labels: tuple[str, ...] = ()
     for kind, name, _ in frames:
         if kind in ("op", "label"):
@@ -563,7 +327,7 @@ def cycles(draw: st.DrawFn, count: int = 3) -> tuple[Paths, list[list[Event]]]:
 
 
 def all_at_once(sessions: Sequence[Sequence[Event]]) -> list[Event]:
-    """As one session would have recorded them: kernels last."""
+    """The events in the order of a single session: kernels last."""
     events = [event for session in sessions for event in session]
     return sorted(events, key=lambda event: event.kind is Kind.KERNEL)
 
@@ -574,8 +338,8 @@ def as_a_set(run: Run) -> Counter[Row]:
 
 @examples(40)
 @given(cycles())
-def test_cycles_sum_to_what_one_session_of_all_of_them_gives(recorded: tuple[Paths, list[list[Event]]]) -> None:
-    """Rows of equal keys sum, samples join, devices were busy as long; the order of the rows is free."""
+def test_the_sum_of_cycles_is_the_run_of_one_session_with_all_events(recorded: tuple[Paths, list[list[Event]]]) -> None:
+    """Rows with equal keys are added up, samples joined, and busy times are equal. The order of rows may differ."""
     paths, sessions = recorded
     first, *later = [folded(paths, events) for events in sessions]
     summed = first
@@ -592,8 +356,8 @@ def test_cycles_sum_to_what_one_session_of_all_of_them_gives(recorded: tuple[Pat
 
 @examples(25)
 @given(cycles(), st.data())
-def test_cycles_may_be_summed_in_any_groups(recorded: tuple[Paths, list[list[Event]]], data: st.DataObject) -> None:
-    """``add_cycle`` is associative: rows, samples, what was alive at the highest peak, and all else."""
+def test_adding_cycles_is_associative(recorded: tuple[Paths, list[list[Event]]], data: st.DataObject) -> None:
+    """For rows, samples, what was live at the highest peak, and everything else."""
     paths, sessions = recorded
     runs = []
     for events in sessions:
@@ -627,69 +391,6 @@ def test_cycles_may_be_summed_in_any_groups(recorded: tuple[Paths, list[list[Eve
     assert set(left.memory) <= set(seen)
 
 
-# Law 4
-
-
-@examples(60)
-@given(runs(), st.sampled_from(["run.json", "run.json.gz"]))
-def test_a_saved_run_loads_as_it_was(run: Run, name: str) -> None:
-    """``load(save(run)) == run``, plain and gzipped, and saving changes nothing."""
-    before = copy.deepcopy(run)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / name
-        run.save(path)
-        assert (path.read_bytes()[:2] == b"\x1f\x8b") == name.endswith(".gz")
-        loaded = torchprof.load(path)
-        assert loaded == run == before
-        assert list(loaded.rows) == list(run.rows)
-        loaded.save(path)
-        assert torchprof.load(path) == run, "and once more"
-
-
-@examples(20)
-@given(runs())
-def test_a_stripped_run_differs_only_in_names_of_machines(run: Run) -> None:
-    """``strip=True`` leaves the machine's and the script's names out, all else stays."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run.json"
-        run.save(path, strip=True)
-        assert "host" not in path.read_text(encoding="utf-8")
-        assert "x.py" not in path.read_text(encoding="utf-8")
-        loaded = torchprof.load(path)
-    assert loaded != run
-    assert replace(loaded, metas=run.metas) == run
-    assert replace(run.meta, machine="", script="") == loaded.meta
-
-
-@pytest.mark.parametrize("name", ["run.json", "run.json.gz"])
-def test_a_real_run_loads_as_it_was(tmp_path: Path, name: str) -> None:
-    """The same for a run of real training steps, with all that can be recorded."""
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    optimizer = torch.optim.Adam(model.parameters())
-    with torchprof.Profile(
-        model,
-        profile_memory=True,
-        with_timeline=True,
-        with_flops=True,
-        record_shapes=True,
-        with_stack=True,
-        schedule=torch.profiler.schedule(wait=0, warmup=1, active=2, repeat=2),
-    ) as prof:
-        for _ in range(6):
-            with torch.profiler.record_function("pass"):
-                model(torch.rand(5, 3)).sum().backward()
-            optimizer.step()
-            prof.step()
-    run = prof.run
-    assert (run.meta.cycles, run.meta.steps) == (2, 4)
-    assert run.timeline
-    assert run.memory[0].held
-    assert any(row.within for row in run.rows)
-    assert any(row.signature and row.signature.stack for row in run.rows)
-    run.save(tmp_path / name)
-    assert torchprof.load(tmp_path / name) == run
-
-
 # Law 5
 
 
@@ -698,7 +399,7 @@ NEEDED = {"layers": {"op": "a"}}
 
 
 def rendered(run: Run, name: str) -> str:
-    """A report, or why there is none: some need what this run has not."""
+    """A report, or its error message: some reports need data that this run does not have."""
     try:
         return run.report(name, **NEEDED.get(name, {}))
     except torchprof.TorchprofError as error:
@@ -722,8 +423,8 @@ def test_reports_are_pure(run: Run) -> None:
 
 @examples(40)
 @given(runs())
-def test_show_events_adds_rows_and_changes_no_figure(run: Run) -> None:
-    """``show_events`` adds rows, and a self column for each other phase; the layers' figures stay."""
+def test_show_events_adds_rows_and_keeps_the_figures_of_layers(run: Run) -> None:
+    """``show_events`` also adds a self column for each other phase."""
 
     def table(show_events: bool) -> tuple[list[str], dict[str, list[list[str]]]]:
         lines = run.report("tree", show_events=show_events, tablefmt="tsv").split("\n\n")[0].splitlines()
@@ -746,66 +447,12 @@ def test_show_events_adds_rows_and_changes_no_figure(run: Run) -> None:
             assert one in same
 
 
-# Samples
-
-
-@examples(60)
-@given(st.lists(st.tuples(st.integers(0, 10**15), st.integers(0, 10**9)), min_size=1, max_size=600), st.randoms())
-def test_a_spread_does_not_depend_on_the_order_of_the_calls(calls: list[tuple[int, int]], rng: random.Random) -> None:
-    """The same calls in any order give the same spread; up to its size it holds all values."""
-    shuffled = list(calls)
-    rng.shuffle(shuffled)
-    spread = Spread.of(calls)
-    assert Spread.of(shuffled) == spread
-    values = sorted(value for _, value in calls)
-    assert (spread.count, spread.sum, spread.min, spread.max) == (len(values), sum(values), values[0], values[-1])
-    if len(calls) <= Spread.SIZE:
-        assert list(spread.sample) == values
-    else:
-        assert len(spread.sample) == Spread.SIZE
-        assert set(spread.sample) <= set(values)
-
-
-def test_a_spread_of_calls_that_started_together_does_not_depend_on_their_order() -> None:
-    """Calls on several threads can start in the same nanosecond; which of them are kept is still fixed."""
-    calls = [(start, value) for start in range(150) for value in (start, 1000 + start, 2000 + start)]
-    spread = Spread.of(calls)
-    assert Spread.of(calls[::-1]) == spread
-    assert Spread.of(sorted(calls, key=lambda call: call[1])) == spread
-
-
-def test_the_sample_of_a_spread_is_not_the_first_calls() -> None:
-    """A sample of 10,000 rising values has about their median: it is drawn from all of them."""
-    spread = Spread.of([(1000 * number, number) for number in range(10_000)])
-    assert 3_500 < spread.median < 6_500
-    assert spread.first == 0
-    assert spread.max == 9_999
-
-
-START = st.integers(0, 10**15)
-CALLS = st.lists(st.tuples(START, st.integers(0, 10**9)), min_size=1, max_size=400)
-
-
-@examples(60)
-@given(st.lists(CALLS, min_size=2, max_size=4), st.data())
-def test_spreads_add_up_in_any_groups(groups: list[list[tuple[int, int]]], data: st.DataObject) -> None:
-    """The sum is the spread of all calls, whatever is added to what first; ``first`` is that of the first group."""
-    whole = Spread.of([call for group in groups for call in group])
-    spreads = [Spread.of(group) for group in groups]
-    first = spreads[0].first
-    while len(spreads) > 1:
-        at = data.draw(st.integers(0, len(spreads) - 2))
-        spreads[at : at + 2] = [spreads[at] + spreads[at + 1]]
-    assert spreads[0] == replace(whole, first=first)
-    assert spreads[0].hashes == whole.hashes
-
-
 # All of it on random real models
 
 
 @st.composite
 def modules(draw: st.DrawFn, depth: int = 3) -> nn.Module:
-    """A random module that takes and gives a (2, 4) tensor."""
+    """A random module that maps a (2, 4) tensor to a (2, 4) tensor."""
     kind = draw(st.sampled_from(["linear", "relu", "norm", "chain", "chain", "twice", "sum"] if depth else ["linear"]))
     if kind == "linear":
         return nn.Linear(4, 4)
@@ -820,7 +467,7 @@ def modules(draw: st.DrawFn, depth: int = 3) -> nn.Module:
 
 
 class Twice(nn.Module):
-    """Calls its child two times, with an op of its own in between."""
+    """Calls its child two times, with an op in between."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -843,7 +490,7 @@ class Sum(nn.Module):
 
 
 def calls_of(model: nn.Module) -> dict[tuple[str, ...], int]:
-    """How often each layer is called in one call of the model, by its construction."""
+    """How often each layer is called in one call of the model, from its structure."""
     found: dict[tuple[str, ...], int] = {}
     waiting = [(model, (type(model).__name__,), 1)]
     while waiting:
@@ -857,7 +504,7 @@ def calls_of(model: nn.Module) -> dict[tuple[str, ...], int]:
 @examples(15)
 @given(modules(), st.booleans())
 def test_the_laws_hold_on_random_models(model: nn.Module, backward: bool) -> None:
-    """Laws 1 and 2, the calls known from the construction, and the operators, on a real run."""
+    """Laws 1 and 2, the calls known from the structure, and the operators, on a recorded run."""
     x = torch.rand(2, 4, requires_grad=True)
     with torchprof.Profile(model, profile_memory=True) as prof:
         y = model(x).sum()

@@ -14,7 +14,7 @@ PATHS = [("Net",), ("Net", "a"), ("Net", "a", "0"), ("Net", "b"), ("Other",), ("
 LAYERS = Layers(Layer(path, path[-1]) for path in PATHS)
 
 
-def test_the_tree() -> None:
+def test_parents_children_and_roots_of_layers() -> None:
     assert LAYERS.index_of == {path: index for index, path in enumerate(PATHS)}
     assert LAYERS.parent == (OUTSIDE, 0, 1, 0, OUTSIDE, 4)
     assert LAYERS.children == ([1, 3], [2], [], [], [5], [])
@@ -22,13 +22,13 @@ def test_the_tree() -> None:
     assert [*map(LAYERS.lineage, (2, 4, OUTSIDE, NOT_SELECTED))] == [(0, 1, 2), (4,), (OUTSIDE,), (NOT_SELECTED,)]
 
 
-def test_sums_over_what_is_below() -> None:
+def test_roll_up_adds_the_layers_below() -> None:
     assert LAYERS.roll_up([1, 2, 4, 8, 16, 32]) == [15, 6, 4, 8, 48, 32]
     assert LAYERS.roll_up([1, 2, 4, 8, 16, 32, 64, 128])[6:] == [64, 128]  # of no layer
     assert LAYERS.roll_up([False, False, True, False, False, False], max) == [True, True, True, False, False, False]
 
 
-def test_sums_by_phase() -> None:
+def test_roll_up_by_phase_keeps_phases_apart() -> None:
     of_phases = {(2, FORWARD): 4, (0, FORWARD): 1, (3, BACKWARD): 8, (OUTSIDE, FORWARD): 64}
     assert LAYERS.roll_up_by_phase(of_phases) == {
         (0, FORWARD): 5,
@@ -40,19 +40,19 @@ def test_sums_by_phase() -> None:
     }
 
 
-def test_they_are_a_tuple() -> None:
+def test_layers_are_a_tuple() -> None:
     assert tuple(LAYERS) == LAYERS
     assert Layers.of(LAYERS) is LAYERS
     assert pickle.loads(pickle.dumps(LAYERS)) == LAYERS
 
 
-def test_a_run_of_a_tuple_of_layers_has_layers() -> None:
+def test_a_run_makes_layers_of_a_tuple() -> None:
     run = run_of([row(0)])
     assert isinstance(replace(run, layers=tuple(run.layers)).layers, Layers)
     assert replace(run).layers is run.layers
 
 
-def test_a_tree_has_the_layers_of_its_model_alone() -> None:
+def test_a_tree_has_only_the_layers_of_its_model() -> None:
     run = run_of([row(index, cpu_ns=2**index) for index in range(6)], layers=LAYERS)
     for root, total in ((0, 15), (1, 48)):
         nodes = [*run.tree(None, root).walk()]

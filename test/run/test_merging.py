@@ -1,21 +1,17 @@
-"""Runs of several ranks, merged into one and taken apart again, against sums and pairs worked out by hand."""
+"""Merging runs of several ranks, and taking them apart again, against results calculated by hand."""
 
 from __future__ import annotations
 
 import re
 import tempfile
-from array import array
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import astuple, replace
-from functools import reduce
-from itertools import accumulate
-from operator import add
 from pathlib import Path
 from typing import Any
 
 import pytest
 from build.examples import examples
+from build.merging import ADD, MINE, MUL, NET, calls, jobs, layer, line, run_of, timeline
 from build.places import ROOT
 from build.warnings import caveats, sentences
 from hypothesis import given
@@ -24,74 +20,17 @@ from hypothesis import strategies as st
 import torchprof
 from torchprof import TorchprofError
 from torchprof.run.cost import Cost
-from torchprof.run.layers import Layer
-from torchprof.run.lockstep import EXCHANGES, GAP, NOBODY, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
+from torchprof.run.lockstep import NO_LAST_RANK, STEP, WORK
 from torchprof.run.memory import Held, Memory
-from torchprof.run.meta import Meta
-from torchprof.run.rows import Around, Row, Rows
+from torchprof.run.rows import Around, Row
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.timeline import DeviceTime, Lane, Spans, StreamTime, Timeline
-from torchprof.run.unfinished import Entered, Unfinished
-from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED, OUTSIDE, PHASES, Frame
-
-Key = LockstepKey
-MUL, ADD, MINE = Frame("op", "mul"), Frame("op", "add"), Frame("label", "mine")
-NET = ("Net", "Net.a", "Net.b")
-OF_TWO = GroupOfRanks("0", "default_pg", 2)
-ALL_REDUCE = Key(0, FORWARD, "cpu", "all_reduce", OF_TWO)
-MS = 1_000_000
+from torchprof.run.samples import SampleKey
+from torchprof.run.timeline import DeviceTime, StreamTime
+from torchprof.run.words import BACKWARD, FORWARD
 
 
-def layer(name: str, **fields: Any) -> Layer:
-    return Layer(tuple(name.split(".")), "Module", **fields)
-
-
-def line(
-    where: int,
-    *frames: Frame,
-    rank: int = 0,
-    phase: str = FORWARD,
-    within: tuple[Around, ...] = (),
-    shared: tuple[int, ...] = (),
-    device: str = "cpu",
-    calls: int = 1,
-    **cost: int,
-) -> tuple[Any, ...]:
-    return where, PHASES.index(phase), shared, within, frames, device, rank, calls, *astuple(Cost(**cost))
-
-
-def rows_of(layers: Sequence[Layer], lines: Sequence[tuple[Any, ...]]) -> Rows:
-    """A table of these lines, its tables filled as they come, and with something in each that no row refers to."""
-    tables: dict[int, list[Any]] = {2: [(), (0,)], 3: [(), (Around(-1, FORWARD, ()),)], 4: [(), (ADD, ADD)], 5: []}
-    columns = [array("q") for _ in Rows.COLUMNS]
-    for one in lines:
-        for at, (column, value) in enumerate(zip(columns, one)):
-            table = tables.get(at)
-            if table is not None:
-                if value not in table:
-                    table.append(value)
-                value = table.index(value)
-            column.append(value)
-    shared, within, frames, devices = (tuple(table) for table in tables.values())
-    return Rows(tuple(layers), frames, devices, dict(zip(Rows.COLUMNS, columns)), within, shared)
-
-
-def run_of(
-    rank: int, *lines: tuple[Any, ...], layers: Sequence[Layer | str] = NET, world: int = 1, **parts: Any
-) -> Run:
-    made = tuple(layer(one) if isinstance(one, str) else one for one in layers)
-    metas = (Meta(("Net",), rank, world),)
-    here = [(*one[:6], rank, *one[7:]) for one in lines]
-    return Run(metas, made, rows_of(made, here), **{"samples": {}, **parts})
-
-
-def calls(*values: int) -> Spread:
-    return Spread.of([*enumerate(values)])
-
-
-def told(run: Run) -> tuple[Any, ...]:
-    """All that a run says, in an order of its own: what tables hold besides, and in which order, says nothing."""
+def contents_of(run: Run) -> tuple[Any, ...]:
+    """Everything in a run, comparable: without the order of tables and entries that no row refers to."""
     name = {index: layer.path for index, layer in enumerate(run.layers)}
 
     def path(index: int) -> Any:
@@ -134,8 +73,8 @@ def told(run: Run) -> tuple[Any, ...]:
 # Layers
 
 
-def test_layers_are_matched_by_path_and_say_who_has_them() -> None:
-    """A pipeline: each rank has its stages, numbered through; what only the last has comes after what the first has."""
+def test_layers_are_matched_by_path_and_have_their_ranks() -> None:
+    """A pipeline: each rank has some of the numbered layers. Layers of the first rank come before those of the last."""
     first = run_of(0, layers=["Net", "Net.embed", "Net.layers", "Net.layers.0", "Net.layers.2"])
     second = run_of(1, layers=["Net", "Net.norm", "Net.layers", "Net.layers.10", "Net.layers.1", "Net.head"])
     merged = torchprof.merge([first, second])
@@ -153,8 +92,8 @@ def test_layers_are_matched_by_path_and_say_who_has_them() -> None:
     assert torchprof.merge([second, first]) == merged
 
 
-def test_what_a_layer_is_is_what_the_lowest_rank_says() -> None:
-    """Of what the ranks hold there is no such rank: where they differ, it is None."""
+def test_a_merged_layer_is_that_of_the_lowest_rank() -> None:
+    """But its parameters are None if they differ between ranks."""
     zero = layer(
         "Net", params=4, trainable_params=4, param_bytes=16, dtype_bytes=(("float32", 16),), input_shapes=((1,),)
     )
@@ -170,8 +109,8 @@ def test_what_a_layer_is_is_what_the_lowest_rank_says() -> None:
     assert torchprof.merge([torchprof.merge(runs[:2]), runs[2]]).layers == (expected,)
 
 
-def test_a_layer_of_some_ranks_stays_theirs_when_more_come() -> None:
-    """That all ranks of a run have a layer says nothing of those that come later."""
+def test_a_layer_of_all_ranks_so_far_is_not_given_to_later_ranks() -> None:
+    """``ranks`` is () if all ranks have the layer; that may change when another rank is added."""
     both = torchprof.merge([run_of(0), run_of(1)])
     assert {one.ranks for one in both.layers} == {()}
     merged = torchprof.merge([both, run_of(2, layers=["Net", "Net.b"])])
@@ -181,8 +120,8 @@ def test_a_layer_of_some_ranks_stays_theirs_when_more_come() -> None:
 # Rows
 
 
-def test_rows_are_beside_each_other_rank_by_rank() -> None:
-    """Numbers differ from rank to rank, and what they stand for does not."""
+def test_merged_rows_are_those_of_each_rank_in_order() -> None:
+    """Ranks may number layers and frames differently; the merged rows refer to the same ones."""
     zero = run_of(0, line(0, cpu_ns=1), line(1, MUL, cpu_ns=2), line(-1, ADD, cpu_ns=3))
     one = run_of(
         1,
@@ -214,7 +153,7 @@ def test_rows_are_beside_each_other_rank_by_rank() -> None:
     }
 
 
-def test_metas_memory_and_device_times_are_those_of_all_ranks_in_order() -> None:
+def test_metas_memory_and_device_times_are_sorted_by_rank() -> None:
     memory = [Memory("cpu", rank, 100 + rank, held=(Held(1, FORWARD, "inputs", 7, 1),)) for rank in range(2)]
     times = [DeviceTime("cuda:0", rank, 9, 8, 7, 0, 1, 0, (StreamTime(7, 1, 8, 7, 0, 1),)) for rank in range(2)]
     runs = [
@@ -228,7 +167,7 @@ def test_metas_memory_and_device_times_are_those_of_all_ranks_in_order() -> None
     assert merged.device_times == tuple(times)
 
 
-def test_samples_keep_their_rank_and_find_their_layer() -> None:
+def test_samples_keep_their_rank_and_layer() -> None:
     samples = [{SampleKey(1, FORWARD, rank, "cpu", "cpu_ns"): calls(5 + rank)} for rank in range(2)]
     zero = run_of(0, layers=["Net", "Net.b"], samples=samples[0])
     one = run_of(1, samples=samples[1])
@@ -237,14 +176,6 @@ def test_samples_keep_their_rank_and_find_their_layer() -> None:
         ("Net.b", 0): 5,
         ("Net.a", 1): 6,
     }
-
-
-def timeline(rank: int, where: int) -> Timeline:
-    columns = {name: array("q", [where if name == "layer" else 0]) for name in Timeline.COLUMNS}
-    spans = Spans(
-        (Lane("cpu", 1),), ("some",), {name: array("q", [where if name == "layer" else 0]) for name in Spans.COLUMNS}
-    )
-    return Timeline(("cpu",), columns, 0, spans, rank)
 
 
 def test_the_timeline_is_that_of_the_lowest_rank_that_has_one() -> None:
@@ -261,219 +192,22 @@ def test_the_timeline_is_that_of_the_lowest_rank_that_has_one() -> None:
         assert merged.layers[merged.timeline.spans.columns["layer"][0]].name == "Net.b"
 
 
-# What ranks do in lockstep
-
-
-def in_lockstep(what: str, *times: Sequence[int], layer: int = 0) -> Lockstep:
-    key = Key(layer, FORWARD, "cpu", what, None if what in (WORK, STEP) else OF_TWO)
-    runs = [run_of(rank, lockstep={key: Lockstep.of(rank, its)}) for rank, its in enumerate(times)]
-    merged = torchprof.merge([runs[at] for at in (2, 0, 1)][: len(runs)] if len(runs) == 3 else runs)
-    assert [*merged.lockstep] == [key]
-    return merged.lockstep[key]
-
-
-def test_the_last_of_work_is_the_longest() -> None:
-    """Rank 1 is the slowest in the first step; 0 and 2 take equally long in the second, and neither is named."""
-    times = [3, 9, 5], [7, 1, 5], [4, 9, 6]
-    assert in_lockstep(WORK, *times) == Lockstep(
-        (0, 1, 2), (3, 3, 3), (17, 13, 19), (0, 0, 0), (7, 9, 6), (1, NOBODY, 2), medians=(5, 5, 6)
-    )
-    assert in_lockstep(STEP, *times).values == ((3, 9, 5), (7, 1, 5), (4, 9, 6))
-    assert in_lockstep(STEP, [3], [2]).last_rank == (0,)
-
-
-@pytest.mark.parametrize("what", [WORK, STEP, "all_reduce"])
-def test_of_many_times_the_same_few_are_kept_of_every_rank(what: str) -> None:
-    """In one cycle or several: of 1,000 times, which of them stay is the same for every rank, whatever the times are,
-    and whichever run comes first. The sums stay those of all."""
-    key = Key(0, FORWARD, "cpu", what, None if what in (WORK, STEP) else OF_TWO)
-    times = [[rank * 10_000 + at for at in range(1000)] for rank in range(2)]
-    runs = [run_of(rank, lockstep={key: Lockstep.of(rank, its)}) for rank, its in enumerate(times)]
-    merged = torchprof.merge(runs).lockstep[key]
-    in_cycles = [
-        torchprof.merge(
-            [run_of(rank, lockstep={key: Lockstep.of(rank, its[at : at + 50])}) for at in range(0, 1000, 50)],
-            add_cycles=True,
-        )
-        for rank, its in enumerate(times)
-    ]
-    again = torchprof.merge(in_cycles).lockstep[key]
-    assert torchprof.merge(reversed(in_cycles)).lockstep[key] == again
-    for found in (merged, again):
-        kept = found.times
-        assert len(kept) == Lockstep.SIZE
-        assert 450 < sum(kept) / len(kept) < 550  # from anywhere, and not the first
-        assert found.counts == (1000, 1000)
-        assert found.ns == tuple(map(sum, times))
-        assert found.last_ns == tuple(times[1 if what in (WORK, STEP) else 0][at] for at in kept)
-        assert found.values == (tuple(tuple(its[at] for at in kept) for its in times) if what == STEP else ())
-        if what == "all_reduce":
-            assert found.waiting_ns(1) == 1000 * 10_000
-            assert found.waiting_ns(0) == 0
-    halves = [torchprof.merge([run]) for run in in_cycles]
-    third = torchprof.merge(
-        [run_of(2, lockstep={key: Lockstep.of(2, times[0][at : at + 50])}) for at in range(0, 1000, 50)],
-        add_cycles=True,
-    )
-    assert (
-        torchprof.merge([torchprof.merge(halves), third]).lockstep[key]
-        == torchprof.merge([third, *reversed(in_cycles)]).lockstep[key]
-    )
-
-
-@pytest.mark.parametrize(
-    "counts", [(1000, 1000), (1000, 3000), (100, 400, 1500), (300,) * 20, (1,) * 1000, (1000,) + (1,) * 500]
-)
-def test_of_each_cycle_a_share_of_the_times_is_kept(counts: Sequence[int]) -> None:
-    """In proportion to its count, whichever cycles are added first: within four standard deviations of what a draw
-    among all times (hypergeometric) would keep of the first half of the cycles, and of the first half of each."""
-    ends = [*accumulate(counts)]
-    cycles = [Lockstep.of(0, range(end - count, end)) for count, end in zip(counts, ends)]
-    whole = sum(counts)
-    half = len(cycles) // 2
-    from_both_sides = sum_of(cycles[:half]) + sum_of(cycles[half:])
-    early = set(range(ends[half - 1]))
-    first_parts = {at for count, end in zip(counts, ends) for at in range(end - count, end - count // 2)}
-    for added in (sum_of(cycles), from_both_sides):
-        assert added.last_ns == added.times  # each time is its number here
-        assert (added.counts, len(added.times)) == ((whole,), Lockstep.SIZE)
-        for part in (early, first_parts):
-            share = len(part) / whole
-            deviation = (Lockstep.SIZE * share * (1 - share)) ** 0.5
-            assert abs(len(part.intersection(added.times)) - Lockstep.SIZE * share) <= 4 * deviation
-
-
-def sum_of(cycles: Sequence[Lockstep]) -> Lockstep:
-    return reduce(add, cycles)
-
-
-def test_waiting_in_several_cycles_counts_each() -> None:
-    """Rank 0 waits for nobody in 1,000 calls of a first cycle, and 1 ms in each of as many in a second."""
-    waits = [(0, MS), (0, 0)]
-    runs = [
-        torchprof.merge(
-            [run_of(rank, lockstep={ALL_REDUCE: Lockstep.of(rank, [1000 + ns] * 1000)}) for ns in its], add_cycles=True
-        )
-        for rank, its in enumerate(waits)
-    ]
-    together = torchprof.merge(runs).lockstep[ALL_REDUCE]
-    assert together.waiting_ns(0) == 1000 * MS
-    assert together.waiting_ns(1) == 0
-
-
-STEPS = Key(OUTSIDE, FORWARD, "cpu", STEP)
-
-
-def in_two_cycles(first: dict[Key, Sequence[int]], second: dict[Key, Sequence[int]], rank: int = 0) -> Run:
-    return torchprof.merge(
-        [
-            run_of(rank, lockstep={key: Lockstep.of(rank, times) for key, times in cycle.items()})
-            for cycle in (first, second)
-        ],
-        add_cycles=True,
-    )
-
-
-@pytest.mark.parametrize("steps", [6, 600])
-def test_a_layer_took_0_in_the_steps_of_a_cycle_in_which_it_did_not_run(steps: int) -> None:
-    """Net.b runs in the first cycle on rank 0 and in the second on rank 1, 8 ms in each step."""
-    work = Key(2, FORWARD, "cpu", WORK)
-    ran, did_not = {STEPS: [10 * MS] * steps, work: [8 * MS] * steps}, {STEPS: [2 * MS] * steps}
-    found = torchprof.merge([in_two_cycles(ran, did_not), in_two_cycles(did_not, ran, rank=1)]).lockstep
-    assert (found[work].counts, found[work].ns) == ((2 * steps,) * 2, (8 * MS * steps,) * 2)
-    assert found[work].times == found[STEPS].times
-    assert found[work].is_paired
-    half = len(found[work].last_ns) // 2
-    assert found[work].last_ns == (8 * MS,) * (2 * half)
-    assert found[work].last_rank == (0,) * half + (1,) * half
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        Key(OUTSIDE, FORWARD, "cpu", GAP),
-        Key(OUTSIDE, FORWARD, "cpu", EXCHANGES, OF_TWO),
-        Key(OUTSIDE, FORWARD, "device", STEP),
-        Key(1, BACKWARD, "device", WORK),
-    ],
-)
-def test_what_counts_in_steps_has_one_time_for_each_step_of_all_cycles(key: Key) -> None:
-    with_it, without = {STEPS: [9, 9, 9], key: [1, 2, 3]}, {STEPS: [9, 9]}
-    assert in_two_cycles(with_it, without).lockstep[key] == Lockstep.of(0, [1, 2, 3, 0, 0])
-    assert in_two_cycles(without, with_it).lockstep[key] == Lockstep.of(0, [0, 0, 1, 2, 3])
-
-
-@pytest.mark.parametrize("key", [ALL_REDUCE, Key(OUTSIDE, FORWARD, "cpu", EXCHANGES, NOT_RECORDED)])
-def test_no_calls_are_made_up_for_another_cycle(key: Key) -> None:
-    """Collectives count in calls; and of groups that were not recorded a cycle that has none may have lost them."""
-    with_it, without = {STEPS: [9, 9, 9], key: [1, 2, 3]}, {STEPS: [9, 9]}
-    assert in_two_cycles(with_it, without).lockstep[key] == Lockstep.of(0, [1, 2, 3])
-    assert in_two_cycles(without, with_it).lockstep[key] == Lockstep.of(0, [1, 2, 3])
-
-
-def test_the_median_of_one_cycle_is_not_that_of_several() -> None:
-    """A run that was taken out of several has the median of each layer alone, not the times."""
-    key = Key(0, FORWARD, "cpu", WORK)
-    cycles = [
-        torchprof.merge(run_of(rank, lockstep={key: Lockstep.of(rank, [ns] * 3)}) for rank in range(2)).of_rank(0)
-        for ns in (10, 30)
-    ]
-    assert [cycle.lockstep[key].medians for cycle in cycles] == [(10,), (30,)]
-    assert torchprof.merge(cycles, add_cycles=True).lockstep[key] == Lockstep((0,), (6,), (120,), (0,), (), ())
-
-
-def test_the_last_of_a_collective_waits_the_shortest() -> None:
-    together = in_lockstep("all_reduce", [30, 9], [5, 9], [20, 12])
-    assert together == Lockstep((0, 1, 2), (2, 2, 2), (39, 14, 32), (0, 0, 0), (5, 9), (1, NOBODY))
-    assert [together.waiting_ns(rank) for rank in range(3)] == [39 - 14, 0, 32 - 14]
-
-
-def test_where_counts_differ_nothing_is_known_of_pairs_whatever_comes_later() -> None:
-    for times in ([[1], [2, 3], [4]], [[1], [4], [2, 3]], [[2, 3], [1], [4]]):
-        together = in_lockstep("all_reduce", *times)
-        assert (together.last_ns, together.last_rank, together.is_paired) == ((), (), False)
-        assert together.counts == tuple(map(len, times))
-        assert together.ns == tuple(map(sum, times))
-
-
-def test_whole_steps_of_one_rank_among_several_stay_as_they_came() -> None:
-    key = Key(-1, FORWARD, "cpu", STEP)
-    runs = [run_of(rank, lockstep={key: Lockstep.of(rank, [rank, 5, 6])}) for rank in range(3)]
-    merged = torchprof.merge(runs)
-    parts = [merged.of_rank(rank) for rank in range(3)]
-    assert [part.lockstep for part in parts] == [run.lockstep for run in runs]
-    assert torchprof.merge(parts).lockstep == merged.lockstep
-
-
-def test_of_one_rank_among_several_its_own_times_stay_and_no_pairs() -> None:
-    """How long each of its times took is not kept: what is merged of such parts again knows no pairs."""
-    key = Key(0, FORWARD, "cpu", WORK)
-    alone = Key(0, BACKWARD, "cpu", WORK)
-    zero = run_of(0, lockstep={key: Lockstep.of(0, [1, 2]), alone: Lockstep.of(0, [8, 9])})
-    merged = torchprof.merge([zero, run_of(1, lockstep={key: Lockstep.of(1, [4, 1])})])
-    part = merged.of_rank(0)
-    assert part.lockstep == {key: Lockstep((0,), (2,), (3,), (0,), (), (), medians=(1,)), alone: Lockstep.of(0, [8, 9])}
-    again = torchprof.merge([part, merged.of_rank(1)])
-    assert again.lockstep[key] == Lockstep((0, 1), (2, 2), (3, 5), (0, 0), (), (), medians=(1, 1))
-    assert again.lockstep[key].waiting_ns(0) is None
-
-
 # One rank of several
 
 
-def test_a_rank_has_its_layers_and_figures_alone() -> None:
+def test_of_rank_has_only_the_layers_and_figures_of_that_rank() -> None:
     zero = run_of(0, line(1, MUL, cpu_ns=3), timeline=timeline(0, 1))
     one = run_of(1, line(2, ADD, cpu_ns=5), line(-2, cpu_ns=7), layers=["Net", "Net.b", "Net.b.0"])
     merged = torchprof.merge([zero, one])
     for run in (zero, one):
         part = merged.of_rank(run.meta.rank)
-        assert told(part) == told(run)
+        assert contents_of(part) == contents_of(run)
         assert part.rows.frames == ((), run.rows[0].frames)
     assert merged.of_rank(1).no_layer(FORWARD, selected=False).cpu_ns == 7
     assert zero.of_rank(0) == zero
 
 
-def test_a_rank_that_is_not_there_is_refused() -> None:
+def test_of_rank_refuses_an_unknown_rank() -> None:
     merged = torchprof.merge([run_of(0, world=6), run_of(1, world=6), run_of(2, world=6), run_of(5, world=6)])
     with pytest.raises(TorchprofError, match=r"no rank 4.*has ranks 0 to 2 and 5\."):
         merged.of_rank(4)
@@ -481,10 +215,10 @@ def test_a_rank_that_is_not_there_is_refused() -> None:
     assert run_of(3).missing_ranks == ()
 
 
-# What cannot be merged
+# Invalid arguments
 
 
-def test_no_run_is_refused() -> None:
+def test_merging_no_runs_is_refused() -> None:
     with pytest.raises(TorchprofError, match="there is none"):
         torchprof.merge([])
 
@@ -500,12 +234,12 @@ def test_no_run_is_refused() -> None:
         ([run_of(0), None], "None is none"),
     ],
 )
-def test_what_is_no_run_is_refused(what: Any, says: str) -> None:
+def test_merging_something_else_than_runs_is_refused(what: Any, says: str) -> None:
     with pytest.raises(TorchprofError, match=says):
         torchprof.merge(what)
 
 
-def test_a_profile_is_no_run() -> None:
+def test_merging_a_profile_is_refused() -> None:
     import torch
 
     with torchprof.Profile(torch.nn.Linear(2, 2)) as prof:
@@ -514,7 +248,7 @@ def test_a_profile_is_no_run() -> None:
         torchprof.merge([prof])
 
 
-def test_a_rank_that_is_there_twice_is_refused() -> None:
+def test_two_runs_of_one_rank_are_refused() -> None:
     both = torchprof.merge([run_of(0), run_of(1)])
     for runs in ([run_of(1), run_of(0), run_of(1)], [both, run_of(1)], [both, both]):
         with pytest.raises(TorchprofError, match=r"of rank [01]\..*add_cycles=True"):
@@ -524,13 +258,13 @@ def test_a_rank_that_is_there_twice_is_refused() -> None:
 def test_runs_of_different_jobs_are_refused() -> None:
     with pytest.raises(TorchprofError, match=r"of 2 ranks \(rank 0\) and of 4 ranks \(rank 1\)"):
         torchprof.merge([run_of(0, world=2), run_of(1, world=4)])
-    assert torchprof.merge([run_of(0, world=2), run_of(1)]).missing_ranks == ()  # 1: it does not say
+    assert torchprof.merge([run_of(0, world=2), run_of(1)]).missing_ranks == ()  # a world size of 1 means unknown
 
 
 # Cycles
 
 
-def test_runs_of_one_rank_add_up_as_cycles_where_that_is_asked_for() -> None:
+def test_runs_of_one_rank_are_added_up_with_add_cycles() -> None:
     """Of a model that had no ``b`` at first."""
     early = run_of(0, line(1, MUL, cpu_ns=3), line(0, cpu_ns=1), layers=["Net", "Net.a"])
     late = run_of(0, line(2, MUL, cpu_ns=10), line(1, MUL, cpu_ns=4), layers=["Net", "Net.b", "Net.a"])
@@ -547,8 +281,8 @@ def test_runs_of_one_rank_add_up_as_cycles_where_that_is_asked_for() -> None:
         torchprof.merge([both, other, both], add_cycles=True)
 
 
-def test_warnings_of_cycles_that_were_added_are_those_of_the_sum() -> None:
-    """What follows from the run counts all of it, once; what does not says which run it is of."""
+def test_warnings_are_computed_from_the_sum_of_cycles() -> None:
+    """Warnings that follow from the run are of the whole sum. A stored one has the numbers of its runs."""
 
     def recorded(wall_ns: int, *others: str) -> Run:
         run = run_of(0, line(1, MUL, calls=2, uncounted=2), layers=["Net", "Net.a"])
@@ -575,8 +309,10 @@ def test_warnings_of_cycles_that_were_added_are_those_of_the_sum() -> None:
     )
 
 
-def test_the_page_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every block of docs/merging.md; the error that it shows is the one that it speaks of."""
+def test_the_examples_of_the_docs_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every block of docs/merging.md, and the error that the page shows."""
     page = (ROOT / "docs" / "merging.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     space: dict[str, Any] = {}
@@ -585,92 +321,13 @@ def test_the_page_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: 
     assert "Two of the runs are of rank 0" in capsys.readouterr().out
 
 
-# The laws, of random runs
-
-SMALL = st.integers(0, 3)
-FRAMES = st.lists(st.sampled_from([MUL, ADD, MINE]), max_size=2).map(tuple)
-PATHS = ("Net.a", "Net.0", "Net.1", "Net.a.x", "Net.1.y", "Net.b", "Other", "Other.7", "Other.3")
-
-
-@st.composite
-def jobs(draw: st.DrawFn, ranks: int = 4) -> list[Run]:
-    """The runs of some ranks, each with some of the layers in an order of its own."""
-    numbers = draw(st.lists(st.integers(0, 9), min_size=2, max_size=ranks, unique=True))
-    return [draw(runs_of(rank)) for rank in numbers]
-
-
-@st.composite
-def runs_of(draw: st.DrawFn, rank: int) -> Run:
-    names = ["Net"]
-    for name in draw(st.permutations(PATHS)):
-        above = name.rpartition(".")[0]
-        if (not above or above in names) and draw(st.booleans()):
-            names.append(name)
-    counts = st.sampled_from([1, 2, None])
-    flags = st.booleans()
-    layers = [
-        layer(
-            name,
-            params=draw(counts),
-            param_bytes=draw(counts),
-            dtype_bytes=draw(st.sampled_from([(), (("float32", 4),)])),
-            tied=draw(flags),
-            settings=f"of rank {rank}",
-        )
-        for name in names
-    ]
-    where = st.integers(NOT_SELECTED, len(layers) - 1)
-    around = st.tuples(st.builds(Around, where, st.sampled_from(PHASES), FRAMES))
-    one = st.builds(
-        lambda where, frames, **options: line(where, *frames, **options),
-        where,
-        FRAMES,
-        phase=st.sampled_from(PHASES),
-        within=st.just(()) | around,
-        shared=st.just(()) | st.tuples(st.integers(0, len(layers) - 1), st.integers(0, len(layers) - 1)),
-        device=st.sampled_from(["cpu", "cuda:0"]),
-        calls=SMALL,
-        cpu_ns=SMALL,
-        cpu_freed=SMALL,
-        flops=SMALL,
-    )
-    keys = st.builds(
-        Key,
-        where,
-        st.sampled_from([FORWARD, BACKWARD]),
-        st.just("cpu"),
-        st.sampled_from([WORK, STEP, "all_reduce"]),
-        st.just(OF_TWO),
-    )
-    times = st.lists(SMALL, min_size=1, max_size=2)
-    samples = st.dictionaries(
-        st.builds(SampleKey, where, st.just(FORWARD), st.just(rank), st.just("cpu"), st.just("cpu_ns")),
-        st.lists(SMALL, min_size=1, max_size=3).map(lambda values: calls(*values)),
-        max_size=3,
-    )
-    held = st.lists(st.builds(Held, where, st.just(FORWARD), st.just("inputs"), SMALL, SMALL), max_size=2).map(tuple)
-    devices = st.lists(st.sampled_from(["cpu", "cuda:0"]), unique=True)
-    return run_of(
-        rank,
-        *draw(st.lists(one, max_size=8)),
-        layers=layers,
-        world=10,
-        samples=draw(samples),
-        memory=tuple(Memory(device, rank, draw(SMALL), held=draw(held)) for device in draw(devices)),
-        timeline=timeline(rank, draw(where)) if draw(flags) else None,
-        device_times=tuple(DeviceTime(device, rank, 9, 8, 7, 0, 1, 0, ()) for device in draw(devices)),
-        lockstep={key: Lockstep.of(rank, draw(times)) for key in draw(st.lists(keys, max_size=3, unique=True))},
-        unfinished=tuple(
-            Unfinished(rank, 9, draw(SMALL), draw(where), FORWARD, "", False, (Entered(draw(where), FORWARD, "x", 2),))
-            for _ in range(draw(st.integers(0, 1)))
-        ),
-    )
+# The laws, with random runs
 
 
 @examples(50)
 @given(jobs(), st.data())
-def test_runs_may_be_merged_in_any_groups_and_order(runs: list[Run], data: st.DataObject) -> None:
-    """``merge`` is associative and does not ask for the order: what comes out is equal, down to each number."""
+def test_merging_is_independent_of_order_and_grouping(runs: list[Run], data: st.DataObject) -> None:
+    """``merge`` is associative and commutative: the results are equal, down to each number."""
     merged = torchprof.merge(runs)
     shuffled = data.draw(st.permutations(runs))
     cut = data.draw(st.integers(1, len(runs) - 1))
@@ -686,14 +343,14 @@ def test_runs_may_be_merged_in_any_groups_and_order(runs: list[Run], data: st.Da
 
 @examples(50)
 @given(jobs())
-def test_nothing_is_lost_and_nothing_added(runs: list[Run]) -> None:
-    """Every row, sample, peak and time is there, under the layer with its path, and under nothing else."""
+def test_merging_loses_and_adds_nothing(runs: list[Run]) -> None:
+    """Every row, sample, peak and time is at the layer with its path, and at no other."""
     merged = torchprof.merge(runs)
-    each = [told(run) for run in runs]
+    each = [contents_of(run) for run in runs]
     ranks = {one.path: one.ranks for one in merged.layers}
     everyone = tuple(sorted(run.meta.rank for run in runs))
-    for path in {layer.path for run in runs for layer in run.layers}:
-        have = sorted(run.meta.rank for run in runs if path in {layer.path for layer in run.layers})
+    for path in {one.path for run in runs for one in run.layers}:
+        have = sorted(run.meta.rank for run in runs if path in {one.path for one in run.layers})
         assert (ranks[path] or everyone) == tuple(have)
 
     def plain(rows: Counter[Any]) -> Counter[Any]:
@@ -702,7 +359,7 @@ def test_nothing_is_lost_and_nothing_added(runs: list[Run]) -> None:
             for row in rows.elements()
         )
 
-    whole = told(merged)
+    whole = contents_of(merged)
     assert plain(whole[2]) == sum((plain(one[2]) for one in each), Counter())
     for part in (3, 4, 6, 7):
         assert whole[part] == {key: value for one in each for key, value in one[part].items()}
@@ -724,13 +381,13 @@ def test_nothing_is_lost_and_nothing_added(runs: list[Run]) -> None:
         for at, (ns, rank) in enumerate(zip(joined.last_ns, joined.last_rank, strict=True)):
             assert ns == choose(part.last_ns[at] for part in parts)
             last = [part.ranks[0] for part in parts if part.last_ns[at] == ns]
-            assert rank == (last[0] if len(last) == 1 else NOBODY)
+            assert rank == (last[0] if len(last) == 1 else NO_LAST_RANK)
 
 
 @examples(30)
 @given(jobs())
-def test_each_rank_comes_out_as_it_went_in(runs: list[Run]) -> None:
-    """But for what the layers are, which is what the lowest rank says, and for pairs, which are of several ranks."""
+def test_of_rank_of_a_merged_run_is_the_run_of_the_rank(runs: list[Run]) -> None:
+    """Except the description of layers, which is from the lowest rank, and times matched between ranks."""
     merged = torchprof.merge(runs)
     for run in runs:
         part = merged.of_rank(run.meta.rank)
@@ -740,8 +397,8 @@ def test_each_rank_comes_out_as_it_went_in(runs: list[Run]) -> None:
         here = replace(here, rows=replace(here.rows, layers=here.layers))
         if merged.timeline is None or merged.timeline.rank != run.meta.rank:
             here = replace(here, timeline=None)
-        *expected, lockstep = told(here)
-        *found, of_part = told(part)
+        *expected, lockstep = contents_of(here)
+        *found, of_part = contents_of(part)
         assert found == expected
         assert {key: (one.ranks, one.counts, one.ns) for key, one in of_part.items()} == {
             key: (one.ranks, one.counts, one.ns) for key, one in lockstep.items()
@@ -750,15 +407,15 @@ def test_each_rank_comes_out_as_it_went_in(runs: list[Run]) -> None:
 
 @examples(20)
 @given(jobs(), st.sampled_from(["run.json", "run.json.gz"]))
-def test_a_merged_run_loads_as_it_was_saved(runs: list[Run], name: str) -> None:
+def test_load_after_save_gives_the_merged_run(runs: list[Run], name: str) -> None:
     merged = torchprof.merge(runs)
     with tempfile.TemporaryDirectory() as folder:
         merged.save(Path(folder) / name)
         assert torchprof.load(Path(folder) / name) == merged
 
 
-def test_runs_of_two_jobs_are_not_merged() -> None:
-    """torchrun and Slurm give jobs names; a run that has none goes with any."""
+def test_runs_of_two_named_jobs_are_refused() -> None:
+    """torchrun and Slurm name jobs. A run without a job name can be merged with any."""
     runs = [run_of(rank, world=3) for rank in range(3)]
     named = [replace(run, metas=(replace(run.meta, job=job),)) for run, job in zip(runs, ("a", "", "b"))]
     assert len(torchprof.merge(named[:2]).metas) == 2

@@ -1,20 +1,28 @@
-"""Files of runs: what is in them, and which are refused."""
+"""Files of runs: their contents, and which are refused."""
 
 from __future__ import annotations
 
+import copy
 import json
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from build.examples import examples
 from build.models import Mlp
 from build.places import DATA
+from build.random_runs import runs
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
 
 import torchprof
 from torchprof import TorchprofError
 from torchprof.run.meta import CompiledRegion
+from torchprof.run.run import Run
 
 SAVED = DATA / "run-schema-1.json"
 
@@ -24,8 +32,8 @@ def document(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def test_a_saved_run_says_what_it_said() -> None:
-    """The figures are copied from its reports when it was recorded: one of two layers is under torch.compile."""
+def test_the_reports_of_a_saved_run_have_not_changed() -> None:
+    """The expected texts were copied when the run was recorded. One of its two layers is under torch.compile."""
     run = torchprof.load(SAVED)
     assert run.meta.regions == (CompiledRegion("0/0", "wrap_inline.<locals>.inner", "", 67),)
     assert "a             | 254.588ms      | 254.588ms | 2\n" in run.report("tree")
@@ -33,7 +41,7 @@ def test_a_saved_run_says_what_it_said() -> None:
     assert "torch.compile was at work 1 time: 237.009ms." in run.report("compiled")
 
 
-def test_a_saved_run_can_be_saved_again(tmp_path: Path) -> None:
+def test_saving_a_loaded_run_gives_the_same_file(tmp_path: Path) -> None:
     run = torchprof.load(SAVED)
     run.save(tmp_path / "run.json")
     assert document(tmp_path / "run.json") == document(SAVED)
@@ -61,7 +69,7 @@ def test_a_file_of_another_schema_is_refused(schema: Any, tmp_path: Path) -> Non
         (("unfinished",), None),
     ],
 )
-def test_damaged_files(where: tuple[Any, ...], value: Any, tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused(where: tuple[Any, ...], value: Any, tmp_path: Path) -> None:
     damaged = document(SAVED)
     here = damaged
     for step in where[:-1]:
@@ -73,7 +81,7 @@ def test_damaged_files(where: tuple[Any, ...], value: Any, tmp_path: Path) -> No
         torchprof.load(file)
 
 
-def test_compiled_regions_are_kept_and_stripped_of_their_files(tmp_path: Path) -> None:
+def test_compiled_regions_are_saved_and_strip_removes_their_files(tmp_path: Path) -> None:
     region = CompiledRegion("0/1", "Net.forward", "/home/me/net.py", 12, 14, "Call to print")
     run = torchprof.load(SAVED)
     run = replace(run, metas=(replace(run.meta, regions=(region,)), *run.metas[1:]))
@@ -85,7 +93,7 @@ def test_compiled_regions_are_kept_and_stripped_of_their_files(tmp_path: Path) -
 
 
 def test_a_signature_is_written_once(tmp_path: Path) -> None:
-    """Many frames may refer to one: the file has each but once, and the frames its number, 0 for none."""
+    """Many frames may refer to a signature by its number; 0 means none."""
     model = Mlp()
     with torchprof.Profile(model, record_shapes=True) as prof:
         model(torch.rand(3, 4))
@@ -100,8 +108,8 @@ def test_a_signature_is_written_once(tmp_path: Path) -> None:
     assert shapes == {3, 5}
 
 
-def test_a_timeline_with_frees_of_what_nobody_saw_allocated(tmp_path: Path) -> None:
-    """What an earlier session saw allocated is freed in this one: of unknown kind, and saved and read as that."""
+def test_a_timeline_with_frees_of_unrecorded_allocations_is_saved(tmp_path: Path) -> None:
+    """Memory that was allocated in an earlier session is freed in this one. Its kind is unknown."""
     model = Mlp()
     with torchprof.Profile(model, profile_memory=True):
         kept = model(torch.rand(3, 4))
@@ -115,8 +123,8 @@ def test_a_timeline_with_frees_of_what_nobody_saw_allocated(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["run.json", "run.json.gz"])
-def test_a_file_is_written_whole_or_not_at_all(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was there before stays until the new one is complete."""
+def test_an_error_while_saving_keeps_the_old_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old contents stay until the new ones are complete."""
     run = torchprof.load(SAVED)
     run.save(tmp_path / name)
     before = (tmp_path / name).read_bytes()
@@ -133,10 +141,70 @@ def test_a_file_is_written_whole_or_not_at_all(name: str, tmp_path: Path, monkey
     assert (tmp_path / name).read_bytes() == before
 
 
-def test_a_link_is_written_through(tmp_path: Path) -> None:
+def test_saving_to_a_link_writes_its_target(tmp_path: Path) -> None:
     run = torchprof.load(SAVED)
     (tmp_path / "there.json").write_text("old")
     (tmp_path / "here.json").symlink_to(tmp_path / "there.json")
     run.save(tmp_path / "here.json")
     assert (tmp_path / "here.json").is_symlink()
     assert torchprof.load(tmp_path / "there.json") == run
+
+
+@examples(60)
+@given(runs(), st.sampled_from(["run.json", "run.json.gz"]))
+def test_load_after_save_gives_the_same_run(run: Run, name: str) -> None:
+    """``load(save(run)) == run``, plain and gzipped. Saving does not change the run."""
+    before = copy.deepcopy(run)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        run.save(path)
+        assert (path.read_bytes()[:2] == b"\x1f\x8b") == name.endswith(".gz")
+        loaded = torchprof.load(path)
+        assert loaded == run == before
+        assert list(loaded.rows) == list(run.rows)
+        loaded.save(path)
+        assert torchprof.load(path) == run, "and once more"
+
+
+@examples(20)
+@given(runs())
+def test_strip_removes_only_names_of_machines_and_scripts(run: Run) -> None:
+    """With ``strip=True``, everything else stays."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.json"
+        run.save(path, strip=True)
+        assert "host" not in path.read_text(encoding="utf-8")
+        assert "x.py" not in path.read_text(encoding="utf-8")
+        loaded = torchprof.load(path)
+    assert loaded != run
+    assert replace(loaded, metas=run.metas) == run
+    assert replace(run.meta, machine="", script="") == loaded.meta
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.json.gz"])
+def test_load_after_save_gives_the_same_training_run(tmp_path: Path, name: str) -> None:
+    """The same for a run of training steps, with everything that can be recorded."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    with torchprof.Profile(
+        model,
+        profile_memory=True,
+        with_timeline=True,
+        with_flops=True,
+        record_shapes=True,
+        with_stack=True,
+        schedule=torch.profiler.schedule(wait=0, warmup=1, active=2, repeat=2),
+    ) as prof:
+        for _ in range(6):
+            with torch.profiler.record_function("pass"):
+                model(torch.rand(5, 3)).sum().backward()
+            optimizer.step()
+            prof.step()
+    run = prof.run
+    assert (run.meta.cycles, run.meta.steps) == (2, 4)
+    assert run.timeline
+    assert run.memory[0].held
+    assert any(row.within for row in run.rows)
+    assert any(row.signature and row.signature.stack for row in run.rows)
+    run.save(tmp_path / name)
+    assert torchprof.load(tmp_path / name) == run

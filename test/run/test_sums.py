@@ -32,7 +32,7 @@ def number_of(run: Run, one: Row) -> int:
 
 
 def work_of(one: Row) -> tuple[Frame, ...]:
-    """The ops and labels around the work of a row; its own time is an op, too."""
+    """The ops and labels around the work of a row; the layer's own time is an op, too."""
     return tuple(frame for frame in one.frames if frame.kind != "kernel") or (op(BETWEEN_OPS),)
 
 
@@ -45,7 +45,7 @@ def is_sample(one: Row) -> bool:
 
 
 def places(layer: int, frames: Sequence[Frame]) -> Iterator[tuple[Any, ...]]:
-    """An op is told by its layer, the labels it stands in there, its kind and its name."""
+    """The keys of the ops on the way: layer, labels around the op in the layer, kind and name."""
     labels: tuple[str, ...] = ()
     for frame in frames:
         yield layer, labels, frame.kind, frame.name
@@ -161,7 +161,7 @@ rows = st.builds(
 
 @examples(150)
 @given(st.lists(rows, min_size=1, max_size=12))
-def test_any_rows_at_all(lines: list[tuple[Any, ...]]) -> None:
+def test_sums_of_random_rows_are_those_of_the_definition(lines: list[tuple[Any, ...]]) -> None:
     run = run_of(lines)
     check_ops(run)
     check_operators(run)
@@ -182,7 +182,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("paths", [None, ["body", "body.0"]])
-def test_a_real_training_run(paths: Any) -> None:
+def test_sums_of_a_training_run_are_those_of_the_definition(paths: Any) -> None:
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters())
     with Profile(model, profile_memory=True, with_flops=True, paths=paths) as prof:
@@ -196,7 +196,7 @@ def test_a_real_training_run(paths: Any) -> None:
     check_operators(run)
 
 
-def test_parts_of_what_is_counted() -> None:
+def test_parts_are_the_calls_inside_counted_operators() -> None:
     lines = [
         row(1, op("linear"), op("addmm"), calls=3, flops=8),
         row(1, op("linear"), op("addmm"), op("copy"), calls=2),
@@ -209,7 +209,7 @@ def test_parts_of_what_is_counted() -> None:
     assert found == {"linear": (0, 0), "addmm": (3, 0), "copy": (16, 2), "t": (4, 0)}
 
 
-def test_the_order_is_that_of_first_use() -> None:
+def test_operators_are_in_the_order_of_first_use() -> None:
     lines = [row(1, op("b"), op("a")), row(0, op("c")), row(1, op("a")), row(1), row(0, op("b"))]
     assert [operator.name for operator in operators(run_of(lines))] == ["b", "a", "c", BETWEEN_OPS]
     assert {layer: [one.name for one in ops] for layer, ops in run_of(lines).ops().items()} == {

@@ -1,4 +1,4 @@
-"""Warnings as data: each code has a sentence, which is made of its layers and facts, also after saving and loading."""
+"""Warnings as data: the sentence of each code, saving and loading, and how ranks share them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +9,8 @@ from build.hand_made import row, run_of
 
 import torchprof
 from torchprof.errors import TorchprofError
+from torchprof.run.layers import Layer
+from torchprof.run.run import Run
 from torchprof.run.warnings import SENTENCES, Caveat, caveat
 from torchprof.run.words import COMPILED_BEFORE
 
@@ -80,14 +82,14 @@ ALL = [caveat(code, NAMES, **FACTS.get(code, {})) for code in SENTENCES]
 
 
 @pytest.mark.parametrize("warning", ALL, ids=lambda warning: warning.code)
-def test_each_code_has_a_sentence_of_its_facts(warning: Caveat) -> None:
+def test_each_code_has_a_sentence_with_its_facts(warning: Caveat) -> None:
     said = str(warning)
     assert said != warning.code and not said.startswith(f"{warning.code}:")
     assert said.endswith((".", "?")) and "{" not in said.replace("{0}", "")
     assert SHOWN.get(warning.code, "") in said
 
 
-def test_warnings_are_the_same_after_saving_and_loading(tmp_path: Path) -> None:
+def test_warnings_do_not_change_by_saving_and_loading(tmp_path: Path) -> None:
     summed = replace(ALL[0], added=(((1, 3), 3), ((2,), 2)))
     run = run_of([row(0, cpu_ns=1)], warnings=(*ALL, summed))
     run.save(tmp_path / "run.json")
@@ -98,19 +100,111 @@ def test_warnings_are_the_same_after_saving_and_loading(tmp_path: Path) -> None:
     assert str(summed).startswith("Runs 1, 3 of the 3 added: Run 2 of the 2 added: Added or replaced ")
 
 
+def run_of_rank(rank: int, *warnings: Caveat) -> Run:
+    return run_of([row(0, cpu_ns=1, rank=rank)], rank=rank, warnings=warnings)
+
+
+def test_a_warning_of_many_ranks_is_stored_once(tmp_path: Path) -> None:
+    """Each rank of a mixture of experts has the same idle experts: their names are in the file once, not per rank."""
+    ranks, experts = 128, 2_000
+
+    def never_called() -> Caveat:  # made anew for each rank, as when each run comes from a file of its own
+        return caveat("never_called", [f"Net.layers.0.experts.{number}" for number in range(experts)])
+
+    def bytes_of(run: Run) -> int:
+        run.save(tmp_path / "run.json")
+        assert torchprof.load(tmp_path / "run.json") == run
+        return (tmp_path / "run.json").stat().st_size
+
+    merged = torchprof.merge(run_of_rank(rank, never_called()) for rank in range(ranks))
+    without = torchprof.merge(run_of_rank(rank) for rank in range(ranks))
+    names = sum(len(f'"{name}",') for name in never_called().layers)
+    assert bytes_of(merged) - bytes_of(without) < names + 2 * ranks + 100
+    (shown,) = merged.warnings
+    assert shown == replace(never_called(), ranks=tuple(range(ranks)))
+    merged.save(tmp_path / "merged.json")
+    for run in (merged, torchprof.load(tmp_path / "merged.json")):
+        assert len({id(warning) for meta in run.metas for warning in meta.warnings}) == 1
+
+
+def test_lists_of_layers_that_differ_by_rank_are_stored_as_numbers(tmp_path: Path) -> None:
+    """With expert parallelism each rank has its own idle experts: their names would be in the file once per rank."""
+    ranks, experts = 16, 500
+    paths = ["Net", "Net.experts", *(f"Net.experts.{number}" for number in range(experts))]
+    layers = [Layer(tuple(path.split(".")), "Expert") for path in paths]
+    idle = [[path for number, path in enumerate(paths) if number % ranks != rank] for rank in range(ranks)]
+    runs = [
+        run_of([row(0, cpu_ns=1, rank=rank)], layers=layers, rank=rank, warnings=(caveat("never_called", names),))
+        for rank, names in enumerate(idle)
+    ]
+    merged = torchprof.merge(runs)
+    merged.save(tmp_path / "run.json")
+    assert torchprof.load(tmp_path / "run.json") == merged
+    digits = sum(len(f"{number},") for names in idle for number in map(paths.index, names))
+    without = torchprof.merge(replace(run, metas=(replace(run.meta, warnings=()),)) for run in runs)
+    without.save(tmp_path / "without.json")
+    assert (tmp_path / "run.json").stat().st_size - (tmp_path / "without.json").stat().st_size < digits + 100 * ranks
+
+
+def test_a_warning_about_no_layer_of_the_run_keeps_its_name(tmp_path: Path) -> None:
+    run = run_of_rank(0, caveat("never_called", ["Net.a", "Other.gone", "7"]))
+    run.save(tmp_path / "run.json")
+    assert torchprof.load(tmp_path / "run.json").meta.warnings == run.meta.warnings
+
+
+def test_each_rank_keeps_its_warnings_in_its_order(tmp_path: Path) -> None:
+    one, other = caveat("one", ["Net.a"]), caveat("other", share=0.5)
+    runs = [run_of_rank(0, one, other), run_of_rank(1), run_of_rank(2, other, one, other), run_of_rank(3, one)]
+    merged = torchprof.merge(runs)
+    merged.save(tmp_path / "run.json")
+    for run in (merged, torchprof.load(tmp_path / "run.json")):
+        assert [meta.warnings for meta in run.metas] == [run.meta.warnings for run in runs]
+
+
+def test_facts_that_are_equal_but_not_alike_are_stored_as_they_are(tmp_path: Path) -> None:
+    """1, 1.0 and True are equal in Python; their sentences differ."""
+    runs = [run_of_rank(rank, caveat("x", count=count)) for rank, count in enumerate((1, True, 1.0, 1))]
+    expected = ["x: count=1", "x: count=True", "x: count=1.0", "x: count=1"]
+    merged = torchprof.merge(runs)
+    merged.save(tmp_path / "run.json")
+    for run in (merged, torchprof.load(tmp_path / "run.json")):
+        assert [str(meta.warnings[0]) for meta in run.metas] == expected
+
+
+@pytest.mark.parametrize("bad", ["[1]", "[-1]", '["0"]', "0"])
+def test_a_file_with_an_invalid_number_of_a_warning_is_damaged(tmp_path: Path, bad: str) -> None:
+    path = tmp_path / "run.json"
+    run_of([row(0, cpu_ns=1)], warnings=(caveat("x"),)).save(path)
+    assert path.read_text().count('"warnings":[0]') == 1
+    path.write_text(path.read_text().replace('"warnings":[0]', f'"warnings":{bad}'))
+    with pytest.raises(TorchprofError, match="damaged run file"):
+        torchprof.load(path)
+
+
 def test_a_code_of_a_newer_torchprof_is_shown_with_its_facts() -> None:
     assert str(caveat("too_hot", ["Net.a"], degrees=95)) == "too_hot: Net.a; degrees=95"
     assert str(caveat("never_called", ["Net.a"], why="asleep")) == "never_called: Net.a; why='asleep'"
 
 
-def test_what_follows_from_a_run_is_not_stored() -> None:
+def test_warnings_that_follow_from_a_run_are_not_stored() -> None:
     run = run_of([row(0, cpu_ns=1)], wall_ns=100, run_delay_ns=50)
     assert run.meta.warnings == ()
     assert [warning.code for warning in run.warnings] == ["machine_busy"]
 
 
-@pytest.mark.parametrize("bad", ['"x"', "{}", '{"code":1}', '{"code":"x","facts":[]}', '{"code":"x","layers":[1]}'])
-def test_a_warning_that_is_none_is_a_damaged_file(tmp_path: Path, bad: str) -> None:
+@pytest.mark.parametrize(
+    "bad",
+    [
+        '"x"',
+        "{}",
+        '{"code":1}',
+        '{"code":"x","facts":[]}',
+        '{"code":"x","layers":[99]}',
+        '{"code":"x","layers":[-1]}',
+        '{"code":"x","layers":[true]}',
+    ],
+)
+def test_a_file_with_an_invalid_warning_is_damaged(tmp_path: Path, bad: str) -> None:
     path = tmp_path / "run.json"
     run_of([row(0, cpu_ns=1)], warnings=(caveat("x"),)).save(path)
     good = '{"code":"x","layers":[],"facts":{}}'
@@ -120,6 +214,6 @@ def test_a_warning_that_is_none_is_a_damaged_file(tmp_path: Path, bad: str) -> N
         torchprof.load(path)
 
 
-def test_a_code_without_the_layers_and_facts_that_it_needs_is_shown_as_it_is() -> None:
+def test_a_code_without_its_facts_is_shown_without_a_sentence() -> None:
     assert str(caveat("slow_start")) == "slow_start"
     assert str(caveat("calls_not_recorded", calls=2)) == "calls_not_recorded: calls=2"

@@ -246,16 +246,20 @@ def measures_of_records(run: Run) -> list[Measure]:
     """
     requested = {name for meta in run.metas for name in meta.requested}
     found = []
-    doubts = {}
+    counters = {}
     for measure in MEASURES:
         fields = [(name, sign) for name, sign in measure.fields if name in requested]
-        found += [Measure(_with_unit(name, measure), measure.unit, ((name, 1),), measure.doubt) for name, _ in fields]
+        found += [
+            Measure(_with_unit(name, measure), measure.unit, ((name, 1),), measure.lower_bound_if) for name, _ in fields
+        ]
         if len(fields) > 1:
             where, _, _ = fields[0][0].partition("_")
             found.append(Measure(_with_unit(f"{where}_net", measure), measure.unit, tuple(fields)))
-        if fields and measure.doubt is not None:
-            doubts[measure.doubt] = Measure(measure.doubt, Unit.COUNT, ((measure.doubt, 1),))
-    return [*found, *doubts.values()]
+        if fields and measure.lower_bound_if is not None:
+            counters[measure.lower_bound_if] = Measure(
+                measure.lower_bound_if, Unit.COUNT, ((measure.lower_bound_if, 1),)
+            )
+    return [*found, *counters.values()]
 
 
 def _with_unit(name: str, measure: Measure) -> str:

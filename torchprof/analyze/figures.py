@@ -52,7 +52,7 @@ class Figures:
         if not measured or self.unknown or (self.timeless and measure.fields[0][0] == "cpu_ns"):
             return _UNKNOWN
         cost = self.cost(phase, is_self)
-        is_of_kernels = measure.unit is Unit.TIME or measure.doubt is not None
+        is_of_kernels = measure.unit is Unit.TIME or measure.lower_bound_if is not None
         lacks_kernels = is_of_kernels and phase in (self.incomplete_self if is_self else self.incomplete)
         return Figure.of_sum(measure.of(cost), not (measure.is_lower_bound(cost) or lacks_kernels))
 

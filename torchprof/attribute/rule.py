@@ -17,7 +17,7 @@ from torchprof.attribute.events import HOOKS, PREFIX, Event, Kind, Site
 from torchprof.attribute.lookahead import LookAhead
 from torchprof.attribute.node_makers import NodeMakers
 from torchprof.attribute.places import Attributed, Place, Places
-from torchprof.run.collectives import ASKS
+from torchprof.run.collectives import C10D_OPS
 from torchprof.run.words import (
     BACKWARD,
     BEFORE,
@@ -163,7 +163,7 @@ class Attribution:
                 is_usual = not compiled_kernels and (called_from is None or outer.phase != BACKWARD)
                 known = outer._inner if is_usual else None
                 found = known.get((name, signature) if signature else name) if known else None
-                if found is not None and not name.startswith(ASKS):
+                if found is not None and not name.startswith(C10D_OPS):
                     place, calls = found, 1
                 else:
                     place, calls = self._op(event, end, open_range)
@@ -212,7 +212,7 @@ class Attribution:
         _, name, start, full_end, thread, _, _, _, _, _, signature = event
         around = open_range[1]
         outer = around or self._outside
-        asks = name.startswith(ASKS)
+        asks = name.startswith(C10D_OPS)
         if asks and around is not None:
             outer = self._requester(thread, around, name, signature)
         frame = outer.frame

@@ -10,7 +10,7 @@ from torchprof.attribute.events import Kind
 from torchprof.attribute.places import Attributed, Place
 from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer
-from torchprof.run.rows import Around, Chains, Rows, table
+from torchprof.run.rows import Around, Chains, Rows, rows_of_lines
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import PHASES, Frame, Signature
 
@@ -194,4 +194,4 @@ def _rows(
         key = (place.layer, phases[place.phase], shared, within_of[index], chain_of[index], number, rank)
         known = lines.get(key)
         lines[key] = (line[-1], *line[:-1]) if known is None else (known[0] + line[-1], *map(add, known[1:], line))
-    return table(layers, lines, chains.all, devices, arounds, shares)
+    return rows_of_lines(layers, lines, chains.all, devices, arounds, shares)

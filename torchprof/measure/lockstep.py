@@ -13,7 +13,7 @@ from operator import itemgetter
 from torchprof.attribute.event_names import is_engine
 from torchprof.attribute.events import Event, Kind
 from torchprof.attribute.places import Attributed, Place
-from torchprof.run.collectives import ASKS, collective_of, name_of_collective, tells_collective
+from torchprof.run.collectives import C10D_OPS, collective_of, name_of_collective, shows_collective
 from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import EXCHANGES, GAP, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
@@ -46,7 +46,7 @@ def _has_communication_name(kind: str, name: str) -> bool:
 
 
 def _communicates(frame: Frame) -> bool:
-    return _has_communication_name(frame.kind, frame.name) or (frame.kind == "kernel" and tells_collective(frame))
+    return _has_communication_name(frame.kind, frame.name) or (frame.kind == "kernel" and shows_collective(frame))
 
 
 class _Union:
@@ -238,7 +238,7 @@ def _is_collection(place: Place) -> bool:
 def _collective_requested(place: Place) -> str | None:
     """The name of the collective that an op of torch requests; None for other places."""
     frame = place.frame
-    return name_of_collective(frame.name) if frame is not None and frame.name.startswith(ASKS) else None
+    return name_of_collective(frame.name) if frame is not None and frame.name.startswith(C10D_OPS) else None
 
 
 def _exchange_of(place: Place) -> str:

@@ -24,7 +24,7 @@ import torch
 from torchprof.errors import TorchprofError, some
 from torchprof.profile.sigterm import DelayedSigterm
 from torchprof.run.file_read import run_of
-from torchprof.run.file_write import text_of
+from torchprof.run.file_write import json_of_run
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.merge import merge
 from torchprof.run.run import Run
@@ -160,7 +160,7 @@ class _Table:
 
     def put(self, rank: int, run: Run | None) -> None:
         """Write the run of a rank into the store. Warns if it is too late."""
-        data = b"" if run is None else gzip.compress(text_of(run).encode(), compresslevel=1, mtime=0)
+        data = b"" if run is None else gzip.compress(json_of_run(run).encode(), compresslevel=1, mtime=0)
         pieces = range(0, len(data), _PIECE_BYTES)
         try:
             if self._store.check(["closed"]):

@@ -11,7 +11,7 @@ from torchprof.reports import report
 from torchprof.reports.kernels import short_kernel_name
 from torchprof.reports.notes import about_sums, warnings_of
 from torchprof.reports.text import draw, printable
-from torchprof.run.collectives import Collective, collective_of, tells_collective
+from torchprof.run.collectives import Collective, collective_of, shows_collective
 from torchprof.run.cost import UNKNOWN, format_count, format_memory, format_time
 from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.rows import Row
@@ -167,9 +167,9 @@ def _source(frames: Sequence[Frame]) -> _Source | None:
         return None
     last = frames[-1]
     if last.kind == "kernel":
-        is_one = tells_collective(last) or kind_of_work(last.name) is KernelWork.COMMUNICATION
+        is_one = shows_collective(last) or kind_of_work(last.name) is KernelWork.COMMUNICATION
         return _Source.KERNEL if is_one else None
-    if not tells_collective(last) or any(map(tells_collective, frames[:-1])):
+    if not shows_collective(last) or any(map(shows_collective, frames[:-1])):
         return None
     return _Source.HOST_RANGE if is_host_collective(last.name) else _Source.LAUNCH
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torchprof.reports import report
-from torchprof.run.file_write import stripped, text_of, warning_data
+from torchprof.run.file_write import json_of_run, stripped, warning_data
 from torchprof.run.run import Run
 from torchprof.run.warnings import Caveat
 
@@ -17,7 +17,7 @@ def json(run: Run, *, strip: bool = False) -> str:
     ``strip=True`` leaves the names of files and machines out.
     """
     run = stripped(run) if strip else run
-    return text_of(run, strip=strip, computed={"warnings": map(_data, run.warnings)})
+    return json_of_run(run, strip=strip, computed={"warnings": map(_data, run.warnings)})
 
 
 def _data(warning: Caveat) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""The value that everything on the left makes and everything on the right reads: one run, its sums and its file."""
+"""A run as a value: what the other packages record, sum and report. Its sums and its file are here, too."""

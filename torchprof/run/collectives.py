@@ -1,4 +1,4 @@
-"""What a collective was called on: how many bytes, and between which ranks, from what a trace says of its kernels."""
+"""Which collective an event is, with its bytes and its ranks, from the names and arguments in a trace."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ COLLECTIVE_ARGS = (
 )
 """The keys of a trace event's ``args`` that are read here.
 
-Written by torch for the op ``record_param_comms``, and by Kineto for the kernels that it launches
-(``torch/csrc/profiler/util.h``, ``libkineto/src/output_json.cpp``); older versions write fewer of them. What differs
-from call to call of one collective (``Seq``, addresses of tensors) is left out: each call would be a row of its own.
+torch writes them for the op ``record_param_comms`` (``torch/csrc/profiler/util.h``), and Kineto for the kernels that
+this op launches (``libkineto/src/output_json.cpp``); older versions write fewer. Arguments that differ in each call
+(``Seq``, addresses of tensors) are not read: each call would get a row of its own.
 """
 
 _MARK = "collective"
-_NO_TENSORS = ("", "Scalar", "ScalarList")  # what torch calls the types of inputs that are none
-_NO_COLLECTIVES = ("wait", "init")  # recorded in the same way: waiting for one, and making a group
+_NO_TENSORS = ("", "Scalar", "ScalarList")  # torch's type names for inputs that are not tensors
+_NO_COLLECTIVES = ("wait", "init")  # recorded like collectives: waiting for one, making a group
 
 _ELEMENT_BYTES = {
     **dict.fromkeys(("Byte", "Char", "Bool", "QInt8", "QUInt8", "Bits8"), 1),
@@ -38,8 +38,8 @@ _ELEMENT_BYTES = {
     **dict.fromkeys(("Long", "Double", "ComplexFloat", "UInt64"), 8),
     "ComplexDouble": 16,
 }
-"""By the names that ``c10::toString`` gives the types (``c10/core/ScalarType.h``); those that pack several elements
-into one byte are not among them."""
+"""By the type names of ``c10::toString`` (``c10/core/ScalarType.h``), without types that pack several elements into a
+byte."""
 
 _SPELLED_IN_C = {
     "unsigned char": "Byte",
@@ -61,22 +61,24 @@ _SPELLED_IN_C = {
     "unsigned long": "UInt64",
     "long unsigned int": "UInt64",
 }
-"""The same types as an op's dims have them; all others are spelled alike there, after ``c10::``."""
+"""The spelling of types in the recorded inputs of an op. All other types have the same name there, after ``c10::``."""
 
 _NCCL_KERNEL = re.compile(r"nccl(?:Dev)?(?:Kernel_)?(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce)(?![a-z])")
-"""The names of NCCL's kernels, and of RCCL's, that carry out one collective alone ("ncclDevKernel_AllReduce_Sum_f32_…",
-"ncclAllReduceRingLLKernel_sum_f32" before NCCL 2.9). "SendRecv" and "Generic" may be any."""
+"""Names of kernels of NCCL and RCCL that run only one collective ("ncclDevKernel_AllReduce_Sum_f32_…",
+"ncclAllReduceRingLLKernel_sum_f32" before NCCL 2.9). "SendRecv" and "Generic" may run any collective."""
 
-_GIVES_AS_MUCH = ("all_reduce", "broadcast", "reduce", "send", "recv")  # what comes out is as large as what goes in
+_OUTPUT_AS_LARGE = ("all_reduce", "broadcast", "reduce", "send", "recv")  # the output is as large as the input
 
 
 class Collective(NamedTuple):
-    """One exchange between ranks.
+    """A collective, or one half of a point-to-point exchange, on one rank.
 
-    ``name`` is the same wherever it was read ("all_reduce", see ``name_of_collective``), ``elements_in`` and
-    ``elements_out`` of type ``dtype`` ("Float") are what this rank gave and got. ``group`` is the name of the group of
-    ranks ("0"), ``description`` what it is for ("default_pg"), ``size`` how many ranks it has, ``ranks`` which, as text
-    ("[0, 1]"; long lists have "..." in them). None, and "" of a text: not known.
+    - ``name``: as ``name_of_collective`` gives it ("all_reduce"), wherever it was read.
+    - ``elements_in``, ``elements_out``: how many elements of type ``dtype`` ("Float") this rank sent and received.
+    - ``group``: the name of the process group ("0"); ``description``: its description ("default_pg"); ``size``: how
+      many ranks it has; ``ranks``: its ranks as text ("[0, 1]"; a long list contains "...").
+
+    None and "" mean unknown.
     """
 
     name: str
@@ -108,12 +110,12 @@ class Collective(NamedTuple):
 
 
 def signature_of(args: Mapping[str, Any]) -> Signature | None:
-    """What the ``args`` of a trace's event say of a collective, as the ``Signature`` of its frame: an event is a kernel
-    or the op ``record_param_comms``. None where they name none.
+    """The collective in the ``args`` of a kernel or of the op ``record_param_comms``, packed into a ``Signature``.
 
-    Only ``collective_of`` knows how it is laid out: shapes ``((elements in,), (elements out,))``, the type twice, and
-    the scalars ``("collective", name, group, description, size, ranks)``. An op's signature has as many scalars as
-    shapes, or none: so the two cannot be taken for each other.
+    None if they name no collective. Only ``collective_of`` unpacks it. The shapes are
+    ``((elements in,), (elements out,))``, the dtypes have the type twice, and the scalars are
+    ``("collective", name, group, description, size, ranks)``. The signature of an op has as many scalars as shapes, or
+    none, so it cannot be mistaken for this.
     """
     name = args.get("Collective name")
     if not isinstance(name, str) or not name or name in _NO_COLLECTIVES:
@@ -129,7 +131,7 @@ def signature_of(args: Mapping[str, Any]) -> Signature | None:
 
 
 def _numbers(args: Mapping[str, Any], *keys: str) -> list[int | None]:
-    """Whole numbers from 0 on; None for what is missing or something else."""
+    """The values of these keys; None for one that is missing or not a nonnegative integer."""
     values = [args.get(key) for key in keys]
     return [value if type(value) is int and value >= 0 else None for value in values]
 
@@ -140,12 +142,13 @@ def _text(args: Mapping[str, Any], key: str) -> str:
 
 
 def collective_of(frames: Sequence[Frame]) -> Collective | None:
-    """Which collective the innermost of these frames, outer to inner, is of: None where it is of none.
+    """The collective of the innermost of these frames, which go from outer to inner; None if it is not of one.
 
-    A kernel's own signature says it, else that of the nearest ``record_param_comms`` around it, else the nearest range
-    of a backend (``nccl:all_reduce``), where the tensors in its dims are what went in. Where there is none of these, a
-    kernel is of the collective that torch's op around it asks for, or that NCCL's name for it says: its name alone is
-    known then.
+    The sources, in this order:
+
+    1. the signature of the kernel, or of the nearest ``record_param_comms`` around it;
+    2. the nearest range of a backend (``nccl:all_reduce``), whose recorded inputs are the tensors that were sent;
+    3. for a kernel, the name of torch's op around it, or the name of the NCCL kernel. Then only the name is known.
     """
     for frame in reversed(frames):
         found = _recorded(frame)
@@ -158,17 +161,17 @@ def collective_of(frames: Sequence[Frame]) -> Collective | None:
 
 
 def _named(frames: Sequence[Frame]) -> Collective | None:
-    """What the names around a kernel say, and its own."""
+    """The collective by the names of the ops around a kernel, or by the name of the kernel."""
     for frame in reversed(frames):
-        if frame.kind == "op" and frame.name.startswith(ASKS):
+        if frame.kind == "op" and frame.name.startswith(C10D_OPS):
             return Collective(name_of_collective(frame.name))
     found = _NCCL_KERNEL.match(frames[-1].name)
     return Collective(name_of_collective(found[1].lower())) if found else None
 
 
-def tells_collective(frame: Frame) -> bool:
-    """Whether a frame by itself says that it is a collective: a kernel or the op ``record_param_comms`` by what it was
-    called on, the range of a backend by its name."""
+def shows_collective(frame: Frame) -> bool:
+    """Whether a frame alone shows that it is a collective: the range of a backend by its name, a kernel or the op
+    ``record_param_comms`` by its signature."""
     return _is_range(frame) or _recorded(frame) is not None
 
 
@@ -177,7 +180,7 @@ def _is_range(frame: Frame) -> bool:
 
 
 def _recorded(frame: Frame) -> Collective | None:
-    """What ``signature_of`` laid out; None where the frame has another's signature, or none."""
+    """Unpack what ``signature_of`` packed; None if the frame has no signature or one of another kind."""
     signature = frame.signature
     if signature is None or len(signature.shapes) != 2 or len(signature.scalars) != 6:
         return None
@@ -191,7 +194,7 @@ def _recorded(frame: Frame) -> Collective | None:
 
 
 def _of_range(frame: Frame) -> Collective:
-    """What the range of a backend says: ``nccl:all_reduce``, and which tensors went in where dims were recorded."""
+    """The collective of the range of a backend (``nccl:all_reduce``), with its size if the inputs were recorded."""
     name = name_of_collective(frame.name)
     signature = frame.signature or Signature((), ())
     tensors = [(shape, dtype) for shape, dtype in zip(signature.shapes, signature.dtypes) if dtype not in _NO_TENSORS]
@@ -201,15 +204,15 @@ def _of_range(frame: Frame) -> Collective:
     (dtype,) = dtypes
     elements = sum(prod(shape) for shape, _ in tensors)
     dtype = dtype.removeprefix("c10::")
-    return Collective(name, _SPELLED_IN_C.get(dtype, dtype), elements, elements if name in _GIVES_AS_MUCH else None)
+    return Collective(name, _SPELLED_IN_C.get(dtype, dtype), elements, elements if name in _OUTPUT_AS_LARGE else None)
 
 
 def _is_known(shape: Any) -> bool:
     return shape is not None and all(type(size) is int and size >= 0 for size in shape)
 
 
-ASKS = "c10d::"
-"""How the names of torch's ops begin that ask for an exchange (``torch/csrc/distributed/c10d/Ops.cpp``)."""
+C10D_OPS = "c10d::"
+"""Prefix of the names of torch's ops that call a collective (``torch/csrc/distributed/c10d/Ops.cpp``)."""
 
 COLLECTIVES = (
     "all_reduce",
@@ -224,18 +227,18 @@ COLLECTIVES = (
     "send",
     "recv",
 )
-"""The names of collectives, and of the two halves of a point-to-point exchange, as ``torch.distributed`` has them."""
+"""The names of collectives and of the two halves of a point-to-point exchange, as in ``torch.distributed``."""
 COLLECTIVE_OP = re.compile("|".join(name.replace("_", "_?") for name in COLLECTIVES))
 _NAMES = {name.replace("_", ""): name for name in COLLECTIVES}
 
 
 def name_of_collective(name: str) -> str:
-    """The one name that a collective has in all reports: "all_reduce" for "allreduce_coalesced", "nccl:all_reduce",
-    "c10d::allreduce_" and "gloo:sparse_all_reduce". Names of anything else stay as they are, without the backend's.
+    """The name that a collective has in all reports: "all_reduce" for "allreduce_coalesced", "nccl:all_reduce",
+    "c10d::allreduce_" and "gloo:sparse_all_reduce". From any other name only the backend is removed.
 
-    torch has a name of its own for each way to pass the tensors ("_allgather_base", "all_gather_into_tensor"), and
-    others in its ops (``torch/csrc/distributed/c10d/Ops.cpp``), its ranges and its records (``ProcessGroupNCCL.cpp``).
-    A barrier that NCCL carries out as "all_reduce_barrier" is a barrier.
+    torch has different names for each way to pass the tensors ("_allgather_base", "all_gather_into_tensor"), and in ops
+    (``torch/csrc/distributed/c10d/Ops.cpp``), ranges and records (``ProcessGroupNCCL.cpp``). "all_reduce_barrier", as
+    which NCCL runs a barrier, is a barrier.
     """
     found = COLLECTIVE_OP.search("barrier" if "barrier" in name else name)
     return _NAMES[found[0].replace("_", "")] if found else name.rpartition(":")[2]

@@ -1,7 +1,7 @@
-"""What work costs, and the one place where units become text.
+"""``Cost``: the measures that are summed over layers, ops and ranks; and how numbers with units become text.
 
-A ``Cost`` holds additive *self* measures only: whatever is summed over layers, ops or ranks is summed here. Each field
-declares under which heading it is shown and in which unit; tables, sort keys and files read that declaration.
+A ``Cost`` holds additive *self* measures only. Each field declares its heading and its unit; tables, sort keys and
+files read that declaration.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class Unit(Enum):
-    """How an integer is written for people."""
+    """The unit of a number. It decides how the number is formatted."""
 
     TIME = "ns"
     BYTES = "bytes"
@@ -23,23 +23,23 @@ class Unit(Enum):
 
 
 class Bound(Enum):
-    """How far a figure is known."""
+    """Whether a figure is exact, a lower bound, unknown, or blank."""
 
     EXACT = "exact"
-    AT_LEAST = "at least"  # a sum that lacks something: shown with ≥
+    AT_LEAST = "at least"  # the sum is incomplete; shown with ≥
     UNKNOWN = "unknown"  # shown as –
-    BLANK = "blank"  # there is no such thing: an empty cell
+    BLANK = "blank"  # does not apply; shown as an empty cell
 
 
 class Figure(NamedTuple):
-    """A number with how far it is known. ``value`` says nothing where that is UNKNOWN or BLANK."""
+    """A number and its ``Bound``. ``value`` has no meaning if the bound is UNKNOWN or BLANK."""
 
     value: float
     bound: Bound = Bound.EXACT
 
     @classmethod
     def of_sum(cls, value: float, is_complete: bool) -> Figure:
-        """A sum: a lower bound where it lacks something, and unknown where nothing but that is in it."""
+        """A sum: a lower bound if it is incomplete, and unknown if it is incomplete and 0."""
         return cls(value, Bound.EXACT if is_complete else Bound.AT_LEAST if value else Bound.UNKNOWN)
 
     @property
@@ -48,7 +48,7 @@ class Figure(NamedTuple):
         return self.bound in (Bound.EXACT, Bound.AT_LEAST)
 
     def text(self, write: Callable[[float], str]) -> str:
-        """The cell; ``write`` makes a text of the value, with its unit."""
+        """The text of a table cell; ``write`` formats the value with its unit."""
         if not self.is_known:
             return UNKNOWN if self.bound is Bound.UNKNOWN else ""
         return f"{AT_LEAST} {write(self.value)}" if self.bound is Bound.AT_LEAST else write(self.value)
@@ -60,33 +60,34 @@ AT_LEAST = "≥"
 
 @dataclass(frozen=True)
 class Shown:
-    """How one field of ``Cost`` is shown: under a heading, with a sign, in a unit.
+    """How a field of ``Cost`` is shown: its heading, its unit and its sign.
 
-    Fields of one heading are added up with their signs (memory is shown net: allocated minus freed). ``{device}`` in a
-    heading stands for the kind of device that was profiled. ``doubt`` names the field that counts what this one may
-    have missed: where that is not 0, the sum is only a lower bound.
+    Fields with the same heading are added up with their signs (memory is shown net: allocated minus freed).
+    ``{device}`` in a heading stands for the kind of device that was profiled. ``lower_bound_if`` names the field that
+    counts what this one may have missed: if that field is not 0, this one is a lower bound.
     """
 
     heading: str
     unit: Unit
     sign: int = 1
-    doubt: str | None = None
+    lower_bound_if: str | None = None
 
 
-def _shown(heading: str, unit: Unit, sign: int = 1, doubt: str | None = None) -> int:
-    field: int = dataclasses.field(default=0, metadata={"shown": Shown(heading, unit, sign, doubt)})
+def _shown(heading: str, unit: Unit, sign: int = 1, lower_bound_if: str | None = None) -> int:
+    field: int = dataclasses.field(default=0, metadata={"shown": Shown(heading, unit, sign, lower_bound_if)})
     return field
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Additive self measures: times in nanoseconds, memory in bytes. ``device`` is whatever is not the CPU.
+    """Additive self measures: times in nanoseconds, memory in bytes. ``device`` is everything but the CPU.
 
-    ``macs`` are multiply-accumulates, ``flops`` floating-point operations, ``uncounted`` the calls of ops, and the
-    kernels, whose arithmetic is unknown: where there are any, ``macs`` and ``flops`` are lower bounds.
-    ``collective_ns`` is how long the ranges of collectives lasted, from beginning to end: the time of no thread, and so
-    no part of ``cpu_ns``. Where the CPU carries a collective out (gloo), that is how long it took, with the waiting for
-    the slowest rank.
+    - ``macs`` are multiply-accumulates, ``flops`` floating-point operations.
+    - ``uncounted`` is the number of op calls and kernels whose FLOPs are unknown. If it is not 0, ``macs`` and
+      ``flops`` are lower bounds.
+    - ``collective_ns`` is the duration of the ranges of collectives, from start to end. These ranges may end on another
+      thread, so their time is not in ``cpu_ns``. If the CPU runs the collective (gloo), it is how long the collective
+      took, including the wait for the slowest rank.
     """
 
     cpu_ns: int = _shown("CPU total", Unit.TIME)
@@ -95,8 +96,8 @@ class Cost:
     cpu_freed: int = _shown("CPU Mem", Unit.BYTES, -1)
     device_allocated: int = _shown("{device} Mem", Unit.BYTES)
     device_freed: int = _shown("{device} Mem", Unit.BYTES, -1)
-    macs: int = _shown("MACs", Unit.COUNT, doubt="uncounted")
-    flops: int = _shown("FLOPs", Unit.COUNT, doubt="uncounted")
+    macs: int = _shown("MACs", Unit.COUNT, lower_bound_if="uncounted")
+    flops: int = _shown("FLOPs", Unit.COUNT, lower_bound_if="uncounted")
     uncounted: int = 0
     collective_ns: int = 0
 
@@ -115,20 +116,20 @@ _values: Callable[[Cost], tuple[int, ...]] = attrgetter(*FIELDS)
 
 @dataclass(frozen=True)
 class Measure:
-    """One thing a table can show of a ``Cost``: the fields that share a heading, each with its sign."""
+    """What a table can show of a ``Cost``: the fields that share a heading, each with its sign."""
 
     heading: str
     unit: Unit
     fields: tuple[tuple[str, int], ...]
-    doubt: str | None = None
+    lower_bound_if: str | None = None
 
     def of(self, cost: Cost) -> int:
-        """The value of this measure in a cost, in nanoseconds, bytes or pieces."""
+        """The value of this measure in a cost, in its ``unit``."""
         return sum(sign * int(getattr(cost, name)) for name, sign in self.fields)
 
     def is_lower_bound(self, cost: Cost) -> bool:
-        """Whether a cost holds work that this measure could not count."""
-        return self.doubt is not None and bool(getattr(cost, self.doubt))
+        """Whether the cost has work that this measure could not count."""
+        return self.lower_bound_if is not None and bool(getattr(cost, self.lower_bound_if))
 
     def text(self, value: float) -> str:
         return _FORMATS[self.unit](value)
@@ -143,7 +144,8 @@ def _measures() -> tuple[Measure, ...]:
             fields.setdefault(shown.heading, []).append((field.name, shown.sign))
             declared[shown.heading] = shown
     return tuple(
-        Measure(heading, shown.unit, tuple(fields[heading]), shown.doubt) for heading, shown in declared.items()
+        Measure(heading, shown.unit, tuple(fields[heading]), shown.lower_bound_if)
+        for heading, shown in declared.items()
     )
 
 
@@ -151,12 +153,12 @@ MEASURES: tuple[Measure, ...] = _measures()
 
 
 def as_key(heading: str) -> str:
-    """The name under which a column is asked for: ``Self CPU total`` is ``self_cpu_total``."""
+    """A heading as users write it in options: ``Self CPU total`` is ``self_cpu_total``."""
     return heading.lower().replace(" ", "_")
 
 
 def format_time(ns: float) -> str:
-    """Nanoseconds as torch's own tables write them: ``49.693us``, ``1.808ms``, ``2.500s``."""
+    """Nanoseconds in the format of torch's tables: ``49.693us``, ``1.808ms``, ``2.500s``."""
     if abs(ns) >= 1e9:
         return f"{ns / 1e9:.3f}s"
     if abs(ns) >= 1e6:
@@ -165,7 +167,7 @@ def format_time(ns: float) -> str:
 
 
 def format_memory(nbytes: float) -> str:
-    """Bytes as torch's own tables write them, in units of 1024: ``16 B``, ``756.50 KB``, ``3.71 MB``."""
+    """Bytes in the format of torch's tables, in units of 1024: ``16 B``, ``756.50 KB``, ``3.71 MB``."""
     for unit, size in (("GB", 1024**3), ("MB", 1024**2), ("KB", 1024)):
         if abs(nbytes) >= size:
             return f"{nbytes / size:.2f} {unit}"
@@ -173,9 +175,9 @@ def format_memory(nbytes: float) -> str:
 
 
 def format_count(number: float) -> str:
-    """A number of pieces in units of 1000: ``512``, ``61.71 K``, ``11.17 G``."""
+    """A count in units of 1000: ``512``, ``61.71 K``, ``11.17 G``."""
     for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3)):
-        if abs(number) >= size * 0.999995:  # what would round to 1000.00 of the smaller unit
+        if abs(number) >= size * 0.999995:  # what would round to 1000.00 of the smaller unit has this one
             return f"{number / size:.2f} {unit}"
     return f"{number:.0f}" if number == round(number) else f"{number:.2f}"
 

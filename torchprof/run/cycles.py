@@ -1,4 +1,4 @@
-"""Several recordings of one process, added up."""
+"""The sum of several cycles: recordings of one process, one after the other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import NOT_RECORDED, STEP, Lockstep, LockstepKey
 from torchprof.run.memory import Memory
 from torchprof.run.meta import CompiledRegion, Meta
-from torchprof.run.rows import Around, Chains, Rows, table
+from torchprof.run.rows import Around, Chains, Rows, rows_of_lines
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, StreamTime
@@ -17,11 +17,15 @@ from torchprof.run.words import FORWARD, OUTSIDE
 
 
 def add_cycle(before: Run | None, cycle: Run) -> Run:
-    """One run of all cycles up to now, of one process, from the run up to then and the run of a new cycle.
+    """Add the run of a new cycle to ``before``, the sum of the earlier cycles of the process (None: there are none).
 
-    Rows of equal keys sum, and the times of devices; samples join; of the memory what was alive at the higher peak
-    stays, and of the timeline the new one. The layers are those that the new cycle saw, with the shapes of their first
-    call in any; it may know more. The sum has no warnings yet: those of a part need not hold for all.
+    - Rows with equal keys are added up, and so are device times.
+    - The samples of both are joined.
+    - Of each device's memory, the higher peak stays, with what was live at it.
+    - The timeline is that of the new cycle.
+    - The layers are those of the new cycle, which may have more at the end. The shapes are those of a layer's first
+      call in any cycle.
+    - The sum has no stored warnings: a warning of one cycle need not hold for the sum.
     """
     if before is None:
         return cycle
@@ -38,13 +42,13 @@ def add_cycle(before: Run | None, cycle: Run) -> Run:
         _higher_peaks(before.memory, cycle.memory),
         cycle.timeline,
         _sum_of_devices(before.device_times, cycle.device_times),
-        _one_after_the_other(before.lockstep, cycle.lockstep),
+        _sum_of_lockstep(before.lockstep, cycle.lockstep),
         cycle.unfinished,
     )
 
 
 def _sum_of_rows(layers: tuple[Layer, ...], *several: Rows) -> Rows:
-    """The rows of all on the same layers; those of equal keys are one."""
+    """The sum of several tables of rows on the same layers: rows with equal keys become one row."""
     lines: dict[tuple[int, ...], Sequence[int]] = {}
     chains = Chains()
     within: dict[tuple[Around, ...], int] = {}
@@ -63,11 +67,11 @@ def _sum_of_rows(layers: tuple[Layer, ...], *several: Rows) -> Rows:
             key = (layer, phase, shared_here[by], within_here[around], frames_here[chain], devices_here[device], rank)
             line = lines.get(key)
             lines[key] = values if line is None else [*map(sum, zip(line, values))]
-    return table(layers, lines, chains.all, devices, within, shared)
+    return rows_of_lines(layers, lines, chains.all, devices, within, shared)
 
 
 def _with_zeros(samples: Mapping[SampleKey, Spread], other: Mapping[SampleKey, Spread]) -> dict[SampleKey, Spread]:
-    """The samples of some cycles, with 0 for each of their steps where only the ``other`` cycles saw anything."""
+    """``samples``, with 0 for each of its steps added for every per-step measure that only ``other`` has."""
     complete = dict(samples)
     for key in other:
         steps = samples.get(SampleKey(OUTSIDE, FORWARD, key.rank, "cpu", "step_ns"))
@@ -76,28 +80,31 @@ def _with_zeros(samples: Mapping[SampleKey, Spread], other: Mapping[SampleKey, S
     return complete
 
 
-def _one_after_the_other(
+def _sum_of_lockstep(
     before: Mapping[LockstepKey, Lockstep], now: Mapping[LockstepKey, Lockstep]
 ) -> dict[LockstepKey, Lockstep]:
-    """What one rank did in some cycles, and then in those after: 0 in each step of those cycles that did not see it."""
+    """The lockstep of one rank over all cycles. What one side did not record took 0 in each of its steps."""
     joined = {}
     for key in dict.fromkeys((*before, *now)):
-        earlier = before.get(key) or _nothing_in_each_step(key, before)
-        later = now.get(key) or _nothing_in_each_step(key, now)
+        earlier = before.get(key) or _zero_in_each_step(key, before)
+        later = now.get(key) or _zero_in_each_step(key, now)
         joined[key] = earlier + later if earlier and later else earlier or later
     return {key: lockstep for key, lockstep in joined.items() if lockstep is not None}
 
 
-def _nothing_in_each_step(key: LockstepKey, cycles: Mapping[LockstepKey, Lockstep]) -> Lockstep | None:
-    """0 for each step of some cycles. None for collectives, which count in calls, and where what is missing may be
-    unknown: the steps, or the groups."""
-    steps = cycles.get(LockstepKey(OUTSIDE, FORWARD, "cpu", STEP))  # the same steps as those of the device
+def _zero_in_each_step(key: LockstepKey, cycles: Mapping[LockstepKey, Lockstep]) -> Lockstep | None:
+    """0 for each step of these cycles.
+
+    None for collectives (they are counted by calls, not by steps), and if the steps or the groups are unknown.
+    """
+    steps = cycles.get(LockstepKey(OUTSIDE, FORWARD, "cpu", STEP))  # the device has the same steps
     if steps is None or key.is_collective or key.group == NOT_RECORDED:
         return None
     return replace(steps, ns=(0,), beside_ns=(0,), last_ns=(0,) * len(steps.last_ns), medians=())
 
 
 def _first_seen(before: Layer, now: Layer) -> Layer:
+    """A layer with the shapes, output size and mode of its first call in any cycle."""
     now = replace(now, recursive=before.recursive or now.recursive)
     if not before.input_shapes and not before.output_shapes:
         return now
@@ -112,7 +119,7 @@ def _first_seen(before: Layer, now: Layer) -> Layer:
 
 
 def same_shapes(one: Layer, other: Layer) -> bool | None:
-    """``Layer.same_shapes`` of the calls of both; None where it is not known of either."""
+    """``Layer.same_shapes`` over the calls of both; None if it is unknown for either."""
     if one.same_shapes is None or other.same_shapes is None:
         return None
     return one.same_shapes and other.same_shapes and one.input_shapes == other.input_shapes
@@ -131,7 +138,7 @@ def _sum_of_metas(before: Meta, now: Meta) -> Meta:
         steps=before.steps + now.steps,
         warnings=(),
         busy_ns=tuple(sorted(busy.items())),
-        regions=_all_of_one_name(before.regions + now.regions),
+        regions=_unambiguous(before.regions + now.regions),
     )
 
 
@@ -139,8 +146,9 @@ def _sum_of_known(before: int | None, now: int | None) -> int | None:
     return None if before is None or now is None else before + now
 
 
-def _all_of_one_name(regions: Sequence[CompiledRegion]) -> tuple[CompiledRegion, ...]:
-    """Each once; torch.compile may have begun anew and called another by a name: of that one nothing is known."""
+def _unambiguous(regions: Sequence[CompiledRegion]) -> tuple[CompiledRegion, ...]:
+    """Each region once. A name that stands for two different regions (torch.compile was reset) is left out: it is
+    ambiguous."""
     found: dict[str, set[CompiledRegion]] = {}
     for region in regions:
         found.setdefault(region.name, set()).add(region)

@@ -1,4 +1,4 @@
-"""The file format of a run: reading. Its schema is in docs/run-file.md."""
+"""Reads the file of a run and checks it. The format is in docs/run-file.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import zlib
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from functools import cache
 from operator import le
 from os import PathLike
@@ -20,7 +20,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from torchprof.errors import TorchprofError
 from torchprof.run.file_write import FORMAT, SAMPLE_NAMES, SAMPLE_NUMBERS, SAMPLE_PARTS, SCHEMA
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.lockstep import NOBODY, Lockstep, LockstepKey
+from torchprof.run.lockstep import NO_LAST_RANK, Lockstep, LockstepKey
 from torchprof.run.memory import KINDS, Held, Memory
 from torchprof.run.meta import Meta
 from torchprof.run.rows import Around, Rows
@@ -31,32 +31,32 @@ from torchprof.run.unfinished import Entered, Unfinished
 from torchprof.run.warnings import WITHOUT_SHAPES, Caveat
 from torchprof.run.words import NOT_SELECTED, PHASES, Frame, Signature
 
-_START = 256  # bytes, within which a file says its format
+_START = 256  # bytes: the format is named in the first of them
 
 
 def is_run_file(path: str | PathLike[str]) -> bool:
-    """Whether a file begins as a saved run does. Raises OSError as ``open`` does."""
+    """Whether a file is a saved run, by its first bytes. Raises OSError like ``open``."""
     with Path(path).open("rb") as file:
         is_zipped = file.read(2) == b"\x1f\x8b"
         file.seek(0)
         try:
             start = (gzip.GzipFile(fileobj=file) if is_zipped else file).read(_START)
-        except (OSError, EOFError, zlib.error):  # a damaged one: who reads it will say so
+        except (OSError, EOFError, zlib.error):  # damaged: reading the file reports it
             return False
     return re.match(rb'\s*{\s*"format"\s*:\s*"torchprof-run"', start) is not None
 
 
 def load(path: str | PathLike[str]) -> Run:
-    """Read a run that ``Run.save`` wrote. Needs no torch.
+    """Read a run that ``Run.save`` wrote. Does not import torch.
 
-    Raises OSError where the file cannot be read, TorchprofError where it is no run file, is damaged, or was written by
-    a newer torchprof.
+    Raises OSError if the file cannot be read; TorchprofError if it is not a run file, is damaged, or was written by a
+    newer torchprof.
     """
     return run_of(Path(path).read_bytes(), str(path))
 
 
 def run_of(data: bytes, path: str) -> Run:
-    """The run that is in the bytes of a file, which errors call ``path``. Raises TorchprofError as ``load`` does."""
+    """The run in the bytes of a file; ``path`` is its name in error messages. Raises TorchprofError like ``load``."""
     try:
         document = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     except (ValueError, EOFError, OSError, zlib.error, RecursionError) as error:
@@ -80,9 +80,60 @@ def run_of(data: bytes, path: str) -> Run:
 
 
 def _run(document: dict[str, Any]) -> Run:
-    """The run of a file. Raises KeyError, TypeError, ValueError or OverflowError where the file contradicts itself."""
-    metas = _read(tuple[Meta, ...], document["metas"])
+    """The run of a file. Raises KeyError, TypeError, ValueError or OverflowError if the file contradicts itself."""
+    layers = _layers(document)
+    metas = _metas(document, layers)
+    rows = _rows(document, layers)
+    samples = dict(_sample(entry, len(layers)) for entry in document["samples"])
+    memory = _memory(document, len(layers))
+    device_times = _read(tuple[DeviceTime, ...], document["device_times"])
+    for time in device_times:
+        _demand(_adds_up(time), f"the times of {time.device}")
+    lockstep = _lockstep(document, len(layers))
+    unfinished = _read(tuple[Unfinished, ...], document["unfinished"])
+    for one in (each for step in unfinished for each in (step, *step.entered)):
+        _demand(_leads_somewhere(one, len(layers)), f"{one} in 'unfinished'")
+    timeline = None if document["timeline"] is None else _timeline(document["timeline"], len(layers))
+    run = Run(metas, layers, rows, samples, memory, timeline, device_times, lockstep, unfinished)
+    _demand(_ranks_in(run) <= {meta.rank for meta in metas}, "a rank without meta")
+    return run
+
+
+def _metas(document: dict[str, Any], layers: Layers) -> tuple[Meta, ...]:
+    """The metas, with their warnings instead of the numbers of these. Ranks with equal warnings share the objects."""
+    names = [layer.name for layer in layers]
+    for stored in _list(document["stored_warnings"]):
+        stored["layers"] = [_name_of_layer(one, names) for one in _list(stored.get("layers", []))]
+    warnings = _read(tuple[Caveat, ...], document["stored_warnings"])
+    metas = []
+    for entry in _list(document["metas"]):
+        numbers = _read(tuple[int, ...], entry.pop("warnings", []))
+        _demand(all(0 <= number < len(warnings) for number in numbers), f"the warnings of a rank: {numbers!r:.80}")
+        metas.append(replace(_read(Meta, entry), warnings=tuple(warnings[number] for number in numbers)))
+    _demand(bool(metas), "no metas")
+    return tuple(metas)
+
+
+def _name_of_layer(stored: Any, names: Sequence[str]) -> Any:
+    """A layer of a warning is stored as its index; as its name if that is of no layer."""
+    if type(stored) is not int:
+        return stored
+    _demand(0 <= stored < len(names), f"the layer {stored} of a warning")
+    return names[stored]
+
+
+def _layers(document: dict[str, Any]) -> Layers:
     layers = Layers(_read(tuple[Layer, ...], document["layers"]))
+    known: set[tuple[str, ...]] = set()
+    for layer in layers:
+        _demand(bool(layer.path) and layer.path not in known, f"the path {layer.path}")
+        _demand(len(layer.path) == 1 or layer.path[:-1] in known, f"the layer above {layer.name}")
+        known.add(layer.path)
+    return layers
+
+
+def _rows(document: dict[str, Any], layers: Layers) -> Rows:
+    """The rows, and the tables that they refer to by number."""
     signatures = [None, *_read(tuple[Signature, ...], document["signatures"])]
 
     def chain(frames: list[Any]) -> tuple[Frame, ...]:
@@ -97,33 +148,7 @@ def _run(document: dict[str, Any]) -> Run:
     shared = _read(tuple[tuple[int, ...], ...], document["shared"])
     devices = _read(tuple[str, ...], document["devices"])
     columns = {name: array("q", document["rows"][name]) for name in Rows.COLUMNS}
-    samples = dict(_sample(entry, len(layers)) for entry in document["samples"])
-    _demand(bool(metas), "no metas")
-    known: set[tuple[str, ...]] = set()
-    for layer in layers:
-        _demand(bool(layer.path) and layer.path not in known, f"the path {layer.path}")
-        _demand(len(layer.path) == 1 or layer.path[:-1] in known, f"the layer above {layer.name}")
-        known.add(layer.path)
     _demand(len({len(column) for column in columns.values()}) == 1, "columns that differ in length")
-    memory = _read(tuple[Memory, ...], document["memory"])
-    device_times = _read(tuple[DeviceTime, ...], document["device_times"])
-    for time in device_times:
-        _demand(_adds_up(time), f"the times of {time.device}")
-    lockstep = {}
-    for one in document["lockstep"]:
-        of = _read(LockstepKey, [one.pop(name) for name in LockstepKey._fields])
-        lockstep[of] = _read(Lockstep, one)
-        _demand(_leads_somewhere(of, len(layers)), f"lockstep {tuple(of)}")
-        _demand(_is_in_lockstep(lockstep[of]), f"the ranks of lockstep {tuple(of)}")
-    unfinished = _read(tuple[Unfinished, ...], document["unfinished"])
-    for one in (each for step in unfinished for each in (step, *step.entered)):
-        _demand(_leads_somewhere(one, len(layers)), f"{one} in 'unfinished'")
-    ranks = {meta.rank for meta in metas}
-    seen = {*columns["rank"], *(one.rank for one in (*samples, *memory, *device_times, *unfinished))}
-    seen.update(*(one.ranks for one in (*layers, *lockstep.values())))
-    if document["timeline"] is not None:
-        seen.add(document["timeline"]["rank"])
-    _demand(seen <= ranks, "a rank without meta")
     for name, low, high in (
         ("layer", NOT_SELECTED, len(layers)),
         ("phase", 0, len(PHASES)),
@@ -138,16 +163,38 @@ def _run(document: dict[str, Any]) -> Run:
     _demand(all(0 <= layer < len(layers) for by in shared for layer in by), "a layer in 'shared'")
     for around in (around for step in within for around in step):
         _demand(_leads_somewhere(around, len(layers)), f"{tuple(around)} in 'within'")
+    return Rows(layers, frames, devices, columns, within, shared)
+
+
+def _memory(document: dict[str, Any], layers: int) -> tuple[Memory, ...]:
+    memory: tuple[Memory, ...] = _read(tuple[Memory, ...], document["memory"])
     for held in (held for one in memory for held in one.held):
-        _demand(_leads_somewhere(held, len(layers)), f"{tuple(held)} at the peak")
+        _demand(_leads_somewhere(held, layers), f"{tuple(held)} at the peak")
         _demand(held.kind in (*KINDS, "unknown"), f"{held.kind!r} where a kind of memory belongs")
-    timeline = None if document["timeline"] is None else _timeline(document["timeline"], len(layers))
-    rows = Rows(layers, frames, devices, columns, within, shared)
-    return Run(metas, layers, rows, samples, memory, timeline, device_times, lockstep, unfinished)
+    return memory
+
+
+def _lockstep(document: dict[str, Any], layers: int) -> dict[LockstepKey, Lockstep]:
+    found = {}
+    for entry in document["lockstep"]:
+        key = _read(LockstepKey, [entry.pop(name) for name in LockstepKey._fields])
+        found[key] = _read(Lockstep, entry)
+        _demand(_leads_somewhere(key, layers), f"lockstep {tuple(key)}")
+        _demand(_is_in_lockstep(found[key]), f"the ranks of lockstep {tuple(key)}")
+    return found
+
+
+def _ranks_in(run: Run) -> set[int]:
+    """All ranks for which a run has any figure or layer."""
+    ranks = {*run.rows.columns["rank"]}
+    for several in (run.samples, run.memory, run.device_times, run.unfinished):
+        ranks.update(one.rank for one in several)
+    ranks.update(*(one.ranks for one in (*run.layers, *run.lockstep.values())))
+    return ranks if run.timeline is None else ranks | {run.timeline.rank}
 
 
 def _sample(entry: dict[str, Any], layers: int) -> tuple[SampleKey, Spread]:
-    """A sample of the file. There are many, and it takes a third of the time that ``_read`` takes."""
+    """A sample of the file. There are many of them: this takes a third of the time of ``_read``."""
     phase, device, measure = map(intern, SAMPLE_NAMES(entry))
     layer, rank, count, total, least, most, first = array("q", SAMPLE_NUMBERS(entry))
     key = SampleKey(layer, phase, rank, device, measure)
@@ -161,14 +208,14 @@ def _sample(entry: dict[str, Any], layers: int) -> tuple[SampleKey, Spread]:
 
 
 def _is_in_lockstep(lockstep: Lockstep) -> bool:
-    """Whether its parts are as many as they have to be."""
+    """Whether all parts have the right lengths."""
     ranks, counts, kept = lockstep.ranks, lockstep.counts, len(lockstep.last_ns)
     return (
         len(ranks) == len(counts) == len(lockstep.ns) == len(lockstep.beside_ns) > 0
         and list(ranks) == sorted(set(ranks))
         and (lockstep.is_paired or not (lockstep.last_ns or lockstep.times or lockstep.kept_ns or lockstep.values))
         and kept == len(lockstep.last_rank)
-        and set(lockstep.last_rank) <= {*ranks, NOBODY}
+        and set(lockstep.last_rank) <= {*ranks, NO_LAST_RANK}
         and list(lockstep.times) == sorted(set(lockstep.times))
         and all(0 <= at < min(counts) for at in lockstep.times)
         and all(len(each) in (0, len(ranks)) for each in (lockstep.kept_ns, lockstep.medians, lockstep.values))
@@ -177,7 +224,7 @@ def _is_in_lockstep(lockstep: Lockstep) -> bool:
 
 
 def _adds_up(time: DeviceTime) -> bool:
-    """Whether no part is longer than the whole, and none less than nothing."""
+    """Whether no part is longer than the whole, and none is negative."""
     parts = (time.idle_ns, time.compute_ns - time.overlap_ns, time.overlap_ns, time.exposed_ns, time.copy_alone_ns)
     return min(*parts, time.copy_ns - time.copy_alone_ns, *(min(stream[1:]) for stream in time.streams)) >= 0
 
@@ -243,16 +290,16 @@ def _leads_somewhere(value: Around | Held | SampleKey | LockstepKey | Unfinished
 
 
 def _read(kind: Any, value: Any) -> Any:
-    """A value of JSON as what an annotation says it was: JSON knows only lists and dicts.
+    """Convert a JSON value to the type ``kind``, an annotation: JSON has only lists and dicts.
 
-    Raises TypeError, ValueError, KeyError or OverflowError where it is nothing of that kind.
+    Raises TypeError, ValueError, KeyError or OverflowError if the value does not fit.
     """
     return _reader(kind)(value)
 
 
 @cache
 def _reader(kind: Any) -> Callable[[Any], Any]:
-    """What reads values of one kind. An annotation is looked into once: a file has as many values as it has bytes."""
+    """The function that converts JSON values to a type. Cached: a file has a great many values of few types."""
     parts = get_args(kind)
     if NoneType in parts:
         known = _reader(parts[0])
@@ -283,7 +330,7 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
 
 
 def _warning(value: Any) -> Caveat:
-    """A warning of any code: one that is not known here is of a newer torchprof."""
+    """A warning with any code: a newer torchprof may have more codes."""
     _demand(isinstance(value, dict), f"{value!r:.80} where a warning belongs")
     _demand({"code"} <= {*value} <= {"code", "layers", "facts", "added"}, f"the parts of a warning: {value!r:.80}")
     facts = value.get("facts", {})
@@ -297,13 +344,13 @@ def _warning(value: Any) -> Caveat:
         f"the runs {added!r:.80}",
     )
     layers = _read(tuple[str, ...], value.get("layers", []))
-    if value["code"] == WITHOUT_SHAPES:  # more is computed from it than its sentence
+    if value["code"] == WITHOUT_SHAPES:  # analyze.caveats computes with these
         _read(tuple[str, ...], facts.get("names", []))
     return Caveat(_read(str, value["code"]), layers, {name: _plain(fact) for name, fact in facts.items()}, added)
 
 
 def _record_reader(kind: Any, readers: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
-    """What reads a tuple of several kinds, with names or without; those with defaults may be missing."""
+    """The function that reads a tuple or named tuple, part by part. Parts with defaults may be missing."""
     has_names = hasattr(kind, "_fields")
     least = len(kind._fields) - len(kind._field_defaults) if has_names else len(readers)
 
@@ -323,7 +370,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _text(value: Any) -> str:
-    """A string, each there but once: a thousand runs say the same names again and again."""
+    """A string, interned: a thousand runs contain the same names."""
     if type(value) is not str:
         raise ValueError(f"{value!r:.80} where str belongs")
     return intern(value)

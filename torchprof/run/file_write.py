@@ -1,4 +1,4 @@
-"""The file format of a run: writing. Its schema is in docs/run-file.md."""
+"""Writes the file of a run. The format is in docs/run-file.md."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
@@ -15,18 +16,19 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchprof.run.layers import Layer
 from torchprof.run.lockstep import Lockstep
 from torchprof.run.meta import Meta
 from torchprof.run.samples import Spread
 from torchprof.run.timeline import Timeline
-from torchprof.run.warnings import Caveat
+from torchprof.run.warnings import Caveat, sharing_key
 from torchprof.run.words import Frame, Signature
 
 if TYPE_CHECKING:
     from torchprof.run.run import Run
 
 SCHEMA = 1
-"""It grows by one whenever an older reader would misread a newer file."""
+"""The version of the format. It increases when an older reader would misread a newer file."""
 SAMPLE_NAMES = itemgetter("phase", "device", "measure")
 SAMPLE_NUMBERS = itemgetter("layer", "rank", "count", "sum", "min", "max", "first")
 SAMPLE_PARTS = 12
@@ -36,10 +38,10 @@ _IF_ANY = ("times", "kept_ns", "medians", "values")
 FORMAT = "torchprof-run"
 
 
-def text_of(run: Run, *, strip: bool = False, computed: Mapping[str, Any] | None = None) -> str:
-    """A run as the text of its file; ``strip`` leaves the names of files, machines and jobs out.
+def json_of_run(run: Run, *, strip: bool = False, computed: Mapping[str, Any] | None = None) -> str:
+    """The text of the file of a run. ``strip`` leaves out the names of files, machines and jobs.
 
-    ``computed``: more keys for other programs, which ``load`` ignores because it computes their values from the run.
+    ``computed``: more keys, for other programs. ``load`` ignores them: their values follow from the run.
     """
     return "".join(_pieces(run, strip, computed or {}))
 
@@ -50,9 +52,9 @@ def stripped(run: Run) -> Run:
 
 
 def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
-    """What ``Run.save`` does. What was in the file before stays there until the new one is complete."""
-    path = Path(os.path.realpath(path))  # where a link leads is what is written
-    is_plain = path.is_file() or not path.exists()  # and no pipe or terminal
+    """Save a run as ``Run.save`` describes. The old contents of the file stay until the new ones are complete."""
+    path = Path(os.path.realpath(path))  # write to the target of a link
+    is_plain = path.is_file() or not path.exists()  # not a pipe or terminal
     written = path.with_name(f".{path.name}.{os.getpid()}.part") if is_plain else path
     try:
         with written.open("wb") as plain, ExitStack() as stack:
@@ -70,7 +72,7 @@ def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
 
 
 def _pieces(run: Run, strip: bool, computed: Mapping[str, Any]) -> Iterator[str]:
-    """The text of a run's file, of which that of a thousand ranks is never there as a whole."""
+    """The text of a run's file in pieces: for a thousand ranks it is too large for memory."""
     before = "{"
     for name, value in chain(_parts(run, strip), computed.items()):
         yield f"{before}{_json(name)}:"
@@ -90,14 +92,16 @@ def _pieces(run: Run, strip: bool, computed: Mapping[str, Any]) -> Iterator[str]
 
 
 def _parts(run: Run, strip: bool) -> Iterator[tuple[str, Any]]:
-    """What stands in the file, by name; what there may be very many of, one after the other."""
+    """The keys of the file and their values. A list that may be very long is an iterator."""
     metas = [_stripped(meta) for meta in run.metas] if strip else run.metas
     frames = _Frames()
+    warnings = _Warnings()
     named = "" if strip else "; the names of the machine, the script and the job"
     yield "format", FORMAT
     yield "schema", SCHEMA
     yield "holds", f"layer paths, operator and kernel names, shapes, costs; no tensor data{named}"
-    yield "metas", ({**asdict(meta), "warnings": [*map(warning_data, meta.warnings)]} for meta in metas)
+    yield "metas", ({**_plain(meta), "warnings": [*map(warnings.number_of, meta.warnings)]} for meta in metas)
+    yield "stored_warnings", _with_layer_numbers(warnings.all, run.layers)
     yield "layers", map(asdict, run.layers)
     yield "frames", map(frames.chain, run.rows.frames)
     yield "within", ([[*around[:2], frames.chain(around.frames)] for around in step] for step in run.rows.within)
@@ -118,8 +122,22 @@ def _stripped(meta: Meta) -> Meta:
     return replace(meta, machine="", script="", job="", regions=regions)
 
 
+def _plain(meta: Meta) -> dict[str, Any]:
+    """Like ``asdict``, but without the warnings: it would copy the names of all their layers."""
+    return asdict(replace(meta, warnings=()))
+
+
+def _with_layer_numbers(warnings: Sequence[Caveat], layers: Sequence[Layer]) -> Iterator[dict[str, Any]]:
+    """Warnings with the index of each layer in place of its name: every rank may have a list of thousands, each
+    different. The name stays if no layer has it, or two have."""
+    names = Counter(layer.name for layer in layers)
+    index_of = {layer.name: index for index, layer in enumerate(layers) if names[layer.name] == 1}
+    for warning in warnings:
+        yield {**warning_data(warning), "layers": [index_of.get(name, name) for name in warning.layers]}
+
+
 def warning_data(warning: Caveat) -> dict[str, Any]:
-    """A warning, without what only that of a sum has."""
+    """A warning as the file holds it. ``added`` is left out if it is empty: only sums of runs have it."""
     values = {"code": warning.code, "layers": warning.layers, "facts": warning.facts}
     return {**values, "added": warning.added} if warning.added else values
 
@@ -128,8 +146,22 @@ def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
+class _Warnings:
+    """The distinct warnings of all ranks: ``Meta.warnings`` refers to them by number, from 0 on."""
+
+    def __init__(self) -> None:
+        self.all: list[Caveat] = []
+        self._numbers: dict[tuple[Any, ...], int] = {}
+
+    def number_of(self, warning: Caveat) -> int:
+        number = self._numbers.setdefault(sharing_key(warning), len(self.all))
+        if number == len(self.all):
+            self.all.append(warning)
+        return number
+
+
 class _Frames:
-    """Frames as the file holds them: kind, name, and the number of the signature, from 1 on; 0 is none."""
+    """Frames as in the file: kind, name, and the number of the signature, from 1 on; 0 for no signature."""
 
     def __init__(self) -> None:
         self.signatures: dict[Signature, int] = {}
@@ -143,13 +175,13 @@ class _Frames:
 
 
 def _of_lockstep(lockstep: Lockstep) -> dict[str, Any]:
-    """What ``asdict`` gives, without copies, and without what is optional and empty."""
+    """Like ``asdict``, but without copies, and without optional fields that are empty."""
     values = {field.name: getattr(lockstep, field.name) for field in fields(Lockstep)}
     return {name: value for name, value in values.items() if value or name not in _IF_ANY}
 
 
 def _of_spread(spread: Spread) -> dict[str, Any]:
-    """What ``asdict`` gives, which copies each value, and there are a million of a thousand ranks."""
+    """Like ``asdict``, but without copying each value: a thousand ranks have a million."""
     return {field.name: getattr(spread, field.name) for field in fields(Spread)}
 
 

@@ -9,7 +9,7 @@ _COMMUNICATION = re.compile(
     r"(void )?("
     r"nccl|rccl|oneccl|ccl|hccl|msccl|nvshmem|deep_ep::"  # libraries; on ROCm, names begin with nccl, too
     r"|dpsk::((\(anonymous namespace\)|\w+)::)*\w*(dispatch|combine)"  # DeepEP's kernels in DeepSeek's own namespace
-    # All-reduce and its like over memory that devices share: torch's own (symmetric memory), and vLLM's.
+    # collectives over memory that devices share: torch's (symmetric memory) and vLLM's
     r"|(\(anonymous namespace\)::|\w+::)*(((multimem|one_shot|two_shot)_)+(all_)?(reduce|gather)|cross_device_reduce)"
     r").*",
     re.IGNORECASE | re.DOTALL,
@@ -25,7 +25,7 @@ _COPY = re.compile(
 
 
 class KernelWork(Enum):
-    """What the work of a device is for."""
+    """The three kinds of work of a device."""
 
     COMPUTING = 0
     COMMUNICATION = 1
@@ -33,12 +33,13 @@ class KernelWork(Enum):
 
 
 def kind_of_work(name: str) -> KernelWork:
-    """What a kernel, copy or set of that name is for.
+    """The kind of work of a kernel, copy or set with this name.
 
-    Communication is what moves data between ranks: kernels of NCCL and its like, sends and receives among them, and
-    those that reduce or gather over memory that devices share. Copies and sets go by the names that CUDA, ROCm, XPU and
-    MTIA give them. All else is computing: also a kernel that does both, and one that copies by computing, as
-    ``aten::cat``.
+    - Communication moves data between ranks: kernels of NCCL and similar libraries, including sends and receives, and
+      kernels that reduce or gather over memory that devices share.
+    - Copies and sets are known by the names that CUDA, ROCm, XPU and MTIA give them.
+    - Everything else is computing. This includes kernels that also communicate, and kernels that copy, such as those of
+      ``aten::cat``.
     """
     if _COMMUNICATION.fullmatch(name):
         return KernelWork.COMMUNICATION

@@ -1,4 +1,4 @@
-"""What a layer is, and the layers of a run as a tree."""
+"""``Layer`` describes one layer; ``Layers`` is the tree of all layers of a run."""
 
 from __future__ import annotations
 
@@ -13,25 +13,29 @@ from torchprof.run.words import OUTSIDE
 
 @dataclass(frozen=True)
 class Layer:
-    """What a layer is, not what it did.
+    """What a layer is: class, parameters, shapes, mode. What it did is in ``Rows`` and ``Run.samples``.
 
-    ``path``: root class name, then attribute names. ``kind``: class name. ``params``, ``trainable_params`` and
-    ``param_bytes`` count the parameters that the layer itself holds (not its children), each at the first layer that
-    holds it; None where a lazy layer has not made them yet, or a quantised one has packed them. ``dtype_bytes`` are the
-    same bytes by type ("float32"), ``buffers`` and ``buffer_bytes`` the elements and bytes of its buffers. Shapes are
-    those of the first forward call: one tuple for each tensor, with -1 for a size that is no number (nested tensors);
-    ``()`` where it was not called. ``same_shapes``: of a model, whether all its forward calls had inputs of these
-    shapes, None where that is not known, and for the layers below it (see ``analyze.varying``). ``output_bytes`` is
-    how large the tensors are that the first call returned, None where that is not known. ``settings`` are what a layer
-    of torch's own says of itself, as ``print(model)`` has it ("3, 64, kernel_size=(7, 7), stride=(2, 2)"); empty for
-    other classes, whose ``extra_repr`` is not known.
-    A trace that was read without the model does not describe the layers: ``kind`` may be empty then, and what the layer
-    holds, its buffers and whether it was in ``training`` mode are None.
-    ``compiled``: inside a ScriptModule or a module under torch.compile, where it may run without being called.
-    ``tied``: it holds parameters that count at another layer. ``recursive``: it was called inside of its own calls, so
-    that not each of them is one by itself.
-    ``shared_with``: the other paths of the same module. ``ranks``: those that have it, ascending; ``()`` for all that
-    are in the run.
+    - ``path``: root class name, then attribute names. ``kind``: class name.
+    - ``params``, ``trainable_params``, ``param_bytes``: the layer's own parameters (not its children's). A shared
+      parameter counts at the first layer that has it. None if a lazy layer has not made them yet, or if a quantized
+      layer has packed them. ``dtype_bytes``: the same bytes by type ("float32").
+    - ``buffers``, ``buffer_bytes``: elements and bytes of its buffers.
+    - ``input_shapes``, ``output_shapes``: of the first forward call, one tuple for each tensor; -1 for a size that is
+      not a number (nested tensors). ``()`` if it was not called.
+    - ``same_shapes``: of a model, whether all its forward calls had inputs of these shapes. None if that is unknown,
+      and for all layers below a model (see ``analyze.varying``).
+    - ``output_bytes``: the size of the tensors that the first call returned; None if unknown.
+    - ``training``: whether it was in train mode.
+    - ``settings``: the ``extra_repr`` of a layer class of torch ("3, 64, kernel_size=(7, 7), stride=(2, 2)"); empty for
+      other classes.
+    - ``compiled``: inside a ScriptModule or a module under torch.compile, where it may run without being called.
+    - ``tied``: it has parameters that count at another layer.
+    - ``recursive``: it was called inside its own calls, so its calls overlap.
+    - ``shared_with``: the other paths of the same module.
+    - ``ranks``: the ranks that have it, ascending; ``()`` for all ranks of the run.
+
+    A trace that was read without the model does not describe its layers: ``kind`` may be empty, and the counts and
+    bytes of parameters and buffers and ``training`` are None.
     """
 
     path: tuple[str, ...]
@@ -65,15 +69,15 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Layers(tuple[Layer, ...]):
-    """The layers of a run, parents before children, and how they lie in the tree. Equal to a tuple of the same layers.
+    """The layers of a run, parents before children, as a tree. Equal to a tuple of the same layers.
 
-    Other values refer to a layer by its index here; a negative number is no layer (``OUTSIDE``, ``NOT_SELECTED``). What
-    a property returns is computed when it is first asked for, and kept.
+    Other values refer to a layer by its index here; a negative number is no layer (``OUTSIDE``, ``NOT_SELECTED``).
+    Properties are computed at first use and cached.
     """
 
     @classmethod
     def of(cls, layers: Iterable[Layer]) -> Layers:
-        """These layers, as they are where they are ``Layers`` already."""
+        """Make ``Layers`` of any layers; ``Layers`` are returned unchanged."""
         return layers if isinstance(layers, cls) else cls(layers)
 
     @cached_property
@@ -83,13 +87,13 @@ class Layers(tuple[Layer, ...]):
 
     @cached_property
     def parent(self) -> tuple[int, ...]:
-        """For each layer the index of the one above it, ``OUTSIDE`` for a model."""
+        """For each layer the index of its parent, ``OUTSIDE`` for a model."""
         index_of = self.index_of
         return tuple(index_of.get(layer.path[:-1], OUTSIDE) for layer in self)
 
     @cached_property
     def children(self) -> tuple[list[int], ...]:
-        """For each layer the indices of those directly below it, in the model's order."""
+        """For each layer the indices of its children, in the model's order."""
         children: tuple[list[int], ...] = tuple([] for _ in self)
         for index, above in enumerate(self.parent):
             if above >= 0:
@@ -102,16 +106,16 @@ class Layers(tuple[Layer, ...]):
         return tuple(index for index, above in enumerate(self.parent) if above < 0)
 
     def lineage(self, index: int) -> tuple[int, ...]:
-        """The indices on the way from the model to a layer, the layer itself last; a negative number stands alone."""
+        """The indices from the model down to a layer, which is last. For a negative number only that number."""
         found = [index]
         while index >= 0 and (index := self.parent[index]) >= 0:
             found.append(index)
         return tuple(reversed(found))
 
     def roll_up(self, values: Sequence[_Value], plus: Callable[[_Value, _Value], _Value] = add) -> list[_Value]:
-        """For each layer the sum of its value and those of all layers below it: totals, from what each has itself.
+        """For each layer the total: its own value plus those of all layers below it.
 
-        Values after those of the layers, as of work of no layer, stay as they are.
+        ``values`` may be longer than the layers (work of no layer, for example): the rest is not changed.
         """
         totals = list(values)
         for index in range(len(self) - 1, -1, -1):  # children come after their parents
@@ -123,7 +127,7 @@ class Layers(tuple[Layer, ...]):
     def roll_up_by_phase(
         self, values: Mapping[tuple[int, _Key], _Value], plus: Callable[[_Value, _Value], _Value] = add
     ) -> dict[tuple[int, _Key], _Value]:
-        """The same of values by layer and phase, where most layers have none."""
+        """The same for values by (layer, phase), of which most layers have none."""
         totals: dict[tuple[int, _Key], _Value] = {}
         for (layer, phase), value in values.items():
             for at in self.lineage(layer):

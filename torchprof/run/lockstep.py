@@ -15,13 +15,13 @@ WORK = "work"
 GAP = "gap"
 STEP = "step"
 EXCHANGES = "exchanges"
-NOBODY = -1
-"""Where a rank stands: of several ranks that took equally long none was the last."""
+NO_LAST_RANK = -1
+"""Stands in place of a rank number if several ranks took equally long, so none of them was the last."""
 
 
 class GroupOfRanks(NamedTuple):
-    """Ranks that exchange data with each other: torch's ``name`` for their group, what it is for ("default_pg",
-    "mesh_tp"), of how many ranks it is, and which, as text ("[0, 1]"). None, and "" of a text: not known."""
+    """A process group: torch's ``name`` of it, its ``description`` ("default_pg", "mesh_tp"), its ``size``, and its
+    ``ranks`` as text ("[0, 1]"). None and "" mean unknown."""
 
     name: str
     description: str = ""
@@ -30,24 +30,24 @@ class GroupOfRanks(NamedTuple):
 
 
 NOT_RECORDED = GroupOfRanks("")
-"""The group of a collective where nothing says which groups there are, as in traces that torch wrote before 2.2. It may
-be all ranks of the job; whether their runs agree with that, ``balance_of`` tells of a merged run."""
+"""The group of a collective whose group was not recorded, as in traces of torch before 2.2. It may be all ranks of the
+job: ``balance_of`` checks that in a merged run."""
 
 
 class LockstepKey(NamedTuple):
-    """What ranks do in lockstep. ``layer`` is an index, negative for what belongs to no layer; ``device`` is "cpu" or
-    "device": whose time it is. ``what`` is one of
+    """Which time of the ranks is compared. ``layer`` is an index, negative for no layer. ``device`` is "cpu" or
+    "device": where the time was measured. ``what`` is one of
 
-    - ``WORK``: what the layer and all below it did in a step, in this phase, communication left out;
-    - ``GAP`` (of no layer): how long a rank was in no operator and in no range, and did not wait for an exchange:
-      Python of the loop's own, as for loading data;
-    - ``STEP`` (of no layer): all that a rank did in a step, in layers or not, communication left out;
-    - ``EXCHANGES`` (of no layer): how long any collective of ``group`` was under way in a step;
-    - the name of a collective ("all_reduce") that the layer asked for, between the ranks of ``group``: None where a
-      rank is in several and it is not known which of them it was, ``NOT_RECORDED`` where nothing is known of groups.
-      Then the times of one call belong together only if it was between all ranks (``balance_of`` looks).
+    - ``WORK``: the work of the layer and all layers below it in a step and this phase, without communication;
+    - ``GAP`` (no layer): how long a rank was in no operator and no range, and did not wait for a collective: Python
+      code of the training loop, such as loading data;
+    - ``STEP`` (no layer): all work of a rank in a step, in layers or not, without communication;
+    - ``EXCHANGES`` (no layer): how long any collective of ``group`` was running in a step;
+    - the name of a collective ("all_reduce") that the layer called, between the ranks of ``group``. ``group`` is None
+      if the rank is in several groups and it is unknown which one it was, ``NOT_RECORDED`` if no groups were recorded.
+      The times of a call can then be matched only if it was between all ranks (``balance_of`` checks that).
 
-    Without steps all that was recorded is one, in each cycle.
+    Without steps, each cycle counts as one step.
     """
 
     layer: int
@@ -62,32 +62,36 @@ class LockstepKey(NamedTuple):
 
     @property
     def keeps_values(self) -> bool:
-        """Whether the times of every rank are kept, and not those of the last rank alone."""
+        """Whether the single times of every rank are kept, not only those of the last rank."""
         return self.what in (STEP, EXCHANGES)
 
 
 @dataclass(frozen=True)
 class Lockstep:
-    """What several ranks do equally often, so that the first time of one is the first time of the others.
+    """Times of something that several ranks do equally often: the first time of one rank belongs to the first of the
+    others, and so on.
 
-    ``ranks``, ascending; for each of them how often (``counts``) and for how long altogether (``ns``), and during how
-    much of that an exchange that had begun before was under way, too (``beside_ns``).
+    For each of ``ranks``, which ascend: how often (``counts``), the sum of the times (``ns``), and during how much of
+    that sum a collective that had started earlier was running, too (``beside_ns``).
 
-    Of the single times at most ``Lockstep.SIZE`` are kept, the same on every rank: those whose number, from 0 on, has
-    the smallest hash. Where cycles are added, each side keeps a share in proportion to its count, drawn by a hash of
-    numbers and counts alone, so that every time is as likely to be kept as every other. Which ones these are depends on
-    the order of the additions: cycles are added from left to right.
+    At most ``Lockstep.SIZE`` single times are kept, the same ones on every rank: those whose numbers, from 0 on, have
+    the smallest hashes. If cycles are added, each side keeps a share in proportion to its count. A hash of numbers and
+    counts draws it, so each time is equally likely to be kept. Which ones are kept depends on the order of the
+    additions: cycles are added from left to right.
 
-    ``times`` are the numbers of those that are kept, ``()`` where all are; ``kept_ns`` is the sum over them for each
-    rank, ``()`` where that is ``ns``. ``last_rank`` is for each of them the rank that the others waited for,
-    ``NOBODY`` where several took equally long, and ``last_ns`` how long it took: the longest work; of a collective the
-    shortest, since it ends for all of them when the last has come, and that one does not wait. Both are empty if
-    the counts differ, or if the group of a collective is unknown: then it is unknown which time of one rank belongs
-    to which of another.
+    - ``times``: the numbers of the times that are kept; ``()`` if all are.
+    - ``kept_ns``: for each rank the sum over the times that are kept; ``()`` if that is ``ns``.
+    - ``last_rank``: for each kept time the rank that the others waited for; ``NO_LAST_RANK`` if several took equally
+      long.
+    - ``last_ns``: for each kept time how long that rank took. This is the longest work. Of a collective it is the
+      shortest time: a collective ends on all ranks together, and the rank that came last did not wait.
 
-    Of one rank ``last_ns`` are its own times. Of several, ``medians`` has the median over them for each rank (not for
-    collectives), and ``values`` the times themselves, for each rank (only where ``LockstepKey.keeps_values``); both are
-    ``()`` if that is unknown.
+    ``last_ns`` and ``last_rank`` are empty if the counts differ or if the group of a collective is unknown: the times
+    of different ranks cannot be matched then.
+
+    With one rank, ``last_ns`` are its own times. With several, ``medians`` is for each rank the median of the kept
+    times (not for collectives), and ``values`` for each rank the kept times (only with ``LockstepKey.keeps_values``);
+    both are ``()`` if unknown.
     """
 
     ranks: tuple[int, ...]
@@ -105,22 +109,22 @@ class Lockstep:
 
     @classmethod
     def of(cls, rank: int, times: Sequence[int], beside_ns: int = 0) -> Lockstep:
-        """Of one rank, from how long each time took."""
+        """The lockstep of one rank, from how long it took each time, in ns."""
         kept = _kept(len(times), cls.SIZE)
         last = tuple(times[at] for at in kept)
         numbers = kept if len(kept) < len(times) else ()
         return cls((rank,), (len(times),), (sum(times),), (beside_ns,), last, (rank,) * len(last), numbers)
 
     def __add__(self, later: Lockstep) -> Lockstep:
-        """What one rank did in some cycles, and then in those after. More than ``SIZE`` single times are sampled: see
-        the class."""
+        """The sum of earlier and later cycles of one rank. More than ``SIZE`` single times are sampled: see the
+        class."""
         (count,), (more,) = self.counts, later.counts
         whole = replace(
             later,
             counts=(count + more,),
             ns=(self.ns[0] + later.ns[0],),
             beside_ns=(self.beside_ns[0] + later.beside_ns[0],),
-            medians=(),  # those of the single times, or unknown
+            medians=(),  # computed from the single times, or unknown
         )
         if not self.last_ns or not later.last_ns:
             return replace(whole, last_ns=(), last_rank=(), times=())
@@ -133,12 +137,14 @@ class Lockstep:
 
     @property
     def is_paired(self) -> bool:
-        """Whether it is known which time of one rank belongs to which of another."""
+        """Whether the single times of the ranks can be matched with each other."""
         return len(set(self.counts)) == 1 and len(self.last_ns) == len(self.times or range(self.counts[0]))
 
     def waiting_ns(self, rank: int) -> int | None:
-        """Of a collective: how long a rank waited in it for the last, altogether; None where that is not known. Where
-        not all times are kept, as long as those that are say."""
+        """How long a rank waited in a collective for the last rank, over all calls; None if unknown.
+
+        If not all times are kept, this is extrapolated from those that are.
+        """
         if not self.is_paired or rank not in self.ranks:
             return None
         at = self.ranks.index(rank)
@@ -150,17 +156,19 @@ class Lockstep:
 
 @lru_cache
 def _kept(count: int, size: int) -> tuple[int, ...]:
-    """Those that are kept of so many times: the same of every layer."""
+    """The numbers of the times that are kept of ``count`` times. Every layer has the same ones."""
     return tuple(range(count)) if count <= size else of_smallest_hash(range(count), size)
 
 
 @lru_cache
 def _kept_of_both(count: int, before: tuple[int, ...], more: int, after: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """Those that are kept of ``count`` times and ``more`` after them, of which only these were kept, ``()`` for all.
+    """The numbers of the times that are kept of ``count`` times and ``more`` after them.
 
-    Each side keeps ``size`` times its part of all. What that exceeds a whole number by is how likely one more is:
-    rounded the same way each time, of many short cycles the last would have too many times, or none. Each addition has
-    a salt of its own: times that were kept for their small hash would otherwise be kept for it again.
+    ``before`` and ``after`` are the numbers that each side had kept so far, ``()`` for all.
+
+    Each side keeps ``size`` times its share of the whole. The fractional part of that is the probability of one more:
+    if it were always rounded the same way, the last of many short cycles would keep too many times, or none. Each
+    addition uses another salt, or times that were kept for their small hash would be kept for it again.
     """
     earlier, later = before or range(count), [count + at for at in after or range(more)]
     whole = count + more

@@ -1,4 +1,4 @@
-"""The memory of a run: the curve over time, and what was allocated at its peak."""
+"""The memory of a run: the peak of each device, and what was live at it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 
 class Held(NamedTuple):
-    """Bytes that were alive at a peak: so many ``blocks``, allocated for a layer (by its index, negative for none) in a
-    phase. ``kind`` is one of ``KINDS``, or "unknown" where torch gave no addresses; that is negative where what was
-    there before had been freed."""
+    """Memory that was live at a peak: ``nbytes`` in ``blocks``, allocated for a layer (by its index, negative for none)
+    in a phase. ``kind`` is one of ``KINDS``, or "unknown" if torch recorded no addresses. The bytes of "unknown" are
+    negative if memory from before the recording had been freed by then."""
 
     layer: int
     phase: str
@@ -19,17 +19,17 @@ class Held(NamedTuple):
 
 
 KINDS = ("parameters", "gradients", "activations", "optimizer state", "inputs", "temporaries")
-"""What memory is held for. Activations: made in forward and kept when the model's call has ended."""
+"""What memory is used for. Activations are made in forward and still live when the call of the model has ended."""
 
 
 @dataclass(frozen=True)
 class Memory:
     """The memory of one device of one rank.
 
-    ``peak_bytes``: by how much it rose above what there was at the start, at most; ``peak_ns``: when that was, after
-    the start; ``held``: what of it was alive then, the largest first. ``before``: (kind, bytes) of what the model had
-    on this device when the recording began. ``allocator``: (name, bytes at the start, bytes at the end) of what torch's
-    own allocator of the device counts.
+    - ``peak_bytes``: the peak above the start of the recording; ``peak_ns``: when it was, in ns after the start.
+    - ``held``: what was live at the peak, the largest first.
+    - ``before``: (kind, bytes) of what the model had on this device when the recording began.
+    - ``allocator``: (name, bytes at the start, bytes at the end) of each counter of torch's allocator of the device.
     """
 
     device: str

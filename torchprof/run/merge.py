@@ -1,4 +1,4 @@
-"""Runs of the ranks of a job, merged into one."""
+"""``merge``: one run from the runs of the ranks of a job."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from typing import Any
 from torchprof.errors import TorchprofError
 from torchprof.run.cycles import add_cycle, same_shapes
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.lockstep import NOBODY, Lockstep, LockstepKey
+from torchprof.run.lockstep import NO_LAST_RANK, Lockstep, LockstepKey
 from torchprof.run.memory import Memory
 from torchprof.run.meta import Meta
 from torchprof.run.paused_gc import paused_gc
 from torchprof.run.ranks import stretches_of
 from torchprof.run.renumber import on_layers, renumbered
-from torchprof.run.rows import Rows, tidy
+from torchprof.run.rows import Rows, compacted
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, Timeline
 from torchprof.run.unfinished import Unfinished
-from torchprof.run.warnings import WITHOUT_SHAPES, Caveat, caveat
+from torchprof.run.warnings import WITHOUT_SHAPES, Caveat, caveat, sharing_key
 
 _Path = tuple[str, ...]
 
 _COUNTED = ("params", "trainable_params", "param_bytes", "buffers", "buffer_bytes")
-"""What a layer holds: kept in the merged layer if equal on all ranks, else None."""
+"""Parameters and buffers of a layer: kept in the merged layer if equal on all ranks, else None."""
 _IF_ANY = ("compiled", "tied", "recursive")
 """True of a merged layer if true on any rank."""
 _UNCALLED: Mapping[str, Any] = {"input_shapes": (), "output_shapes": (), "same_shapes": None}
-"""What a cycle knows of a layer that it does not have."""
+"""What a layer is before its first call, for cycles that do not have it."""
 
 
 @paused_gc()
 def merge(runs: Iterable[Run], *, add_cycles: bool = False) -> Run:
-    """One run of all ranks of a job, from runs of one rank each, or of some that were merged before.
+    """Merge runs of single ranks, or of ranks that were merged before, into one run of all ranks of a job.
 
-    ``runs`` are read once, one at a time: ``merge(map(torchprof.load, paths))`` never holds more than one of them.
-    What comes out is the same in whatever order and groups they are merged; that of one run is this run.
+    ``runs`` are read once, one at a time: ``merge(map(torchprof.load, paths))`` never holds more than one of them. The
+    result does not depend on order or grouping. A single run is returned as it is.
 
-    Layers are matched by path, ``Layer.ranks`` says who has them, and what a layer is, is what the lowest of these
-    says; what it holds is None where they hold different amounts. All else keeps its rank. The timeline is that of the
-    lowest rank that has one.
+    - Layers are matched by path; ``Layer.ranks`` are the ranks that have a layer. A merged layer is that of the lowest
+      of these ranks. Its counts and bytes of parameters and buffers are None if they differ between ranks.
+    - Everything else keeps its rank. The timeline is that of the lowest rank that has one.
 
-    ``add_cycles``: several runs of one rank are what one process recorded, one after the other in the order given, and
-    add up as the cycles of one ``Profile`` do. Warnings that follow from what was added are those of the sum; any other
-    says of which run it is.
+    ``add_cycles``: several runs of one rank were recorded by one process, in the order given, and are added up like the
+    cycles of one ``Profile``. Warnings that follow from a run are computed from the sum; each stored warning keeps the
+    numbers of the runs that had it.
 
-    Raises TorchprofError for no run at all, for what is no run, for two runs of one rank, and for runs of different
-    jobs.
+    Raises TorchprofError if there is no run, if something is not a run, for two runs of one rank, and for runs of
+    different jobs.
     """
     if isinstance(runs, (str, PathLike, Run)) or not isinstance(runs, Iterable):
         raise TorchprofError(f"merge takes several runs, as a list or a generator, and got {runs!r:.80} alone.")
@@ -74,18 +74,18 @@ def merge(runs: Iterable[Run], *, add_cycles: bool = False) -> Run:
 def _checked(run: Any) -> Run:
     if isinstance(run, Run):
         return run
-    told = f"merge takes runs, and {run!r:.80} is none."
+    problem = f"merge takes runs, and {run!r:.80} is none."
     if isinstance(run, (str, PathLike)):
-        raise TorchprofError(f"{told} Of files: torchprof.merge(map(torchprof.load, paths)).")
+        raise TorchprofError(f"{problem} Of files: torchprof.merge(map(torchprof.load, paths)).")
     if hasattr(run, "run"):
-        raise TorchprofError(f"{told} A Profile has its run when its block has ended: give prof.run.")
-    raise TorchprofError(told)
+        raise TorchprofError(f"{problem} A Profile has its run when its block has ended: give prof.run.")
+    raise TorchprofError(problem)
 
 
 def _sums_of_cycles(runs: Iterable[Run]) -> list[Run]:
-    """One run for each rank, of all its cycles, with the warnings of all of it."""
+    """One run for each rank: the sum of its cycles, with the stored warnings of all of them."""
     of_rank: dict[tuple[int, ...], Run] = {}
-    said: dict[tuple[int, ...], list[tuple[Caveat, ...]]] = {}  # by each run of a rank that has several
+    stored: dict[tuple[int, ...], list[tuple[Caveat, ...]]] = {}  # the warnings of each run, if a rank has several
     for run in runs:
         ranks = tuple(meta.rank for meta in run.metas)
         before = of_rank.get(ranks)
@@ -97,35 +97,35 @@ def _sums_of_cycles(runs: Iterable[Run]) -> list[Run]:
         if before is None:
             of_rank[ranks] = run
         else:
-            said.setdefault(ranks, [before.meta.warnings]).append(run.meta.warnings)
+            stored.setdefault(ranks, [before.meta.warnings]).append(run.meta.warnings)
             of_rank[ranks] = _one_after_the_other(before, run)
-    for ranks, of_parts in said.items():
+    for ranks, of_runs in stored.items():
         total = of_rank[ranks]
-        of_rank[ranks] = replace(total, metas=(replace(total.meta, warnings=_of_sum(of_parts)),))
+        of_rank[ranks] = replace(total, metas=(replace(total.meta, warnings=_warnings_of_sum(of_runs)),))
     return [*of_rank.values()]
 
 
-def _of_sum(of_parts: Sequence[Sequence[Caveat]]) -> tuple[Caveat, ...]:
-    """The warnings of a sum of runs that do not follow from it, each with the numbers of the runs that said it.
+def _warnings_of_sum(of_runs: Sequence[Sequence[Caveat]]) -> tuple[Caveat, ...]:
+    """The stored warnings of a sum of runs, from those of each run. Each has the numbers of the runs that had it.
 
-    Such a warning is about one recording: a layer that was never called in one of them may be called in the next.
-    Operators of which one recording knows that they have a formula, have one in all.
+    A stored warning is about one recording: a layer that was never called in one may be called in the next. The
+    exception are operators without recorded shapes: if one recording knows that they have a formula, it holds for all.
     """
     numbers: dict[Caveat, list[int]] = {}
     without_shapes: dict[str, None] = {}
-    for number, said in enumerate(of_parts, 1):
-        for warning in dict.fromkeys(said):
+    for number, warnings in enumerate(of_runs, 1):
+        for warning in dict.fromkeys(warnings):
             if warning.code == WITHOUT_SHAPES:
                 without_shapes.update(dict.fromkeys(warning.facts.get("names", ())))
             else:
                 numbers.setdefault(warning, []).append(number)
-    count = len(of_parts)
+    count = len(of_runs)
     found = [replace(one, added=((tuple(by), count), *one.added)) for one, by in numbers.items()]
     return (*found, *([caveat(WITHOUT_SHAPES, names=tuple(without_shapes))] if without_shapes else []))
 
 
 def _one_after_the_other(before: Run, after: Run) -> Run:
-    """The sum of two cycles, each with layers of its own."""
+    """The sum of two cycles that may have different layers."""
     layers = {layer.path: replace(layer, **_UNCALLED) for layer in (*before.layers, *after.layers)}
 
     def among_all(run: Run) -> Run:
@@ -136,8 +136,8 @@ def _one_after_the_other(before: Run, after: Run) -> Run:
 
 
 class _Known:
-    """A layer of the merged run, up to now: as the lowest rank that has it says, which is ``rank``, and at which place
-    among its layers; ``ranks``: who has it."""
+    """A layer of the merged run so far, as on ``rank``, the lowest rank that has it. ``place``: its index among the
+    layers of that rank. ``ranks``: all ranks that have it."""
 
     __slots__ = ("layer", "number", "place", "rank", "ranks")
 
@@ -149,7 +149,7 @@ class _Known:
         self.ranks = [*ranks]
 
     def add(self, layer: Layer, ranks: Sequence[int], place: int) -> None:
-        """The same layer on other ranks, ascending."""
+        """Add the same layer of other ranks, which ascend."""
         if ranks[0] < self.rank:
             self.layer, self.rank, self.place = _both(layer, self.layer), ranks[0], place
         else:
@@ -158,14 +158,17 @@ class _Known:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Where it is among its siblings: numbers as they count, for a pipeline spreads them over ranks; then names,
-        first those that the lowest rank has, in its order."""
+        """The sort key among its siblings.
+
+        Numbers come first and in their order, because a pipeline spreads numbered layers over ranks. Then come names:
+        those of the lowest rank first, in its order.
+        """
         name = self.layer.path[-1]
         return (int(name) if name.isdecimal() else float("inf"), self.rank, self.place)
 
 
 def _both(first: Layer, other: Layer) -> Layer:
-    """What a layer is, from what the lowest rank that has it says and what others say."""
+    """The layer of two ranks: that of the lower rank, which is ``first``, with what differs left out."""
     if first == other:
         return first
     changes: dict[str, Any] = {name: getattr(first, name) or getattr(other, name) for name in _IF_ANY}
@@ -177,8 +180,8 @@ def _both(first: Layer, other: Layer) -> Layer:
 
 
 class _Together:
-    """What some ranks do in lockstep, up to now: a list for each figure that each rank has. Those that not all ranks
-    have are None."""
+    """The lockstep of some ranks so far: a list with one entry per rank for each figure, None if not all ranks have
+    it."""
 
     __slots__ = ("counts", "figures", "first", "is_paired", "key", "last_ns", "last_rank", "ranks", "times")
 
@@ -196,12 +199,13 @@ class _Together:
     def add(self, other: Lockstep) -> None:
         self.is_paired &= other.is_paired and self.counts[0] == other.counts[0] and self.times == other.times
         if self.is_paired:
-            is_later = le if self.key.is_collective else ge  # the shortest wait is the last, or the longest work
+            # in a collective the last rank has the shortest time, else the longest
+            is_later = le if self.key.is_collective else ge
             later = map(is_later, other.last_ns, self.last_ns)
-            for at in compress(range(len(self.last_ns)), later):  # of many ranks hardly any is
+            for at in compress(range(len(self.last_ns)), later):  # few times, if there are many ranks
                 is_equal = other.last_ns[at] == self.last_ns[at]
                 self.last_ns[at] = other.last_ns[at]
-                self.last_rank[at] = NOBODY if is_equal else other.last_rank[at]
+                self.last_rank[at] = NO_LAST_RANK if is_equal else other.last_rank[at]
         self.ranks += other.ranks
         self.counts += other.counts
         self.figures = [
@@ -209,10 +213,9 @@ class _Together:
         ]
 
     def _figures(self, one: Lockstep) -> list[list[Any] | None]:
-        """Of each rank the time, that beside others, that of the times that are kept, their median, and they
-        themselves."""
+        """For each rank: ``ns``, ``beside_ns``, ``kept_ns``, the median of the kept times, and the kept times."""
         kept, medians, values = one.kept_ns, one.medians, one.values
-        if len(one.ranks) == 1 and one.last_ns:  # they are its own
+        if len(one.ranks) == 1 and one.last_ns:  # the times of this rank
             values = (one.last_ns,)
             kept = (sum(one.last_ns),)
             medians = (median_low(one.last_ns),)
@@ -225,7 +228,7 @@ class _Together:
         ]
 
     def lockstep(self, known: dict[Any, Any]) -> Lockstep:
-        """``known``: tuples that many of these have, so that each is there once."""
+        """The ``Lockstep`` of all ranks. ``known`` has the tuples made so far: equal tuples are one object."""
         if len(self.ranks) == 1:
             return self.first
         order = sorted(range(len(self.ranks)), key=self.ranks.__getitem__)
@@ -251,27 +254,26 @@ class _Together:
 
 
 class _Table:
-    """What rows refer to by numbers, interned: ``()``, where there is one, has the number 0."""
+    """Entries that rows refer to by number, each once. ``first`` are the entries that come first, if there are any."""
 
     def __init__(self, *first: Any) -> None:
         self.numbers: dict[Any, int] = {entry: number for number, entry in enumerate(first)}
         self._last: tuple[Sequence[Any], list[int]] = ((), [])
 
     def numbers_of(self, entries: Sequence[Any]) -> list[int]:
-        """The number of each; of two ranks all are the same, as a rule, and comparing is faster than hashing."""
+        """The number of each entry. Two ranks have the same entries as a rule: comparing them is faster than
+        hashing."""
         if entries != self._last[0]:
             self._last = entries, [self.numbers.setdefault(entry, len(self.numbers)) for entry in entries]
         return self._last[1]
 
 
 class _Merged:
-    """The run of all ranks up to now, in the order in which they come.
-
-    Layers are numbered as they come, and put in order when all are there.
-    """
+    """The merged run so far. Layers are numbered in the order in which they come; ``run`` sorts them."""
 
     def __init__(self) -> None:
         self._metas: dict[int, Meta] = {}
+        self._warnings: dict[tuple[Any, ...], Caveat] = {}
         self._layers: dict[_Path, _Known] = {}
         self._tables = {"shared": _Table(()), "within": _Table(()), "frames": _Table(()), "device": _Table()}
         self._columns = {name: array("q") for name in Rows.COLUMNS}
@@ -283,7 +285,7 @@ class _Merged:
         self._unfinished: list[Unfinished] = []
 
     def add(self, run: Run) -> None:
-        """The ranks of one run more."""
+        """Add the ranks of one more run."""
         self._add_metas(run.metas)
         run = renumbered(run, self._add_layers(run), run.layers)
         self._add_rows(run.rows)
@@ -308,18 +310,19 @@ class _Merged:
                     "merge(runs, add_cycles=True) adds them up; processes that are no job are all of rank 0, and "
                     "cannot be merged."
                 )
-            self._metas[meta.rank] = meta
+            shared = tuple(self._warnings.setdefault(sharing_key(warning), warning) for warning in meta.warnings)
+            self._metas[meta.rank] = replace(meta, warnings=shared)
         sizes = {meta.world_size: meta.rank for meta in self._metas.values() if meta.world_size > 1}
         if len(sizes) > 1:
-            told = " and ".join(f"of {size} ranks (rank {rank})" for size, rank in sorted(sizes.items()))
-            raise TorchprofError(f"The runs are of different jobs, {told}. Merge those of one job.")
+            which = " and ".join(f"of {size} ranks (rank {rank})" for size, rank in sorted(sizes.items()))
+            raise TorchprofError(f"The runs are of different jobs, {which}. Merge those of one job.")
         jobs = {meta.job: meta.rank for meta in self._metas.values() if meta.job}
         if len(jobs) > 1:
-            told = " and ".join(f"{job} (rank {rank})" for job, rank in sorted(jobs.items()))
-            raise TorchprofError(f"The runs are of different jobs, {told}. Merge those of one job.")
+            which = " and ".join(f"{job} (rank {rank})" for job, rank in sorted(jobs.items()))
+            raise TorchprofError(f"The runs are of different jobs, {which}. Merge those of one job.")
 
     def _add_layers(self, run: Run) -> list[int]:
-        """The number here of each of its layers."""
+        """Add the layers of a run. Returns the number of each in the merged run."""
         everyone = tuple(sorted(meta.rank for meta in run.metas))
         for place, layer in enumerate(run.layers):
             ranks = layer.ranks or everyone
@@ -342,7 +345,7 @@ class _Merged:
             self._columns[name].extend(column)
 
     def run(self) -> Run:
-        """All that was added, in order."""
+        """The merged run, with layers and ranks in order."""
         metas = tuple(self._metas[rank] for rank in sorted(self._metas))
         ordered = _depth_first(self._layers)
         everyone = tuple(meta.rank for meta in metas)
@@ -373,8 +376,8 @@ class _Merged:
             column, unordered = array("q"), self._columns[name]
             for _, start, stop in in_order:
                 column.extend(unordered[start:stop])
-            self._columns[name] = column  # one after the other, so that no more than one is there twice
-        return tidy((), self._columns, {name: [*table.numbers] for name, table in self._tables.items()})
+            self._columns[name] = column  # column by column, so at most one exists twice
+        return compacted((), self._columns, {name: [*table.numbers] for name, table in self._tables.items()})
 
 
 def _rank(one: Memory | DeviceTime | Unfinished) -> int:

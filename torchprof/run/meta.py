@@ -1,4 +1,4 @@
-"""How and where a run was recorded: one ``Meta`` for each rank."""
+"""``Meta``: how and where a rank was recorded."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torchprof.run.warnings import Caveat
 
 
 class Peak(NamedTuple):
-    """The most that a device was seen to do: ``flops_per_s`` in a product of matrices of this ``dtype`` ("float32"),
-    ``bytes_per_s`` read and written in a copy. ``threads`` is 0 for what is not the CPU."""
+    """The measured peak performance of a device: ``flops_per_s`` in a matrix product of ``dtype`` ("float32"),
+    ``bytes_per_s`` read and written in a copy. ``threads``: the number of CPU threads, 0 for other devices."""
 
     device: str
     dtype: str
@@ -20,8 +20,8 @@ class Peak(NamedTuple):
 
 
 class MeshDim(NamedTuple):
-    """A dimension of the ``DeviceMesh`` that a job's ranks form: its ``name`` ("dp", "tp"), how many ranks it has, and
-    at which ``position`` in it, from 0 on, this rank is."""
+    """A dimension of the ``DeviceMesh`` of a job: its ``name`` ("dp", "tp"), how many ranks it has (``size``), and the
+    ``position`` of this rank in it, from 0 on."""
 
     name: str
     size: int
@@ -29,10 +29,12 @@ class MeshDim(NamedTuple):
 
 
 class CompiledRegion(NamedTuple):
-    """Code that torch.compile made: its compile id ``name`` ("0/1": the second version of the first function), and the
-    ``function`` that it is of, in ``file`` from ``line`` on. Where torch.compile could go no further, it ends in a
-    graph break, at ``break_line``, for ``break_reason`` ("" where that is not known): the rest of the function is a
-    region of its own."""
+    """Code that torch.compile made of a function.
+
+    ``name`` is its compile id ("0/1": the second version of the first function). The ``function`` is in ``file`` from
+    ``line`` on. If the region ends in a graph break, that is at ``break_line`` for ``break_reason`` ("" if unknown),
+    and the rest of the function is another region.
+    """
 
     name: str
     function: str
@@ -44,21 +46,25 @@ class CompiledRegion(NamedTuple):
 
 @dataclass(frozen=True)
 class Meta:
-    """How a run came about; one per rank.
+    """How a rank was recorded.
 
-    ``requested`` and ``measured`` name fields of ``Cost``: what was asked for and not measured is shown as unknown.
-    ``device`` is the kind of device that was asked for (``cuda``, ``xpu``, ``mps``), None for the CPU alone. ``paths``
-    are the selected layers, None for all. ``wall_ns`` is how long it was recorded, in so many ``cycles``, and ``steps``
-    how many steps ended in that time. ``process_cpu_ns`` is the CPU time of all threads of the process in that time,
-    and ``run_delay_ns`` for how long the thread that began the recording was ready to run and had no processor; None:
-    not known. ``busy_ns`` is for each device how long anything ran on it, for the CPU how long any thread that was
-    recorded was inside any op or range. ``peaks`` are what ``torchprof.peak`` had measured by then.
-    ``warnings``: those that do not follow from the run; ``Run.warnings`` has all. ``environment`` says in words what it
-    ran on, as (name, value), ``switches`` how torch's own were set at the end, those that make it faster or slower.
-    ``machine`` and ``script`` are names that ``save(strip=True)`` leaves out. ``regions``: what is known of the
-    compiled regions that ran, by their names in frames of that kind. ``world_size``: how many ranks the job has, this
-    one among them; ``job``: its name, where torchrun or Slurm gave it one; ``mesh``: what ranks are for one another, as
-    far as that is known.
+    - ``world_size``: how many ranks the job has. ``job``: its name, if torchrun or Slurm gave it one. ``mesh``: the
+      dimensions of its ``DeviceMesh``, if known.
+    - ``device``: the kind of device that was requested (``cuda``, ``xpu``, ``mps``), None for the CPU alone.
+    - ``requested``, ``measured``: fields of ``Cost``. What was requested but not measured is shown as unknown.
+    - ``paths``: the selected layers, None for all.
+    - ``wall_ns``: how long it was recorded, over all ``cycles``. ``steps``: how many steps ended in that time.
+    - ``process_cpu_ns``: the CPU time of all threads of the process in that time; None if unknown.
+    - ``run_delay_ns``: how long the thread that started the recording was ready to run but had no processor; None if
+      unknown.
+    - ``busy_ns``: for each device how long anything ran on it; for the CPU how long any recorded thread was
+      inside any op or range.
+    - ``peaks``: what ``torchprof.peak`` had measured by then.
+    - ``warnings``: the stored ones, which do not follow from the run; ``Run.warnings`` has all.
+    - ``environment``: (name, value) of the hardware and software, in words. ``switches``: (name, value) of the settings
+      of torch that affect speed, as they were at the end.
+    - ``regions``: the compiled regions that ran; frames of kind "region" have their names.
+    - ``machine``, ``script``: names that ``save(strip=True)`` leaves out.
     """
 
     model: tuple[str, ...]

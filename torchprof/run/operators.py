@@ -1,7 +1,7 @@
 """Sums of operators over the rows of a run: self, total and calls. Every view of operators uses these.
 
-Which operator a row counts for depends on the view: all calls of one name in a phase, those under one layer, those on
-the same input shapes. A view numbers its operators, and gives for each ``RowKey`` the ``Way``: which it counts for.
+Views group rows into operators in different ways: by name and phase, by layer, by input shapes. A view numbers its
+operators. For each ``RowKey`` it gives a ``Way``: the operators that rows with this key count for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torchprof.run.words import BETWEEN_OPS, RANGES, Frame, number_of_phase
 
 
 class RowKey(NamedTuple):
-    """Which operators a row counts for depends on this alone: columns of ``Rows``."""
+    """The columns of ``Rows`` that decide which operators a row counts for."""
 
     layer: int
     phase: int
@@ -25,8 +25,8 @@ class RowKey(NamedTuple):
 
 
 class Way(NamedTuple):
-    """The operators that a row counts for, by number: the totals of ``totals``, and the self and the calls of ``inner``
-    (negative: of none)."""
+    """The operators that a row counts for, by number: for the total of each of ``totals``, and for the self and the
+    calls of ``inner`` (negative: of none)."""
 
     totals: tuple[int, ...]
     inner: int
@@ -34,9 +34,12 @@ class Way(NamedTuple):
 
 @dataclass
 class Sums:
-    """What an operator took: ``self`` is what no operator inside it took, ``total`` what its outermost occurrences
-    took, with all that ran in them. ``calls`` is 0 for the time between operators. ``parts`` of the calls were made
-    inside an operator whose MACs and FLOPs count for all that it calls; 0 where the view did not ask for them."""
+    """The sums of an operator.
+
+    ``self`` excludes the operators inside it. ``total`` is that of its outermost occurrences, with everything in them.
+    ``calls`` is 0 for the time between operators. ``parts`` is how many of the calls were made inside an operator whose
+    MACs and FLOPs include those of the operators that it calls; 0 if the view does not request it.
+    """
 
     calls: int = 0
     parts: int = 0
@@ -49,10 +52,10 @@ def sum_operators(
     way_of: Callable[[RowKey], Way | None],
     is_part: Callable[[tuple[int, int, int, int]], bool] | None = None,
 ) -> list[Sums]:
-    """The sums of each numbered operator over all rows. Lines of Python code are left out: they are no work.
+    """The sums of each numbered operator over all rows, without rows of Python source lines, which are not work.
 
-    ``way_of`` is called once for each key that rows have; None leaves these rows out. ``is_part``: whether the calls of
-    rows with a key were made inside an operator whose MACs and FLOPs count for all that it calls.
+    ``way_of`` is called once for each key of the rows; rows for which it returns None are left out. ``is_part``:
+    whether the calls of rows with a key were made inside an operator whose MACs and FLOPs include theirs.
     """
     columns = rows.columns
     is_work = [not frames or frames[-1].kind != "python" for frames in rows.frames]
@@ -83,7 +86,8 @@ def sum_operators(
 
 
 def _costs(rows: Rows, taken: Sequence[tuple[int, Way]], size: int) -> tuple[list[Cost], list[Cost]]:
-    """Self and total of so many numbered operators, over the rows with these indices."""
+    """Self and total costs of ``size`` numbered operators. ``taken``: the indices of the rows, each with its
+    ``Way``."""
     nothing = [0] * size
     own: list[list[int]] = []
     totals: list[list[int]] = []
@@ -117,12 +121,12 @@ def is_kernel(frames: Sequence[Frame]) -> bool:
 
 @dataclass
 class Op:
-    """An operator under a layer, in one phase: what runs directly in the layer, not in its child layers.
+    """An operator under a layer, in one phase. It runs directly in the layer, not in a child layer.
 
-    ``self`` is what no op inside it took, ``total`` what its outermost occurrences took, layers that it calls included.
-    A kernel counts for the op that launched it. ``kind`` is op, or one of ``RANGES``: label for a range of the user's,
-    region for code of torch.compile's, kernels for some of its kernels. Then ``inside`` are the ops and ranges directly
-    in it. The layer's own time between ops has the name ``(between ops)``.
+    ``self`` excludes the ops inside it; ``total`` is that of its outermost occurrences, including layers that it calls.
+    A kernel counts for the op that launched it. ``kind`` is op or one of ``RANGES``, for example label for a range of
+    the user, region for code of torch.compile. ``inside`` are the ops and ranges directly in a range. The layer's own
+    time between ops has the name ``(between ops)``.
     """
 
     name: str
@@ -137,11 +141,11 @@ def operators_of_layers(rows: Rows, phase: str) -> dict[int, list[Op]]:
     """The operators and ranges of one phase under each layer, as ``Run.ops`` gives them."""
     wanted = number_of_phase(phase)
     made: list[Op] = []
-    found: dict[int, dict[tuple[str, str], int]] = {}  # the numbers of ops in ``made``, by layer, kind and name
-    levels: dict[int, dict[tuple[str, str], int]] = {}  # of those inside a label, by the number of that
+    found: dict[int, dict[tuple[str, str], int]] = {}  # indices in ``made``, by layer, kind and name
+    levels: dict[int, dict[tuple[str, str], int]] = {}  # the same for ops inside a range, by its index
 
-    def steps(layer: int, names: Sequence[tuple[str, str]]) -> list[int]:
-        """The ops on the way in, made where they are new."""
+    def ops_on_path(layer: int, names: Sequence[tuple[str, str]]) -> list[int]:
+        """The numbers of the ops with these kinds and names, outer to inner; new ones are added to ``made``."""
         level = found.setdefault(layer, {})
         siblings: list[Op] | None = None
         numbers = []
@@ -157,13 +161,14 @@ def operators_of_layers(rows: Rows, phase: str) -> dict[int, list[Op]]:
                 level, siblings = levels.setdefault(number, {}), made[number].inside
         return numbers
 
-    def around_it(here: bool, within: Sequence[Around]) -> Iterator[int]:
-        """What of other layers a row's layer is inside of, and counts for; a label holds work of every phase."""
+    def ops_around(here: bool, within: Sequence[Around]) -> Iterator[int]:
+        """The ops and ranges of other layers around a row's layer that the row counts for. A label counts every
+        phase."""
         for around in within:
             names = _names(around.frames)
             if around.phase != phase:
                 names = [name for name in names if here and name[0] == "label"]
-            for number in steps(around.layer, names):
+            for number in ops_on_path(around.layer, names):
                 if here or made[number].kind not in RANGES:
                     yield number
 
@@ -173,8 +178,8 @@ def operators_of_layers(rows: Rows, phase: str) -> dict[int, list[Op]]:
         here, within = key.phase == wanted, rows.within[key.within]
         if not here and not within:
             return None
-        outer = [*around_it(here, within)]
-        inner = steps(key.layer, names[key.frames]) if here else []
+        outer = [*ops_around(here, within)]
+        inner = ops_on_path(key.layer, names[key.frames]) if here else []
         return Way(tuple(dict.fromkeys(outer + inner)), inner[-1] if here else -1)
 
     for op, sums in zip(made, sum_operators(rows, way_of)):
@@ -183,5 +188,5 @@ def operators_of_layers(rows: Rows, phase: str) -> dict[int, list[Op]]:
 
 
 def _names(frames: Sequence[Frame]) -> list[tuple[str, str]]:
-    """Kind and name of each op and label; a kernel counts for what launched it."""
+    """Kind and name of each frame but kernels: a kernel counts for the op that launched it."""
     return [(frame.kind, frame.name) for frame in frames if frame.kind != "kernel"]

@@ -1,4 +1,4 @@
-"""Paths of layers: how users point at them, and what a path names. Knows only the standard library."""
+"""Finds modules by the paths that users write. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torchprof.errors import TorchprofError, suggest
 
 
 def find(path: Any, known: Sequence[tuple[tuple[str, ...], ...]]) -> set[int]:
-    """What a path names: the numbers of the entries of ``known`` that match, at least one.
+    """The indices of the entries of ``known`` that a path matches, at least one.
 
-    An entry holds the names of one module (its real path, and the path that users see). A path is a tuple of steps or
-    a dotted string, with or without the root; ``*`` matches one step. Raises TorchprofError for a path that matches
-    nothing, with the nearest real ones, and for what is no path.
+    An entry holds the paths of one module: the real path, and the path that users see. ``path`` is a tuple of steps or
+    a dotted string, with or without the root; ``*`` matches one step. Raises TorchprofError if nothing matches (the
+    message has the nearest real paths) or if ``path`` is not a path.
     """
     steps = tuple(path.split(".")) if isinstance(path, str) else path
     if not isinstance(steps, (tuple, list)) or not steps or not all(isinstance(step, str) for step in steps):
@@ -29,7 +29,7 @@ def find(path: Any, known: Sequence[tuple[tuple[str, ...], ...]]) -> set[int]:
 
 
 def matching(steps: Sequence[str], known: Sequence[tuple[tuple[str, ...], ...]], without: int = 0) -> set[int]:
-    """The numbers of the entries that have a name of just these steps, after the first ``without`` steps of it."""
+    """The indices of the entries with a path of exactly these steps. Its first ``without`` steps are ignored."""
     return {
         number
         for number, names in enumerate(known)

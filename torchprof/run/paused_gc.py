@@ -1,4 +1,4 @@
-"""Pause Python's garbage collector while many objects are made that all stay alive."""
+"""Pause Python's garbage collector while many long-lived objects are made."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from contextlib import contextmanager
 def paused_gc() -> Iterator[None]:
     """Pause the garbage collector in this block, and enable it again afterwards if it was enabled.
 
-    Reading a run makes a million objects and no cyclic garbage; the collections that this would cause take as long as
-    the reading itself.
+    Reading a run makes a million objects and no cyclic garbage. The collections would take as long as the reading.
     """
     was_enabled = gc.isenabled()
     try:

@@ -1,4 +1,4 @@
-"""A run taken apart by rank."""
+"""Takes a run of several ranks apart: one run per rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torchprof.run.lockstep import Lockstep, LockstepKey
 from torchprof.run.renumber import on_layers
-from torchprof.run.rows import Rows, tidy
+from torchprof.run.rows import Rows, compacted
 from torchprof.run.samples import SampleKey, Spread
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def stretches_of(ranks: Iterable[int]) -> list[tuple[int, int, int]]:
-    """The stretches of consecutive rows of one rank: the rank, the first row, and the row after the last."""
+    """The stretches of consecutive rows of the same rank: (rank, first row, row after the last)."""
     stretches = []
     start = 0
     for rank, same in groupby(ranks):
@@ -29,7 +29,7 @@ def stretches_of(ranks: Iterable[int]) -> list[tuple[int, int, int]]:
 
 
 def of_ranks(run: Run, ranks: Collection[int]) -> Iterator[Run]:
-    """The run of each of these ranks alone, as ``Run.of_rank`` gives it, in one pass over the run."""
+    """The run of each of these ranks, like ``Run.of_rank``, in one pass over the run."""
     if len(run.metas) == 1:
         yield run
         return
@@ -60,7 +60,7 @@ def of_ranks(run: Run, ranks: Collection[int]) -> Iterator[Run]:
         part = replace(
             run,
             metas=tuple(meta for meta in run.metas if meta.rank == rank),
-            rows=tidy(run.layers, columns, tables),
+            rows=compacted(run.layers, columns, tables),
             samples=samples[rank],
             memory=tuple(memory for memory in run.memory if memory.rank == rank),
             timeline=timeline if timeline is not None and timeline.rank == rank else None,
@@ -73,7 +73,7 @@ def of_ranks(run: Run, ranks: Collection[int]) -> Iterator[Run]:
 
 
 def _of_one_rank(together: Lockstep, at: int) -> Lockstep:
-    """The part of one rank, the one at this index; single times only where they are kept for every rank."""
+    """The part of the rank at index ``at``. It has single times only if they are kept for every rank."""
     if len(together.ranks) == 1:
         return together
     rank = together.ranks[at]

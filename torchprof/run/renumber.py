@@ -1,4 +1,4 @@
-"""A run moved onto other layers: every index of a layer in it is changed."""
+"""Moves a run to other layers: changes every layer index in it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,18 @@ if TYPE_CHECKING:
 
 
 def on_layers(run: Run, layers: Iterable[Layer]) -> Run:
-    """The same run on other layers: each of its layers becomes the one of ``layers`` with the same path.
-
-    What belongs to a layer whose path is not among them becomes work outside of all layers.
-    """
+    """The same run with other layers, matched by path. Work of a layer that has no match becomes work of no layer."""
     layers = Layers.of(layers)
     return renumbered(run, [layers.index_of.get(layer.path, OUTSIDE) for layer in run.layers], layers)
 
 
 def renumbered(run: Run, numbers: Sequence[int], layers: Iterable[Layer]) -> Run:
-    """The same run on these layers. ``numbers``: for each of its own layers, the index among the new ones."""
+    """The same run with these layers. ``numbers``: for each old layer its index among the new ones."""
     layers = Layers.of(layers)
     run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))
     if all(number == index for index, number in enumerate(numbers)):
         return run
-    to = [*numbers, NOT_SELECTED, OUTSIDE]  # negative numbers stay: Python counts them from the end
+    to = [*numbers, NOT_SELECTED, OUTSIDE]  # negative numbers keep their meaning: Python counts them from the end
 
     def column(columns: Mapping[str, array[int]]) -> dict[str, array[int]]:
         return {**columns, "layer": array("q", map(to.__getitem__, columns["layer"]))}

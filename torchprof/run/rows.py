@@ -1,4 +1,4 @@
-"""The rows of a run: columns of integers, with layers, frames and signatures interned."""
+"""The rows of a run: columns of integers. Layers, frames and other values are in tables; rows have their numbers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from torchprof.run.collectives import tells_collective
+from torchprof.run.collectives import shows_collective
 from torchprof.run.cost import FIELDS, Cost
 from torchprof.run.layers import Layer
 from torchprof.run.words import NOT_SELECTED, PHASES, Frame, Signature, is_left_over
 
 
-def tidy(layers: tuple[Layer, ...], columns: Mapping[str, array[int]], tables: Mapping[str, Sequence[Any]]) -> Rows:
-    """Rows that refer to what is in these tables, with what they refer to alone, in the order of its first use."""
+def compacted(
+    layers: tuple[Layer, ...], columns: Mapping[str, array[int]], tables: Mapping[str, Sequence[Any]]
+) -> Rows:
+    """Rows with these columns, and the entries of ``tables`` that they use, in the order of first use."""
     columns = dict(columns)
     used: dict[str, tuple[Any, ...]] = {}
     for name, table in tables.items():
@@ -29,12 +31,15 @@ def tidy(layers: tuple[Layer, ...], columns: Mapping[str, array[int]], tables: M
 
 
 SIGNATURES = 64
-"""The most different inputs of an operator in one place that have rows of their own."""
+"""How many different inputs of an operator in one place have rows of their own."""
 
 
 class Chains:
-    """Chains of frames, by number, ``()`` first. Of an operator that was called on more than ``SIGNATURES`` different
-    inputs in one place, all further ones share a chain in which the shapes are unknown."""
+    """Chains of frames, numbered; ``()`` has the number 0.
+
+    If an operator was called on more than ``SIGNATURES`` different inputs in one place, all further inputs share one
+    chain, with unknown shapes.
+    """
 
     def __init__(self) -> None:
         self.all: list[tuple[Frame, ...]] = [()]
@@ -42,7 +47,7 @@ class Chains:
         self._signatures: Counter[tuple[int, str, str]] = Counter()
 
     def inside(self, outer: int, frame: Frame) -> int:
-        """The number of the chain that has this frame more than the one of this number."""
+        """The number of the chain that is chain ``outer`` plus this frame."""
         number = self._numbers.get((outer, frame))
         if number is not None:
             return number
@@ -58,29 +63,29 @@ class Chains:
         return number
 
     def number_of(self, chain: Iterable[Frame]) -> int:
-        """The number of a chain, as far as its shapes have chains of their own."""
+        """The number of a chain; with unknown shapes if there are too many different inputs."""
         number = 0
         for frame in chain:
             number = self.inside(number, frame)
         return number
 
     def around(self, around: Around) -> Around:
-        """The same with the chain that it has here."""
+        """The same, with unknown shapes if there are too many different inputs."""
         return around._replace(frames=self.all[self.number_of(around.frames)])
 
 
 def _on_other_shapes(frame: Frame) -> Frame:
-    """The same frame, called on inputs of the same types and of unknown shapes. Of a collective all that
-    describes it stays."""
+    """The same frame with unknown shapes and scalars. The scalars of a collective stay: they describe the
+    collective."""
     signature = frame.signature
     if signature is None:
         return frame
     shapes = tuple(() if shape == () else None for shape in signature.shapes)
-    scalars = signature.scalars if tells_collective(frame) else (None,) * len(signature.scalars)
+    scalars = signature.scalars if shows_collective(frame) else (None,) * len(signature.scalars)
     return frame._replace(signature=signature._replace(shapes=shapes, scalars=scalars))
 
 
-def table(
+def rows_of_lines(
     layers: tuple[Layer, ...],
     lines: Mapping[tuple[int, ...], Sequence[int]],
     frames: Iterable[tuple[Frame, ...]],
@@ -88,15 +93,17 @@ def table(
     within: Iterable[tuple[Around, ...]],
     shared: Iterable[tuple[int, ...]],
 ) -> Rows:
-    """Rows from lines: what ``Rows.COLUMNS`` holds, the key up to the rank, the values from the calls on."""
+    """Rows from ``lines``. A key has the values of ``Rows.COLUMNS`` up to the rank, a line those from the calls on."""
     columns = dict(zip(Rows.COLUMNS, zip(*((*key, *line) for key, line in lines.items()))))
     arrays = {name: array("q", columns.get(name, ())) for name in Rows.COLUMNS}
     return Rows(layers, tuple(frames), tuple(devices), arrays, tuple(within), tuple(shared))
 
 
 class Around(NamedTuple):
-    """An op or a label that a layer's range is inside of: the ``frames`` down to it, in the layer (by its index,
-    negative for none) and the phase it runs in. Nearly all layers are called by a layer itself, not by an op of it."""
+    """An op or a label around a layer's range: the ``frames`` down to it, in the layer (by its index, negative for
+    none) and the phase that it runs in. Most layers have none: they are called by a layer directly, not inside one of
+    its ops.
+    """
 
     layer: int
     phase: str
@@ -104,13 +111,14 @@ class Around(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One line of the finest table there is: every other table is a group-by over rows.
+    """One line of the finest table: every other table is a group-by over rows.
 
-    ``layer`` is None for work of no layer; ``selected`` is then False where the work belongs to layers that ``paths=``
-    did not select. Work that served several layers at once names them in ``shared_by``, and ``layer`` is their nearest
-    common ancestor. ``within`` are the ops and labels that the layer's range is inside of, outer to inner. ``frames``
-    lead from the layer inward, ``()`` is the layer's own time between ops. ``cost`` is self. The calls of a row whose
-    last frame is of kind python are how often Python was seen there.
+    - ``layer``: None for work of no layer. Then ``selected`` is False if it is work of layers that ``paths=`` did not
+      select.
+    - ``shared_by``: the layers, if the work served several at once; ``layer`` is their nearest common ancestor then.
+    - ``within``: the ops and labels around the layer's range, outer to inner.
+    - ``frames``: from the layer inward; ``()`` is the layer's own time between ops.
+    - ``cost``: self. ``calls``: of a row with a last frame of kind python, the number of samples in that source line.
     """
 
     layer: Layer | None
@@ -126,7 +134,7 @@ class Row(NamedTuple):
 
     @property
     def signature(self) -> Signature | None:
-        """What the innermost op was called on, None where that was not recorded."""
+        """The inputs of the innermost op; None if they were not recorded."""
         return self.frames[-1].signature if self.frames else None
 
 
@@ -135,7 +143,7 @@ NO_COST = Cost()
 
 @dataclass(frozen=True)
 class Rows(Sequence[Row]):
-    """The rows as columns of integers; a ``Row`` is a view of one line."""
+    """Rows as columns of integers; indexing makes a ``Row`` of one line."""
 
     layers: tuple[Layer, ...] = field(repr=False)
     frames: tuple[tuple[Frame, ...], ...] = field(repr=False)
@@ -175,7 +183,7 @@ class Rows(Sequence[Row]):
     def by_layer(self) -> dict[tuple[int, int], tuple[Cost, int]]:
         """Self cost and calls of each (layer index, phase number), in one pass over the columns.
 
-        What was launched before the recording is in none of them: it is no work of what was recorded.
+        Device work that was launched before the recording began is left out.
         """
         own_time = [not frames for frames in self.frames]
         left_over = [*map(is_left_over, self.frames)]

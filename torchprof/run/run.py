@@ -1,4 +1,4 @@
-"""``Run``: all that is known of one profiled run. It is frozen, and every report reads it. Standard library only."""
+"""``Run``: everything known about one profiled run. It is frozen; every report reads it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Node:
-    """A layer in the tree: ``total`` = ``self`` + the ``total`` of the children. Nothing is counted twice."""
+    """A layer in the tree: ``total`` = ``self`` + the ``total`` of all children. Nothing is counted twice."""
 
     layer: Layer
     calls: int
@@ -73,7 +73,7 @@ class Run:
     unfinished: tuple[Unfinished, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", Layers.of(self.layers))  # of any layers that are given
+        object.__setattr__(self, "layers", Layers.of(self.layers))  # from any iterable of layers
 
     def __str__(self) -> str:
         return self.report("tree")
@@ -88,22 +88,24 @@ class Run:
 
     @cached_property
     def warnings(self) -> tuple[Caveat, ...]:
-        """What to know before its figures are believed: those that were stored and those that follow from the run, of
-        all ranks. Each has a ``code``, ``layers``, ``facts`` and the ``ranks`` that say it; ``str()`` is the sentence.
-        Those of most ranks come first."""
+        """All warnings of all ranks: those that were stored and those that follow from the run.
+
+        Each has a ``code``, ``layers``, ``facts`` and the ``ranks`` that it is of; ``str()`` is the sentence. Those of
+        most ranks come first.
+        """
         return output("all_warnings")(self)  # type: ignore[no-any-return]
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
-        """The ranks of the job that are not in this run; none where it is not known how large the job is."""
+        """The ranks of the job that are not in this run; empty if the size of the job is unknown."""
         size = max(meta.world_size for meta in self.metas)
         return tuple(sorted({*range(size)} - {meta.rank for meta in self.metas})) if size > 1 else ()
 
     def of_rank(self, rank: int) -> Run:
-        """The run of one rank alone: its layers, its figures, and the timeline where that is its own.
+        """The run of one rank: its layers, its figures, and the timeline if it is of this rank.
 
-        What a layer is, is what the run of all ranks says. Of what it did in lockstep with others its own counts and
-        sums stay, and of single times those of whole steps. Raises TorchprofError for a rank that is not here.
+        The layers are described as in this run. In ``lockstep`` the rank keeps its counts and sums; of single times, it
+        keeps only those of whole steps. Raises TorchprofError for a rank that is not in this run.
         """
         known = [meta.rank for meta in self.metas]
         if rank not in known:
@@ -112,15 +114,15 @@ class Run:
 
     @property
     def roots(self) -> tuple[Layer, ...]:
-        """The models, in the order they were given."""
+        """The models, in the order in which they were passed."""
         return tuple(self.layers[index] for index in self.layers.roots)
 
     def tree(self, phase: str | None = None, root: int = 0) -> Node:
         """The layers of one model, each with self and total costs and calls.
 
-        ``phase``: "forward", "backward" or "recompute"; None adds them up. ``calls`` counts the calls of that phase
-        (the forward calls for None; backward has no ranges of its own: 0). Raises TorchprofError for an unknown phase
-        or root.
+        ``phase``: "forward", "backward" or "recompute"; None for the sum of all. ``calls`` are those of the phase: the
+        forward calls for None, and 0 for backward, which has no calls of layers. Raises TorchprofError for an unknown
+        phase or root.
         """
         if not isinstance(root, int) or not 0 <= root < len(self.roots):
             raise TorchprofError(
@@ -145,7 +147,7 @@ class Run:
         return top
 
     def _costs(self, phase: str | None) -> tuple[list[Cost], list[Cost]]:
-        """Self and total of each layer in one phase, None for all of them."""
+        """Self and total costs of each layer in a phase; None for the sum of all phases."""
         if phase not in self._costs_by_phase:
             wanted = PHASES if phase is None else (phase,)
             own = [NO_COST] * len(self.layers)
@@ -160,47 +162,49 @@ class Run:
         return {}
 
     def no_layer(self, phase: str, *, selected: bool = True) -> Cost:
-        """What belongs to no layer: loss, optimizer, data; with ``selected=False``, to layers not selected.
+        """The cost of work of no layer: loss, optimizer, data. With ``selected=False``: of layers that are not
+        selected.
 
-        What was launched before the recording is no part of it: ``left_over`` has that.
+        Device work that was launched before the recording is not in it: see ``left_over``.
         """
         layer = OUTSIDE if selected else NOT_SELECTED
         return self.rows.by_layer.get((layer, number_of_phase(phase)), (Cost(), 0))[0]
 
     @cached_property
     def left_over(self) -> Cost:
-        """The work of devices that was launched before the recording began. It is in no sum of a layer, or of
-        ``no_layer``: those, all layers' self and this are Σ over the rows."""
+        """The cost of device work that was launched before the recording began.
+
+        It is not in any sum of a layer or of ``no_layer``: all layers' self + ``no_layer`` + this = Σ over all rows.
+        """
         return self._cost_in(is_left_over)
 
     @cached_property
     def optimizer_steps(self) -> Cost:
-        """The work of the optimizers' steps: of all that ran inside ``torch.optim.Optimizer.step``."""
+        """The cost of everything that ran inside ``torch.optim.Optimizer.step``."""
         return self._cost_in(is_optimizer_step)
 
     def _cost_in(self, is_wanted: Callable[[Sequence[Frame]], bool]) -> Cost:
-        """Σ over the rows whose frames are wanted."""
+        """The sum over all rows with frames for which ``is_wanted`` is true."""
         rows, columns = self.rows, self.rows.columns
         wanted = [*map(is_wanted, rows.frames)]
         taken = [at for at, chain in enumerate(columns["frames"]) if wanted[chain]] if any(wanted) else ()
         return Cost(*(sum(columns[name][at] for at in taken) for name in FIELDS))
 
     def ops(self, phase: str = FORWARD) -> dict[int, list[Op]]:
-        """The operators and labels of one phase under each layer (by index in ``layers``), in the order of first call.
+        """The operators and labels of a phase under each layer (by index in ``layers``), in the order of first call.
 
-        Σ self over the ops of a layer, those inside its labels included, is the layer's self: ``(between ops)`` is one
-        of them where it has any. The total of a label is all that ran in it in this phase, whatever layer that counts
-        for, and whatever phase the label is of itself.
+        The layer's self is Σ self over its ops, including those inside its labels and ``(between ops)``. The total of a
+        label is everything that ran in it in this phase, for any layer, even if the label was opened in another phase.
         """
         return operators_of_layers(self.rows, phase)
 
     def total_params(self) -> dict[tuple[str, ...], int | None]:
-        """The parameters of each layer and all below it, by path; None where a lazy layer has not made them yet."""
+        """The parameters of each layer and all layers below it, by path; None if a lazy layer has not made them yet."""
         totals = self.layers.roll_up([layer.params for layer in self.layers], _sum_if_known)
         return dict(zip(self.layers.index_of, totals))
 
     def phases(self) -> tuple[str, ...]:
-        """The phases in which any work was recorded, and always forward."""
+        """The phases with any recorded work; forward is always one of them."""
         seen = set(self.rows.columns["phase"])
         return tuple(phase for number, phase in enumerate(PHASES) if phase == FORWARD or number in seen)
 
@@ -210,37 +214,37 @@ class Run:
         return text
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of a run."""
+        """The HTML that a notebook shows."""
         return self.report("notebook")
 
     def show(self, *, height: int = 640) -> None:
-        """Show the page that ``export("report.html")`` writes, in a notebook, in a frame so many pixels high.
+        """Show the page of ``export("report.html")`` in a notebook, in a frame of ``height`` pixels.
 
-        Needs IPython, which every notebook has. Raises TorchprofError where there is none, and outside of notebooks.
+        Needs IPython, which every notebook has. Raises TorchprofError without it and outside of notebooks.
         """
         output("show_page")(self.report("html"), height)
 
     def export(self, path: str | PathLike[str], **options: Any) -> None:
-        """Write a report into a file, chosen by how its name ends: ``run.export("report.html")``. See docs/exports.md.
+        """Write a report to a file. The suffix chooses the report: ``run.export("report.html")``. See docs/exports.md.
 
-        ``options`` are the report's; a name that ends in ``.gz`` besides is gzipped. Raises TorchprofError for a name
-        that ends otherwise and for an unknown option, OSError as ``open`` does.
+        ``options`` are those of the report. With ``.gz`` after the suffix, the file is gzipped. Raises TorchprofError
+        for an unknown suffix or option, OSError like ``open``.
         """
         output("export")(path, self, options)
 
     def to_dataframe(self, of: str = "layers") -> pandas.DataFrame:
-        """The run as a pandas ``DataFrame``, a record for each of its "layers", its "operators" or its "rows".
+        """The run as a pandas ``DataFrame``, with one record for each of its "layers", "operators" or "rows".
 
-        The columns are those of docs/exports.md; what is not known is ``pandas.NA``. Raises TorchprofError for other
-        records, and where pandas is not installed.
+        The columns are in docs/exports.md; unknown values are ``pandas.NA``. Raises TorchprofError for any other
+        ``of``, and if pandas is not installed.
         """
         return output("dataframe")(self, of)
 
     def save(self, path: str | PathLike[str], *, strip: bool = False) -> None:
-        """Write the run as JSON (see docs/run-file.md), gzipped where the name ends in ``.gz``.
+        """Write the run as JSON (see docs/run-file.md), gzipped if the name ends in ``.gz``.
 
-        The file holds names of layers, ops and the machine, shapes and figures; no tensor data and no source.
-        ``strip=True`` leaves the names of files and machines out. Raises OSError as ``open`` does.
+        The file has names of layers, ops and the machine, shapes and figures; no tensor data and no source code.
+        ``strip=True`` leaves out the names of files, machines and jobs. Raises OSError like ``open``.
         """
         from torchprof.run.file_write import write
 

@@ -1,4 +1,4 @@
-"""What does not add up, such as the time of each call: count, sum, extremes and a sample, merged associatively."""
+"""``Spread``: the distribution of a measure that does not add up, such as the time per call. Merging is associative."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How a measure that does not add up was distributed over the calls.
+    """The distribution of a measure over the calls, for a measure that does not add up.
 
-    ``first`` is the first call's. ``sample`` holds at most ``Spread.SIZE`` values, those of which a hash of the time of
-    start, in ``hashes``, is the smallest: so it is the same whatever the order they come in, and in whatever groups.
-    It holds all values where there are no more. Both are in the order of the values.
+    ``first`` is the value of the first call. ``sample`` has at most ``Spread.SIZE`` values: those with the smallest
+    ``hashes`` of their start times. So it does not depend on the order or grouping of the additions. Up to that size it
+    has all values. ``sample`` and ``hashes`` are sorted by value.
     """
 
     count: int
@@ -29,7 +29,7 @@ class Spread:
 
     @classmethod
     def of(cls, calls: Sequence[tuple[int, int]]) -> Spread:
-        """From (start in ns, value), in any order, at least one."""
+        """The spread of calls, each (start in ns, value), in any order; at least one."""
         values = [value for _, value in calls]
         sample = cls._by_value(nsmallest(cls.SIZE, ((scrambled(start), value) for start, value in calls)))
         return cls(len(values), sum(values), min(values), max(values), min(calls)[1], *sample)
@@ -38,7 +38,7 @@ class Spread:
         """The spread of the calls of both."""
         sample = self.sample, self.hashes
         entering = [*zip(later.hashes, later.sample)]
-        if len(self.sample) == self.SIZE:  # in a long loop hardly any value enters the sample
+        if len(self.sample) == self.SIZE:  # in a long loop, few values enter the sample
             highest = max(self.hashes)
             entering = [one for one in entering if one[0] <= highest]
         if entering:
@@ -58,7 +58,7 @@ class Spread:
         return tuple(value for value, _ in values), tuple(number for _, number in values)
 
     def quantile(self, q: float) -> float:
-        """The value below which the share ``q`` (0 to 1) of the sample lies, linear between two neighbours."""
+        """The quantile ``q`` (0 to 1) of the sample, interpolated linearly."""
         return quantile(self.sample, q)
 
     @property
@@ -67,7 +67,7 @@ class Spread:
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """The value below which the share ``q`` (0 to 1) of sorted values lies, linear between two neighbors."""
+    """The quantile ``q`` (0 to 1) of sorted values, interpolated linearly."""
     at = q * (len(values) - 1)
     low = int(at)
     high = min(low + 1, len(values) - 1)
@@ -75,7 +75,7 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 
 def scrambled(number: int) -> int:
-    """A hash of 63 bits that is the same in every process: the finaliser of SplitMix64 (Steele et al., 2014)."""
+    """A hash of 63 bits that is the same in every process: the finalizer of SplitMix64 (Steele et al., 2014)."""
     mask = 2**64 - 1
     number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & mask
     number = (number ^ (number >> 27)) * 0x94D049BB133111EB & mask
@@ -83,22 +83,25 @@ def scrambled(number: int) -> int:
 
 
 class SampleKey(NamedTuple):
-    """What a ``Spread`` is of. ``layer`` is an index, negative for what belongs to no layer. ``measure`` is one of
+    """The measure that a ``Spread`` is of. ``layer`` is an index, negative for no layer. ``measure`` is one of
 
-    - ``cpu_ns``: the duration of a forward range, one value a call, its child layers included, and garbage collections
-      not;
-    - ``peak_bytes``: how far memory rose inside a call, or a stretch of backward, above what there was at its start;
-    - ``kept_bytes``: what was allocated directly in a forward call and left for backward (docs/memory.md);
-    - ``device_peak_bytes``: the peak of the device, under the layer and phase where it was reached, one value a cycle;
-    - ``step_cpu_ns``, ``step_device_ns``: what one step took in the layer and all below it (of no layer: in what
-      belongs to none), one value a step;
-    - ``step_ns`` (of no layer): how long a step lasted; and outside all layers ``step_data_ns`` for loading data,
-      ``step_optimizer_ns`` in the optimizer, ``step_copy_ns`` for copies between host and device, ``step_wait_ns``
-      waiting for the device, ``step_gc_ns`` in garbage collections, ``step_other_ns`` in other ops, whatever the phase;
-      ``step_gap_ns`` in no op, no layer and no range of torch's; ``step_overlap_ns``: how much of all this several
-      threads did at the same time. A step is the sum of its models, of what was not selected, and of these, the overlap
-      taken off. On a device (data, optimizer, copy, other): what was launched there. Where ranges of a trace are the
-      layers, waiting and copies count inside of them, too, and are in the overlap once more.
+    - ``cpu_ns``: the duration of a forward call, including child layers, without garbage collections;
+    - ``peak_bytes``: the peak of memory inside a call, or a stretch of backward, above its start;
+    - ``kept_bytes``: what was allocated directly in a forward call and saved for backward (docs/memory.md);
+    - ``device_peak_bytes``: the peak of the device, under the layer and phase where it was reached, one value per
+      cycle;
+    - ``step_cpu_ns``, ``step_device_ns``: the time of a step in the layer and all layers below it (with no layer: in
+      work of no layer), one value per step;
+    - ``step_ns`` (no layer): the duration of a step.
+
+    The rest of a step, outside all layers and in any phase: ``step_data_ns`` for loading data, ``step_optimizer_ns`` in
+    the optimizer, ``step_copy_ns`` in copies between host and device, ``step_wait_ns`` waiting for the device,
+    ``step_gc_ns`` in garbage collections, ``step_other_ns`` in other ops, ``step_gap_ns`` in no op, no layer and no
+    range of torch. ``step_overlap_ns`` is the time that is counted more than once because several threads worked at the
+    same time. A step is the sum of its models, of layers that are not selected, and of these parts, minus the overlap.
+
+    On a device, data, optimizer, copy and other are the work that was launched there. If the layers are ranges of a
+    trace, waiting and copies count inside them, too, and once more in the overlap.
     """
 
     layer: int
@@ -109,4 +112,5 @@ class SampleKey(NamedTuple):
 
 
 def of_smallest_hash(numbers: Iterable[int], size: int, salt: int = 0) -> tuple[int, ...]:
+    """The ``size`` numbers with the smallest hashes, sorted. Another ``salt`` gives another choice."""
     return tuple(sorted(nsmallest(size, numbers, key=lambda number: scrambled(number ^ salt))))

@@ -1,4 +1,4 @@
-"""Single ranges of time, kept on request, and how long each device was busy."""
+"""The timeline (allocations, frees and spans), recorded on request; and the busy time of each device."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 
 class StreamTime(NamedTuple):
-    """What one stream of a device did: how many ``kernels`` (copies and sets among them), and for how long it ran any,
-    and any of a kind. On one stream they hardly ever overlap, but they may."""
+    """The work of one stream of a device: the number of ``kernels`` (including copies and sets), how long any ran, and
+    how long any of a kind ran. Kernels of one stream may overlap, but rarely do."""
 
     stream: int
     kernels: int
@@ -22,12 +22,16 @@ class StreamTime(NamedTuple):
 
 @dataclass(frozen=True)
 class DeviceTime:
-    """What one device of one rank did with its time, from the start of its first work to the end of its last.
+    """How one device of one rank used its time. ``span_ns`` is from the start of its first work to the end of its last.
 
-    Each time is that of a union: what runs on several streams at once counts once. ``busy_ns``: anything ran;
-    ``communication_ns``: a collective or another transfer between ranks (``torchprof.measure.devices``); ``copy_ns``:
-    a copy or a set; ``compute_ns``: anything else. ``overlap_ns`` is how long it communicated and computed at once.
-    In a run of several cycles all this is summed, and what lies between two cycles is in none of it.
+    Each time is the length of a union of intervals: work on several streams at once counts once.
+
+    - ``busy_ns``: any work ran.
+    - ``communication_ns``: a collective or another transfer between ranks (see ``torchprof.measure.devices``).
+    - ``copy_ns``: a copy or a set. ``compute_ns``: any other work.
+    - ``overlap_ns``: it communicated and computed at the same time.
+
+    Over several cycles all times are added up; the time between two cycles is not included.
     """
 
     device: str
@@ -42,24 +46,27 @@ class DeviceTime:
 
     @property
     def idle_ns(self) -> int:
-        """How long nothing ran, between the first work and the last."""
+        """How long nothing ran between the first and the last work."""
         return self.span_ns - self.busy_ns
 
     @property
     def exposed_ns(self) -> int:
-        """How long it communicated while it computed nothing: what more overlap could save, at most."""
+        """How long it communicated without computing: the most that more overlap could save."""
         return self.communication_ns - self.overlap_ns
 
     @property
     def copy_alone_ns(self) -> int:
-        """How long it copied, and neither computed nor communicated."""
+        """How long it copied without computing or communicating."""
         return self.busy_ns - self.compute_ns - self.exposed_ns
 
 
 class Lane(NamedTuple):
-    """Where one thing runs at a time, with what it calls inside of it: a thread (``device`` is "cpu"); or a ``stream``
-    of a device, which has as many lanes as it ran kernels at once. ``number`` counts the threads, or the lanes of one
-    stream, from 1 on. ``stream`` is None for a thread, and on a device that used one stream alone."""
+    """One line of the timeline, in which spans are nested and never cross.
+
+    It is a thread (``device`` is "cpu") or a part of a ``stream`` of a device: a stream has as many lanes as kernels
+    ran on it at once. ``number`` counts the threads, or the lanes of a stream, from 1 on. ``stream`` is None for a
+    thread, and on a device that used only one stream.
+    """
 
     device: str
     number: int
@@ -68,14 +75,16 @@ class Lane(NamedTuple):
 
 @dataclass(frozen=True)
 class Spans:
-    """What ran when, in the last cycle, as columns: on each lane, of two spans one is inside the other, or they lie
-    apart. The outer one comes first; kernels come last.
+    """What ran when, in the last cycle, as columns. Spans of a lane are nested or apart; outer spans come before inner
+    ones, kernels last.
 
-    ``start_ns`` and ``end_ns`` are after the start; ``lane`` is a number in ``lanes``, ``layer`` in the run's layers
-    (negative: none), ``phase`` in ``PHASES``, and ``name`` in ``names``: of a label, on a device of a kernel. It is -1
-    where the span is the layer's: a call, in backward an unbroken stretch of work of the layer and those below it (see
-    ``torchprof.measure.timeline``). ``steps`` are the times when steps began, and last when the last one ended; empty
-    if none did. ``dropped``: how many came after the first ``Spans.LIMIT`` and are not here.
+    - ``start_ns``, ``end_ns``: in ns after the start of the recording.
+    - ``lane``: index in ``lanes``. ``layer``: index in the run's layers, negative for none. ``phase``: index in
+      ``PHASES``.
+    - ``name``: index in ``names``, which has the names of labels and kernels. It is -1 for a span of a layer: a call,
+      or in backward an unbroken stretch of work of the layer and those below it (see ``torchprof.measure.timeline``).
+    - ``steps``: when each step began, and last when the last one ended; empty without steps.
+    - ``dropped``: how many spans came after the first ``Spans.LIMIT``; they are left out.
     """
 
     lanes: tuple[Lane, ...]
@@ -93,12 +102,16 @@ class Spans:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The last cycle over time: every allocation and free, in their order, as columns, and the ``spans`` of what ran.
+    """The last cycle over time: every allocation and free, in their order, as columns; and the ``spans`` of what ran.
 
-    ``time_ns`` after the start, signed ``nbytes``, and numbers in ``devices``, in the run's layers (negative: none), in
-    ``PHASES`` and in ``KINDS`` (-1: not known). ``dropped``: how many came after the first ``Timeline.LIMIT`` and are
-    not here. Without ``profile_memory`` there are none, and the length, which counts them, is 0. ``spans`` is None
-    where none were recorded. ``rank``: the rank that was recorded; a run of several ranks has the timeline of one.
+    - ``time_ns``: in ns after the start of the recording. ``nbytes``: negative for a free.
+    - ``device``, ``layer``, ``phase``, ``kind``: indices in ``devices``, in the run's layers (negative: none), in
+      ``PHASES`` and in ``KINDS`` (-1: unknown).
+    - ``dropped``: how many allocations and frees came after the first ``Timeline.LIMIT``; they are left out.
+    - ``spans``: None if they were not recorded.
+    - ``rank``: the rank that was recorded; a run of several ranks has the timeline of one.
+
+    The length is the number of allocations and frees. It is 0 without ``profile_memory``.
     """
 
     devices: tuple[str, ...]

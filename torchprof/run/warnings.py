@@ -1,4 +1,4 @@
-"""Warnings as data: a code, the layers, the numbers; and the table of the sentences that are made of them."""
+"""Warnings as data: a code, the layers and the facts; and for each code the function that makes its sentence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torchprof.run.words import (
 )
 
 Fact = Any
-"""An int, float, str or bool, or a tuple of these or of such tuples: what JSON can hold."""
+"""An int, float, str or bool, or nested tuples of these: what JSON can store."""
 
 Sentence = Callable[..., str]
 _Function = TypeVar("_Function", bound=Sentence)
@@ -28,12 +28,14 @@ _Function = TypeVar("_Function", bound=Sentence)
 
 @dataclass(frozen=True)
 class Caveat:
-    """Something to know before the figures of a run are believed. ``str()`` is the sentence.
+    """A warning about the figures of a run. ``str()`` is its sentence.
 
-    ``code`` says what it is, ``layers`` which layers it is about, by their dotted names, ``facts`` the rest, by name.
-    ``added``: for each sum of runs that it came through, the last first, the numbers of the runs that said it, from 1
-    on, and how many were added. ``ranks``: who says it, in ``Run.warnings``; empty in ``Meta.warnings``. A code that
-    has no sentence here, of a newer torchprof, is shown as it is, with its layers and facts.
+    - ``code``: what it is about. ``layers``: the layers concerned, by dotted name. ``facts``: everything else, by name.
+    - ``added``: one entry for each sum of runs that it has passed through, the last sum first: the numbers of the runs
+      that had it, from 1 on, and how many runs were added.
+    - ``ranks``: the ranks that it is of, in ``Run.warnings``; empty in ``Meta.warnings``.
+
+    A code of a newer torchprof has no sentence here: ``str()`` shows the code with its layers and facts.
     """
 
     code: str
@@ -62,6 +64,14 @@ def caveat(code: str, layers: Sequence[str] = (), **facts: Fact) -> Caveat:
     return Caveat(code, tuple(layers), facts)
 
 
+def sharing_key(warning: Caveat) -> tuple[Any, ...]:
+    """Equal for two warnings only if they are written alike: one object, and one entry of a file, can serve for both.
+
+    Stricter than ``==``, for which 1, 1.0 and True are equal.
+    """
+    return warning.code, warning.layers, repr([*warning.facts.items()]), warning.added, warning.ranks
+
+
 def _of_the_runs_added(added: tuple[Sequence[int], int]) -> str:
     numbers, count = added
     if len(numbers) == count:
@@ -70,7 +80,7 @@ def _of_the_runs_added(added: tuple[Sequence[int], int]) -> str:
 
 
 SENTENCES: dict[str, Sentence] = {}
-"""What makes the sentence of a caveat, from its layers and facts, by its code: the name of the function."""
+"""For each code the function that makes the sentence of the layers and facts. It has the name of the code."""
 
 
 def _sentence(function: _Function) -> _Function:
@@ -79,31 +89,31 @@ def _sentence(function: _Function) -> _Function:
 
 
 def _fixed(code: str, text: str) -> None:
-    """A caveat whose sentence is always the same."""
+    """Declare a code with a constant sentence."""
 
-    def said(layers: list[str]) -> str:
+    def sentence(layers: list[str]) -> str:
         return text
 
-    SENTENCES[code] = said
+    SENTENCES[code] = sentence
 
 
 def _of_layers(code: str, text: str) -> None:
-    """A caveat that names layers, where ``text`` has ``{layers}``."""
+    """Declare a code whose sentence names layers: they replace ``{layers}`` in ``text``."""
 
-    def said(layers: list[str]) -> str:
+    def sentence(layers: list[str]) -> str:
         return text.replace("{layers}", some(layers))
 
-    SENTENCES[code] = said
+    SENTENCES[code] = sentence
 
 
 def _of_facts(code: str, text: str) -> None:
-    """A caveat whose sentence has each fact as it is; names of several things, a tuple, in words."""
+    """Declare a code whose sentence has facts: ``{name}`` in ``text`` is that fact. A tuple becomes a list in words."""
 
-    def said(layers: list[str], **facts: Fact) -> str:
+    def sentence(layers: list[str], **facts: Fact) -> str:
         words = {name: some(list(fact)) if isinstance(fact, tuple) else fact for name, fact in facts.items()}
         return text.format(**words)
 
-    SENTENCES[code] = said
+    SENTENCES[code] = sentence
 
 
 # Modules and their calls
@@ -124,7 +134,7 @@ def calls_not_recorded(layers: list[str], calls: int) -> str:
 
 @_sentence
 def called_by_others(layers: list[str], callers: Sequence[str]) -> str:
-    """``callers``: for each of the layers the one that called it, "" for code outside the model."""
+    """``callers``: for each of the layers its caller, "" for code outside the model."""
     past = [f"{inner} by {outer or 'code outside the model'}" for inner, outer in zip(layers, callers)]
     return (
         f"Called by other than the layer above them: {some(past)}. They count where they stand in the tree, so the "
@@ -244,7 +254,7 @@ MODULES_OF_CALL_STACKS = (
     'It was recorded with_stack=True by an old torch, which wrote source lines for each operator (its "Call '
     'stack") and no modules: record it inside `torchprof.annotate(model)`, or with a newer torch'
 )
-"""How to record a trace that has modules, where this one was recorded like that."""
+"""How to record a trace with modules, if this one has only call stacks of operators."""
 
 _of_facts("trace_around_unread", "What stands {where} the events of {file} could not be read.")
 _of_facts("trace_end_unread", "{file} was read to the end of its events, but {reason}.")
@@ -362,7 +372,7 @@ _WHY_UNKNOWN = {
     OTHER_MODULE: "they work for modules that are not among the profiled ones",
     AMBIGUOUS_MODULE: "the compiled function may have called any of several modules of one class",
 }
-"""Why the layers of compiled kernels are not known, by the reason in the name of their row."""
+"""Why the layers of compiled kernels are unknown, by the reason in the name of their row."""
 
 _WHY_SLOW = {
     "same": "that start-up, the model's or the profiler's own, is in the totals",
@@ -373,7 +383,7 @@ _WHY_SLOW = {
 
 @_sentence
 def slow_start(layers: list[str], first_ns: int, later_ns: float, shapes: str) -> str:
-    """``shapes``: whether those of all calls were the "same" or "varying", "" where that is unknown."""
+    """``shapes``: whether the input shapes of all calls were the "same" or "varying"; "" if unknown."""
     return (
         f"The first call of {layers[0]} took {format_time(first_ns)}, the later ones "
         f"{format_time(later_ns)} on average: {_WHY_SLOW[shapes]}."
@@ -382,7 +392,7 @@ def slow_start(layers: list[str], first_ns: int, later_ns: float, shapes: str) -
 
 @_sentence
 def launched_before(layers: list[str], kernels: int, device: str, device_ns: int, all_ns: int) -> str:
-    """``all_ns``: what all kernels in the recording took."""
+    """``all_ns``: the time of all kernels in the recording."""
     verb = "was" if kernels == 1 else "were"
     return (
         f"{kernels} kernel{'s' * (kernels > 1)} {verb} launched before the recording began: "
@@ -410,7 +420,7 @@ _of_facts("kernels_divided", "Kernels of several layers are {how} among them: th
 
 @_sentence
 def not_attributable(layers: list[str], reason: str, share: float) -> str:
-    """``share``: of the time in kernels of compiled graphs."""
+    """``share``: the fraction of the time in kernels of compiled graphs."""
     why = _WHY_UNKNOWN.get(reason, reason)
     return f"Not attributable: {share:.0%} of the time in kernels of compiled graphs: {why}."
 
@@ -432,8 +442,8 @@ def machine_busy(layers: list[str], delay_ns: int, wall_ns: int) -> str:
 
 
 WITHOUT_SHAPES = "uncounted_without_shapes"
-"""The one caveat that is stored and computed: only torch knows which of the operators would have had a formula, and
-the run itself how often they were called, and where."""
+"""The only code that is both stored and computed. Only torch knows which of these operators have a formula, so their
+names are stored. How often and where they were called is computed from the run."""
 
 _UNCOUNTED = {
     "uncounted_operator": "{names} ({count} call{s}, in {layers})",
@@ -450,11 +460,11 @@ _WIDTH = 60  # of a name
 
 
 def _of_uncounted(code: str, text: str) -> None:
-    def said(layers: list[str], names: Sequence[str], count: int) -> str:
+    def sentence(layers: list[str], names: Sequence[str], count: int) -> str:
         words = {"names": some([*map(_short, names)]), "layers": some([*map(_short, layers)])}
         return f"Not counted: {text.format(count=count, s='' if count == 1 else 's', **words)}."
 
-    SENTENCES[code] = said
+    SENTENCES[code] = sentence
 
 
 for _code, _text in _UNCOUNTED.items():
@@ -464,6 +474,6 @@ _of_facts("uncounted_more", "Not counted: {operators} more without a formula (ca
 
 
 def _short(name: str) -> str:
-    """A long name with its middle left out."""
+    """A long name without its middle."""
     head = _WIDTH * 3 // 5
     return name if len(name) <= _WIDTH else f"{name[:head]}…{name[len(name) - (_WIDTH - 1 - head) :]}"

@@ -1,6 +1,4 @@
-"""Constants and small predicates that every package shares: phases, kinds of frames, names of rows that belong to no
-layer, and names of ranges.
-"""
+"""Constants and small predicates that all packages share: phases, kinds of frames, and names of rows and ranges."""
 
 from __future__ import annotations
 
@@ -12,16 +10,16 @@ from typing import Any, NamedTuple
 from torchprof.errors import TorchprofError, suggest
 
 GUARDS = "TorchDynamo Cache Lookup"
-"""The range right before that, in which the guards of all versions are tried until those of one hold."""
+"""The range in which torch.compile checks the guards of all versions of a region, right before the region runs."""
 GRAPH = "CompiledFxGraph"
-"""What that is called here, whatever the key."""
+"""The name here of all calls of compiled graphs. In torch, the key of the graph follows."""
 COMPILING = "compiling"
-"""What all of them are called here, as a region."""
+"""The name of the region that stands for all ranges in which torch.compile compiles."""
 REPLAYS = frozenset({"cudaGraphLaunch", "hipGraphLaunch"})
-"""The calls of a device's runtime that replay a graph of kernels."""
+"""The runtime calls that replay a graph of kernels."""
 
 NOT_ATTRIBUTABLE = "not attributable"
-"""What the name of a group of kernels without known layers begins with; ``: `` and one of these reasons follow."""
+"""Prefix of the name of a group of kernels with unknown layers. ``: `` and one of the reasons below follow."""
 COMPILED_BEFORE = "compiled before"
 NESTED_GRAPHS = "nested graphs"
 GRAPH_NOT_READ = "graph not read"
@@ -33,7 +31,7 @@ AMBIGUOUS_MODULE = "ambiguous module"
 REPLAY = "CUDA graph replay"
 
 DIVISORS = ("flops", "bytes")
-"""By what the time of a kernel of several layers can be divided."""
+"""In proportion to what the time of a kernel of several layers can be divided among them."""
 
 _OVERHEAD = re.compile(
     rf"{GUARDS}|Pregraph bytecode|AOTDispatcher Runtime Wrapper Prologue"
@@ -43,15 +41,15 @@ _GENERATED = re.compile(r"(graph_\d+_)?(cpp|triton)_\w+")
 
 
 def is_overhead(op: str) -> bool:
-    """Whether an op in a region leads to its graph: it is no kernel, nor what runs as it would without torch.compile.
+    """Whether an op in a compiled region is overhead of torch.compile, such as checking guards.
 
-    The calls of the graph itself are not: kernels of C++ that have no ranges of their own are in their time.
+    The call of the graph is not: its time includes that of C++ kernels that have no ranges of their own.
     """
     return _OVERHEAD.fullmatch(op) is not None
 
 
 def is_generated(kernel: str) -> bool:
-    """Whether Inductor has made a kernel; the others are those of libraries."""
+    """Whether Inductor generated this kernel. Other kernels are from libraries."""
     return _GENERATED.fullmatch(kernel) is not None
 
 
@@ -67,26 +65,26 @@ PHASES = (FORWARD, BACKWARD, RECOMPUTE)
 LAUNCH_NOT_RECORDED = "(launch not recorded)"
 """The label of kernels whose launch is not in the recording."""
 LAUNCHED_BEFORE = "(launched before the recording)"
-"""The label of kernels that were launched before the recording began, and ran in it: work of an earlier step, or of a
-warm-up. It is in no sum of layers or of ``(outside)``, in no step, share, comparison or rank's own work."""
+"""The label of kernels that ran in the recording but were launched before it began, by an earlier step or a warm-up.
+They count for no layer, not for ``(outside)``, and in no step, share, comparison or work of a rank."""
 BEFORE = -(1 << 63)
-"""Where the number of what launched a kernel stands: it was launched before the recording began."""
+"""Stands in place of the number of the launching op of a kernel that was launched before the recording began."""
 
 GARBAGE_COLLECTION = "garbage collection"
-"""What collections of Python's garbage collector are called, whatever they interrupt."""
+"""The name of the frames of Python's garbage collections, whatever they interrupt."""
 
 RANGES = frozenset({"label", "region", "kernels", "gc"})
-"""The kinds of frames that stand for all that ran in them, and have rows of their own beside those of layers."""
+"""The kinds of frames that are ranges: everything that ran in them is in their total."""
 
 
 class Signature(NamedTuple):
-    """What an op was called on: for each of its inputs a shape, a type, and a value.
+    """The inputs of an op: for each input a shape, a type and a value; and the source lines of the call.
 
-    ``shapes``: a tuple of sizes; for a list of tensors a tuple of such tuples; None where that is not known.
-    ``dtypes``: as torch's profiler spells them: "float", "c10::BFloat16", "long int", …; "Scalar", "ScalarList" and
-    "TensorList" for those; "" for None and for what has no shape. ``scalars``: the value of what is no tensor, None
-    for the others; ``()`` where they were not recorded. ``stack``: the source lines it was called from, as
-    "file(line): function", innermost first; ``()`` where they were not recorded.
+    - ``shapes``: a tuple of sizes; for a list of tensors a tuple of those tuples; None if unknown.
+    - ``dtypes``: as torch's profiler spells them ("float", "c10::BFloat16", "long int", …); "Scalar", "ScalarList" and
+      "TensorList" for those; "" for None and for inputs without a shape.
+    - ``scalars``: the value of an input that is not a tensor, None for tensors; ``()`` if they were not recorded.
+    - ``stack``: the source lines of the call, as "file(line): function", innermost first; ``()`` if not recorded.
     """
 
     shapes: tuple[Any, ...]
@@ -96,11 +94,11 @@ class Signature(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """One step inward from a layer to an event: ``kind`` is op, label (the user's), collective (an exchange between
-    ranks), kernel, python (a source line), region (code that torch.compile made, by its compile id), kernels (of a
-    compiled graph: what they have in common) or gc (Python's garbage collector).
+    """One step from a layer inward to an event.
 
-    ``signature`` is what an op was called on, None where that was not recorded.
+    ``kind`` is op, label (of the user), collective, kernel, python (a source line), region (code of torch.compile,
+    named by its compile id), kernels (a group of kernels of a compiled graph) or gc (Python's garbage collector).
+    ``signature`` has the inputs of an op; None if they were not recorded.
     """
 
     kind: str
@@ -116,21 +114,21 @@ BETWEEN_OPS = "(between ops)"
 
 
 def is_left_over(frames: Sequence[Frame]) -> bool:
-    """Whether a row with these frames is work of a device that was launched before the recording began."""
+    """Whether a row with these frames is device work that was launched before the recording began."""
     return bool(frames) and frames[0].name == LAUNCHED_BEFORE and frames[0].kind == "label"
 
 
 def number_of_phase(phase: str) -> int:
-    """Its index in ``PHASES``. Raises TorchprofError for what is no phase."""
+    """The index of a phase in ``PHASES``. Raises TorchprofError for an unknown phase."""
     if phase not in PHASES:
         raise TorchprofError(f"There is no phase {phase!r}. {suggest(str(phase), PHASES)}")
     return PHASES.index(phase)
 
 
 OPTIMIZER_RANGE = "Optimizer."
-"""What the names of the ranges begin with that torch.optim puts around its methods."""
+"""Prefix of the ranges that torch.optim puts around its methods."""
 OPTIMIZER_STEP = "Optimizer.step#"
-"""Of those around steps; the class and ``.step`` follow."""
+"""Prefix of the ranges around optimizer steps; the class name and ``.step`` follow."""
 ZERO_GRAD = "Optimizer.zero_grad#"
 
 
@@ -140,24 +138,25 @@ def is_optimizer_step(frames: Sequence[Frame]) -> bool:
 
 
 ANY_STEP = "ProfilerStep*"
-"""What the ranges of all of torch's steps are called here, as in torch's own tables."""
+"""The name here of the ranges of all profiler steps, as in torch's own tables."""
 _COLLECTIVE = re.compile(r"(nccl|gloo|mpi|ucc|xccl|hccl|rccl):\w+( \d+(->|<-)\d+)?")
 _HOST_BACKENDS = ("gloo:", "mpi:", "ucc:")
 _RUNTIME_CALL = re.compile(r"(cuda|cu|hip|ze|ur|musa|mu)[A-Z]\w*")
 
 
 def is_collective(name: str) -> bool:
-    """Whether this is the range of a collective (``nccl:all_reduce``). It may end on another thread, whenever that
-    is done, so it is no time of the thread that it began on."""
+    """Whether this is the range of a collective (``nccl:all_reduce``). It ends when the collective does, maybe on
+    another thread, so its time is not time of the thread on which it started."""
     return _COLLECTIVE.fullmatch(name) is not None
 
 
 def is_host_collective(name: str) -> bool:
-    """Whether this is the range of a collective that the CPU carries out, from its beginning to its end."""
+    """Whether this is the range of a collective that the CPU runs. It lasts as long as the collective."""
     return name.startswith(_HOST_BACKENDS) and is_collective(name)
 
 
 @cache
 def is_runtime_call(name: str) -> bool:
-    """Whether an event that is no range of the user's is a call of a device's runtime, as ``cudaLaunchKernel``."""
+    """Whether an event is a call of a device runtime, such as ``cudaLaunchKernel``. Not meant for ranges of the
+    user."""
     return _RUNTIME_CALL.fullmatch(name) is not None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torchprof.analyze.advice import Advice, rule
 from torchprof.analyze.advice.evidence import Evidence
-from torchprof.run.collectives import collective_of, tells_collective
+from torchprof.run.collectives import collective_of, shows_collective
 from torchprof.run.cost import format_count, format_memory, format_time
 from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.lockstep import NOT_RECORDED
@@ -135,4 +135,4 @@ def _waited(evidence: Evidence) -> dict[str, int]:
 def _is_communication(frames: Sequence[Frame]) -> bool:
     if not frames or frames[-1].kind != "kernel":
         return False
-    return tells_collective(frames[-1]) or kind_of_work(frames[-1].name) is KernelWork.COMMUNICATION
+    return shows_collective(frames[-1]) or kind_of_work(frames[-1].name) is KernelWork.COMMUNICATION

@@ -352,7 +352,7 @@ def _why_unknown(diff: Diff, pair: Pair, quantity: Quantity, side: int) -> str:
     if isinstance(what, Measure):
         own = (OUTSIDE if pair.name == OUTSIDE_NAME else NOT_SELECTED,)
         inside = own if layer is None else _at_or_below(run, layer, quantity.is_self)
-        if what.doubt is not None:
+        if what.lower_bound_if is not None:
             without_shapes = operators_without_shapes(warning for meta in run.metas for warning in meta.warnings)
             reasons += map(str, about_uncounted(_rows_of(run.rows, inside, quantity.phase), without_shapes))
         incomplete = incomplete_phases(run).get(() if layer is None else layer.path)

@@ -9,7 +9,7 @@ from statistics import median, median_low
 
 from torchprof.analyze.ranks.significance import SLOWER_BY, stragglers
 from torchprof.analyze.ranks.values import Compared, OneCollective, OneLayer, OneRank, OverRanks, Times
-from torchprof.run.lockstep import EXCHANGES, NOBODY, NOT_RECORDED
+from torchprof.run.lockstep import EXCHANGES, NO_LAST_RANK, NOT_RECORDED
 from torchprof.run.words import OUTSIDE
 
 
@@ -142,7 +142,7 @@ def late_ranks(compared: Compared, ranks: Sequence[OneRank], slow: Slow | None) 
         if found is None:
             least = [min(step) for step in zip(*waits.values())]
             alone = [[rank for rank in among if waits[rank][at] == ns] for at, ns in enumerate(least)]
-            last = [ones[0] if len(ones) == 1 else NOBODY for ones in alone]
+            last = [ones[0] if len(ones) == 1 else NO_LAST_RANK for ones in alone]
             typical = {rank: -median(waits[rank]) for rank in among}
             named = _seem_slow(typical, max(SLOWER_BY * compared.step_ns, 1), last)
         else:

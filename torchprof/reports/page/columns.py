@@ -55,4 +55,4 @@ def measure_data(measure: Measure, takes: Sequence[Take]) -> dict[str, Any]:
     field = measure.fields[0][0]
     heading = {"cpu_ns": "CPU time", "device_ns": "{device} time"}.get(field, measure.heading)
     heading = heading.replace(" Mem", " memory allocated").format(device=device.upper())
-    return {"heading": heading, "field": field, "unit": measure.unit.value, "lowerBoundIf": measure.doubt}
+    return {"heading": heading, "field": field, "unit": measure.unit.value, "lowerBoundIf": measure.lower_bound_if}
