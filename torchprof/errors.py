@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 class TorchprofError(RuntimeError):
     """The only exception that torchprof defines. The message says what is wrong, what was expected and what to do."""
 
-    __module__ = "torchprof"  # where users import it from: repr, help, tracebacks and pickles show it
+    __module__ = "torchprof"  # where users import it from: tracebacks and pickles show it
 
 
 def suggest(given: str, choices: Iterable[str], limit: int = 3, *, every: bool = False) -> str:

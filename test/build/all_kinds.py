@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 
-from torch import nn, rand
-
-import torchprof
 from build.compiled import FC1, Ran, call, graphs_of, region, work
 from build.events import function, node
 from build.events import kernel as kernel_event
 from build.events import label as module
 from build.events import op as op_event
 from build.hand_made import NET, kernel, label, op, row, run_of
+from torch import nn, rand
+
+import torchprof
 from torchprof.attribute.events import Event
 from torchprof.run.layers import Layer
 from torchprof.run.rows import Around

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import pytest
-
 from build.places import ROOT
 
 if TYPE_CHECKING:

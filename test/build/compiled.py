@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
-from hypothesis import strategies as st
-
 from build.events import MAIN, NODE_PREFIX, Walked
 from build.forests import Span
+from hypothesis import strategies as st
+
 from torchprof.attribute.compiled_graphs import (
     CompiledGraphs,
     CompiledKernel,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from build.hand_made_ranks import NOWHERE, everybody, lockstep, run_of_ranks
+
 from torchprof.analyze.ranks.balance import Balance
 from torchprof.analyze.ranks.values import OneRank
 from torchprof.run.lockstep import GAP, WORK, GroupOfRanks, LockstepKey

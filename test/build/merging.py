@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import astuple, replace
 from typing import Any
 
+from build.warnings import caveats
 from hypothesis import strategies as st
 
-from build.warnings import caveats
 from torchprof.run.cost import Cost
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import STEP, WORK, GroupOfRanks, Lockstep, LockstepKey

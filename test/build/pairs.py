@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from build.hand_made import op, row, run_of
+
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread

@@ -5,9 +5,9 @@ from __future__ import annotations
 from array import array
 from dataclasses import replace
 
+from build.forests import SIGNATURES, layer_trees
 from hypothesis import strategies as st
 
-from build.forests import SIGNATURES, layer_trees
 from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer
 from torchprof.run.memory import KINDS as MEMORY_KINDS

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.profiler import record_function
-
-import torchprof
 from build.models import Mlp
 from build.places import TRACES
 from build.trace_files import session, trace_event, write
 from build.warnings import sentences
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+import torchprof
 from torchprof.run.cost import Cost
 from torchprof.run.memory import Memory
 from torchprof.run.run import Run

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from build.forests import Forest, Span
+
 from torchprof.attribute.events import Kind
 from torchprof.run.cost import Cost
 from torchprof.run.words import (

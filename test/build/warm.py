@@ -1,7 +1,8 @@
 """Python commands in processes that have torch imported already: they start in 0.1 s instead of 2.
 
 A server process imports torch once and forks for each command (``multiprocessing``'s "forkserver"). What a command does
-after that is its own: arguments, environment, folder, streams, exit code. torchprof is not imported before.
+after that is its own: arguments, environment, folder, streams, exit code. torchprof is not imported before. Variables
+that Python or torch read when they start have the values of pytest's environment; OMP_NUM_THREADS is applied again.
 
 Not for tests of how a process starts or ends: signals, closed streams, encodings, child processes, a script without
 torch. For those start a Python of their own.
@@ -39,19 +40,26 @@ class WarmPython:
         self._process = _FORKS.Process(
             target=_run, args=(self._arguments, str(folder), dict(environment), str(self._streams))
         )
+        self._since = time.monotonic()
         self._process.start()
 
     def wait(self, until: float) -> subprocess.CompletedProcess[str]:
         """How it ended. It is killed if it still runs at ``until`` (``time.monotonic``): TimeoutExpired is raised."""
-        self._process.join(max(0.0, until - time.monotonic()))
-        code = self._process.exitcode
-        if code is None:
-            self._process.kill()
-            self._process.join(30)
+        try:
+            self._process.join(max(0.0, until - time.monotonic()))
+            code = self._process.exitcode
+        finally:
+            self.kill()
         out, error = ((self._streams / name).read_text(encoding="utf-8") for name in ("out", "error"))
         if code is None:
-            raise subprocess.TimeoutExpired(self._arguments, until, out, error)
+            raise subprocess.TimeoutExpired(self._arguments, until - self._since, out, error)
         return subprocess.CompletedProcess(self._arguments, code, out, error)
+
+    def kill(self) -> None:
+        """Kill the process if it still runs: ``multiprocessing`` waits for it without a limit when pytest ends."""
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join(30)
 
 
 def run_warm(
@@ -78,11 +86,15 @@ def warm_job(folder: Path, ranks: int, *arguments: str, timeout_s: float = 150) 
         "GROUP_RANK": "0",
         "TORCHELASTIC_RUN_ID": f"job-{port}",
     }
-    started = [
-        WarmPython(arguments, folder, _environment({**of_all, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
-        for rank in range(ranks)
-    ]
-    ended = [one.wait(until) for one in started]
+    started: list[WarmPython] = []
+    try:
+        for rank in range(ranks):
+            environment = _environment({**of_all, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            started.append(WarmPython(arguments, folder, environment))
+        ended = [one.wait(until) for one in started]
+    finally:  # if one was too late, the others are not waited for
+        for one in started:
+            one.kill()
     code = next((one.returncode for one in ended if one.returncode), 0)
     return Job(code, tuple(one.stdout for one in ended), tuple(one.stderr for one in ended), "")
 
@@ -107,6 +119,7 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str], streams
     of_python = [path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix))]
     sys.path[:] = [here, *environment["PYTHONPATH"].split(os.pathsep), *of_python]
     sys.argv[:] = rest if is_module else arguments
+    _set_threads(int(environment["OMP_NUM_THREADS"]))
     code = 0
     try:
         if is_module:
@@ -123,6 +136,12 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str], streams
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _set_threads(number: int) -> None:
+    import torch
+
+    torch.set_num_threads(number)  # OpenMP read OMP_NUM_THREADS in the server, when torch was imported
 
 
 def _open_streams(folder: Path) -> None:

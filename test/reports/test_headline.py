@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from build import hand_made
 from build.hand_made import label, op, row
 from torch import nn
 
 import torchprof
-from build import hand_made
 from torchprof import Profile
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run

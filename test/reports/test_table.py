@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from build import hand_made
 from build.hand_made import headings
 from build.warnings import caveats, sentences
 from tabulate import tabulate_formats
 from torch import nn
 
 import torchprof
-from build import hand_made
 from torchprof import Profile, TorchprofError
 from torchprof.run.cost import Cost
 from torchprof.run.layers import Layer

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from build import hand_made
 from build.events import run_of_events
 from build.hand_made import op, row
 from build.warnings import caveats
 
-from build import hand_made
 from torchprof import Run, TorchprofError
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.reports.top import Where, parts_of, source_lines

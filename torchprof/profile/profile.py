@@ -79,8 +79,6 @@ class Profile:
     another profiler is active, and on a second entry.
     """
 
-    __module__ = "torchprof"  # where users import it from: repr, help, tracebacks and pickles show it
-
     _open: ClassVar[Profile | None] = None  # one block at a time in a process, in any thread
     _turn: ClassVar[threading.Lock] = threading.Lock()
     _timed: ClassVar[bool] = True  # whether times are measured

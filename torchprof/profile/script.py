@@ -240,7 +240,7 @@ def _set_first_path(first: str, always: bool = False) -> None:
 
 
 def _load_file(main: ModuleType, file: str) -> Any:
-    """Compile or load a file (source or .pyc); set ``__file__`` and loader of ``__main__``. Exits on failure."""
+    """The code of a file (source or .pyc). Sets ``__file__`` and loader of ``__main__``. Exits if it cannot be read."""
     try:
         content = Path(file).read_bytes()
     except OSError as error:

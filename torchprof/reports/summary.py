@@ -57,7 +57,7 @@ def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) 
         varying = varying_calls(run), varying_work(run)
         figures = figures_of_layers(run, run.phases())
         sections = [_table(run, models, figures, *varying, depth, tablefmt)]
-        sections += [_about_model(run, model, figures[model.layer.path]) for model in models]
+        sections += [_about_model(run, model, figures[model.layer.path], varying[1]) for model in models]
         notes = [*_about_shapes(run, *varying), *_about_missing(run), *notes]
     return "\n\n".join([*sections, *(["\n".join(notes)] if notes else [])])
 
@@ -96,10 +96,10 @@ def _table(
     return draw(["Module", "Type", "Depth", "Input shape", "Output shape", "Params", "MACs"], table, tablefmt)
 
 
-def _about_model(run: Run, model: Node, figures: Figures) -> str:
+def _about_model(run: Run, model: Node, figures: Figures, work_varies: Mapping[_Path, bool | None]) -> str:
     """The figures of one model, a line for each."""
     path = model.layer.path
-    lines = list(_figures(run, model, run.total_params()[path], figures, varying_work(run)[path]))
+    lines = list(_figures(run, model, run.total_params()[path], figures, work_varies[path]))
     width = max(len(name) for name, _ in lines)
     return "\n".join([printable(model.layer.name), *(f"  {name:<{width}}  {value}" for name, value in lines)])
 

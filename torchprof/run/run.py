@@ -60,8 +60,6 @@ class Node:
 class Run:
     """One profiled run. Made by ``Profile`` or ``torchprof.load``; every report reads it and nothing else."""
 
-    __module__ = "torchprof"  # where users import it from: repr, help, tracebacks and pickles show it
-
     metas: tuple[Meta, ...]
     layers: Layers
     rows: Rows

@@ -42,7 +42,7 @@ class TreeTable {
     this.body.addEventListener("click", (event) => this.#click(event));
   }
 
-  // Opens as many levels as fit on a screen.
+  // Opens as many levels as give at most OPEN_AT_FIRST rows.
   #openAtFirst() {
     const { run } = this;
     /** @type {number[]} */
