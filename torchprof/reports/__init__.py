@@ -114,9 +114,8 @@ def export(path: str | PathLike[str], value: object, options: Mapping[str, Any],
     Raises TorchprofError for a suffix without a report and for an unknown option, OSError as ``open`` does.
     """
     name = format_of(path, of=of)
-    data = render(name, value, options, of=of).encode(
-        "utf-8", "backslashreplace"
-    )  # an error must not leave an empty file
+    # Before the file is opened: an error must not leave an empty file.
+    data = render(name, value, options, of=of).encode("utf-8", "backslashreplace")
     path = Path(path)
     path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 

@@ -40,11 +40,8 @@ background-image:linear-gradient(rgba(128,128,128,.15) 0 0)}
 .torchprof i{font-style:normal;opacity:.45}
 .torchprof p{margin:.4em .7em;font-size:12px;max-width:80em}
 """
-_BARS = (
-    (0.5, ' class="hot"'),
-    (0.1, ' class="warm"'),
-    (0.01, ""),
-)  # the smallest share of each class; smaller ones have no bar
+# The smallest share of each class; smaller ones have no bar.
+_BARS = ((0.5, ' class="hot"'), (0.1, ' class="warm"'), (0.01, ""))
 
 
 @report("notebook", "the table that a notebook shows")

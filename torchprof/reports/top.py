@@ -186,9 +186,8 @@ def parts_of(run: Run, field: str) -> Counter[WorkPart]:
 
 
 def _label(frames: Sequence[Frame]) -> str:
-    labels = [
-        frame.name for frame in frames if frame.kind == "label" and frame.name != ANY_STEP
-    ]  # the label of a step is no place
+    # The label of a step is no place.
+    labels = [frame.name for frame in frames if frame.kind == "label" and frame.name != ANY_STEP]
     return labels[-1] if labels else ""
 
 
