@@ -11,12 +11,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY := $(VENV)/ready-with-torch-$(TORCH)
 TOOLS := $(VENV)/ready-with-tools-$(TORCH)
+DOCS := $(VENV)/ready-with-docs-$(TORCH)
 NODE := test/page/node_modules
 
 # torch 2.13 writes two lines a session to stderr unless this is set before it is imported.
 export KINETO_LOG_LEVEL ?= 99
 
-.PHONY: demo test test-slow test-all lint lint-page types browser bench clean
+.PHONY: demo test test-slow test-all lint lint-page types docs browser bench clean
 
 demo: $(READY)
 	$(BIN)/python examples/training_step.py
@@ -64,6 +65,10 @@ build/speedscope:
 	mkdir -p build
 	cd build && npm pack --silent speedscope@$(SPEEDSCOPE) && tar -xzf speedscope-$(SPEEDSCOPE).tgz && mv package speedscope
 
+# The documentation site, into build/site; fails on a broken link and on any warning.
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
@@ -79,4 +84,8 @@ $(READY): pyproject.toml constraints.txt
 
 $(TOOLS): $(READY)
 	$(PIP) -c constraints.txt -e '.[test,lint]'
+	touch $@
+
+$(DOCS): $(READY)
+	$(PIP) -c constraints.txt -e '.[docs]'
 	touch $@

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import pickle
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -187,3 +188,11 @@ def test_showing_a_saved_run_does_not_import_torch(tmp_path: Path) -> None:
     lines = run_fresh(code).splitlines()
     assert any(line.split(" | ")[1:] == ["Self CPU total", "CPU total", "Number of Calls"] for line in lines)
     assert lines[-1] == "False"
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    version = re.search(r'__version__ = "(.*)"', (ROOT / "version.py").read_text(encoding="utf-8"))
+    assert version is not None
+    project = ROOT.parent
+    assert f"\nversion: {version[1]}\n" in (project / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\n## {version[1]}\n" in (project / "CHANGELOG.md").read_text(encoding="utf-8")

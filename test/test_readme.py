@@ -1,4 +1,4 @@
-"""Every block of the README runs, and prints tables of the same form as in the README."""
+"""Every block of the README and of the tour runs, and prints tables of the same form as on the page."""
 
 import contextlib
 import io
@@ -13,10 +13,13 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = ("README.md", "docs/tour.md")
 ALEXNET_LAYERS = 24
 RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+BLOCKS = {
+    page: re.findall(r"^```(\w+)\n(.*?)^```$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    for page in PAGES
+}
 
 
 def shape(text: str) -> list[str]:
@@ -36,18 +39,22 @@ def in_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.compiler
-def test_python_blocks_run_in_order_and_print_what_is_shown(in_root: Path) -> None:
+@pytest.mark.parametrize(("page", "count"), [("README.md", 1), ("docs/tour.md", 17)])
+def test_python_blocks_run_in_order_and_print_what_is_shown(
+    page: str, count: int, in_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     space: dict[str, object] = {}
     printed = code = ""
     compared = 0
-    for language, block in BLOCKS:
+    for language, block in BLOCKS[page]:
         if language == "python":
             if "torch.compile(" in block and shutil.which("g++") is None:
                 printed, code = "", block
                 continue
             out = io.StringIO()
             with contextlib.redirect_stdout(out):
-                exec(compile(block, "README.md", "exec"), space)
+                exec(compile(block, page, "exec"), space)
             printed, code = out.getvalue(), block
         elif language == "text":
             if "from_trace(" in code:  # the trace is in the repository: its figures never change
@@ -59,6 +66,9 @@ def test_python_blocks_run_in_order_and_print_what_is_shown(in_root: Path) -> No
                         for text in (printed, block)
                     ]
                     assert of_layers[0] == of_layers[1]
+            elif "print(prof)\n" in code:  # the overview: the largest places depend on the machine, the layers do not
+                tables = [text[text.index("\nModule") :] for text in (printed, block)]
+                assert shape(tables[0])[: len(shape(tables[1]))] == shape(tables[1])
             elif "with the layers above" in block:
                 # Which layers are the largest depends on the machine; the headings and the last line do not.
                 assert shape(printed)[:8] == shape(block)[:8]
@@ -83,13 +93,14 @@ def test_python_blocks_run_in_order_and_print_what_is_shown(in_root: Path) -> No
                 assert shape(printed)[: len(shown)] == shown
                 assert ("..." in block) or shape(printed) == shown
             compared += 1
-    assert compared == 17
+    assert compared == count
 
 
 @pytest.mark.jobs
-def test_console_blocks_run_and_print_what_is_shown(in_root: Path) -> None:
+@pytest.mark.parametrize(("page", "count"), [("README.md", 1), ("docs/tour.md", 6)])
+def test_console_blocks_run_and_print_what_is_shown(page: str, count: int, in_root: Path) -> None:
     commands = 0
-    for language, block in BLOCKS:
+    for language, block in BLOCKS[page]:
         if language != "console":
             continue
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
@@ -122,11 +133,11 @@ def test_console_blocks_run_and_print_what_is_shown(in_root: Path) -> None:
                 expected = shape(shown)
                 assert shape(result.stdout)[: len(expected)] == expected
             commands += 1
-    assert commands == 6
+    assert commands == count
 
 
 def test_the_two_commands_are_in_the_makefile_and_in_ci() -> None:
-    shell = next(block for language, block in BLOCKS if language == "sh")
+    shell = next(block for language, block in BLOCKS["README.md"] if language == "sh")
     commands = [line.split("#")[0].split() for line in shell.splitlines()]
     assert commands == [["make", "demo"], ["make", "test"]]
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")

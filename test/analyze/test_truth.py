@@ -426,7 +426,7 @@ def test_a_label_around_a_layer_holds_what_ran_in_it() -> None:
     assert first.inside == []
     assert {op.name for op in second.inside} >= {"aten::sum", "aten::mean", "aten::item", "aten::gt", "aten::nonzero"}
     assert owners_of(prof, "aten::linear") == {"Tutorial.linear": 3}
-    lines = str(prof).splitlines()
+    lines = prof.display().splitlines()
     names = [line.split("|")[0].strip() for line in lines[2:6]]
     assert names == [
         "Tutorial",
@@ -591,7 +591,7 @@ def test_the_labels_of_the_optimizer_and_of_the_data_loader() -> None:
     assert [labels[name].calls for name in labels] == [3, 2, 2], "the loader is asked once more than it gives"
     assert {op.name for op in labels[loading].inside} >= {"aten::stack"}
     assert "aten::add_" in {op.name for op in labels["Optimizer.step#SGD.step"].inside}
-    first = str(prof).splitlines()
+    first = prof.display().splitlines()
     at = next(number for number, line in enumerate(first) if line.startswith("(outside)"))
     assert [line.split("|")[0].strip() for line in first[at + 1 : at + 4]] == [
         f"├── {loading} (label)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from array import array
@@ -19,6 +20,7 @@ from build.places import ROOT
 import torchprof
 from torchprof.cli import main
 from torchprof.reports import known
+from torchprof.reports.overview import terminal_width
 from torchprof.run.lockstep import NOT_RECORDED
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD
@@ -108,7 +110,7 @@ def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_profile_prints_the_table_and_saves_the_run(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profile_prints_the_overview_and_saves_the_run(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--input", "3,8", "--backward", "--train", "--memory", "--warmup", "2", "--steps", "4", "-o", "run.json"]
     assert main(["profile", "net.py:Net", *options]) == 0
     out = capsys.readouterr().out
@@ -118,8 +120,7 @@ def test_profile_prints_the_table_and_saves_the_run(net: Path, capsys: pytest.Ca
     assert node.layer.training and node.children[1].layer.input_shapes == ((3, 8),)
     assert node.children[1].self.cpu_allocated - node.children[1].self.cpu_freed == 4 * 3 * 8 * 4
     assert run.tree("backward").total.cpu_ns > 0
-    assert out.startswith(run.report("tree") + "\n")
-    assert run.report("calls") in out, "several steps give median and spread of single calls"
+    assert out == run.report("overview", width=terminal_width(), whole="--depth 1 shows all.") + "\n"
 
 
 def test_each_step_is_marked(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,7 +185,7 @@ def test_a_file_that_cannot_be_written_is_reported_and_the_others_are_written(
     assert said.err == (
         "Written: run.json.\nNot written: taken.json: Is a directory. Another place: -o FILE.\nWritten: table.md.\n"
     )
-    assert said.out.startswith("Module")
+    assert said.out.startswith(torchprof.load("run.json").report("headline"))
     assert torchprof.load("run.json").report("markdown") == (net / "table.md").read_text(encoding="utf-8")
 
 
@@ -229,7 +230,7 @@ def test_after_ctrl_c_there_is_a_report_and_no_traceback(
     assert main(["profile", spec, "--input", "3,8", "--steps", "9", "-o", "run.json"]) == 130
     out, err = capsys.readouterr()
     assert err.splitlines()[-1] == f"torchprof: {said}" and "Traceback" not in err
-    assert out.startswith("Module") == shown == (net / "run.json").exists()
+    assert ("\nModule" in out) == shown == (net / "run.json").exists()
     if shown:
         assert torchprof.load("run.json").tree("forward").calls == 3  # two complete steps and the interrupted one
 
@@ -278,17 +279,18 @@ def test_show_has_all_advice(net: Path, capsys: pytest.CaptureFixture[str], monk
     assert "30. Net: Is slow." in out and "not shown" not in out
 
 
-def test_the_depth_applies_to_both_tables(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profile", "net.py:Net", "--input", "3,8", "--steps", "2", "--depth", "0"]) == 0
-    out = capsys.readouterr().out
-    assert "Median" in out and "body" not in out.replace("Never called", "")
+def test_with_an_option_of_the_table_profile_prints_the_whole_table(
+    net: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["profile", "net.py:Net", "--input", "3,8", "--steps", "2", "--depth", "1", "-o", "run.json"]) == 0
+    assert capsys.readouterr().out == torchprof.load("run.json").report("tree", depth=1) + "\n"
 
 
-def test_one_step_has_no_table_of_single_calls(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_layer_that_was_not_called_is_unknown_in_the_overview(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", "net.py:Net", "--input", "3,8"]) == 0
     out = capsys.readouterr().out
     assert "Median" not in out and "Backward" not in out
-    assert "embed | –" in out, "it was not called, so this is unknown"
+    assert re.search(r"embed  \w+ +\| –", out)
 
 
 def test_inputs_have_names_types_and_ranges(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -434,7 +436,8 @@ def test_show_prints_all_sections_and_with_table_options_only_the_table(
     out = capsys.readouterr().out
     for text in (
         run.report("headline"),
-        run.report("top"),
+        run.report("top", limit=5),
+        run.report("overview", places=0, width=terminal_width()).split("\n\n")[1],
         run.report("ops", row_limit=12),
         run.report("between", limit=5),
         run.report("memory", depth=1),

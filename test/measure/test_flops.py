@@ -1090,11 +1090,11 @@ def test_a_region_that_inductor_compiled_is_a_lower_bound() -> None:
     assert uncounted(prof.run) == [
         "Not counted: 1 call of compiled graphs, whose kernels were not recorded (in Sequential.0)."
     ]
-    assert uncounted(prof.run)[0] in str(prof).splitlines()
+    assert uncounted(prof.run)[0] in prof.display().splitlines()
     region, relu = prof.run.tree("forward").children
     assert (region.total.macs, region.total.uncounted) == (ROWS * 12, 1)
     assert (relu.total.flops, relu.total.uncounted) == (ROWS * 4, 0)
-    lines = str(prof).splitlines()
+    lines = prof.display().splitlines()
     assert "≥ 84" in lines[3] and "≥ 84" in lines[4] and "≥" not in lines[5]
     assert "(region 0/0)" in lines[4]
 

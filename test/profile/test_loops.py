@@ -250,8 +250,8 @@ def test_inside_on_trace_ready_all_results_are_of_this_cycle(tmp_path: Path) -> 
 
     def ready(prof: Profile) -> None:
         assert prof.run.tree().calls == 2
-        assert str(prof) == prof.run.report("tree") == prof.display()
-        assert "Backward CPU total" in str(prof)
+        assert prof.run.report("tree") == prof.display()
+        assert "Backward CPU total" in prof.display()
         traces, lists = prof.raw()
         assert {path: len(calls) for path, calls in lists.items()} == {
             ("Mlp", name): 2 for name in ("fc1", "act", "fc2")

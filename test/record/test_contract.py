@@ -122,7 +122,13 @@ def test_display_takes_show_events_as_its_first_argument() -> None:
     prof = profiled(nn.Linear(2, 2), torch.rand(1, 2))
     assert "aten::linear" in prof.display(True)
     assert "aten::linear" not in prof.display(False)
-    assert prof.display() == prof.display(show_events=False) == str(prof) == f"{prof}"
+    assert prof.display() == prof.display(show_events=False)
+
+
+def test_print_shows_the_overview() -> None:
+    prof = profiled(nn.Linear(2, 2), torch.rand(1, 2))
+    assert str(prof) == f"{prof}" and str(prof).startswith(prof.run.report("headline"))
+    assert all(line in str(prof) for line in prof.display().splitlines()[2:])
 
 
 # walk_modules
@@ -523,7 +529,7 @@ def test_paths_may_be_any_iterable_and_may_overlap() -> None:
 
 def test_rows_that_were_not_selected_stay_in_the_tree_and_are_blank() -> None:
     prof = profiled(AlexNet(), images(), paths=[("AlexNet", "features", "3"), ("AlexNet", "classifier")])
-    lines = str(prof).split("\n\n")[0].splitlines()
+    lines = prof.display().split("\n\n")[0].splitlines()
     rows = [(line.split(" | ")[0].rstrip(), [cell.strip() for cell in line.split("|")[1:]]) for line in lines[2:]]
     assert [len(rows), rows[-1][0]] == [len(ALEXNET_PATHS) + 1, "(not selected)"]
     filled = [ALEXNET_PATHS[at] for at, (_, cells) in enumerate(rows[:-1]) if any("│" not in c and c for c in cells)]
@@ -598,7 +604,7 @@ def test_a_model_wrapped_in_ddp_is_shown_as_itself_and_found_by_both_paths(one_p
     with Profile(model) as prof:
         model(images()).sum().backward()
     assert calls_of(prof) == {".".join(path): 1 for path in ALEXNET_PATHS}
-    assert rows_of(str(prof))["features"]
+    assert rows_of(prof.display())["features"]
     assert prof.run.tree("backward").total.cpu_ns > 0
 
 

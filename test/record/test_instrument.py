@@ -1625,7 +1625,7 @@ def test_a_module_added_inside_the_block_works_and_gives_a_warning(untouched) ->
     with Profile(model) as prof:
         model.body.append(nn.Dropout())
         model(torch.rand(2, 3))
-    assert "Net.body.3" in str(prof) and "Added" in str(prof)
+    assert "Net.body.3" in prof.display() and "Added" in str(prof)
     assert calls_of(prof) == NET_ONCE
 
 
@@ -1721,7 +1721,8 @@ def test_a_recursion_that_just_fits_into_the_limit_fits_when_profiled(direct) ->
     assert sys.getrecursionlimit() == limit
     assert set(calls_of(prof).values()) == {1}
     assert len(calls_of(prof)) == depth
-    assert str(prof).count("inner") == depth - 1
+    assert prof.display().count("inner") == depth - 1
+    assert "layers are not shown" in str(prof)
 
 
 def test_a_recursion_limit_that_the_user_sets_inside_the_block_is_kept() -> None:
@@ -1748,7 +1749,7 @@ def test_a_model_deeper_than_the_recursion_limit_attaches_prints_and_detaches() 
     assert nn.Linear.forward is forward
     last = list(prof.run.tree().walk())[-1]
     assert (last.calls, len(last.layer.path)) == (1, 1501)
-    assert len(str(prof).split("\n\n")[0].splitlines()) == 1501 + 2
+    assert len(prof.display().split("\n\n")[0].splitlines()) == 1501 + 2
 
 
 def test_ten_thousand_layers() -> None:
@@ -1760,7 +1761,7 @@ def test_ten_thousand_layers() -> None:
     assert nn.Identity.forward is forward
     calls = calls_of(prof)
     assert len(calls) == 10_000 and set(calls.values()) == {1}
-    lines = str(prof).split("\n\n")[0].splitlines()
+    lines = prof.display().split("\n\n")[0].splitlines()
     # Of so many objects Python may collect garbage meanwhile, outside of layers.
     assert len([line for line in lines if not line.startswith(("(outside)", "└── (garbage"))]) == 10_002
 
@@ -2041,7 +2042,7 @@ def test_a_result_can_be_printed_while_another_profiler_runs(state) -> None:
         model(torch.rand(1))
     schedule = torch.profiler.schedule(wait=0, warmup=1, active=1) if state == "warm" else None
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule) as theirs:
-        assert str(prof).startswith("Module")
+        assert prof.display().startswith("Module")
         theirs.step()
         torch.rand(3) + 1
     assert "aten::add" in {event.name for event in theirs.events()}

@@ -743,7 +743,7 @@ def test_cuda_without_a_cuda_device_is_unknown_with_one_warning() -> None:
     x = torch.rand(2)
     with Profile(model, use_cuda=True, profile_memory=True) as prof:
         model(x).sum()
-    table = str(prof)
+    table = prof.display()
     assert headings(table)[3:5] == ["Self CUDA total", "CUDA total"]
     for heading in ("Self CUDA total", "CUDA total", "Self CUDA Mem", "CUDA Mem"):
         assert set(column(table, heading)) == {"–"}, heading
@@ -760,8 +760,8 @@ def test_other_devices_give_cpu_figures_with_one_warning(device) -> None:
     with Profile(model, use_device=device) as prof:
         model(x)
     heading = f"Self {device.upper()} total"
-    assert set(column(str(prof), heading)) == {"–"}
-    assert "–" not in column(str(prof), "CPU total")
+    assert set(column(prof.display(), heading)) == {"–"}
+    assert "–" not in column(prof.display(), "CPU total")
     assert len([sentence for sentence in sentences(prof.run) if device.upper() in sentence]) == 1
 
 
@@ -813,7 +813,7 @@ def test_how_often_a_layer_inside_a_script_module_ran_is_unknown() -> None:
     model = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
     with Profile(model) as prof:
         model(torch.rand(1, 2))
-    row = next(line for line in str(prof).splitlines() if line.startswith("└── 0"))
+    row = next(line for line in prof.display().splitlines() if line.startswith("└── 0"))
     assert [cell.strip() for cell in row.split(" | ")][1:] == ["–", "–", "–"]
 
 
@@ -829,7 +829,8 @@ def test_top_without_times_ranks_by_flops() -> None:
     assert " └── 0" in by_params
 
 
-def test_str_of_a_run_is_its_table_and_repr_is_short() -> None:
+def test_str_of_a_run_is_its_overview_and_repr_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     run = torchprof.flops(nn.Linear(2, 2), torch.rand(1, 2))
-    assert str(run) == run.report("tree")
+    assert str(run) == run.report("overview", width=100, whole='run.report("tree") shows all.')
     assert repr(run) == f"<Run of Linear: 1 layers, {len(run.rows)} rows>"

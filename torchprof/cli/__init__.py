@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     written. 130: Ctrl-C. ``torchprof run`` does not return: it ends the process as its script ended.
     """
     with no_encoding_errors(sys.stdout, sys.stderr):
-        arguments = _parser().parse_args(argv)
+        arguments = parser().parse_args(argv)
     try:
         if arguments.execute is run.execute:  # the script must see stdout and stderr unchanged
             run.execute(arguments)
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="torchprof",
         description="Which layer? Time, memory and calls of a PyTorch model, layer by layer, forward and backward.",

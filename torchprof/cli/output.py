@@ -15,12 +15,15 @@ import torchprof
 from torchprof.cli.options import TABLE_OPTIONS, given_options, in_words, report_options, table_options
 from torchprof.errors import TorchprofError
 from torchprof.reports import format_of
+from torchprof.reports.overview import first_lines, other_notes, short_tree, terminal_width
+from torchprof.reports.top import largest_parts
 from torchprof.run.warnings import Caveat
 
 INTERRUPTED = 128 + signal.SIGINT
 """The exit code after Ctrl-C."""
 
 _NOT_WRITTEN = 2
+_PLACES_SHOWN = 5
 _LAYERS_SHOWN = 50
 _OPERATORS_SHOWN = 12
 _GAPS_SHOWN = 5
@@ -58,24 +61,31 @@ def print_report(run: torchprof.Run, arguments: argparse.Namespace) -> None:
 
 
 def print_table(run: torchprof.Run, arguments: argparse.Namespace) -> None:
-    """Print the table of layers; with ``--summary``, print the summary instead."""
+    """Print the overview; the whole table of layers with any of its options, the summary with ``--summary``."""
     if arguments.summary:
         given = [name for name in given_options(arguments, TABLE_OPTIONS) if name not in ("depth", "tablefmt")]
         if given:
             raise TorchprofError(f"The summary has no {in_words(given)}: leave that out, or leave --summary out.")
         print(run.report("summary", depth=arguments.depth, tablefmt=arguments.tablefmt))
         return
-    print(run.report("tree", **table_options(arguments), color=in_color(sys.stdout)))
-    if _has_several_calls(run):
-        print("\nOne forward call, on the CPU's clock:\n")
-        print(run.report("calls", depth=arguments.depth, tablefmt=arguments.tablefmt))
+    color = in_color(sys.stdout)
+    if given_options(arguments, TABLE_OPTIONS):
+        print(run.report("tree", **table_options(arguments), color=color))
+    else:
+        print(run.report("overview", width=terminal_width(), whole=_whole(run), color=color))
+
+
+def _whole(run: torchprof.Run) -> str:
+    """The option that shows all layers."""
+    deepest = max((len(layer.path) for layer in run.layers), default=1) - 1
+    return f"--depth {deepest} shows all."
 
 
 def print_overview(run: torchprof.Run, arguments: argparse.Namespace, name: str, saved: Sequence[str]) -> None:
     """Print all sections for a run that was read from ``name``. ``saved``: the files in which the run is saved."""
     recorded = max(meta.wall_ns for meta in run.metas)
     timed = f" Recorded: {recorded / 1e9:.2f} s." if "cpu_ns" in run.meta.measured else ""
-    print(f"torchprof: {name}.{timed}\n", *overview(run, arguments, saved, in_color(sys.stdout)), sep="\n")
+    print(f"torchprof: {name}.{timed}\n", *sections_of(run, arguments, saved, in_color(sys.stdout)), sep="\n")
 
 
 class _WarningsShown(torchprof.Run):
@@ -86,26 +96,26 @@ class _WarningsShown(torchprof.Run):
         return ()
 
 
-def overview(run: torchprof.Run, arguments: argparse.Namespace, saved: Sequence[str], color: bool) -> Iterator[str]:
+def sections_of(run: torchprof.Run, arguments: argparse.Namespace, saved: Sequence[str], color: bool) -> Iterator[str]:
     """The sections that show a run as a whole, the most important first.
 
     ``saved``: the files in which the run is saved.
     """
-    yield run.report("headline")
-    if run.meta.environment:
-        yield "\n" + "\n".join(f"  {name:<8} {value}" for name, value in run.meta.environment)
-    advice = _advice(run, saved, is_trace=arguments.subcommand == "trace")
-    if advice:
-        yield section("What to change", advice)
+    yield first_lines(run)
     timed = not {"cpu_ns", "device_ns"}.isdisjoint(run.meta.measured)
-    yield section("Where the time goes" if timed else "Where the FLOPs are", run.report("top"))
-    # The headline has the warnings and the missing ranks, so the sections below do not repeat them. Only the report on
-    # ranks needs the size of the job, since its verdicts depend on it.
+    notes = "\n".join(other_notes(run))
+    places = "\n\n".join([*largest_parts(run, _PLACES_SHOWN), *filter(None, [notes])])
+    yield section("Where the time goes" if timed else "Where the FLOPs are", places)
+    # The sections above have the warnings and the missing ranks, so the sections below do not repeat them. Only the
+    # report on ranks needs the size of the job, since its verdicts depend on it.
+    environment, advice = run.meta.environment, _advice(run, saved, is_trace=arguments.subcommand == "trace")
     without_warnings = _WarningsShown(**{field.name: getattr(run, field.name) for field in fields(run)})
     run = replace(without_warnings, metas=tuple(replace(meta, world_size=1) for meta in run.metas))
     depth = _depth(run, arguments)
     if run.layers:
-        yield section("The layers", _layers(run, arguments, depth, color))
+        yield section("The layers", _layers(run, arguments, color))
+    if advice:
+        yield section("What to change", advice)
     if len(run.metas) > 1:
         yield section("The ranks", without_warnings.report("ranks"))
     if run.device_times:
@@ -117,6 +127,8 @@ def overview(run: torchprof.Run, arguments: argparse.Namespace, saved: Sequence[
         yield section("Memory", run.report("memory", depth=depth))
     if arguments.subcommand == "show" and _has_several_calls(run):
         yield section("One forward call, on the CPU's clock", run.report("calls", depth=depth))
+    if environment:
+        yield section("Recorded on", "\n".join(f"  {name:<8} {value}" for name, value in environment))
 
 
 def section(title: str, text: str) -> str:
@@ -135,13 +147,15 @@ def _depth(run: torchprof.Run, arguments: argparse.Namespace) -> int:
     return depth
 
 
-def _layers(run: torchprof.Run, arguments: argparse.Namespace, depth: int, color: bool) -> str:
-    deepest = max(len(layer.path) for layer in run.layers) - 1
-    hidden = "" if depth >= deepest else f"\nDeeper layers are hidden: --depth {deepest} shows all."
+def _layers(run: torchprof.Run, arguments: argparse.Namespace, color: bool) -> str:
     # `torchprof run` has only some of the options of a table.
-    names = [name for name in TABLE_OPTIONS if name != "depth" and getattr(arguments, name, None)]
-    options = {name: getattr(arguments, name) for name in names}
-    return f"{run.report('tree', depth=depth, color=color, **options)}{hidden}"
+    given = {name: getattr(arguments, name) for name in TABLE_OPTIONS if getattr(arguments, name, None) is not None}
+    options = {name: value for name, value in given.items() if value is not False}
+    if not options:
+        return short_tree(run, _LAYERS_SHOWN, terminal_width(), _whole(run), color=color)
+    deepest = max(len(layer.path) for layer in run.layers) - 1
+    hidden = "" if options.get("depth", deepest) >= deepest else f"\nDeeper layers are hidden: {_whole(run)}"
+    return f"{run.report('tree', color=color, **options)}{hidden}"
 
 
 def _operators(run: torchprof.Run) -> Iterator[str]:

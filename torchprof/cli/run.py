@@ -19,7 +19,7 @@ from torchprof.cli.options import (
     non_negative_int,
     wants_timeline,
 )
-from torchprof.cli.output import in_color, overview, section, silence_kineto, write_file
+from torchprof.cli.output import in_color, section, sections_of, silence_kineto, write_file
 from torchprof.encoding import error_handler_for
 from torchprof.errors import TorchprofError
 from torchprof.reports import format_of
@@ -190,7 +190,7 @@ def _sections(
 ) -> Iterator[str]:
     """The sections of the report. ``files``: the files to which the run was to be written."""
     yield f"\ntorchprof: {arguments.script} {ending.outcome}. Recorded: {run.meta.wall_ns / 1e9:.2f} s.\n"
-    yield from overview(run, arguments, [file for file, path in files.items() if path.is_file()], color)
+    yield from sections_of(run, arguments, [file for file, path in files.items() if path.is_file()], color)
     if arguments.python:
         yield section("Python's functions outside torch, of a second run under cProfile", _python_table(script, ending))
 

@@ -35,6 +35,7 @@ from torchprof.record.modules import Trace, checked_models, walk_modules
 from torchprof.record.plan import Plan
 from torchprof.record.session import Guard, Session, missing_device, refuse_if_profiled
 from torchprof.run.layers import Layer
+from torchprof.run.outputs import output
 from torchprof.run.run import Run
 from torchprof.run.warnings import Caveat, caveat
 
@@ -381,7 +382,8 @@ class Profile:
         return text
 
     def __str__(self) -> str:
-        return self.display()
+        """The headline, the largest places and the layers in few rows; ``display`` shows the whole tree."""
+        return output("printed")(self.run, "prof.display() shows all.") if self._readable else _UNFINISHED
 
     def _repr_html_(self) -> str:
         """What a notebook shows for a Profile: the table, as soon as there is one."""

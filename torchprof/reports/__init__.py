@@ -13,11 +13,24 @@ from typing import Any, NamedTuple
 
 from torchprof.errors import TorchprofError, suggest
 
+QUESTIONS = {
+    "time": "Where does the time go?",
+    "why": "Why?",
+    "fit": "Does it fit?",
+    "changed": "What changed?",
+    "waits": "Who waits?",
+    "": "To keep, and for other programs",
+}
+"""What users ask, in the order of every list of reports. The key is what a report ``answers``."""
+
 
 class Report(NamedTuple):
-    """A function ``(value, **options) -> str``, and the suffix of its files; None if it is not written to files."""
+    """A function ``(value, **options) -> str``; the question that it answers; in a few words what it shows; and the
+    suffix of its files, None if it is not written to files."""
 
     write: Callable[..., str]
+    answers: str
+    shows: str
     suffix: str | None
 
 
@@ -30,19 +43,21 @@ class Text(str):
         return str(self)
 
 
+_FIRST = "overview"
 _reports: dict[str, dict[str, Report]] = {"run": {}, "diff": {}}
 
 
 def report(
-    name: str, *, suffix: str | None = None, of: str = "run"
+    name: str, shows: str = "", *, answers: str = "", suffix: str | None = None, of: str = "run"
 ) -> Callable[[Callable[..., str]], Callable[..., str]]:
     """Register a function as a report of that name: ``of`` a "run", or of the "diff" of two runs.
 
-    ``suffix``: ``export`` writes this report to files with this suffix.
+    ``shows``: its line in the list of reports. ``answers``: a key of ``QUESTIONS``. ``suffix``: ``export`` writes this
+    report to files with this suffix.
     """
 
     def register(function: Callable[..., str]) -> Callable[..., str]:
-        _reports[of][name] = Report(function, suffix)
+        _reports[of][name] = Report(function, answers, shows, suffix)
         return function
 
     return register
@@ -56,8 +71,27 @@ def known(of: str = "run") -> Mapping[str, Report]:
     return _reports[of]
 
 
-def render(name: str, value: object, options: Mapping[str, Any], *, of: str = "run") -> str:
-    """The text of the report of that name. Raises TorchprofError for an unknown name or option."""
+def list_of_reports(of: str = "run") -> str:
+    """A line for each report, below the question that it answers: the overview first, the others from A to Z."""
+    reports = known(of)
+    width = max(map(len, reports))
+    sections = []
+    for answers, question in QUESTIONS.items():
+        names = sorted(
+            (name for name, one in reports.items() if one.answers == answers), key=lambda name: (name != _FIRST, name)
+        )
+        lines = [f"  {name:<{width}}  {reports[name].shows}" for name in names]
+        sections += ["\n".join([question, *lines])] if lines else []
+    return "\n\n".join(sections)
+
+
+def render(name: str | None, value: object, options: Mapping[str, Any], *, of: str = "run") -> str:
+    """The text of the report of that name, the list of all reports without a name. Raises TorchprofError for an unknown
+    name or option."""
+    if name is None:
+        if options:
+            raise TorchprofError(f"Options are of one report: which one? {suggest('', known(of), every=True)}")
+        return Text(list_of_reports(of))
     accepted = options_of(name, of=of)
     for option in options:
         if option not in accepted:
@@ -80,9 +114,8 @@ def export(path: str | PathLike[str], value: object, options: Mapping[str, Any],
     Raises TorchprofError for a suffix without a report and for an unknown option, OSError as ``open`` does.
     """
     name = format_of(path, of=of)
-    data = render(name, value, options, of=of).encode(
-        "utf-8", "backslashreplace"
-    )  # an error must not leave an empty file
+    # Before the file is opened: an error must not leave an empty file.
+    data = render(name, value, options, of=of).encode("utf-8", "backslashreplace")
     path = Path(path)
     path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 

@@ -20,7 +20,7 @@ _RECORDS = {
 }
 
 
-@report("advice")
+@report("advice", "findings: what costs for nothing, and what to change", answers="why")
 def advice(run: Run, *, limit: int | None = 20) -> str:
     """What could be made faster or smaller: for each finding the layer's path, the evidence, the largest possible gain,
     and what to change. Findings are sorted by gain, largest first; those of unknown gain are last.

@@ -13,7 +13,7 @@ from torchprof.run.run import Run
 from torchprof.run.words import BETWEEN_OPS, PHASES
 
 
-@report("between")
+@report("between", "the time between operators: Python and what it calls", answers="time")
 def between(run: Run, *, limit: int | None = 10, lines: int | None = 3, tablefmt: str | None = None) -> str:
     """The CPU time in which no operator ran: Python, and libraries that it calls, such as NumPy. By layer, label and
     phase, largest first.

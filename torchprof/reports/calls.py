@@ -10,7 +10,7 @@ from torchprof.run.run import Run
 from torchprof.run.words import FORWARD
 
 
-@report("calls")
+@report("calls", "single calls of each layer: the first, the median, the spread", answers="time")
 def calls(run: Run, *, depth: int | None = None, tablefmt: str | None = None) -> str:
     """CPU time of a forward call of each layer that was called, its child layers included.
 

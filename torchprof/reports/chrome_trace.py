@@ -22,7 +22,7 @@ _PROCESS = 1  # the process of rank 0. Perfetto takes process 0 and thread 0 for
 _STEPS = 1  # the thread number of the track of steps
 
 
-@report("chrome-trace", suffix=".trace.json")
+@report("chrome-trace", "the last cycle over time, for Perfetto and chrome://tracing", suffix=".trace.json")
 def chrome_trace(run: Run) -> str:
     """The timeline of the last cycle, in Chrome's Trace Event Format.
 

@@ -91,7 +91,7 @@ def _at_least(is_bound: bool) -> str:
     return "≥ " if is_bound else ""
 
 
-@report("collectives")
+@report("collectives", "what ranks exchange: bytes, bandwidth, by layer", answers="waits")
 def collectives(run: Run, *, tablefmt: str | None = None) -> str:
     """Communication between ranks: a table by collective, group and size, and a table by layer and phase.
 

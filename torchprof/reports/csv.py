@@ -14,7 +14,7 @@ from torchprof.run.run import Run
 _STARTS_A_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠", "'")
 
 
-@report("csv", suffix=".csv")
+@report("csv", "the layers, or other records, as CSV", suffix=".csv")
 def csv(run: Run, *, of: str = "layers") -> str:
     """A line for each record (RFC 4180); the first line has the names of the columns. Unknown figures are empty.
 

@@ -28,8 +28,12 @@ from torchprof.run.words import (
 
 @dataclass
 class Entry:
-    """A row of the table with the rows below it. ``is_layer`` is False for operators and for work of no layer. ``hot``:
-    it is a layer on the hottest path. ``path``: the path of the layer, () for other rows."""
+    """A row of the table with the rows below it.
+
+    ``is_layer`` is False for operators and for work of no layer. ``hot``: it is a layer on the hottest path. ``path``:
+    the path of the layer, () for other rows. ``parts``: the rows that this one stands for, if it is the sum of several.
+    ``hidden``: how many layers it stands for, or has below it, that have no row of their own.
+    """
 
     name: str
     figures: Figures
@@ -39,6 +43,8 @@ class Entry:
     shown: bool = True
     hot: bool = False
     path: tuple[str, ...] = ()
+    parts: tuple[Entry, ...] = ()
+    hidden: int = 0
 
 
 def fitting_depth(run: Run, limit: int) -> int:

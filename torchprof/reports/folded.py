@@ -19,7 +19,7 @@ from torchprof.run.words import Frame
 _NUMBER_AT_THE_END = re.compile(r"\s+(?=\d+(\.\d*)?$)")
 
 
-@report("folded", suffix=".folded")
+@report("folded", "stacks for flame graphs", suffix=".folded")
 def folded(run: Run, *, measure: str | None = None) -> str:
     """A line ``phase;Net;layer;operator value`` for each stack. The value is the self of the stack, in ns, bytes or
     counts.

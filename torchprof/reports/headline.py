@@ -66,7 +66,7 @@ class _Clause(NamedTuple):
     layer: int | None = None
 
 
-@report("headline")
+@report("headline", "in one or two sentences, the part of the model that takes most", answers="time")
 def headline(run: Run) -> str:
     """Where the time goes: "62% of the forward is in `layer3`, 71% of that in its 3×3 convolutions."
 

@@ -41,7 +41,7 @@ _COMMENTS = re.compile(r"^[ \t]*(?://.*|/\*(?:(?!\*/)[\s\S])*\*/[ \t]*)\n", re.M
 _ADVICE_SHOWN = 12
 
 
-@report("html", suffix=".html")
+@report("html", "a page to look at, in one file", suffix=".html")
 def html(run: Run, *, beside: Mapping[str, Run] | None = None) -> str:
     """A page with the headline, an icicle of the layers, tables of layers, ranks and operators, memory over time, and a
     roofline.

@@ -10,7 +10,7 @@ from torchprof.run.run import Run
 from torchprof.run.warnings import Caveat
 
 
-@report("json", suffix=".json")
+@report("json", "the run as data; torchprof.load reads it", suffix=".json")
 def json(run: Run, *, strip: bool = False) -> str:
     """The file of the run, with all of its warnings, also those that ``load`` computes from the run.
 

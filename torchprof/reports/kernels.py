@@ -13,16 +13,15 @@ from torchprof.run.cost import Cost, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import LAUNCHED_BEFORE, OUTSIDE_NAME
 
-_ARGUMENTS = re.compile(
-    r"(?<=\S)\([^()]*\)|\([^()]*\)(?=\d)"
-)  # also casts; not the suffix of a copy ("Memcpy DtoH (…)"), which follows a space
+# Also casts; not the suffix of a copy ("Memcpy DtoH (…)"), which follows a space.
+_ARGUMENTS = re.compile(r"(?<=\S)\([^()]*\)|\([^()]*\)(?=\d)")
 _LAMBDAS = re.compile(r"(?: const)?::(?:\{lambda#\d+\}|operator\b(?: const)?)")
 _NAMESPACES = re.compile(r"\b(?:at|c10)::(?:\w+::)*")
 _POINTERS = re.compile(r", Array<char\*, \d+>")
 _WIDTH = 64
 
 
-@report("kernels")
+@report("kernels", "every kernel of a device, by the operator that launched it", answers="time")
 def kernels_report(
     run: Run,
     *,

@@ -18,7 +18,7 @@ from torchprof.run.cost import Cost
 from torchprof.run.run import Run
 
 
-@report("layers")
+@report("layers", 'the layers that spend time in one operator: op="aten::mm"', answers="time")
 def layers_report(
     run: Run,
     *,

@@ -18,7 +18,7 @@ _LINES_OF_THE_TREE = re.compile("[ │]*")
 _BEFORE_A_BAR = re.compile(r"(\\*)\|")  # a bar ends the cell even inside code, unless it is escaped
 
 
-@report("markdown", suffix=".md")
+@report("markdown", "the tree for pull requests and issues", suffix=".md")
 def markdown(
     run: Run,
     *,

@@ -40,14 +40,11 @@ background-image:linear-gradient(rgba(128,128,128,.15) 0 0)}
 .torchprof i{font-style:normal;opacity:.45}
 .torchprof p{margin:.4em .7em;font-size:12px;max-width:80em}
 """
-_BARS = (
-    (0.5, ' class="hot"'),
-    (0.1, ' class="warm"'),
-    (0.01, ""),
-)  # the smallest share of each class; smaller ones have no bar
+# The smallest share of each class; smaller ones have no bar.
+_BARS = ((0.5, ' class="hot"'), (0.1, ' class="warm"'), (0.01, ""))
 
 
-@report("notebook")
+@report("notebook", "the table that a notebook shows")
 def notebook(run: Run, *, depth: int | None = None) -> str:
     """The tree table as HTML: what a notebook shows for a run or a profile.
 

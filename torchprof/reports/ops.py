@@ -28,7 +28,7 @@ _SHAPES_SHOWN = 4
 _LIST_SHOWN = 2
 
 
-@report("ops")
+@report("ops", "every operator, with self and total", answers="time")
 def ops(
     run: Run,
     *,

@@ -17,7 +17,8 @@ from torchprof.run.run import Run
 from torchprof.run.words import FORWARD
 
 _CALLS = "Calls"
-_PHASES = "the requested phases"  # the key in ``Figures`` of their sum
+SUM_OF_PHASES = "the requested phases"
+"""The key in ``Figures`` of the sum of all requested phases."""
 
 # torch's names of columns, and ours. "cpu" may be replaced by a kind of device in both.
 _TORCHS_NAMES = {
@@ -48,7 +49,7 @@ class TextColumn(Column):
 class SumColumn(CostColumn):
     """One measure, self or total, in all requested phases. MACs and FLOPs are blank in rows of nested ops."""
 
-    phase: str = _PHASES
+    phase: str = SUM_OF_PHASES
 
     def figure(self, figures: Figures) -> Figure:
         if (
@@ -82,12 +83,27 @@ class AverageColumn(Column):
 def line_of(texts: Mapping[str, Sequence[str]], sums: Sums, *, left_over: bool = False) -> TableLine:
     """A line with these figures; 0 calls are blank. ``left_over``: it was launched before the recording."""
     return TableLine(
-        {_PHASES: sums.self},
-        {_PHASES: sums.total},
+        {SUM_OF_PHASES: sums.self},
+        {SUM_OF_PHASES: sums.total},
         sums.calls or -1,
         left_over=left_over,
         texts=texts,
         is_part=0 < sums.calls == sums.parts,
+    )
+
+
+def line_of_figures(texts: Mapping[str, Sequence[str]], figures: Figures, phases: Sequence[str]) -> TableLine:
+    """A line with the sum of the figures over these phases."""
+    own, total = (sum((costs.get(phase, Cost()) for phase in phases), Cost()) for costs in (figures.own, figures.total))
+    return TableLine(
+        {SUM_OF_PHASES: own},
+        {SUM_OF_PHASES: total},
+        figures.calls,
+        unknown=figures.unknown,
+        inlined=figures.inlined,
+        incomplete={SUM_OF_PHASES} if figures.incomplete & {*phases} else frozenset(),
+        incomplete_self={SUM_OF_PHASES} if figures.incomplete_self & {*phases} else frozenset(),
+        texts=texts,
     )
 
 

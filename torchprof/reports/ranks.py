@@ -14,7 +14,7 @@ from torchprof.run.run import Run
 _LINES = 15
 
 
-@report("ranks")
+@report("ranks", "which rank is slow, where, and who waits for it", answers="waits")
 def ranks(
     run: Run,
     *,

@@ -31,7 +31,7 @@ _SHOWN = {
 _UNITS = {Unit.TIME: "nanoseconds", Unit.BYTES: "bytes", Unit.COUNT: "none"}
 
 
-@report("speedscope", suffix=".speedscope.json")
+@report("speedscope", "stacks for speedscope.app", suffix=".speedscope.json")
 def speedscope(run: Run) -> str:
     """A profile for each phase and each recorded measure, and for each rank if there are several.
 

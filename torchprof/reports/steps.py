@@ -19,7 +19,7 @@ from torchprof.run.words import FORWARD, NOT_SELECTED, NOT_SELECTED_NAME, OUTSID
 _MATTERS = 0.01  # the share of the recorded time outside of steps from which on a note says so
 
 
-@report("steps")
+@report("steps", "the steps of a loop: forward, backward, optimizer, data loading", answers="time")
 def steps(run: Run, *, depth: int | None = None, top: int | None = None, tablefmt: str | None = None) -> str:
     """The steps of a loop in three tables.
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
+from torchprof.analyze.groups import likeness, pattern_of
 from torchprof.analyze.records import layer_name
 from torchprof.reports import report
 from torchprof.reports.kernels import short_kernel_name
@@ -27,6 +29,8 @@ from torchprof.run.words import (
 )
 
 _USUAL_TYPE = "float32"
+_ALIKE = 3  # so many layers that are alike become one row
+_OUTLIER = 1.5  # so many times the median of layers that are alike, and a layer has a row of its own
 _UNKNOWN_LAUNCH = Frame("label", LAUNCH_NOT_RECORDED)
 _NO_OPERATOR = {
     "cpu_ns": "(between ops): no operator ran; that is Python, what it calls besides torch, or waiting for a thread.",
@@ -56,7 +60,7 @@ class WorkPart(NamedTuple):
     work: str
 
 
-@report("top")
+@report("top", "the largest places: an operator in a layer and phase", answers="time")
 def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> str:
     """The largest parts of all recorded time: the self of an operator in one layer and phase, or the time there between
     operators, which is Python and libraries that it calls.
@@ -70,6 +74,12 @@ def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> str:
     and an unknown format.
     """
     check_number("limit", limit, "parts")
+    notes = [*about_sums(run), *warnings_of(run)]
+    return "\n\n".join([*largest_parts(run, limit, tablefmt), *(["\n".join(notes)] if notes else [])])
+
+
+def largest_parts(run: Run, limit: int, tablefmt: str | None = None) -> list[str]:
+    """The sections of the report "top", without the notes below it."""
     meta = run.meta
     sections = []
     if "device_ns" in meta.measured:
@@ -92,19 +102,22 @@ def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> str:
         sections.append(_table(run, "flops", heading, limit, tablefmt))
     else:
         sections.append("Neither times nor FLOPs were measured.")
-    notes = [*about_sums(run), *warnings_of(run)]
-    return "\n\n".join([*sections, *(["\n".join(notes)] if notes else [])])
+    return sections
 
 
 def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None) -> str:
     show = format_count if field == "flops" else format_time
     parts = parts_of(run, field)
     whole = sum(parts.values())
+    rows = _alike_as_one(run, parts)
+    rows.sort(key=lambda row: -sum(parts[part] for part in row))
     lines = source_lines(run)
-    largest = parts.most_common(limit)
     table = []
-    for (where, work), ns in largest:
-        kind, seen = "", lines.get(where)
+    for row in rows[:limit]:
+        ns = sum(parts[part] for part in row)
+        where, work = row[0]
+        kind = ""
+        seen = sum((lines.get(part.where, Counter()) for part in row), Counter[str]())
         if where.layer >= 0:
             layer = run.layers[where.layer]
             types = [dtype for dtype, _ in layer.dtype_bytes if dtype != _USUAL_TYPE]
@@ -112,23 +125,43 @@ def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None)
         if work == BETWEEN_OPS and seen:
             [(line, times)] = seen.most_common(1)
             work = f"{work}, at {line} ({times} of {sum(seen.values())} samples)"
-        table.append(
-            [
-                f"{ns / whole:.1%}",
-                show(ns),
-                where.name(run),
-                kind,
-                PHASES[where.phase],
-                work,
-            ]
-        )
+        table.append([f"{ns / whole:.1%}", show(ns), _name_of(run, row), kind, PHASES[where.phase], work])
     notes = []
-    if any(part.work == BETWEEN_OPS for part, _ in largest):
+    if any(row[0].work == BETWEEN_OPS for row in rows[:limit]):
         notes.append(_NO_OPERATOR[field])
-    rest = whole - sum(ns for _, ns in largest)
-    if len(parts) > len(largest):
-        notes.append(f"Smaller parts are hidden: {len(parts) - len(largest)}, together {rest / whole:.1%}.")
+    if hidden := rows[limit:]:
+        rest = sum(parts[part] for row in hidden for part in row)
+        notes.append(f"Smaller parts are hidden: {len(hidden)}, together {rest / whole:.1%}.")
     return "\n".join([draw(["Share", heading, "Layer", "Type", "Phase", "In"], table, tablefmt), *notes])
+
+
+def _alike_as_one(run: Run, parts: Mapping[WorkPart, int]) -> list[list[WorkPart]]:
+    """The parts of each row: the same work in layers that are alike is one row, without the layers that take much more
+    than the others."""
+    keys = likeness(run)
+    groups: defaultdict[Hashable, list[WorkPart]] = defaultdict(list)
+    for part in parts:
+        where = part.where
+        key = keys[where.layer] if where.layer >= 0 else where.layer
+        groups[key, where.phase, where.label, part.work].append(part)
+    rows = []
+    for group in groups.values():
+        usual = median(parts[part] for part in group) * _OUTLIER
+        alike = [part for part in group if parts[part] <= usual]
+        if len(alike) < _ALIKE:
+            alike = []
+        rows += [[part] for part in group if part not in alike]
+        rows += [alike] if alike else []
+    return rows
+
+
+def _name_of(run: Run, row: Sequence[WorkPart]) -> str:
+    """The layer of a row, or the pattern of its layers and how many they are."""
+    where = row[0].where
+    if len(row) == 1:
+        return where.name(run)
+    name = pattern_of([run.layers[part.where.layer].path for part in row])
+    return printable(f"{name} ({len(row)} layers){f', {where.label} (label)' if where.label else ''}")
 
 
 def parts_of(run: Run, field: str) -> Counter[WorkPart]:
@@ -153,9 +186,8 @@ def parts_of(run: Run, field: str) -> Counter[WorkPart]:
 
 
 def _label(frames: Sequence[Frame]) -> str:
-    labels = [
-        frame.name for frame in frames if frame.kind == "label" and frame.name != ANY_STEP
-    ]  # the label of a step is no place
+    # The label of a step is no place.
+    labels = [frame.name for frame in frames if frame.kind == "label" and frame.name != ANY_STEP]
     return labels[-1] if labels else ""
 
 

@@ -30,7 +30,7 @@ class TreeTable(NamedTuple):
     notes: list[str]
 
 
-@report("tree", suffix=".txt")
+@report("tree", "every layer, with self and total of all that was measured", answers="time", suffix=".txt")
 def tree(
     run: Run,
     *,

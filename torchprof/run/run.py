@@ -74,7 +74,7 @@ class Run:
         object.__setattr__(self, "layers", Layers.of(self.layers))  # from any iterable of layers
 
     def __str__(self) -> str:
-        return self.report("tree")
+        return output("printed")(self)  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         of = ", ".join(self.meta.model) or "a trace"
@@ -206,8 +206,11 @@ class Run:
         seen = set(self.rows.columns["phase"])
         return tuple(phase for number, phase in enumerate(PHASES) if phase == FORWARD or number in seen)
 
-    def report(self, name: str, **options: Any) -> str:
-        """A report as text: ``run.report("tree", depth=2)``. Raises TorchprofError for an unknown name or option."""
+    def report(self, name: str | None = None, **options: Any) -> str:
+        """A report as text: ``run.report("tree", depth=2)``; without a name, the list of all reports.
+
+        Raises TorchprofError for an unknown name or option.
+        """
         text: str = output("render")(name, self, options)
         return text
 

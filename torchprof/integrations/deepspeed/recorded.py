@@ -63,9 +63,8 @@ class Recorded:
         run = profile.run
         layer_of = _layers_of(profile.traces, run.layers)
         self.layer_of.update(layer_of)
-        modules = {
-            layer_of[trace.path]: trace.module for trace in profile.traces
-        }  # a wrapper's layer has the inner module
+        # The last one stays: of a wrapper's layer the inner module.
+        modules = {layer_of[trace.path]: trace.module for trace in profile.traces}
         left_out = {layer_of[trace.path] for trace in profile.traces if type(trace.module) in ignored}
         counted, uncounted = count(run, RULES), uncounted_calls(run)
         if "device_ns" in run.meta.measured:

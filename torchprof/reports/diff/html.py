@@ -16,7 +16,7 @@ from torchprof.run.words import OUTSIDE_NAME, PHASES
 _MOVED_AWAY = "moved away"
 
 
-@report("html", suffix=".html", of="diff")
+@report("html", "the page in the colors of what changed", suffix=".html", of="diff")
 def diff_html(diff: Diff) -> str:
     """The page of ``Run.report("html")`` over the layers of both runs, with figures before and after.
 

@@ -14,7 +14,7 @@ _SCHEMA = 1
 _FORMAT = "torchprof-diff"
 
 
-@report("json", suffix=".json", of="diff")
+@report("json", "the comparison as data", suffix=".json", of="diff")
 def diff_json(diff: Diff) -> str:
     """All data of a diff, layer by layer; unknown figures are null. docs/compare.md describes the keys."""
     layers: list[dict[str, Any]] = []

@@ -8,7 +8,7 @@ from torchprof.reports.diff.table import changes_of_layers, diff_headline, named
 from torchprof.reports.markdown import cell, code, line, plain
 
 
-@report("markdown", suffix=".md", of="diff")
+@report("markdown", "the table for pull requests", suffix=".md", of="diff")
 def diff_markdown(diff: Diff, *, depth: int | None = None, sort_by: str | None = None, top: int = 20) -> str:
     """The headline, changes of the whole run, the table, matched layers that changed, and notes. The options are those
     of "table".

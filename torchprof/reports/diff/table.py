@@ -31,7 +31,7 @@ _NOISE_MARK = {WITHIN_NOISE: "~ ", UNDECIDED: "? "}
 _HOW = {ADDED: "Added", REMOVED: "Removed", MOVED: "Moved", RENAMED: "Renamed"}
 
 
-@report("table", suffix=".txt", of="diff")
+@report("table", "the layers that changed most", answers="changed", suffix=".txt", of="diff")
 def diff_table(
     diff: Diff,
     *,
@@ -326,7 +326,7 @@ def whole_of(diff: Diff) -> list[str]:
     return [printable(sentence) for sentence in sentences]
 
 
-@report("headline", of="diff")
+@report("headline", "in one or two sentences, what changed", answers="changed", of="diff")
 def diff_headline(diff: Diff, *, sort_by: str | None = None) -> str:
     """What changed, in one or two sentences: the models, and the layers with the largest change of self in the same
     direction. For runs without layers: the work outside of layers.

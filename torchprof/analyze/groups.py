@@ -1,0 +1,125 @@
+"""Layers added up: all of one class, and all with one pattern of their path, as the same layer of every block."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from itertools import zip_longest
+from typing import NamedTuple
+
+from torchprof.analyze.figures import Figures, figures_of_layers
+from torchprof.run.cost import Cost
+from torchprof.run.run import Run
+
+UNKNOWN_CLASS = "(unknown)"
+_ANY = "*"
+_Path = tuple[str, ...]
+
+
+class Group(NamedTuple):
+    """Layers that are shown as one.
+
+    ``name``: the class, or the pattern. ``kind``: the class, ``UNKNOWN_CLASS`` for layers of a trace without a model.
+    ``figures``: their sum. Self costs add up; a total counts a layer only if no other of the group is above it.
+    ``members``: the figures of each layer by its path, in the order of the model.
+    """
+
+    name: str
+    kind: str
+    figures: Figures
+    members: Mapping[_Path, Figures]
+
+
+def by_class(run: Run) -> list[Group]:
+    """A group for each class of layers."""
+    groups = _grouped(run, [layer.kind for layer in run.layers])
+    return [Group(kind, kind, summed_figures([*members.values()], [*members]), members) for kind, members in groups]
+
+
+def by_pattern(run: Run) -> list[Group]:
+    """A group for all layers that are alike: ``Net.layers.*.mlp`` for that of all blocks.
+
+    A number that is the same in all paths of a group stays. A layer that is like no other has its own path as name.
+    """
+    groups = _grouped(run, likeness(run))
+    return [
+        Group(pattern_of([*members]), kind, summed_figures([*members.values()]), members) for kind, members in groups
+    ]
+
+
+def likeness(run: Run) -> list[Hashable]:
+    """For each layer a key, equal for layers that differ only in the numbers of their paths: equal are their class, its
+    settings and the types of their parameters."""
+    return [
+        (
+            tuple(_ANY if step.isdecimal() else step for step in layer.path),
+            layer.kind,
+            layer.settings,
+            tuple(dtype for dtype, _ in layer.dtype_bytes),
+        )
+        for layer in run.layers
+    ]
+
+
+def pattern_of(paths: Sequence[_Path]) -> str:
+    """The dotted path that fits all of these, which are equally long: ``*`` for a step in which they differ."""
+    return ".".join(steps[0] if len(set(steps)) == 1 else _ANY for steps in zip(*paths))
+
+
+def _grouped(run: Run, keys: Sequence[Hashable]) -> list[tuple[str, dict[_Path, Figures]]]:
+    """The class and the members of each group, in the order of the model. ``keys``: of each layer."""
+    found: dict[Hashable, dict[_Path, Figures]] = {}
+    for path, figures in figures_of_layers(run, run.phases()).items():
+        if figures.total:  # blank for layers that were not selected
+            found.setdefault(keys[run.layers.index_of[path]], {})[path] = figures
+    kinds = {layer.path: layer.kind or UNKNOWN_CLASS for layer in run.layers}
+    return [(kinds[next(iter(members))], members) for members in found.values()]
+
+
+def summed_figures(members: Sequence[Figures], paths: Sequence[_Path] = ()) -> Figures:
+    """The figures of several layers together. ``paths``: of each, if one may be above another, whose total holds it.
+
+    A layer that was never called adds nothing; if it may have run as a part of a compiled region, the sum is a lower
+    bound.
+    """
+    called = [one for one in members if not one.unknown]
+    outermost = _outermost(members, paths)
+    ran = _outermost(called, [path for path, one in zip(paths, members) if not one.unknown])
+    phases = frozenset(phase for one in members for phase in one.total)
+    inlined = any(one.unknown and one.inlined for one in members)
+    return Figures(
+        own=_added(one.own for one in called) or dict.fromkeys(phases, Cost()),
+        total=_added(one.total for one in ran) or dict.fromkeys(phases, Cost()),
+        calls=sum(max(0, one.calls) for one in called),
+        params=_sum([one.params for one in outermost]),
+        own_params=_sum([one.own_params for one in members]),
+        has_params=any(one.has_params for one in members),
+        unknown=not called,
+        inlined=inlined and not called,
+        incomplete=phases if inlined else _union(one.incomplete for one in ran),
+        incomplete_self=phases if inlined else _union(one.incomplete_self for one in called),
+    )
+
+
+def _outermost(members: Sequence[Figures], paths: Sequence[_Path]) -> list[Figures]:
+    """Without those that have another one above them."""
+    known = {*paths}
+    nested = [any(path[:steps] in known for steps in range(1, len(path))) for path in paths]
+    return [one for one, is_nested in zip_longest(members, nested) if not is_nested]
+
+
+def _sum(numbers: Sequence[int | None]) -> int | None:
+    """Unknown if any of them is."""
+    known = [number for number in numbers if number is not None]
+    return sum(known) if len(known) == len(numbers) else None
+
+
+def _added(costs: Iterable[Mapping[str, Cost]]) -> dict[str, Cost]:
+    found: dict[str, Cost] = {}
+    for one in costs:
+        for phase, cost in one.items():
+            found[phase] = found.get(phase, Cost()) + cost
+    return found
+
+
+def _union(sets: Iterable[Set[str]]) -> Set[str]:
+    return frozenset[str]().union(*sets)

@@ -1,0 +1,212 @@
+"""The answer first: a headline, the largest places, and the tree of layers in few rows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from shutil import get_terminal_size
+from statistics import median
+
+from torchprof.analyze.columns import CallsColumn, Column, CostColumn, columns_of, hot_path_column
+from torchprof.analyze.figures import Figures
+from torchprof.reports import report
+from torchprof.reports.entries import Entry, all_entries, entries_of
+from torchprof.reports.headline import headline
+from torchprof.reports.notes import about_flops, about_sums, warnings_of
+from torchprof.reports.outline import outline
+from torchprof.reports.ranking import shortened
+from torchprof.reports.text import branches, check_number, draw, heat, painted, printable
+from torchprof.reports.top import largest_parts
+from torchprof.run.cost import Bound, Unit
+from torchprof.run.run import Run
+from torchprof.run.words import FORWARD, PHASES
+
+_SAID_FIRST = ("slow_start", "machine_busy")  # the codes of warnings about all times
+_GAP = len(" | ")
+_CLASS = "  "  # between a name and its class
+_LONGEST_LABEL = 40
+
+
+@report("overview", "the headline, the largest places and the layers in few rows: read it first", answers="time")
+def overview(
+    run: Run,
+    *,
+    rows: int = 50,
+    places: int = 5,
+    width: int | None = None,
+    whole: str = 'The report "tree" shows all.',
+    color: bool = False,
+) -> str:
+    """What to read first: the headline, the largest places, and the tree of layers in at most so many rows.
+
+    The tree has all layers if they fit in ``rows``. Else equal siblings are one row with their sum ("0–79"), the layers
+    with the largest totals are open, and the rest is added up. ``places``: the number of rows of the report "top".
+    ``width``: the number of characters of a line (None: any number); columns for which there is no room are left out.
+    ``whole``: the sentence below a tree that is not whole. ``color``: as of the report "tree".
+
+    Raises TorchprofError for a negative number.
+    """
+    for name, number, of in (("rows", rows, "rows"), ("places", places, "rows"), ("width", width, "characters")):
+        check_number(name, number, of)
+    sections = [first_lines(run)]
+    if places:
+        sections += largest_parts(run, places)
+    if run.layers:
+        sections.append(short_tree(run, rows, width, whole, color=color))
+    notes = [*about_flops(run), *other_notes(run)]
+    return "\n\n".join([*sections, *(["\n".join(notes)] if notes else [])])
+
+
+def printed(run: Run, whole: str = 'run.report("tree") shows all.') -> str:
+    """What ``print`` shows of a run: the overview, as wide as the terminal."""
+    return overview(run, width=terminal_width(), whole=whole)
+
+
+def terminal_width() -> int:
+    """The number of characters of a line: ``COLUMNS``, else that of the terminal, else 120."""
+    return get_terminal_size((120, 50)).columns
+
+
+class _EachColumn(Column):
+    """The column that shows what one of several equal layers took."""
+
+
+def first_lines(run: Run) -> str:
+    """The headline, and what makes all times less certain than they look."""
+    return "\n".join([headline(run), *_about_times(run)])
+
+
+def other_notes(run: Run) -> list[str]:
+    """The notes and warnings that are not in ``first_lines``."""
+    return [*about_sums(run), *map(printable, warnings_of(run, without=_SAID_FIRST))]
+
+
+def _about_times(run: Run) -> Iterator[str]:
+    calls = sum(run.rows.by_layer.get((root, PHASES.index(FORWARD)), (None, 0))[1] for root in run.layers.roots)
+    if "cpu_ns" in run.meta.measured and calls == 1:
+        yield "One call was recorded: it has no spread, and if it was the first, start-up work is in its times."
+    yield from (printable(str(warning)) for warning in run.warnings if warning.code in _SAID_FIRST)
+
+
+def short_tree(run: Run, limit: int, width: int | None, whole: str, *, color: bool = False) -> str:
+    """The table of layers of the overview, whose options these are, and below it what it does not show."""
+    lines = entries_of(run)
+    every = [*all_entries(lines)]
+    columns = sorted(columns_of(run), key=_place)
+    by = hot_path_column(columns, [line.figures for line in every], None)
+    kinds = {layer.path: layer.kind for layer in run.layers}
+    short = outline(lines, kinds, lambda figures: _size(figures, by), limit)
+    rows = [*branches(short, _name, lambda line, level: [*line.ops, *line.children])]
+    entries = [entry for _, entry in rows]
+    names = [_with_class(text, entry, kinds) for text, entry in rows]
+    cells = {column: [column.text(entry.figures, None) for entry in entries] for column in columns}
+    each = _EachColumn(f"Each {by.heading}")
+    if any(entry.parts for entry in entries):
+        columns.append(each)
+        cells[each] = [_of_each(entry, by) for entry in entries]
+    room = None if width is None else width - max(map(len, ["Module", *names]))
+    shown = _with_room(columns, cells, by, room)
+    table = {"Module": names}
+    for column in shown:
+        table[column.heading] = cells[column]
+        if color and column != each:
+            all_of_it = column.whole([line.figures for line in every])
+            shares = [column.share(entry.figures, all_of_it) for entry in entries]
+            table[column.heading] = [*map(_painted, cells[column], shares)]
+    left_out = [column.heading for column in columns if column not in shown]
+    about_hidden = _about_hidden(entries, every, left_out, [each.heading] if each in shown else [], whole)
+    return "\n".join([draw([*table], [*zip(*table.values())]), *about_hidden])
+
+
+def _about_hidden(
+    entries: Sequence[Entry], every: Sequence[Entry], left_out: Sequence[str], each: Collection[str], whole: str
+) -> Iterator[str]:
+    """What rows of several layers show, and what is not shown."""
+    if any(entry.parts for entry in entries):
+        of_each = "".join(f" {heading} is their median (smallest–largest)." for heading in each)
+        yield f"A row like 0–9 is the sum of equal layers.{of_each}"
+    hidden = sum(bool(line.path) for line in every) - sum(max(1, len(one.parts)) for one in entries if one.path)
+    if hidden:
+        yield f"{hidden} layers are not shown; (+9): so many below that layer."
+    if left_out:
+        yield f"No room for {', '.join(left_out)}."
+    if hidden or left_out or any(entry.parts for entry in entries):
+        yield whole
+
+
+def _place(column: Column) -> tuple[int, bool]:
+    """The order of columns: that of the catalogue, but time of the device before that of the CPU."""
+    phase = column.phase if isinstance(column, CostColumn) else None
+    group = 0 if phase == FORWARD else 1 if phase is None else 1 + PHASES.index(phase)
+    return group, group != 1 and "device_ns" not in column.fields
+
+
+def _size(figures: Figures, by: Column) -> float:
+    """How large a row is: all of it, in all phases."""
+    assert isinstance(by, CostColumn)
+    return sum(by.measure.of(cost) for cost in figures.total.values())
+
+
+def _name(entry: Entry) -> str:
+    """The name of a layer, or that of a label or operator if it is not long."""
+    return entry.name if entry.is_layer else shortened(entry.name, _LONGEST_LABEL)
+
+
+def _with_class(text: str, entry: Entry, kinds: Mapping[tuple[str, ...], str]) -> str:
+    is_root = len(entry.path) == 1  # its name is that of its class
+    kind = "" if is_root else printable(kinds.get(entry.path, ""))
+    if entry.parts and entry.path:
+        kind = f"{len(entry.parts)} × {kind}" if kind else f"{len(entry.parts)} layers"
+    below = f" (+{entry.hidden})" if entry.hidden and entry.path else ""
+    return f"{text}{_CLASS if kind else ''}{kind}{below}"
+
+
+def _of_each(entry: Entry, by: Column) -> str:
+    """The median of the rows that one stands for, with the smallest and the largest."""
+    if not (entry.parts and entry.path):
+        return ""
+    figures = [by.figure(part.figures) for part in entry.parts]
+    if any(figure.bound is not Bound.EXACT for figure in figures):
+        return figures[0].text(by.write) if len({*figures}) == 1 else "–"
+    values = [figure.value for figure in figures]
+    least, middle, most = (by.write(value) for value in (min(values), median(values), max(values)))
+    unit = most.lstrip("0123456789.")
+    return f"{middle} ({least.removesuffix(unit) if least.lstrip('0123456789.') == unit else least}–{most})"
+
+
+def _width(cells: Sequence[str]) -> int:
+    return _GAP + max(map(len, cells))
+
+
+def _with_room(
+    columns: Sequence[Column], cells: Mapping[Column, Sequence[str]], by: Column, room: int | None
+) -> list[Column]:
+    """The columns that fit in so many characters, the most telling first; ``by`` always does."""
+    if room is None:
+        return list(columns)
+    shown = set()
+    for column in sorted(columns, key=lambda column: _rank(column, by)):
+        width = _width([column.heading, *cells[column]])
+        if width <= room or column == by:
+            shown.add(column)
+            room -= width
+    return [column for column in columns if column in shown]
+
+
+def _rank(column: Column, by: Column) -> int:
+    """Which columns tell most: the lowest number first."""
+    if column == by:
+        return 0
+    if isinstance(column, _EachColumn):
+        return 2
+    if isinstance(column, CallsColumn):
+        return 3
+    if not isinstance(column, CostColumn) or not isinstance(by, CostColumn):
+        return 9
+    if column.measure == by.measure:
+        return 4 if column.is_self else 1
+    order = {Unit.TIME: 5, Unit.BYTES: 6, Unit.COUNT: 7}[column.unit]
+    return order + (2 if column.is_self else 0)
+
+
+def _painted(text: str, share: float | None) -> str:
+    return text if share is None else painted(text, heat(share))
