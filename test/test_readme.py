@@ -143,7 +143,8 @@ def test_the_two_commands_are_in_the_makefile_and_in_ci() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for _, target in commands:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
-    assert "\nmake test\nmake test-slow\n" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert re.search(r"^make test ", ci, re.MULTILINE) and re.search(r"^make test-slow ", ci, re.MULTILINE)
     assert "bash .ci/run" in (ROOT / ".circleci" / "config.yml").read_text(encoding="utf-8")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from build.forests import Paths, layer_trees
-from build.hand_made import FORWARD, cells, names, row, run_of
+from build.hand_made import FORWARD, cells, label, names, row, run_of
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -18,6 +18,7 @@ from torchprof import Run, TorchprofError
 from torchprof.analyze.figures import Figures
 from torchprof.reports.entries import Entry, all_entries, entries_of
 from torchprof.reports.outline import outline
+from torchprof.run.cost import Bound
 from torchprof.run.layers import Layer
 
 
@@ -103,6 +104,28 @@ def test_totals_below_an_open_layer_add_up_as_in_the_whole_tree(paths: Paths, da
     represented = sum(max(1, len(line.parts)) + line.hidden for line in all_entries(lines) if line.path)
     rest = sum(line.hidden for line in all_entries(lines) if not line.path)
     assert represented + rest == len(paths)
+
+
+def test_a_label_in_equal_layers_is_one_row_with_its_sum() -> None:
+    paths = ["Net", *(path for block in range(4) for path in (f"Net.{block}", f"Net.{block}.attn"))]
+    rows = [row(2 + 2 * block, label("core"), cpu_ns=10**block) for block in range(4)]
+    layers = [Layer(tuple(path.split(".")), "Block") for path in paths]
+    [net] = short(run_of(rows, layers=layers), 6)
+    [blocks] = net.children
+    [attn] = blocks.children
+    [core] = attn.ops
+    assert (blocks.name, core.name) == ("0–3", "core (label)")
+    assert (core.figures.cost(FORWARD).cpu_ns, core.figures.calls) == (1111, 4)
+
+
+def test_a_selected_layer_is_shown_below_layers_that_were_not_selected() -> None:
+    paths = ["Net", *(f"Net.part{number}" for number in range(60)), "Net.part50.inner"]
+    layers = [Layer(tuple(path.split(".")), f"Kind{number}") for number, path in enumerate(paths)]
+    run = run_of([row(61, cpu_ns=99)], layers=layers, paths=(("Net", "part50", "inner"),))
+    found = shown(short(run, 20))
+    assert found["inner"] == (99, 0) and "part50" in found
+    rest = next(line for line in all_entries(short(run, 20)) if line.name.endswith("more)"))
+    assert rest.figures.number_of_calls().bound is Bound.BLANK
 
 
 # The report

@@ -86,10 +86,11 @@ def summed_figures(members: Sequence[Figures], paths: Sequence[_Path] = ()) -> F
     ran = _outermost(called, [path for path, one in zip(paths, members) if not one.unknown])
     phases = frozenset(phase for one in members for phase in one.total)
     inlined = any(one.unknown and one.inlined for one in members)
+    calls = [one.calls for one in members if one.calls >= 0]  # 0 of a layer that was never called
     return Figures(
         own=_added(one.own for one in called) or dict.fromkeys(phases, Cost()),
         total=_added(one.total for one in ran) or dict.fromkeys(phases, Cost()),
-        calls=sum(max(0, one.calls) for one in called),
+        calls=sum(calls) if calls else -1,
         params=_sum([one.params for one in outermost]),
         own_params=_sum([one.own_params for one in members]),
         has_params=any(one.has_params for one in members),

@@ -122,4 +122,9 @@ def _spread(members: Mapping[tuple[str, ...], TableLine], order: Column) -> dict
         return {heading: [""] for heading in _SPREAD}
     largest = max(exact, key=exact.__getitem__)
     values = [min(exact.values()), median(exact.values()), exact[largest]]
-    return dict(zip(_SPREAD, [*([order.write(value)] for value in values), [printable(".".join(largest))]]))
+    return dict(zip(_SPREAD, [*([order.write(_plain(value))] for value in values), [printable(".".join(largest))]]))
+
+
+def _plain(value: float) -> float:
+    """A whole number as an integer: the median of two calls is 2, not 2.0."""
+    return int(value) if value == int(value) else value

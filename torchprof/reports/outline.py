@@ -28,6 +28,7 @@ def outline(
     if sum(1 for _ in all_entries(lines)) + sum(map(_operators, all_entries(lines))) <= limit:
         return list(lines)
     shapes = _shapes(lines, kinds)
+    sizes = _sizes(lines, size)
     shown: dict[int, list[Entry]] = {}
     waiting: list[tuple[float, int, Entry]] = []
     room, number = limit, 0
@@ -36,13 +37,26 @@ def outline(
         for line in opened:
             room -= 1 + _operators(line)
             number += 1
-            heappush(waiting, (-size(line.figures), number, line))
+            heappush(waiting, (-_size(line, sizes), number, line))
         if not waiting or room < 1:
             return [_with_shown(line, shown) for line in lines]
         _, _, line = heappop(waiting)
         below = _below(line, shapes)
-        opened = _largest(below, size, min(room, _CHILDREN)) if len(below) == 1 or room > 1 else []
+        opened = _largest(below, sizes, min(room, _CHILDREN)) if len(below) == 1 or room > 1 else []
         shown[id(line)] = opened
+
+
+def _sizes(lines: Sequence[Entry], size: Callable[[Figures], float]) -> dict[int, float]:
+    """The size of each row, by its id. Of a layer that was not selected, whose figures are blank: of all below it."""
+    sizes: dict[int, float] = {}
+    for line in reversed([*all_entries(lines)]):  # children before the rows above them
+        sizes[id(line)] = size(line.figures) if line.figures.total else sum(sizes[id(child)] for child in line.children)
+    return sizes
+
+
+def _size(row: Entry, sizes: Mapping[int, float]) -> float:
+    """The size of a row, which may be the sum of several; that of a row "(N more)" is 0, because nothing opens it."""
+    return sum(sizes.get(id(part), 0) for part in (row.parts or (row,)))
 
 
 def _operators(line: Entry) -> int:
@@ -88,16 +102,31 @@ def _below(line: Entry, shapes: Mapping[int, int]) -> list[Entry]:
 
 def _as_one(parts: Sequence[Entry], name: str) -> Entry:
     """One row with the sum of several that have equal layers below."""
-    return replace(
-        parts[0], name=name, figures=summed_figures([part.figures for part in parts]), children=[], parts=tuple(parts)
-    )
+    figures = summed_figures([part.figures for part in parts])
+    ops = _ops_as_one([op for part in parts for op in part.ops])
+    return replace(parts[0], name=name, figures=figures, children=[], ops=ops, parts=tuple(parts))
 
 
-def _largest(rows: Sequence[Entry], size: Callable[[Figures], float], limit: int) -> list[Entry]:
+def _ops_as_one(ops: Sequence[Entry]) -> list[Entry]:
+    """The rows of labels and operators of several layers: one row for each name, with its sum."""
+    alike: dict[str, list[Entry]] = {}
+    for op in ops:
+        alike.setdefault(op.name, []).append(op)
+    return [
+        replace(
+            same[0],
+            figures=summed_figures([op.figures for op in same]),
+            ops=_ops_as_one([inner for op in same for inner in op.ops]),
+        )
+        for same in alike.values()
+    ]
+
+
+def _largest(rows: Sequence[Entry], sizes: Mapping[int, float], limit: int) -> list[Entry]:
     """At most so many rows: the largest, in their order, and one for the rest."""
     if len(rows) <= limit:
         return list(rows)
-    ranked = sorted(rows, key=lambda row: -size(row.figures))
+    ranked = sorted(rows, key=lambda row: -_size(row, sizes))
     kept = {id(row) for row in ranked[: limit - 1]}
     rest = [row for row in rows if id(row) not in kept]
     parts = [part for row in rest for part in (row.parts or (row,))]

@@ -142,7 +142,8 @@ def _place(column: Column) -> tuple[int, bool]:
 
 def _size(figures: Figures, by: Column) -> float:
     """How large a row is: all of it, in all phases."""
-    assert isinstance(by, CostColumn)
+    if not isinstance(by, CostColumn):  # nothing was measured
+        return by.of(figures)
     return sum(by.measure.of(cost) for cost in figures.total.values())
 
 
