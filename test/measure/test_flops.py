@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from build.architectures import ARCHITECTURES, Experts, attention_macs, encoder
+from build.events import MAIN, op
 from build.models import Checkpointed, Several, Tied
 from build.snapshots import snapshot
 from build.warnings import sentences
@@ -26,6 +27,11 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_fl
 
 import torchprof
 from examples.models import AlexNet, LeNet5
+from torchprof.attribute.event_names import STOPPED
+from torchprof.attribute.events import Event, Kind
+from torchprof.attribute.rule import Attribution
+from torchprof.measure.flops.estimate import Estimate
+from torchprof.run.words import Signature
 
 RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
@@ -1202,3 +1208,24 @@ def test_a_hook_on_a_tensor_does_not_change_the_layer_of_backward() -> None:
         net(torch.rand(3, 8)).sum().backward()
     macs = {node.layer.name: node.total.macs for node in prof.run.tree("backward").walk()}
     assert macs == {"Hooked": 3 * 8 * 16 + 2 * 3 * 16 * 4, "Hooked.first": 3 * 8 * 16, "Hooked.second": 2 * 3 * 16 * 4}
+
+
+@pytest.mark.parametrize("marks", [1, 2])
+def test_only_the_op_that_a_recompute_stopped_in_is_not_counted(marks: int) -> None:
+    """Every module around the op has a mark: the work of an op around it that was executed stays."""
+    signatures = [Signature((), ()), Signature(((16,), (4, 8), (8, 16)), ("float", "float", "float"))]
+    events = [
+        op("mine::attention", 0, 100),
+        op("aten::addmm", 10, 50, signature=1),
+        op("aten::mul", 60, 90),
+        *(Event(Kind.STOPPED, STOPPED, 110 + mark, 110 + mark, MAIN) for mark in range(marks)),
+        op("aten::relu", 200, 210),
+    ]
+    attribution, estimate = Attribution({}, []), Estimate(signatures)
+    for _ in estimate.observe(attribution.attribute(events)):
+        pass
+    names = {place.index: place.frame.name for place in attribution.places.all if place.frame}
+    assert {names[index]: count.macs for index, count in estimate.counts.items()} == {
+        "aten::addmm": 4 * 8 * 16,
+        "aten::relu": 0,
+    }

@@ -13,6 +13,7 @@ from itertools import accumulate, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -1466,3 +1467,15 @@ def test_figures_of_torchs_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         for index in (0, 1)
     }
+
+
+def test_the_observer_is_freed_without_the_garbage_collector() -> None:
+    """It has an entry for each memory event: a reference cycle would keep all of them until a full collection."""
+    gc.disable()
+    try:
+        observer = Allocations(())
+        alive = ref(observer)
+        del observer
+        assert alive() is None
+    finally:
+        gc.enable()

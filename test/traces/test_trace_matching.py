@@ -75,9 +75,8 @@ def record(
     starts = [event["ts"] for event in modules]
     for event in events:
         if event.get("cat") == "cpu_op" and "Input Dims" in event["args"]:
-            for at in range(
-                bisect_right(starts, event["ts"]) - 1, -1, -1
-            ):  # the last one that started is the innermost
+            # The last one that started is the innermost.
+            for at in range(bisect_right(starts, event["ts"]) - 1, -1, -1):
                 if event["ts"] < starts[at] + modules[at]["dur"]:
                     dims = event["args"]["Input Dims"]
                     shapes[modules[at]["name"]] |= {tuple(dim) for dim in dims if all(type(x) is int for x in dim)}

@@ -63,10 +63,10 @@ class CollectiveOwners:
         self._replicated = replicated
         self._is_one_group = is_one_group
         self._requests: deque[_Request] = deque()
-        self._ready_gradients: defaultdict[int, list[tuple[int, int | None]]] = defaultdict(
-            list
-        )  # by thread: layer, size
-        self._names_in_range: dict[str, tuple[str, ...] | None] = {}  # by label of a range: the module names in it
+        # By thread: the layer of each gradient, and its size if that was recorded.
+        self._ready_gradients: defaultdict[int, list[tuple[int, int | None]]] = defaultdict(list)
+        # By the label of a range: the module names in it.
+        self._names_in_range: dict[str, tuple[str, ...] | None] = {}
 
     # Requests
 

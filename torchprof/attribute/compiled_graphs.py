@@ -114,9 +114,8 @@ class CompiledGraphs:
         self._graphs = {key: kernels for key, kernels in known.items() if not isinstance(kernels, str)}
         self._unknown = {key: reason for key, reason in known.items() if isinstance(reason, str)}
         self._inputs = inputs or {}
-        self._modules = {
-            _unwrapped(path): module for path, module in (modules or {}).items()
-        }  # the modules inside wrappers come last
+        # A wrapper comes before the module inside it, which has the same path here and replaces it.
+        self._modules = {_unwrapped(path): module for path, module in (modules or {}).items()}
         self._path_of: dict[int, tuple[str, ...]] = {}  # by layer: the path of the innermost module that is shown as it
         for path, module in self._modules.items():
             if len(path) > len(self._path_of.get(module.layer, ())):

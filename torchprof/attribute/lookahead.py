@@ -87,7 +87,6 @@ class LookAhead:
         kernels = self._graphs.called(graph, [event.name for event in inside])
         has_all = self._graphs.has_all(graph, kernels)
         for event, kernel in zip(inside, kernels):
-            if (
-                kernel is not None or not has_all
-            ):  # if all kernels are found, the other ops are no kernels, but copies of inputs
+            # If all kernels are found, the other ops are no kernels, but copies of inputs.
+            if kernel is not None or not has_all:
                 self.kernels[event.thread, event.start_ns, event.end_ns] = graph, kernel

@@ -89,9 +89,7 @@ class Attribution:
         # Autograd nodes.
         self._makers: defaultdict[int, NodeMakers] = defaultdict(NodeMakers)  # by forward thread
         self._made_in: dict[tuple[int, int], int] = {}  # (forward thread, sequence number) → layer, selected or not
-        self._node_before: dict[
-            tuple[int, int], Place | None
-        ] = {}  # (thread, depth) → the place that made the last node
+        self._node_before: dict[tuple[int, int], Place | None] = {}  # (thread, depth) → the place of its last maker
         self._nearest_of: dict[tuple[str, int], int] = {}  # (label, calling layer) → its layer in this call
         # Device work, by correlation ID.
         self._launched_by: dict[int, Place] = {}

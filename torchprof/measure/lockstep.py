@@ -276,9 +276,8 @@ class Locksteps:
         self._marks: list[int] = []
         self._launched: dict[int, int] = {}  # correlation of an op → number of marks before it
         self._kernels: defaultdict[int, defaultdict[tuple[int, str], int]] = defaultdict(lambda: defaultdict(int))
-        self._streams: defaultdict[str, set[int]] = defaultdict(
-            set
-        )  # by device: those of collectives of an unknown group
+        # By device: the streams of collectives of an unknown group.
+        self._streams: defaultdict[str, set[int]] = defaultdict(set)
         self._device_collectives: dict[Place, LockstepKey | None] = {}
         self._collectives: defaultdict[LockstepKey, list[tuple[int, int, int]]] = defaultdict(list)
         self._latest_end: dict[str, int] = {}  # by device: the latest end of a collective that has begun

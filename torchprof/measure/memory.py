@@ -6,6 +6,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from math import inf
 
 from torchprof.attribute.events import Kind
@@ -74,6 +75,22 @@ class _Range:
             self.top[device] = live_bytes
 
 
+_Samples = defaultdict[tuple[int, str, str], list[tuple[int, int]]]
+"""(layer, phase, device) → the start and the peak of each range."""
+
+
+def _leave(samples: _Samples, ranges: list[_Range]) -> None:
+    """The innermost range has ended. Its peak also counts for the range around it."""
+    inner = ranges.pop()
+    for device in {**inner.base, **inner.top}:
+        base = inner.base.get(device, 0)
+        top = inner.top.get(device, base)
+        if ranges:
+            ranges[-1].rise(device, top)
+        if inner.layer >= 0:
+            samples[inner.layer, inner.phase, device].append((inner.start_ns, top - base))
+
+
 class Allocations:
     """Observes memory events, and the calls, nodes and optimizer steps that they happen in.
 
@@ -117,9 +134,10 @@ class Allocations:
         self._start_ns: int | None = None
         self._live_bytes: dict[str, int] = {}  # by device: the live bytes now
         self._peaks: dict[str, tuple[int, int, Place]] = {}  # by device: bytes, number of the event, its place
+        self._samples: _Samples = defaultdict(list)
+        self._leave = partial(_leave, self._samples)  # no bound method: its reference cycle would keep all blocks alive
         self._ranges: OpenRanges[_Range] = OpenRanges(self._leave)
         self._node_ends: dict[int, int] = {}  # by thread: the end of the outermost node
-        self._samples: defaultdict[tuple[int, str, str], list[tuple[int, int]]] = defaultdict(list)
         self._calls: list[tuple[int, int, _Stage]] = []  # forward calls: layer, start, the outermost call around
         self._no_graph_yet: _Stage | None = None  # the outermost call, until an op in it makes a graph
         self._passes: list[_Stage] = []
@@ -296,17 +314,6 @@ class Allocations:
             for ranges in self._ranges.by_thread.values():
                 while ranges and ranges[-1].stage is None:
                     self._leave(ranges)
-
-    def _leave(self, ranges: list[_Range]) -> None:
-        """The innermost range has ended. Its peak also counts for the range around it."""
-        inner = ranges.pop()
-        for device in {**inner.base, **inner.top}:
-            base = inner.base.get(device, 0)
-            top = inner.top.get(device, base)
-            if ranges:
-                ranges[-1].rise(device, top)
-            if inner.layer >= 0:
-                self._samples[inner.layer, inner.phase, device].append((inner.start_ns, top - base))
 
     # Results
 

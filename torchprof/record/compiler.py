@@ -114,7 +114,7 @@ class _Inductor:
 
 
 class Provenance:
-    """From ``on`` to ``off``, records of which operators and layers each kernel is made that torch.compile compiles.
+    """From ``on`` to ``off``, records which operators and layers each kernel was made from that torch.compile compiles.
 
     Graphs are then compiled and not taken from caches, because a cached graph has no provenance. C++ kernels get ranges
     in the profiler's events, and keep them afterwards. An error while a graph is read leaves its layers unknown and the

@@ -351,8 +351,8 @@ def _device_work(
     new = tuple.__new__
     for raw in work:
         name = raw.name()
-        # A copy of a CPU range on the device's timeline is no work. A torch that does not mark such copies: they have
-        # the name of the range. Only there, because a user's kernel may have the name of a range, too.
+        # A copy of a CPU range on the device's timeline is no work. If this torch does not mark such copies, they are
+        # recognized by the name of the range; only then, because a user's kernel may have the name of a range, too.
         if name.startswith(PREFIX) or (
             _is_annotation(raw) if _is_annotation is not None else kinds.get(name) is Kind.USER_LABEL
         ):

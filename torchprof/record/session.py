@@ -119,9 +119,8 @@ class Session(Recording):
             with record(STEP_MARK if step_begins else STARTED):
                 self.began_ns = time.perf_counter_ns()  # first, because it is the start of the mark on this clock
                 self._epoch_ns = time.time_ns() - self.began_ns
-                self._cpu_at_start = (
-                    CpuTime.now()
-                )  # last, because it reads a file, and another process may get the processor
+                # Last, because it reads a file, and another process may get the processor.
+                self._cpu_at_start = CpuTime.now()
         except BaseException:
             self._guard.off()
             if is_observed():  # Ctrl-C came right after torch's session had begun

@@ -100,7 +100,7 @@ class TraceEvents:
 
     @property
     def from_first_mark(self) -> bool:
-        """Whether the first step began at the first mark: there is no mark of the start of a session."""
+        """Whether a step begins at the first mark: no mark shows that the session began in the middle of a step."""
         return not any(name == STARTED for _, name in self._names)
 
     @cached_property

@@ -51,7 +51,7 @@ def nested(
     """The events of ``wanted`` names and the events inside them, in the order of their start.
 
     Each event is (number of its name, number of its signature, name of the innermost wanted event around it or "").
-    ``events`` must not contain memory events, which have no duration. ``lanes``: (thread, is forward) by lane.
+    ``events`` must not contain memory events, which have no duration. ``lanes``: (thread, forward thread or 0) by lane.
     """
     open_ranges: OpenRanges[_Wanted] = OpenRanges()
     for start, ns, number, lane, _, _, signature in events:

@@ -218,7 +218,7 @@ def _read_at_once(
 
 
 def _warnings(path: Path, events: TraceEvents, doubles: int) -> Iterator[Caveat]:
-    """Warnings about the events of a trace: those that were dropped as doubles, unread ones, missing ones."""
+    """Warnings about a trace: doubles that were dropped, unread events, several processes, no sequence numbers."""
     table = events.table
     if doubles:
         yield caveat("trace_events_twice", file=path.name, count=doubles)

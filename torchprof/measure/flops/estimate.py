@@ -185,6 +185,7 @@ class Estimate:
                     last = open_ops.by_thread.get(thread)
                     if last and last[-1].end_ns <= start and _saves_before(last[-1].name):
                         last.pop()  # it began, and was not executed
+                    open_ops.at(thread, start)  # all others are closed: the next mark must not find them
                     yield item
                     continue
                 stack = open_ops.at(thread, start)
