@@ -28,7 +28,10 @@ class OpenRanges(Generic[Range]):
     """
 
     def __init__(self, close: Callable[[list[Range]], Any] = list.pop) -> None:
-        """``close`` takes the last range, which has ended, from the list of its thread."""
+        """``close`` takes the last range, which has ended, from the list of its thread.
+
+        It must not be a method of an object that holds this one: the cycle would keep both until a full collection.
+        """
         self._close = close
         self.by_thread: dict[int, list[Range]] = {}  # outer to inner
 

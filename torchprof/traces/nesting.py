@@ -54,8 +54,12 @@ def nested(
     ``events`` must not contain memory events, which have no duration. ``lanes``: (thread, forward thread or 0) by lane.
     """
     open_ranges: OpenRanges[_Wanted] = OpenRanges()
+    by_thread = open_ranges.by_thread
     for start, ns, number, lane, _, _, signature in events:
-        stack = open_ranges.at(lanes[lane][0], start)
+        thread = lanes[lane][0]
+        stack = by_thread.get(thread)
+        if stack is None or (stack and stack[-1].end_ns <= start):  # a call for each event would double the time
+            stack = open_ranges.at(thread, start)
         if wanted[number]:
             yield number, signature, stack[-1].name if stack else ""
             end = start + ns
@@ -91,10 +95,13 @@ def ranges_in(
     parents: dict[str, dict[str, None]] = {}
     in_backward: list[_InBackward] = []
     open_ranges: OpenRanges[_Open] = OpenRanges()
+    by_thread = open_ranges.by_thread
     nothing = _Open(BEYOND, "", False, None)
     for start, ns, number, lane, sequence, _, _ in events:
         thread, forward = lanes[lane]
-        stack = open_ranges.at(thread, start)
+        stack = by_thread.get(thread)
+        if stack is None or (stack and stack[-1].end_ns <= start):
+            stack = open_ranges.at(thread, start)
         around = stack[-1] if stack else nothing
         end = min(start + ns, around.end_ns)  # a range ends with the one around it at the latest, as in the attribution
         name = names[number]
