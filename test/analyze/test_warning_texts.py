@@ -10,16 +10,17 @@ from build.warnings import caveats
 from torchprof.analyze.caveats import about_processors, about_start
 from torchprof.errors import some
 from torchprof.measure.assemble import own_ns_of_layers
-from torchprof.measure.warnings import about_calls, about_cost, about_labels, about_modules
+from torchprof.measure.warnings import about_callers, about_cost, about_labels, about_modules, about_uncalled
 from torchprof.reports.notes import about_flops, about_sums, warnings_of
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.warnings import caveat
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, PHASES
 
-NET, A, B = (Layer(path, "Module") for path in [("Net",), ("Net", "a"), ("Net", "b")])
+NET, A, B = (Layer(path, "Module", 9) for path in [("Net",), ("Net", "a"), ("Net", "b")])
 
 
 def forward(layer: int, *durations: int) -> dict[SampleKey, Spread]:
@@ -95,43 +96,77 @@ def test_sums_over_ranks_have_a_note() -> None:
 
 LAYERS = [NET, A, B]
 ALL = {0, 1, 2}
+NO_ROWS = run_of([]).rows
 
 
 def test_a_run_without_faults_has_no_warnings() -> None:
     assert list(about_modules([], [])) == []
     assert list(about_labels(LAYERS, {}, [])) == []
     samples = {**forward(0, 100, 90, 80), **forward(1, 50), **forward(2, 40)}
-    assert list(about_calls(LAYERS, ALL, {0, 1, 2}, set(), {(OUTSIDE, 0), (0, 1), (0, 2), (1, 1)})) == []
+    assert list(about_uncalled(NO_ROWS, LAYERS, ALL, set())) == []
+    assert list(about_callers(LAYERS, ALL, ALL, dict.fromkeys([(OUTSIDE, 0), (0, 1), (0, 2), (1, 1)], 50), 100)) == []
     assert list(about_start(called(samples))) == []
     assert list(about_cost(1000, 1_000.0, 10**9, 10**9)) == []
 
 
 def test_a_layer_that_was_never_called_has_a_warning() -> None:
-    (sentence,) = map(str, about_calls(LAYERS, ALL, {0, 1}, {2}, set()))
-    assert sentence.startswith("Never called: Net.b. ")
+    (warning,) = about_uncalled(NO_ROWS, LAYERS, {0, 1}, {2})
+    assert warning == caveat("never_called", ["Net.b"])
 
 
 def test_a_layer_whose_children_are_called_is_not_reported_as_never_called() -> None:
-    (sentence,) = map(str, about_calls(LAYERS, ALL, {1}, {0, 2}, {(NOT_SELECTED, 1)}))
-    assert sentence.startswith("Never called: Net.b. ")
+    (warning,) = about_uncalled(NO_ROWS, LAYERS, {1}, {0, 2})
+    assert warning.layers == ("Net.b",)
 
 
 def test_a_module_called_at_another_of_its_paths_is_not_reported_as_never_called() -> None:
-    twice = [NET, Layer(("Net", "a"), "ReLU", shared_with=(("Net", "b"),)), Layer(("Net", "b"), "ReLU")]
-    assert list(about_calls(twice, ALL, {0, 1}, {2}, set())) == []
+    twice = [NET, Layer(("Net", "a"), "ReLU", 9, shared_with=(("Net", "b"),)), Layer(("Net", "b"), "ReLU", 9)]
+    assert list(about_uncalled(NO_ROWS, twice, {0, 1}, {2})) == []
+
+
+def test_of_layers_without_calls_the_outermost_with_parameters_is_reported() -> None:
+    layers = [
+        NET,
+        Layer(("Net", "drop"), "Dropout"),
+        Layer(("Net", "a"), "Sequential"),
+        Layer(("Net", "a", "0"), "Linear", 9),
+        Layer(("Net", "lazy"), "LazyLinear", None),
+    ]
+    (warning,) = about_uncalled(NO_ROWS, layers, {0}, {1, 2, 3, 4})
+    assert warning.layers == ("Net.a", "Net.lazy")
+    (warning,) = about_uncalled(NO_ROWS, layers, set(), {0, 1, 2, 3, 4})
+    assert warning.layers == ("Net",)
+
+
+@pytest.mark.parametrize(("where", "operator"), [(0, "aten::linear"), (0, "aten::relu"), (1, "aten::linear")])
+def test_a_layer_may_use_the_parameters_of_a_child_without_calling_it(where: int, operator: str) -> None:
+    rows = run_of([row(where, op(operator))], layers=LAYERS).rows
+    silent = (where, operator) == (0, "aten::linear")
+    assert [one.layers for one in about_uncalled(rows, LAYERS, {0, 1}, {2})] == ([] if silent else [("Net.b",)])
 
 
 @pytest.mark.parametrize(
-    ("caller", "said"), [((1, 2), "Net.b by Net.a"), ((OUTSIDE, 2), "Net.b by code outside the model")]
+    ("caller", "name"), [((1, 2), "Net.a"), ((OUTSIDE, 2), "")], ids=["another layer", "code outside the model"]
 )
-def test_a_layer_not_called_by_its_parent_has_a_warning(caller: tuple[int, int], said: str) -> None:
-    (sentence,) = map(str, about_calls(LAYERS, ALL, {0, 1, 2}, set(), {(0, 1), caller, (NOT_SELECTED, 1)}))
-    assert sentence.startswith(f"Called by other than the layer above them: {said}. ")
+def test_a_layer_not_called_by_its_parent_has_a_warning(caller: tuple[int, int], name: str) -> None:
+    callers = {(0, 1): 50, caller: 10, (NOT_SELECTED, 1): 20}
+    (warning,) = about_callers(LAYERS, ALL, ALL, callers, 1000)
+    assert warning == caveat("called_by_others", ["Net.b"], callers=(name,))
+    assert list(about_callers(LAYERS, ALL, ALL, callers, 1001)) == [], "less than 1 % of the recorded time"
+
+
+def test_calls_that_bypass_a_layer_without_calls_have_no_warning() -> None:
+    """As in Lightning, which calls ``training_step`` of the model, and its layers from there."""
+    assert list(about_callers(LAYERS, ALL, {1, 2}, {(OUTSIDE, 1): 50, (OUTSIDE, 2): 50}, 100)) == []
+    deep = [NET, Layer(("Net", "base"), "Wrapper"), Layer(("Net", "base", "model"), "Inner")]
+    assert list(about_callers(deep, ALL, {0, 2}, {(OUTSIDE, 0): 100, (0, 2): 99}, 100)) == []
+    (warning,) = about_callers(deep, ALL, {0, 1, 2}, {(OUTSIDE, 0): 100, (1, 2): 50, (0, 2): 40}, 100)
+    assert warning == caveat("called_by_others", ["Net.base.model"], callers=("Net",))
 
 
 def test_children_of_a_container_without_a_forward_have_no_warning() -> None:
     layers = [NET, Layer(("Net", "blocks"), "ModuleList"), Layer(("Net", "blocks", "0"), "Linear")]
-    assert list(about_calls(layers, {0, 2}, {0, 2}, set(), {(OUTSIDE, 0), (0, 2)})) == []
+    assert list(about_callers(layers, {0, 2}, {0, 2}, {(OUTSIDE, 0): 100, (0, 2): 100}, 100)) == []
 
 
 def called(samples: Mapping[SampleKey, Spread], same_shapes: bool | None = True) -> Run:

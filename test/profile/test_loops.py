@@ -865,7 +865,9 @@ def test_the_run_of_a_cycle_has_no_warnings_of_another_cycle(monkeypatch: pytest
     with Profile(
         model, use_cuda=True, schedule=lambda _: record, on_trace_ready=lambda prof: shown.append(own(prof.run))
     ) as prof:
-        model.fc1(x)
+        model(x)
+        for _ in range(100):
+            model.fc1(x)
         prof.step()
         model(x)
     general, called = (
