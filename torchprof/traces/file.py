@@ -141,7 +141,7 @@ class TraceFile:
             if self.header.get("format") == "torchprof-run":
                 raise TorchprofError(
                     f"{self.path} is no trace but a run that torchprof saved: read it with torchprof.load(path), "
-                    "or show it with `torchprof show FILE`."
+                    "or show it with `python -m torchprof show FILE`."
                 )
             if is_list:
                 has_events = True
