@@ -20,7 +20,7 @@ PRIVATE_WORDS = {
     r"for each byte": "FLOP/byte",
     r"beside\b|besides\b": "next to; also",
     r"(gave|gives?) way|went by|(went|goes) on\b": "stopped; passed; continued",
-    r"(is|was|are) (no|none)\b(?! longer)": "is not a",
+    r"(?<!there )(is|was|are) (no|none)\b(?! longer)": "is not a",
     r"by (itself|themselves)\b": "alone, separately",
     r"put back\b": "restored",
 }
