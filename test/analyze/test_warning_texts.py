@@ -69,24 +69,24 @@ def test_of_a_thousand_ranks_the_first_warnings_are_shown() -> None:
     run = of_ranks([[f"It took {rank} ms.", "All."] for rank in range(1000)])
     *shown, last = warnings_of(run)
     assert shown == ["All.", *(f"Rank {rank}: It took {rank} ms." for rank in range(9))]
-    assert last.startswith("More of single ranks are hidden: 991.")
+    assert last.startswith("991 more warnings of single ranks are hidden.")
     assert len(warnings_of(of_ranks([[f"{number}." for number in range(20)]]))) == 20
 
 
 def test_ranks_that_are_missing_are_named() -> None:
     assert warnings_of(of_ranks([["All."]] * 6, [0, 1, 3, 4, 6, 7], 8)) == [
-        "Ranks 2 and 5 of 8 are missing: they are not in this run.",
+        "Ranks 2 and 5 of 8 are missing in this run.",
         "All.",
     ]
-    assert warnings_of(of_ranks([[]] * 3, [0, 1, 3], 4)) == ["Rank 2 of 4 is missing: it is not in this run."]
+    assert warnings_of(of_ranks([[]] * 3, [0, 1, 3], 4)) == ["Rank 2 of 4 is missing in this run."]
     assert warnings_of(of_ranks([[]], [1], 2)) == []  # not merged yet
     assert warnings_of(of_ranks([[]] * 4, size=4)) == warnings_of(of_ranks([[]], [3])) == []
 
 
 def test_sums_over_ranks_have_a_note() -> None:
     said = (
-        "Times, calls, memory and FLOPs are sums over ranks 0 to 2, rates are of one rank on average, peaks the "
-        'highest of any: the report "ranks" compares them.'
+        "Times, calls, memory and FLOPs are sums over ranks 0 to 2. Rates are means of the ranks, peaks the maximum. "
+        'The report "ranks" compares ranks.'
     )
     run = of_ranks([[]] * 3)
     assert list(about_sums(run)) == [said]
@@ -182,14 +182,14 @@ def test_a_slow_first_call_of_the_model_has_a_warning(durations: tuple[int, ...]
     sentences = [*map(str, about_start(called(forward(0, *durations))))]
     assert bool(sentences) == said
     if said:
-        assert "first call of Net took 0.300us, the later ones 0.120us on average: that start-up, " in sentences[0]
+        assert "first call of Net took 0.300us, later calls 0.120us on average. This start-up work, " in sentences[0]
 
 
 @pytest.mark.parametrize(
     ("same_shapes", "said"),
     [
-        (False, "not all were on the same shapes, so how much of that is start-up is not known."),
-        (None, "that is start-up or other shapes, and is in the totals."),
+        (False, "Input shapes differ between calls, so it is unknown how much of that is start-up."),
+        (None, "This is start-up work or other input shapes, and is in the totals."),
     ],
 )
 def test_a_slow_first_call_is_start_up_if_all_calls_had_the_same_shapes(same_shapes: bool | None, said: str) -> None:
@@ -199,18 +199,24 @@ def test_a_slow_first_call_is_start_up_if_all_calls_had_the_same_shapes(same_sha
 
 def test_calls_on_another_thread_and_unlabelled_layers_have_warnings() -> None:
     once, often, bare = map(str, about_labels(LAYERS, {1: 1, 2: 3}, [2]))
-    assert "1 call of Net.a" in once and "3 calls of Net.b" in often and "labelled" in bare and "Net.b" in bare
+    assert "1 call of Net.a" in once and "3 calls of Net.b" in often and "labeled" in bare and "Net.b" in bare
 
 
 def test_the_overhead_of_labels_has_a_warning() -> None:
     (sentence,) = map(str, about_cost(500, 2_000.0, 5_000_000, 10_000_000))
-    assert "about 1.000ms of 10.000ms (10%): 500 calls of 2.000us." in sentence
+    assert (
+        "10% of the recorded time is overhead of the labels: about 1.000ms of 10.000ms (500 calls, 2.000us each)."
+        in sentence
+    )
 
 
 def test_the_overhead_of_labels_is_at_most_the_time_of_their_ranges() -> None:
     """Calibration on a busy machine gave 82 us a call: half of all time. The ranges themselves took less."""
     (sentence,) = map(str, about_cost(500, 82_000.0, 2_000_000, 80_000_000))
-    assert "at most 2.000ms of 80.000ms (2%): 500 calls of 4.000us." in sentence
+    assert (
+        "2% of the recorded time is overhead of the labels: at most 2.000ms of 80.000ms (500 calls, 4.000us each)."
+        in sentence
+    )
     assert list(about_cost(500, 82_000.0, 1_000_000, 80_000_000)) == []
 
 
@@ -230,7 +236,9 @@ def test_a_busy_machine_has_a_warning() -> None:
     """For a fifth of the time the thread was ready to run, but had no processor."""
     meta = Meta(("Net",), wall_ns=100_000_000, process_cpu_ns=80_000_000, run_delay_ns=20_000_000)
     (sentence,) = map(str, about_processors(meta))
-    assert sentence.startswith("The machine was busy: for 20.000ms of 100.000ms (20%) the main thread was ready to run")
+    assert sentence.startswith(
+        "The machine was busy: the main thread waited for a processor for 20.000ms of 100.000ms (20%)."
+    )
     for quiet in (
         replace(meta, run_delay_ns=5_000_000),
         replace(meta, run_delay_ns=None),
@@ -250,7 +258,7 @@ def test_busy_machines_of_many_ranks_have_one_warning() -> None:
     other, busy = warnings_of(run)
     assert other == "Rank 12: Something else."
     assert busy.startswith(
-        "The machine was busy on 11 of 16 ranks: for up to 16% of the time (rank 15) the main thread"
+        "The machine was busy on 11 of 16 ranks: the main thread waited for a processor for up to 16% of the time"
     )
     quiet = replace(run, metas=tuple(replace(meta, warnings=(), run_delay_ns=0) for meta in metas))
     assert warnings_of(quiet) == []

@@ -168,7 +168,10 @@ def test_options_select_what_is_recorded_and_shown(tmp_path: Path) -> None:
     assert not any("fc" in line for line in shown["The layers"])
     assert "Deeper layers are hidden: --depth 1 shows all." in shown["The layers"]
     assert "Memory" in shown and "MACs" in shown["The layers"][1]
-    assert "3 calls of models recorded, as asked; the program went on." in shown["Where the time goes"]
+    assert (
+        "3 model calls recorded, as requested. The program then continued without recording."
+        in shown["Where the time goes"]
+    )
 
 
 ADVICE = """
@@ -275,7 +278,7 @@ def test_scripts_without_a_model_or_without_torch(tmp_path: Path) -> None:
     shown = sections(done.stdout)
     assert list(shown) == ["Where the time goes", "Between the operators", "Recorded on"]
     assert first_row(done.stdout)[0] == "100.0%" and "at plain.py:2 <module>" in first_row(done.stdout)[-1]
-    assert "No model was called: all that was recorded is outside of models." in shown["Where the time goes"]
+    assert "No model was called: all recorded work is outside of models." in shown["Where the time goes"]
 
 
 def test_a_warning_is_printed_once(tmp_path: Path) -> None:
@@ -408,7 +411,7 @@ model(x)
     done = run(tmp_path, script(tmp_path, code))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("1\n") and calls(saved(tmp_path)) == 1
-    assert "The program started a profiler of its own, and this one gave way: recorded up to there." in done.stdout
+    assert "The recording ended early: the program started a profiler of its own." in done.stdout
 
 
 def test_a_script_that_ends_while_its_profiler_is_on(tmp_path: Path) -> None:
@@ -425,7 +428,7 @@ sys.exit(5)
         [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == plain.returncode, done.stderr
-    assert calls(saved(tmp_path)) == 1 and "gave way" in done.stdout
+    assert calls(saved(tmp_path)) == 1 and "The recording ended early" in done.stdout
 
 
 # Wrong input
@@ -514,7 +517,7 @@ def test_the_ranks_of_a_job_write_a_file_each_and_the_first_prints(tmp_path: Pat
     assert job.code == 0, job
     assert job.out[1] == "rank 1\n" and job.out[0].startswith("rank 0\n\ntorchprof: train.py ended.")
     assert job.out[0].splitlines()[-2:] == [
-        "Written: rank0.json; each other rank writes its own. To compare them: torchprof merge FILE …",
+        "Written: rank0.json; each other rank writes its own. To compare them: torchprof show FILE …",
         "Written: 0.csv.",
     ]
     runs = [saved(tmp_path, f"rank{rank}.json") for rank in range(2)]

@@ -54,7 +54,7 @@ def _refuse_unknown(run: Run) -> None:
     if all("device_ns" not in meta.measured for meta in run.metas):
         kind = run.meta.device_heading
         raise TorchprofError(
-            f"This run knows no device's time: {kind} was asked for, and could not be recorded. run.warnings says why."
+            f"This run knows no device's time: {kind} was requested, but could not be recorded. run.warnings says why."
         )
     if not run.device_times and any(run.rows.columns["device_ns"]):
         raise TorchprofError(
