@@ -381,7 +381,7 @@ def test_calls_on_other_threads_give_a_warning() -> None:
     assert [root.name for root in run.roots] == ["Mlp"] and calls(run)["Mlp"] == 1
     assert torch.equal(results[0], model(x))
     assert any("threads that torch's profiler does not record are missing: Several (2)" in w for w in sentences(run))
-    assert any("1 call of Mlp on a thread" in warning for warning in sentences(run))
+    assert any("1 call of Mlp on other threads" in warning for warning in sentences(run))
 
 
 def test_only_the_first_models_are_labelled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -243,7 +243,7 @@ def test_compiling_has_a_sentence_and_is_no_region() -> None:
     assert [use.name for use in compiled_in(run).uses] == ["0/0", "1/0"]
     [sentence] = [one for one in map(str, about_compiled(run)) if "compilation by" in one]
     assert "include 0.050us of" in sentence
-    assert "call the model once before, or use warmup=1." in sentence
+    assert "call the model once before the block, or use warmup=1." in sentence
     [sentence] = [
         one for one in map(str, about_compiled(run_of(FORWARD_EVENTS, by_layers=True))) if "compilation by" in one
     ]
