@@ -44,14 +44,6 @@ NOT_YET: set[str] = {
     "torchprof/integrations/deepspeed/strings.py",
     "torchprof/integrations/flops_profiler/profiler.py",
     "torchprof/integrations/lightning.py",
-    "torchprof/integrations/training_loop.py",
-    "torchprof/profile/arguments.py",
-    "torchprof/profile/benchmark.py",
-    "torchprof/profile/gather.py",
-    "torchprof/profile/profile.py",
-    "torchprof/record/modules.py",
-    "torchprof/record/peak.py",
-    "torchprof/record/recording.py",
     "torchprof/reports/compiled.py",
     "torchprof/reports/diff/table.py",
     "torchprof/reports/html.py",
@@ -66,11 +58,6 @@ NOT_YET: set[str] = {
     "torchprof/reports/rank_tables.py",
     "torchprof/reports/top.py",
     "torchprof/run/merge.py",
-    "torchprof/run/paths.py",
-    "torchprof/traces/file.py",
-    "torchprof/traces/parallel.py",
-    "torchprof/traces/plan.py",
-    "torchprof/traces/read.py",
 }
 
 

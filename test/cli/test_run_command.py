@@ -437,7 +437,7 @@ sys.exit(5)
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["--max-calls", "0", "script.py"], "max_calls is a number of calls, 1 or more, not 0."),
+        (["--max-calls", "0", "script.py"], "max_calls must be a number of calls, 1 or more, not 0."),
         (["--warmup-calls", "-1", "script.py"], "'-1' is no whole number from 0 on"),
         (["-o", "nowhere/run.json", "script.py"], "there is no such folder to write to"),
         (["--memry", "script.py"], "--memry"),

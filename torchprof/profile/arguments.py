@@ -21,15 +21,20 @@ _ACTIONS = (ProfilerAction.NONE, ProfilerAction.WARMUP, ProfilerAction.RECORD, P
 def checked_schedule(schedule: Any, warmup: Any, on_trace_ready: Any) -> None:
     """Raise TorchprofError if one of these has a wrong type, or if two of them contradict each other."""
     if not isinstance(warmup, int) or warmup < 0:
-        raise TorchprofError(f"warmup is a number of calls, 0 or more, not {warmup!r}.")
+        raise TorchprofError(f"warmup must be a number of calls, 0 or more, not {warmup!r}.")
     if schedule is not None and not callable(schedule):
         raise TorchprofError(
-            f"schedule={schedule!r:.80} is no schedule: use torch.profiler.schedule(wait=1, warmup=1, active=3), say."
+            f"schedule={schedule!r:.80} is not a schedule: use for example "
+            "torch.profiler.schedule(wait=1, warmup=1, active=3)."
         )
     if schedule is not None and warmup:
-        raise TorchprofError("warmup= counts calls, and schedule= steps: leave one out (schedules have a warmup).")
+        raise TorchprofError(
+            "warmup= counts calls, schedule= counts steps: give only one of them (a schedule has its own warmup)."
+        )
     if on_trace_ready is not None and not callable(on_trace_ready):
-        raise TorchprofError(f"on_trace_ready={on_trace_ready!r:.80} cannot be called: it takes this Profile.")
+        raise TorchprofError(
+            f"on_trace_ready={on_trace_ready!r:.80} is not a function: it must take one argument, this Profile."
+        )
 
 
 def action_of(schedule: Callable[[int], ProfilerAction] | None, step: int) -> ProfilerAction | None:
@@ -40,7 +45,7 @@ def action_of(schedule: Callable[[int], ProfilerAction] | None, step: int) -> Pr
     if action not in _ACTIONS:
         raise TorchprofError(
             f"schedule({step}) gave {action!r}, where one of {', '.join(map(str, _ACTIONS))} was expected: use "
-            "torch.profiler.schedule(wait=1, warmup=1, active=3), say."
+            "for example torch.profiler.schedule(wait=1, warmup=1, active=3)."
         )
     return action
 
@@ -52,9 +57,11 @@ def checked_device(use_cuda: bool, use_device: str | None) -> str | None:
     backend = torch._C._get_privateuse1_backend_name()
     known = (*_DEVICES, *([backend] if backend != "privateuseone" else []))
     if use_device not in known:
-        raise TorchprofError(f"use_device={use_device!r} is no kind of device. {suggest(str(use_device), known)}")
+        raise TorchprofError(f"use_device={use_device!r} is not a kind of device. {suggest(str(use_device), known)}")
     if use_cuda and use_device != "cuda":
-        raise TorchprofError(f"use_cuda=True and use_device={use_device!r} contradict each other: leave one out.")
+        raise TorchprofError(
+            f"use_cuda=True and use_device={use_device!r} contradict each other: give only one of them."
+        )
     return use_device
 
 
@@ -66,7 +73,7 @@ def checked_provenance(compile_layers: bool | str, notes: list[Caveat]) -> Prove
     """
     if compile_layers not in (False, True, *DIVISORS):
         raise TorchprofError(
-            f"compile_layers={compile_layers!r:.80} is none of True, False, "
+            f"compile_layers={compile_layers!r:.80} must be True, False, "
             f"{' and '.join(map(repr, DIVISORS))}: these two say by what a kernel of several layers is divided."
         )
     if not compile_layers:

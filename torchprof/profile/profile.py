@@ -283,7 +283,7 @@ class Profile:
         if len(args) == 1 and not kwargs and isinstance(args[0], (FunctionType, MethodType, BuiltinFunctionType)):
             return decorated(args[0], self)
         if not isinstance(self._model, nn.Module):
-            raise TorchprofError("This Profile holds several models: call the one you mean itself.")
+            raise TorchprofError("This Profile holds several models: call one of the models directly.")
         return self._model(*args, **kwargs)
 
     # Cycles
@@ -364,7 +364,7 @@ class Profile:
         ``<unfinished torchprof.profile>``.
         """
         if file is not None and not hasattr(file, "write"):
-            raise TorchprofError(f"file={file!r} is no open text file: use `open(path, 'w')`, or sys.stdout.")
+            raise TorchprofError(f"file={file!r} is not an open text file: use `open(path, 'w')`, or sys.stdout.")
         text = _UNFINISHED
         if self._readable:
             text = self.run.report(

@@ -64,9 +64,9 @@ class Program:
         max_calls: int | None = None,
     ) -> None:
         if not isinstance(warmup_calls, int) or warmup_calls < 0:
-            raise TorchprofError(f"warmup_calls is a number of calls, 0 or more, not {warmup_calls!r}.")
+            raise TorchprofError(f"warmup_calls must be a number of calls, 0 or more, not {warmup_calls!r}.")
         if max_calls is not None and (not isinstance(max_calls, int) or max_calls < 1):
-            raise TorchprofError(f"max_calls is a number of calls, 1 or more, not {max_calls!r}.")
+            raise TorchprofError(f"max_calls must be a number of calls, 1 or more, not {max_calls!r}.")
         device = "cuda" if use_cuda else None
         missing = missing_device(device) if device else None
         notes = [missing] if missing else []
