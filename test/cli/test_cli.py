@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from array import array
@@ -19,8 +20,8 @@ from build.hand_made_ranks import run_of_ranks
 from build.places import ROOT
 
 import torchprof
-from torchprof.cli import main
-from torchprof.reports import known
+from torchprof.cli import main, parser
+from torchprof.reports import QUESTIONS, known
 from torchprof.reports.overview import terminal_width
 from torchprof.run.lockstep import NOT_RECORDED
 from torchprof.run.run import Run
@@ -46,6 +47,12 @@ class Net(nn.Module):
             raise ValueError("not today")
         y = self.body(x)
         return {"y": y if ids is None else y + self.embed(ids).sum(1), "training": self.training}
+
+
+    def twice(self, x, more=0):
+        for _ in range(2 + more):
+            x = self.body(x)
+        return x
 
 
 class Frozen(Net):
@@ -250,19 +257,25 @@ def test_output_has_only_characters_that_the_stream_can_encode(net: Path, encodi
     commands = (
         ["profile", "net.py:Net", "--input", "3,8", "--depth", "1", "-o", "run.json", "-o", "table.txt"],
         ["show", "run.json"],
+        ["flops", "net.py:Net", "--input", "3,8", "--depth", "1"],
+        ["compare", "run.json", "run.json", "--fail-if", "calls > 0"],
+        ["profile", "net.py:≥", "--input", "3,8"],
+        ["sh…w"],
         ["--help"],
+        ["profile", "--help"],
     )
     for command in commands:
         done = subprocess.run(
             [sys.executable, "-m", "torchprof", *command],
-            env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "0"},
             capture_output=True,
             check=False,
             timeout=300,
         )
-        assert done.returncode == 0, done.stderr
-        text = done.stdout.decode(encoding)
-        assert command == ["--help"] or ("\n|-- embed" in text and "\n`-- body" in text)
+        code = {"compare": 1, "sh…w": 2}.get(command[0], 2 if "net.py:≥" in command else 0)
+        text, errors = done.stdout.decode(encoding), done.stderr.decode(encoding)
+        assert done.returncode == code and "Traceback" not in errors, errors
+        assert command[0] not in ("profile", "show", "flops") or code or "|-- embed" in text or "--help" in command
     assert "\n├── embed" in (net / "table.txt").read_text(encoding="utf-8")
 
 
@@ -328,7 +341,7 @@ def test_a_model_that_fails_still_shows_what_was_recorded(net: Path, capsys: pyt
     [
         (["net.py:Net", "--input", "eight"], ["'eight'", "1,3,224,224"]),
         (["net.py:Net", "--input", "ids=int64:1,8:5..5"], ["5..5", "empty"]),
-        (["net.py:Net", "--input", "int99:1,8"], ["int99", "float32"]),
+        (["net.py:Net", "--input", "int99:1,8"], ["int99", "Did you mean 'int"]),
         (["net.py:Net", "--input", "int64:1,8:5.2..5.4"], ["int64:1,8:5.2..5.4", "cannot be made"]),
         (["net.py:Net", "--kwargs", "{width: 4}"], ["--kwargs", "JSON"]),
         (["net.py:Net", "--kwargs", "[4]"], ["--kwargs", "object"]),
@@ -368,7 +381,58 @@ def test_argparse_reports_other_bad_input(arguments: list[str], capsys: pytest.C
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    assert "usage: torchprof" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("usage: torchprof")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["shwo", "run.json"], "there is no command 'shwo'. Did you mean 'show'?"),
+        (["show", "run.json", "--reprot", "top"], "there is no option --reprot. Did you mean '--report'?"),
+        (["show", "run.json", "--reprot=top"], "there is no option --reprot. Did you mean '--report'?"),
+        (["profile", "net.py:Net", "--inptu", "1,8"], "there is no option --inptu. Did you mean '--input'?"),
+        (["run", "--memry", "train.py"], "there is no option --memry. Did you mean '--memory'?"),
+        (["compare", "a.json", "b.json", "c.json"], "too many arguments: c.json"),
+        (["profile", "net.py:Net", "--steps", "some"], "'some' is no whole number from 0 on; 20 or 10k, say"),
+    ],
+)
+def test_similar_names_of_commands_and_options_are_suggested(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    err = capsys.readouterr().err
+    assert caught.value.code == 2 and said in err
+    assert len(err.splitlines()) <= 4, "the message is not below a page of options"
+
+
+def test_help_is_ordered_by_questions_and_has_all_commands_and_reports(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    out = capsys.readouterr().out
+    assert caught.value.code == 0
+    questions = [question for key, question in QUESTIONS.items() if key]
+    assert [line for line in out.splitlines() if line in questions] == questions
+    assert all(re.search(rf"torchprof {command}\b", out) for command in parser().commands.choices)
+    words = set(re.findall(r"[\w-]+", out))
+    assert {name for name, one in known().items() if one.answers} <= words
+    assert all(f"\n  {code} " in out for code in (0, 1, 2, 130))
+    assert max(map(len, out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("command", parser().commands.choices)
+def test_each_command_has_a_short_usage_and_examples_that_parse(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = parser().commands.choices[command].format_help()
+    usage, _, rest = text.partition("\n\n")
+    assert usage.startswith(f"usage: torchprof {command} ") and len(usage.splitlines()) <= 2
+    examples = rest.partition("\nexamples:\n")[2].replace("\\\n", " ")
+    lines = [line.strip() for line in examples.splitlines() if line.startswith("  torch")]
+    assert lines
+    for line in lines:
+        words = shlex.split(line)
+        assert parser().parse(words[words.index("torchprof") + 1 :]).execute
 
 
 def test_cuda_without_a_cuda_device_is_an_error(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -378,6 +442,75 @@ def test_cuda_without_a_cuda_device_is_an_error(net: Path, capsys: pytest.Captur
         pytest.skip("there is a CUDA device here")
     assert main(["profile", "net.py:Net", "--input", "1,8", "--cuda"]) == 2
     assert "no CUDA device" in capsys.readouterr().err
+
+
+def test_the_model_and_its_inputs_get_the_dtype(net: Path) -> None:
+    for name, dtype in (
+        ("bf16", "bfloat16"),
+        ("float64", "float64"),
+        ("half", "float16"),
+        ("torch.float32", "float32"),
+    ):
+        inputs = ["--input", "3,8", "--input", "ids=int64:3,2:0..9", "-o", "run.json"]
+        assert main(["profile", "net.py:Net", *inputs, "--dtype", name]) == 0
+        run = torchprof.load("run.json")
+        assert {name for layer in run.layers for name, _ in layer.dtype_bytes} == {dtype}
+        assert main(["flops", "net.py:Net", *inputs, "--dtype", name]) == 0
+        assert {name for layer in torchprof.load("run.json").layers for name, _ in layer.dtype_bytes} == {dtype}
+
+
+def test_another_method_is_called_with_inputs_and_other_arguments(net: Path) -> None:
+    call = ["--input", "3,8", "--method", "twice", "--call-kwargs", '{"more": 4}', "-o", "run.json"]
+    assert main(["profile", "net.py:Net", *call, "--steps", "2"]) == 0
+    assert torchprof.load("run.json").tree("forward").children[1].calls == 2 * (2 + 4)
+    assert main(["flops", "net.py:Net", *call]) == 0
+    run = torchprof.load("run.json")
+    assert run.tree("forward").children[1].calls == 2 + 4
+    assert run.tree("forward").total.macs == (2 + 4) * 3 * 8 * 8
+
+
+@pytest.mark.parametrize("command", ["profile", "flops"])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--method", "twise"], "Net has no such method. Choose from 'forward', 'twice'."),
+        (["--call-kwargs", "more=4"], "--call-kwargs is no JSON"),
+        (["--call-kwargs", "[4]"], "--call-kwargs is [4]; it has to be a JSON object: '{\"max_new_tokens\": 8}'."),
+        (["--input", "x=3,8", "--call-kwargs", '{"x": 4}'], "x is given twice: in --input and in --call-kwargs."),
+        (["--dtype", "bfloat32"], "'bfloat32' is no dtype for a model. Did you mean 'float32' or "),
+        (["--input", "flaot32:3,8"], "torch has no dtype 'flaot32'. Did you mean 'float32'"),
+    ],
+)
+def test_a_wrong_call_is_explained(
+    net: Path, capsys: pytest.CaptureFixture[str], command: str, options: list[str], said: str
+) -> None:
+    try:
+        code: object = main([command, "net.py:Net", *options])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2 and said in capsys.readouterr().err
+
+
+def test_the_device_is_where_the_model_is(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On this machine that is the CPU; without data there is nothing to profile."""
+    assert main(["profile", "net.py:Net", "--input", "3,8", "--device", "auto", "-o", "auto.json"]) == 0
+    assert main(["profile", "net.py:Net", "--input", "3,8", "--device", "cpu", "-o", "cpu.json"]) == 0
+    for file in ("auto.json", "cpu.json"):
+        assert "cpu_ns" in torchprof.load(file).meta.measured and not torchprof.load(file).device_times
+    capsys.readouterr()
+    for device, said in (
+        ("cdua", "torch knows no such device. Did you mean 'cuda' or 'cpu'?"),
+        ("meta", "the meta device, which computes nothing: use torchprof flops"),
+    ):
+        assert main(["profile", "net.py:Net", "--input", "3,8", "--device", device]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_numbers_have_the_units_of_counts(net: Path) -> None:
+    assert (
+        main(["profile", "net.py:Net", "--input", "3,8", "--steps", "0.002k", "--warmup", "0k", "-o", "run.json"]) == 0
+    )
+    assert torchprof.load("run.json").meta.steps == 2
 
 
 def test_show_of_a_file_that_is_not_a_run_is_an_error(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -710,7 +843,7 @@ def test_show_opens_a_trace_and_merges_several_files(ranks: list[Run], capsys: p
     assert "of 2 ranks (rank 1) and of 4 ranks (rank 0)" in capsys.readouterr().err
     assert main(["show", "traces", "--rank", "1", "-o", "one.json"]) == 0
     assert torchprof.load("one.json").rows == runs["traces/1.json.gz"].rows
-    with pytest.raises(torchprof.TorchprofError, match=r"`python -m torchprof show FILE -o run.json` makes a saved run of it"):
+    with pytest.raises(torchprof.TorchprofError, match=r"`python -m torchprof show FILE -o run.json` makes a saved"):
         torchprof.load("traces/0.json")
 
 

@@ -435,7 +435,7 @@ sys.exit(5)
     "arguments, said",
     [
         (["--max-calls", "0", "script.py"], "max_calls is a number of calls, 1 or more, not 0."),
-        (["--warmup-calls", "-1", "script.py"], "'-1' is no whole number from 0 on"),
+        (["--warmup-calls", "-1", "script.py"], "'-1' is no whole number from 0 on; 20 or 10k, say"),
         (["-o", "nowhere/run.json", "script.py"], "there is no such folder to write to"),
         (["--memry", "script.py"], "--memry"),
         ([], "script.py"),
@@ -544,3 +544,18 @@ def test_one_file_for_all_ranks_is_an_error_before_the_run(tmp_path: Path) -> No
     assert (done.returncode, done.stdout) == (2, "") and "a rank of a job cannot run alone" in done.stderr
     done = run(tmp_path, "-o", "run{rank}.json", name)
     assert done.returncode == 0 and calls(saved(tmp_path, "run0.json")) == 0
+
+
+def test_torchs_profiler_is_quiet_and_the_environment_is_unchanged(tmp_path: Path) -> None:
+    """torch 2.13 writes two lines to stderr in each session unless a variable says otherwise before the first one."""
+    code = "model(x)\nprint(os.environ.get('KINETO_LOG_LEVEL'))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("KINETO_LOG_LEVEL", None)
+    done = start(tmp_path, script(tmp_path, code), env=environment)
+    assert done.stderr == "" and done.stdout.startswith("None\n")
+    bare = "with torchprof.Profile(model): model(x)\nprint(os.environ.get('KINETO_LOG_LEVEL'))"
+    name = script(tmp_path, f"import torchprof\n{bare}\n{bare}")
+    done = subprocess.run(
+        [sys.executable, name], capture_output=True, text=True, check=True, cwd=tmp_path, env=environment, timeout=300
+    )
+    assert done.stderr == "" and done.stdout == "None\nNone\n"

@@ -34,14 +34,6 @@ _FINDINGS_SHOWN = 3
 _OPTION_THAT_RECORDS = {"record_shapes": "--shapes (shapes and types)", "profile_memory": "--memory (memory)"}
 
 
-def silence_kineto() -> None:
-    """Keep torch 2.13's profiler from writing two lines to stderr in each session. A value set by the user stays.
-
-    Call this before torch is imported: torch reads the variable at that time.
-    """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-
-
 def in_color(stream: TextIO) -> bool:
     """Whether to write colors to a stream: it is a terminal with colors, and ``NO_COLOR`` is unset or empty.
 
@@ -233,10 +225,12 @@ def write_file(export: Callable[[Path], None], path: Path, name: str) -> str:
 # While a model runs
 
 
-def print_failure(arguments: argparse.Namespace, failure: Exception) -> int:
-    """Print the error that the model raised. Returns the exit code for it."""
-    given = " ".join(arguments.input) or "no input (--input)"
-    print(f"torchprof: the model failed on {given}: {type(failure).__name__}: {failure}", file=sys.stderr)
+def print_failure(given: str, failure: Exception) -> int:
+    """Print the error that the model raised when it was called with ``given``. Returns the exit code for it."""
+    print(
+        f"torchprof: the model failed on {given or 'no input (--input)'}: {type(failure).__name__}: {failure}",
+        file=sys.stderr,
+    )
     return 1
 
 

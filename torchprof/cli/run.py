@@ -16,10 +16,10 @@ from torchprof.cli.options import (
     add_options,
     add_output_option,
     check_output,
-    non_negative_int,
     wants_timeline,
+    whole_number,
 )
-from torchprof.cli.output import in_color, section, sections_of, silence_kineto, write_file
+from torchprof.cli.output import in_color, section, sections_of, write_file
 from torchprof.encoding import error_handler_for
 from torchprof.errors import TorchprofError
 from torchprof.reports import format_of
@@ -30,15 +30,18 @@ if TYPE_CHECKING:
     from torchprof.profile.script import Ending, Script
 
 _EPILOG = """\
-CUDA kernels are recorded where torch finds a CUDA device. The run is saved beside the report, in SCRIPT.torchprof.json
-unless -o names another file. The exit code is the script's own, and a script that fails, or is interrupted with Ctrl-C
-or SIGTERM, has the report of what ran until then. With --python the script runs twice: Python's own profiler and
-torch's would distort each other. Under torchrun each rank writes files, where {rank} in a name is its number, and the
-first prints the report of its own.
+The script runs as under Python, with its own arguments. Options of torchprof come before its name. CUDA kernels are
+recorded if torch finds a CUDA device. The run is saved in SCRIPT.torchprof.json, or where -o says.
 
-Examples:
+torchprof ends as the script ends: with its exit code, or by the signal that ended it. If the script fails, or is ended
+by Ctrl-C or SIGTERM, the report shows what ran until then.
+
+Under torchrun each rank writes files, with its number for {rank} in their names, and rank 0 prints its report.
+With --python the script runs twice, since Python's profiler and torch's would distort each other.
+
+examples:
   torchprof run train.py --epochs 1
-  torchprof run --warmup-calls 10 --max-calls 50 --memory -m package.train
+  torchprof run --warmup 10 --max-calls 50 --memory -m package.train
   torchrun --nproc-per-node 2 -m torchprof run -o 'rank{rank}.json' train.py
 """
 _RANK = "{rank}"
@@ -49,34 +52,35 @@ _BUILT_IN_OF_TORCH = re.compile(r"\btorch\b|torch\._C")
 def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "run",
-        help="profile a whole script, unmodified",
-        description="Run a script as Python would, find the models that it calls, and print where its time went.",
+        help="profile a whole script, unchanged",
+        description="Run a script as Python would, find the models that it calls, and print where the time went.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="torchprof run [options] script.py [args ...]\n       torchprof run [options] -m module [args ...]",
     )
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
-    parser.add_argument(
-        "--warmup-calls", type=non_negative_int, default=0, metavar="N", help="calls of models before, not recorded"
+    recorded = parser.add_argument_group("what is recorded")
+    add_options(recorded, "--warmup", default=0)
+    # The former name of --warmup.
+    recorded.add_argument("--warmup-calls", dest="warmup", type=whole_number, help=argparse.SUPPRESS)
+    recorded.add_argument(
+        "--max-calls", type=whole_number, metavar="N", help="calls of the model to record (default: all)"
     )
-    parser.add_argument(
-        "--max-calls", type=non_negative_int, metavar="N", help="record so many calls of models, then no more"
+    add_options(recorded, "--memory", "--flops", "--shapes")
+    recorded.add_argument(
+        "--compile-layers", action="store_true", help="assign the kernels of torch.compile to their layers"
     )
-    add_options(parser, "--memory", "--flops", "--shapes")
-    parser.add_argument(
-        "--compile-layers", action="store_true", help="give what torch.compile makes back to its layers"
-    )
-    parser.add_argument("--python", action="store_true", help="run it once more under cProfile, for Python's functions")
-    add_options(parser, "--depth", "--hot")
+    recorded.add_argument("--python", action="store_true", help="run it again under cProfile, for Python's functions")
+    table = parser.add_argument_group("the table")
+    add_options(table, "--depth", "--hot")
     add_output_option(parser)
-    parser.add_argument("script", metavar="script.py", help="the script, or the module")
+    parser.add_argument("script", metavar="script.py", help="the script, or with -m the module")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its own arguments")
     parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> NoReturn:
     """Run the script, write the files, print the report, and end the process as the script ended."""
-    silence_kineto()  # before the script, which may import torch
     rank, world_size = _rank_and_world_size()
     files = _files(arguments, rank, world_size)
     # A copy of stdout, since the script may close or replace its own.
@@ -96,7 +100,7 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
         record_shapes=arguments.shapes,
         with_timeline=wants_timeline(arguments),
         compile_layers=arguments.compile_layers,
-        warmup_calls=arguments.warmup_calls,
+        warmup_calls=arguments.warmup,
         max_calls=arguments.max_calls,
     )
     failures: dict[str, str] = {}  # by file, why it was not written; "" if it was
