@@ -13,6 +13,8 @@ import sys
 from array import array
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from build.hand_made import row, run_of
@@ -191,7 +193,9 @@ def test_a_file_that_cannot_be_written_is_reported_and_the_others_are_written(
     assert main(["profile", "net.py:Taking", "--input", "3,8", *files]) == 2
     said = capsys.readouterr()
     assert said.err == (
-        "Written: run.json.\nNot written: taken.json: Is a directory. Another place: -o FILE.\nWritten: table.md.\n"
+        "Written: run.json.\n"
+        "Not written: taken.json: Is a directory. Choose another place: -o FILE.\n"
+        "Written: table.md.\n"
     )
     assert said.out.startswith(torchprof.load("run.json").report("headline"))
     assert torchprof.load("run.json").report("markdown") == (net / "table.md").read_text(encoding="utf-8")
@@ -206,10 +210,10 @@ def test_all_names_of_files_are_checked_before_anything_runs(net: Path, capsys: 
         lines = capsys.readouterr().err.splitlines()
         assert lines[0].startswith("torchprof: -o 'run.out' does not say by its ending")
         assert lines[1:] == [
-            "-o no/run.json: there is no such folder to write to.",
-            "-o taken.json: that is a folder.",
-            f"-o {net}/./a.md: it is the same file as -o a.md.",
-            f"-o a.md: it is the same file as -o {net}/./a.md.",
+            "-o no/run.json: its folder does not exist.",
+            "-o taken.json: this is a folder, not a file.",
+            f"-o {net}/./a.md: the same file as -o a.md.",
+            f"-o a.md: the same file as -o {net}/./a.md.",
         ]
     assert {path.name for path in net.iterdir()} == {"net.py", "taken.json"}
 
@@ -218,7 +222,7 @@ def test_all_names_of_files_are_checked_before_anything_runs(net: Path, capsys: 
 def test_a_file_without_write_permission_is_found_before_the_run(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (net / "run.json").touch(mode=0o400)
     assert main(["profile", "net.py:broken", "-o", "run.json"]) == 2
-    assert "-o run.json: there is no permission to write it." in capsys.readouterr().err
+    assert "-o run.json: no permission to write it." in capsys.readouterr().err
 
 
 # Ctrl-C
@@ -227,7 +231,7 @@ def test_a_file_without_write_permission_is_found_before_the_run(net: Path, caps
 @pytest.mark.parametrize(
     ("spec", "shown", "said"),
     [
-        ("net.py:Stopped", True, "interrupted (Ctrl-C): shown is what ran until then."),
+        ("net.py:Stopped", True, "interrupted (Ctrl-C): the report shows what ran until then."),
         ("net.py:StoppedAtOnce", False, "interrupted (Ctrl-C): nothing was recorded yet."),
         ("net.py:stopped", False, "interrupted (Ctrl-C)."),
     ],
@@ -347,9 +351,9 @@ def test_a_model_that_fails_still_shows_what_was_recorded(net: Path, capsys: pyt
         (["net.py:Net", "--kwargs", "[4]"], ["--kwargs", "object"]),
         (["net.py:Net", "--kwargs", '{"depth": 4}'], ["net.py:Net", "depth"]),
         (["net.py:FromConfig", "--kwargs", '{"config": {"depth": 4}}'], ["net.py:FromConfig", "depth"]),
-        (["net.py:made", "--kwargs", '{"width": 4}'], ["--kwargs", "already"]),
+        (["net.py:made", "--kwargs", '{"width": 4}'], ["leave out --kwargs", "a module"]),
         (["net.py:Nett"], ["'Nett'", "'Net'"]),
-        (["net.py"], ["net.py", "file.py:callable"]),
+        (["net.py"], ["net.py", "file.py:Net"]),
         (["nett.py:Net"], ["nett.py"]),
         (["no_such_package:Net"], ["no_such_package", "ModuleNotFoundError"]),
         (["net.py:number"], ["7"]),
@@ -393,7 +397,7 @@ def test_argparse_reports_other_bad_input(arguments: list[str], capsys: pytest.C
         (["profile", "net.py:Net", "--inptu", "1,8"], "there is no option --inptu. Did you mean '--input'?"),
         (["run", "--memry", "train.py"], "there is no option --memry. Did you mean '--memory'?"),
         (["compare", "a.json", "b.json", "c.json"], "too many arguments: c.json"),
-        (["profile", "net.py:Net", "--steps", "some"], "'some' is no whole number from 0 on; 20 or 10k, say"),
+        (["profile", "net.py:Net", "--steps", "some"], "'some' is not a whole number from 0 on; examples: 20, 10k"),
     ],
 )
 def test_similar_names_of_commands_and_options_are_suggested(
@@ -431,7 +435,7 @@ def test_each_command_has_a_short_usage_and_examples_that_parse(
     lines = [line.strip() for line in examples.splitlines() if line.startswith("  torch")]
     assert lines
     for line in lines:
-        words = shlex.split(line)
+        words = shlex.split(line.partition(" > ~")[0])
         assert parser().parse(words[words.index("torchprof") + 1 :]).execute
 
 
@@ -474,10 +478,13 @@ def test_another_method_is_called_with_inputs_and_other_arguments(net: Path) -> 
     ("options", "said"),
     [
         (["--method", "twise"], "Net has no such method. Choose from 'forward', 'twice'."),
-        (["--call-kwargs", "more=4"], "--call-kwargs is no JSON"),
-        (["--call-kwargs", "[4]"], "--call-kwargs is [4]; it has to be a JSON object: '{\"max_new_tokens\": 8}'."),
+        (["--call-kwargs", "more=4"], "--call-kwargs is not JSON"),
+        (
+            ["--call-kwargs", "[4]"],
+            "--call-kwargs is [4], not a JSON object. Write an object: '{\"max_new_tokens\": 8}'.",
+        ),
         (["--input", "x=3,8", "--call-kwargs", '{"x": 4}'], "x is given twice: in --input and in --call-kwargs."),
-        (["--dtype", "bfloat32"], "'bfloat32' is no dtype for a model. Did you mean 'float32' or "),
+        (["--dtype", "bfloat32"], "'bfloat32' is not a dtype for a model. Did you mean 'float32' or "),
         (["--input", "flaot32:3,8"], "torch has no dtype 'flaot32'. Did you mean 'float32'"),
     ],
 )
@@ -564,10 +571,10 @@ def test_show_has_every_report_of_a_run(net: Path, capsys: pytest.CaptureFixture
             ["--report", "ops", "--depth", "0", "--op", "x"],
             "--report ops has no --depth, --op. It has --sort-by, --top, ",
         ),
-        (["--report", "layers"], "--report layers: of which operator? --op aten::linear, say"),
+        (["--report", "layers"], "--report layers needs an operator: --op aten::linear."),
         (["--report", "headline", "--top", "3"], "--report headline has no --top. It has no options."),
-        (["--op", "x", "--phase", "forward"], "--op, --phase: only for one of the reports: say which with --report."),
-        (["--report", "top", "--summary"], "take one of them"),
+        (["--op", "x", "--phase", "forward"], "--op, --phase: options of a report. Say which report with --report."),
+        (["--report", "top", "--summary"], "exclude each other"),
         (["--report", "kernels"], "recorded no device"),
     ):
         assert main(["show", "run.json", *options]) == 2
@@ -725,7 +732,7 @@ def test_show_of_a_run_without_times_has_no_section_about_them(net: Path, capsys
     capsys.readouterr()
     assert main(["show", "flops.json"]) == 0
     shown = capsys.readouterr().out
-    assert "The operators, by themselves" in shown and "Between the operators" not in shown
+    assert "The operators" in shown and "Between the operators" not in shown
 
 
 def test_show_can_select_one_rank(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
@@ -843,7 +850,9 @@ def test_show_opens_a_trace_and_merges_several_files(ranks: list[Run], capsys: p
     assert "of 2 ranks (rank 1) and of 4 ranks (rank 0)" in capsys.readouterr().err
     assert main(["show", "traces", "--rank", "1", "-o", "one.json"]) == 0
     assert torchprof.load("one.json").rows == runs["traces/1.json.gz"].rows
-    with pytest.raises(torchprof.TorchprofError, match=r"`python -m torchprof show FILE -o run.json` makes a saved"):
+    with pytest.raises(
+        torchprof.TorchprofError, match=r"`python -m torchprof show FILE -o run.json` makes a saved run of it"
+    ):
         torchprof.load("traces/0.json")
 
 
@@ -857,3 +866,41 @@ def test_trace_reports_errors_before_it_prints_anything(capsys: pytest.CaptureFi
 def test_trace_prints_memory_over_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", str(TRACE), "--report", "memory"]) == 0
     assert "with_timeline" not in capsys.readouterr().out
+
+
+# Completion
+
+
+def test_completion_without_its_package_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 2
+    assert 'pip install "torchprof[completion]"' in capsys.readouterr().err
+    assert main(["completion", "bsh"]) == 2
+    assert "There is no completion for 'bsh'. Did you mean 'bash'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_commands_reports_phases_and_files(
+    shell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of what shtab is given; it draws the script of the shell."""
+    given: dict[str, Any] = {}
+
+    def complete(whole: Any, shell: str) -> str:
+        given.update(whole.commands.choices, shell=shell)
+        return "the script"
+
+    files = {shell: "files"}
+    fake = SimpleNamespace(SUPPORTED_SHELLS=[shell], FILE=files, complete=complete)
+    monkeypatch.setitem(sys.modules, "shtab", fake)
+    assert main(["completion", shell]) == 0
+    assert capsys.readouterr().out == "the script\n" and given.pop("shell") == shell
+    assert [*given] == [*parser().commands.choices]
+    show = {action.dest: action for action in given["show"]._actions}
+    assert show["report"].choices == sorted(known()) and FORWARD in show["phase"].choices
+    assert show["files"].complete == show["output"].complete == files
+    fake.SUPPORTED_SHELLS.clear()
+    assert main(["completion", shell]) == 2
+    assert "pip install --upgrade shtab" in capsys.readouterr().err

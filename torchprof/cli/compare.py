@@ -37,7 +37,7 @@ def add_to(commands: Commands) -> None:
         "compare",
         help="say what changed between two saved runs",
         usage="torchprof compare BEFORE.json AFTER.json [options]",
-        description="Compare two saved runs layer by layer, the largest changes first. Needs no torch.",
+        description="Compare two saved runs layer by layer, the largest changes first. This needs no torch.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -72,9 +72,9 @@ def _json_object(option: str, text: str, example: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise TorchprofError(f"{option} is no JSON ({error}). Write an object: '{example}'.") from error
+        raise TorchprofError(f"{option} is not JSON ({error}). Write an object: '{example}'.") from error
     if not isinstance(found, dict):
-        raise TorchprofError(f"{option} is {text}; it has to be a JSON object: '{example}'.")
+        raise TorchprofError(f"{option} is {text}, not a JSON object. Write an object: '{example}'.")
     return found
 
 
@@ -89,18 +89,18 @@ def make_model(spec: str, kwargs_text: str) -> torch.nn.Module:
     made = _find(spec)
     if not isinstance(made, nn.Module):
         if not callable(made):
-            raise TorchprofError(f"{spec} is {made!r:.60}: neither a module nor something that makes one.")
+            raise TorchprofError(f"{spec} is {made!r:.60}: it is not a module and cannot be called to make one.")
         try:
             if hasattr(made, "config_class") and isinstance(kwargs.get("config", {}), dict):
                 # Hugging Face models take a config object.
                 kwargs["config"] = made.config_class(**kwargs.get("config", {}))
             made = made(**kwargs)
         except Exception as error:
-            raise TorchprofError(f"{spec} could not be made: {type(error).__name__}: {error}") from error
+            raise TorchprofError(f"{spec} failed when it was called: {type(error).__name__}: {error}") from error
     elif kwargs:
-        raise TorchprofError(f"{spec} is a module already: --kwargs has nothing to go to.")
+        raise TorchprofError(f"{spec} is a module, not a function that makes one: leave out --kwargs.")
     if not isinstance(made, nn.Module):
-        raise TorchprofError(f"{spec} made {made!r:.60}, which is no torch.nn.Module.")
+        raise TorchprofError(f"{spec} made {made!r:.60}, which is not a torch.nn.Module.")
     return made
 
 
@@ -108,7 +108,7 @@ def _find(spec: str) -> Any:
     """Import the object that ``package.module:name`` or ``file.py:name`` names."""
     place, colon, name = spec.rpartition(":")
     if not colon or not place or not name:
-        raise TorchprofError(f"{spec!r} names no model: write package.module:callable or file.py:callable.")
+        raise TorchprofError(f"{spec!r} names no model: write file.py:Net or package.module:Net.")
     try:
         if place.endswith(".py"):
             path = Path(place).resolve()
@@ -172,7 +172,8 @@ def parse_input(text: str) -> _Input:
     match = _INPUT.fullmatch(text)
     if match is None:
         raise TorchprofError(
-            f"--input {text!r} reads as [NAME=][DTYPE:]SHAPE[:LOW..HIGH]: 1,3,224,224 or ids=int64:1,128:0..30522."
+            f"--input {text!r} does not have the form [NAME=][DTYPE:]SHAPE[:LOW..HIGH]. Examples: 1,3,224,224 or "
+            "ids=int64:1,128:0..30522. What is not a tensor goes to --call-kwargs."
         )
     low, high = (None if match[end] is None else float(match[end]) for end in ("low", "high"))
     if low is not None and high is not None and low >= high:
@@ -197,5 +198,5 @@ def sum_of(output: Any) -> torch.Tensor:
         elif isinstance(value, (tuple, list)):
             waiting.extend(value)
     if total is None:
-        raise TorchprofError("--backward: no output of the model has a gradient.")
+        raise TorchprofError("--backward: no output of the model requires a gradient.")
     return total

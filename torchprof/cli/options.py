@@ -29,7 +29,7 @@ def whole_number(text: str) -> int:
     """The argparse type of an option that takes a whole number from 0 on: ``20``, ``10k``, ``1.5M``."""
     amount = parse_amount(text, Unit.COUNT)
     if amount is None or amount.denominator != 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on; 20 or 10k, say")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on; examples: 20, 10k")
     return int(amount)
 
 
@@ -64,7 +64,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGrou
         "--method", default="forward", metavar="NAME", help="what to call: generate, … (default forward)"
     )
     model.add_argument(
-        "--call-kwargs", default="{}", metavar="JSON", help="arguments of the call that are no tensors: a JSON object"
+        "--call-kwargs", default="{}", metavar="JSON", help="arguments of the call other than tensors: a JSON object"
     )
     model.add_argument("--backward", action="store_true", help="also run backward, from the sum of the outputs")
     model.add_argument("--train", action="store_true", help="model.train() instead of model.eval()")
@@ -89,12 +89,14 @@ def dtype_name(text: str) -> str:
     try:
         return names[text.removeprefix("torch.")]
     except KeyError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no dtype for a model. {suggest(text, names)}") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a dtype for a model. {suggest(text, names)}") from None
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
     """The choice of one report, and the options that only reports have."""
-    one = parser.add_argument_group("one report", "--depth, --sort-by, --top and --tablefmt, too, if it has them")
+    one = parser.add_argument_group(
+        "one report", "--depth, --sort-by, --top and --tablefmt work here, too, if the report has them"
+    )
     one.add_argument("--report", metavar="NAME", help="top, ops, memory, … (torchprof --help lists all)")
     one.add_argument("--op", metavar="OP", help="layers: which operator: aten::linear")
     one.add_argument("--layer", metavar="PATH", help="ops, kernels: only in these layers: features.0, layer.*")
@@ -143,11 +145,11 @@ def check_report(arguments: argparse.Namespace) -> None:
     """
     given = given_options(arguments, _REPORT_OPTIONS)
     if arguments.report and arguments.summary:
-        raise TorchprofError("--report and --summary: take one of them; the summary is --report summary, too.")
+        raise TorchprofError("--report and --summary exclude each other. The summary is also --report summary.")
     if arguments.report:
         report_options(arguments)
     elif given:
-        raise TorchprofError(f"{in_words(given)}: only for one of the reports: say which with --report.")
+        raise TorchprofError(f"{in_words(given)}: options of a report. Say which report with --report.")
 
 
 def report_options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -165,7 +167,7 @@ def report_options(arguments: argparse.Namespace) -> dict[str, Any]:
         choice = f"It has {in_words(known)}." if known else "It has no options."
         raise TorchprofError(f"--report {name} has no {in_words(refused)}. {choice}")
     if "op" in accepted and "op" not in given:
-        raise TorchprofError(f"--report {name}: of which operator? --op aten::linear, say; --report ops lists all.")
+        raise TorchprofError(f"--report {name} needs an operator: --op aten::linear. --report ops lists all.")
     return {name_in_report[option]: value for option, value in given.items()}
 
 
@@ -183,7 +185,7 @@ def check_output(arguments: argparse.Namespace, of: str = "run") -> None:
     problems = []
     for file in arguments.output:
         path = Path(file).resolve()
-        problem = f"-o {file}: it is the same file as -o {known[path]}." if path in known else _problem_with(file, of)
+        problem = f"-o {file}: the same file as -o {known[path]}." if path in known else _problem_with(file, of)
         known[path] = file
         problems += [problem] if problem else []
     if problems:
@@ -194,15 +196,15 @@ def _problem_with(file: str, of: str) -> str:
     """Why a file cannot be written; "" if it probably can."""
     path = Path(file).absolute()
     if path.is_dir():
-        return f"-o {file}: that is a folder."
+        return f"-o {file}: this is a folder, not a file."
     try:
         format_of(file, of=of)
     except TorchprofError as error:
         return f"-o {error}"
     if not path.parent.is_dir():
-        return f"-o {file}: there is no such folder to write to."
+        return f"-o {file}: its folder does not exist."
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        return f"-o {file}: there is no permission to write it."
+        return f"-o {file}: no permission to write it."
     return ""
 
 

@@ -69,7 +69,7 @@ def _chosen(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     if arguments.summary:
         refused = [name for name in given if name not in ("depth", "tablefmt")]
         if refused:
-            raise TorchprofError(f"The summary has no {in_words(refused)}: leave that out, or leave --summary out.")
+            raise TorchprofError(f"The summary has no {in_words(refused)}: leave out these options or --summary.")
         return "summary", given
     return "tree" if given else "", given
 
@@ -134,7 +134,7 @@ def sections_of(
     if run.memory:
         yield section("Memory", run.report("memory", depth=depth))
     if arguments.subcommand != "run" and _has_several_calls(run):
-        yield section("One forward call, on the CPU's clock", run.report("calls", depth=depth))
+        yield section("One forward call, CPU time", run.report("calls", depth=depth))
     if environment:
         yield section("Recorded on", "\n".join(f"  {name:<8} {value}" for name, value in environment))
 
@@ -171,7 +171,7 @@ def _operators(run: torchprof.Run) -> Iterator[str]:
         yield section("The kernels", run.report("kernels", row_limit=_OPERATORS_SHOWN))
         return
     if any(chain[0].kind != "python" for chain in run.rows.frames if chain):
-        yield section("The operators, by themselves", run.report("ops", row_limit=_OPERATORS_SHOWN))
+        yield section("The operators", run.report("ops", row_limit=_OPERATORS_SHOWN))
     if "cpu_ns" in run.meta.measured:
         yield section("Between the operators", run.report("between", limit=_GAPS_SHOWN))
 
@@ -216,7 +216,7 @@ def write_file(export: Callable[[Path], None], path: Path, name: str) -> str:
     try:
         export(path)
     except OSError as error:
-        return f"Not written: {name}: {error.strerror or error}. Another place: -o FILE."
+        return f"Not written: {name}: {error.strerror or error}. Choose another place: -o FILE."
     except TorchprofError as error:
         return f"Not written: {name}: {error}"
     return ""

@@ -67,6 +67,7 @@ class MainParser(Parser):
             required=True, dest="subcommand", metavar="COMMAND", parser_class=Parser, prog="torchprof"
         )
         """Adds a command; ``choices`` has the parser of each."""
+        self.set_defaults(whole=self)  # of all options, for the command that completes them
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The parsed arguments. Bad input ends the process with exit code 2, as ``argparse`` does."""

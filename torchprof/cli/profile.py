@@ -113,7 +113,7 @@ def execute(arguments: argparse.Namespace) -> int:
         print_run(prof.run, arguments, lambda: print_overview(prof.run))
         sys.stdout.flush()
     if isinstance(failure, KeyboardInterrupt):
-        what = "shown is what ran until then" if prof.exited else "nothing was recorded yet"
+        what = "the report shows what ran until then" if prof.exited else "nothing was recorded yet"
         print(f"torchprof: interrupted (Ctrl-C): {what}.", file=sys.stderr)
         return INTERRUPTED
     return code if failure is None else print_failure(call.text, failure)

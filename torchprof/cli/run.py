@@ -75,7 +75,7 @@ def add_to(commands: Commands) -> None:
     add_options(table, "--depth", "--hot")
     add_output_option(parser)
     parser.add_argument("script", metavar="script.py", help="the script, or with -m the module")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="its own arguments")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="the arguments of the script")
     parser.set_defaults(execute=execute)
 
 
@@ -118,7 +118,7 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
 def _files(arguments: argparse.Namespace, rank: int, world_size: int) -> dict[str, Path]:
     """The files to write, by the user's names; absolute, since the script may change the working directory."""
     if arguments.python and world_size > 1:
-        raise TorchprofError("--python runs the script twice, and a rank of a job cannot run alone: leave it out.")
+        raise TorchprofError("--python runs the script twice, which a rank of a job cannot do: leave it out.")
     name = arguments.script.rpartition(".")[2] if arguments.is_module else Path(arguments.script).resolve().stem
     has_output = bool(arguments.output)
     arguments.output = _outputs_of(rank, world_size, arguments.output, name)
@@ -169,9 +169,7 @@ def _outputs_of(rank: int, world_size: int, given: Sequence[str], name: str) -> 
         return [f"{name}.rank{rank}.torchprof.json" if world_size > 1 else f"{name}.torchprof.json"]
     for file in given:
         if world_size > 1 and _RANK not in file:
-            raise TorchprofError(
-                f"-o {file}: all {world_size} ranks of the job would write this file. Put {_RANK} into its name."
-            )
+            raise TorchprofError(f"-o {file}: all {world_size} ranks would write this file. Put {_RANK} into its name.")
     return [file.replace(_RANK, str(rank)) for file in given]
 
 
@@ -180,7 +178,7 @@ def _written(file: str, world_size: int) -> str:
     if format_of(file) != "json":
         return f"Written: {file}."
     if world_size > 1:
-        return f"Written: {file}; each other rank writes its own. To compare them: torchprof show FILE …"
+        return f"Written: {file}. Each other rank writes its own. To compare them: torchprof show FILE …"
     return f"Written: {file}. To see more of it: torchprof show {file}"
 
 
@@ -196,7 +194,7 @@ def _sections(
     yield f"\ntorchprof: {arguments.script} {ending.outcome}. Recorded: {run.meta.wall_ns / 1e9:.2f} s.\n"
     yield from sections_of(run, arguments, color, command=_command_that_shows(files))
     if arguments.python:
-        yield section("Python's functions outside torch, of a second run under cProfile", _python_table(script, ending))
+        yield section("Python's functions outside torch, in a second run", _python_table(script, ending))
 
 
 def _command_that_shows(files: Mapping[str, Path]) -> str:
@@ -215,11 +213,11 @@ def _python_table(script: Script, ending: Ending) -> str:
     if ending.signal is not None:
         return "Not run: the first run was interrupted."
     if sys.stderr.isatty():
-        print("torchprof: running it once more under cProfile ...", file=sys.stderr, flush=True)
+        print("torchprof: running the script again under cProfile ...", file=sys.stderr, flush=True)
     done = profile_python(script)
-    failed = f"This run left with exit code {done.code}. {done.errors}".rstrip() if done.code else ""
+    failed = f"This run ended with exit code {done.code}. {done.errors}".rstrip() if done.code else ""
     if not done.functions:
-        return f"It left nothing to show. {failed}".rstrip()
+        return f"It recorded no function. {failed}".rstrip()
     in_torch = str(Path(torch.__file__).parent) + os.sep
     table = [
         [

@@ -47,11 +47,11 @@ def add_to(commands: Commands) -> None:
             name,
             help="the same as show" if name in _SAME else "show saved runs and traces, several as one",
             usage=f"torchprof {name} FILE [FILE ...] [options]",
-            description="Show saved runs and traces of torch.profiler; several are one run. Saved runs need no torch.",
+            description="Show saved runs and traces of torch.profiler; several make one run. Saved runs need no torch.",
             epilog=_EPILOG,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        parser.add_argument("files", nargs="+", metavar="FILE", help="saved runs, traces, folders of them")
+        parser.add_argument("files", nargs="+", metavar="FILE", help="saved runs, traces, or folders of them")
         add_report_options(parser)
         add_table_options(parser)
         add_output_option(parser)
