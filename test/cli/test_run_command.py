@@ -99,7 +99,7 @@ def calls(found: torchprof.Run) -> int:
 
 def test_the_slow_convolution_in_double_precision_is_named_first(tmp_path: Path) -> None:
     # Without the first call: it loads torch's library for convolutions, which takes long from a cold disk.
-    done = run(tmp_path, "--warmup-calls", "1", str(SCRIPTS / "double_precision.py"), "8", "3")
+    done = run(tmp_path, "--warmup", "1", str(SCRIPTS / "double_precision.py"), "8", "3")
     assert done.returncode == 0 and done.stdout.startswith("step 0: [")
     share, _, layer, kind, phase, work = first_row(done.stdout)
     assert (layer, kind, phase) == ("ConvNet.block.2.conv", "Conv2d, float64", "forward")

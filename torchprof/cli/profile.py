@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from torchprof.cli.options import Commands
 
 _EPILOG = """\
-SPEC names what makes the model: a class, a function or a module. Options that begin with -- follow it.
+SPEC names what makes the model: a class or a function, or the model itself.
 
 INPUT is [NAME=][DTYPE:]SHAPE[:LOW..HIGH]: a tensor of random numbers, once for each input of the model.
   1,3,224,224                    floating numbers from 0 to 1, passed by position
   ids=int64:1,128:0..30522       whole numbers from 0 to 30521, passed as ids=
-What is no tensor is passed with --call-kwargs.
+Arguments of the call that are not tensors go to --call-kwargs.
 
 examples:
   torchprof profile torchvision.models:alexnet --input 1,3,224,224 --memory

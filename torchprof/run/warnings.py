@@ -238,7 +238,7 @@ def calls_reached(layers: list[str], calls: int) -> str:
 def long_start(layers: list[str], start_ns: int, wall_ns: int) -> str:
     return (
         f"{format_time(start_ns)} of {format_time(wall_ns)} went by before the first call "
-        "of a model: imports, data, making it. `--warmup-calls 1` leaves that out."
+        "of a model: imports, data, making it. `--warmup 1` leaves that out."
     )
 
 
