@@ -7,8 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import torchprof
-from torchprof.cli.options import add_options, add_output_option, check_output, whole_number
-from torchprof.cli.output import write_files
+from torchprof.cli.options import add_json_option, add_options, add_output_option, check_output, whole_number
+from torchprof.cli.output import print_json, write_files
 
 if TYPE_CHECKING:
     from torchprof.cli.options import Commands
@@ -54,7 +54,8 @@ def add_to(commands: Commands) -> None:
         "--top", type=whole_number, default=20, metavar="N", help="only the N that changed most (default 20)"
     )
     add_options(table, "--tablefmt")
-    add_output_option(parser, "write the comparison to a file, once for each: diff.md, diff.json, diff.html")
+    output = add_output_option(parser, "write the comparison to a file, once for each: diff.md, diff.json, diff.html")
+    add_json_option(output)
     parser.set_defaults(execute=execute)
 
 
@@ -67,12 +68,14 @@ def execute(arguments: argparse.Namespace) -> int:
     diff = torchprof.compare(arguments.before, arguments.after)
     code = write_files(diff.export, arguments)
     names = ("depth", "sort_by", "top", "tablefmt")
-    print(diff.report("table", **{name: getattr(arguments, name) for name in names}))
+    table = diff.report("table", **{name: getattr(arguments, name) for name in names})
     outcomes = check(diff, limits)
-    if outcomes:
-        print()
+    if arguments.json:
+        print_json("table", table)
+    else:
+        print(table, *([""] if outcomes else []), sep="\n")
     for outcome in outcomes:
-        if not outcome.failures:
+        if not outcome.failures and not arguments.json:
             print("\n".join([f"Limit kept: {printable(outcome.limit.text)}", *map(printable, outcome.remarks)]))
     failures = [failure for outcome in outcomes for failure in outcome.failures]
     sys.stdout.flush()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torchprof.cli.models import call_of, make_model
 from torchprof.cli.options import (
+    add_json_option,
     add_model_options,
     add_output_option,
     add_report_options,
@@ -42,7 +43,7 @@ def add_to(commands: Commands) -> None:
     add_model_options(parser)
     add_report_options(parser)
     add_table_options(parser)
-    add_output_option(parser)
+    add_json_option(add_output_option(parser))
     parser.set_defaults(execute=execute)
 
 

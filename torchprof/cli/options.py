@@ -115,6 +115,11 @@ def add_output_option(parser: argparse.ArgumentParser, description: str = _RUN_F
     return output
 
 
+def add_json_option(output: argparse._ArgumentGroup) -> None:
+    """``--json``: data instead of text."""
+    output.add_argument("--json", action="store_true", help="print the report as JSON instead of text")
+
+
 def add_table_options(parser: argparse.ArgumentParser) -> None:
     """The options of the table of layers, and ``--summary``, which replaces the table."""
     table = parser.add_argument_group("the table")

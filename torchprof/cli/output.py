@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -46,8 +47,15 @@ def in_color(stream: TextIO) -> bool:
 
 
 def print_run(run: torchprof.Run, arguments: argparse.Namespace, otherwise: Callable[[], None]) -> None:
-    """Print the report or the table that the user chose; if none was chosen, call ``otherwise``."""
+    """Print the report or the table that the user chose; if none was chosen, call ``otherwise``.
+
+    With ``--json`` the data of the report is printed, of the overview if none was chosen.
+    """
     name, options = _chosen(arguments)
+    if arguments.json:
+        name = name or "overview"
+        print_json(name, run.report(name, **options))
+        return
     if not name:
         otherwise()
         return
@@ -55,6 +63,14 @@ def print_run(run: torchprof.Run, arguments: argparse.Namespace, otherwise: Call
     for_terminal = {"color": in_color(sys.stdout), "width": terminal_width(), "whole": _whole(run)}
     options |= {option: value for option, value in for_terminal.items() if option in accepted}
     print(run.report(name, **options))
+
+
+def print_json(name: str, report: str) -> None:
+    """Print the data of a report in one line. Raises TorchprofError for a report that is only text."""
+    data = getattr(report, "data", None)
+    if data is None:
+        raise TorchprofError(f"The report {name!r} has no data: leave out --json, or write a file with -o.")
+    print(json.dumps(data))
 
 
 def _chosen(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:

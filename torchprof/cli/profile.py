@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torchprof
 from torchprof.cli.models import ModelCall, call_of, make_model, sum_of
 from torchprof.cli.options import (
+    add_json_option,
     add_model_options,
     add_options,
     add_output_option,
@@ -74,7 +75,7 @@ def add_to(commands: Commands) -> None:
     recorded.add_argument("--paths", nargs="+", metavar="PATH", help="only these layers: features.0, layer.*")
     add_report_options(parser)
     add_table_options(parser)
-    add_output_option(parser)
+    add_json_option(add_output_option(parser))
     parser.set_defaults(execute=execute)
 
 

@@ -73,7 +73,8 @@ def add_to(commands: Commands) -> None:
     recorded.add_argument("--python", action="store_true", help="run it again under cProfile, for Python's functions")
     table = parser.add_argument_group("the table")
     add_options(table, "--depth", "--hot")
-    add_output_option(parser)
+    output = add_output_option(parser)
+    output.add_argument("--json", action="store_true", help=argparse.SUPPRESS)  # to say what to do instead
     parser.add_argument("script", metavar="script.py", help="the script, or with -m the module")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="the arguments of the script")
     parser.set_defaults(execute=execute)
@@ -117,6 +118,11 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
 
 def _files(arguments: argparse.Namespace, rank: int, world_size: int) -> dict[str, Path]:
     """The files to write, by the user's names; absolute, since the script may change the working directory."""
+    if arguments.json:
+        raise TorchprofError(
+            "torchprof run has no --json: stdout belongs to the script. Run it, then print the data of the saved run: "
+            "torchprof show FILE --json."
+        )
     if arguments.python and world_size > 1:
         raise TorchprofError("--python runs the script twice, which a rank of a job cannot do: leave it out.")
     name = arguments.script.rpartition(".")[2] if arguments.is_module else Path(arguments.script).resolve().stem

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torchprof.cli.files import files_of, read
 from torchprof.cli.options import (
+    add_json_option,
     add_output_option,
     add_report_options,
     add_table_options,
@@ -54,7 +55,7 @@ def add_to(commands: Commands) -> None:
         parser.add_argument("files", nargs="+", metavar="FILE", help="saved runs, traces, or folders of them")
         add_report_options(parser)
         add_table_options(parser)
-        add_output_option(parser)
+        add_json_option(add_output_option(parser))
         several = parser.add_argument_group("several ranks or cycles")
         several.add_argument("--rank", type=whole_number, metavar="N", help="only this rank")
         several.add_argument("--add-cycles", action="store_true", help="add up saved runs of one rank, in this order")
