@@ -115,7 +115,7 @@ def sections_of(run: torchprof.Run, arguments: argparse.Namespace, saved: Sequen
     if run.layers:
         yield section("The layers", _layers(run, arguments, color))
     if advice:
-        yield section("What to change", advice)
+        yield section("Findings", advice)
     if len(run.metas) > 1:
         yield section("The ranks", without_warnings.report("ranks"))
     if run.device_times:
