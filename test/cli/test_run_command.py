@@ -139,7 +139,7 @@ def test_the_whole_report_of_a_training_script(tmp_path: Path) -> None:
         "Between the operators",
         "Recorded on",
     ]
-    assert [heading for heading in sections(report) if heading != "What to change"] == headings
+    assert [heading for heading in sections(report) if heading != "Findings"] == headings
     assert report.splitlines()[2].endswith(".") and "% of the CPU time is" in report.splitlines()[2]
     for name in ("torch", "built", "threads", "CPU", "system"):
         assert f"\n  {name:<8} " in report
@@ -199,8 +199,8 @@ def test_the_advice_names_the_command_that_shows_the_rest(
     tmp_path: Path, count: int, options: list[str], said: list[str]
 ) -> None:
     done = run(tmp_path, *options, "--shapes", "--memory", script(tmp_path, ADVICE.replace("{count}", f"{count}")))
-    lines = sections(done.stdout)["What to change"]
-    assert "3. Net: Is slow." in lines and "4. Net: Is slow." not in lines
+    lines = sections(done.stdout)["Findings"]
+    assert "3. Gain unknown in Net: Is slow." in lines and "4. Gain unknown in Net: Is slow." not in lines
     assert [line for line in lines if "not shown" in line] == said
     if said:
         command = said[0].removesuffix(" shows all.").split("torchprof show ")[1].split()
@@ -220,7 +220,7 @@ def test_the_advice_names_the_command_that_shows_the_rest(
 )
 def test_the_advice_names_the_options_that_record_more(tmp_path: Path, options: list[str], said: list[str]) -> None:
     done = run(tmp_path, *options, script(tmp_path, ADVICE.replace("{count}", "1")))
-    assert [line for line in sections(done.stdout)["What to change"] if "More" in line] == said
+    assert [line for line in sections(done.stdout)["Findings"] if "More" in line] == said
     signatures = [frame.signature for chain in saved(tmp_path).rows.frames for frame in chain if frame.signature]
     assert any((2, 4) in one.shapes for one in signatures) == ("--shapes" in options)
     assert "record_shapes" not in done.stdout and "use_cuda" not in done.stdout

@@ -1856,7 +1856,7 @@ TEXTS = [
         ".cell.name",
         ".line .kind",
     ),
-    *(".legend", ".advice", ".chart text"),
+    *(".legend", ".finding", ".chart text"),
 ]
 ON_BARS = [".line .number", ".sheet td.number", ".line .unit", ".sheet .unit"]
 
@@ -1876,7 +1876,7 @@ def read_contrasts(look: Callable[..., Page], selectors: Sequence[str], dark: bo
 @pytest.mark.parametrize("dark", LIGHT_AND_DARK)
 def test_texts_have_enough_contrast(dark: bool, look: Callable[..., Page]) -> None:
     found = read_contrasts(look, TEXTS, dark)
-    assert set(TEXTS) - set(found) <= {".advice"}
+    assert set(TEXTS) - set(found) <= {".finding"}
     assert {selector: contrast for selector, contrast in found.items() if contrast < 4.5} == {}
 
 
