@@ -186,6 +186,11 @@ _of_facts(
     "device_not_recordable",
     "{device} was asked for, but this torch cannot record its kernels: its columns are unknown.",
 )
+_of_facts(
+    "moved_to_device",
+    "The model was moved to {device} inside the block: only the CPU was recorded. Move it before the block, or use "
+    'device="{kind}".',
+)
 _fixed("recording_lost", "What was recorded last is lost: an error came while torch's profiler was being stopped.")
 _of_facts(
     "nothing_after_steps",
