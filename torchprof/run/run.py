@@ -188,13 +188,17 @@ class Run:
         taken = [at for at, chain in enumerate(columns["frames"]) if wanted[chain]] if any(wanted) else ()
         return Cost(*(sum(columns[name][at] for at in taken) for name in FIELDS))
 
-    def ops(self, phase: str = FORWARD) -> dict[int, list[Op]]:
-        """The operators and labels of a phase under each layer (by index in ``layers``), in the order of first call.
+    def ops(self, phase: str | None = None) -> dict[tuple[str, ...], list[Op]]:
+        """The operators and labels under each layer, by the layer's path, in the order of first call.
+
+        ``phase`` is as for ``tree``: None for the sum of all. Work of no layer has the path ``("(outside)",)``, work of
+        layers that are not selected ``("(not selected)",)``. A layer without operators in the phase has no entry.
 
         The layer's self is Σ self over its ops, including those inside its labels and ``(between ops)``. The total of a
         label is everything that ran in it in this phase, for any layer, even if the label was opened in another phase.
+        Raises TorchprofError for an unknown phase.
         """
-        return operators_of_layers(self.rows, phase)
+        return {self.layers.path_of(at): ops for at, ops in operators_of_layers(self.rows, phase).items()}
 
     def total_params(self) -> dict[tuple[str, ...], int | None]:
         """The parameters of each layer and all layers below it, by path; None if a lazy layer has not made them yet."""

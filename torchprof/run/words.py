@@ -108,6 +108,7 @@ class Frame(NamedTuple):
 
 OUTSIDE_NAME = "(outside)"
 NOT_SELECTED_NAME = "(not selected)"
+NO_LAYERS = {NOT_SELECTED: NOT_SELECTED_NAME, OUTSIDE: OUTSIDE_NAME}
 
 
 BETWEEN_OPS = "(between ops)"
