@@ -320,10 +320,11 @@ def test_self_is_only_known_by_the_label_around() -> None:
     """Without a label around, another model of the same class ran: a teacher next to its student."""
     graphs = graphs_of(whole=[work("a", traced("head", "")), work("b", OWN)])
     assert layers_of(graphs, "whole", OUTSIDE) == [OTHER_MODULE, ["(outside)"]]
+    # Nor in the range of a module that does not fit.
     assert layers_of(graphs, "whole", FIRST) == [
         OTHER_MODULE,
         ["blocks.0"],
-    ]  # nor in the range of a module that does not fit
+    ]
 
 
 def test_a_module_is_ambiguous_if_its_class_has_other_modules() -> None:
@@ -1040,11 +1041,12 @@ def test_a_function_that_is_called_with_one_module_and_then_another() -> None:
             call("back", at + 20, at + 60, ENGINE),
             op("aten::addmm", at + 30, at + 50, thread=ENGINE),
         ]
+    # No tensors are known here.
     events += [
         region("0/0", 400, 490),
         call("function", 420, 460),
         op("aten::addmm", 430, 450),
-    ]  # no tensors are known here
+    ]
     walked = Ran(*events, graphs=graphs)
     of = [walked.owner("aten::addmm", number) for number in range(5)]
     first, second = (layer(f"blocks.{number}.fc1") for number in range(2))

@@ -14,6 +14,7 @@ import atexit
 import multiprocessing
 import os
 import runpy
+import shutil
 import socket
 import subprocess
 import sys
@@ -51,6 +52,7 @@ class WarmPython:
         finally:
             self.kill()
         out, error = ((self._streams / name).read_text(encoding="utf-8") for name in ("out", "error"))
+        shutil.rmtree(self._streams)
         if code is None:
             raise subprocess.TimeoutExpired(self._arguments, until - self._since, out, error)
         return subprocess.CompletedProcess(self._arguments, code, out, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import re
@@ -383,7 +384,21 @@ def test_show_of_a_file_that_is_not_a_run_is_an_error(net: Path, capsys: pytest.
     assert main(["show", "missing.json"]) == 2
     assert "missing.json" in capsys.readouterr().err
     assert main(["show", "net.py"]) == 2
-    assert "net.py is not a saved run" in capsys.readouterr().err
+    assert "It is no run that torchprof saved, either" in capsys.readouterr().err
+    (net / "empty").mkdir()
+    assert main(["show", "empty"]) == 2
+    assert "empty is a folder without traces" in capsys.readouterr().err
+
+
+def test_a_missing_file_is_named_with_similar_ones(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (net / "before.json").touch()
+    for arguments, said in (
+        (["show", "befor.json"], "There is no file befor.json. Did you mean before.json?"),
+        (["compare", "xyz.json", "before.json"], "There is no file xyz.json."),
+        (["show", "no/such/run.json"], "There is no file no/such/run.json: its folder does not exist."),
+    ):
+        assert main(arguments) == 2
+        assert capsys.readouterr().err == f"torchprof: {said}\n"
 
 
 def test_show_has_every_report_of_a_run(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -545,8 +560,13 @@ def test_merge_compares_the_ranks_and_writes_one_run(ranks: list[Run], capsys: p
     assert merged == torchprof.merge(ranks)
     assert merged.tree().total.cpu_ns == 1100 * (1 + 2 + 3)
     printed = capsys.readouterr().out
-    assert printed == merged.report("ranks") + "\n"
     assert "Rank 2 of 4 is missing" in printed
+    titles = [line for line, below in itertools.pairwise(printed.splitlines()) if below == "=" * len(line) != ""]
+    assert titles[:2] == ["The ranks", "Where the time goes"]
+    table = merged.report("ranks").split("\n\n")[0]
+    assert f"\nThe ranks\n=========\n{table}\n" in printed
+    assert main(["merge", "all.json.gz", "--report", "ranks"]) == 0
+    assert capsys.readouterr().out == merged.report("ranks") + "\n"
     assert "sums over ranks 0, 1 and 3" in Path("table.md").read_text()
     assert main(["merge", "rank0.json", "rank1.json", "--report", "tree", "--depth", "0"]) == 0
     assert "3.300us" in capsys.readouterr().out
@@ -658,6 +678,44 @@ def test_merge_of_saved_runs_imports_no_torch(ranks: list[Run]) -> None:
     assert done.stdout.splitlines()[-1] == "False"
 
 
+def test_show_trace_and_merge_print_the_same(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+    for files in (["rank0.json"], ["rank0.json", "rank1.json"], [str(TRACE)]):
+        for options in ([], ["--report", "tree"], ["--depth", "1"], ["--rank", "0", "--summary"]):
+            printed = set()
+            for command in ("show", "trace", "merge"):
+                assert main([command, *files, *options]) == 0
+                printed.add(capsys.readouterr())
+            [(out, err)] = printed
+            assert out and not err
+
+
+def test_show_opens_a_trace_and_merges_several_files(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+    """A trace, plain and gzipped; a folder of traces; a folder of saved runs."""
+    trace = json.loads(gzip.decompress(TRACE.read_bytes()))
+    Path("traces").mkdir()
+    for rank in range(2):
+        data = json.dumps({**trace, "distributedInfo": {"rank": rank, "world_size": 2}}).encode()
+        Path(f"traces/{rank}.json{'.gz' * rank}").write_bytes(gzip.compress(data) if rank else data)
+    runs = {
+        "traces/0.json": torchprof.from_trace("traces/0.json"),
+        "traces/1.json.gz": torchprof.from_trace("traces/1.json.gz"),
+        "traces": torchprof.from_trace("traces"),
+        ".": torchprof.merge(ranks),
+    }
+    torchprof.merge(ranks).save("traces/saved.json")  # what the user keeps beside traces is none of them
+    for path, expected in runs.items():
+        assert main(["show", path, "--report", "tree"]) == 0
+        assert capsys.readouterr().out == expected.report("tree") + "\n"
+    assert main(["show", "rank0.json", "traces/1.json.gz", "-o", "both.json"]) == 2
+    assert "of 2 ranks (rank 1) and of 4 ranks (rank 0)" in capsys.readouterr().err
+    assert main(["show", "traces", "--rank", "1", "-o", "one.json"]) == 0
+    assert torchprof.load("one.json").rows == runs["traces/1.json.gz"].rows
+    with pytest.raises(
+        torchprof.TorchprofError, match=r"`python -m torchprof show FILE -o run.json` makes a saved run of it"
+    ):
+        torchprof.load("traces/0.json")
+
+
 def test_trace_reports_errors_before_it_prints_anything(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", str(TRACE), "--sort-by", "nothing"]) == 2
     printed = capsys.readouterr()
@@ -668,8 +726,3 @@ def test_trace_reports_errors_before_it_prints_anything(capsys: pytest.CaptureFi
 def test_trace_prints_memory_over_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", str(TRACE), "--report", "memory"]) == 0
     assert "with_timeline" not in capsys.readouterr().out
-
-
-def test_show_of_a_trace_names_the_command_that_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", str(TRACE)]) == 2
-    assert "is a trace, and no saved run: torchprof.from_trace(path) reads it" in capsys.readouterr().err

@@ -514,7 +514,7 @@ def test_the_ranks_of_a_job_write_a_file_each_and_the_first_prints(tmp_path: Pat
     assert job.code == 0, job
     assert job.out[1] == "rank 1\n" and job.out[0].startswith("rank 0\n\ntorchprof: train.py ended.")
     assert job.out[0].splitlines()[-2:] == [
-        "Written: rank0.json; each other rank writes its own. To compare them: torchprof merge FILE …",
+        "Written: rank0.json; each other rank writes its own. To compare them: torchprof show FILE …",
         "Written: 0.csv.",
     ]
     runs = [saved(tmp_path, f"rank{rank}.json") for rank in range(2)]

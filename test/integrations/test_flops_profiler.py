@@ -743,9 +743,8 @@ def test_after_an_error_the_model_is_restored(warm_up: int) -> None:
     model = nn.Sequential(nn.Dropout(), Raises()).train()
     model[0].eval()
     model[1].calls = 1 if warm_up == 0 else 0  # its second call raises
-    before = {
-        key: value for key, value in snapshot(model).items() if key != ("1", "dict")
-    }  # the model counts its own calls
+    # The model counts its own calls.
+    before = {key: value for key, value in snapshot(model).items() if key != ("1", "dict")}
     with pytest.raises(ValueError, match="second call"):
         get_model_profile(model, args=[torch.rand(2, 4)], warm_up=warm_up)
     assert {key: value for key, value in snapshot(model).items() if key != ("1", "dict")} == before

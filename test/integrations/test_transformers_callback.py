@@ -201,9 +201,8 @@ def test_the_schedule_gets_the_number_of_the_step(trainer: Any) -> None:
     )
     trainer(Net(), callback, eval_strategy="steps", eval_steps=4).train()
     assert asked == [*range(EXAMPLES)]
-    assert macs == [
-        rows_of(at) * MACS_OF_A_ROW for at in (2, 5 + 4)
-    ]  # there were four batches of evaluation in between
+    # There were four batches of evaluation in between.
+    assert macs == [rows_of(at) * MACS_OF_A_ROW for at in (2, 5 + 4)]
     assert (callback.run.meta.steps, callback.run.meta.cycles) == (2, 2)
 
 

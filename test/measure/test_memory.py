@@ -712,11 +712,12 @@ def test_a_derivative_of_derivatives() -> None:
     run = profiled(model, work).run
     of_layers = [size for size in made(run, "gradients") if size == WEIGHT]
     assert len(of_layers) == 2
+    # The outputs, which the squares need, and what the first pass left.
     assert (
         made(run, "activations", "").count(BLOCK)
         + sum(made(run, "activations", f"Chain.groups.0.{at}").count(BLOCK) for at in (0, 1))
         >= 3
-    )  # the outputs, which the squares need, and what the first pass left
+    )
 
 
 def test_a_forward_that_raises() -> None:

@@ -210,10 +210,8 @@ def test_backward_is_stretches_of_a_layer_and_of_the_layers_below_it(thread: int
         (node_of(OTHER, 90, 91), True),
         (op("aten::op", 90, 91), True),
         (op("aten::op", 85, 91), True),  # as soon as the node has ended
-        (
-            op("aten::op", 90, 91, thread=3),
-            True,
-        ),  # a pass on the engine's thread has ended, the next forward runs elsewhere
+        # A pass on the engine's thread has ended, and the next forward runs on another thread.
+        (op("aten::op", 90, 91, thread=3), True),
         (user_label("mine", 90, 91), True),
         (user_label("mine", 90, 91, thread=3), True),
         (call(B, 90, 91), True),

@@ -1436,6 +1436,20 @@ def test_a_profile_may_start_after_a_profiler_that_has_ended() -> None:
     assert first is not second
 
 
+def test_entering_does_not_search_the_objects_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be millions. Only a ``torch.profiler.profile`` that has not ended makes that necessary."""
+
+    def search(*objects: object) -> list[object]:
+        raise AssertionError("all objects of the process were searched")
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        some_work()
+    monkeypatch.setattr("gc.get_referrers", search)
+    with Profile(Net()) as prof:
+        prof(torch.rand(2, 3))
+    assert calls_of(prof) == NET_ONCE
+
+
 SCRIPTS["in warm-up"] = """
     model = nn.Linear(2, 2)
     schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)

@@ -1541,9 +1541,8 @@ def test_clicks_on_a_page_of_10000_layers(look: Callable[..., Page], capsys: pyt
             f"\n{len(run.layers):,} layers, {len(run.rows):,} rows: written in {took:.2f} s, {len(text) / 2**20:.1f} MB"
         )
         print("ms from a click to the next layout: " + ", ".join(f"{name} {ms:.0f}" for name, ms in found.items()))
-    assert page.inner_text("main > .controls .found").startswith(
-        "1100 layers, "
-    )  # layer7 and layer70 to 79 of 100 blocks
+    # layer7 and layer70 to 79 of 100 blocks.
+    assert page.inner_text("main > .controls .found").startswith("1100 layers, ")
 
 
 # Safety

@@ -45,9 +45,8 @@ def test_the_page_has_all_lines_of_all_files_but_comments() -> None:
     texts = [file.read_text(encoding="utf-8") for file in FOLDER.glob("*.js")]
     expected = Counter(line for text in texts for line in code_lines(text))
     assert Counter(page_script().splitlines()) == expected + Counter(['"use strict";', "(() => {", "})();"])
-    assert (
-        expected.total() < sum(text.count("\n") for text in texts) - 100
-    )  # checks the test: the files do have comments
+    # Checks the test: the files do have comments.
+    assert expected.total() < sum(text.count("\n") for text in texts) - 100
     assert '"http://www.w3.org/2000/svg"' in page_script()  # "//" inside a line is no comment
 
 

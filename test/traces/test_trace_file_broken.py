@@ -145,9 +145,8 @@ def test_all_complete_events_of_a_cut_off_file_are_read(tmp_path: Path, layout: 
 @pytest.mark.usefixtures("any_chunk")
 def test_all_complete_events_of_a_cut_off_gzip_file_are_read(tmp_path: Path) -> None:
     data = gzip.compress(json.dumps(SMALL).encode())
-    counts = [
-        check_cut(write_file(tmp_path, data[:length])) for length in range(2, len(data))
-    ]  # gzip is recognized by two bytes
+    # Gzip is recognized by two bytes.
+    counts = [check_cut(write_file(tmp_path, data[:length])) for length in range(2, len(data))]
     assert counts == sorted(counts)
     assert counts[-1] == 6
 

@@ -216,9 +216,8 @@ def _parts(rows: Rows) -> Callable[[tuple[int, int, int, int]], bool]:
     """A predicate of rows, by (layer, phase, within, frames): whether the row is inside an op whose FLOPs are
     counted."""
     columns = rows.columns
-    first = {
-        frames: chain for chain, frames in reversed([*enumerate(rows.frames)])
-    }  # a chain of frames may be listed twice
+    # A chain of frames may be listed twice.
+    first = {frames: chain for chain, frames in reversed([*enumerate(rows.frames)])}
     same = [first[frames] for frames in rows.frames]
     around = [
         [first[frames[:steps]] for steps in range(1, len(frames)) if frames[:steps] in first] for frames in rows.frames

@@ -91,9 +91,8 @@ class Attribution:
         self._made_in: dict[tuple[int, int], int] = {}  # (forward thread, sequence number) → layer, selected or not
         self._node_before: dict[tuple[int, int], Place | None] = {}  # (thread, depth) → the place of its last maker
         self._nearest_of: dict[tuple[str, int], int] = {}  # (label, calling layer) → its layer in this call
-        # Device work, by correlation ID.
-        self._launched_by: dict[int, Place] = {}
-        self._divided: dict[int, WeightedPlaces] = {}  # of the ops that are divided among places
+        self._launched_by: dict[int, Place] = {}  # by correlation ID: the place of the device work
+        self._divided: dict[int, WeightedPlaces] = {}  # by correlation ID: of the ops that are divided among places
         self._shares: dict[Place, WeightedPlaces] = {}  # by the last of these places
         self._replayed: dict[Place, Place] = {}  # the launching place → the place of the CUDA graph's kernels
         self._collectives: dict[int, tuple[int, Place]] = {}  # by thread: end of the last collective's op, its place

@@ -11,14 +11,16 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
 
 import torchprof
-from torchprof.cli import compare, flops, merge, profile, run, show, trace
+from torchprof.cli import compare, flops, profile, run, show
 from torchprof.cli.output import INTERRUPTED
 from torchprof.encoding import no_encoding_errors
 from torchprof.errors import TorchprofError
 
-_COMMANDS = (profile, run, flops, trace, merge, show, compare)  # in the order of --help
+_COMMANDS = (profile, run, flops, compare, show)  # in the order of --help
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError):  # the reader has closed the pipe, as `| head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
-        print(f"torchprof: {error}", file=sys.stderr)
+        print(f"torchprof: {_about(error)}", file=sys.stderr)
         return 2
 
 
@@ -52,6 +54,18 @@ def parser() -> argparse.ArgumentParser:
     for command in _COMMANDS:
         command.add_to(commands)
     return parser
+
+
+def _about(error: Exception) -> str:
+    """The sentence for an error; for a file that is not there, with names in its folder that are similar."""
+    if not isinstance(error, FileNotFoundError) or error.filename is None:
+        return str(error)
+    path = Path(error.filename)
+    if not path.parent.is_dir():
+        return f"There is no file {path}: its folder does not exist."
+    near = get_close_matches(path.name, [file.name for file in path.parent.iterdir()])
+    meant = f" Did you mean {' or '.join(str(path.with_name(name)) for name in near)}?" if near else ""
+    return f"There is no file {path}.{meant}"
 
 
 def _execute(arguments: argparse.Namespace) -> int:

@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING
 
 import torchprof
 from torchprof.cli.models import make_inputs, make_model, parse_input
-from torchprof.cli.options import add_model_options, add_output_option, add_table_options, check_output
-from torchprof.cli.output import print_failure, print_table, silence_kineto, write_files
+from torchprof.cli.options import (
+    add_model_options,
+    add_output_option,
+    add_report_options,
+    add_table_options,
+    check_output,
+    check_report,
+)
+from torchprof.cli.output import print_failure, print_overview, print_run, silence_kineto, write_files
 from torchprof.errors import TorchprofError
 
 if TYPE_CHECKING:
@@ -31,6 +38,7 @@ def add_to(commands: Commands) -> None:
     )
     add_model_options(parser)
     add_output_option(parser)
+    add_report_options(parser)
     add_table_options(parser)
     parser.set_defaults(execute=execute)
 
@@ -39,6 +47,7 @@ def execute(arguments: argparse.Namespace) -> int:
     silence_kineto()
     inputs = [parse_input(text) for text in arguments.input]
     check_output(arguments)
+    check_report(arguments)
     import torch
 
     device = torch.device("meta")
@@ -54,5 +63,5 @@ def execute(arguments: argparse.Namespace) -> int:
     except Exception as error:
         return print_failure(arguments, error)
     code = write_files(run.export, arguments)
-    print_table(run, arguments)
+    print_run(run, arguments, lambda: print_overview(run))
     return code

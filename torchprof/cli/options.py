@@ -55,12 +55,6 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--train", action="store_true", help="model.train() instead of model.eval()")
 
 
-def add_traced_model_options(parser: argparse.ArgumentParser) -> None:
-    """The model whose trace is read."""
-    parser.add_argument("--model", metavar="SPEC", help="the model that was traced, for paths and parameters")
-    parser.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments for its callable, a JSON object")
-
-
 def add_report_options(parser: argparse.ArgumentParser) -> None:
     """The choice of one report, and the options that only reports have."""
     one = parser.add_argument_group("one report", "--depth, --sort-by, --top, --tablefmt: for those that have them")
@@ -95,10 +89,6 @@ def add_table_options(parser: argparse.ArgumentParser) -> None:
     table.add_argument("--percent", action="store_true", help="write the share beside each time")
     add_options(table, "--hot", "--tablefmt")
     table.add_argument("--summary", action="store_true", help="shapes and the model's figures instead of the tree")
-
-
-def table_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(arguments, name) for name in TABLE_OPTIONS}
 
 
 def given_options(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:

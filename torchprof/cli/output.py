@@ -6,18 +6,21 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torchprof
-from torchprof.cli.options import TABLE_OPTIONS, given_options, in_words, report_options, table_options
-from torchprof.errors import TorchprofError
-from torchprof.reports import format_of
+from torchprof.cli.options import TABLE_OPTIONS, given_options, in_words, report_options
+from torchprof.errors import TorchprofError, some
+from torchprof.reports import options_of
 from torchprof.reports.overview import first_lines, other_notes, short_tree, terminal_width
 from torchprof.reports.top import largest_parts
 from torchprof.run.warnings import Caveat
+
+if TYPE_CHECKING:
+    from torchprof.cli.files import Files
 
 INTERRUPTED = 128 + signal.SIGINT
 """The exit code after Ctrl-C."""
@@ -50,29 +53,38 @@ def in_color(stream: TextIO) -> bool:
 # Print a run
 
 
-def print_report(run: torchprof.Run, arguments: argparse.Namespace) -> None:
-    """Print the report that ``--report`` names."""
-    options = report_options(arguments)
-    if arguments.report == "tree":
-        options["color"] = in_color(sys.stdout)
-    if arguments.report == "advice":
-        options.setdefault("limit", None)
-    print(run.report(arguments.report, **options))
-
-
-def print_table(run: torchprof.Run, arguments: argparse.Namespace) -> None:
-    """Print the overview; the whole table of layers with any of its options, the summary with ``--summary``."""
-    if arguments.summary:
-        given = [name for name in given_options(arguments, TABLE_OPTIONS) if name not in ("depth", "tablefmt")]
-        if given:
-            raise TorchprofError(f"The summary has no {in_words(given)}: leave that out, or leave --summary out.")
-        print(run.report("summary", depth=arguments.depth, tablefmt=arguments.tablefmt))
+def print_run(run: torchprof.Run, arguments: argparse.Namespace, otherwise: Callable[[], None]) -> None:
+    """Print the report or the table that the user chose; if none was chosen, call ``otherwise``."""
+    name, options = _chosen(arguments)
+    if not name:
+        otherwise()
         return
-    color = in_color(sys.stdout)
-    if given_options(arguments, TABLE_OPTIONS):
-        print(run.report("tree", **table_options(arguments), color=color))
-    else:
-        print(run.report("overview", width=terminal_width(), whole=_whole(run), color=color))
+    accepted = options_of(name)
+    for_terminal = {"color": in_color(sys.stdout), "width": terminal_width(), "whole": _whole(run)}
+    options |= {option: value for option, value in for_terminal.items() if option in accepted}
+    print(run.report(name, **options))
+
+
+def _chosen(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """The report of ``--report`` or ``--summary``, or the table if one of its options was given; its options.
+
+    ``""`` if the user chose none.
+    """
+    if arguments.report:
+        all_findings = {"limit": None} if arguments.report == "advice" else {}
+        return arguments.report, all_findings | report_options(arguments)
+    given = given_options(arguments, TABLE_OPTIONS)
+    if arguments.summary:
+        refused = [name for name in given if name not in ("depth", "tablefmt")]
+        if refused:
+            raise TorchprofError(f"The summary has no {in_words(refused)}: leave that out, or leave --summary out.")
+        return "summary", given
+    return "tree" if given else "", given
+
+
+def print_overview(run: torchprof.Run) -> None:
+    """Print the headline, the largest places and the layers in few rows."""
+    print(run.report("overview", width=terminal_width(), whole=_whole(run), color=in_color(sys.stdout)))
 
 
 def _whole(run: torchprof.Run) -> str:
@@ -81,11 +93,12 @@ def _whole(run: torchprof.Run) -> str:
     return f"--depth {deepest} shows all."
 
 
-def print_overview(run: torchprof.Run, arguments: argparse.Namespace, name: str, saved: Sequence[str]) -> None:
-    """Print all sections for a run that was read from ``name``. ``saved``: the files in which the run is saved."""
+def print_all(run: torchprof.Run, arguments: argparse.Namespace, files: Files) -> None:
+    """Print all sections of a run that was read from files."""
     recorded = max(meta.wall_ns for meta in run.metas)
     timed = f" Recorded: {recorded / 1e9:.2f} s." if "cpu_ns" in run.meta.measured else ""
-    print(f"torchprof: {name}.{timed}\n", *sections_of(run, arguments, saved, in_color(sys.stdout)), sep="\n")
+    sections = sections_of(run, arguments, in_color(sys.stdout), is_trace=bool(files.traces))
+    print(f"torchprof: {some([*files.saved, *files.traces])}.{timed}\n", *sections, sep="\n")
 
 
 class _WarningsShown(torchprof.Run):
@@ -96,28 +109,31 @@ class _WarningsShown(torchprof.Run):
         return ()
 
 
-def sections_of(run: torchprof.Run, arguments: argparse.Namespace, saved: Sequence[str], color: bool) -> Iterator[str]:
+def sections_of(
+    run: torchprof.Run, arguments: argparse.Namespace, color: bool, *, command: str = "", is_trace: bool = False
+) -> Iterator[str]:
     """The sections that show a run as a whole, the most important first.
 
-    ``saved``: the files in which the run is saved.
+    ``command``: the command that shows the run, to which options are added; "" if the user has just typed it.
+    ``is_trace``: the run, or a part of it, was read from a trace.
     """
     yield first_lines(run)
+    without_warnings = _WarningsShown(**{field.name: getattr(run, field.name) for field in fields(run)})
+    if len(run.metas) > 1:
+        yield section("The ranks", without_warnings.report("ranks"))
     timed = not {"cpu_ns", "device_ns"}.isdisjoint(run.meta.measured)
     notes = "\n".join(other_notes(run))
     places = "\n\n".join([*largest_parts(run, _PLACES_SHOWN), *filter(None, [notes])])
     yield section("Where the time goes" if timed else "Where the FLOPs are", places)
     # The sections above have the warnings and the missing ranks, so the sections below do not repeat them. Only the
     # report on ranks needs the size of the job, since its verdicts depend on it.
-    environment, advice = run.meta.environment, _advice(run, saved, is_trace=arguments.subcommand == "trace")
-    without_warnings = _WarningsShown(**{field.name: getattr(run, field.name) for field in fields(run)})
+    environment, advice = run.meta.environment, _advice(run, command, is_trace)
     run = replace(without_warnings, metas=tuple(replace(meta, world_size=1) for meta in run.metas))
     depth = _depth(run, arguments)
     if run.layers:
         yield section("The layers", _layers(run, arguments, color))
     if advice:
         yield section("What to change", advice)
-    if len(run.metas) > 1:
-        yield section("The ranks", without_warnings.report("ranks"))
     if run.device_times:
         yield section("The devices", run.report("device"))
     if any(time.communication_ns for time in run.device_times):
@@ -125,7 +141,7 @@ def sections_of(run: torchprof.Run, arguments: argparse.Namespace, saved: Sequen
     yield from _operators(run)
     if run.memory:
         yield section("Memory", run.report("memory", depth=depth))
-    if arguments.subcommand == "show" and _has_several_calls(run):
+    if arguments.subcommand != "run" and _has_several_calls(run):
         yield section("One forward call, on the CPU's clock", run.report("calls", depth=depth))
     if environment:
         yield section("Recorded on", "\n".join(f"  {name:<8} {value}" for name, value in environment))
@@ -168,7 +184,7 @@ def _operators(run: torchprof.Run) -> Iterator[str]:
         yield section("Between the operators", run.report("between", limit=_GAPS_SHOWN))
 
 
-def _advice(run: torchprof.Run, saved: Sequence[str], is_trace: bool) -> str:
+def _advice(run: torchprof.Run, command: str, is_trace: bool) -> str:
     """The most important findings, and which commands and options show more; "" if there are no findings."""
     from torchprof.analyze.advice import advise
     from torchprof.reports.advice import findings, not_shown, unrecorded
@@ -178,9 +194,8 @@ def _advice(run: torchprof.Run, saved: Sequence[str], is_trace: bool) -> str:
         return ""
     parts = findings(run, found[:_FINDINGS_SHOWN])
     if len(found) > _FINDINGS_SHOWN:
-        file = next((file for file in saved if format_of(file) == "json"), None)
-        show = f"torchprof show {file}" if file else "saved with -o run.json, torchprof show run.json"
-        parts.append(f"{not_shown(len(found) - _FINDINGS_SHOWN)}: {show} --report advice shows all.")
+        show = f"{command} --report advice".lstrip()
+        parts.append(f"{not_shown(len(found) - _FINDINGS_SHOWN)}: {show} shows all.")
     missing = [name for name in unrecorded(run) if name in _OPTION_THAT_RECORDS]
     if missing and is_trace:
         parts.append(f"More can be found in a trace with {' and '.join(f'{name}=True' for name in missing)}.")

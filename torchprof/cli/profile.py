@@ -14,12 +14,22 @@ from torchprof.cli.options import (
     add_model_options,
     add_options,
     add_output_option,
+    add_report_options,
     add_table_options,
     check_output,
+    check_report,
     non_negative_int,
     wants_timeline,
 )
-from torchprof.cli.output import INTERRUPTED, print_failure, print_table, progress, silence_kineto, write_files
+from torchprof.cli.output import (
+    INTERRUPTED,
+    print_failure,
+    print_overview,
+    print_run,
+    progress,
+    silence_kineto,
+    write_files,
+)
 from torchprof.errors import TorchprofError
 
 if TYPE_CHECKING:
@@ -60,6 +70,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--steps", type=non_negative_int, default=1, metavar="N", help="recorded steps (default 1)")
     parser.add_argument("--paths", nargs="+", metavar="PATH", help="profile only these layers: features.0, layer.*")
     add_output_option(parser)
+    add_report_options(parser)
     add_table_options(parser)
     parser.set_defaults(execute=execute)
 
@@ -91,7 +102,7 @@ def execute(arguments: argparse.Namespace) -> int:
     code = 0
     if prof.exited:
         code = write_files(prof.run.export, arguments)  # first, since the table may fail: closed pipe, unknown column
-        print_table(prof.run, arguments)
+        print_run(prof.run, arguments, lambda: print_overview(prof.run))
         sys.stdout.flush()
     if isinstance(failure, KeyboardInterrupt):
         what = "shown is what ran until then" if prof.exited else "nothing was recorded yet"
@@ -106,6 +117,7 @@ def _model_and_step(arguments: argparse.Namespace) -> tuple[torch.nn.Module, Cal
     if not arguments.steps:
         raise TorchprofError("--steps is at least 1.")
     check_output(arguments)
+    check_report(arguments)
     import torch
 
     if arguments.cuda and not torch.cuda.is_available():

@@ -176,7 +176,7 @@ def _written(file: str, world_size: int) -> str:
     if format_of(file) != "json":
         return f"Written: {file}."
     if world_size > 1:
-        return f"Written: {file}; each other rank writes its own. To compare them: torchprof merge FILE …"
+        return f"Written: {file}; each other rank writes its own. To compare them: torchprof show FILE …"
     return f"Written: {file}. To see more of it: torchprof show {file}"
 
 
@@ -190,9 +190,15 @@ def _sections(
 ) -> Iterator[str]:
     """The sections of the report. ``files``: the files to which the run was to be written."""
     yield f"\ntorchprof: {arguments.script} {ending.outcome}. Recorded: {run.meta.wall_ns / 1e9:.2f} s.\n"
-    yield from sections_of(run, arguments, [file for file, path in files.items() if path.is_file()], color)
+    yield from sections_of(run, arguments, color, command=_command_that_shows(files))
     if arguments.python:
         yield section("Python's functions outside torch, of a second run under cProfile", _python_table(script, ending))
+
+
+def _command_that_shows(files: Mapping[str, Path]) -> str:
+    """The command that shows the run, if one of the files was written and holds it."""
+    saved = [file for file, path in files.items() if path.is_file() and format_of(file) == "json"]
+    return f"torchprof show {saved[0]}" if saved else "saved with -o run.json, torchprof show run.json"
 
 
 def _python_table(script: Script, ending: Ending) -> str:

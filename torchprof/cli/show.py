@@ -1,53 +1,82 @@
-"""``torchprof show``: show a saved run."""
+"""``torchprof show``: show saved runs and traces. ``trace`` and ``merge`` are the same command."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
 
-import torchprof
+from torchprof.cli.files import files_of, read
 from torchprof.cli.options import (
-    TABLE_OPTIONS,
     add_output_option,
     add_report_options,
     add_table_options,
     check_output,
     check_report,
-    given_options,
     non_negative_int,
 )
-from torchprof.cli.output import print_overview, print_report, print_table, write_files
+from torchprof.cli.output import print_all, print_run, write_files
+from torchprof.errors import TorchprofError
 
 if TYPE_CHECKING:
     from torchprof.cli.options import Commands
 
+_SAME = ("trace", "merge")
+
+_EPILOG = """\
+FILE is a saved run (run.json), a trace of torch.profiler (trace.json), either gzipped, or a folder of them. Several
+files make one run: the ranks of a job, or the cycles of one process. With several ranks, the ranks are shown first.
+
+The layers of a trace are torchprof's labels, if it was recorded inside torchprof.annotate(model); else the modules of
+with_stack=True; else the ranges of record_function. With --model, layers have their paths and parameters.
+
+Without an option that shapes the output, all that matters is printed; with one of the table, the table alone.
+
+examples:
+  torchprof show run.json
+  torchprof show run.json --report ops --layer features.0
+  torchprof show run.json -o report.html
+  torchprof show trace.json.gz --model net.py:Net
+  torchprof show traces/ -o job.json.gz
+  torchprof show rank*.json --report ranks --top 3
+"""
+
 
 def add_to(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "show",
-        help="show a saved run",
-        description="Show a saved run: without options all that `torchprof run` prints, with one for the table that "
-        "alone. Needs no torch.",
-    )
-    parser.add_argument("run", metavar="RUN.json")
-    parser.add_argument("--rank", type=non_negative_int, metavar="N", help="of a run of several ranks, this one alone")
-    add_report_options(parser)
-    add_output_option(parser)
-    add_table_options(parser)
-    parser.set_defaults(execute=execute)
+    for name in ("show", *_SAME):
+        parser = commands.add_parser(
+            name,
+            help="the same as show" if name in _SAME else "show saved runs and traces, several as one",
+            usage=f"torchprof {name} FILE [FILE ...] [options]",
+            description="Show saved runs and traces of torch.profiler; several are one run. Saved runs need no torch.",
+            epilog=_EPILOG,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        parser.add_argument("files", nargs="+", metavar="FILE", help="saved runs, traces, folders of them")
+        add_report_options(parser)
+        add_table_options(parser)
+        add_output_option(parser)
+        several = parser.add_argument_group("several ranks or cycles")
+        several.add_argument("--rank", type=non_negative_int, metavar="N", help="only this rank")
+        several.add_argument("--add-cycles", action="store_true", help="add up saved runs of one rank, in this order")
+        traces = parser.add_argument_group("traces")
+        traces.add_argument("--model", metavar="SPEC", help="the model: file.py:Net or package.module:Net")
+        traces.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments that make the model")
+        traces.add_argument("--paths", nargs="+", metavar="PATH", help="only these layers: features.0, layer.*")
+        traces.add_argument(
+            "--jobs", type=non_negative_int, metavar="N", help="read with N processes (default: one per CPU)"
+        )
+        parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:
     check_output(arguments)
     check_report(arguments)
-    run = torchprof.load(arguments.run)
+    if arguments.jobs == 0:
+        raise TorchprofError("--jobs is at least 1.")
+    files = files_of(arguments.files)
+    run = read(files, arguments)
     if arguments.rank is not None:
         run = run.of_rank(arguments.rank)
     code = write_files(run.export, arguments)
-    if arguments.report:
-        print_report(run, arguments)
-    elif arguments.summary or given_options(arguments, TABLE_OPTIONS):
-        print_table(run, arguments)
-    else:
-        print_overview(run, arguments, arguments.run, saved=[arguments.run])
+    print_run(run, arguments, lambda: print_all(run, arguments, files))
     return code

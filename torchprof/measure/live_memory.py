@@ -87,7 +87,7 @@ def with_frees(events: Iterable[Event], start: LiveMemory, began_ns: int) -> Ite
     for event in events:
         if offset_ns is None and event.kind is Kind.STEP:
             main, offset_ns = event.thread, event.start_ns - began_ns
-        # Kernels come after all other events, so notes cannot be sorted between them.
+        # Kernels come after all other events, with times of the device: notes cannot be sorted between them.
         while (
             notes
             and offset_ns is not None

@@ -152,7 +152,7 @@ class Provenance:
             Provenance._all_on.append(self)
             undo.callback(Provenance._all_on.remove, self)
             _replace(undo, inductor.enter, ours.compile_function)
-            _replace(undo, inductor.cached, ours.compile_uncached)
+            _replace(undo, inductor.cached, ours.compile_with_provenance)
             _replace(undo, inductor.compile, ours.compile_graph)
             _replace(undo, inductor.write, ours.write_kernel)
             _replace(undo, inductor.call, ours.call_library)
@@ -203,7 +203,7 @@ class _StandIns:
             state.is_inside = is_inside
         return _noting_calls(compiled, taken) if taken and callable(compiled) else compiled
 
-    def compile_uncached(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def compile_with_provenance(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Compile a graph without the caches of graphs and with provenance tracking."""
         if self._inductor.is_ahead_of_time:
             return original(*args, **kwargs)

@@ -7,11 +7,13 @@ import functools
 import gc
 import os
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torch.autograd import profiler as torch_profiler
+from torch.profiler.profiler import PROFILER_STEP_NAME
 
 from torchprof.attribute.event_names import STARTED, STEP_MARK
 from torchprof.errors import TorchprofError
@@ -48,6 +50,7 @@ class Session(Recording):
     """
 
     _under_way: ClassVar[bool] = False
+    _waiting: ClassVar[weakref.WeakSet[Session]] = weakref.WeakSet()  # prepared, and not started yet
 
     def __init__(
         self,
@@ -100,6 +103,7 @@ class Session(Recording):
         self._guard.on()
         self._profiler._prepare_trace()
         self._prepared = True
+        Session._waiting.add(self)
 
     def discard(self) -> None:
         """End a prepared session. torch can only end a started one, so this starts and stops it."""
@@ -109,6 +113,7 @@ class Session(Recording):
 
     def start(self, step_begins: bool = True) -> None:
         """Begin to record. ``step_begins``: a step begins here, too. Call ``refuse_if_profiled`` before."""
+        Session._waiting.discard(self)
         if not self._prepared:
             self._guard.on()
         try:
@@ -237,7 +242,15 @@ def refuse_if_profiled() -> None:
 
 def _is_prepared() -> bool:
     """Whether a schedule in warm-up has prepared a session. torch has no flag for that, but starting ours then would
-    crash the process."""
+    crash the process.
+
+    A ``torch.profiler.profile`` counts its steps from its creation to the end of its block. Only while one does, the
+    session is searched for among all objects of the process, which may be millions.
+    """
+    if Session._waiting:
+        return True
+    if PROFILER_STEP_NAME not in torch_profiler.KinetoStepTracker._step_dict:
+        return False
     return any(
         type(thing) is torch_profiler.profile and getattr(thing, "entered", False) and thing.kineto_results is None
         for thing in gc.get_referrers(torch_profiler.profile)

@@ -149,9 +149,10 @@ def _alike_as_one(run: Run, parts: Mapping[WorkPart, int]) -> list[list[WorkPart
         usual = median(parts[part] for part in group) * _OUTLIER
         alike = [part for part in group if parts[part] <= usual]
         if len(alike) < _ALIKE:
-            alike = []
-        rows += [[part] for part in group if part not in alike]
-        rows += [alike] if alike else []
+            rows += [[part] for part in group]
+        else:
+            rows += [[part] for part in group if parts[part] > usual]
+            rows.append(alike)
     return rows
 
 

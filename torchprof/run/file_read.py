@@ -65,7 +65,7 @@ def run_of(data: bytes, path: str) -> Run:
         if isinstance(document, dict) and "traceEvents" in document:
             raise TorchprofError(
                 f"{path} is a trace, and no saved run: torchprof.from_trace(path) reads it, and "
-                "`python -m torchprof trace FILE -o run.json` makes a saved run of it."
+                "`python -m torchprof show FILE -o run.json` makes a saved run of it."
             )
         raise TorchprofError(f"{path} is JSON, but no saved run: write one with `prof.run.save(path)`.")
     schema = document.get("schema")

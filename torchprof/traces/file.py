@@ -32,6 +32,8 @@ _TAR_MARK = slice(257, 262)
 """The place of the word "ustar" in a tar archive (POSIX.1-1988, "ustar Interchange Format")."""
 _HOW = 'A trace is what torch.profiler\'s `prof.export_chrome_trace("trace.json")` writes.'
 
+_NOR = "It is no run that torchprof saved, either."
+
 _FIRST_EVENT = re.compile(r'"traceEvents"\s*:\s*(?=\[)')
 _NEXT_EVENT = re.compile(r'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args)"\s*:)')
 _LAST_EVENT = re.compile(r'\}\s*(?=\]\s*(?:\}|,\s*"))')
@@ -102,7 +104,7 @@ class TraceFile:
         if first not in "{[":
             raise TorchprofError(
                 f"{self.path} is no trace of torch.profiler, which begins with '{{': it begins with {text.ahead(20)!r}."
-                f" {_HOW}"
+                f" {_HOW} {_NOR}"
             )
         is_whole = False
         try:
@@ -147,7 +149,9 @@ class TraceFile:
         else:
             text.at += 1
         if not has_events:
-            raise TorchprofError(f'{self.path} is no trace of torch.profiler: it has no list "traceEvents". {_HOW}')
+            raise TorchprofError(
+                f'{self.path} is no trace of torch.profiler: it has no list "traceEvents". {_HOW} {_NOR}'
+            )
         about = self.header.get("otherData")
         if isinstance(about, dict) and about.keys() == {"model", "notes"}:
             raise TorchprofError(

@@ -10,9 +10,8 @@ from torchprof.analyze.advice.evidence import Evidence
 from torchprof.run.cost import format_time
 from torchprof.run.words import Frame
 
-_CONVERSION = re.compile(
-    r"nchwto\w*nhwc|nhwcto\w*nchw", re.IGNORECASE
-)  # cuDNN's names; nhwcToFoldedNhwc is not such a conversion
+# cuDNN's names; nhwcToFoldedNhwc is not such a conversion.
+_CONVERSION = re.compile(r"nchwto\w*nhwc|nhwcto\w*nchw", re.IGNORECASE)
 
 
 @rule

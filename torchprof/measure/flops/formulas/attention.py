@@ -12,7 +12,8 @@ from torchprof.measure.flops.operation import Operation, Shape, Unknown, bare, b
 def _attention(query: Shape, key: Shape, value: Shape) -> tuple[int, int, int]:
     """(multiply-accumulates of Q·Kᵀ, those of scores·V, number of scores) for [*, heads, length, width] inputs.
 
-    Key and value may have fewer heads (grouped queries) and a smaller batch (broadcasting).
+    Key and value may have fewer heads (grouped queries) and a smaller batch (broadcasting). All scores are counted:
+    masks and ``is_causal`` skip nothing.
     """
     heads = max(query[-3], key[-3], value[-3]) if len(query) > 2 else 1
     batch = prod(broadcast([query[:-3], key[:-3], value[:-3]]))

@@ -1,0 +1,118 @@
+"""What users read: test/messages.txt has every message, and none is in words that only we understand."""
+
+import re
+
+import pytest
+from build.messages import GOLDEN, all_messages, messages_of_javascript, messages_of_python
+
+# A pattern of a word or phrase, and what to write instead.
+PRIVATE_WORDS = {
+    r"(no|any|some)body\b": "unknown, not recorded",
+    r"told\b|tells? (apart|of|no|nothing|which|its|it)\b|tell (them|it) apart": "recorded, reported; distinguish",
+    r"held\b": "allocated, saved",
+    r"doubt|believe": "warning",
+    r"whose it is|at rest|seen to\b|as for want of|at work\b": "the standard term",
+    r"(is|are) said to|says no more": "may",
+    r"stands?\b|stood\b": "is, has; straggler",
+    r"kept for backward": "saved for backward",
+    r"rose by": "peak: +…",
+    r"pieces? of advice": "finding",
+    r"for each byte": "FLOP/byte",
+    r"beside\b|besides\b": "next to; also",
+    r"(gave|gives?) way|went by|(went|goes) on\b": "stopped; passed; continued",
+    r"(?<!there )(is|was|are) (no|none)\b(?! longer)": "is not a",
+    r"by (itself|themselves)\b": "alone, separately",
+    r"put back\b": "restored",
+}
+
+# Files whose messages still have such words. This set only shrinks.
+NOT_YET: set[str] = {
+    "torchprof/analyze/advice/communication.py",
+    "torchprof/analyze/advice/fusion.py",
+    "torchprof/analyze/advice/gradients.py",
+    "torchprof/analyze/advice/host.py",
+    "torchprof/analyze/advice/precision.py",
+    "torchprof/analyze/columns.py",
+    "torchprof/analyze/compare/budget.py",
+    "torchprof/analyze/compare/notes.py",
+    "torchprof/analyze/records.py",
+    "torchprof/analyze/stacks.py",
+    "torchprof/cli/compare.py",
+    "torchprof/cli/merge.py",
+    "torchprof/cli/models.py",
+    "torchprof/cli/options.py",
+    "torchprof/cli/output.py",
+    "torchprof/cli/run.py",
+    "torchprof/errors.py",
+    "torchprof/integrations/deepspeed/model_profile.py",
+    "torchprof/integrations/deepspeed/settings.py",
+    "torchprof/integrations/deepspeed/strings.py",
+    "torchprof/integrations/flops_profiler/profiler.py",
+    "torchprof/integrations/lightning.py",
+    "torchprof/integrations/training_loop.py",
+    "torchprof/profile/arguments.py",
+    "torchprof/profile/batches.py",
+    "torchprof/profile/benchmark.py",
+    "torchprof/profile/gather.py",
+    "torchprof/profile/profile.py",
+    "torchprof/profile/program.py",
+    "torchprof/record/modules.py",
+    "torchprof/record/peak.py",
+    "torchprof/record/recording.py",
+    "torchprof/reports/__init__.py",
+    "torchprof/reports/compiled.py",
+    "torchprof/reports/diff/table.py",
+    "torchprof/reports/html.py",
+    "torchprof/reports/memory.py",
+    "torchprof/reports/memory_layers.py",
+    "torchprof/reports/memory_peak.py",
+    "torchprof/reports/notebook.py",
+    "torchprof/reports/ops.py",
+    "torchprof/reports/page/memory.js",
+    "torchprof/reports/page/page.js",
+    "torchprof/reports/page/roofline.js",
+    "torchprof/reports/rank_sentences.py",
+    "torchprof/reports/rank_tables.py",
+    "torchprof/reports/top.py",
+    "torchprof/run/merge.py",
+    "torchprof/run/paths.py",
+    "torchprof/run/run.py",
+    "torchprof/run/warnings.py",
+    "torchprof/run/words.py",
+    "torchprof/traces/file.py",
+    "torchprof/traces/parallel.py",
+    "torchprof/traces/plan.py",
+    "torchprof/traces/read.py",
+}
+
+
+def test_the_list_of_messages_is_that_of_the_source() -> None:
+    assert GOLDEN.read_text(encoding="utf-8") == all_messages(), "Messages changed: run `make messages`, read the diff."
+
+
+@pytest.mark.parametrize("words", PRIVATE_WORDS)
+def test_no_message_is_in_private_language(words: str) -> None:
+    found = []
+    for block in GOLDEN.read_text(encoding="utf-8").split("\n\n"):
+        file, *messages = block.splitlines()
+        without_fields = [re.sub(r"\{[^{}]*\}", "{}", message) for message in messages]
+        if file.removeprefix("# ") not in NOT_YET:
+            found += [f"{file}: {text}" for text in without_fields if re.search(rf"\b({words})", text, re.I)]
+    assert not found, f"Write instead: {PRIVATE_WORDS[words]}"
+
+
+def test_messages_are_found_in_python() -> None:
+    source = '''
+"""The docstring of a module."""
+def first(count, names):
+    """The docstring of a function."""
+    say(f"{count} of {', '.join(names)} were not counted" + suffix)  # a comment of five words
+    say("one\\ntwo three", "two words", "add sub mul div exp log sin cos tan abs neg".split())
+    pattern = r"of (\\w+) or (\\d+) at"
+'''
+    assert [*messages_of_python(source)] == ["{count} of {', '.join(names)} were not counted{suffix}", "one\ntwo three"]
+
+
+def test_messages_are_found_in_javascript() -> None:
+    source = 'const a = "first of all"; // "not a message, but a comment"\nsay(`${count} calls of it`, "no message");'
+    assert [*messages_of_javascript(source)] == ["first of all", "${count} calls of it"]

@@ -1,0 +1,111 @@
+"""Read the files that ``torchprof show`` is given: saved runs and traces, in any mix, into one run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torchprof
+from torchprof.cli.models import make_model
+from torchprof.cli.options import wants_timeline
+from torchprof.cli.output import progress
+from torchprof.errors import TorchprofError
+from torchprof.run.file_read import is_run_file
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Files(NamedTuple):
+    """The files to read: saved runs and traces. Without traces, torch is not needed."""
+
+    saved: list[str]
+    traces: list[str]
+
+
+def files_of(paths: Sequence[str]) -> Files:
+    """The files that the paths name. A folder means its traces; without traces, its saved runs.
+
+    Raises TorchprofError for a folder without either, OSError as ``open`` does.
+    """
+    files = [file for path in paths for file in _in_folder(path)]
+    saved = [file for file in files if is_run_file(file)]
+    return Files(saved, [file for file in files if file not in saved])
+
+
+def _in_folder(path: str) -> list[str]:
+    """The files of a folder; the path itself if it is no folder."""
+    from torchprof.traces.read import traces_in
+
+    if not Path(path).is_dir():
+        return [path]
+    try:
+        return [str(file) for file in traces_in([path])]
+    except TorchprofError:
+        saved = [str(file) for file in sorted(Path(path).iterdir()) if file.is_file() and is_run_file(file)]
+        if not saved:
+            raise
+        return saved
+
+
+def read(files: Files, arguments: argparse.Namespace) -> torchprof.Run:
+    """Make one run of all the files. Raises TorchprofError, also for options that the files do not need."""
+    model = _model(arguments)
+    if model is not None and not files.traces:
+        raise TorchprofError("--model is for traces: a saved run has its model, and no trace was given.")
+
+    def runs() -> Iterator[torchprof.Run]:
+        yield from _saved_runs(files.saved, arguments.add_cycles)
+        if files.traces:
+            yield _read_traces(files.traces, model, arguments)
+
+    return torchprof.merge(runs(), add_cycles=arguments.add_cycles)
+
+
+def _model(arguments: argparse.Namespace) -> torch.nn.Module | None:
+    """The model of ``--model``; None without it."""
+    if arguments.model:
+        return make_model(arguments.model, arguments.kwargs)
+    for option, is_given in (("--kwargs", arguments.kwargs != "{}"), ("--paths", arguments.paths is not None)):
+        if is_given:
+            raise TorchprofError(f"{option} is for the model of a trace: say which with --model.")
+    return None
+
+
+def _saved_runs(files: Sequence[str], add_cycles: bool) -> Iterator[torchprof.Run]:
+    """Load the saved runs, one at a time. Raises TorchprofError for a second file of a rank without add_cycles."""
+    file_of: dict[int, str] = {}
+    for _, file in zip(progress("run", len(files)), files):
+        run = torchprof.load(file)
+        for meta in run.metas:
+            if meta.rank in file_of and not add_cycles:
+                raise TorchprofError(
+                    f"{file_of[meta.rank]} and {file} are both of rank {meta.rank}. If one process recorded them, one "
+                    "after the other, add them up with --add-cycles. If not, show each alone. To see what changed "
+                    f"between them: torchprof compare {file_of[meta.rank]} {file}"
+                )
+            file_of[meta.rank] = file
+        yield run
+
+
+def _read_traces(files: Sequence[str], model: torch.nn.Module | None, arguments: argparse.Namespace) -> torchprof.Run:
+    try:
+        return torchprof.from_trace(
+            files,
+            model,
+            paths=arguments.paths,
+            with_timeline=wants_timeline(arguments) or arguments.report == "memory",
+            progress=_show_progress if sys.stderr.isatty() else None,
+            processes=arguments.jobs or os.cpu_count() or 1,
+        )
+    finally:
+        if sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _show_progress(share: float) -> None:
+    print(f"\rreading {share:4.0%} ", end="", file=sys.stderr, flush=True)
