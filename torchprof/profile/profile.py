@@ -407,6 +407,10 @@ class Profile:
         """What a notebook shows for a Profile: the table, as soon as there is one."""
         return self.run.report("notebook") if self._readable else f"<pre>{escape(_UNFINISHED)}</pre>"
 
+    def metrics(self, layers: int | str | Iterable[str | tuple[str, ...]] | None = None) -> dict[str, int | float]:
+        """The run as a flat dict of numbers; see ``Run.metrics``."""
+        return self.run.metrics(layers)
+
     def show(self, *, height: int = 640) -> None:
         """Show the page of the run in a notebook; see ``Run.show``."""
         self.run.show(height=height)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
@@ -217,6 +217,18 @@ class Run:
         """
         text: str = output("render")(name, self, options)
         return text
+
+    def metrics(self, layers: int | str | Iterable[str | tuple[str, ...]] | None = None) -> dict[str, int | float]:
+        """The run as a flat dict of numbers, for W&B, MLflow, Prometheus, TensorBoard: ``time/forward/cpu_ms``.
+
+        docs/metrics.md lists the names, and says how ranks are put together. A name ends in the unit. What is unknown
+        is left out. ``lower_bounds/count`` is how many of the numbers are lower bounds (``≥`` in tables).
+
+        ``layers`` adds the time and FLOPs of layers, each with all layers below it: a depth (0: the models), a path, or
+        a list of paths, as for ``Profile(paths=…)``. Raises TorchprofError for a path that matches nothing, and for a
+        negative depth.
+        """
+        return output("metrics")(self, layers)  # type: ignore[no-any-return]
 
     def _repr_html_(self) -> str:
         """The HTML that a notebook shows."""
