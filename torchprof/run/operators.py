@@ -123,6 +123,7 @@ def is_kernel(frames: Sequence[Frame]) -> bool:
 class Op:
     """An operator under a layer, in one phase or in all of them. It runs directly in the layer, not in a child layer.
 
+    ``name`` is torch's ("aten::mm") or that of the label; ``calls`` counts its calls, 0 for the time between ops.
     ``self`` excludes the ops inside it; ``total`` is that of its outermost occurrences, including layers that it calls.
     A kernel counts for the op that launched it. ``kind`` is op or one of ``RANGES``, for example label for a range of
     the user, region for code of torch.compile. ``inside`` are the ops and ranges directly in a range. The layer's own

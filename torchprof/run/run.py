@@ -39,7 +39,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Node:
-    """A layer in the tree: ``total`` = ``self`` + the ``total`` of all children. Nothing is counted twice."""
+    """A layer in the tree of ``Run.tree``: ``total`` = ``self`` + the ``total`` of all ``children``.
+
+    ``layer`` says what it is, ``calls`` how often its forward was called. ``self`` is the cost of its own work,
+    ``total`` includes the layers below it. Nothing is counted twice.
+    """
 
     layer: Layer
     calls: int
@@ -58,7 +62,15 @@ class Node:
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """One profiled run. Made by ``Profile`` or ``torchprof.load``; every report reads it and nothing else."""
+    """One profiled run. Made by ``Profile`` or ``torchprof.load``; every report reads it and nothing else.
+
+    - ``metas``: how each rank was recorded; ``meta`` is the first. ``layers``: all layers, parents before children.
+    - ``rows``: the costs, as the finest table; every other table is a sum over its rows.
+    - ``samples``: measures that do not add up, such as the time of each call, as distributions.
+    - ``memory``: the peak of each device. ``timeline``: allocations and spans, with ``with_timeline=True``.
+    - ``device_times``: how each device used its time. ``lockstep``: what ranks did at the same time.
+    - ``unfinished``: where a rank was, if its recording ended in the middle of a step.
+    """
 
     metas: tuple[Meta, ...]
     layers: Layers
