@@ -39,9 +39,7 @@ def _chosen(run: Run, layers: int | str | Iterable[str | tuple[str, ...]] | None
     """The paths of the layers to a depth, or of those that some paths name; none for None."""
     if layers is None:
         return []
-    if isinstance(layers, int):
-        if isinstance(layers, bool) or layers < 0:
-            raise TorchprofError(f"layers is a depth of 0 or more, a path or a list of paths, not {layers!r}.")
+    if isinstance(layers, int) and not isinstance(layers, bool) and layers >= 0:
         return [layer.path for layer in run.layers if len(layer.path) <= layers + 1]
     if not isinstance(layers, Iterable):
         raise TorchprofError(f"layers is a depth of 0 or more, a path or a list of paths, not {layers!r:.80}.")

@@ -22,16 +22,25 @@ _ACTIONS = (ProfilerAction.NONE, ProfilerAction.WARMUP, ProfilerAction.RECORD, P
 """The actions that a schedule may return. torch has one more action, which is private."""
 
 
+def check_warmup(warmup: Any) -> None:
+    """Raise TorchprofError if this is no number of calls. A warm-up call is a call of the model's forward that comes
+    first and is not in the figures."""
+    if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 0:
+        raise TorchprofError(f"warmup is a number of calls of the model, 0 or more, not {warmup!r:.80}.")
+
+
 def checked_schedule(schedule: Any, warmup: Any, on_trace_ready: Any) -> None:
     """Raise TorchprofError if one of these has a wrong type, or if two of them contradict each other."""
-    if not isinstance(warmup, int) or warmup < 0:
-        raise TorchprofError(f"warmup is a number of calls, 0 or more, not {warmup!r}.")
+    check_warmup(warmup)
     if schedule is not None and not callable(schedule):
         raise TorchprofError(
             f"schedule={schedule!r:.80} is no schedule: use torch.profiler.schedule(wait=1, warmup=1, active=3), say."
         )
     if schedule is not None and warmup:
-        raise TorchprofError("warmup= counts calls, and schedule= steps: leave one out (schedules have a warmup).")
+        raise TorchprofError(
+            "warmup= counts calls of the model, and schedule= counts steps: leave one out. A schedule has "
+            "a warm-up of its own: torch.profiler.schedule(wait=0, warmup=1, active=3)."
+        )
     if on_trace_ready is not None and not callable(on_trace_ready):
         raise TorchprofError(f"on_trace_ready={on_trace_ready!r:.80} cannot be called: it takes this Profile.")
 

@@ -60,8 +60,8 @@ class Profile:
     ``profile_memory`` records allocations. ``with_timeline`` keeps each allocation, and when each layer ran, in
     ``run.timeline``.
     ``paths`` selects modules, leaf or not: tuples of names or dotted strings, with or without the root; ``*`` matches
-    any one step. Work elsewhere is shown as ``(not selected)``. ``warmup``: this many calls of the model's own forward
-    (with several models: of any of them) come first and are not recorded.
+    any one step. Work elsewhere is shown as ``(not selected)``. ``warmup``: this many calls of the model (with several
+    models: of any of them) come first and are not recorded. Calls of its own forward count, wherever they come from.
     ``with_flops`` counts parameters, MACs and FLOPs from the input shapes of the operators (see docs/flops.md).
     ``record_shapes`` and ``with_stack`` record input shapes and source lines, for the ``ops`` report, ``key_averages``
     and ``raw``. ``compile_layers`` assigns the kernels of code that torch.compile compiles inside the block to their
