@@ -119,7 +119,7 @@ def test_the_mask_made_with_numpy_is_named_first(tmp_path: Path) -> None:
     assert work.startswith(f"(between ops), at scripts/numpy_mask.py:{line} forward (")
     assert float(share.rstrip("%")) > 50
     found = saved(tmp_path, "numpy_mask.torchprof.json")
-    label = next(op for op in found.ops()[0] if op.name == "MASK INDICES")
+    label = next(op for op in found.ops()[found.layers[0].path] if op.name == "MASK INDICES")
     assert label.kind == "label" and label.calls == 2
 
 

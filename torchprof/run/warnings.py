@@ -191,6 +191,11 @@ _of_facts(
     "device_not_recordable",
     "{device} was requested, but this version of torch cannot record its kernels: its columns are unknown.",
 )
+_of_facts(
+    "moved_to_device",
+    "The model was moved to {device} inside the block: only the CPU was recorded. Move it before the block, or use "
+    'device="{kind}".',
+)
 _fixed("recording_lost", "The last recording is lost: an error occurred while torch's profiler was stopping.")
 _of_facts(
     "nothing_after_steps",
