@@ -295,7 +295,7 @@ def test_show_has_all_advice(net: Path, capsys: pytest.CaptureFixture[str], monk
     capsys.readouterr()
     assert main(["show", "run.json", "--report", "advice"]) == 0
     out = capsys.readouterr().out
-    assert "30. Net: Is slow." in out and "not shown" not in out
+    assert "30. Gain unknown in Net: Is slow." in out and "not shown" not in out
 
 
 def test_with_an_option_of_the_table_profile_prints_the_whole_table(

@@ -56,7 +56,7 @@ def flops_of_call(model: nn.Module, method: str, args: Sequence[Any], kwargs: Ma
     twin = _without_data(model)
     args, kwargs = tree_map(_shape_of, (args, kwargs), is_leaf=lambda value: isinstance(value, PackedSequence))
     failure = None
-    with _Untimed(twin, with_flops=True) as prof, torch.device("meta"):
+    with _Untimed(twin, device="cpu", with_flops=True) as prof, torch.device("meta"):
         try:
             result = (twin if method == "forward" else getattr(twin, method))(*args, **kwargs)
         except (RuntimeError, NotImplementedError) as error:
