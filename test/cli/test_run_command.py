@@ -439,7 +439,7 @@ sys.exit(5)
     [
         (["--max-calls", "0", "script.py"], "max_calls is a number of calls, 1 or more, not 0."),
         (["--warmup-calls", "-1", "script.py"], "'-1' is not a whole number from 0 on; examples: 20, 10k"),
-        (["-o", "nowhere/run.json", "script.py"], "there is no such folder to write to"),
+        (["-o", "nowhere/run.json", "script.py"], "its folder does not exist"),
         (["--memry", "script.py"], "--memry"),
         ([], "script.py"),
         (["missing.py"], "can't open file"),
