@@ -29,11 +29,6 @@ PRIVATE_WORDS = {
 NOT_YET: set[str] = {
     "torchprof/analyze/compare/budget.py",
     "torchprof/analyze/compare/notes.py",
-    "torchprof/cli/compare.py",
-    "torchprof/cli/models.py",
-    "torchprof/cli/options.py",
-    "torchprof/cli/output.py",
-    "torchprof/cli/run.py",
     "torchprof/integrations/deepspeed/model_profile.py",
     "torchprof/integrations/deepspeed/settings.py",
     "torchprof/integrations/deepspeed/strings.py",
