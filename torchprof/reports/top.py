@@ -129,8 +129,8 @@ class LargestPart(NamedTuple):
     work: str
 
 
-def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], list[str]]:
-    """The largest parts of a run in one measure, and the notes on them."""
+def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str]:
+    """The largest parts of a run in one measure, and a sentence on those that are hidden."""
     parts = parts_of(run, field)
     whole = sum(parts.values())
     rows = _alike_as_one(run, parts)
@@ -151,20 +151,20 @@ def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], lis
             work = f"{work}, at {line} ({times} of {sum(seen.values())} samples)"
         name = _name_of(run, row)
         found.append(LargestPart(amount / whole, amount, where.layer, name, kind, PHASES[where.phase], work))
-    notes = []
-    if any(row[0].work == BETWEEN_OPS for row in rows[:limit]):
-        notes.append(_NO_OPERATOR[field])
-    if hidden := rows[limit:]:
-        rest = sum(parts[part] for row in hidden for part in row)
-        notes.append(f"Smaller parts are hidden: {len(hidden)}, together {rest / whole:.1%}.")
-    return found, notes
+    if not (hidden := rows[limit:]):
+        return found, ""
+    rest = sum(parts[part] for row in hidden for part in row)
+    return found, f"Smaller parts are hidden: {len(hidden)}, together {rest / whole:.1%}."
 
 
 def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None) -> str:
-    found, notes = largest_of(run, field, limit)
+    found, about_hidden = largest_of(run, field, limit)
     show = format_count if field == "flops" else format_time
     table = [[f"{one.share:.1%}", show(one.amount), one.name, one.kind, one.phase, one.work] for one in found]
-    return "\n".join([draw(["Share", heading, "Layer", "Type", "Phase", "In"], table, tablefmt), *notes])
+    # A source line may follow "(between ops)".
+    about_gaps = _NO_OPERATOR[field] if any(one.work.startswith(BETWEEN_OPS) for one in found) else ""
+    drawn = draw(["Share", heading, "Layer", "Type", "Phase", "In"], table, tablefmt)
+    return "\n".join(filter(None, [drawn, about_gaps, about_hidden]))
 
 
 def _alike_as_one(run: Run, parts: Mapping[WorkPart, int]) -> list[list[WorkPart]]:
