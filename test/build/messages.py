@@ -86,8 +86,10 @@ def _text(node: ast.AST) -> str | None:
 
 
 def _expression(node: ast.expr) -> str:
-    """An expression as ``ast.unparse`` writes it, where the versions of Python agree: not on f-strings inside of it, nor
-    on brackets around the names of a loop."""
+    """An expression as ``ast.unparse`` writes it, alike in all versions of Python.
+
+    They differ in f-strings inside of it and in brackets around the names of a loop.
+    """
     return re.sub(r"\bfor \(([^()]*)\) in\b", r"for \1 in", ast.unparse(_WithoutFields().visit(node)))
 
 

@@ -277,7 +277,7 @@ def test_show_has_all_advice(net: Path, capsys: pytest.CaptureFixture[str], monk
     capsys.readouterr()
     assert main(["show", "run.json", "--report", "advice"]) == 0
     out = capsys.readouterr().out
-    assert "30. Net: Is slow." in out and "not shown" not in out
+    assert "30. Gain unknown in Net: Is slow." in out and "not shown" not in out
 
 
 def test_with_an_option_of_the_table_profile_prints_the_whole_table(
@@ -710,7 +710,9 @@ def test_show_opens_a_trace_and_merges_several_files(ranks: list[Run], capsys: p
     assert "of 2 ranks (rank 1) and of 4 ranks (rank 0)" in capsys.readouterr().err
     assert main(["show", "traces", "--rank", "1", "-o", "one.json"]) == 0
     assert torchprof.load("one.json").rows == runs["traces/1.json.gz"].rows
-    with pytest.raises(torchprof.TorchprofError, match=r"`python -m torchprof show FILE -o run.json` makes a saved run of it"):
+    with pytest.raises(
+        torchprof.TorchprofError, match=r"`python -m torchprof show FILE -o run.json` makes a saved run of it"
+    ):
         torchprof.load("traces/0.json")
 
 

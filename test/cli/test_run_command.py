@@ -119,7 +119,7 @@ def test_the_mask_made_with_numpy_is_named_first(tmp_path: Path) -> None:
     assert work.startswith(f"(between ops), at scripts/numpy_mask.py:{line} forward (")
     assert float(share.rstrip("%")) > 50
     found = saved(tmp_path, "numpy_mask.torchprof.json")
-    label = next(op for op in found.ops()[0] if op.name == "MASK INDICES")
+    label = next(op for op in found.ops()[found.layers[0].path] if op.name == "MASK INDICES")
     assert label.kind == "label" and label.calls == 2
 
 
@@ -139,7 +139,7 @@ def test_the_whole_report_of_a_training_script(tmp_path: Path) -> None:
         "Between the operators",
         "Recorded on",
     ]
-    assert [heading for heading in sections(report) if heading != "What to change"] == headings
+    assert [heading for heading in sections(report) if heading != "Findings"] == headings
     assert report.splitlines()[2].endswith(".") and "% of the CPU time is" in report.splitlines()[2]
     for name in ("torch", "built", "threads", "CPU", "system"):
         assert f"\n  {name:<8} " in report
@@ -168,7 +168,10 @@ def test_options_select_what_is_recorded_and_shown(tmp_path: Path) -> None:
     assert not any("fc" in line for line in shown["The layers"])
     assert "Deeper layers are hidden: --depth 1 shows all." in shown["The layers"]
     assert "Memory" in shown and "MACs" in shown["The layers"][1]
-    assert "3 calls of models recorded, as asked; the program went on." in shown["Where the time goes"]
+    assert (
+        "3 model calls recorded, as requested. The program then continued without recording."
+        in shown["Where the time goes"]
+    )
 
 
 ADVICE = """
@@ -196,8 +199,8 @@ def test_the_advice_names_the_command_that_shows_the_rest(
     tmp_path: Path, count: int, options: list[str], said: list[str]
 ) -> None:
     done = run(tmp_path, *options, "--shapes", "--memory", script(tmp_path, ADVICE.replace("{count}", f"{count}")))
-    lines = sections(done.stdout)["What to change"]
-    assert "3. Net: Is slow." in lines and "4. Net: Is slow." not in lines
+    lines = sections(done.stdout)["Findings"]
+    assert "3. Gain unknown in Net: Is slow." in lines and "4. Gain unknown in Net: Is slow." not in lines
     assert [line for line in lines if "not shown" in line] == said
     if said:
         command = said[0].removesuffix(" shows all.").split("torchprof show ")[1].split()
@@ -217,7 +220,7 @@ def test_the_advice_names_the_command_that_shows_the_rest(
 )
 def test_the_advice_names_the_options_that_record_more(tmp_path: Path, options: list[str], said: list[str]) -> None:
     done = run(tmp_path, *options, script(tmp_path, ADVICE.replace("{count}", "1")))
-    assert [line for line in sections(done.stdout)["What to change"] if "More" in line] == said
+    assert [line for line in sections(done.stdout)["Findings"] if "More" in line] == said
     signatures = [frame.signature for chain in saved(tmp_path).rows.frames for frame in chain if frame.signature]
     assert any((2, 4) in one.shapes for one in signatures) == ("--shapes" in options)
     assert "record_shapes" not in done.stdout and "use_cuda" not in done.stdout
@@ -275,7 +278,7 @@ def test_scripts_without_a_model_or_without_torch(tmp_path: Path) -> None:
     shown = sections(done.stdout)
     assert list(shown) == ["Where the time goes", "Between the operators", "Recorded on"]
     assert first_row(done.stdout)[0] == "100.0%" and "at plain.py:2 <module>" in first_row(done.stdout)[-1]
-    assert "No model was called: all that was recorded is outside of models." in shown["Where the time goes"]
+    assert "No model was called: all recorded work is outside of models." in shown["Where the time goes"]
 
 
 def test_a_warning_is_printed_once(tmp_path: Path) -> None:
@@ -408,7 +411,7 @@ model(x)
     done = run(tmp_path, script(tmp_path, code))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("1\n") and calls(saved(tmp_path)) == 1
-    assert "The program started a profiler of its own, and this one gave way: recorded up to there." in done.stdout
+    assert "The recording ended early: the program started a profiler of its own." in done.stdout
 
 
 def test_a_script_that_ends_while_its_profiler_is_on(tmp_path: Path) -> None:
@@ -425,7 +428,7 @@ sys.exit(5)
         [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == plain.returncode, done.stderr
-    assert calls(saved(tmp_path)) == 1 and "gave way" in done.stdout
+    assert calls(saved(tmp_path)) == 1 and "The recording ended early" in done.stdout
 
 
 # Wrong input

@@ -10,8 +10,8 @@ interface PageData {
   /** null in a comparison. */
   largest: PageData.Largest | null;
   facts: [name: string, value: string][];
-  advice: [layer: string, finding: string, gain: string, remedy: string][];
-  moreAdvice: number;
+  findings: PageData.Finding[];
+  moreFindings: number;
   comparison?: PageData.Comparison;
   /** The recorded phases. The number of a phase is its index in `allPhases`. */
   phases: string[];
@@ -60,6 +60,15 @@ declare namespace PageData {
   }
 
   /** The layers of one run, by node; null for layers that it does not have. */
+  /** `gain`, `finding` and `remedy` are sentences; names of code are between backticks. `layers`: paths. */
+  interface Finding {
+    gain: string;
+    place: string;
+    layers: string[];
+    finding: string;
+    remedy: string;
+  }
+
   interface Take {
     kind: (string | null)[];
     settings: (string | null)[];

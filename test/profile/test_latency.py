@@ -850,7 +850,7 @@ PACKED = nn.utils.rnn.pack_sequence([torch.ones(3, 4), torch.zeros(2, 4)])
         ((MODEL, X, (1, 0)), {}, "A batch size is a whole number from 1 on, not 0"),
         ((MODEL, X, (1, 2.0)), {}, "not 2.0"),
         ((MODEL, X, (True,)), {}, "not True"),
-        ((MODEL, X), {"warmup": -1}, "warmup is a number of calls, 0 or more, not -1"),
+        ((MODEL, X), {"warmup": -1}, "warmup is a number of calls of the model, 0 or more, not -1"),
         ((MODEL, X), {"repeat": 1}, r"repeat is a number of calls, 2 or more \(one has no spread\), not 1"),
         ((MODEL, X), {"repeat": 2.5}, "not 2.5"),
         ((MODEL, X), {"loss": torch.sum}, "add train=True"),

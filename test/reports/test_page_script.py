@@ -119,7 +119,17 @@ def test_the_data_of_the_page_has_the_types_of_page_data_d_ts(tmp_path: Path) ->
     ]
     reached = {place for data in pages for place in places(data)}
     whole = ["largest.tables.rows.path", "largest.sentences"]
-    whole += ["advice", "calls", "peaks", "samples", "roofs", "within", "devices.streams", "ranks.work", "ranks.lines"]
+    whole += [
+        "findings.layers",
+        "calls",
+        "peaks",
+        "samples",
+        "roofs",
+        "within",
+        "devices.streams",
+        "ranks.work",
+        "ranks.lines",
+    ]
     whole += ["memory.course.heights", "memory.held", "memory.before", "comparison.scale", "comparison.whole"]
     whole += [
         "comparison.layerChanges",

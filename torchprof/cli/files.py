@@ -85,7 +85,7 @@ def _saved_runs(files: Sequence[str], add_cycles: bool) -> Iterator[torchprof.Ru
             if meta.rank in file_of and not add_cycles:
                 raise TorchprofError(
                     f"{file_of[meta.rank]} and {file} are both of rank {meta.rank}. If one process recorded them, one "
-                    "after the other, add them up with --add-cycles. If not, show each by itself. To see what changed "
+                    "after the other, add them up with --add-cycles. If not, show each alone. To see what changed "
                     f"between them: torchprof compare {file_of[meta.rank]} {file}"
                 )
             file_of[meta.rank] = file

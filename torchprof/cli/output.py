@@ -133,7 +133,7 @@ def sections_of(
     if run.layers:
         yield section("The layers", _layers(run, arguments, color))
     if advice:
-        yield section("What to change", advice)
+        yield section("Findings", advice)
     if run.device_times:
         yield section("The devices", run.report("device"))
     if any(time.communication_ns for time in run.device_times):

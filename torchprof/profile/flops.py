@@ -51,7 +51,7 @@ def flops(model: nn.Module, *args: Any, **kwargs: Any) -> Run:
     twin = _without_data(model)
     args, kwargs = tree_map(_shape_of, (args, kwargs), is_leaf=lambda value: isinstance(value, PackedSequence))
     failure = None
-    with _Untimed(twin, with_flops=True) as prof, torch.device("meta"):
+    with _Untimed(twin, device="cpu", with_flops=True) as prof, torch.device("meta"):
         try:
             result = twin(*args, **kwargs)
         except (RuntimeError, NotImplementedError) as error:

@@ -18,7 +18,7 @@ from torchprof.run.samples import quantile
 
 @dataclass(frozen=True)
 class Latency:
-    """The latencies of single calls at one batch size, in seconds.
+    """The latencies of single calls at one ``batch_size``, in seconds.
 
     ``seconds``: one number for each call, in order. After an out-of-memory error it is empty, ``error`` is torch's
     message, and all figures are None.
@@ -68,7 +68,8 @@ class Latency:
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine. ``cpus``: logical CPUs; ``threads``: used by torch; ``gpus``: the names of all visible GPUs."""
+    """The machine of a benchmark. ``cpu``: its name; ``cpus``: logical CPUs; ``threads``: used by torch; ``gpus``: the
+    names of all visible GPUs. ``torch``, ``python``: versions; ``system``: the operating system."""
 
     cpu: str
     cpus: int | None
@@ -94,6 +95,7 @@ class Machine:
 class BenchmarkResult:
     """The result of ``benchmark``; its ``str`` is a table. ``rows``: one ``Latency`` for each batch size.
 
+    ``warmup``, ``repeat``: the calls before, and the timed calls, at each batch size. ``machine``: where it ran.
     ``model``: class name. ``step``: "inference", "training step", or "training step with <optimizer's class>".
     ``device``: the devices of the model and its inputs. ``warnings``: sentences for the user.
     """

@@ -99,11 +99,14 @@ class Sampler:
         self.stop()
 
     def samples(self) -> Iterator[Sample]:
-        """All samples in the order of time. Call it after ``stop``."""
+        """All samples until now in the order of time."""
+        taken = [
+            *zip(self._times, self._at, self._intervals)
+        ]  # first: a sample may come meanwhile, with a new location
         locations = [
             CodeLocation(_shown(code.co_filename, self._folder), line, code.co_name) for code, line in self._locations
         ]
-        for at_ns, index, intervals in zip(self._times, self._at, self._intervals):
+        for at_ns, index, intervals in taken:
             yield Sample(at_ns, locations[index], intervals)
 
     def _resume(self) -> None:

@@ -48,13 +48,13 @@ def _refuse_unknown(run: Run) -> None:
     if all("device_ns" not in meta.requested for meta in run.metas):
         raise TorchprofError(
             "This run recorded no device, so it knows no device's time: where the model runs on a GPU, profile it with "
-            'Profile(model, use_cuda=True), or use_device="xpu" for another kind; for a trace, with '
+            'Profile(model, device="cuda"), or "xpu" or another kind; for a trace, with '
             "ProfilerActivity.CUDA in the activities of torch.profiler.profile."
         )
     if all("device_ns" not in meta.measured for meta in run.metas):
         kind = run.meta.device_heading
         raise TorchprofError(
-            f"This run knows no device's time: {kind} was asked for, and could not be recorded. run.warnings says why."
+            f"This run knows no device's time: {kind} was requested, but could not be recorded. run.warnings says why."
         )
     if not run.device_times and any(run.rows.columns["device_ns"]):
         raise TorchprofError(

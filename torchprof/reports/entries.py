@@ -11,7 +11,7 @@ from torchprof.analyze.figures import Figures, figures_of_layers
 from torchprof.reports.text import printable, rows_hidden
 from torchprof.run.cost import Cost
 from torchprof.run.lockstep import range_in_words
-from torchprof.run.operators import Op
+from torchprof.run.operators import Op, operators_of_layers
 from torchprof.run.run import Run
 from torchprof.run.words import (
     BETWEEN_OPS,
@@ -76,7 +76,7 @@ def entries_of(run: Run, show_events: bool = False, phases: Sequence[str] | None
     phases = run.phases() if phases is None else phases
     chains = [*run.rows.frames, *(around.frames for within in run.rows.within for around in within)]
     has_ranges = any(frame.kind in RANGES for frames in chains for frame in frames)
-    ops = {phase: run.ops(phase) if show_events or has_ranges else {} for phase in phases}
+    ops = {phase: operators_of_layers(run.rows, phase) if show_events or has_ranges else {} for phase in phases}
     index = run.layers.index_of
     lines: list[Entry] = []
     lines_of: dict[tuple[str, ...], Entry] = {}

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torchprof.analyze.figures import Figures, figures_of_layers
+from torchprof.analyze.utilization import dtype_of_most_macs, peak_of
 from torchprof.analyze.varying import varying_calls, varying_work
 from torchprof.reports import report
 from torchprof.reports.notes import warnings_of
@@ -179,7 +180,7 @@ def _of_time(run: Run, root: Node, figures: Figures, varies: bool | None) -> Ite
     measured = {"flops", "device_ns" if on_device else "cpu_ns"} <= set(run.meta.measured)
     achieved = figures.rate(FORWARD, on_device, measured)
     yield "FLOP/s (mean)", achieved.text(format_count) or UNKNOWN
-    peak = _peak(run, root)
+    peak = peak_of(run.meta, dtype_of_most_macs(run, root.layer.path[0]))
     yield "Share of peak", (peak and achieved.text(lambda per_s: _share(per_s, peak))) or UNKNOWN
 
 
@@ -234,23 +235,6 @@ def _shapes(shapes: tuple[tuple[int, ...], ...], vary: bool | None) -> str:
     shown = [str(list(shape)).replace("-1", "?") for shape in shapes[:_SHAPES_SHOWN]]
     text = ", ".join([*shown, *(["…"] if len(shapes) > _SHAPES_SHOWN else [])])
     return text if vary is False else f"first {text}"
-
-
-_DTYPES = {"float": "float32", "double": "float64", "c10::Half": "float16", "c10::BFloat16": "bfloat16"}
-
-
-def _peak(run: Run, root: Node) -> Peak | None:
-    """The last measured peak of the device that did the work, for the type of most MACs."""
-    macs: Counter[str] = Counter()
-    for row in run.rows:
-        if row.cost.macs and row.layer is not None and row.layer.path[0] == root.layer.path[0] and row.signature:
-            macs[next((_DTYPES[dtype] for dtype in row.signature.dtypes if dtype in _DTYPES), "")] += row.cost.macs
-    if not macs:
-        return None
-    (dtype, _), *_ = macs.most_common(1)
-    kind = run.meta.device if "device_ns" in run.meta.measured else "cpu"
-    of_device = [peak for peak in run.meta.peaks if peak.device.split(":")[0] == kind and peak.dtype == dtype]
-    return of_device[-1] if of_device else None
 
 
 def _share(achieved: float, peak: Peak) -> str:

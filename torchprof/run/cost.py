@@ -82,6 +82,8 @@ def _shown(heading: str, unit: Unit, sign: int = 1, lower_bound_if: str | None =
 class Cost:
     """Additive self measures: times in nanoseconds, memory in bytes. ``device`` is everything but the CPU.
 
+    - ``cpu_ns``: time on the CPU. ``device_ns``: time of kernels, copies and sets on devices.
+    - ``cpu_allocated``, ``cpu_freed``, ``device_allocated``, ``device_freed``: bytes of memory.
     - ``macs`` are multiply-accumulates, ``flops`` floating-point operations.
     - ``uncounted`` is the number of op calls and kernels whose FLOPs are unknown. If it is not 0, ``macs`` and
       ``flops`` are lower bounds.
@@ -116,7 +118,8 @@ _values: Callable[[Cost], tuple[int, ...]] = attrgetter(*FIELDS)
 
 @dataclass(frozen=True)
 class Measure:
-    """What a table can show of a ``Cost``: the fields that share a heading, each with its sign."""
+    """What a table can show of a ``Cost``: its ``heading``, its ``unit``, and the ``fields`` that share the heading,
+    each with its sign. ``lower_bound_if``: the field that makes it a lower bound if it is not 0."""
 
     heading: str
     unit: Unit

@@ -13,6 +13,7 @@ _FILES = {
     "benchmark_table": "torchprof.reports.benchmark",
     "dataframe": "torchprof.analyze.dataframe",
     "export": "torchprof.reports",
+    "metrics": "torchprof.analyze.metrics",
     "printed": "torchprof.reports.overview",
     "render": "torchprof.reports",
     "all_warnings": "torchprof.analyze.caveats",

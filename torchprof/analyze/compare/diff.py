@@ -30,7 +30,8 @@ FORMATS: Mapping[Unit, Callable[[float], str]] = {
 
 
 class Quantity(NamedTuple):
-    """A quantity that is compared for every layer. ``key`` and ``heading`` are those of the tree's columns.
+    """A quantity that is compared for every layer, in one ``phase``, in this ``unit``. ``key`` and ``heading`` are
+    those of the tree's columns.
 
     ``what``: a ``Measure`` of costs, "calls", "params" or "peak". ``device``, for a peak: "cpu", or "device" for any
     other device. ``is_self``: of the layer without its children.
@@ -90,7 +91,8 @@ class Change(NamedTuple):
 class Pair:
     """One layer in both runs, or in one of them, or the work of no layer (``before`` and ``after`` are None).
 
-    ``path``: the path after, or before for a removed layer; ``name`` is its last part. ``how``: "same", "moved",
+    ``path``: the path after, or before for a removed layer; ``name`` is its last part. ``children``: the pairs of the
+    layers below. ``how``: "same", "moved",
     "renamed", "added" or "removed". In a subtree that was moved or renamed only the top layer is marked so; in one that
     was added or removed every layer is. ``changes``: every quantity of the diff by key; the work of no layer has only
     the measures of costs. ``differs``: what changed in the layer itself, as (what, before, after).
@@ -137,7 +139,7 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Diff:
-    """Two runs compared. Made by ``torchprof.compare``; the reports of a diff read it.
+    """Two runs compared, ``before`` and ``after``. Made by ``torchprof.compare``; the reports of a diff read it.
 
     ``pairs``: the models, with the layers below them in their order after (a removed layer is below its parent before),
     then the work of layers that were not selected, and the work outside all layers. ``quantities``: what is compared,

@@ -111,14 +111,14 @@ class Page {
   }
 
   #findings() {
-    if (!data.advice.length) return [];
-    const items = data.advice.map(([layer, ...sentences]) => element("li", {}, element("b", {}, layer), ` ${sentences.join(" ")}`));
-    return [element("details", { class: "advices", open: items.length <= 3 }, element("summary", {}, this.#findingsTitle(items.length)), element("ul", {}, ...items))];
+    if (!data.findings.length) return [];
+    const items = data.findings.map((finding) => element("li", {}, ...textOfFinding(finding)));
+    return [element("details", { class: "findings", open: items.length <= 3 }, element("summary", {}, this.#findingsTitle(items.length)), element("ul", {}, ...items))];
   }
 
   /** @param {number} count */
   #findingsTitle(count) {
-    const more = data.moreAdvice ? `, ${data.moreAdvice} more in run.report("advice")` : "";
+    const more = data.moreFindings ? `, ${data.moreFindings} more in run.report("advice")` : "";
     return (count === 1 ? "1 finding" : `${count} findings`) + (data.comparison ? " in the run after" : "") + more;
   }
 
@@ -328,7 +328,7 @@ class Page {
   #drawRoofline() {
     const made = rooflineSection(this.run, this.source, (node) => this.show(node));
     this.rooflineBox.replaceChildren(...(made ? [element("h3", {}, "Roofline"), made] : []));
-    this.why.hidden = !made && !data.advice.length;
+    this.why.hidden = !made && !data.findings.length;
   }
 
   // Compares all ranks, whichever rank is chosen.
