@@ -257,7 +257,7 @@ def test_the_second_run_of_a_failing_script_is_reported(tmp_path: Path) -> None:
     done = run(tmp_path, "--python", script(tmp_path, "model(x)\nraise ValueError('no')"))
     assert done.returncode == 1
     last = "\n".join(sections(done.stdout)["Python's functions outside torch, in a second run"])
-    assert "This run left with exit code 1." in last and "ValueError: no" in last
+    assert "This run ended with exit code 1." in last and "ValueError: no" in last
 
 
 def test_a_module_runs_with_its_arguments(tmp_path: Path) -> None:
