@@ -27,6 +27,7 @@ from torchprof.analyze.advice.evidence import Evidence, inside
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import format_time
 from torchprof.run.memory import Memory
+from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import BACKWARD, OUTSIDE
 
 CUDA: dict[str, Any] = {
@@ -1380,6 +1381,22 @@ def test_activations_without_a_backward_are_reported() -> None:
     assert found.layer == "Sequential" and found.gain_ns is None
     assert found.gain_bytes == 32 * 64 * 4 + 32 * 8 * 4  # what ReLU kept (the first product goes), and the result
     assert "most of it in Sequential.1" in found.finding and "inference_mode" in found.remedy
+
+
+def test_activations_on_several_ranks_are_those_of_a_call_and_the_gain_is_of_all_ranks() -> None:
+    """Two calls on each of two ranks leave 100 B each: a call leaves 100 B, and at the peaks there are 200 B."""
+    run = run_of([row(0, cpu_ns=100)])
+    samples = {
+        SampleKey(number, "forward", rank, "cpu", measure): Spread.of([(0, value), (1, value)])
+        for rank in (0, 1)
+        for number, measure, value in ((0, "cpu_ns", 9), (1, "kept_bytes", 70), (2, "kept_bytes", 30))
+    }
+    (found,) = of(replace(run, metas=(run.meta, replace(run.meta, rank=1)), samples=samples), "gradients_never_used")
+    assert (found.layer, found.gain_bytes) == ("Net", 200)
+    assert found.finding == (
+        "A forward call leaves 100 B saved for backward on average on each of 2 ranks, most of it in Net.a, but no "
+        "backward was recorded."
+    )
 
 
 def test_activations_that_are_used_or_not_kept_are_not_reported() -> None:
