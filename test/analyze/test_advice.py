@@ -28,7 +28,7 @@ from torchprof.errors import TorchprofError
 from torchprof.run.cost import format_time
 from torchprof.run.memory import Memory
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import BACKWARD, OUTSIDE
+from torchprof.run.words import BACKWARD, NOT_SELECTED, OUTSIDE
 
 CUDA: dict[str, Any] = {
     "device": "cuda",
@@ -238,6 +238,24 @@ def test_layers_of_several_models_have_the_names_of_the_models() -> None:
     run = blocks("Net.a", "Other.b", "Net.c", kinds=["A", "B", "A"])
     assert together(Evidence(run), dict.fromkeys(range(3), Gain(1))).name == "Net, Other"
     assert together(Evidence(run), {0: Gain(1), 2: Gain(1)}).name == "A"
+
+
+def test_a_finding_on_layers_and_on_work_of_no_layer_says_so() -> None:
+    """The largest gain is one of a layer, also if the work of no layer is more."""
+    run = blocks("Net", "Net.a", kinds=["Net", "A"])
+    group = together(Evidence(run), {OUTSIDE: Gain(9000), 1: Gain(1000), 0: Gain(2000), NOT_SELECTED: Gain(50)})
+    assert (group.name, group.layers, group.gain.ns) == ("Net", ("Net", "Net.a"), 12_050)
+    assert group.advice("Is slow.", "", "mine").finding == (
+        "Is slow. The largest gain is in Net: up to 2.000us. A part of this is in layers that were not selected. "
+        "A part of this is outside all layers."
+    )
+    nowhere = together(Evidence(run), {OUTSIDE: Gain(9), NOT_SELECTED: Gain(50)})
+    assert (nowhere.name, nowhere.layers, nowhere.gain.ns) == ("(not selected)", (), 59)
+
+
+def test_a_finding_that_saves_nothing_is_not_reported(monkeypatch) -> None:
+    finds(monkeypatch, one=[gain(50_000, "a"), gain(0, "b"), gain(None, "c")])
+    assert [one.layer for one in advise(microseconds(100))] == ["a", "c"]
 
 
 @pytest.mark.parametrize("ns, count", [(99, 0), (100, 1)])
