@@ -41,5 +41,5 @@ def _help() -> str:
     for action in whole._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, command in action.choices.items():
-                sections.append(f"## torchprof {name}\n\n```text\n{command.format_help()}```")
+                sections.append(f"### torchprof {name}\n\n```text\n{command.format_help()}```")
     return "\n\n".join(sections)

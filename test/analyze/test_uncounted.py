@@ -196,7 +196,7 @@ def test_operators_without_shapes_have_one_warning_with_a_remedy() -> None:
     rows = [row(layer, op_frame(name), uncounted=3) for name in ("aten::add_", "aten::mul_") for layer in range(4)]
     assert said(*rows) == [
         "Not counted: 24 calls of aten::add_, aten::mul_ (in Net, Net.a, Net.b and 1 more), recorded without shapes: "
-        "record_shapes=True records them."
+        "use record_shapes=True."
     ]
     with_shapes = row(0, op_frame("aten::add_", (2, 2)), uncounted=1)
     assert said(with_shapes) == ["Not counted: aten::add_ (1 call, in Net)."]
@@ -224,5 +224,5 @@ def test_only_eight_operators_without_a_formula_have_warnings_of_their_own() -> 
     sentences = said(*rows, row(1, op_frame("mine::" + "long" * 40), uncounted=100))
     assert len(sentences) == 9
     assert sentences[1] == "Not counted: mine::op_0 (20 calls, in Net)."
-    assert sentences[-1] == "Not counted: 4 more without a formula (calls: 46)."  # 13 + 12 + 11 + 10
+    assert sentences[-1] == "Not counted: 4 more operators without a FLOPs formula (calls: 46)."  # 13 + 12 + 11 + 10
     assert all(len(sentence) < 200 for sentence in sentences)

@@ -10,16 +10,17 @@ from build.warnings import caveats
 from torchprof.analyze.caveats import about_processors, about_start
 from torchprof.errors import some
 from torchprof.measure.assemble import own_ns_of_layers
-from torchprof.measure.warnings import about_calls, about_cost, about_labels, about_modules
+from torchprof.measure.warnings import about_callers, about_cost, about_labels, about_modules, about_uncalled
 from torchprof.reports.notes import about_flops, about_sums, warnings_of
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.warnings import caveat
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, PHASES
 
-NET, A, B = (Layer(path, "Module") for path in [("Net",), ("Net", "a"), ("Net", "b")])
+NET, A, B = (Layer(path, "Module", 9) for path in [("Net",), ("Net", "a"), ("Net", "b")])
 
 
 def forward(layer: int, *durations: int) -> dict[SampleKey, Spread]:
@@ -68,24 +69,24 @@ def test_of_a_thousand_ranks_the_first_warnings_are_shown() -> None:
     run = of_ranks([[f"It took {rank} ms.", "All."] for rank in range(1000)])
     *shown, last = warnings_of(run)
     assert shown == ["All.", *(f"Rank {rank}: It took {rank} ms." for rank in range(9))]
-    assert last.startswith("More of single ranks are hidden: 991.")
+    assert last.startswith("991 more warnings of single ranks are hidden.")
     assert len(warnings_of(of_ranks([[f"{number}." for number in range(20)]]))) == 20
 
 
 def test_ranks_that_are_missing_are_named() -> None:
     assert warnings_of(of_ranks([["All."]] * 6, [0, 1, 3, 4, 6, 7], 8)) == [
-        "Ranks 2 and 5 of 8 are missing: they are not in this run.",
+        "Ranks 2 and 5 of 8 are missing in this run.",
         "All.",
     ]
-    assert warnings_of(of_ranks([[]] * 3, [0, 1, 3], 4)) == ["Rank 2 of 4 is missing: it is not in this run."]
+    assert warnings_of(of_ranks([[]] * 3, [0, 1, 3], 4)) == ["Rank 2 of 4 is missing in this run."]
     assert warnings_of(of_ranks([[]], [1], 2)) == []  # not merged yet
     assert warnings_of(of_ranks([[]] * 4, size=4)) == warnings_of(of_ranks([[]], [3])) == []
 
 
 def test_sums_over_ranks_have_a_note() -> None:
     said = (
-        "Times, calls, memory and FLOPs are sums over ranks 0 to 2, rates are of one rank on average, peaks the "
-        'highest of any: the report "ranks" compares them.'
+        "Times, calls, memory and FLOPs are sums over ranks 0 to 2. Rates are means of the ranks, peaks the maximum. "
+        'The report "ranks" compares ranks.'
     )
     run = of_ranks([[]] * 3)
     assert list(about_sums(run)) == [said]
@@ -95,43 +96,77 @@ def test_sums_over_ranks_have_a_note() -> None:
 
 LAYERS = [NET, A, B]
 ALL = {0, 1, 2}
+NO_ROWS = run_of([]).rows
 
 
 def test_a_run_without_faults_has_no_warnings() -> None:
     assert list(about_modules([], [])) == []
     assert list(about_labels(LAYERS, {}, [])) == []
     samples = {**forward(0, 100, 90, 80), **forward(1, 50), **forward(2, 40)}
-    assert list(about_calls(LAYERS, ALL, {0, 1, 2}, set(), {(OUTSIDE, 0), (0, 1), (0, 2), (1, 1)})) == []
+    assert list(about_uncalled(NO_ROWS, LAYERS, ALL, set())) == []
+    assert list(about_callers(LAYERS, ALL, ALL, dict.fromkeys([(OUTSIDE, 0), (0, 1), (0, 2), (1, 1)], 50), 100)) == []
     assert list(about_start(called(samples))) == []
     assert list(about_cost(1000, 1_000.0, 10**9, 10**9)) == []
 
 
 def test_a_layer_that_was_never_called_has_a_warning() -> None:
-    (sentence,) = map(str, about_calls(LAYERS, ALL, {0, 1}, {2}, set()))
-    assert sentence.startswith("Never called: Net.b. ")
+    (warning,) = about_uncalled(NO_ROWS, LAYERS, {0, 1}, {2})
+    assert warning == caveat("never_called", ["Net.b"])
 
 
 def test_a_layer_whose_children_are_called_is_not_reported_as_never_called() -> None:
-    (sentence,) = map(str, about_calls(LAYERS, ALL, {1}, {0, 2}, {(NOT_SELECTED, 1)}))
-    assert sentence.startswith("Never called: Net.b. ")
+    (warning,) = about_uncalled(NO_ROWS, LAYERS, {1}, {0, 2})
+    assert warning.layers == ("Net.b",)
 
 
 def test_a_module_called_at_another_of_its_paths_is_not_reported_as_never_called() -> None:
-    twice = [NET, Layer(("Net", "a"), "ReLU", shared_with=(("Net", "b"),)), Layer(("Net", "b"), "ReLU")]
-    assert list(about_calls(twice, ALL, {0, 1}, {2}, set())) == []
+    twice = [NET, Layer(("Net", "a"), "ReLU", 9, shared_with=(("Net", "b"),)), Layer(("Net", "b"), "ReLU", 9)]
+    assert list(about_uncalled(NO_ROWS, twice, {0, 1}, {2})) == []
+
+
+def test_of_layers_without_calls_the_outermost_with_parameters_is_reported() -> None:
+    layers = [
+        NET,
+        Layer(("Net", "drop"), "Dropout"),
+        Layer(("Net", "a"), "Sequential"),
+        Layer(("Net", "a", "0"), "Linear", 9),
+        Layer(("Net", "lazy"), "LazyLinear", None),
+    ]
+    (warning,) = about_uncalled(NO_ROWS, layers, {0}, {1, 2, 3, 4})
+    assert warning.layers == ("Net.a", "Net.lazy")
+    (warning,) = about_uncalled(NO_ROWS, layers, set(), {0, 1, 2, 3, 4})
+    assert warning.layers == ("Net",)
+
+
+@pytest.mark.parametrize(("where", "operator"), [(0, "aten::linear"), (0, "aten::relu"), (1, "aten::linear")])
+def test_a_layer_may_use_the_parameters_of_a_child_without_calling_it(where: int, operator: str) -> None:
+    rows = run_of([row(where, op(operator))], layers=LAYERS).rows
+    silent = (where, operator) == (0, "aten::linear")
+    assert [one.layers for one in about_uncalled(rows, LAYERS, {0, 1}, {2})] == ([] if silent else [("Net.b",)])
 
 
 @pytest.mark.parametrize(
-    ("caller", "said"), [((1, 2), "Net.b by Net.a"), ((OUTSIDE, 2), "Net.b by code outside the model")]
+    ("caller", "name"), [((1, 2), "Net.a"), ((OUTSIDE, 2), "")], ids=["another layer", "code outside the model"]
 )
-def test_a_layer_not_called_by_its_parent_has_a_warning(caller: tuple[int, int], said: str) -> None:
-    (sentence,) = map(str, about_calls(LAYERS, ALL, {0, 1, 2}, set(), {(0, 1), caller, (NOT_SELECTED, 1)}))
-    assert sentence.startswith(f"Called by other than the layer above them: {said}. ")
+def test_a_layer_not_called_by_its_parent_has_a_warning(caller: tuple[int, int], name: str) -> None:
+    callers = {(0, 1): 50, caller: 10, (NOT_SELECTED, 1): 20}
+    (warning,) = about_callers(LAYERS, ALL, ALL, callers, 1000)
+    assert warning == caveat("called_by_others", ["Net.b"], callers=(name,))
+    assert list(about_callers(LAYERS, ALL, ALL, callers, 1001)) == [], "less than 1 % of the recorded time"
+
+
+def test_calls_that_bypass_a_layer_without_calls_have_no_warning() -> None:
+    """As in Lightning, which calls ``training_step`` of the model, and its layers from there."""
+    assert list(about_callers(LAYERS, ALL, {1, 2}, {(OUTSIDE, 1): 50, (OUTSIDE, 2): 50}, 100)) == []
+    deep = [NET, Layer(("Net", "base"), "Wrapper"), Layer(("Net", "base", "model"), "Inner")]
+    assert list(about_callers(deep, ALL, {0, 2}, {(OUTSIDE, 0): 100, (0, 2): 99}, 100)) == []
+    (warning,) = about_callers(deep, ALL, {0, 1, 2}, {(OUTSIDE, 0): 100, (1, 2): 50, (0, 2): 40}, 100)
+    assert warning == caveat("called_by_others", ["Net.base.model"], callers=("Net",))
 
 
 def test_children_of_a_container_without_a_forward_have_no_warning() -> None:
     layers = [NET, Layer(("Net", "blocks"), "ModuleList"), Layer(("Net", "blocks", "0"), "Linear")]
-    assert list(about_calls(layers, {0, 2}, {0, 2}, set(), {(OUTSIDE, 0), (0, 2)})) == []
+    assert list(about_callers(layers, {0, 2}, {0, 2}, {(OUTSIDE, 0): 100, (0, 2): 100}, 100)) == []
 
 
 def called(samples: Mapping[SampleKey, Spread], same_shapes: bool | None = True) -> Run:
@@ -147,14 +182,14 @@ def test_a_slow_first_call_of_the_model_has_a_warning(durations: tuple[int, ...]
     sentences = [*map(str, about_start(called(forward(0, *durations))))]
     assert bool(sentences) == said
     if said:
-        assert "first call of Net took 0.300us, the later ones 0.120us on average: that start-up, " in sentences[0]
+        assert "first call of Net took 0.300us, later calls 0.120us on average. This start-up work, " in sentences[0]
 
 
 @pytest.mark.parametrize(
     ("same_shapes", "said"),
     [
-        (False, "not all were on the same shapes, so how much of that is start-up is not known."),
-        (None, "that is start-up or other shapes, and is in the totals."),
+        (False, "Input shapes differ between calls, so it is unknown how much of that is start-up."),
+        (None, "This is start-up work or other input shapes, and is in the totals."),
     ],
 )
 def test_a_slow_first_call_is_start_up_if_all_calls_had_the_same_shapes(same_shapes: bool | None, said: str) -> None:
@@ -164,18 +199,24 @@ def test_a_slow_first_call_is_start_up_if_all_calls_had_the_same_shapes(same_sha
 
 def test_calls_on_another_thread_and_unlabelled_layers_have_warnings() -> None:
     once, often, bare = map(str, about_labels(LAYERS, {1: 1, 2: 3}, [2]))
-    assert "1 call of Net.a" in once and "3 calls of Net.b" in often and "labelled" in bare and "Net.b" in bare
+    assert "1 call of Net.a" in once and "3 calls of Net.b" in often and "labeled" in bare and "Net.b" in bare
 
 
 def test_the_overhead_of_labels_has_a_warning() -> None:
     (sentence,) = map(str, about_cost(500, 2_000.0, 5_000_000, 10_000_000))
-    assert "about 1.000ms of 10.000ms (10%): 500 calls of 2.000us." in sentence
+    assert (
+        "10% of the recorded time is overhead of the labels: about 1.000ms of 10.000ms (500 calls, 2.000us each)."
+        in sentence
+    )
 
 
 def test_the_overhead_of_labels_is_at_most_the_time_of_their_ranges() -> None:
     """Calibration on a busy machine gave 82 us a call: half of all time. The ranges themselves took less."""
     (sentence,) = map(str, about_cost(500, 82_000.0, 2_000_000, 80_000_000))
-    assert "at most 2.000ms of 80.000ms (2%): 500 calls of 4.000us." in sentence
+    assert (
+        "2% of the recorded time is overhead of the labels: at most 2.000ms of 80.000ms (500 calls, 4.000us each)."
+        in sentence
+    )
     assert list(about_cost(500, 82_000.0, 1_000_000, 80_000_000)) == []
 
 
@@ -195,7 +236,9 @@ def test_a_busy_machine_has_a_warning() -> None:
     """For a fifth of the time the thread was ready to run, but had no processor."""
     meta = Meta(("Net",), wall_ns=100_000_000, process_cpu_ns=80_000_000, run_delay_ns=20_000_000)
     (sentence,) = map(str, about_processors(meta))
-    assert sentence.startswith("The machine was busy: for 20.000ms of 100.000ms (20%) the main thread was ready to run")
+    assert sentence.startswith(
+        "The machine was busy: the main thread waited for a processor for 20.000ms of 100.000ms (20%)."
+    )
     for quiet in (
         replace(meta, run_delay_ns=5_000_000),
         replace(meta, run_delay_ns=None),
@@ -215,7 +258,7 @@ def test_busy_machines_of_many_ranks_have_one_warning() -> None:
     other, busy = warnings_of(run)
     assert other == "Rank 12: Something else."
     assert busy.startswith(
-        "The machine was busy on 11 of 16 ranks: for up to 16% of the time (rank 15) the main thread"
+        "The machine was busy on 11 of 16 ranks: the main thread waited for a processor for up to 16% of the time"
     )
     quiet = replace(run, metas=tuple(replace(meta, warnings=(), run_delay_ns=0) for meta in metas))
     assert warnings_of(quiet) == []

@@ -6,8 +6,8 @@ interface PageData {
   version: string;
   headline: string;
   facts: [name: string, value: string][];
-  advice: [layer: string, finding: string, gain: string, remedy: string][];
-  moreAdvice: number;
+  findings: PageData.Finding[];
+  moreFindings: number;
   comparison?: PageData.Comparison;
   /** The recorded phases. The number of a phase is its index in `allPhases`. */
   phases: string[];
@@ -52,6 +52,15 @@ declare namespace PageData {
   }
 
   /** The layers of one run, by node; null for layers that it does not have. */
+  /** `gain`, `finding` and `remedy` are sentences; names of code are between backticks. `layers`: paths. */
+  interface Finding {
+    gain: string;
+    place: string;
+    layers: string[];
+    finding: string;
+    remedy: string;
+  }
+
   interface Take {
     kind: (string | null)[];
     settings: (string | null)[];

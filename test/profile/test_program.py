@@ -380,15 +380,15 @@ def test_calls_on_other_threads_give_a_warning() -> None:
     run = profiled(program)
     assert [root.name for root in run.roots] == ["Mlp"] and calls(run)["Mlp"] == 1
     assert torch.equal(results[0], model(x))
-    assert any("threads that torch's profiler does not record: calls of Several (2)" in w for w in sentences(run))
-    assert any("1 call of Mlp on a thread" in warning for warning in sentences(run))
+    assert any("threads that torch's profiler does not record are missing: Several (2)" in w for w in sentences(run))
+    assert any("1 call of Mlp on other threads" in warning for warning in sentences(run))
 
 
 def test_only_the_first_models_are_labelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "_MOST_MODELS", 3)
     run = profiled(lambda: [Several()(torch.rand(2, 4)) for _ in range(5)])
     assert [root.name for root in run.roots] == ["Several", "Several#2", "Several#3"]
-    assert "Only the first 3 models are told apart; later ones are (outside)." in sentences(run)
+    assert "Only the first 3 models have layers. The work of later models counts outside of layers." in sentences(run)
     outside = sum(
         row.calls for row in run.rows if row.layer is None and row.frames[-1:] and row.frames[-1].name == "aten::linear"
     )
@@ -411,7 +411,7 @@ def test_layers_added_after_the_first_call_give_a_warning() -> None:
 def test_a_program_without_models_or_operators() -> None:
     run = profiled(lambda: time.sleep(0.05))
     assert not run.layers and run.meta.wall_ns >= 50_000_000
-    assert sentences(run) == ("No model was called: all that was recorded is outside of models.",)
+    assert sentences(run) == ("No model was called: all recorded work is outside of models.",)
     assert run.report("tree") and run.report("top").splitlines()[2].startswith("100.0%")
 
 
@@ -431,13 +431,15 @@ def test_warmup_calls_and_max_calls_limit_what_is_recorded() -> None:
     run = profiled(program, warmup_calls=2, max_calls=3)
     assert calls(run)["Mlp"] == calls(run)["Mlp.fc1"] == 3
     assert seen == [False] * 3 + [True] * 3 + [False] * 3
-    assert sentences(run)[0] == "3 calls of models recorded, as asked; the program went on."
+    assert sentences(run)[0] == "3 model calls recorded, as requested. The program then continued without recording."
     assert sum(row.calls for row in run.rows if row.frames and row.frames[-1].name == "aten::ones") == 3
 
 
 def test_too_few_calls_for_the_warm_up_give_a_warning() -> None:
     run = profiled(lambda: Mlp()(torch.rand(1, 4)), warmup_calls=2)
-    assert sentences(run) == ("Nothing was recorded: 2 calls of models were to come first, and there were 1.",)
+    assert sentences(run) == (
+        "Nothing was recorded: the first 2 model calls are left out as warm-up, and there were 1.",
+    )
     assert run.roots and not calls(run)
     assert all(run.report(name) for name in ("top", "between", "tree", "ops"))
 
@@ -464,10 +466,10 @@ def test_a_long_start_gives_a_warning() -> None:
         time.sleep(0.2)
         model(torch.rand(1, 4))
 
-    warned = [warning for warning in sentences(profiled(program)) if "before the first call of a model" in warning]
+    warned = [warning for warning in sentences(profiled(program)) if "before the first model call" in warning]
     assert len(warned) == 1 and warned[0].startswith("2") and "ms of" in warned[0]
     run = profiled(lambda: (program(), program()), warmup_calls=1)
-    assert not any("before the first call" in warning for warning in sentences(run))
+    assert not any("before the first model call" in warning for warning in sentences(run))
 
 
 def sleeps(seconds: float) -> None:
@@ -664,11 +666,11 @@ def test_recording_ends_when_another_profiler_starts(others: Callable[[nn.Module
 
     run = profiled(program, warmup_calls=warmup_calls)
     assert got == [expected]
-    assert sentences(run)[0].startswith("The program started a profiler of its own, and this one gave way")
+    assert sentences(run)[0].startswith("The recording ended early: the program started a profiler of its own")
     waited = 1 if others is with_a_schedule else 0  # its first step is a wait step, so our recording goes on
     assert calls(run)["Mlp"] == 4 - warmup_calls + waited
     again = profiled(lambda: train(model))
-    assert calls(again)["Mlp"] == 3 and not any("gave way" in warning for warning in sentences(again))
+    assert calls(again)["Mlp"] == 3 and not any("The recording ended early" in warning for warning in sentences(again))
 
 
 def test_another_profiler_may_start_before_we_record() -> None:
@@ -682,7 +684,7 @@ def test_another_profiler_may_start_before_we_record() -> None:
     run = profiled(program, warmup_calls=2)
     assert got == [with_torchs_profiler(model)]
     gave_way, nothing, *_ = sentences(run)
-    assert "gave way" in gave_way and nothing.startswith("Nothing was recorded") and not calls(run)
+    assert "The recording ended early" in gave_way and nothing.startswith("Nothing was recorded") and not calls(run)
 
 
 def test_entering_inside_another_profiler_raises() -> None:

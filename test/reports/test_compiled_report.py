@@ -185,7 +185,8 @@ def test_the_shares_of_kernel_time_by_layers() -> None:
     assert f"Of 0.130us in kernels of the forward phase {shares}" in table
     [sentence] = [one for one in map(str, about_compiled(run)) if "ttributable" in one]
     assert sentence.startswith(
-        "Not attributable: 35% of the time in kernels of compiled graphs: they were compiled before the block."
+        "35% of the time in kernels of compiled graphs is not attributable to layers: they "
+        "were compiled before the block."
     )
 
 
@@ -197,12 +198,12 @@ def test_why_kernels_are_not_attributable() -> None:
     run = run_of(FORWARD_EVENTS + BACKWARD_EVENTS, by_layers=True, graphs=graphs)
     shares = {"nested graphs": 60, "other module": 40, "unknown module": 40, "unknown kernel": 30}
     assert compiled_in(run).unknown_shares(run) == {reason: ns / 170 for reason, ns in shares.items()}
-    said = [one.partition("graphs: ")[2] for one in map(str, about_compiled(run)) if "Not attributable" in one]
+    said = [one.partition("layers: ")[2] for one in map(str, about_compiled(run)) if "not attributable" in one]
     assert [one.split()[:4] for one in said] == [
         ["they", "are", "in", "graphs"],
-        ["they", "work", "for", "modules"],
+        ["they", "belong", "to", "modules"],
         ["torch", "does", "not", "record"],
-        ["they", "ran", "under", "names"],
+        ["their", "names", "are", "in"],
     ]
 
 
@@ -240,16 +241,18 @@ def test_compiling_has_a_sentence_and_is_no_region() -> None:
     found = compiled_in(run)
     assert (found.compiled, found.compiling) == (1, Cost(cpu_ns=50))
     assert [use.name for use in compiled_in(run).uses] == ["0/0", "1/0"]
-    [sentence] = [one for one in map(str, about_compiled(run)) if "at work" in one]
-    assert "for 0.050us" in sentence
-    assert "call the model once before, or use warmup=1." in sentence
-    [sentence] = [one for one in map(str, about_compiled(run_of(FORWARD_EVENTS, by_layers=True))) if "at work" in one]
+    [sentence] = [one for one in map(str, about_compiled(run)) if "compilation by" in one]
+    assert "include 0.050us of" in sentence
+    assert "call the model once before the block, or use warmup=1." in sentence
+    [sentence] = [
+        one for one in map(str, about_compiled(run_of(FORWARD_EVENTS, by_layers=True))) if "compilation by" in one
+    ]
     assert "call the model once before" not in sentence  # its layers would be unknown
 
 
 def test_graph_breaks_under_every_table() -> None:
     run = run_of(FORWARD_EVENTS)
-    said = '1 graph break of torch.compile: net.py:12. The report "compiled" says why.'
+    said = '1 graph break of torch.compile: net.py:12. The report "compiled" shows the reasons.'
     assert said in map(str, about_compiled(run))
     assert said in run.report("tree")
     assert said not in run.report("compiled")  # with the reason
@@ -264,7 +267,9 @@ def test_equal_graph_breaks_are_one() -> None:
     """Four blocks of one class break at the same line: one entry."""
     events = [*FORWARD_EVENTS, label("sub", 1100, 1500), *guarded("0/0", 1110, 1400)]
     run = run_of(events)
-    assert '1 graph break of torch.compile: net.py:12. The report "compiled" says why.' in map(str, about_compiled(run))
+    assert '1 graph break of torch.compile: net.py:12. The report "compiled" shows the reasons.' in map(
+        str, about_compiled(run)
+    )
     said = "Graph break in Net, Net.sub at net.py:12, after region 0/0, 2 times: Call to print"
     assert said in run.report("compiled").splitlines()
 
@@ -349,7 +354,7 @@ def test_divided_kernels_have_a_warning() -> None:
     found = {line.split("|")[0].strip("│├└─ "): [cell.strip() for cell in line.split("|")[1:]] for line in lines[2:]}
     assert (found["fc"][0], found["act"][0]) == ("0.040us", "0.030us")  # 30 alone, and 1 of 4 parts of 40; 3 of 4
     [sentence] = [one for one in map(str, about_compiled(run)) if "divided" in one]
-    assert sentence == "Kernels of several layers are divided by flops among them: their times are estimates."
+    assert sentence == "The time of a kernel that serves several layers is divided by flops among them: an estimate."
 
 
 def test_cycles_add_up_and_keep_the_regions_of_both() -> None:

@@ -1856,7 +1856,7 @@ TEXTS = [
         ".cell.name",
         ".line .kind",
     ),
-    *(".legend", ".advice", ".chart text"),
+    *(".legend", ".finding", ".chart text"),
 ]
 ON_BARS = [".line .number", ".sheet td.number", ".line .unit", ".sheet .unit"]
 
@@ -1876,7 +1876,7 @@ def read_contrasts(look: Callable[..., Page], selectors: Sequence[str], dark: bo
 @pytest.mark.parametrize("dark", LIGHT_AND_DARK)
 def test_texts_have_enough_contrast(dark: bool, look: Callable[..., Page]) -> None:
     found = read_contrasts(look, TEXTS, dark)
-    assert set(TEXTS) - set(found) <= {".advice"}
+    assert set(TEXTS) - set(found) <= {".finding"}
     assert {selector: contrast for selector, contrast in found.items() if contrast < 4.5} == {}
 
 
@@ -2239,9 +2239,7 @@ def test_ranks_are_compared(look: Callable[..., Page]) -> None:
     page = look(job(4, world_size=5))
     section = page.locator("#ranks")
     said = section.locator("p").first.inner_text()
-    assert said.startswith(
-        "4 ranks. Rank 4 of 5 is missing: it is not in this run. Rank 1 is the slow one: its own work takes"
-    )
+    assert said.startswith("4 ranks. Rank 4 of 5 is missing in this run. Rank 1 is the slow one: its own work takes")
     assert said == job(4, world_size=5).report("ranks").split("\n\n")[0]
     assert [cells.split("\t") for cells in section.locator(".sheet tr").all_inner_texts()] == [
         ["Rank", "Steps", "Own work a step", "Median", "Slowest", "Waiting a step", "Last to come"],

@@ -199,7 +199,7 @@ def test_full_names_on_request() -> None:
     ("meta", "options", "words"),
     [
         ({}, {}, ["recorded no device", 'device="cuda"']),
-        ({**CUDA, "measured": ("cpu_ns",)}, {}, ["CUDA was asked for", "run.warnings"]),
+        ({**CUDA, "measured": ("cpu_ns",)}, {}, ["CUDA was requested", "run.warnings"]),
         (CUDA, {"layer": "c"}, ["No module", "'c'"]),
         (CUDA, {"phase": "fore"}, ["no phase 'fore'"]),
         (CUDA, {"sort_by": "cpu_total"}, ["no column 'cpu_total'", "cuda_total"]),

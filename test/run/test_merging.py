@@ -296,7 +296,9 @@ def test_warnings_are_computed_from_the_sum_of_cycles() -> None:
     said = sentences(total)
     assert said[0] == "Run 1 of the 3 added: Never called: x."
     assert said[1] == "Not counted: mul (6 calls, in Net.a)."
-    assert said[2].startswith("The machine was busy: for 500.000ms of 1.000s (50%)")
+    assert said[2].startswith(
+        "The machine was busy: the main thread waited for a processor for 500.000ms of 1.000s (50%)"
+    )
     assert len(said) == 3
     assert torchprof.merge([total]) == total
     alike = [recorded(1000, "Once."), recorded(1000, "Once.")]

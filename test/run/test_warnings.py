@@ -67,17 +67,17 @@ FACTS: dict[str, dict[str, Any]] = {
     **{code: WHERE for code in SENTENCES if code.startswith("uncounted_") and code != "uncounted_more"},
 }
 SHOWN = {
-    "label_cost": "at most 2.501us of 10.000us (25%): 5 calls of 0.500us.",
+    "label_cost": "25% of the recorded time is overhead of the labels: at most 2.501us of 10.000us (5 calls, ",
     "clock_set": "back by 2.000ms during a recording of 10.000ms",
     "called_by_others": "Net.one by Net, Net.two by code outside the model.",
-    "trace_cut": "t.json ends in the middle (after 1,234 events): what came later is missing.",
+    "trace_cut": "t.json is cut off after 1,234 events. Later events are missing.",
     "backward_incomplete": "stopped with no way back {0}.",
     "uncounted_operator": "Not counted: aten::sort, mine (3 calls, in Net.one, Net.two).",
     "uncounted_without_shapes": "3 calls of aten::sort, mine (in Net.one, Net.two), recorded without shapes",
-    "uncounted_more": "Not counted: 3 more without a formula (calls: 17).",
-    "not_attributable": "25% of the time in kernels of compiled graphs: they were compiled before the block",
+    "uncounted_more": "Not counted: 3 more operators without a FLOPs formula (calls: 17).",
+    "not_attributable": "25% of the time in kernels of compiled graphs is not attributable to layers: they were ",
     "never_called": "Never called: Net.one, Net.two. ",
-    "graph_breaks": '2 graph breaks of torch.compile: net.py:3, net.py:8. The report "compiled" says why.',
+    "graph_breaks": '2 graph breaks of torch.compile: net.py:3, net.py:8. The report "compiled" shows the reasons.',
 }
 ALL = [caveat(code, NAMES, **FACTS.get(code, {})) for code in SENTENCES]
 

@@ -154,7 +154,7 @@ def test_a_trace_with_every_event_twice_gives_the_same_run_and_a_warning(trace: 
     (warning,) = [warning for warning in sentences(twice) if "in it twice" in warning]
     events = trace_in(trace)["traceEvents"]
     read = sum(one["name"] == "[memory]" or (one["ph"] == "X" and one["cat"] != "Trace") for one in events)
-    assert warning.startswith(f"{read} events of twice.json stand in it twice")
+    assert warning.startswith(f"{read} events of twice.json are in it twice")
 
 
 def test_one_recording_twice_is_refused(trace: Path, tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_the_warnings_of_several_cycles_use_their_sums(tmp_path: Path) -> None:
         ["The first call of Net took 30.000us, ", "Not counted: aten::special_bessel_j0 "],
     ]
     start, uncounted = sentences(torchprof.from_trace(files))
-    assert start.startswith("The first call of Net took 50.000us, the later ones 14.000us on average")
+    assert start.startswith("The first call of Net took 50.000us, later calls 14.000us on average")
     assert uncounted.startswith("Not counted: aten::special_bessel_j0 (5 calls")
 
 

@@ -168,7 +168,8 @@ def test_a_range_in_many_places_is_a_layer_in_each_or_in_none() -> None:
     assert len(crowded.layers) == 64 + 64 * 65
     assert {"c 0", "d 0", "d 1"}.isdisjoint(crowded.sites)
     assert warning_texts(crowded) == (
-        "In more than 4096 places, and no layers: c 0, d 0, d 1. Their work is shown in what is around them.",
+        "Called in more than 4096 places, and not shown as layers: c 0, d 0, d 1. Their work counts in the "
+        "layer around them.",
     )
 
 

@@ -167,7 +167,7 @@ def test_a_match_by_order_gives_a_warning() -> None:
     made = match([*calls, call("Linear_0", "Net_0"), call("Linear_1", "Net_0")], model)
     assert found(made)["Block_11"] == ["Net.blocks.11"]
     assert warning_texts(made) == (
-        "Told apart only by the order of their first calls, which is taken to be that in the source: Net.blocks.0 to "
+        "Matched by the order of first calls, which is assumed to be the order in the source code: Net.blocks.0 to "
         ".11 (Block), Net.key, .query (Linear).",
     )
 
@@ -186,8 +186,8 @@ def test_modules_that_are_always_called_are_preferred_to_those_in_a_branch() -> 
     made = match([call("Net_0"), call("Dropout_0", "Net_0")], model)
     assert found(made)["Dropout_0"] == ["Net.parts.0"]
     assert warning_texts(made) == (
-        "There are more of their kind that were never called, and the first ones are taken to be those that were: "
-        "Net.parts.0 (Dropout).",
+        "The model has more modules of this class that were never called. It is assumed that the first ones were "
+        "called: Net.parts.0 (Dropout).",
     )
 
 
@@ -196,11 +196,11 @@ def test_a_submodule_of_the_traced_model_is_found_by_its_shapes() -> None:
     calls.append(call("Linear_1", "Sequential_0", shapes=((4, 16), (4, 16), (4,))))
     made = match(calls, [ModelModule(("Linear",), "Linear", 0, param_shapes=((4, 16), (4,)))])
     assert found(made) == {"Linear_1": ["Linear"]}
-    assert warning_texts(made) == ("Not found in the model, and no layers: Sequential_0, Linear_0.",)
+    assert warning_texts(made) == ("Not found in the model, and not shown as layers: Sequential_0, Linear_0.",)
     without = match([one._replace(shapes=frozenset()) for one in calls], [ModelModule(("Linear",), "Linear", 0)])
     assert found(without) == {"Linear_0": ["Linear"]}
     assert warning_texts(without)[0] == (
-        "The trace has more of their kind than the model, and the first that fit are taken to be these: "
+        "The trace has more modules of this class than the model. It is assumed that the first that fit are these: "
         "Linear (Linear)."
     )
 
@@ -211,8 +211,8 @@ def test_a_model_of_another_size_gives_a_warning() -> None:
     assert warning_texts(match(traced, net(("fc", "ReLU", ()), ("fc2", "Linear", ())))) == ()
     other = match(traced, net(("fc", "Linear", ((10, 64), (10,)))))
     assert warning_texts(other) == (
-        "No operator in the trace was called on parameters of the shapes that the model's have: is it the model that "
-        "was traced, and of its size?",
+        "No operator in the trace has an input with the shape of a parameter of the model. Is this the model that was "
+        "traced, with the same sizes?",
     )
     unseen = [one._replace(shapes=frozenset()) for one in traced]
     assert warning_texts(match(unseen, net(("fc", "Linear", ((10, 64), (10,)))))) == ()
@@ -223,8 +223,8 @@ def test_several_classes_of_one_name_give_a_warning() -> None:
     calls = [call("Net_0"), call("Linear_0", "Net_0", shapes=((2, 4),))]
     assert not any("one name" in warning for warning in warning_texts(match(calls, model)))
     several = [one._replace(cls=number) for number, one in enumerate(model)]
-    (warning,) = (warning for warning in warning_texts(match(calls, several)) if "one name" in warning)
-    assert "several classes of one name (Linear)" in warning
+    (warning,) = (warning for warning in warning_texts(match(calls, several)) if "the same name" in warning)
+    assert "Several classes of the model have the same name (Linear)" in warning
 
 
 def test_an_unmatched_module_with_too_many_places_is_no_layer() -> None:
@@ -237,7 +237,7 @@ def test_an_unmatched_module_with_too_many_places_is_no_layer() -> None:
     made = match([*calls, call("Hidden_0", *around), call("Linear_1", "Hidden_0")], net(("fc", "Linear", ())))
     assert len(made.layers) == 2 + 17 + 17**2 + 17**3
     assert set(found(made)).isdisjoint({"Hidden_0", "Linear_1"})
-    assert "In more than 4096 places, and no layers: Hidden_0, Linear_1." in warning_texts(made)[-1]
+    assert "Called in more than 4096 places, and not shown as layers: Hidden_0, Linear_1." in warning_texts(made)[-1]
 
 
 def test_the_order_of_a_sequential_is_certain() -> None:
@@ -247,8 +247,8 @@ def test_the_order_of_a_sequential_is_certain() -> None:
     assert warning_texts(made) == ()
     fewer = match([call("Sequential_0"), call("ReLU_0", "Sequential_0")], model)
     assert warning_texts(fewer) == (
-        "There are more of their kind that were never called, and the first ones are taken to be those that were: "
-        "Sequential.0 (ReLU).",
+        "The model has more modules of this class that were never called. It is assumed that the first ones were "
+        "called: Sequential.0 (ReLU).",
     )
 
 
@@ -304,8 +304,8 @@ def test_a_module_that_is_not_in_the_model_is_a_layer_below_its_caller_or_none()
     own = made.layers[2]
     assert (own.kind, own.params, own.training) == ("Hidden", None, None)
     assert warning_texts(made) == (
-        "Not found in the model, and shown under what called them: Hidden_0, ReLU_0.",
-        "Not found in the model, and no layers: MSELoss_0.",
+        "Not found in the model, and shown below their callers: Hidden_0, ReLU_0.",
+        "Not found in the model, and not shown as layers: MSELoss_0.",
     )
 
 
@@ -313,7 +313,7 @@ def test_a_module_without_a_caller_is_not_guessed_among_several() -> None:
     model = net(("body", "Body", ()), ("body.a", "Linear", ()), ("body.b", "Linear", ()), ("act", "ReLU", ()))
     made = match([call("Net_0"), call("ReLU_0", "Net_0"), call("Linear_0")], model)
     assert "Linear_0" not in found(made)
-    assert warning_texts(made) == ("Not found in the model, and no layers: Linear_0.",)
+    assert warning_texts(made) == ("Not found in the model, and not shown as layers: Linear_0.",)
 
 
 def test_the_model_is_accepted_if_the_recording_ends_inside_a_call() -> None:

@@ -127,7 +127,7 @@ def kernels(run: Run, *, layer: Any = None, phase: str | None = None) -> dict[Ke
     if "device_ns" not in meta.measured:
         kind = meta.device_heading
         raise TorchprofError(
-            f"This run knows no kernels: {kind} was asked for, and could not be recorded. run.warnings says why."
+            f"This run knows no kernels: {kind} was requested, but could not be recorded. run.warnings says why."
         )
     found: dict[Kernel, Sums] = {}
     columns = run.rows.columns

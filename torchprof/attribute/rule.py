@@ -6,7 +6,7 @@ method: ``_op``, and those in the tables at the end of this file.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
 from torchprof.attribute.collectives import ACCUMULATES, RECORDS_COLLECTIVE, CollectiveOwners
@@ -50,7 +50,7 @@ def _records_collective(place: Place) -> bool:
 class Attribution:
     """One walk over the events of one session, in the order of their start.
 
-    After the walk, ``callers`` has a pair (calling layer, called layer) for each call (OUTSIDE: code outside all
+    After the walk, ``callers`` has the time of calls by pair (calling layer, called layer) (OUTSIDE: code outside all
     layers), ``labels`` is the number of labelled ranges, and ``places`` has all places.
     """
 
@@ -76,7 +76,7 @@ class Attribution:
         self._called_from = called_from
         self.collective_owners = collective_owners or CollectiveOwners({}, paths, ())
         self.places = Places()
-        self.callers: set[tuple[int, int]] = set()
+        self.callers: Counter[tuple[int, int]] = Counter()
         self.labels = 0
         self._sites = sites
         self._paths = paths
@@ -317,7 +317,7 @@ class Attribution:
         _, around, label, layer, _ = open_range
         name = event.name
         if name in self._sites:
-            place, calls, layer = self._of_label(name, around, label, layer)
+            place, calls, layer = self._of_label(event, around, label, layer)
             if place.phase == FORWARD:
                 self.collective_owners.forget_gradients()
             return place, calls, name, layer
@@ -326,13 +326,14 @@ class Attribution:
         return self._range(event, open_range)
 
     def _of_label(
-        self, label: str, around: Place | None, label_around: str | None, caller: int
+        self, event: Event, around: Place | None, label_around: str | None, caller: int
     ) -> tuple[Place, int, int]:
         """The forward range of a module: its place; 1 if it is a call, else 0; and its layer.
 
         It is recompute if it is inside backward work. Directly inside its wrapper's range, it is part of that call.
         """
         self.labels += 1
+        label = event.name
         layers, wrapper = self._sites[label]
         layer = layers[0]
         if len(layers) > 1:
@@ -348,7 +349,7 @@ class Attribution:
         if wrapper is not None and wrapper == label_around:
             return place, 0, layer
         if phase == FORWARD:
-            self.callers.add((around.layer if around is not None else OUTSIDE, layer))
+            self.callers[around.layer if around is not None else OUTSIDE, layer] += event.end_ns - event.start_ns
         return place, 1, layer
 
     def _of_hooks(self, name: str, around: Place | None, caller: int) -> Place:

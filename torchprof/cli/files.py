@@ -56,7 +56,7 @@ def read(files: Files, arguments: argparse.Namespace) -> torchprof.Run:
     """Make one run of all the files. Raises TorchprofError, also for options that the files do not need."""
     model = _model(arguments)
     if model is not None and not files.traces:
-        raise TorchprofError("--model is for traces: a saved run has its model, and no trace was given.")
+        raise TorchprofError("--model is for traces: a saved run has its model already.")
 
     def runs() -> Iterator[torchprof.Run]:
         yield from _saved_runs(files.saved, arguments.add_cycles)

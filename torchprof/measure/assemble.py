@@ -23,12 +23,13 @@ from torchprof.measure.recording import LayerPlan, Observations, Options, Record
 from torchprof.measure.steps import Steps
 from torchprof.measure.timeline import OpenSpans
 from torchprof.measure.warnings import (
-    about_calls,
+    about_callers,
     about_cost,
     about_exchanges,
     about_labels,
     about_modules,
     about_shapes,
+    about_uncalled,
 )
 from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer, Layers
@@ -192,7 +193,7 @@ def _memory_and_timeline(
 
 def _note_observations(recording: RecordedCycle, attribution: Attribution) -> None:
     observations = recording.observations
-    observations.callers |= attribution.callers
+    observations.callers.update(attribution.callers)
     observations.labels += attribution.labels
     if recording.origin.world_size > 1:
         observations.unmatched += attribution.collective_owners.unmatched
@@ -306,7 +307,8 @@ def _warnings(run: Run, plan: LayerPlan, observations: Observations) -> Iterator
     called = {layer for (layer, _), (_, calls) in run.rows.by_layer.items() if layer >= 0 and calls}
     inlined = {index for index, layer in enumerate(run.layers) if layer.compiled}
     silent = plan.callable_layers - called - set(unobserved) - inlined
-    yield from about_calls(run.layers, plan.callable_layers, called, silent, observations.callers)
+    yield from about_uncalled(run.rows, run.layers, called, silent)
+    yield from about_callers(run.layers, plan.callable_layers, called, observations.callers, run.meta.wall_ns)
     yield from about_shapes(run.rows, _has_formula)
     if observations.label_ns is not None:
         yield from about_cost(observations.labels, observations.label_ns, own_ns_of_layers(run.rows), run.meta.wall_ns)

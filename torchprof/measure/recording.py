@@ -50,7 +50,7 @@ class Options:
 class Observations:
     """Facts of one or more cycles from which warnings are made, and which are not in the run itself."""
 
-    callers: set[tuple[int, int]] = field(default_factory=set)
+    callers: Counter[tuple[int, int]] = field(default_factory=Counter)  # ns of calls by (calling, called layer)
     labels: int = 0
     unobserved: Counter[str] = field(default_factory=Counter)  # calls by label
     unlabelled: set[str] = field(default_factory=set)
@@ -64,7 +64,7 @@ class Observations:
 
     def add(self, cycle: Observations) -> None:
         """Add the observations of one more cycle."""
-        self.callers |= cycle.callers
+        self.callers.update(cycle.callers)
         self.labels += cycle.labels
         self.notes += cycle.notes
         self.unmatched += cycle.unmatched

@@ -10,7 +10,27 @@ from torchprof.run.warnings import WITHOUT_SHAPES, Caveat, caveat
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, is_left_over
 
 _CLOCK_JUMP, _CLOCK_JUMP_NS = 0.01, 1_000_000  # a jump up to this share of the time, or up to this time, is no warning
+_CALLS_MATTER = 0.01  # the share of the recorded time in calls that bypass a layer: from this on it is a warning
 _LABELS_MATTER = 0.02  # warn if labels take more than this share of the recorded time
+
+_OPS_ON_PARAMETERS = frozenset(
+    {
+        "aten::_native_multi_head_attention",
+        "aten::_transformer_encoder_layer_fwd",
+        "aten::batch_norm",
+        "aten::bilinear",
+        "aten::convolution",
+        "aten::embedding",
+        "aten::group_norm",
+        "aten::gru",
+        "aten::layer_norm",
+        "aten::linear",
+        "aten::lstm",
+        "aten::prelu",
+        "aten::rms_norm",
+    }
+)
+"""Operators that take parameters. A layer that calls one of them itself takes the parameters of a child, or its own."""
 
 
 def about_modules(added: Sequence[str], removed: Sequence[str]) -> Iterator[Caveat]:
@@ -44,38 +64,69 @@ def about_labels(layers: Sequence[Layer], unobserved: Mapping[int, int], unlabel
         yield caveat("layers_unlabelled", bare)
 
 
-def about_calls(
+def about_uncalled(rows: Rows, layers: Sequence[Layer], called: Set[int], silent: Set[int]) -> Iterator[Caveat]:
+    """Models without a call, and layers without a call that have parameters. Of such layers inside one another, the
+    outermost. Nothing of the layers whose parameters the layer around them probably uses in its own operators, as
+    nn.MultiheadAttention does, or that probably have the parameters of a called layer, as tied embeddings do.
+
+    ``called``: the layers with recorded calls. ``silent``: the layers whose calls would have been recorded, and that
+    have none.
+    """
+    tree = Layers.of(layers)
+    busy = {layers[index].path[:steps] for index in called for steps in range(1, len(layers[index].path))}
+    busy |= {path for index in called for path in layers[index].shared_with}
+    idle = {index for index in silent if layers[index].path not in busy}
+    if not idle:
+        return
+    params = tree.roll_up([layer.params != 0 for layer in layers])
+    with_ops = _layers_with(_OPS_ON_PARAMETERS, rows)
+    tied = {(layers[index].kind, layers[index].settings) for index in called if layers[index].tied}
+
+    def matters(index: int) -> bool:
+        *above, _ = tree.lineage(index)
+        if not above or not idle.isdisjoint(above):
+            return not above
+        caller = next((one for one in reversed(above) if one in called), OUTSIDE)
+        is_tied = (layers[index].kind, layers[index].settings) in tied
+        return bool(params[index]) and caller not in with_ops and not is_tied
+
+    found = [layers[index].name for index in sorted(idle) if matters(index)]
+    if found:
+        yield caveat("never_called", found)
+
+
+def _layers_with(operators: Set[str], rows: Rows) -> set[int]:
+    """The layers with rows of any of these operators."""
+    of_chain = [any(frame.name in operators for frame in chain) for chain in rows.frames]
+    return {layer for layer, chain in zip(rows.columns["layer"], rows.columns["frames"]) if of_chain[chain]}
+
+
+def about_callers(
     layers: Sequence[Layer],
     callable_layers: Set[int],
     called: Set[int],
-    silent: Set[int],
-    callers: Iterable[tuple[int, int]],
+    callers: Mapping[tuple[int, int], int],
+    wall_ns: int,
 ) -> Iterator[Caveat]:
-    """Layers that were never called, and layers that were called by another layer than their parent.
+    """Layers that were called by another layer than their parent, so that totals differ much from the time of calls.
 
-    ``callable_layers``: the layers with a forward. ``called``: the layers with recorded calls. ``silent``: the layers
-    whose calls would have been recorded, and that have none. ``callers``: pairs of indices (caller, called); negative
-    for code outside all layers.
+    ``callable_layers``: the layers with a forward. ``callers``: the time of calls by (caller, called layer); the caller
+    is negative for code outside all layers.
     """
-    number = Layers.of(layers).index_of
-    busy = {layers[index].path[:steps] for index in called for steps in range(1, len(layers[index].path))}
-    busy |= {path for index in called for path in layers[index].shared_with}
-    idle = [layers[index].name for index in sorted(silent) if layers[index].path not in busy]
-    if idle:
-        yield caveat("never_called", idle)
+    tree = Layers.of(layers)
 
-    def above(index: int) -> Iterator[int]:
-        """The layers that may call this one: its ancestors up to the nearest one with a forward. Without such an
-        ancestor, also code outside all layers."""
-        path = layers[index].path[:-1]
-        while path:
-            yield number[path]
-            if number[path] in callable_layers:
-                return
-            path = path[:-1]
-        yield OUTSIDE
+    def is_misleading(outer: int, inner: int) -> bool:
+        """Whether the total of ``outer``, or of a layer that the call bypassed, is not the time of its own calls."""
+        *above, _ = tree.lineage(inner)
+        if outer in (inner, NOT_SELECTED):
+            return False
+        if outer != OUTSIDE and outer not in above:
+            return True
+        bypassed = above[above.index(outer) + 1 :] if outer in above else above
+        return any(layer in callable_layers and layer in called for layer in bypassed)
 
-    past = [(outer, inner) for outer, inner in sorted(callers) if outer not in (*above(inner), inner, NOT_SELECTED)]
+    least_ns = _CALLS_MATTER * wall_ns
+    past = [pair for pair, ns in sorted(callers.items()) if ns >= least_ns and is_misleading(*pair)]
     if past:
         names = [layers[outer].name if outer >= 0 else "" for outer, _ in past]
         yield caveat("called_by_others", [layers[inner].name for _, inner in past], callers=tuple(names))

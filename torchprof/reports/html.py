@@ -16,7 +16,7 @@ from torchprof.analyze.advice import advise
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.errors import TorchprofError
 from torchprof.reports import render, report
-from torchprof.reports.advice import gain
+from torchprof.reports.advice import gain, place
 from torchprof.reports.page.data import page_data
 from torchprof.reports.page.tree import Take
 from torchprof.run.cost import UNKNOWN, format_time
@@ -38,7 +38,7 @@ _SCRIPTS = (
     "page.js",
 )
 _COMMENTS = re.compile(r"^[ \t]*(?://.*|/\*(?:(?!\*/)[\s\S])*\*/[ \t]*)\n", re.MULTILINE)
-_ADVICE_SHOWN = 12
+_FINDINGS_SHOWN = 12
 
 
 @report("html", "a page to look at, in one file", suffix=".html")
@@ -61,15 +61,24 @@ def html(run: Run, *, beside: Mapping[str, Run] | None = None) -> str:
 
 
 def page(title: str, takes: Sequence[Take], more: Mapping[str, Any], run: Run) -> str:
-    """The page of one or several runs. ``more`` is added to the data; facts and advice are those of ``run``."""
+    """The page of one or several runs. ``more`` is added to the data; facts and findings are those of ``run``."""
     evidence = Evidence(run)
-    advice = advise(run)
+    findings = advise(run)
     document = {
         "title": title,
         "version": __version__,
         "facts": _facts(run),
-        "advice": [[one.layer, one.finding, gain(one, evidence), one.remedy] for one in advice[:_ADVICE_SHOWN]],
-        "moreAdvice": max(len(advice) - _ADVICE_SHOWN, 0),
+        "findings": [
+            {
+                "gain": gain(one, evidence),
+                "place": place(one),
+                "layers": one.layers or [one.layer],
+                "finding": one.finding,
+                "remedy": one.remedy,
+            }
+            for one in findings[:_FINDINGS_SHOWN]
+        ],
+        "moreFindings": max(len(findings) - _FINDINGS_SHOWN, 0),
         **more,
         **page_data(takes),
     }

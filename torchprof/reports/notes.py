@@ -27,7 +27,9 @@ def warnings_of(run: Run, without: Collection[str] = ()) -> list[str]:
         warnings.append(sentence if of_all else f"{ranks_in_words(sorted(ranks)).capitalize()}: {sentence}")
     if len(run.metas) > 1 and len(warnings) > _WARNINGS_SHOWN:
         hidden = len(warnings) - _WARNINGS_SHOWN
-        warnings[_WARNINGS_SHOWN:] = [f"More of single ranks are hidden: {hidden}. run.of_rank(N) has those of rank N."]
+        warnings[_WARNINGS_SHOWN:] = [
+            f"{hidden} more warnings of single ranks are hidden. run.of_rank(N) has those of rank N."
+        ]
     return [*_about_missing_ranks(run), *warnings, *_about_busy_machines(run)]
 
 
@@ -35,8 +37,7 @@ def _about_missing_ranks(run: Run) -> Iterator[str]:
     missing = run.missing_ranks
     if missing and len(run.metas) > 1:  # a run of one rank: not merged yet, or taken out of a merged run
         words, size = ranks_in_words(missing).capitalize(), len(run.metas) + len(missing)
-        is_missing = "is missing: it is" if len(missing) == 1 else "are missing: they are"
-        yield f"{words} of {size} {is_missing} not in this run."
+        yield f"{words} of {size} {'is' if len(missing) == 1 else 'are'} missing in this run."
 
 
 def about_sums(run: Run) -> Iterator[str]:
@@ -44,8 +45,8 @@ def about_sums(run: Run) -> Iterator[str]:
     if len(run.metas) > 1:
         ranks = ranks_in_words(meta.rank for meta in run.metas)
         yield (
-            f"Times, calls, memory and FLOPs are sums over {ranks}, rates are of one rank on average, peaks the "
-            'highest of any: the report "ranks" compares them.'
+            f"Times, calls, memory and FLOPs are sums over {ranks}. Rates are means of the ranks, peaks the maximum. "
+            'The report "ranks" compares ranks.'
         )
 
 
@@ -78,8 +79,7 @@ def _about_busy_machines(run: Run) -> Iterator[str]:
     if shares:
         most = max(shares, key=shares.__getitem__)
         yield (
-            f"The machine was busy on {len(shares)} of {len(run.metas)} ranks: for up to {shares[most]:.0%} of the "
-            f"time (rank {most}) the main thread was ready to run, and other threads or processes had all processors. "
-            "CPU times are elapsed times, so that is in the times of whatever ran then. Measure again on an idle "
+            f"The machine was busy on {len(shares)} of {len(run.metas)} ranks: the main thread waited for a processor "
+            f"for up to {shares[most]:.0%} of the time (rank {most}). CPU times include this. Measure again on an idle "
             "machine."
         )

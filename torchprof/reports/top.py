@@ -12,8 +12,8 @@ from torchprof.analyze.records import layer_name
 from torchprof.reports import report
 from torchprof.reports.kernels import short_kernel_name
 from torchprof.reports.notes import about_sums, warnings_of
-from torchprof.reports.text import check_number, draw, printable
-from torchprof.run.cost import format_count, format_time
+from torchprof.reports.text import check_number, draw, printable, spaced, stacked
+from torchprof.run.cost import ReportCell, format_count, format_share, format_time
 from torchprof.run.lockstep import range_in_words
 from torchprof.run.run import Run
 from torchprof.run.words import (
@@ -75,7 +75,7 @@ def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> str:
     """
     check_number("limit", limit, "parts")
     notes = [*about_sums(run), *warnings_of(run)]
-    return "\n\n".join([*largest_parts(run, limit, tablefmt), *(["\n".join(notes)] if notes else [])])
+    return spaced([*largest_parts(run, limit, tablefmt), stacked(notes)])
 
 
 def largest_parts(run: Run, limit: int, tablefmt: str | None = None) -> list[str]:
@@ -125,14 +125,14 @@ def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None)
         if work == BETWEEN_OPS and seen:
             [(line, times)] = seen.most_common(1)
             work = f"{work}, at {line} ({times} of {sum(seen.values())} samples)"
-        table.append([f"{ns / whole:.1%}", show(ns), _name_of(run, row), kind, PHASES[where.phase], work])
+        table.append([format_share(ns / whole), show(ns), _name_of(run, row), kind, PHASES[where.phase], work])
     notes = []
     if any(row[0].work == BETWEEN_OPS for row in rows[:limit]):
         notes.append(_NO_OPERATOR[field])
     if hidden := rows[limit:]:
         rest = sum(parts[part] for row in hidden for part in row)
         notes.append(f"Smaller parts are hidden: {len(hidden)}, together {rest / whole:.1%}.")
-    return "\n".join([draw(["Share", heading, "Layer", "Type", "Phase", "In"], table, tablefmt), *notes])
+    return stacked([draw(["Share", heading, "Layer", "Type", "Phase", "In"], table, tablefmt), *notes])
 
 
 def _alike_as_one(run: Run, parts: Mapping[WorkPart, int]) -> list[list[WorkPart]]:
@@ -161,8 +161,10 @@ def _name_of(run: Run, row: Sequence[WorkPart]) -> str:
     where = row[0].where
     if len(row) == 1:
         return where.name(run)
-    name = pattern_of([run.layers[part.where.layer].path for part in row])
-    return printable(f"{name} ({len(row)} layers){f', {where.label} (label)' if where.label else ''}")
+    layers = [run.layers[part.where.layer] for part in row]
+    name = pattern_of([layer.path for layer in layers])
+    text = printable(f"{name} ({len(row)} layers){f', {where.label} (label)' if where.label else ''}")
+    return ReportCell(text, name, ids={"layers": [layer.name for layer in layers]})
 
 
 def parts_of(run: Run, field: str) -> Counter[WorkPart]:

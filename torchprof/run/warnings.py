@@ -107,28 +107,33 @@ def _of_layers(code: str, text: str) -> None:
 
 
 def _of_facts(code: str, text: str) -> None:
-    """Declare a code whose sentence has facts: ``{name}`` in ``text`` is that fact. A tuple becomes a list in words."""
+    """Declare a code whose sentence has facts: ``{name}`` in ``text`` is that fact. A tuple becomes a list in words.
+    ``(s)`` is the plural of a noun after ``{count}``."""
 
     def sentence(layers: list[str], **facts: Fact) -> str:
         words = {name: some(list(fact)) if isinstance(fact, tuple) else fact for name, fact in facts.items()}
-        return text.format(**words)
+        return text.replace("(s)", "" if facts.get("count") == 1 else "s").format(**words)
 
     SENTENCES[code] = sentence
 
 
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 # Modules and their calls
 
-_of_layers("modules_added", "Added or replaced inside the block, and part of the layer above: {layers}.")
-_of_layers("modules_removed", "Removed inside the block: {layers}. They show what they did until then.")
-_of_layers("layers_unlabelled", "Could not be labelled, and are part of the layer above: {layers}.")
-_of_layers("never_called", "Never called: {layers}. What ran of them, if anything did, is shown where it ran.")
+_of_layers("modules_added", "Added or replaced inside the block: {layers}. Their work counts in the layer above.")
+_of_layers("modules_removed", "Removed inside the block: {layers}. Their figures end there.")
+_of_layers("layers_unlabelled", "Cannot be labeled: {layers}. Their work counts in the layer above.")
+_of_layers("never_called", "Never called: {layers}. If another layer uses the parameters, that work counts there.")
 
 
 @_sentence
 def calls_not_recorded(layers: list[str], calls: int) -> str:
     return (
-        f"Not counted: {calls} call{'s' if calls > 1 else ''} of {layers[0]} on a thread that torch's "
-        "profiler does not record. It records the thread that enters the block, and autograd's."
+        f"{_counted(calls, 'call')} of {layers[0]} on other threads {'was' if calls == 1 else 'were'} not recorded. "
+        "torch's profiler records the thread that enters the block, and the threads of autograd."
     )
 
 
@@ -137,8 +142,8 @@ def called_by_others(layers: list[str], callers: Sequence[str]) -> str:
     """``callers``: for each of the layers its caller, "" for code outside the model."""
     past = [f"{inner} by {outer or 'code outside the model'}" for inner, outer in zip(layers, callers)]
     return (
-        f"Called by other than the layer above them: {some(past)}. They count where they stand in the tree, so the "
-        "totals above them are not how long those layers' own calls lasted."
+        f"Not called by the layer above: {some(past)}. This time counts in the totals of the layers above, not of the "
+        "callers, so these totals differ from the duration of calls."
     )
 
 
@@ -146,8 +151,8 @@ def called_by_others(layers: list[str], callers: Sequence[str]) -> str:
 def label_cost(layers: list[str], calls: int, cost_ns: float, is_at_most: bool, wall_ns: int) -> str:
     about = "at most" if is_at_most else "about"
     return (
-        f"The labels themselves took {about} {format_time(cost_ns)} of {format_time(wall_ns)} "
-        f"({cost_ns / wall_ns:.0%}): {calls} calls of {format_time(cost_ns / calls)}."
+        f"{cost_ns / wall_ns:.0%} of the recorded time is overhead of the labels: {about} {format_time(cost_ns)} of "
+        f"{format_time(wall_ns)} ({calls:,} calls, {format_time(cost_ns / calls)} each). It is in the times of layers."
     )
 
 
@@ -155,141 +160,142 @@ def label_cost(layers: list[str], calls: int, cost_ns: float, is_at_most: bool, 
 def clock_set(layers: list[str], jump_ns: int, wall_ns: int) -> str:
     direction = "forward" if jump_ns > 0 else "back"
     return (
-        f"The system's clock was set {direction} by {format_time(abs(jump_ns))} during a recording of "
-        f"{format_time(wall_ns)}. torch's profiler measures with it: the times of this run are wrong."
+        f"The times of this run are wrong: the system clock was set {direction} by {format_time(abs(jump_ns))} during "
+        f"a recording of {format_time(wall_ns)}. Measure again."
     )
 
 
 # Communication between ranks
 
-_of_facts("collectives_unmatched", "Outside of layers: {count} collective(s) of which nobody was seen to ask for them.")
+_of_facts("collectives_unmatched", "{count} collective(s) without a known caller: counted outside of layers.")
 _of_facts(
     "buckets_uncertain",
-    "{count} bucket(s) of gradients held others than came before them, as in the first backward of "
-    "DistributedDataParallel: they count where the last of these came.",
+    "{count} gradient bucket(s) with unknown layers, as in the first backward of DistributedDataParallel: counted in "
+    "the layer of the last gradient before.",
 )
 _of_layers(
     "buckets_unordered",
-    "DistributedDataParallel had not put the buckets of {layers} in order when the recording began: "
-    "it does so after its first backward, but not with find_unused_parameters=True. A bucket is said to serve "
-    "the layers whose gradients were ready before it, and may be of others.",
+    "The layers of gradient buckets are estimates in {layers}. DistributedDataParallel had not sorted its buckets when "
+    "the recording began: it does so after the first backward, but never with find_unused_parameters=True. A bucket "
+    "counts in the layers whose gradients were ready before it.",
 )
 
 # What could not be recorded
 
 _of_facts(
     "device_without_kernels",
-    "{device} reports no kernels to torch's profiler: its columns are unknown, the CPU's are right.",
+    "{device} reports no kernels to torch's profiler: its columns are unknown. The columns of the CPU are correct.",
 )
-_of_facts("no_device", "{device} was asked for, but torch finds no {device} device here: its columns are unknown.")
+_of_facts("no_device", "{device} was requested, but torch finds no {device} device: its columns are unknown.")
 _of_facts(
     "device_not_recordable",
-    "{device} was asked for, but this torch cannot record its kernels: its columns are unknown.",
+    "{device} was requested, but this version of torch cannot record its kernels: its columns are unknown.",
 )
 _of_facts(
     "moved_to_device",
     "The model was moved to {device} inside the block: only the CPU was recorded. Move it before the block, or use "
     'device="{kind}".',
 )
-_fixed("recording_lost", "What was recorded last is lost: an error came while torch's profiler was being stopped.")
+_fixed("recording_lost", "The last recording is lost: an error occurred while torch's profiler was stopping.")
 _of_facts(
     "nothing_after_steps",
-    "Nothing was recorded: after {steps} calls of step() the schedule had not begun to record.",
+    "Nothing was recorded: after {steps} calls of step() the schedule had not started to record.",
 )
 _of_facts(
     "nothing_after_warmup",
-    "Nothing was recorded: of warmup={warmup} calls of the model there were {calls}. Only calls of its own forward "
-    "count; a model that is used in other ways is warmed up before the block.",
+    "Nothing was recorded: warmup={warmup} leaves out the first {warmup} calls of the model, and there were {calls}. "
+    "Only calls of the model's own forward count. If you use the model in other ways, warm up before the block.",
 )
 _of_facts(
     "nothing_after_calls",
-    "Nothing was recorded: {warmup} calls of models were to come first, and there were {calls}.",
+    "Nothing was recorded: the first {warmup} model calls are left out as warm-up, and there were {calls}.",
 )
 _of_facts(
     "compiler_unknown",
-    "This torch's compiler does not tell which layers its kernels are of ({reason}): regions are shown "
-    "whole. torch 2.13 is known to tell it.",
+    "The layers of compiled kernels are unknown: the compiler of this version of torch does not report them "
+    "({reason}). Compiled regions are shown whole. torch 2.13 is supported.",
 )
 _of_facts("backward_incomplete", "Backward is incomplete: on the meta device it stopped with {error}")
 
 TOO_MUCH_FOR_STACKS = (
-    "The profiler records every Python call of the compiler then, with the source lines that lead to it: gigabytes of "
-    "memory even for a small model. Call the model once before the block, or use warmup=1."
+    "With source lines, the profiler records every Python call of the compiler: gigabytes of memory even for a small "
+    "model. Call the model once before the block, or use warmup=1."
 )
 
 
 @_sentence
 def stacks_left_out(layers: list[str], modules: Sequence[str]) -> str:
     names = ", ".join(modules)
-    return f"Source lines were left out: {names} had still to be compiled by torch.compile. {TOO_MUCH_FOR_STACKS}"
+    return f"Source lines were not recorded: torch.compile had not compiled {names} yet. {TOO_MUCH_FOR_STACKS}"
 
 
 # Programs that were recorded as a whole
 
-_of_facts("too_many_models", "Only the first {count} models are told apart; later ones are (outside).")
+_of_facts(
+    "too_many_models", "Only the first {count} models have layers. The work of later models counts outside of layers."
+)
 _fixed(
     "gave_way",
-    "The program started a profiler of its own, and this one gave way: recorded up to there.",
+    "The recording ended early: the program started a profiler of its own. Only the time before is in the figures.",
 )
-_fixed("no_model_called", "No model was called: all that was recorded is outside of models.")
+_fixed("no_model_called", "No model was called: all recorded work is outside of models.")
 
 
 @_sentence
 def calls_reached(layers: list[str], calls: int) -> str:
-    return f"{calls} call{'s' if calls > 1 else ''} of models recorded, as asked; the program went on."
+    return f"{_counted(calls, 'model call')} recorded, as requested. The program then continued without recording."
 
 
 @_sentence
 def long_start(layers: list[str], start_ns: int, wall_ns: int) -> str:
     return (
-        f"{format_time(start_ns)} of {format_time(wall_ns)} went by before the first call "
-        "of a model: imports, data, making it. `--warmup-calls 1` leaves that out."
+        f"{format_time(start_ns)} of {format_time(wall_ns)} passed before the first model call: imports, data, making "
+        "the model. `--warmup 1` leaves that out."
     )
 
 
 @_sentence
 def calls_on_other_threads(layers: list[str], classes: Sequence[tuple[str, int]]) -> str:
     calls = [f"{name} ({count})" for name, count in classes]
-    return f"Not seen, because on threads that torch's profiler does not record: calls of {some(calls)}."
+    return f"Calls on threads that torch's profiler does not record are missing: {some(calls)}."
 
 
 # Trace files
 
 MODULES_OF_CALL_STACKS = (
-    'It was recorded with_stack=True by an old torch, which wrote source lines for each operator (its "Call '
-    'stack") and no modules: record it inside `torchprof.annotate(model)`, or with a newer torch'
+    'It was recorded with_stack=True by an old version of torch, which writes the source lines of operators ("Call '
+    'stack"), but no modules: record it inside `torchprof.annotate(model)`, or with a newer torch'
 )
 """How to record a trace with modules, if this one has only call stacks of operators."""
 
-_of_facts("trace_around_unread", "What stands {where} the events of {file} could not be read.")
-_of_facts("trace_end_unread", "{file} was read to the end of its events, but {reason}.")
-_of_facts("trace_goes_on", "{file} goes on behind the end of its trace: that was not read.")
+_of_facts("trace_around_unread", "The text {where} the events of {file} could not be read.")
+_of_facts("trace_end_unread", "All events of {file} were read, but {reason}.")
+_of_facts("trace_goes_on", "{file} has more text after the end of its trace: it was ignored.")
 _of_facts(
     "trace_without_operators",
-    "{file} holds no operators, as without ProfilerActivity.CPU: what the CPU did is unknown, and so is "
-    "for which operator and layer a kernel ran.",
+    "{file} has no operators, as if recorded without ProfilerActivity.CPU: the work of the CPU is unknown, and so "
+    "are the operator and the layer of each kernel.",
 )
 _of_facts(
     "trace_events_missing",
-    "{count} event(s) of {file} are missing: they had no name, no time, no thread, or a time that cannot be.",
+    "{count} event(s) of {file} are missing: without a name, time or thread, or with an impossible time.",
 )
 _of_facts(
     "trace_of_processes",
-    "{file} holds {count} processes, and torch writes one a file: where their numbers "
-    "are the same, what they launched on devices, and whose backward is whose, may be mixed up.",
+    "{file} has events of {count} processes, but torch writes one file per process. Where two processes use the same "
+    "numbers, kernels and backward may count in the wrong layer.",
 )
 _of_facts(
     "trace_without_numbers",
-    "{file} has no sequence numbers, like traces of torch 1.8: which layers its backward belongs to is "
-    "unknown, and it is shown outside of layers.",
+    "{file} has no sequence numbers, as in traces of torch 1.8: the layers of backward are unknown, and backward is "
+    "shown outside of layers.",
 )
 
 
 @_sentence
 def trace_cut(layers: list[str], file: str, events: int, reason: str) -> str:
-    why = f"; {reason}" if reason else ""
-    noun = "event" if events == 1 else "events"
-    return f"{file} ends in the middle (after {events:,} {noun}{why}): what came later is missing."
+    why = f": {reason}" if reason else ""
+    return f"{file} is cut off after {_counted(events, 'event')}{why}. Later events are missing."
 
 
 @_sentence
@@ -303,10 +309,10 @@ def trace_events_unread(layers: list[str], file: str, lost: int, events: int, at
 
 @_sentence
 def trace_events_twice(layers: list[str], file: str, count: int) -> str:
-    verb, counts = ("stands", "counts") if count == 1 else ("stand", "count")
+    verb = "is" if count == 1 else "are"
     return (
-        f"{count:,} event{'s' * (count > 1)} of {file} {verb} in it twice, with the same time, thread or "
-        f"stream, name and number, and {counts} once: was it merged with a copy of itself?"
+        f"{_counted(count, 'event')} of {file} {verb} in it twice, with the same time, thread or stream, name and "
+        "number: the copies were ignored. Was the file merged with a copy of itself?"
     )
 
 
@@ -314,9 +320,8 @@ def trace_events_twice(layers: list[str], file: str, count: int) -> str:
 def trace_without_layers(layers: list[str], file: str, has_call_stacks: bool) -> str:
     how = f" {MODULES_OF_CALL_STACKS}." if has_call_stacks else ""
     return (
-        f"{file} tells of no layers, so that all work is outside of them: it has no labels of "
-        "torchprof.annotate(model), no modules (with_stack=True) and no ranges of record_function around operators."
-        f"{how}"
+        f"{file} has no layers, so all work is outside of layers. A trace has layers if it was recorded inside "
+        f"torchprof.annotate(model), with_stack=True, or with record_function ranges around operators.{how}"
     )
 
 
@@ -324,41 +329,43 @@ def trace_without_layers(layers: list[str], file: str, has_call_stacks: bool) ->
 
 _of_facts(
     "too_many_places",
-    "In more than {most} places, and no layers: {modules}. Their work is shown in what is around them.",
+    "Called in more than {most} places, and not shown as layers: {modules}. Their work counts in the layer around "
+    "them.",
 )
 _of_layers(
     "labelled_in_trace_only",
-    "Labelled in the trace and not in the model, so that their work counts where they were called: {layers}.",
+    "Labeled in the trace, but not in the model: {layers}. Their work counts in the layer that called them.",
 )
 _of_facts(
     "matched_by_order",
-    "Told apart only by the order of their first calls, which is taken to be that in the source: {modules}.",
+    "Matched by the order of first calls, which is assumed to be the order in the source code: {modules}.",
 )
 _of_facts(
     "matched_of_more",
-    "There are more of their kind that were never called, and the first ones are taken to be those that were: "
+    "The model has more modules of this class that were never called. It is assumed that the first ones were called: "
     "{modules}.",
 )
 _of_facts(
     "matched_of_fewer",
-    "The trace has more of their kind than the model, and the first that fit are taken to be these: {modules}.",
+    "The trace has more modules of this class than the model. It is assumed that the first that fit are these: "
+    "{modules}.",
 )
 _of_facts(
     "matched_far",
-    "Not called by what holds them, and perhaps others of their class: {modules}.",
+    "Not called by their parent, so these may be other modules of the same class: {modules}.",
 )
-_of_facts("not_in_model_shown", "Not found in the model, and shown under what called them: {modules}.")
-_of_facts("not_in_model", "Not found in the model, and no layers: {modules}.")
+_of_facts("not_in_model_shown", "Not found in the model, and shown below their callers: {modules}.")
+_of_facts("not_in_model", "Not found in the model, and not shown as layers: {modules}.")
 _fixed(
     "model_of_other_sizes",
-    "No operator in the trace was called on parameters of the shapes that the model's have: is it the "
-    "model that was traced, and of its size?",
+    "No operator in the trace has an input with the shape of a parameter of the model. Is this the model that was "
+    "traced, with the same sizes?",
 )
 _of_facts(
     "classes_of_one_name",
-    "The model has several classes of one name ({classes}), and torch counts the modules of each by "
-    "itself: different ones have one name in the trace, and what is shown of them may be another's. Record "
-    "inside torchprof.annotate(model) to tell them apart.",
+    "Several classes of the model have the same name ({classes}). torch numbers the modules of each class separately, "
+    "so different modules have the same name in the trace, and figures may be of another module. To distinguish them, "
+    "record inside torchprof.annotate(model).",
 )
 
 
@@ -370,19 +377,19 @@ _COMPILE_IN_IT = (
 )
 _WHY_UNKNOWN = {
     COMPILED_BEFORE: f"they were compiled before the block. To see their layers, {_COMPILE_IN_IT}",
-    NESTED_GRAPHS: "they are in graphs inside of a graph (torch.cond, torch.while_loop, nested regions)",
-    GRAPH_NOT_READ: "their graphs could not be read while they were compiled",
-    UNKNOWN_KERNEL: "they ran under names that no kernel of their graph has, or that several may have",
+    NESTED_GRAPHS: "they are in graphs inside another graph (torch.cond, torch.while_loop, nested regions)",
+    GRAPH_NOT_READ: "their graphs could not be read during compilation",
+    UNKNOWN_KERNEL: "their names are in no graph, or several kernels have the same name",
     UNKNOWN_MODULE: "torch does not record which module their operations come from",
-    OTHER_MODULE: "they work for modules that are not among the profiled ones",
+    OTHER_MODULE: "they belong to modules that are not profiled",
     AMBIGUOUS_MODULE: "the compiled function may have called any of several modules of one class",
 }
 """Why the layers of compiled kernels are unknown, by the reason in the name of their row."""
 
 _WHY_SLOW = {
-    "same": "that start-up, the model's or the profiler's own, is in the totals",
-    "varying": "not all were on the same shapes, so how much of that is start-up is not known",
-    "": "that is start-up or other shapes, and is in the totals",
+    "same": "This start-up work, of the model or of the profiler, is in the totals",
+    "varying": "Input shapes differ between calls, so it is unknown how much of that is start-up",
+    "": "This is start-up work or other input shapes, and is in the totals",
 }
 
 
@@ -390,59 +397,56 @@ _WHY_SLOW = {
 def slow_start(layers: list[str], first_ns: int, later_ns: float, shapes: str) -> str:
     """``shapes``: whether the input shapes of all calls were the "same" or "varying"; "" if unknown."""
     return (
-        f"The first call of {layers[0]} took {format_time(first_ns)}, the later ones "
-        f"{format_time(later_ns)} on average: {_WHY_SLOW[shapes]}."
+        f"The first call of {layers[0]} took {format_time(first_ns)}, later calls {format_time(later_ns)} on average. "
+        f"{_WHY_SLOW[shapes]}."
     )
 
 
 @_sentence
 def launched_before(layers: list[str], kernels: int, device: str, device_ns: int, all_ns: int) -> str:
     """``all_ns``: the time of all kernels in the recording."""
-    verb = "was" if kernels == 1 else "were"
+    verb, them = ("was", "it") if kernels == 1 else ("were", "them")
     return (
-        f"{kernels} kernel{'s' * (kernels > 1)} {verb} launched before the recording began: "
-        f"{format_time(device_ns)}, {device_ns / max(all_ns, 1):.1%} of the {device} time in the recording. "
-        f"The row {LAUNCHED_BEFORE} has {'it' if kernels == 1 else 'them'}; no layer, step, share or comparison "
-        "does."
+        f"{_counted(kernels, 'kernel')} {verb} launched before the recording began: {format_time(device_ns)}, "
+        f"{device_ns / max(all_ns, 1):.1%} of the {device} time. The row {LAUNCHED_BEFORE} has {them}; no layer, step, "
+        "share or comparison includes this time."
     )
 
 
 @_sentence
 def graph_breaks(layers: list[str], places: Sequence[str]) -> str:
-    breaks = f"graph break{'s' if len(places) > 1 else ''}"
-    return f'{len(places)} {breaks} of torch.compile: {some(list(places))}. The report "compiled" says why.'
+    breaks = _counted(len(places), "graph break")
+    return f'{breaks} of torch.compile: {some(list(places))}. The report "compiled" shows the reasons.'
 
 
 @_sentence
 def compiled_meanwhile(layers: list[str], cpu_ns: int, by_layers: bool) -> str:
-    without = "warmup=1 leaves it out" if by_layers else "call the model once before, or use warmup=1"
-    took = format_time(cpu_ns)
-    return f"torch.compile was at work while this was recorded, for {took}, which is in the totals: {without}."
+    without = "use warmup=1" if by_layers else "call the model once before the block, or use warmup=1"
+    return f"The totals include {format_time(cpu_ns)} of compilation by torch.compile. To leave it out, {without}."
 
 
-_of_facts("kernels_divided", "Kernels of several layers are {how} among them: their times are estimates.")
+_of_facts("kernels_divided", "The time of a kernel that serves several layers is {how} among them: an estimate.")
 
 
 @_sentence
 def not_attributable(layers: list[str], reason: str, share: float) -> str:
     """``share``: the fraction of the time in kernels of compiled graphs."""
     why = _WHY_UNKNOWN.get(reason, reason)
-    return f"Not attributable: {share:.0%} of the time in kernels of compiled graphs: {why}."
+    return f"{share:.0%} of the time in kernels of compiled graphs is not attributable to layers: {why}."
 
 
 _fixed(
     "inside_compiled",
-    "Layers inside compiled code are not called one by one, so their times are unknown (–). To see their share "
-    f"of the kernels, use compile_layers=True, and {_COMPILE_IN_IT}.",
+    "The times of layers inside compiled code are unknown: compiled code does not call them one by one. To see their "
+    f"share of the kernels, use compile_layers=True, and {_COMPILE_IN_IT}.",
 )
 
 
 @_sentence
 def machine_busy(layers: list[str], delay_ns: int, wall_ns: int) -> str:
     return (
-        f"The machine was busy: for {format_time(delay_ns)} of {format_time(wall_ns)} ({delay_ns / wall_ns:.0%}) the "
-        "main thread was ready to run, and other threads or processes had all processors. CPU times are elapsed times, "
-        "so that is in the times of whatever ran then. Measure again on an idle machine."
+        f"The machine was busy: the main thread waited for a processor for {format_time(delay_ns)} of "
+        f"{format_time(wall_ns)} ({delay_ns / wall_ns:.0%}). CPU times include this. Measure again on an idle machine."
     )
 
 
@@ -452,8 +456,7 @@ names are stored. How often and where they were called is computed from the run.
 
 _UNCOUNTED = {
     "uncounted_operator": "{names} ({count} call{s}, in {layers})",
-    WITHOUT_SHAPES: "{count} call{s} of {names} (in {layers}), recorded without shapes: record_shapes=True records "
-    "them",
+    WITHOUT_SHAPES: "{count} call{s} of {names} (in {layers}), recorded without shapes: use record_shapes=True",
     "uncounted_generated": "{count} generated kernel{s} of torch.compile (in {layers})",
     "uncounted_graph": "{count} call{s} of compiled graphs, whose kernels were not recorded (in {layers})",
     "uncounted_replayed": "{count} kernel{s} that CUDA graphs replayed (in {layers})",
@@ -475,7 +478,7 @@ def _of_uncounted(code: str, text: str) -> None:
 for _code, _text in _UNCOUNTED.items():
     _of_uncounted(_code, _text)
 
-_of_facts("uncounted_more", "Not counted: {operators} more without a formula (calls: {calls}).")
+_of_facts("uncounted_more", "Not counted: {operators} more operators without a FLOPs formula (calls: {calls}).")
 
 
 def _short(name: str) -> str:

@@ -133,7 +133,7 @@ class TraceFile:
                 # Skip what cannot be read around the events, because the events matter more.
                 is_list = not has_events and text.find(_FIRST_EVENT)
                 if has_events or is_list:
-                    where = "behind" if has_events else "before"
+                    where = "after" if has_events else "before"
                     self.warnings.append(caveat("trace_around_unread", where=where, file=self.path.name))
                 if not is_list:
                     text.find_end()

@@ -265,7 +265,8 @@ def _sum_of_cycles(cycles: Sequence[_FileRun]) -> Run:
         moved = {index: number[layer.path] for index, layer in enumerate(one.run.layers)}
         run = add_cycle(run, on_layers(one.run, tuple(layers.values())))
         seen.notes += [note for note in one.seen.notes if note not in seen.notes]
-        seen.callers |= {(moved.get(outer, outer), moved.get(inner, inner)) for outer, inner in one.seen.callers}
+        for (outer, inner), ns in one.seen.callers.items():
+            seen.callers[moved.get(outer, outer), moved.get(inner, inner)] += ns
         seen.labels += one.seen.labels
         seen.unmatched += one.seen.unmatched
         seen.uncertain += one.seen.uncertain

@@ -21,7 +21,7 @@ class LayerPanel {
     /** @type {Element[]} */
     const parts = [element("h2", {}, run.path(node))];
     if (run.isLayer(node)) parts.push(...this.#facts(node, source));
-    parts.push(...this.#advice(node));
+    parts.push(...this.#findings(node));
     const { comparison } = run.data;
     parts.push(...(comparison ? this.#changes(node, comparison.quantities) : this.#figures(node, source)));
     parts.push(...this.#operators(node, phases, source, measure));
@@ -53,10 +53,10 @@ class LayerPanel {
   }
 
   /** @param {number} node */
-  #advice(node) {
+  #findings(node) {
     const path = this.run.path(node);
-    const found = this.run.data.advice.filter(([layer]) => layer === path);
-    return found.map(([, ...sentences]) => element("p", { class: "advice" }, sentences.join(" ")));
+    const found = this.run.data.findings.filter(({ layers }) => layers.includes(path));
+    return found.map((finding) => element("p", { class: "finding" }, ...textOfFinding(finding)));
   }
 
   /** @param {number} node @param {number} source */

@@ -85,9 +85,9 @@ class Page {
     ];
     if (data.ranks) parts.push(element("p", { class: "hint" }, whatRanksAre(data.ranks, data.sources)));
     if (data.comparison && data.comparison.whole.length) parts.push(element("p", {}, data.comparison.whole.join(" ")));
-    if (data.advice.length) {
-      const items = data.advice.map(([layer, ...sentences]) => element("li", {}, element("b", {}, layer), ` ${sentences.join(" ")}`));
-      parts.push(element("details", { class: "advices", open: items.length <= 3 }, element("summary", {}, this.#adviceTitle(items.length)), element("ul", {}, ...items)));
+    if (data.findings.length) {
+      const items = data.findings.map((finding) => element("li", {}, ...textOfFinding(finding)));
+      parts.push(element("details", { class: "findings", open: items.length <= 3 }, element("summary", {}, this.#findingsTitle(items.length)), element("ul", {}, ...items)));
     }
     if (data.comparison && data.comparison.layerChanges.length) {
       const items = data.comparison.layerChanges.map(([what, lines]) => element("li", {}, element("b", {}, what), ` ${lines.join(" · ")}`));
@@ -99,9 +99,9 @@ class Page {
   }
 
   /** @param {number} count */
-  #adviceTitle(count) {
-    const more = data.moreAdvice ? `, and ${data.moreAdvice} more in run.report("advice")` : "";
-    return (count === 1 ? "1 piece of advice" : `${count} pieces of advice`) + (data.comparison ? " on the run after" : "") + more;
+  #findingsTitle(count) {
+    const more = data.moreFindings ? `, and ${data.moreFindings} more in run.report("advice")` : "";
+    return (count === 1 ? "1 finding" : `${count} findings`) + (data.comparison ? " in the run after" : "") + more;
   }
 
   // Light or dark as the system is, also when the system changes.
