@@ -5,6 +5,10 @@ interface PageData {
   title: string;
   version: string;
   headline: string;
+  questions: { time: string; why: string; fit: string; changed: string; waits: string; "": string };
+  legend: [sign: string, meaning: string][];
+  /** null in a comparison. */
+  largest: PageData.Largest | null;
   facts: [name: string, value: string][];
   findings: PageData.Finding[];
   moreFindings: number;
@@ -18,8 +22,12 @@ interface PageData {
   sources: PageData.Source[];
   areRanks: boolean;
   ranks: PageData.Ranks | null;
-  /** Sentences. */
+  /** Sentences on what makes all times uncertain. */
+  uncertain: string[];
+  /** The other warnings. */
   warnings: string[];
+  /** What the figures mean. */
+  notes: string[];
   layers: { parent: number[]; name: string[] };
   takes: PageData.Take[];
   columns: PageData.Column[];
@@ -74,6 +82,22 @@ declare namespace PageData {
     selected: (boolean | null)[];
     sharedWith: (string[] | null)[];
     traffic: (number | null)[];
+  }
+
+  interface Largest {
+    sentences: string[];
+    tables: { heading: string; unit: "ns" | "count"; rows: LargestPart[]; hidden: string }[];
+  }
+
+  /** `path`: the names from the top of the tree down to the layer. */
+  interface LargestPart {
+    share: number;
+    amount: number;
+    path: string[];
+    layer: string;
+    kind: string;
+    phase: string;
+    work: string;
   }
 
   interface AnyColumn {

@@ -11,7 +11,7 @@ from torchprof.analyze.figures import Figures
 from torchprof.reports import report
 from torchprof.reports.entries import Entry, all_entries, entries_of
 from torchprof.reports.headline import headline
-from torchprof.reports.notes import about_flops, about_sums, warnings_of
+from torchprof.reports.notes import about_flops, about_sums, about_times, other_warnings_of
 from torchprof.reports.outline import outline
 from torchprof.reports.ranking import shortened
 from torchprof.reports.text import branches, check_number, draw, heat, painted, printable, spaced, stacked
@@ -20,7 +20,6 @@ from torchprof.run.cost import Bound, ReportCell, Unit, Value
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, PHASES
 
-_SAID_FIRST = ("slow_start", "machine_busy")  # the codes of warnings about all times
 _GAP = len(" | ")
 _CLASS = "  "  # between a name and its class
 _LONGEST_LABEL = 40
@@ -72,19 +71,12 @@ class _EachColumn(Column):
 
 def first_lines(run: Run) -> str:
     """The headline, and what makes all times less certain than they look."""
-    return stacked([headline(run), *_about_times(run)])
+    return stacked([headline(run), *map(printable, about_times(run))])
 
 
 def other_notes(run: Run) -> list[str]:
     """The notes and warnings that are not in ``first_lines``."""
-    return [*about_sums(run), *map(printable, warnings_of(run, without=_SAID_FIRST))]
-
-
-def _about_times(run: Run) -> Iterator[str]:
-    calls = sum(run.rows.by_layer.get((root, PHASES.index(FORWARD)), (None, 0))[1] for root in run.layers.roots)
-    if "cpu_ns" in run.meta.measured and calls == 1:
-        yield "One call was recorded: it has no spread, and if it was the first, start-up work is in its times."
-    yield from (printable(str(warning)) for warning in run.warnings if warning.code in _SAID_FIRST)
+    return [*about_sums(run), *map(printable, other_warnings_of(run))]
 
 
 def short_tree(run: Run, limit: int, width: int | None, whole: str, *, color: bool = False) -> str:
